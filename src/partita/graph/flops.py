@@ -1,0 +1,183 @@
+"""Floating-point operations per op and phase. A multiply-add counts as two.
+
+Contractions: 2 * points of the loop nest, once forward and once for each gradient.
+Attention: two contractions forward; five backward when fused (the scores are computed again).
+A causal mask halves the pairs, a window caps them. Everything else: a few operations per element.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from partita.graph.loops import loop_nest
+from partita.graph.record import Call
+from partita.graph.shapes import attention_heads, gates, per_space
+
+# Operations per output element; transcendental functions as GPUs execute them, roughly.
+ELEMENTWISE = {
+    "identity": 0, "cast": 0, "dropout": 2, "add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1,
+    "relu": 1, "relu6": 2, "leaky_relu": 2, "abs": 1, "max": 1, "min": 1, "where": 1, "pow": 8,
+    "sqrt": 4, "rsqrt": 4, "exp": 4, "log": 4, "sin": 8, "cos": 8, "sigmoid": 6, "tanh": 8,
+    "gelu": 12, "silu": 7, "swiglu": 8, "erf": 10, "hardswish": 4, "hardsigmoid": 3, "elu": 5,
+    "softplus": 8, "clip": 2, "rope": 6, "mask": 1, "scale": 1, "square": 1, "reciprocal": 2,
+    "compare": 1, "lrn": 12,
+}  # fmt: skip
+OPTIMIZER = {
+    "sgd": 2,
+    "momentum": 5,
+    "adagrad": 8,
+    "rmsprop": 9,
+    "adam": 14,
+    "adamw": 16,
+    "lion": 9,
+}
+
+
+@functools.lru_cache(maxsize=65536)
+def flops(call: Call) -> float:
+    """Operations of one execution; moving data and unknown kinds count none."""
+    rule = FLOPS.get(call.kind)
+    return float(rule(call)) if rule is not None else 0.0
+
+
+def _contraction(call: Call) -> float:
+    return 2.0 * loop_nest(_forward(call)).points() * _gradients(call)
+
+
+def _gradients(call: Call) -> int:
+    """How many contractions of the forward's size: one, or one per gradient that is one."""
+    if call.phase == "forward":
+        return 1
+    # A bias gradient is a plain sum, not a contraction: it is an input of one dim.
+    return max(1, sum(1 for i in call.wrt if len(call.inputs[i]) > 1))
+
+
+def _forward(call: Call) -> Call:
+    return (
+        call if call.phase == "forward" else Call(call.kind, call.attrs, call.inputs, call.outputs)
+    )
+
+
+def _conv(call: Call) -> float:
+    x, w = call.inputs[:2]
+    out = call.outputs[0]
+    # Transposed convolutions scatter from the input, plain ones gather at the output.
+    positions = math.prod((x if call.flag("transposed") else out)[2:])
+    per_position = 2.0 * math.prod(w)  # every weight is used once per position and batch item
+    return x[0] * positions * per_position * _gradients(call)
+
+
+def attended_pairs(positions: int, keys: int, causal: bool, window: int) -> float:
+    """Query-key pairs that are computed, for queries at the end of `keys`."""
+    if not causal:
+        per_query = float(min(keys, window) if window else keys)
+        return positions * per_query
+    first = keys - positions + 1  # what the first query sees
+    width = window or keys
+    full = max(0, keys - max(first, width) + 1) if keys >= width else 0
+    full = min(full, positions)
+    growing = positions - full
+    return growing * (first + first + growing - 1) / 2.0 + full * float(min(width, keys))
+
+
+def _attention(call: Call) -> float:
+    q, k, v = call.inputs[:3]
+    heads, groups = attention_heads(call)
+    if len(q) == 4:
+        positions, keys, size, value = q[2], k[2], q[3], v[3]
+    else:
+        positions, keys, size, value = q[1], k[1], q[2] // heads, v[2] // groups
+    pairs = attended_pairs(positions, keys, call.flag("causal"), call.whole("window", 0))
+    per_pair = 2.0 * (size + value) + 6.0  # scores, values, softmax
+    if call.phase != "forward":
+        per_pair = 2.0 * (3 * size + 2 * value) + 12.0
+    return q[0] * heads * pairs * per_pair
+
+
+def _elementwise(call: Call) -> float:
+    per_element = ELEMENTWISE.get(call.text("fn", "add"), 4)
+    total = math.prod(call.outputs[0]) * max(1, len(call.inputs) - 1)
+    return float(per_element * total * (1 if call.phase == "forward" else max(1, len(call.wrt))))
+
+
+def _per_element(forward: float, backward: float) -> Callable[[Call], float]:
+    def rule(call: Call) -> float:
+        each = forward if call.phase == "forward" else backward
+        return each * math.prod(call.inputs[0])
+
+    return rule
+
+
+def _norm(call: Call) -> float:
+    elements = math.prod(call.inputs[0])
+    return elements * {"forward": 8.0, "dgrad": 10.0, "wgrad": 4.0}.get(call.phase, 8.0)
+
+
+def _pool(call: Call) -> float:
+    x, out = call.inputs[0], call.outputs[0]
+    if call.attr("output") is not None:
+        return float(math.prod(x))
+    return float(math.prod(out) * math.prod(per_space(call, "kernel", len(x) - 2, 1)))
+
+
+def _recurrent(call: Call) -> float:
+    x, w_in, w_rec = call.inputs[:3]
+    steps = x[0] * x[1]
+    hidden = w_rec[1]
+    per_step = 2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * gates(call.kind) * hidden
+    return steps * per_step
+
+
+def _cell(call: Call) -> float:
+    states = len(call.outputs)
+    batch = call.inputs[0][0]
+    weights = call.inputs[1 + states : 3 + states]
+    hidden = call.inputs[1][1]
+    return batch * (2.0 * sum(map(math.prod, weights)) + 8.0 * gates(call.kind) * hidden)
+
+
+def _router(call: Call) -> float:
+    x, w = call.inputs
+    tokens = math.prod(x[:-1])
+    return 2.0 * tokens * math.prod(w) * _gradients(call) + 8.0 * tokens * w[0]
+
+
+def _combine(call: Call) -> float:
+    return 2.0 * math.prod(call.inputs[0])
+
+
+def _embedding(call: Call) -> float:
+    return float(math.prod(call.outputs[0])) if call.phase == "wgrad" else 0.0
+
+
+def _optimizer(call: Call) -> float:
+    return float(OPTIMIZER.get(call.text("rule", "adamw"), 16) * math.prod(call.inputs[0]))
+
+
+FLOPS: dict[str, Callable[[Call], float]] = {
+    "linear": _contraction,
+    "matmul": _contraction,
+    "einsum": _contraction,
+    "expert_linear": _contraction,
+    "conv": _conv,
+    "attention": _attention,
+    "pool": _pool,
+    "batch_norm": _norm,
+    "group_norm": _norm,
+    "layer_norm": _norm,
+    "rms_norm": _norm,
+    "softmax": _per_element(6, 4),
+    "elementwise": _elementwise,
+    "reduce": _per_element(1, 1),
+    "resize": _per_element(4, 4),
+    "embedding": _embedding,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "lstm_cell": _cell,
+    "gru_cell": _cell,
+    "moe_router": _router,
+    "moe_combine": _combine,
+    "cross_entropy": _per_element(8, 4),
+    "mse_loss": _per_element(3, 2),
+    "optimizer": _optimizer,
+}

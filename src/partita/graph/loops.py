@@ -1,0 +1,565 @@
+"""The loop nest of an op: named dims, and which of them index which dim of which tensor.
+
+Written like an einsum. `b s k, n k -> b s n` is a linear layer: dim `k` does not index the output,
+so it is a reduction, and splitting it leaves partial sums. `(h d)` are several loop dims inside one
+tensor dim, outermost first; `h+2` reads 2 more elements than its share when h is split (a halo);
+`_` is read whole. A `Stat` is a quantity that must be exchanged when its dim is split although the
+output is not a plain sum over it (a softmax's maximum and sum, a norm's mean and variance).
+
+The backward ops of a call run over the same dims with inputs and outputs exchanged, so one table
+serves all phases: `LOOPS[kind](call)`.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from partita.graph.record import Call, Shape
+from partita.graph.shapes import attention_heads, axis_of, einsum_terms, gates, per_space
+
+# Inputs from this position on are added to the result, not multiplied into it (biases).
+ADDED_FROM = {"linear": 2, "conv": 2, "expert_linear": 2}
+LEADING = ("b", "s", "t", "u", "v", "w", "x", "y")
+PLAIN = {
+    0: (),
+    1: ("b",),
+    2: ("b", "c"),
+    3: ("b", "s", "c"),
+    4: ("b", "c", "h", "w"),
+    5: ("b", "c", "d", "h", "w"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One loop. `whole` loops are never split."""
+
+    name: str
+    extent: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a tensor is indexed: per tensor dim its loop dims, outermost first, and its halo.
+
+    Splitting a dim in `repeats` leaves the tensor whole on every device although it is an output
+    that the dim does not index: a bias gradient does not sum over what the weights contract.
+    """
+
+    dims: tuple[tuple[str, ...], ...]
+    halo: tuple[int, ...]
+    repeats: tuple[str, ...] = ()
+
+    def position(self, dim: str) -> int | None:
+        """The tensor dim that a loop dim indexes; None if it does not."""
+        for position, names in enumerate(self.dims):
+            if dim in names:
+                return position
+        return None
+
+    def __str__(self) -> str:
+        parts = []
+        for names, halo in zip(self.dims, self.halo, strict=True):
+            text = names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "_"
+            parts.append(f"{text}+{halo}" if halo else text)
+        return " ".join(parts) or "."
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """`values` numbers per point of the dims `over` cross devices if `dim` is split."""
+
+    dim: str
+    over: tuple[str, ...]
+    values: int
+    collective: str = "all_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The loops of an op and how they index its tensors."""
+
+    dims: tuple[Dim, ...]
+    inputs: tuple[Access, ...]
+    outputs: tuple[Access, ...]
+    stats: tuple[Stat, ...] = ()
+
+    def extent(self, name: str) -> int:
+        """How many iterations the loop has."""
+        return next(dim.extent for dim in self.dims if dim.name == name)
+
+    def points(self) -> int:
+        """Iterations of the whole nest."""
+        total = 1
+        for dim in self.dims:
+            total *= dim.extent
+        return total
+
+    def is_reduction(self, name: str) -> bool:
+        """True if no output is indexed by the dim."""
+        return all(access.position(name) is None for access in self.outputs)
+
+    def __str__(self) -> str:
+        left = ", ".join(map(str, self.inputs))
+        right = ", ".join(map(str, self.outputs))
+        sizes = " ".join(f"{dim.name}={dim.extent}" for dim in self.dims)
+        return f"{left} -> {right} | {sizes}"
+
+
+@functools.lru_cache(maxsize=65536)
+def loop_nest(call: Call) -> Nest:
+    """The nest of an op in its phase; an unknown kind has one without dims to split."""
+    rule = LOOPS.get(call.kind)
+    nest = _opaque(call) if rule is None else rule(call)
+    if not call.wrt:
+        return nest
+    sides = {"g": nest.outputs, "o": nest.outputs, "i": nest.inputs}
+    reads = tuple(sides[code[0]][int(code[1:])] for code in call.reads)
+    return Nest(nest.dims, reads, tuple(_gradient(call, nest, i) for i in call.wrt), nest.stats)
+
+
+def _gradient(call: Call, nest: Nest, position: int) -> Access:
+    access = nest.inputs[position]
+    if position < ADDED_FROM.get(call.kind, len(call.inputs)):
+        return access
+    summed = {name for output in nest.outputs for names in output.dims for name in names}
+    return replace(access, repeats=tuple(d.name for d in nest.dims if d.name not in summed))
+
+
+_TOKEN = re.compile(r"\([^()]*\)(?:\+\d+)?|[^\s()]+")
+
+
+@functools.cache
+def _parse_access(text: str) -> Access:
+    dims: list[tuple[str, ...]] = []
+    halo: list[int] = []
+    for token in [] if text.strip() == "." else _TOKEN.findall(text):
+        body, _, extra = token.partition("+")
+        names = body.strip("()").split()
+        dims.append(() if names == ["_"] else tuple(names))
+        halo.append(int(extra or 0))
+    return Access(tuple(dims), tuple(halo))
+
+
+def nest_from(
+    text: str, sizes: dict[str, int], whole: Iterable[str] = (), stats: Iterable[Stat] = ()
+) -> Nest:
+    """A nest from its text; dims of extent 1 disappear, and inner dims of a group become whole.
+
+    An inner dim of `(h d)` cannot be split while h has several values: its share would not be
+    contiguous in memory.
+    """
+    left, right = (side.split(",") if side.strip() else [] for side in text.split("->"))
+    alone = {name for name, size in sizes.items() if size == 1}
+    inputs = tuple(_without(_parse_access(part), alone) for part in left)
+    outputs = tuple(_without(_parse_access(part), alone) for part in right)
+    inner = {name for access in (*inputs, *outputs) for names in access.dims for name in names[1:]}
+    fixed = inner | set(whole)
+    dims = tuple(Dim(name, size, name in fixed) for name, size in sizes.items() if size > 1)
+    return Nest(dims, inputs, outputs, tuple(s for s in stats if s.dim not in alone))
+
+
+def _without(access: Access, alone: set[str]) -> Access:
+    dims = tuple(tuple(name for name in names if name not in alone) for names in access.dims)
+    return Access(dims, access.halo, access.repeats)
+
+
+def _named(shape: Shape, names: tuple[str, ...] | None = None) -> dict[str, int]:
+    known = names or PLAIN.get(len(shape)) or tuple(f"d{i}" for i in range(len(shape)))
+    return dict(zip(known, shape, strict=True))
+
+
+def _opaque(call: Call) -> Nest:
+    def read(shapes: tuple[Shape, ...]) -> tuple[Access, ...]:
+        return tuple(Access(((),) * len(s), (0,) * len(s)) for s in shapes)
+
+    return Nest((), read(call.inputs), read(call.outputs))
+
+
+def _linear(call: Call) -> Nest:
+    x, w, *bias = call.inputs
+    lead = _named(x[:-1], LEADING[: len(x) - 1])
+    head = " ".join(lead)
+    text = f"{head} k, n k" + ", n" * len(bias) + f" -> {head} n"
+    return nest_from(text, {**lead, "n": w[0], "k": w[1]})
+
+
+def _matmul(call: Call) -> Nest:
+    a, b = call.inputs
+    (out,) = call.outputs
+    batch = ("b", "h", "g", "u", "v", "w")[: len(out) - 2]
+    sizes = _named(out[:-2], batch)
+    k = a[-2] if call.flag("transpose_a") else a[-1]
+
+    def lead(shape: Shape) -> str:
+        own = shape[:-2]
+        names = batch[len(batch) - len(own) :]
+        return " ".join("_" if s == 1 else n for n, s in zip(names, own, strict=True))
+
+    left = "k m" if call.flag("transpose_a") else "m k"
+    right = "n k" if call.flag("transpose_b") else "k n"
+    text = f"{lead(a)} {left}, {lead(b)} {right} -> {' '.join(batch)} m n"
+    return nest_from(text, {**sizes, "m": out[-2], "n": out[-1], "k": k})
+
+
+def _einsum(call: Call) -> Nest:
+    terms, right = einsum_terms(call)
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, call.inputs, strict=True):
+        sizes.update(zip(term, shape, strict=True))
+    ordered = {letter: sizes[letter] for letter in right} | sizes
+    text = ", ".join(" ".join(term) or "." for term in terms) + f" -> {' '.join(right) or '.'}"
+    return nest_from(text, ordered)
+
+
+def _conv(call: Call) -> Nest:
+    x, w, *bias = call.inputs
+    (out,) = call.outputs
+    rank = len(x) - 2
+    space = ("d", "h", "w")[3 - rank :]
+    kernel = ("q", "r", "s")[3 - rank :]
+    groups = call.whole("groups", 1)
+    stride = per_space(call, "stride", rank, 1)
+    dilation = per_space(call, "dilation", rank, 1)
+    reach = [dilation[i] * (w[2 + i] - 1) for i in range(rank)]
+    if call.flag("transposed"):
+        # Loop over the input's positions: the output's share of a split is as contiguous as it.
+        sizes = dict(zip(space, x[2:], strict=True))
+        read = " ".join(space)
+        wide = " ".join(f"{s}+{max(0, reach[i] + 1 - stride[i])}" for i, s in enumerate(space))
+        weight = f"(g c) n {' '.join(kernel)}"
+    else:
+        sizes = dict(zip(space, out[2:], strict=True))
+        halo = [max(0, reach[i] + 1 - stride[i]) for i in range(rank)]
+        read = " ".join(f"{s}+{halo[i]}" for i, s in enumerate(space))
+        wide = " ".join(space)
+        weight = f"(g n) c {' '.join(kernel)}"
+    text = f"b (g c) {read}, {weight}" + ", (g n)" * len(bias) + f" -> b (g n) {wide}"
+    sizes = {
+        "b": x[0],
+        "g": groups,
+        "n": out[1] // groups,
+        "c": x[1] // groups,
+        **sizes,
+        **dict(zip(kernel, w[2:], strict=True)),
+    }
+    return nest_from(text, sizes, whole=kernel)
+
+
+def _pool(call: Call) -> Nest:
+    (x,), (out,) = call.inputs, call.outputs
+    rank = len(x) - 2
+    space = ("d", "h", "w")[3 - rank :]
+    if call.attr("output") is not None:
+        read = " ".join(s if o > 1 else "_" for s, o in zip(space, out[2:], strict=True))
+    else:
+        kernel = per_space(call, "kernel", rank, 1)
+        stride = per_space(call, "stride", rank, kernel[0])
+        read = " ".join(f"{s}+{max(0, kernel[i] - stride[i])}" for i, s in enumerate(space))
+    text = f"b c {read} -> b c {' '.join(space)}"
+    return nest_from(text, {"b": x[0], "c": x[1], **dict(zip(space, out[2:], strict=True))})
+
+
+def _batch_norm(call: Call) -> Nest:
+    x, *weights = call.inputs
+    sizes = _named(x)
+    names = tuple(sizes)
+    channel = names[1]
+    text = f"{' '.join(names)}" + f", {channel}" * len(weights) + f" -> {' '.join(names)}"
+    over = () if call.attr("training") is False else tuple(n for n in names if n != channel)
+    return nest_from(text, sizes, stats=[Stat(n, (channel,), 2) for n in over])
+
+
+def _group_norm(call: Call) -> Nest:
+    x, *weights = call.inputs
+    groups = call.whole("groups", 1)
+    space = ("d", "h", "w")[3 - len(x[2:]) :]
+    sizes = {"b": x[0], "g": groups, "c": x[1] // groups, **dict(zip(space, x[2:], strict=True))}
+    tail = f"(g c) {' '.join(space)}"
+    text = f"b {tail}" + ", (g c)" * len(weights) + f" -> b {tail}"
+    return nest_from(text, sizes, stats=[Stat(n, ("b", "g"), 2) for n in ("c", *space)])
+
+
+def _last_norm(call: Call) -> Nest:
+    x, *weights = call.inputs
+    rank = call.whole("dims", 1)
+    lead = _named(x[:-rank], LEADING[: len(x) - rank])
+    tail = dict(zip(("c", "d", "e", "f")[:rank], x[len(x) - rank :], strict=True))
+    values = 1 if call.kind == "rms_norm" else 2
+    text = f"{' '.join((*lead, *tail))}" + f", {' '.join(tail)}" * len(weights)
+    text += f" -> {' '.join((*lead, *tail))}"
+    return nest_from(text, {**lead, **tail}, stats=[Stat(n, tuple(lead), values) for n in tail])
+
+
+def _softmax(call: Call) -> Nest:
+    (x,) = call.inputs
+    sizes = _named(x)
+    names = tuple(sizes)
+    axis = names[axis_of(call, len(x))]
+    rows = tuple(n for n in names if n != axis)
+    text = f"{' '.join(names)} -> {' '.join(names)}"
+    return nest_from(text, sizes, stats=[Stat(axis, rows, 2)])
+
+
+def _attention(call: Call) -> Nest:
+    q, k, v, *mask = call.inputs
+    heads, groups = attention_heads(call)
+    if len(q) == 4:
+        text = "b (h g) s d, b h t d, b h t e"
+        out = "b (h g) s e"
+        positions, keys, size, value = q[2], k[2], q[3], v[3]
+    else:
+        text = "b s (h g d), b t (h d), b t (h e)"
+        out = "b s (h g e)"
+        positions, keys, size, value = q[1], k[1], q[2] // heads, v[2] // groups
+    sizes = {
+        "b": q[0], "h": groups, "g": heads // groups, "s": positions, "t": keys,
+        "d": size, "e": value,
+    }  # fmt: skip
+    text += "".join(f", {' '.join('_' * len(shape)) or '.'}" for shape in mask) + f" -> {out}"
+    # Splitting the keys merges partial outputs with their maxima and sums (flash decoding).
+    merge = Stat("t", ("b", "h", "g", "s"), value + 2)
+    return nest_from(text, sizes, whole=("d", "e"), stats=[merge])
+
+
+def _embedding(call: Call) -> Nest:
+    ids, table = call.inputs
+    lead = _named(ids, LEADING[: len(ids)])
+    head = " ".join(lead) or "."
+    return nest_from(f"{head}, v e -> {' '.join(lead)} e", {**lead, "v": table[0], "e": table[1]})
+
+
+def _elementwise(call: Call) -> Nest:
+    (out, *_) = call.outputs
+    sizes = _named(out)
+    names = tuple(sizes)
+
+    def read(shape: Shape) -> str:
+        own = names[len(names) - len(shape) :]
+        return " ".join("_" if s == 1 else n for n, s in zip(own, shape, strict=True)) or "."
+
+    text = ", ".join(read(shape) for shape in call.inputs)
+    return nest_from(f"{text} -> {' '.join(names) or '.'}", sizes)
+
+
+def _reduce(call: Call) -> Nest:
+    (x,) = call.inputs
+    sizes = _named(x)
+    names = tuple(sizes)
+    gone = {axis % len(x) for axis in call.ints("axes", tuple(range(len(x))))}
+    if call.flag("keepdim"):
+        right = ["_" if i in gone else name for i, name in enumerate(names)]
+    else:
+        right = [name for i, name in enumerate(names) if i not in gone]
+    return nest_from(f"{' '.join(names)} -> {' '.join(right) or '.'}", sizes)
+
+
+def _along_axis(call: Call) -> Nest:
+    """Concat, split, slice and pad move data along axes that stay whole; the rest is parallel."""
+    big = call.outputs[0] if call.kind in ("concat", "pad") else call.inputs[0]
+    sizes = _named(big)
+    names = tuple(sizes)
+    if call.kind == "pad":
+        moved = {
+            i
+            for i, p in enumerate(zip(call.ints("before"), call.ints("after"), strict=True))
+            if any(p)
+        }
+    else:
+        moved = {axis_of(call, len(big))}
+    text = " ".join("_" if i in moved else name for i, name in enumerate(names)) or "."
+    left, right = ", ".join([text] * len(call.inputs)), ", ".join([text] * len(call.outputs))
+    kept = {name: size for i, (name, size) in enumerate(sizes.items()) if i not in moved}
+    return nest_from(f"{left} -> {right}", kept)
+
+
+def _reshape(call: Call) -> Nest:
+    """The finest loops that both shapes are made of, where their factors line up."""
+    (x,), (y,) = call.inputs, call.outputs
+    sizes: dict[str, int] = {}
+    left: list[str] = []
+    right: list[str] = []
+    i = j = 0
+    while i < len(x) or j < len(y):
+        a, b = [x[i]] if i < len(x) else [1], [y[j]] if j < len(y) else [1]
+        i, j = i + 1, j + 1
+        while _product(a) != _product(b):  # grow the shorter side until the groups match
+            if _product(a) < _product(b):
+                a.append(x[i])
+                i += 1
+            else:
+                b.append(y[j])
+                j += 1
+        cuts = sorted({*_suffixes(a), *_suffixes(b)}, reverse=True)
+        if any(big % small for big, small in itertools.pairwise(cuts)):
+            left += ["_"] * min(len(a), len(x))
+            right += ["_"] * min(len(b), len(y))
+            continue
+        loops = {}
+        for big, small in itertools.pairwise(cuts):
+            loops[big] = f"d{len(sizes)}"
+            sizes[loops[big]] = big // small
+        left += _grouped(a, loops) if len(x) else []
+        right += _grouped(b, loops) if len(y) else []
+    left, right = left[: len(x)], right[: len(y)]
+    return nest_from(f"{' '.join(left) or '.'} -> {' '.join(right) or '.'}", sizes)
+
+
+def _product(values: list[int]) -> int:
+    total = 1
+    for value in values:
+        total *= value
+    return total
+
+
+def _suffixes(values: list[int]) -> list[int]:
+    return [_product(values[i:]) for i in range(len(values) + 1)]
+
+
+def _grouped(values: list[int], loops: dict[int, str]) -> list[str]:
+    """The text of each tensor dim: the loops whose range lies between its suffix products."""
+    found = []
+    for i in range(len(values)):
+        high, low = _product(values[i:]), _product(values[i + 1 :])
+        names = [name for top, name in loops.items() if low < top <= high]
+        found.append(f"({' '.join(names)})" if names else "_")
+    return found
+
+
+def _transpose(call: Call) -> Nest:
+    (x,) = call.inputs
+    sizes = _named(x)
+    names = tuple(sizes)
+    right = " ".join(names[i] for i in call.ints("perm"))
+    return nest_from(f"{' '.join(names) or '.'} -> {right or '.'}", sizes)
+
+
+def _expand(call: Call) -> Nest:
+    return _elementwise(call)
+
+
+def _resize(call: Call) -> Nest:
+    (x,), (out,) = call.inputs, call.outputs
+    space = ("d", "h", "w")[3 - len(x[2:]) :]
+    text = f"b c {' '.join(f'{s}+1' for s in space)} -> b c {' '.join(space)}"
+    return nest_from(text, {"b": x[0], "c": x[1], **dict(zip(space, out[2:], strict=True))})
+
+
+def _recurrent(call: Call) -> Nest:
+    x, _, w_rec, *bias = call.inputs
+    z = 2 if call.flag("bidirectional") else 1
+    hidden = w_rec[1]
+    text = "b t i, (z h) i, (z h) k" + ", (z h)" * len(bias) + " -> b t (z h)"
+    sizes = {"b": x[0], "t": x[1], "z": z, "h": hidden, "i": x[2], "k": hidden}
+    stats = [
+        Stat("h", ("b", "t"), hidden, "all_gather"),  # the next step reads the whole state
+        Stat("i", ("b", "t"), z * gates(call.kind) * hidden),  # gates before their non-linearity
+    ]
+    return nest_from(text, sizes, whole=("t", "k"), stats=stats)
+
+
+def _cell(call: Call) -> Nest:
+    x, state = call.inputs[:2]
+    states = len(call.outputs)
+    bias = len(call.inputs) - 3 - states
+    text = "b i" + ", b k" + ", b h" * (states - 1) + ", h i, h k" + ", h" * bias + " ->"
+    text += ",".join([" b h"] * states)
+    sizes = {"b": x[0], "h": state[1], "i": x[1], "k": state[1]}
+    width = gates(call.kind) * state[1]
+    stats = [Stat("i", ("b",), width), Stat("k", ("b",), width)]
+    return nest_from(text, sizes, stats=stats)
+
+
+def _router(call: Call) -> Nest:
+    x, w = call.inputs
+    lead = _named(x[:-1], LEADING[: len(x) - 1])
+    head = " ".join(lead)
+    sizes = {**lead, "e": w[0], "k": w[1]}
+    return nest_from(f"{head} k, e k -> {head} e", sizes, stats=[Stat("e", tuple(lead), 2)])
+
+
+def _token_exchange(call: Call) -> Nest:
+    """Dispatch and combine. A share of the batch fills the same share of every expert's places."""
+    tokens, router = call.inputs
+    lead = _named(router[:-1], LEADING[: len(router) - 1])
+    head = " ".join(lead)
+    first = next(iter(lead), "_")
+    if call.kind == "moe_dispatch":
+        text = f"{head} k, {head} e -> e {first} k"
+        size = tokens[-1]
+    else:
+        text = f"e {first} k, {head} e -> {head} k"
+        size = tokens[2]
+    return nest_from(text, {**lead, "e": router[-1], "k": size}, whole=tuple(lead)[1:])
+
+
+def _expert_linear(call: Call) -> Nest:
+    x, w, *bias = call.inputs
+    text = "e c k, e n k" + ", e n" * len(bias) + " -> e c n"
+    return nest_from(text, {"e": x[0], "c": x[1], "n": w[1], "k": x[2]})
+
+
+def _class_loss(call: Call) -> Nest:
+    logits = call.inputs[0]
+    lead = _named(logits[:-1], LEADING[: len(logits) - 1])
+    head = " ".join(lead)
+    stats = [Stat("v", tuple(lead), 3)]
+    return nest_from(f"{head} v, {head or '.'} -> .", {**lead, "v": logits[-1]}, stats=stats)
+
+
+def _pair_loss(call: Call) -> Nest:
+    sizes = _named(call.inputs[0])
+    names = " ".join(sizes) or "."
+    return nest_from(f"{names}, {names} -> .", sizes)
+
+
+def _optimizer(call: Call) -> Nest:
+    sizes = _named(call.inputs[0])
+    names = " ".join(sizes) or "."
+    return nest_from(f"{', '.join([names] * len(call.inputs))} -> {names}", sizes)
+
+
+def _constant(call: Call) -> Nest:
+    sizes = _named(call.outputs[0])
+    return nest_from(f"-> {' '.join(sizes) or '.'}", sizes)
+
+
+LOOPS: dict[str, Callable[[Call], Nest]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "conv": _conv,
+    "pool": _pool,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "layer_norm": _last_norm,
+    "rms_norm": _last_norm,
+    "softmax": _softmax,
+    "attention": _attention,
+    "embedding": _embedding,
+    "elementwise": _elementwise,
+    "reduce": _reduce,
+    "concat": _along_axis,
+    "split": _along_axis,
+    "slice": _along_axis,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "pad": _along_axis,
+    "resize": _resize,
+    "expand": _expand,
+    "constant": _constant,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "lstm_cell": _cell,
+    "gru_cell": _cell,
+    "moe_router": _router,
+    "moe_dispatch": _token_exchange,
+    "moe_combine": _token_exchange,
+    "expert_linear": _expert_linear,
+    "cross_entropy": _class_loss,
+    "mse_loss": _pair_loss,
+    "optimizer": _optimizer,
+}

@@ -1,0 +1,441 @@
+"""Graph: a model as operators in topological order over named tensors.
+
+Parameters are tensors like any other (role `parameter`), so a tied weight is simply one tensor
+with two consumers. A training graph holds the backward as ops of their own: phase `dgrad` makes
+gradients of activations, `wgrad` gradients of parameters, `update` the optimizer step; a backward
+op names the forward op it belongs to, whose shapes and attributes its costs are computed from.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from partita.errors import GraphError
+from partita.graph.dtypes import dtype_bytes
+
+Shape = tuple[int, ...]
+Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+
+N = TypeVar("N", "Tensor", "Op")
+
+ROLES = ("input", "parameter", "state", "activation", "gradient")
+PHASES = ("forward", "dgrad", "wgrad", "update")
+MAX_ELEMENTS = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array. Role says where it comes from: given (input, parameter, state) or computed."""
+
+    name: str
+    shape: Shape
+    dtype: str = "f32"
+    role: str = "activation"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise GraphError("a tensor has no name", fix="name every tensor", field="tensors")
+        where = f"tensor {self.name!r}"
+        for size in self.shape:
+            if type(size) is not int or size < 1:
+                raise GraphError(
+                    f"shape {list(self.shape)} has the size {size!r}",
+                    fix="sizes are whole numbers of at least 1",
+                    field=where,
+                )
+        if self.num_elements > MAX_ELEMENTS:
+            raise GraphError(f"shape {list(self.shape)} is beyond any memory", field=where)
+        if self.role not in ROLES:
+            raise GraphError(
+                f"unknown role {self.role!r}", fix=f"use one of {', '.join(ROLES)}", field=where
+            )
+        try:
+            dtype_bytes(self.dtype)
+        except GraphError as error:
+            raise GraphError(error.found, fix=error.fix, field=f"{where} dtype") from None
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers it holds; a scalar holds one."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it occupies."""
+        return self.num_elements * dtype_bytes(self.dtype)
+
+    @property
+    def is_given(self) -> bool:
+        """True where no op computes it."""
+        return self.role in ("input", "parameter", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator. `attrs` are sorted pairs; `forward` names the op a backward op belongs to."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    scope: str = ""
+    phase: str = "forward"
+    forward: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise GraphError("an op has no name", fix="name every op", field="ops")
+        if self.phase not in PHASES:
+            raise GraphError(
+                f"unknown phase {self.phase!r}",
+                fix=f"use one of {', '.join(PHASES)}",
+                field=f"op {self.name!r}",
+            )
+        for key, value in self.attrs:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise GraphError(
+                    f"attribute {key} is {value}",
+                    fix="attributes are finite numbers",
+                    field=f"op {self.name!r}",
+                )
+
+    def attr(self, name: str, default: Attr | None = None) -> Attr | None:
+        """The attribute, or `default`."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an op's tables need: its kind, attributes and shapes. Equal calls cost the same.
+
+    For a backward op this is the call of its forward op with the phase, the inputs it
+    differentiates (`wrt`), and what it reads: `g0` the gradient of output 0, `i1` input 1 and
+    `o0` output 0 of the forward op.
+    """
+
+    kind: str
+    attrs: tuple[tuple[str, Attr], ...]
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    phase: str = "forward"
+    wrt: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    def attr(self, name: str, default: Attr | None = None) -> Attr | None:
+        """The attribute, or `default`."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+    def number(self, name: str, default: float = 0) -> float:
+        """A numeric attribute."""
+        value = self.attr(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GraphError(f"attribute {name} is {value!r}", fix="a number is needed")
+        return value
+
+    def whole(self, name: str, default: int = 0) -> int:
+        """A whole-number attribute."""
+        value = self.attr(name, default)
+        if not isinstance(value, int):
+            raise GraphError(f"attribute {name} is {value!r}", fix="a whole number is needed")
+        return int(value)
+
+    def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """A list attribute of whole numbers; a single number counts as a list of one."""
+        value = self.attr(name, default)
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(type(item) is int for item in values):
+            raise GraphError(f"attribute {name} is {value!r}", fix="whole numbers are needed")
+        return tuple(item for item in values if isinstance(item, int))
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A true/false attribute."""
+        return bool(self.attr(name, default))
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text attribute."""
+        return str(self.attr(name, default))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ops in topological order over tensors; `outputs` names what the model returns."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...] = ()
+    _tensor: dict[str, Tensor] = field(init=False, repr=False, compare=False)
+    _op: dict[str, Op] = field(init=False, repr=False, compare=False)
+    _producer: dict[str, str] = field(init=False, repr=False, compare=False)
+    _consumers: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "_tensor", _by_name(self.tensors, "tensor"))
+        put(self, "_op", _by_name(self.ops, "op"))
+        producer: dict[str, str] = {}
+        consumers: dict[str, list[str]] = {}
+        for op in self.ops:
+            self._check_op(op, producer)
+            for name in op.inputs:
+                users = consumers.setdefault(name, [])
+                if not users or users[-1] != op.name:
+                    users.append(op.name)
+        for tensor in self.tensors:
+            if not tensor.is_given and tensor.name not in producer:
+                raise GraphError(
+                    "no op computes it",
+                    fix="make it an input, parameter or state, or remove it",
+                    field=f"tensor {tensor.name!r}",
+                )
+        for name in self.outputs:
+            if name not in self._tensor:
+                raise GraphError(
+                    f"no tensor is called {name!r}", fix="name an existing one", field="outputs"
+                )
+        put(self, "_producer", producer)
+        put(self, "_consumers", {name: tuple(users) for name, users in consumers.items()})
+
+    def _check_op(self, op: Op, producer: dict[str, str]) -> None:
+        where = f"op {op.name!r}"
+        for name in op.inputs:
+            tensor = self._tensor.get(name)
+            if tensor is None:
+                raise GraphError(
+                    f"reads the tensor {name!r}, which does not exist",
+                    fix="declare it or correct the name",
+                    field=where,
+                )
+            if not tensor.is_given and name not in producer:
+                raise GraphError(
+                    f"reads {name!r} before it is computed",
+                    fix="list ops in topological order; a graph has no cycles",
+                    field=where,
+                )
+        for name in op.outputs:
+            tensor = self._tensor.get(name)
+            if tensor is None:
+                raise GraphError(
+                    f"writes the tensor {name!r}, which does not exist",
+                    fix="declare it or correct the name",
+                    field=where,
+                )
+            if tensor.is_given or name in producer:
+                by = f"op {producer[name]!r}" if name in producer else f"the {tensor.role}s"
+                raise GraphError(
+                    f"writes {name!r}, which {by} gives already",
+                    fix="a tensor has one source",
+                    field=where,
+                )
+            producer[name] = op.name
+        if op.forward and op.forward not in self._op:
+            raise GraphError(
+                f"belongs to the forward op {op.forward!r}, which does not exist",
+                fix="keep forward and backward in one graph",
+                field=where,
+            )
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        return _find(self._tensor, name, "tensor")
+
+    def op(self, name: str) -> Op:
+        """The op of that name."""
+        return _find(self._op, name, "op")
+
+    def producer(self, tensor: str) -> Op | None:
+        """The op that computes a tensor; None for inputs, parameters and states."""
+        name = self._producer.get(tensor)
+        return None if name is None else self._op[name]
+
+    def consumers(self, tensor: str) -> tuple[Op, ...]:
+        """The ops that read a tensor, in order, each once."""
+        return tuple(self._op[name] for name in self._consumers.get(tensor, ()))
+
+    def predecessors(self, op: Op) -> tuple[Op, ...]:
+        """The ops whose outputs an op reads, each once, in order of its inputs."""
+        found = dict.fromkeys(self._producer[t] for t in op.inputs if t in self._producer)
+        return tuple(self._op[name] for name in found)
+
+    def edges(self) -> Iterator[tuple[Op, Op, Tensor]]:
+        """Every (producer, consumer, tensor), in order of the consumers."""
+        for op in self.ops:
+            for name in dict.fromkeys(op.inputs):
+                if name in self._producer:
+                    yield self._op[self._producer[name]], op, self._tensor[name]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the model is fed."""
+        return tuple(tensor for tensor in self.tensors if tensor.role == "input")
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What is learned; a tied weight stands once."""
+        return tuple(tensor for tensor in self.tensors if tensor.role == "parameter")
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(tensor.num_elements for tensor in self.parameters)
+
+    @property
+    def is_training(self) -> bool:
+        """True if the graph holds a backward pass."""
+        return any(op.phase != "forward" for op in self.ops)
+
+    def call(self, op: Op) -> Call:
+        """What the tables need to know of an op."""
+        if not op.forward:
+            return Call(
+                op.kind,
+                op.attrs,
+                tuple(self._tensor[name].shape for name in op.inputs),
+                tuple(self._tensor[name].shape for name in op.outputs),
+                op.phase,
+            )
+        origin = self._op[op.forward]
+        grads = _positions(op, "grads", len(origin.outputs))
+        reads = [f"g{i}" for i in grads]
+        for name in op.inputs[len(grads) :]:
+            if name in origin.inputs:
+                reads.append(f"i{origin.inputs.index(name)}")
+            elif name in origin.outputs:
+                reads.append(f"o{origin.outputs.index(name)}")
+            else:
+                raise GraphError(
+                    f"reads {name!r}, which its forward op {origin.name!r} neither reads nor gives",
+                    field=f"op {op.name!r}",
+                )
+        return Call(
+            origin.kind,
+            origin.attrs,
+            tuple(self._tensor[name].shape for name in origin.inputs),
+            tuple(self._tensor[name].shape for name in origin.outputs),
+            op.phase,
+            _positions(op, "wrt", len(origin.inputs)),
+            tuple(reads),
+        )
+
+    def dtype(self, op: Op) -> str:
+        """The element type an op computes in: that of its widest floating tensor."""
+        floats = [
+            self._tensor[name].dtype
+            for name in (*op.outputs, *op.inputs)
+            if self._tensor[name].dtype in ("f64", "f32", "f16", "bf16", "f8")
+        ]
+        return max(floats, key=dtype_bytes) if floats else self._tensor[op.outputs[0]].dtype
+
+    def fingerprint(self) -> str:
+        """16 hex digits that change whenever the graph does."""
+        content = (self.name, self.outputs, self.tensors, self.ops)
+        text = json.dumps(content, default=_plain, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {len(self.ops)} ops, {len(self.tensors)} tensors, "
+            f"{self.num_parameters:,} parameters"
+        )
+
+
+def topological(ops: Iterable[Op], given: Iterable[str]) -> tuple[Op, ...]:
+    """The ops in topological order, as close to the order given as can be; a cycle is named."""
+    remaining = list(ops)
+    known = set(given)
+    source: dict[str, Op] = {}
+    for op in remaining:
+        for name in op.outputs:
+            source.setdefault(name, op)
+    done: list[Op] = []
+    state: dict[str, int] = {}  # 1 on the stack, 2 done
+    for root in remaining:
+        stack: list[tuple[Op, Iterator[str]]] = []
+        if root.name not in state:
+            state[root.name] = 1
+            stack.append((root, iter(root.inputs)))
+        while stack:
+            op, pending = stack[-1]
+            for name in pending:
+                before = source.get(name)
+                if before is None or name in known:
+                    continue
+                if state.get(before.name) == 1:
+                    path = [item.name for item, _ in stack]
+                    cycle = [*path[path.index(before.name) :], before.name]
+                    raise GraphError(
+                        "has a cycle: " + " -> ".join(_shorten(cycle)),
+                        fix="remove one of these dependencies",
+                        field="ops",
+                    )
+                if before.name not in state:
+                    state[before.name] = 1
+                    stack.append((before, iter(before.inputs)))
+                    break
+            else:
+                state[op.name] = 2
+                done.append(op)
+                stack.pop()
+    return tuple(done)
+
+
+def _shorten(names: list[str]) -> list[str]:
+    return names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
+
+
+def _positions(op: Op, attr: str, limit: int) -> tuple[int, ...]:
+    """A backward op's list of positions in its forward op's tensors."""
+    value = op.attr(attr, ())
+    found = value if isinstance(value, tuple) else (value,)
+    good = tuple(i for i in found if type(i) is int and 0 <= i < limit)
+    if len(good) != len(found) or not good:
+        raise GraphError(
+            f"attribute {attr} is {value!r}",
+            fix=f"positions below {limit} in the forward op {op.forward!r} are needed",
+            field=f"op {op.name!r}",
+        )
+    return good
+
+
+def _by_name(items: tuple[N, ...], what: str) -> dict[str, N]:
+    found: dict[str, N] = {}
+    for item in items:
+        if item.name in found:
+            raise GraphError(
+                "stands twice", fix="names are unique in a graph", field=f"{what} {item.name!r}"
+            )
+        found[item.name] = item
+    return found
+
+
+def _find(table: dict[str, N], name: str, what: str) -> N:
+    try:
+        return table[name]
+    except KeyError:
+        raise GraphError(f"there is no {what} called {name!r}", fix="check the name") from None
+
+
+def _plain(item: object) -> object:
+    if isinstance(item, Tensor):
+        return (item.name, item.shape, item.dtype, item.role)
+    assert isinstance(item, Op)
+    return (
+        item.name,
+        item.kind,
+        item.inputs,
+        item.outputs,
+        item.attrs,
+        item.scope,
+        item.phase,
+        item.forward,
+    )

@@ -1,0 +1,165 @@
+"""Legal splits of an op over devices, and what each costs in communication.
+
+An op is split by giving each mesh axis one loop dim (or none: every device repeats the work).
+On that axis a tensor is then
+
+    Shard(i)    the dim indexes its dim i: each device holds its share
+    Replicate   the dim does not index it: each device holds all of it
+    Partial     an output the dim does not index: each device holds a summand
+
+which are the placements of PyTorch's DTensor. The communication of a split is read off the nest:
+partial outputs must be summed, statistics exchanged, halos fetched from neighbours.
+"""
+
+from dataclasses import dataclass
+
+from partita.errors import GraphError
+from partita.graph.loops import Access, Nest, loop_nest
+from partita.graph.record import Call
+
+REPEAT = ""  # the split that gives an axis no dim
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a tensor's elements are along one mesh axis. Text form: `S(0)`, `R`, `P`."""
+
+    kind: str
+    dim: int = -1
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.kind == "shard" else {"partial": "P"}.get(self.kind, "R")
+
+    @classmethod
+    def parse(cls, text: str) -> "Placement":
+        """The placement from its text form."""
+        if text == "R":
+            return REPLICATE
+        if text == "P":
+            return PARTIAL
+        if text.startswith("S(") and text.endswith(")") and text[2:-1].isdecimal():
+            return cls("shard", int(text[2:-1]))
+        raise GraphError(f"placement {text!r}", fix="write S(dim), R or P")
+
+
+REPLICATE = Placement("replicate")
+PARTIAL = Placement("partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Data that crosses devices because a dim is split: `elements` per device and execution.
+
+    `tensor` is the output that is summed, or -1 for statistics and halos.
+    """
+
+    collective: str  # all_reduce, all_gather, halo
+    elements: int
+    tensor: int = -1
+
+
+def splittable(call: Call, factor: int = 1) -> tuple[str, ...]:
+    """The dims that may be split `factor` ways into equal shares, in nest order."""
+    return tuple(
+        dim.name
+        for dim in loop_nest(call).dims
+        if not dim.whole and dim.extent >= factor and dim.extent % factor == 0
+    )
+
+
+def check_split(call: Call, split: dict[str, int]) -> None:
+    """Refuse a split (factor per dim) that the op does not have."""
+    nest = loop_nest(call)
+    for name, factor in split.items():
+        dim = next((d for d in nest.dims if d.name == name), None)
+        if dim is None or dim.whole:
+            legal = [d.name for d in nest.dims if not d.whole]
+            raise GraphError(
+                f"{call.kind} cannot be split along {name!r}",
+                fix=f"its dims are {', '.join(legal) or 'none'}",
+            )
+        if factor < 1 or dim.extent % factor:
+            raise GraphError(
+                f"{call.kind} dim {name!r} of {dim.extent} cannot be split {factor} ways",
+                fix="choose a divisor",
+            )
+
+
+def input_placement(access: Access, dim: str) -> Placement:
+    """How a tensor must lie on an axis for an op that splits `dim` there to read it."""
+    position = access.position(dim) if dim else None
+    return REPLICATE if position is None else Placement("shard", position)
+
+
+def output_placement(nest: Nest, access: Access, dim: str) -> Placement:
+    """How an output lies on an axis after an op that splits `dim` there."""
+    if not dim:
+        return REPLICATE
+    position = access.position(dim)
+    if position is not None:
+        return Placement("shard", position)
+    return PARTIAL if _leaves_summands(nest, access, dim) else REPLICATE
+
+
+def share(nest: Nest, access: Access, shape: tuple[int, ...], split: dict[str, int]) -> int:
+    """Elements of a tensor that one device holds under a split (rounded up per dim)."""
+    total = 1
+    for size, names in zip(shape, access.dims, strict=True):
+        factor = 1
+        for name in names:
+            factor *= split.get(name, 1)
+        total *= -(-size // factor)
+    return total
+
+
+def communication(call: Call, split: dict[str, int]) -> tuple[Exchange, ...]:
+    """What one execution of an op exchanges because it is split so."""
+    nest = loop_nest(call)
+    shapes = _output_shapes(call)
+    found = []
+    active = {name: factor for name, factor in split.items() if factor > 1}
+    for name in active:
+        stats = [stat for stat in nest.stats if stat.dim == name]
+        for stat in stats:
+            rows = 1
+            for over in stat.over:
+                rows *= _extent(nest, over, active)
+            found.append(Exchange(stat.collective, rows * stat.values))
+        for i, access in enumerate(nest.outputs):
+            if _leaves_summands(nest, access, name):
+                found.append(Exchange("all_reduce", share(nest, access, shapes[i], active), i))
+        found.extend(_halos(call, nest, name, active))
+    return tuple(found)
+
+
+def _leaves_summands(nest: Nest, access: Access, dim: str) -> bool:
+    """Does splitting `dim` leave summands of this output? Not if statistics complete it."""
+    if access.position(dim) is not None or dim in access.repeats:
+        return False
+    return not any(stat.dim == dim for stat in nest.stats)
+
+
+def _output_shapes(call: Call) -> tuple[tuple[int, ...], ...]:
+    return tuple(call.inputs[i] for i in call.wrt) if call.wrt else call.outputs
+
+
+def _extent(nest: Nest, name: str, split: dict[str, int]) -> int:
+    size = next((dim.extent for dim in nest.dims if dim.name == name), 1)
+    return -(-size // split.get(name, 1))
+
+
+def _halos(call: Call, nest: Nest, name: str, split: dict[str, int]) -> list[Exchange]:
+    """Border elements a device needs of its neighbours' shares of the tensors it reads."""
+    if call.wrt:
+        sides = {"g": call.outputs, "o": call.outputs, "i": call.inputs}
+        shapes = [sides[code[0]][int(code[1:])] for code in call.reads]
+    else:
+        shapes = list(call.inputs)
+    found = []
+    for shape, access in zip(shapes, nest.inputs, strict=True):
+        position = access.position(name)
+        if position is None or not access.halo[position]:
+            continue
+        mine = share(nest, access, shape, split) // max(1, -(-shape[position] // split[name]))
+        found.append(Exchange("halo", mine * access.halo[position]))
+    return found
