@@ -19,41 +19,56 @@ OPTIMIZER_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the backward reads of the forward: input and output positions; "all" means each."""
+    """What the backward reads of the forward: positions of inputs, and whether the outputs.
 
-    dgrad_inputs: tuple[int, ...] | str = ()
-    dgrad_outputs: bool = False
-    wgrad_inputs: tuple[int, ...] = (0,)
+    "all" means every input, "others" those that multiply what is differentiated.
+    """
+
+    inputs: tuple[int, ...] | str = ()
+    outputs: bool = False
 
 
-_PRODUCT = Saved(dgrad_inputs="all")
-_FROM_INPUT = Saved(dgrad_inputs=(0,))
-_FROM_OUTPUT = Saved(dgrad_outputs=True)
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A kind with weights of its own: its weight gradient reads something else."""
+
+    dgrad: Saved
+    wgrad: Saved
+
+
+_ALL = Saved("all", outputs=True)
+_FROM_INPUT = Saved("all")
+_FROM_OUTPUT = Saved(outputs=True)
+_PRODUCT = Saved("others")
 _NOTHING = Saved()
+_WEIGHTED = Layer(dgrad=Saved((1,)), wgrad=Saved((0,)))
+_NORM = Layer(dgrad=Saved((0, 1)), wgrad=Saved((0,)))
+_RECURRENT = Layer(dgrad=_ALL, wgrad=Saved((0,), outputs=True))
+_CELL = Layer(dgrad=_ALL, wgrad=Saved((0, 1), outputs=True))
 
-SAVED: dict[str, Saved] = {
-    "linear": Saved(dgrad_inputs=(1,)),
-    "conv": Saved(dgrad_inputs=(1,)),
-    "expert_linear": Saved(dgrad_inputs=(1,)),
+SAVED: dict[str, Saved | Layer] = {
+    "linear": _WEIGHTED,
+    "conv": _WEIGHTED,
+    "expert_linear": _WEIGHTED,
     "matmul": _PRODUCT,
     "einsum": _PRODUCT,
-    "attention": Saved(dgrad_inputs="all", dgrad_outputs=True),
+    "attention": _ALL,
     "softmax": _FROM_OUTPUT,
-    "batch_norm": Saved(dgrad_inputs=(0, 1)),
-    "group_norm": Saved(dgrad_inputs=(0, 1)),
-    "layer_norm": Saved(dgrad_inputs=(0, 1)),
-    "rms_norm": Saved(dgrad_inputs=(0, 1)),
+    "batch_norm": _NORM,
+    "group_norm": _NORM,
+    "layer_norm": _NORM,
+    "rms_norm": _NORM,
     "pool": _FROM_INPUT,
-    "lstm": Saved(dgrad_inputs="all", dgrad_outputs=True, wgrad_inputs=(0,)),
-    "gru": Saved(dgrad_inputs="all", dgrad_outputs=True, wgrad_inputs=(0,)),
-    "lstm_cell": Saved(dgrad_inputs="all", dgrad_outputs=True, wgrad_inputs=(0, 1)),
-    "gru_cell": Saved(dgrad_inputs="all", dgrad_outputs=True, wgrad_inputs=(0, 1)),
-    "moe_router": Saved(dgrad_inputs=(0, 1), dgrad_outputs=True),
-    "moe_dispatch": Saved(dgrad_inputs=(1,)),
-    "moe_combine": Saved(dgrad_inputs="all"),
-    "cross_entropy": Saved(dgrad_inputs="all"),
-    "mse_loss": Saved(dgrad_inputs="all"),
-    "embedding": Saved(wgrad_inputs=(0,)),
+    "lstm": _RECURRENT,
+    "gru": _RECURRENT,
+    "lstm_cell": _CELL,
+    "gru_cell": _CELL,
+    "moe_router": Layer(dgrad=Saved((1,), outputs=True), wgrad=Saved((0,), outputs=True)),
+    "moe_dispatch": Saved((1,)),
+    "moe_combine": _FROM_INPUT,
+    "cross_entropy": _FROM_INPUT,
+    "mse_loss": _FROM_INPUT,
+    "embedding": Saved((0,)),
     "reduce": _NOTHING,
     "concat": _NOTHING,
     "split": _NOTHING,
@@ -64,26 +79,38 @@ SAVED: dict[str, Saved] = {
     "resize": _NOTHING,
     "expand": _NOTHING,
 }
-# Elementwise functions whose gradient needs the input, the output, or only a mask or nothing.
+# Elementwise functions whose gradient needs the input, the output (or a mask as large), nothing.
 FROM_INPUT = frozenset({
     "gelu", "silu", "swiglu", "pow", "log", "sin", "cos", "erf", "abs", "hardswish", "softplus",
-    "max", "min", "where", "mul", "div", "square", "lrn", "clip",
+    "max", "min", "where", "div", "square", "lrn", "clip",
 })  # fmt: skip
 FROM_OUTPUT = frozenset({
     "relu", "relu6", "leaky_relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "elu", "dropout",
+    "hardsigmoid", "reciprocal",
 })  # fmt: skip
+LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare"})
 
 
-def saved_by(op: Op) -> Saved:
-    """What an op's backward reads of its forward; an unknown kind is taken to need everything."""
+def saved_by(op: Op, phase: str) -> Saved:
+    """What an op's dgrad or wgrad reads of its forward; what is unknown needs everything."""
     if op.kind == "elementwise":
-        fn = op.attr("fn")
-        if fn in FROM_INPUT:
-            return Saved(dgrad_inputs="all")
-        return _FROM_OUTPUT if fn in FROM_OUTPUT else _NOTHING
-    if op.kind == "reduce" and op.attr("fn") in ("max", "min"):
-        return _FROM_INPUT
-    return SAVED.get(op.kind, Saved(dgrad_inputs="all", dgrad_outputs=True))
+        return _saved_elementwise(op.attr("fn", "add"))
+    if op.kind == "reduce" and op.attr("fn", "sum") not in ("sum", "mean"):
+        return _ALL
+    if op.kind == "pool" and op.attr("mode") == "avg":
+        return _NOTHING
+    found = SAVED.get(op.kind, _ALL)
+    if isinstance(found, Layer):
+        return found.wgrad if phase == "wgrad" else found.dgrad
+    return found
+
+
+def _saved_elementwise(fn: object) -> Saved:
+    if fn in LINEAR:
+        return _NOTHING
+    if fn in FROM_OUTPUT:
+        return _FROM_OUTPUT
+    return _PRODUCT if fn == "mul" else _FROM_INPUT if fn in FROM_INPUT else _ALL
 
 
 def training_graph(
@@ -114,6 +141,7 @@ class _Differentiation:
         self.ops: list[Op] = list(graph.ops)
         self.parts: dict[str, list[str]] = {}  # tensor -> names of gradients to be added
         self.wanted = _tensors_with_gradient(graph)
+        self.live = _ops_with_gradient(graph, self.wanted)
 
     def run(self, optimizer: str | None, state_dtype: str) -> Graph:
         loss = self.graph.tensor(self.graph.outputs[0])
@@ -140,7 +168,6 @@ class _Differentiation:
         }
         if not gradients:
             return
-        saved = saved_by(op)
         roles = {name: self.graph.tensor(name).role for name in op.inputs}
         wrt = [
             i
@@ -150,21 +177,18 @@ class _Differentiation:
         data = [i for i in wrt if roles[op.inputs[i]] != "parameter"]
         weights = [i for i in wrt if roles[op.inputs[i]] == "parameter"]
         if data:
-            reads = [op.inputs[i] for i in _positions(saved.dgrad_inputs, op)]
-            reads += op.outputs if saved.dgrad_outputs else ()
-            self._add(op, "dgrad", data, gradients, reads)
+            self._add(op, "dgrad", data, gradients)
         if weights:
-            reads = [op.inputs[i] for i in _positions(saved.wgrad_inputs, op)]
-            self._add(op, "wgrad", weights, gradients, reads)
+            self._add(op, "wgrad", weights, gradients)
 
-    def _add(
-        self, op: Op, phase: str, wrt: list[int], gradients: dict[int, str], reads: list[str]
-    ) -> None:
+    def _add(self, op: Op, phase: str, wrt: list[int], gradients: dict[int, str]) -> None:
+        reads = _reads(op, saved_by(op, phase), wrt)
         outputs = []
         for i in wrt:
             source = self.graph.tensor(op.inputs[i])
             parts = self.parts.setdefault(source.name, [])
-            single = len(self.graph.consumers(source.name)) == 1
+            users = self.graph.consumers(source.name)
+            single = sum(1 for user in users if user.name in self.live) == 1
             name = f"{source.name}.grad" if single else f"{source.name}.grad.{op.name}"
             self.tensors.append(Tensor(name, source.shape, source.dtype, "gradient"))
             parts.append(name)
@@ -173,7 +197,7 @@ class _Differentiation:
             Op(
                 name=f"{op.name}.{phase}",
                 kind=op.kind,
-                inputs=(*gradients.values(), *dict.fromkeys(reads)),
+                inputs=(*gradients.values(), *reads),
                 outputs=tuple(outputs),
                 attrs=(("grads", tuple(gradients)), ("wrt", tuple(wrt))),
                 scope=op.scope,
@@ -228,10 +252,24 @@ class _Differentiation:
         )
 
 
-def _positions(which: tuple[int, ...] | str, op: Op) -> tuple[int, ...]:
-    if isinstance(which, str):
-        return tuple(range(len(op.inputs)))
-    return tuple(i for i in which if i < len(op.inputs))
+def _reads(op: Op, saved: Saved, wrt: list[int]) -> tuple[str, ...]:
+    """The tensors of the forward that a gradient reads, each once."""
+    if isinstance(saved.inputs, str):
+        others = saved.inputs == "others"
+        names = [n for i, n in enumerate(op.inputs) if not others or any(j != i for j in wrt)]
+    else:
+        names = [op.inputs[i] for i in saved.inputs if i < len(op.inputs)]
+    return tuple(dict.fromkeys((*names, *(op.outputs if saved.outputs else ()))))
+
+
+def _ops_with_gradient(graph: Graph, wanted: set[str]) -> set[str]:
+    """The ops that lead from a wanted tensor to the loss."""
+    reached, live = {graph.outputs[0]}, set()
+    for op in reversed(graph.ops):
+        if any(name in reached for name in op.outputs):
+            live.add(op.name)
+            reached.update(name for name in op.inputs if name in wanted)
+    return live
 
 
 def _tensors_with_gradient(graph: Graph) -> set[str]:

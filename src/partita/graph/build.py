@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from partita.errors import GraphError
+from partita.graph.dtypes import FLOATS
 from partita.graph.record import Attr, Call, Graph, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
@@ -71,7 +72,8 @@ class GraphBuilder:
                 found = tuple(tuple(shape) for shape in shapes)
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"op {full!r}") from None
-        out_dtype = dtype or (inputs[0].dtype if inputs else self.dtype)
+        floats = [tensor.dtype for tensor in inputs if tensor.dtype in FLOATS]
+        out_dtype = dtype or next(iter(floats), inputs[0].dtype if inputs else self.dtype)
         outputs = tuple(
             self._declare(Tensor(full if len(found) == 1 else f"{full}:{i}", shape, out_dtype))
             for i, shape in enumerate(found)

@@ -3,13 +3,14 @@
 Contractions: 2 * points of the loop nest, once forward and once for each gradient.
 Attention: two contractions forward; five backward when fused (the scores are computed again).
 A causal mask halves the pairs, a window caps them. Everything else: a few operations per element.
+Adding a bias is not counted; its gradient, on its own, is one operation per element it sums.
 """
 
 import functools
 import math
 from collections.abc import Callable
 
-from partita.graph.loops import loop_nest
+from partita.graph.loops import ADDED_FROM, loop_nest
 from partita.graph.record import Call
 from partita.graph.shapes import attention_heads, gates, per_space
 
@@ -41,15 +42,16 @@ def flops(call: Call) -> float:
 
 
 def _contraction(call: Call) -> float:
-    return 2.0 * loop_nest(_forward(call)).points() * _gradients(call)
+    return _contractions(call, 2.0 * loop_nest(_forward(call)).points())
 
 
-def _gradients(call: Call) -> int:
-    """How many contractions of the forward's size: one, or one per gradient that is one."""
-    if call.phase == "forward":
-        return 1
-    # A bias gradient is a plain sum, not a contraction: it is an input of one dim.
-    return max(1, sum(1 for i in call.wrt if len(call.inputs[i]) > 1))
+def _contractions(call: Call, once: float) -> float:
+    """The forward's contraction once, or once per gradient that is one; a bias gradient is not."""
+    if not call.wrt:
+        return once
+    biases = ADDED_FROM.get(call.kind, len(call.inputs))
+    num_contractions = sum(1 for i in call.wrt if i < biases)
+    return once * num_contractions or float(math.prod(call.outputs[0]))
 
 
 def _forward(call: Call) -> Call:
@@ -64,20 +66,25 @@ def _conv(call: Call) -> float:
     # Transposed convolutions scatter from the input, plain ones gather at the output.
     positions = math.prod((x if call.flag("transposed") else out)[2:])
     per_position = 2.0 * math.prod(w)  # every weight is used once per position and batch item
-    return x[0] * positions * per_position * _gradients(call)
+    return _contractions(call, x[0] * positions * per_position)
 
 
 def attended_pairs(positions: int, keys: int, causal: bool, window: int) -> float:
-    """Query-key pairs that are computed, for queries at the end of `keys`."""
+    """Query-key pairs that are computed; a window of 0 is none.
+
+    Causal queries are the last of the keys: one at position p sees p + 1 keys, or as many of the
+    nearest as the window has. Others see every key, or a window's worth.
+    """
+    width = min(window or keys, keys)
     if not causal:
-        per_query = float(min(keys, window) if window else keys)
-        return positions * per_query
-    first = keys - positions + 1  # what the first query sees
-    width = window or keys
-    full = max(0, keys - max(first, width) + 1) if keys >= width else 0
-    full = min(full, positions)
-    growing = positions - full
-    return growing * (first + first + growing - 1) / 2.0 + full * float(min(width, keys))
+        return float(positions * width)
+
+    def seen(num_queries: int) -> int:
+        """Pairs of the first queries of all: sum over p < num_queries of min(p + 1, width)."""
+        growing = min(max(0, num_queries), width)
+        return growing * (growing + 1) // 2 + (max(0, num_queries) - growing) * width
+
+    return float(seen(keys) - seen(keys - positions))
 
 
 def _attention(call: Call) -> float:
@@ -96,6 +103,8 @@ def _attention(call: Call) -> float:
 
 def _elementwise(call: Call) -> float:
     per_element = ELEMENTWISE.get(call.text("fn", "add"), 4)
+    if call.text("fn") == "add" and call.phase != "forward" and call.wrt:
+        per_element = 0  # the gradient of a sum is the gradient itself, or a reduction of it
     total = math.prod(call.outputs[0]) * max(1, len(call.inputs) - 1)
     return float(per_element * total * (1 if call.phase == "forward" else max(1, len(call.wrt))))
 
@@ -139,7 +148,7 @@ def _cell(call: Call) -> float:
 def _router(call: Call) -> float:
     x, w = call.inputs
     tokens = math.prod(x[:-1])
-    return 2.0 * tokens * math.prod(w) * _gradients(call) + 8.0 * tokens * w[0]
+    return _contractions(call, 2.0 * tokens * math.prod(w)) + 8.0 * tokens * w[0]
 
 
 def _combine(call: Call) -> float:

@@ -6,6 +6,12 @@ tensor dim, outermost first; `h+2` reads 2 more elements than its share when h i
 `_` is read whole. A `Stat` is a quantity that must be exchanged when its dim is split although the
 output is not a plain sum over it (a softmax's maximum and sum, a norm's mean and variance).
 
+What the splits assume of the op, beyond slicing its tensors:
+- a term that is only added to a sum (a bias) is added by one device of a split reduction;
+- a mean divides by the size of the whole op, so that the devices' values still add up to it;
+- masks, lookups and random numbers are those of the share's place in the whole op;
+- the rows of recurrent weights are shared out gate by gate: a share of h has its rows of each.
+
 The backward ops of a call run over the same dims with inputs and outputs exchanged, so one table
 serves all phases: `LOOPS[kind](call)`.
 """
@@ -21,7 +27,7 @@ from partita.graph.shapes import attention_heads, axis_of, einsum_terms, gates, 
 
 # Inputs from this position on are added to the result, not multiplied into it (biases).
 ADDED_FROM = {"linear": 2, "conv": 2, "expert_linear": 2}
-LEADING = ("b", "s", "t", "u", "v", "w", "x", "y")
+LEADING = ("b", "s", "t", "u", "w", "x", "y", "z")
 PLAIN = {
     0: (),
     1: ("b",),
@@ -30,6 +36,8 @@ PLAIN = {
     4: ("b", "c", "h", "w"),
     5: ("b", "c", "d", "h", "w"),
 }
+# Kinds that add up terms: a reduction belongs to one product, and the other terms do not have it.
+SUMS = frozenset({*ADDED_FROM, "lstm", "gru", "lstm_cell", "gru_cell"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,8 @@ class Access:
     """How a tensor is indexed: per tensor dim its loop dims, outermost first, and its halo.
 
     Splitting a dim in `repeats` leaves the tensor whole on every device although it is an output
-    that the dim does not index: a bias gradient does not sum over what the weights contract.
+    that the dim does not index: an exchange of statistics completes it, or it is a gradient that
+    does not depend on the dim (a bias gradient does not sum over what the weights contract).
     """
 
     dims: tuple[tuple[str, ...], ...]
@@ -114,19 +123,26 @@ def loop_nest(call: Call) -> Nest:
     """The nest of an op in its phase; an unknown kind has one without dims to split."""
     rule = LOOPS.get(call.kind)
     nest = _opaque(call) if rule is None else rule(call)
-    if not call.wrt:
-        return nest
+    return _backward(call, nest) if call.wrt else nest
+
+
+def _backward(call: Call, nest: Nest) -> Nest:
+    """The nest of a gradient: the forward's dims, with what is read and written exchanged.
+
+    Sums and statistics of the forward are kept for the backward. What a data gradient exchanges
+    are the matching sums of the gradient, along the dims that index the forward's output.
+    The gradient of a term that is only added does not depend on the dims of the other terms.
+    """
     sides = {"g": nest.outputs, "o": nest.outputs, "i": nest.inputs}
-    reads = tuple(sides[code[0]][int(code[1:])] for code in call.reads)
-    return Nest(nest.dims, reads, tuple(_gradient(call, nest, i) for i in call.wrt), nest.stats)
-
-
-def _gradient(call: Call, nest: Nest, position: int) -> Access:
-    access = nest.inputs[position]
-    if position < ADDED_FROM.get(call.kind, len(call.inputs)):
-        return access
-    summed = {name for output in nest.outputs for names in output.dims for name in names}
-    return replace(access, repeats=tuple(d.name for d in nest.dims if d.name not in summed))
+    reads = tuple(replace(sides[code[0]][int(code[1:])], repeats=()) for code in call.reads)
+    summed = [dim.name for dim in nest.dims if nest.is_reduction(dim.name)]
+    added = summed if call.kind in SUMS else []
+    outputs = tuple(
+        replace(access, repeats=tuple(n for n in added if access.position(n) is None))
+        for access in (nest.inputs[i] for i in call.wrt)
+    )
+    stats = nest.stats if call.phase == "dgrad" else ()
+    return Nest(nest.dims, reads, outputs, tuple(s for s in stats if s.dim not in summed))
 
 
 _TOKEN = re.compile(r"\([^()]*\)(?:\+\d+)?|[^\s()]+")
@@ -154,22 +170,43 @@ def nest_from(
     """
     left, right = (side.split(",") if side.strip() else [] for side in text.split("->"))
     alone = {name for name, size in sizes.items() if size == 1}
+    kept = tuple(s for s in stats if s.dim not in alone)
     inputs = tuple(_without(_parse_access(part), alone) for part in left)
-    outputs = tuple(_without(_parse_access(part), alone) for part in right)
+    outputs = tuple(_completed(_without(_parse_access(part), alone), kept) for part in right)
     inner = {name for access in (*inputs, *outputs) for names in access.dims for name in names[1:]}
     fixed = inner | set(whole)
     dims = tuple(Dim(name, size, name in fixed) for name, size in sizes.items() if size > 1)
-    return Nest(dims, inputs, outputs, tuple(s for s in stats if s.dim not in alone))
+    return Nest(dims, inputs, outputs, kept)
 
 
 def _without(access: Access, alone: set[str]) -> Access:
     dims = tuple(tuple(name for name in names if name not in alone) for names in access.dims)
-    return Access(dims, access.halo, access.repeats)
+    halo = tuple(extra if names else 0 for extra, names in zip(access.halo, dims, strict=True))
+    return Access(dims, halo)
 
 
-def _named(shape: Shape, names: tuple[str, ...] | None = None) -> dict[str, int]:
-    known = names or PLAIN.get(len(shape)) or tuple(f"d{i}" for i in range(len(shape)))
-    return dict(zip(known, shape, strict=True))
+def _completed(access: Access, stats: tuple[Stat, ...]) -> Access:
+    return replace(access, repeats=tuple(s.dim for s in stats if access.position(s.dim) is None))
+
+
+def _numbered(num_dims: int, first: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The first names where they suffice, else d0, d1, ..."""
+    return first[:num_dims] if num_dims <= len(first) else tuple(f"d{i}" for i in range(num_dims))
+
+
+def _named(shape: Shape) -> dict[str, int]:
+    """A tensor's dims by their usual names."""
+    return dict(zip(_numbered(len(shape), PLAIN.get(len(shape), ())), shape, strict=True))
+
+
+def _leading(shape: Shape) -> dict[str, int]:
+    """The dims before the ones that an op works on."""
+    return dict(zip(_numbered(len(shape), LEADING), shape, strict=True))
+
+
+def _space(shape: Shape) -> dict[str, int]:
+    """The dims after batch and channel: d, h, w, the last ones first."""
+    return dict(zip(_numbered(len(shape), ("d", "h", "w")[3 - len(shape) :]), shape, strict=True))
 
 
 def _opaque(call: Call) -> Nest:
@@ -181,7 +218,7 @@ def _opaque(call: Call) -> Nest:
 
 def _linear(call: Call) -> Nest:
     x, w, *bias = call.inputs
-    lead = _named(x[:-1], LEADING[: len(x) - 1])
+    lead = _leading(x[:-1])
     head = " ".join(lead)
     text = f"{head} k, n k" + ", n" * len(bias) + f" -> {head} n"
     return nest_from(text, {**lead, "n": w[0], "k": w[1]})
@@ -190,8 +227,8 @@ def _linear(call: Call) -> Nest:
 def _matmul(call: Call) -> Nest:
     a, b = call.inputs
     (out,) = call.outputs
-    batch = ("b", "h", "g", "u", "v", "w")[: len(out) - 2]
-    sizes = _named(out[:-2], batch)
+    batch = _numbered(len(out) - 2, ("b", "h", "g", "u", "v", "w"))
+    sizes = dict(zip(batch, out[:-2], strict=True))
     k = a[-2] if call.flag("transpose_a") else a[-1]
 
     def lead(shape: Shape) -> str:
@@ -212,7 +249,9 @@ def _einsum(call: Call) -> Nest:
         sizes.update(zip(term, shape, strict=True))
     ordered = {letter: sizes[letter] for letter in right} | sizes
     text = ", ".join(" ".join(term) or "." for term in terms) + f" -> {' '.join(right) or '.'}"
-    return nest_from(text, ordered)
+    # A letter that stands twice in a term walks along a diagonal, which no share holds.
+    diagonal = {letter for term in terms for letter in term if term.count(letter) > 1}
+    return nest_from(text, ordered, whole=diagonal)
 
 
 def _conv(call: Call) -> Nest:
@@ -254,10 +293,12 @@ def _pool(call: Call) -> Nest:
     rank = len(x) - 2
     space = ("d", "h", "w")[3 - rank :]
     if call.attr("output") is not None:
-        read = " ".join(s if o > 1 else "_" for s, o in zip(space, out[2:], strict=True))
+        # The windows of an adaptive pooling are shares of the input only if they divide it.
+        even = [o > 1 and i % o == 0 for i, o in zip(x[2:], out[2:], strict=True)]
+        read = " ".join(s if e else "_" for s, e in zip(space, even, strict=True))
     else:
         kernel = per_space(call, "kernel", rank, 1)
-        stride = per_space(call, "stride", rank, kernel[0])
+        stride = per_space(call, "stride", rank, kernel)
         read = " ".join(f"{s}+{max(0, kernel[i] - stride[i])}" for i, s in enumerate(space))
     text = f"b c {read} -> b c {' '.join(space)}"
     return nest_from(text, {"b": x[0], "c": x[1], **dict(zip(space, out[2:], strict=True))})
@@ -265,19 +306,19 @@ def _pool(call: Call) -> Nest:
 
 def _batch_norm(call: Call) -> Nest:
     x, *weights = call.inputs
-    sizes = _named(x)
-    names = tuple(sizes)
-    channel = names[1]
-    text = f"{' '.join(names)}" + f", {channel}" * len(weights) + f" -> {' '.join(names)}"
-    over = () if call.attr("training") is False else tuple(n for n in names if n != channel)
-    return nest_from(text, sizes, stats=[Stat(n, (channel,), 2) for n in over])
+    space = _space(x[2:])
+    image = f"b c {' '.join(space)}"
+    text = image + ", c" * len(weights) + f" -> {image}"
+    over = ("b", *space) if call.flag("training", True) else ()
+    stats = [Stat(name, ("c",), 2) for name in over]
+    return nest_from(text, {"b": x[0], "c": x[1], **space}, stats=stats)
 
 
 def _group_norm(call: Call) -> Nest:
     x, *weights = call.inputs
     groups = call.whole("groups", 1)
-    space = ("d", "h", "w")[3 - len(x[2:]) :]
-    sizes = {"b": x[0], "g": groups, "c": x[1] // groups, **dict(zip(space, x[2:], strict=True))}
+    space = _space(x[2:])
+    sizes = {"b": x[0], "g": groups, "c": x[1] // groups, **space}
     tail = f"(g c) {' '.join(space)}"
     text = f"b {tail}" + ", (g c)" * len(weights) + f" -> b {tail}"
     return nest_from(text, sizes, stats=[Stat(n, ("b", "g"), 2) for n in ("c", *space)])
@@ -286,8 +327,11 @@ def _group_norm(call: Call) -> Nest:
 def _last_norm(call: Call) -> Nest:
     x, *weights = call.inputs
     rank = call.whole("dims", 1)
-    lead = _named(x[:-rank], LEADING[: len(x) - rank])
-    tail = dict(zip(("c", "d", "e", "f")[:rank], x[len(x) - rank :], strict=True))
+    lead = _leading(x[:-rank])
+    names = _numbered(rank, ("c", "d", "e", "f"))
+    if rank > 4:
+        names = tuple(f"c{i}" for i in range(rank))  # d0, d1, ... may be leading dims
+    tail = dict(zip(names, x[len(x) - rank :], strict=True))
     values = 1 if call.kind == "rms_norm" else 2
     text = f"{' '.join((*lead, *tail))}" + f", {' '.join(tail)}" * len(weights)
     text += f" -> {' '.join((*lead, *tail))}"
@@ -319,7 +363,11 @@ def _attention(call: Call) -> Nest:
         "b": q[0], "h": groups, "g": heads // groups, "s": positions, "t": keys,
         "d": size, "e": value,
     }  # fmt: skip
-    text += "".join(f", {' '.join('_' * len(shape)) or '.'}" for shape in mask) + f" -> {out}"
+    for shape in mask:  # broadcasts to [b, heads, s, t]
+        names = ("b", "(h g)", "s", "t")[4 - len(shape) :]
+        own = ("_" if size == 1 else name for size, name in zip(shape, names, strict=True))
+        text += f", {' '.join(own) or '.'}"
+    text += f" -> {out}"
     # Splitting the keys merges partial outputs with their maxima and sums (flash decoding).
     merge = Stat("t", ("b", "h", "g", "s"), value + 2)
     return nest_from(text, sizes, whole=("d", "e"), stats=[merge])
@@ -327,7 +375,7 @@ def _attention(call: Call) -> Nest:
 
 def _embedding(call: Call) -> Nest:
     ids, table = call.inputs
-    lead = _named(ids, LEADING[: len(ids)])
+    lead = _leading(ids)
     head = " ".join(lead) or "."
     return nest_from(f"{head}, v e -> {' '.join(lead)} e", {**lead, "v": table[0], "e": table[1]})
 
@@ -342,7 +390,17 @@ def _elementwise(call: Call) -> Nest:
         return " ".join("_" if s == 1 else n for n, s in zip(own, shape, strict=True)) or "."
 
     text = ", ".join(read(shape) for shape in call.inputs)
-    return nest_from(f"{text} -> {' '.join(names) or '.'}", sizes)
+    # Two functions mix neighbours: a response norm across channels, rotary positions in a head.
+    fn = call.text("fn", "add")
+    if fn == "rope" and names:
+        heads = call.whole("heads", 1)
+        del sizes[names[-1]]
+        sizes |= {"heads": heads, "size": out[-1] // heads}
+        *lead, _ = names
+        text = f"{' '.join(lead)} (heads size)"
+        return nest_from(f"{text} -> {text}", sizes, whole=("size",))
+    mixed = names[1:2] if fn == "lrn" else ()
+    return nest_from(f"{text} -> {' '.join(names) or '.'}", sizes, whole=mixed)
 
 
 def _reduce(call: Call) -> Nest:
@@ -354,7 +412,11 @@ def _reduce(call: Call) -> Nest:
         right = ["_" if i in gone else name for i, name in enumerate(names)]
     else:
         right = [name for i, name in enumerate(names) if i not in gone]
-    return nest_from(f"{' '.join(names)} -> {' '.join(right) or '.'}", sizes)
+    # Sums and means add up over shares; a maximum or a product is completed by an exchange.
+    plain = call.text("fn", "sum") in ("sum", "mean")
+    kept = tuple(name for i, name in enumerate(names) if i not in gone)
+    stats = [] if plain else [Stat(names[i], kept, 1) for i in sorted(gone)]
+    return nest_from(f"{' '.join(names) or '.'} -> {' '.join(right) or '.'}", sizes, stats=stats)
 
 
 def _along_axis(call: Call) -> Nest:
@@ -443,9 +505,9 @@ def _expand(call: Call) -> Nest:
 
 def _resize(call: Call) -> Nest:
     (x,), (out,) = call.inputs, call.outputs
-    space = ("d", "h", "w")[3 - len(x[2:]) :]
+    space = _space(out[2:])
     text = f"b c {' '.join(f'{s}+1' for s in space)} -> b c {' '.join(space)}"
-    return nest_from(text, {"b": x[0], "c": x[1], **dict(zip(space, out[2:], strict=True))})
+    return nest_from(text, {"b": x[0], "c": x[1], **space})
 
 
 def _recurrent(call: Call) -> Nest:
@@ -470,12 +532,13 @@ def _cell(call: Call) -> Nest:
     sizes = {"b": x[0], "h": state[1], "i": x[1], "k": state[1]}
     width = gates(call.kind) * state[1]
     stats = [Stat("i", ("b",), width), Stat("k", ("b",), width)]
-    return nest_from(text, sizes, stats=stats)
+    # A GRU also mixes its state in unit by unit, so a share of it does not do.
+    return nest_from(text, sizes, whole=("k",) if call.kind == "gru_cell" else (), stats=stats)
 
 
 def _router(call: Call) -> Nest:
     x, w = call.inputs
-    lead = _named(x[:-1], LEADING[: len(x) - 1])
+    lead = _leading(x[:-1])
     head = " ".join(lead)
     sizes = {**lead, "e": w[0], "k": w[1]}
     return nest_from(f"{head} k, e k -> {head} e", sizes, stats=[Stat("e", tuple(lead), 2)])
@@ -484,16 +547,16 @@ def _router(call: Call) -> Nest:
 def _token_exchange(call: Call) -> Nest:
     """Dispatch and combine. A share of the batch fills the same share of every expert's places."""
     tokens, router = call.inputs
-    lead = _named(router[:-1], LEADING[: len(router) - 1])
+    lead = _leading(router[:-1])
     head = " ".join(lead)
-    first = next(iter(lead), "_")
+    places = f"({head})" if head else "_"
     if call.kind == "moe_dispatch":
-        text = f"{head} k, {head} e -> e {first} k"
+        text = f"{head} k, {head} e -> e {places} k"
         size = tokens[-1]
     else:
-        text = f"e {first} k, {head} e -> {head} k"
+        text = f"e {places} k, {head} e -> {head} k"
         size = tokens[2]
-    return nest_from(text, {**lead, "e": router[-1], "k": size}, whole=tuple(lead)[1:])
+    return nest_from(text, {**lead, "e": router[-1], "k": size})
 
 
 def _expert_linear(call: Call) -> Nest:
@@ -504,7 +567,7 @@ def _expert_linear(call: Call) -> Nest:
 
 def _class_loss(call: Call) -> Nest:
     logits = call.inputs[0]
-    lead = _named(logits[:-1], LEADING[: len(logits) - 1])
+    lead = _leading(logits[:-1])
     head = " ".join(lead)
     stats = [Stat("v", tuple(lead), 3)]
     return nest_from(f"{head} v, {head or '.'} -> .", {**lead, "v": logits[-1]}, stats=stats)

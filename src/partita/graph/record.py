@@ -24,6 +24,7 @@ N = TypeVar("N", "Tensor", "Op")
 ROLES = ("input", "parameter", "state", "activation", "gradient")
 PHASES = ("forward", "dgrad", "wgrad", "update")
 MAX_ELEMENTS = 2**62
+MAX_NUMBER = 2**63 - 1  # of a whole-number attribute: what other readers of the files can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Tensor:
         if not self.name:
             raise GraphError("a tensor has no name", fix="name every tensor", field="tensors")
         where = f"tensor {self.name!r}"
+        _check_text(self.name, where)
         for size in self.shape:
             if type(size) is not int or size < 1:
                 raise GraphError(
@@ -89,19 +91,24 @@ class Op:
     def __post_init__(self) -> None:
         if not self.name:
             raise GraphError("an op has no name", fix="name every op", field="ops")
+        where = f"op {self.name!r}"
+        if not self.kind:
+            raise GraphError("has no kind", fix="say what it computes", field=where)
+        if not self.outputs:
+            raise GraphError("gives no tensor", fix="name its outputs or remove it", field=where)
         if self.phase not in PHASES:
             raise GraphError(
-                f"unknown phase {self.phase!r}",
-                fix=f"use one of {', '.join(PHASES)}",
-                field=f"op {self.name!r}",
+                f"unknown phase {self.phase!r}", fix=f"use one of {', '.join(PHASES)}", field=where
             )
-        for key, value in self.attrs:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise GraphError(
-                    f"attribute {key} is {value}",
-                    fix="attributes are finite numbers",
-                    field=f"op {self.name!r}",
-                )
+        if self.forward and self.phase not in ("dgrad", "wgrad"):
+            raise GraphError(
+                f"of phase {self.phase} belongs to the forward op {self.forward!r}",
+                fix="only dgrad and wgrad ops do",
+                field=where,
+            )
+        for text in (self.name, self.kind, self.scope):
+            _check_text(text, where)
+        _check_attrs(self.attrs, where)
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """The attribute, or `default`."""
@@ -145,9 +152,9 @@ class Call:
     def whole(self, name: str, default: int = 0) -> int:
         """A whole-number attribute."""
         value = self.attr(name, default)
-        if not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int):
             raise GraphError(f"attribute {name} is {value!r}", fix="a whole number is needed")
-        return int(value)
+        return value
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """A list attribute of whole numbers; a single number counts as a list of one."""
@@ -158,12 +165,18 @@ class Call:
         return tuple(item for item in values if isinstance(item, int))
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A true/false attribute."""
-        return bool(self.attr(name, default))
+        """A true/false attribute; 0 and 1 count as such."""
+        value = self.attr(name, default)
+        if value not in (False, True):
+            raise GraphError(f"attribute {name} is {value!r}", fix="true or false is needed")
+        return bool(value)
 
     def text(self, name: str, default: str = "") -> str:
         """A text attribute."""
-        return str(self.attr(name, default))
+        value = self.attr(name, default)
+        if not isinstance(value, str):
+            raise GraphError(f"attribute {name} is {value!r}", fix="text is needed")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +194,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        _check_text(self.name, "name")
         put(self, "_tensor", _by_name(self.tensors, "tensor"))
         put(self, "_op", _by_name(self.ops, "op"))
         producer: dict[str, str] = {}
@@ -242,6 +256,12 @@ class Graph:
             raise GraphError(
                 f"belongs to the forward op {op.forward!r}, which does not exist",
                 fix="keep forward and backward in one graph",
+                field=where,
+            )
+        if op.forward and self._op[op.forward].phase != "forward":
+            raise GraphError(
+                f"belongs to {op.forward!r}, which is no forward op",
+                fix="name the op whose gradients it computes",
                 field=where,
             )
 
@@ -352,6 +372,7 @@ class Graph:
 def topological(ops: Iterable[Op], given: Iterable[str]) -> tuple[Op, ...]:
     """The ops in topological order, as close to the order given as can be; a cycle is named."""
     remaining = list(ops)
+    _by_name(tuple(remaining), "op")  # refuses a name that stands twice
     known = set(given)
     source: dict[str, Op] = {}
     for op in remaining:
@@ -405,6 +426,39 @@ def _positions(op: Op, attr: str, limit: int) -> tuple[int, ...]:
             field=f"op {op.name!r}",
         )
     return good
+
+
+def _check_text(text: str, where: str) -> None:
+    """Refuse half of a surrogate pair: no file could hold it."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise GraphError(
+            f"the text {text!r} is not Unicode", fix="remove the lone surrogate", field=where
+        )
+
+
+def _check_attrs(attrs: tuple[tuple[str, Attr], ...], where: str) -> None:
+    keys = [key for key, _ in attrs]
+    if len(set(keys)) != len(keys) or keys != sorted(keys):
+        raise GraphError(
+            f"attributes {', '.join(keys)}", fix="name each once, in sorted order", field=where
+        )
+    for key, value in attrs:
+        _check_text(key, where)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, str):
+                _check_text(item, where)
+            elif not isinstance(item, int | float):
+                raise GraphError(
+                    f"attribute {key} is {value!r}",
+                    fix="attributes are numbers, text, true/false or a tuple of these",
+                    field=where,
+                )
+            elif abs(item) > MAX_NUMBER if isinstance(item, int) else not math.isfinite(item):
+                raise GraphError(
+                    f"attribute {key} is {value}",
+                    fix="attributes are finite numbers of at most 64 bits",
+                    field=where,
+                )
 
 
 def _by_name(items: tuple[N, ...], what: str) -> dict[str, N]:

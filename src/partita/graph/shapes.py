@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from partita.errors import GraphError
-from partita.graph.record import Call, Shape
+from partita.graph.record import Call, Graph, Shape
 
 Shapes = tuple[Shape, ...]
 
@@ -24,7 +24,7 @@ def output_shapes(call: Call) -> Shapes:
         )
     try:
         found = rule(call)
-    except (IndexError, ValueError, ZeroDivisionError):
+    except (IndexError, ValueError, ZeroDivisionError, OverflowError):
         raise GraphError(
             f"{call.kind} cannot take inputs of shapes {_shown(call.inputs)}",
             fix="check the shapes and attributes",
@@ -35,6 +35,11 @@ def output_shapes(call: Call) -> Shapes:
             fix="the input is too small for these attributes",
         )
     return found
+
+
+def unknown_kinds(graph: Graph) -> tuple[str, ...]:
+    """Kinds of ops that no table knows, sorted: carried, not split, costed by bytes."""
+    return tuple(sorted({op.kind for op in graph.ops if op.kind not in SHAPES}))
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -52,9 +57,16 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(result)
 
 
-def per_space(call: Call, name: str, rank: int, default: int) -> tuple[int, ...]:
+def per_space(
+    call: Call, name: str, rank: int, default: int | tuple[int, ...], least: int = 1
+) -> tuple[int, ...]:
     """A window attribute as one number per spatial dim; one number stands for all."""
-    values = call.ints(name, (default,) * rank)
+    values = call.ints(name, (default,) if isinstance(default, int) else default)
+    if len(values) not in (1, rank) or min(values) < least:
+        raise GraphError(
+            f"attribute {name} is {list(values)}",
+            fix=f"one number or {rank}, each at least {least}, are needed",
+        )
     return values * rank if len(values) == 1 else values
 
 
@@ -74,7 +86,7 @@ def _needs(condition: bool, call: Call, rule: str) -> None:
 def _linear(call: Call) -> Shapes:
     x, w, *bias = call.inputs
     _needs(len(x) >= 1 and len(w) == 2 and x[-1] == w[1], call, "[..., k] and [n, k]")
-    _needs(all(b == (w[0],) for b in bias), call, "a bias of [n]")
+    _needs(bias in ([], [(w[0],)]), call, "at most a bias of [n]")
     return ((*x[:-1], w[0]),)
 
 
@@ -122,11 +134,11 @@ def _conv(call: Call) -> Shapes:
     _needs(groups >= 1 and x[1] % groups == 0, call, f"channels divisible by {groups} groups")
     _needs(x[1] == channels and (not transposed or w[0] == x[1]), call, "matching channels")
     n = w[1] * groups if transposed else w[0]
-    _needs(n % groups == 0 and all(b == (n,) for b in bias), call, f"a bias of [{n}]")
+    _needs(n % groups == 0 and bias in ([], [(n,)]), call, f"at most a bias of [{n}]")
     stride = per_space(call, "stride", rank, 1)
-    padding = per_space(call, "padding", rank, 0)
+    padding = per_space(call, "padding", rank, 0, least=0)
     dilation = per_space(call, "dilation", rank, 1)
-    extra = per_space(call, "output_padding", rank, 0)
+    extra = per_space(call, "output_padding", rank, 0, least=0)
     space = []
     for i in range(rank):
         reach = dilation[i] * (w[2 + i] - 1)
@@ -140,12 +152,12 @@ def _conv(call: Call) -> Shapes:
 def _pool(call: Call) -> Shapes:
     (x,) = call.inputs
     rank = len(x) - 2
-    _needs(rank >= 1, call, "[b, c, *space]")
+    _needs(1 <= rank <= 3, call, "[b, c, *space] with one to three spatial dims")
     if call.attr("output") is not None:
         return ((*x[:2], *per_space(call, "output", rank, 1)),)
     kernel = per_space(call, "kernel", rank, 1)
-    stride = per_space(call, "stride", rank, kernel[0])
-    padding = per_space(call, "padding", rank, 0)
+    stride = per_space(call, "stride", rank, kernel)
+    padding = per_space(call, "padding", rank, 0, least=0)
     up = [s - 1 if call.flag("ceil") else 0 for s in stride]
     space = []
     for i in range(rank):
@@ -156,15 +168,30 @@ def _pool(call: Call) -> Shapes:
     return ((*x[:2], *space),)
 
 
-def _same(call: Call) -> Shapes:
-    return (call.inputs[0],)
+def _softmax(call: Call) -> Shapes:
+    (x,) = call.inputs
+    axis_of(call, len(x))
+    return (x,)
+
+
+def _optimizer(call: Call) -> Shapes:
+    weights, gradient, *states = call.inputs
+    call.text("rule", "adamw")
+    _needs(
+        all(other == weights for other in (gradient, *states)),
+        call,
+        "weights, gradient and states of one shape",
+    )
+    return (weights,)
 
 
 def _channel_norm(call: Call) -> Shapes:
     x, *weights = call.inputs
     _needs(len(x) >= 2 and all(w == (x[1],) for w in weights), call, "[b, c, ...] and [c] weights")
     if call.kind == "group_norm":
-        _needs(x[1] % max(1, call.whole("groups", 1)) == 0, call, "channels divisible by groups")
+        groups = call.whole("groups", 1)
+        _needs(groups >= 1 and x[1] % groups == 0, call, f"channels divisible by {groups} groups")
+    call.flag("training")
     return (x,)
 
 
@@ -177,7 +204,21 @@ def _last_norm(call: Call) -> Shapes:
 
 
 def _attention(call: Call) -> Shapes:
-    q, k, v = call.inputs[:3]
+    q, k, v, *masks = call.inputs
+    call.flag("causal")
+    _needs(call.whole("window", 0) >= 0, call, "a window of at least 0")
+    found = _attended(call, q, k, v)
+    heads, _ = attention_heads(call)
+    full = (q[0], heads, q[-2], k[-2])
+    _needs(
+        len(masks) <= 1 and all(len(m) <= 4 and broadcast(m, full) == full for m in masks),
+        call,
+        f"at most one mask, which broadcasts to {list(full)}",
+    )
+    return (found,)
+
+
+def _attended(call: Call, q: Shape, k: Shape, v: Shape) -> Shape:
     if len(q) == 4:
         _needs(
             len(k) == len(v) == 4 and q[0] == k[0] == v[0] and q[3] == k[3] and k[2] == v[2],
@@ -185,7 +226,7 @@ def _attention(call: Call) -> Shapes:
             "[b, h, s, d], [b, g, t, d] and [b, g, t, e]",
         )
         _needs(k[1] == v[1] and q[1] % k[1] == 0, call, "query heads divisible by key heads")
-        return ((*q[:3], v[3]),)
+        return (*q[:3], v[3])
     heads, groups = attention_heads(call)
     _needs(len(q) == len(k) == len(v) == 3 and k[:2] == v[:2] and q[0] == k[0], call, "[b, s, h*d]")
     _needs(
@@ -194,7 +235,7 @@ def _attention(call: Call) -> Shapes:
         call,
         f"sizes that {heads} query heads and {groups} key heads divide",
     )  # fmt: skip
-    return ((q[0], q[1], v[2] // groups * heads),)
+    return (q[0], q[1], v[2] // groups * heads)
 
 
 def attention_heads(call: Call) -> tuple[int, int]:
@@ -213,12 +254,23 @@ def _embedding(call: Call) -> Shapes:
 
 def _elementwise(call: Call) -> Shapes:
     _needs(len(call.inputs) >= 1, call, "at least one input")
-    return (broadcast(*call.inputs),)
+    found = broadcast(*call.inputs)
+    if call.text("fn", "add") == "rope":
+        heads = call.whole("heads", 1)
+        _needs(
+            len(call.inputs) == 1 and heads >= 1 and len(found) >= 1 and found[-1] % heads == 0,
+            call,
+            f"one input whose last size {heads} heads divide",
+        )
+    return (found,)
 
 
 def _reduce(call: Call) -> Shapes:
     (x,) = call.inputs
-    axes = {axis % len(x) for axis in call.ints("axes", tuple(range(len(x))))}
+    named = call.ints("axes", tuple(range(len(x))))
+    _needs(all(-len(x) <= axis < len(x) for axis in named), call, f"axes it has, not {list(named)}")
+    call.text("fn", "sum")
+    axes = {axis % len(x) for axis in named}
     if call.flag("keepdim"):
         return (tuple(1 if i in axes else size for i, size in enumerate(x)),)
     return (tuple(size for i, size in enumerate(x) if i not in axes),)
@@ -278,16 +330,19 @@ def _pad(call: Call) -> Shapes:
 
 def _resize(call: Call) -> Shapes:
     (x,) = call.inputs
+    _needs(3 <= len(x) <= 5, call, "[b, c, *space] with one to three spatial dims")
     return ((*x[:2], *per_space(call, "output", len(x) - 2, 1)),)
 
 
 def _expand(call: Call) -> Shapes:
+    (x,) = call.inputs
     shape = call.ints("shape")
-    _needs(broadcast(call.inputs[0], shape) == shape, call, f"something that expands to {shape}")
+    _needs(broadcast(x, shape) == shape, call, f"something that expands to {list(shape)}")
     return (shape,)
 
 
 def _constant(call: Call) -> Shapes:
+    _needs(not call.inputs, call, "no inputs")
     return (call.ints("shape"),)
 
 
@@ -335,7 +390,9 @@ def expert_capacity(call: Call) -> int:
     """Tokens an expert takes: tokens * top_k / experts, rounded up, times the capacity factor."""
     gates_shape = call.inputs[1]
     tokens, experts = math.prod(gates_shape[:-1]), gates_shape[-1]
-    share = tokens * call.whole("top_k", 1) * call.number("capacity_factor", 1.0) / experts
+    top_k, factor = call.whole("top_k", 1), call.number("capacity_factor", 1.0)
+    _needs(1 <= top_k <= experts and factor > 0, call, "1 <= top_k <= experts, a positive factor")
+    share = tokens * top_k * factor / experts
     return max(1, math.ceil(share))
 
 
@@ -356,13 +413,15 @@ def _combine(call: Call) -> Shapes:
 def _expert_linear(call: Call) -> Shapes:
     x, w, *bias = call.inputs
     _needs(len(x) == len(w) == 3 and x[0] == w[0] and x[2] == w[2], call, "[e, c, k] and [e, n, k]")
-    _needs(all(b == (w[0], w[1]) for b in bias), call, "a bias of [e, n]")
+    _needs(bias in ([], [(w[0], w[1])]), call, "at most a bias of [e, n]")
     return ((x[0], x[1], w[1]),)
 
 
 def _class_loss(call: Call) -> Shapes:
     logits, targets = call.inputs
-    _needs(logits[:-1] == targets, call, "logits [..., classes] and targets [...]")
+    _needs(
+        len(logits) >= 1 and logits[:-1] == targets, call, "logits [..., classes] and targets [...]"
+    )
     return ((),)
 
 
@@ -386,7 +445,7 @@ SHAPES: dict[str, Callable[[Call], Shapes]] = {
     "group_norm": _channel_norm,
     "layer_norm": _last_norm,
     "rms_norm": _last_norm,
-    "softmax": _same,
+    "softmax": _softmax,
     "attention": _attention,
     "embedding": _embedding,
     "elementwise": _elementwise,
@@ -410,5 +469,5 @@ SHAPES: dict[str, Callable[[Call], Shapes]] = {
     "expert_linear": _expert_linear,
     "cross_entropy": _class_loss,
     "mse_loss": _pair_loss,
-    "optimizer": _same,
+    "optimizer": _optimizer,
 }

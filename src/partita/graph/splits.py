@@ -98,7 +98,7 @@ def output_placement(nest: Nest, access: Access, dim: str) -> Placement:
     position = access.position(dim)
     if position is not None:
         return Placement("shard", position)
-    return PARTIAL if _leaves_summands(nest, access, dim) else REPLICATE
+    return PARTIAL if _leaves_summands(access, dim) else REPLICATE
 
 
 def share(nest: Nest, access: Access, shape: tuple[int, ...], split: dict[str, int]) -> int:
@@ -112,31 +112,30 @@ def share(nest: Nest, access: Access, shape: tuple[int, ...], split: dict[str, i
     return total
 
 
-def communication(call: Call, split: dict[str, int]) -> tuple[Exchange, ...]:
-    """What one execution of an op exchanges because it is split so."""
+def communication(
+    call: Call, split: dict[str, int], along: str | None = None
+) -> tuple[Exchange, ...]:
+    """What one execution of an op exchanges because it is split so (because of one dim only)."""
     nest = loop_nest(call)
     shapes = _output_shapes(call)
     found = []
     active = {name: factor for name, factor in split.items() if factor > 1}
-    for name in active:
-        stats = [stat for stat in nest.stats if stat.dim == name]
-        for stat in stats:
+    for name in active if along is None else [n for n in active if n == along]:
+        for stat in (stat for stat in nest.stats if stat.dim == name):
             rows = 1
             for over in stat.over:
                 rows *= _extent(nest, over, active)
             found.append(Exchange(stat.collective, rows * stat.values))
         for i, access in enumerate(nest.outputs):
-            if _leaves_summands(nest, access, name):
+            if _leaves_summands(access, name):
                 found.append(Exchange("all_reduce", share(nest, access, shapes[i], active), i))
         found.extend(_halos(call, nest, name, active))
     return tuple(found)
 
 
-def _leaves_summands(nest: Nest, access: Access, dim: str) -> bool:
+def _leaves_summands(access: Access, dim: str) -> bool:
     """Does splitting `dim` leave summands of this output? Not if statistics complete it."""
-    if access.position(dim) is not None or dim in access.repeats:
-        return False
-    return not any(stat.dim == dim for stat in nest.stats)
+    return access.position(dim) is None and dim not in access.repeats
 
 
 def _output_shapes(call: Call) -> tuple[tuple[int, ...], ...]:
@@ -149,14 +148,18 @@ def _extent(nest: Nest, name: str, split: dict[str, int]) -> int:
 
 
 def _halos(call: Call, nest: Nest, name: str, split: dict[str, int]) -> list[Exchange]:
-    """Border elements a device needs of its neighbours' shares of the tensors it reads."""
+    """Border elements of what it reads that a device needs from its neighbours.
+
+    A border of what it writes (of a transposed convolution, of a gradient) is added to theirs.
+    """
     if call.wrt:
         sides = {"g": call.outputs, "o": call.outputs, "i": call.inputs}
         shapes = [sides[code[0]][int(code[1:])] for code in call.reads]
     else:
         shapes = list(call.inputs)
     found = []
-    for shape, access in zip(shapes, nest.inputs, strict=True):
+    shapes += _output_shapes(call)
+    for shape, access in zip(shapes, (*nest.inputs, *nest.outputs), strict=True):
         position = access.position(name)
         if position is None or not access.halo[position]:
             continue

@@ -1,64 +1,131 @@
-"""Bytes an op moves between memory and the execution units, per phase.
+"""Bytes an op moves between memory and the execution units, per phase and split.
 
-By default each tensor of the op once: what it reads plus what it writes. Views move nothing, a
-lookup moves only the rows it takes, a pooling or norm gradient also reads what was saved.
+By default each tensor of the op once: what it reads plus what it writes, a device's share of each.
+Views move nothing, a lookup only the rows it takes, a recurrent layer its weights at every
+position, an optimizer its states both ways. `TRAFFIC[kind]` holds the exceptions.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from partita.graph.dtypes import dtype_bytes
-from partita.graph.record import Graph, Op
+from partita.graph.loops import loop_nest
+from partita.graph.record import Call, Graph, Op
+from partita.graph.splits import share
 
 VIEWS = frozenset({"reshape", "split", "slice", "expand"})
 
 
-def traffic_bytes(graph: Graph, op: Op) -> int:
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What traffic needs to know of a tensor: shape, bytes per element, given or computed."""
+
+    shape: tuple[int, ...]
+    element_bytes: int
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of weights and states, which come from memory, and of activations, which may not."""
+
+    given: float
+    computed: float
+
+    @property
+    def total(self) -> float:
+        """All bytes moved."""
+        return self.given + self.computed
+
+
+Elements = tuple[Element, ...]
+Factors = dict[str, int]
+NOTHING = Traffic(0.0, 0.0)
+
+
+def elements(graph: Graph, op: Op) -> tuple[Elements, Elements]:
+    """The tensors an op reads and writes, as traffic sees them."""
+    return tuple(_element(graph, n) for n in op.inputs), tuple(
+        _element(graph, n) for n in op.outputs
+    )
+
+
+def traffic(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """Bytes one device moves for its share of an op."""
+    return TRAFFIC.get(call.kind, _all)(call, reads, writes, factors)
+
+
+def traffic_bytes(graph: Graph, op: Op) -> float:
     """Bytes read and written by one execution of an op."""
-    kind = graph.op(op.forward).kind if op.forward else op.kind
-    return TRAFFIC.get(kind, _all)(graph, op)
+    return traffic(graph.call(op), *elements(graph, op), {}).total
 
 
-def _all(graph: Graph, op: Op) -> int:
-    return sum(graph.tensor(name).size_bytes for name in (*op.inputs, *op.outputs))
+def _element(graph: Graph, name: str) -> Element:
+    tensor = graph.tensor(name)
+    given = tensor.role in ("parameter", "state")
+    return Element(tensor.shape, dtype_bytes(tensor.dtype), given)
 
 
-def _view(graph: Graph, op: Op) -> int:
-    """A view is free forward; its gradient is a view too, except where pieces are put together."""
-    if op.phase == "forward" or op.kind == "reshape":
-        return 0
-    return _all(graph, op)
+def _all(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    nest = loop_nest(call)
+    given = computed = 0.0
+    for items, accesses in ((reads, nest.inputs), (writes, nest.outputs)):
+        for item, access in zip(items, accesses, strict=True):
+            held = share(nest, access, item.shape, factors) if factors else math.prod(item.shape)
+            if item.given:
+                given += held * item.element_bytes
+            else:
+                computed += held * item.element_bytes
+    return Traffic(given, computed)
 
 
-def _lookup(graph: Graph, op: Op) -> int:
-    """Rows taken and written (or, for the gradient, added to the table), and the ids."""
-    origin = graph.op(op.forward) if op.forward else op
-    ids = graph.tensor(origin.inputs[0])
-    table = graph.tensor(origin.inputs[1])
-    rows = math.prod(ids.shape) * table.shape[1] * dtype_bytes(table.dtype)
-    moves = 2 if op.phase == "forward" else 3
-    return ids.size_bytes + moves * rows
+def _view(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """A view is free forward; its gradient is one too, except where pieces are put together."""
+    if call.phase == "forward" or call.kind == "reshape":
+        return NOTHING
+    return _all(call, reads, writes, factors)
 
 
-def _transpose(graph: Graph, op: Op) -> int:
-    return 0 if op.attr("view", False) else _all(graph, op)
+def _lookup(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """Rows taken and written, or added to the table, and the ids."""
+    rows = math.prod(call.outputs[0]) / math.prod(factors.values())
+    moves = 2 if call.phase == "forward" else 3
+    return Traffic(moves * rows * writes[0].element_bytes, 8.0 * rows / call.outputs[0][-1])
 
 
-def _elementwise(graph: Graph, op: Op) -> int:
-    return 0 if op.attr("fn") == "identity" else _all(graph, op)
+def _elementwise(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    return NOTHING if passes_through(call) else _all(call, reads, writes, factors)
 
 
-def _optimizer(graph: Graph, op: Op) -> int:
-    """Gradient and weights read, states read and written, weights written."""
-    states = sum(graph.tensor(name).size_bytes for name in op.inputs[2:])
-    return _all(graph, op) + states
+def passes_through(call: Call) -> bool:
+    """Does an elementwise op hand on its input as it is, as a sum does with its gradient?"""
+    fn = call.text("fn")
+    if fn == "identity" or call.phase == "forward":
+        return fn == "identity"
+    return fn == "add" and all(call.inputs[i] == call.outputs[0] for i in call.wrt)
 
 
-TRAFFIC: dict[str, Callable[[Graph, Op], int]] = {
-    **dict.fromkeys(VIEWS, _view),
+def _recurrent(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    once = _all(call, reads, writes, factors)
+    return Traffic(once.given * call.inputs[0][1], once.computed)
+
+
+def _optimizer(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    once = _all(call, reads, writes, factors)
+    return Traffic(2 * once.given, once.computed)
+
+
+def _nothing(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    return NOTHING
+
+
+TRAFFIC: dict[str, Callable[[Call, Elements, Elements, Factors], Traffic]] = {
+    **dict.fromkeys(sorted(VIEWS), _view),
     "embedding": _lookup,
-    "transpose": _transpose,
     "elementwise": _elementwise,
+    "lstm": _recurrent,
+    "gru": _recurrent,
     "optimizer": _optimizer,
-    "constant": lambda graph, op: 0,
+    "constant": _nothing,
 }

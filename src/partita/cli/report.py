@@ -1,0 +1,67 @@
+"""`partita report`: a plan as text here, as a page, a picture or a trace in a file."""
+
+from pathlib import Path
+
+import click
+
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.errors import FileError
+from partita.jobs.simulate import Simulation
+from partita.plans import Plan
+
+FORMATS = (".html", ".svg", ".trace.json", ".txt")
+
+
+@click.command()
+@click.argument("plan")
+@click.option("--width", type=click.IntRange(40, 400), default=100, help="Columns of the timeline.")
+@output_option(f"Write a report here; the ending decides: {', '.join(FORMATS)}.")
+@common_options
+def command(plan: str, width: int, output: OutputFile | None, out: Output) -> int:
+    """Draw a PLAN: what it predicts, the timeline of one step, memory.
+
+    Text goes to the terminal. With -o report.html you get one self-contained page, with -o
+    plan.svg the timeline as a picture, with -o plan.trace.json a trace for Perfetto.
+    """
+    from partita.jobs.simulate import simulate
+    from partita.plans import read_plan
+    from partita.report.summary import simulation_json, simulation_text
+    from partita.report.terminal import gantt
+
+    suffix = None if output is None else _suffix(output.path)
+    record = read_plan(plan)
+    found = simulate(record)
+    text = f"{simulation_text(found)}\n\n{gantt(found.timeline, width=width)}"
+    out.show(text)
+    if output is not None and suffix is not None:
+        output.write(_content(suffix, record, found, text))
+        out.show(f"report in {output.path}")
+    out.result({**simulation_json(found), "report": None if output is None else str(output.path)})
+    return 0
+
+
+def _suffix(path: Path) -> str:
+    for suffix in FORMATS:
+        if path.name.endswith(suffix):
+            return suffix
+    raise FileError(
+        f"has an ending that says nothing: {path.suffix or 'none'}",
+        fix=f"end the name in one of {', '.join(FORMATS)}",
+        file=str(path),
+    )
+
+
+def _content(suffix: str, plan: Plan, found: Simulation, text: str) -> bytes | str:
+    if suffix == ".html":
+        from partita.report.page import plan_page
+
+        return plan_page(plan, found)
+    if suffix == ".svg":
+        from partita.report.svg_timeline import timeline_svg
+
+        return timeline_svg(found.timeline, title=str(plan))
+    if suffix == ".trace.json":
+        from partita.report.trace import chrome_trace
+
+        return chrome_trace(found.timeline)
+    return text + "\n"

@@ -1,0 +1,184 @@
+"""Seconds of communication between devices, by latency and bandwidth over the actual links.
+
+A collective runs in `groups` of devices at the same time (one group per line of a mesh axis).
+Every message follows its route; what crosses one link adds up there, so that shared links and
+network cards slow each other down as they do in reality. With p devices and n bytes:
+
+    ring all-reduce        2 (p - 1) (latency + n/p * load)    load: seconds per byte of the
+    ring all-gather          (p - 1) (latency + n/p * load)    busiest link when every device
+    tree all-reduce        2 (log2 p * latency + n * load)     sends to its neighbour at once
+    hierarchical           reduce-scatter inside, all-reduce across, all-gather inside
+    all-to-all             (p - 1) latency + n/p * load of all pairs
+
+The fastest algorithm is taken, as communication libraries do.
+"""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from partita.cluster import Cluster
+
+Groups = tuple[tuple[int, ...], ...]
+
+EFFICIENCY = 0.85  # of a link's bandwidth that large messages reach
+ALL_PAIRS_LIMIT = 32  # larger groups estimate all-to-all from their levels
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo")
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Sending along several routes at once: worst latency, seconds per byte of the worst link."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Times of collectives on one cluster; remembers routes and rings."""
+
+    cluster: Cluster
+    _paths: dict[tuple[str, Groups], Path] = field(default_factory=dict, repr=False, compare=False)
+
+    def seconds(self, collective: str, size_bytes: float, groups: Groups) -> float:
+        """Time of a collective of `size_bytes` in each of the groups at once.
+
+        The size is the whole tensor's: for all-gather and all-to-all the result on one device
+        before or after, for reduce-scatter what goes in, for halo what one neighbour sends.
+        """
+        p = max((len(group) for group in groups), default=1)
+        if p <= 1 or size_bytes <= 0:
+            return 0.0
+        return self._by_name(collective, size_bytes, groups, p)
+
+    def send(self, size_bytes: float, source: int, target: int) -> float:
+        """Time of one message between two devices."""
+        if source == target:
+            return 0.0
+        path = self._path("pair", ((source, target),))
+        return path.latency_s + size_bytes * path.s_per_byte
+
+    def algorithm(self, size_bytes: float, groups: Groups) -> str:
+        """Which all-reduce is the fastest here."""
+        times = self._all_reduce_times(size_bytes, groups)
+        return min(times, key=lambda name: times[name])
+
+    def _by_name(self, name: str, size: float, groups: Groups, p: int) -> float:
+        if name == "all_reduce":
+            return min(self._all_reduce_times(size, groups).values())
+        if name in ("all_gather", "reduce_scatter"):
+            return min(self._gather(size, groups, p), self._gather_by_level(size, groups))
+        if name == "all_to_all":
+            return self._all_to_all(size, groups, p)
+        if name == "broadcast":
+            path = self._path("tree", groups)
+            return math.ceil(math.log2(p)) * path.latency_s + size * path.s_per_byte
+        if name == "halo":
+            path = self._path("ring", groups)
+            return 2 * (path.latency_s + size * path.s_per_byte)
+        raise ValueError(f"no collective {name!r}; there are {', '.join(COLLECTIVES)}")
+
+    def _gather(self, size: float, groups: Groups, p: int) -> float:
+        path = self._path("ring", groups)
+        return (p - 1) * (path.latency_s + size / p * path.s_per_byte)
+
+    def _gather_by_level(self, size: float, groups: Groups) -> float:
+        cut = self._cut(groups)
+        if cut is None:
+            return math.inf
+        inside, across = cut
+        q, r = len(inside[0]), len(across[0])
+        return self._gather(size / q, across, r) + self._gather(size, inside, q)
+
+    def _all_reduce_times(self, size: float, groups: Groups) -> dict[str, float]:
+        p = max(len(group) for group in groups)
+        tree = self._path("tree", groups)
+        times = {
+            "ring": 2 * self._gather(size, groups, p),
+            "tree": 2 * (math.ceil(math.log2(p)) * tree.latency_s + size * tree.s_per_byte),
+        }
+        cut = self._cut(groups)
+        if cut is not None:
+            inside, across = cut
+            q = len(inside[0])
+            across_time = min(self._all_reduce_times(size / q, across).values())
+            times["hierarchical"] = 2 * self._gather(size, inside, q) + across_time
+        return times
+
+    def _all_to_all(self, size: float, groups: Groups, p: int) -> float:
+        if p <= ALL_PAIRS_LIMIT:
+            path = self._path("all", groups)
+            return (p - 1) * path.latency_s + size / p * path.s_per_byte
+        cut = self._cut(groups)
+        if cut is None:  # a flat group: every device sends n (p-1)/p over its own link
+            path = self._path("ring", groups)
+            return (p - 1) * path.latency_s + size * (p - 1) / p * path.s_per_byte
+        inside, across = cut
+        q, r = len(inside[0]), len(across[0])
+        far = self._path("ring", across)
+        leaving = (r - 1) / r
+        outside = (r - 1) * far.latency_s + size * leaving * far.s_per_byte
+        return max(outside, self._all_to_all(size / r, inside, q))
+
+    def _cut(self, groups: Groups) -> tuple[Groups, Groups] | None:
+        """Groups as equal parts inside a level and lines across it; None where they do not fit."""
+        return _cut_by_level(tuple(level.groups for level in self.cluster.levels()), groups)
+
+    def _path(self, shape: str, groups: Groups) -> Path:
+        key = (shape, groups)
+        if key not in self._paths:
+            self._paths[key] = self._measure(_pairs(shape, groups))
+        return self._paths[key]
+
+    def _measure(self, pairs: Iterable[tuple[int, int]]) -> Path:
+        loads: Counter[tuple[str, int]] = Counter()
+        latency = 0.0
+        links = self.cluster.links
+        for source, target in pairs:
+            route = self.cluster.route(source, target)
+            latency = max(latency, sum(links[i].latency_s for i in route))
+            for i in route:
+                loads[(links[i].lane, -1) if links[i].lane else ("", i)] += 1
+        slowest = {
+            (link.lane, -1) if link.lane else ("", i): link.bytes_per_s
+            for i, link in enumerate(links)
+        }
+        worst = max((count / slowest[key] for key, count in loads.items()), default=0.0)
+        return Path(latency, worst / EFFICIENCY)
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut_by_level(levels: tuple[Groups, ...], groups: Groups) -> tuple[Groups, Groups] | None:
+    for level in reversed(levels[:-1]):
+        home = {device: i for i, members in enumerate(level) for device in members}
+        inside: list[tuple[int, ...]] = []
+        across: list[tuple[int, ...]] = []
+        for group in groups:
+            parts: dict[int, list[int]] = {}
+            for device in group:
+                parts.setdefault(home[device], []).append(device)
+            sizes = {len(part) for part in parts.values()}
+            if len(parts) < 2 or len(sizes) != 1 or sizes == {1}:
+                break
+            inside.extend(map(tuple, parts.values()))
+            across.extend(zip(*parts.values(), strict=True))
+        else:
+            return tuple(inside), tuple(across)
+    return None
+
+
+def _pairs(shape: str, groups: Groups) -> Iterable[tuple[int, int]]:
+    """Who sends to whom at once, over all groups."""
+    for group in groups:
+        p = len(group)
+        if shape == "pair":
+            yield group[0], group[1]
+        elif shape == "ring" and p > 1:
+            yield from ((group[i], group[(i + 1) % p]) for i in range(p))
+        elif shape == "tree":
+            yield from ((group[i], group[(i - 1) // 2]) for i in range(1, p))
+        elif shape == "all":
+            yield from ((a, b) for a in group for b in group if a != b)

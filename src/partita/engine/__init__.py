@@ -1,0 +1,2 @@
+from partita.simulate.engine import run
+__all__=["run"]

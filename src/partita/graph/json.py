@@ -1,0 +1,99 @@
+"""The JSON form of a graph, `partita/graph@1`, both ways.
+
+    {"format": "partita/graph@1", "name": "mlp",
+     "tensors": [{"name": "x", "shape": [32, 784], "role": "input"}, ...],
+     "ops": [{"name": "fc", "kind": "linear", "inputs": ["x", "w"], "outputs": ["fc"]}, ...],
+     "outputs": ["fc"]}
+
+Left out where usual: `dtype` f32, `role` activation, `phase` forward; `attrs`, `scope` and
+`forward` if empty. Ops may stand in any order.
+"""
+
+from typing import Any
+
+import msgspec
+
+from partita.errors import FileError, GraphError
+from partita.files import check_format, convert
+from partita.graph.check import assemble
+from partita.graph.record import Attr, Graph, Op, Tensor
+
+VERSION = 1
+_Scalar = bool | int | float | str
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    role: str = "activation"
+
+
+class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: dict[str, _Scalar | list[_Scalar]] = {}
+    scope: str = ""
+    phase: str = "forward"
+    forward: str = ""
+
+
+class _Graph(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    name: str
+    tensors: tuple[_Tensor, ...]
+    ops: tuple[_Op, ...]
+    outputs: tuple[str, ...] = ()
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """The graph as plain values; `from_json` gives an equal graph back."""
+    wire = _Graph(
+        f"partita/graph@{VERSION}",
+        graph.name,
+        tuple(_Tensor(t.name, t.shape, t.dtype, t.role) for t in graph.tensors),
+        tuple(
+            _Op(
+                op.name,
+                op.kind,
+                op.inputs,
+                op.outputs,
+                {key: list(v) if isinstance(v, tuple) else v for key, v in op.attrs},
+                op.scope,
+                op.phase,
+                op.forward,
+            )
+            for op in graph.ops
+        ),
+        graph.outputs,
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(wire)
+    return plain
+
+
+def from_json(value: object, file: str = "") -> Graph:
+    """The graph that plain values describe; errors name the field."""
+    if not isinstance(value, dict):
+        raise FileError("is not a JSON object", fix="a graph file is one", file=file)
+    check_format(value, "graph", VERSION, file)
+    wire = convert(value, _Graph, file)
+    try:
+        return assemble(
+            wire.name,
+            [Tensor(t.name, t.shape, t.dtype, t.role) for t in wire.tensors],
+            [_op(op) for op in wire.ops],
+            wire.outputs,
+        )
+    except GraphError as error:
+        raise (error.within(file) if file else error) from None
+
+
+def _op(op: _Op) -> Op:
+    attrs = tuple((key, _attr(value)) for key, value in sorted(op.attrs.items()))
+    return Op(op.name, op.kind, op.inputs, op.outputs, attrs, op.scope, op.phase, op.forward)
+
+
+def _attr(value: _Scalar | list[_Scalar]) -> Attr:
+    return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]

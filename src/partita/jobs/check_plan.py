@@ -1,0 +1,87 @@
+"""Is a plan what it claims to be? Checked anew, without trusting whoever made it.
+
+The model and machine are rebuilt from their names and compared by fingerprint; every forward op
+must have exactly one split that its loop nest allows, on devices that exist; the plan is lowered,
+its program checked for deadlock, run, the run verified, memory included; and the time it takes
+must be the time the plan predicts.
+"""
+
+from partita.cluster import Cluster, resolve
+from partita.engine import run
+from partita.errors import InputError
+from partita.graph.loops import loop_nest
+from partita.graph.record import Graph
+from partita.jobs.workload import load_ref
+from partita.lower import lower_stage
+from partita.plans import Plan, Stage
+from partita.verify import verify_program, verify_timeline
+
+TOLERANCE = 1e-6
+
+
+def check_plan(plan: Plan) -> tuple[str, ...]:
+    """What is wrong with a plan, in words; empty if nothing is."""
+    try:
+        cluster = resolve(plan.cluster.spec)
+        graph = load_ref(plan.model).graph
+    except InputError as error:
+        return (str(error),)
+    if cluster.fingerprint() != plan.cluster.fingerprint:
+        return (f"the machine {plan.cluster.spec} is not the one the plan was made for",)
+    found: list[str] = []
+    for stage in plan.stages:
+        found.extend(_check_stage(stage, graph, cluster))
+    return tuple(found) or _check_run(plan, graph, cluster)
+
+
+def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
+    found = [
+        f"device {device} does not exist; there are {cluster.num_devices}"
+        for device in stage.mesh.devices
+        if not 0 <= device < cluster.num_devices
+    ]
+    wanted = {op.name for op in graph.ops if op.phase == "forward"}
+    given = [op for op, _ in stage.splits]
+    found += [f"op {op!r} has no split" for op in sorted(wanted - set(given))]
+    found += [f"op {op!r} is not in the model" for op in sorted(set(given) - wanted)]
+    found += [
+        f"op {op!r} is split twice" for op in sorted({o for o in given if given.count(o) > 1})
+    ]
+    sizes = [axis.size for axis in stage.mesh.axes]
+    for op, dims in stage.splits:
+        if op in wanted:
+            found.extend(_check_split(graph, op, dims, sizes))
+    return found
+
+
+def _check_split(graph: Graph, op: str, dims: tuple[str, ...], sizes: list[int]) -> list[str]:
+    legal = {dim.name: dim for dim in loop_nest(graph.call(graph.op(op))).dims}
+    ways: dict[str, int] = {}
+    for dim, size in zip(dims, sizes, strict=True):
+        if dim:
+            ways[dim] = ways.get(dim, 1) * size
+    found = []
+    for dim, factor in ways.items():
+        if factor == 1:
+            continue
+        if dim not in legal or legal[dim].whole:
+            found.append(f"op {op!r} cannot be split along {dim!r}")
+        elif legal[dim].extent % factor:
+            found.append(f"op {op!r}: {dim} of {legal[dim].extent} is not divisible by {factor}")
+    return found
+
+
+def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+    if len(plan.stages) != 1:
+        return (f"the plan has {len(plan.stages)} stages; this version runs plans of one",)
+    program = lower_stage(plan.stages[0], graph, cluster).program
+    violations = verify_program(program)
+    if violations:
+        return violations
+    timeline = run(program)
+    violations = verify_timeline(program, timeline)
+    predicted = plan.prediction.step_s
+    if abs(timeline.makespan - predicted) > TOLERANCE * max(timeline.makespan, predicted):
+        claim = f"the plan predicts {predicted:.6g} s, it takes {timeline.makespan:.6g} s"
+        violations = (*violations, claim)
+    return violations

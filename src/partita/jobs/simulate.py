@@ -1,0 +1,251 @@
+"""How long does it take, what bounds it, does it fit: a plan, or a model spread plainly.
+
+Without a plan a model is run data parallel over all devices of the cluster: every op splits its
+batch where it can. The answer is simulated on the program that would run.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from partita.cluster import Cluster, resolve
+from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
+from partita.costs.roofline import OpCost
+from partita.costs.sharding import Choice, choices_of
+from partita.engine import run
+from partita.errors import PlanError
+from partita.graph.flops import flops
+from partita.graph.record import Graph
+from partita.jobs.workload import Workload, load, load_ref
+from partita.lower import Lowered, drawn_devices, lower_stage
+from partita.plans import Axis, Mesh, Plan, Stage
+from partita.program import Memory, Program
+from partita.timeline import Timeline
+from partita.verify import check_timeline
+
+NUMBERS = re.compile(r"(?<![0-9a-zA-Z_])[0-9]+(?![0-9a-zA-Z_])")  # whole parts of a dotted name
+
+
+@dataclass(frozen=True)
+class OpReport:
+    """What one device does for an op, and what bounds it there."""
+
+    name: str
+    kind: str
+    phase: str
+    split: tuple[tuple[str, int], ...]
+    cost: OpCost
+
+
+@dataclass(frozen=True)
+class OpGroup:
+    """Ops that differ only in the numbers in their names (`h.*.attn.q`) and cost the same."""
+
+    name: str
+    first: OpReport
+    count: int
+
+    @property
+    def seconds(self) -> float:
+        """Of all of them together."""
+        return self.first.cost.seconds * self.count
+
+
+def slowest_groups(ops: Sequence[OpReport], most: int) -> tuple[OpGroup, ...]:
+    """The repeated ops that take longest in all, longest first."""
+    members: dict[tuple[object, ...], list[OpReport]] = {}
+    for report in ops:
+        pattern = NUMBERS.sub("*", report.name)
+        key = (pattern, report.kind, report.phase, report.split, report.cost)
+        members.setdefault(key, []).append(report)
+    groups = [
+        OpGroup(str(key[0]) if len(same) > 1 else same[0].name, same[0], len(same))
+        for key, same in members.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: (-group.seconds, group.name))[:most])
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What running a stage on a cluster would be like."""
+
+    workload: Workload
+    cluster: Cluster
+    stage: Stage
+    timeline: Timeline
+    ops: tuple[OpReport, ...]
+    memory: ModelMemory
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step (or one inference)."""
+        return self.timeline.makespan
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds the busiest device computes."""
+        return self._busy("device")
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds the busiest network lane transfers."""
+        return self._busy("link")
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the step in which the busiest device waits."""
+        return self.step_s - self.compute_s
+
+    @property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """Peak memory of each device drawn."""
+        return tuple(float(peak) for peak in self.timeline.peaks())
+
+    @property
+    def capacity_bytes(self) -> tuple[float, ...]:
+        """Memory each device drawn has."""
+        return tuple(
+            float(self.cluster.kind_of(d).memory_bytes)
+            for d in drawn_devices(self.stage, self.cluster)
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Does every device have the memory it needs?"""
+        return all(p <= c for p, c in zip(self.peak_bytes, self.capacity_bytes, strict=True))
+
+    @property
+    def flops(self) -> float:
+        """Operations of the whole model in one step, each counted once."""
+        graph = self.workload.graph
+        return sum(flops(graph.call(op)) for op in graph.ops)
+
+    @property
+    def utilisation(self) -> float:
+        """The part of all devices' peak arithmetic that one step uses."""
+        peak = sum(
+            self.cluster.kind_of(d).peak(self.workload.dtype) for d in self.stage.mesh.devices
+        )
+        return self.flops / (peak * self.step_s) if self.step_s else 0.0
+
+    def workspace_bytes(self) -> float:
+        """What drivers and libraries keep of the first device."""
+        return workspace_bytes(self.cluster.kind_of(self.stage.mesh.devices[0]))
+
+    def bounds(self) -> dict[str, float]:
+        """Seconds of the first device by what bounds them: compute, memory, launch, waiting."""
+        found = dict.fromkeys(("compute", "memory", "launch"), 0.0)
+        for report in self.ops:
+            if report.cost.bound in found:
+                found[report.cost.bound] += report.cost.seconds
+        return {**found, "waiting": max(0.0, self.step_s - sum(found.values()))}
+
+    def _busy(self, kind: str) -> float:
+        busy = self.timeline.busy()
+        lanes = self.timeline.program.lanes
+        return max(
+            (float(b) for b, lane in zip(busy, lanes, strict=True) if lane.kind == kind),
+            default=0.0,
+        )
+
+
+def simulate(
+    model: str | Graph | Plan,
+    cluster: str | Cluster | None = None,
+    *,
+    batch: int | None = None,
+    dtype: str | None = None,
+    training: bool = True,
+    optimizer: str = "adamw",
+) -> Simulation:
+    """Simulate a plan, or a model run data parallel on a cluster."""
+    if isinstance(model, Plan):
+        machine = _machine(cluster if cluster is not None else model.cluster.spec)
+        return simulate_plan(model, machine)
+    if cluster is None:
+        raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
+    machine = _machine(cluster)
+    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
+
+
+def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
+    """Simulate a plan on its cluster; a plan for another machine is refused."""
+    if cluster.fingerprint() != plan.cluster.fingerprint:
+        raise PlanError(
+            f"the plan is for {plan.cluster.spec} (fingerprint {plan.cluster.fingerprint}), "
+            f"not for {cluster.name}",
+            fix="plan again for this machine",
+            field="cluster",
+        )
+    if len(plan.stages) != 1:
+        raise PlanError(
+            f"the plan has {len(plan.stages)} stages",
+            fix="this version runs plans of one stage",
+            field="stages",
+        )
+    return simulate_stage(load_ref(plan.model), cluster, plan.stages[0])
+
+
+def simulate_stage(workload: Workload, cluster: Cluster, stage: Stage) -> Simulation:
+    """Lower a stage, run it on the engine, and let the verifier check the timeline."""
+    lowered = lower_stage(stage, workload.graph, cluster)
+    program = lowered.program
+    timeline = run(program)
+    found = Simulation(
+        workload,
+        cluster,
+        stage,
+        timeline,
+        _reports(workload.graph, lowered),
+        model_memory(workload.graph),
+    )
+    check_timeline(program if found.fits else _without_caps(program), timeline)
+    return found
+
+
+def _without_caps(program: Program) -> Program:
+    """Too much memory is an answer, not a mistake: everything else must still hold."""
+    return replace(program, memories=tuple(Memory(memory.name) for memory in program.memories))
+
+
+def data_parallel(graph: Graph, cluster: Cluster, sharded: str = "none") -> Stage:
+    """Every op splits its batch (its first dim) over all devices; what has none is repeated."""
+    size = cluster.num_devices
+    mesh = Mesh((Axis("data", size),), tuple(range(size)))
+    return Stage("model", mesh, data_splits(graph, (size,)), sharded)
+
+
+def data_splits(graph: Graph, sizes: tuple[int, ...]) -> tuple[tuple[str, Choice], ...]:
+    """The batch along every axis where shares are equal, nothing elsewhere."""
+    found = []
+    for op in graph.ops:
+        if op.phase != "forward":
+            continue
+        legal = choices_of(graph.call(op), sizes)
+        best = max(legal, key=lambda choice: (_batch_ways(choice, sizes), -len("".join(choice))))
+        found.append((op.name, best if _batch_ways(best, sizes) > 1 else ("",) * len(sizes)))
+    return tuple(found)
+
+
+def _batch_ways(choice: Choice, sizes: tuple[int, ...]) -> int:
+    """How many ways a choice splits the batch; 0 if it splits anything else."""
+    ways = 1
+    for dim, size in zip(choice, sizes, strict=True):
+        if dim not in ("", "b"):
+            return 0
+        ways *= size if dim else 1
+    return ways
+
+
+def _reports(graph: Graph, lowered: Lowered) -> tuple[OpReport, ...]:
+    found = []
+    for op in graph.ops:
+        kind = graph.op(op.forward).kind if op.forward else op.kind
+        split, cost = lowered.splits[op.name], lowered.costs[op.name]
+        found.append(OpReport(op.name, kind, op.phase, split, cost))
+    return tuple(found)
+
+
+def _machine(cluster: str | Cluster) -> Cluster:
+    return resolve(cluster) if isinstance(cluster, str) else cluster

@@ -1,0 +1,89 @@
+"""What is to be run: a model at a batch size, for training or inference."""
+
+import logging
+from dataclasses import dataclass
+
+from partita import zoo
+from partita.errors import ModelError, PlanError
+from partita.graph import Graph, training_graph
+from partita.graph.backward import OPTIMIZER_STATES
+from partita.graph.files import unknown_kinds
+from partita.plans import ModelRef
+
+log = logging.getLogger("partita")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with everything that decides its cost; `graph` holds the backward if it trains."""
+
+    spec: str
+    graph: Graph
+    batch: int
+    dtype: str
+    training: bool
+    optimizer: str
+
+    def ref(self) -> ModelRef:
+        """How a plan names it."""
+        return ModelRef(
+            self.spec, self.batch, self.dtype, self.training, self.optimizer,
+            self.graph.fingerprint(),
+        )  # fmt: skip
+
+
+def load(
+    model: str | Graph,
+    *,
+    batch: int | None = None,
+    dtype: str | None = None,
+    training: bool = True,
+    optimizer: str = "adamw",
+) -> Workload:
+    """The workload of a zoo model, a config or graph file, or a graph."""
+    if batch is not None and batch < 1:
+        raise ModelError(f"a batch of {batch}", fix="give at least 1", field="batch")
+    if optimizer not in OPTIMIZER_STATES:
+        raise ModelError(
+            f"unknown optimizer {optimizer!r}",
+            fix=f"use one of {', '.join(OPTIMIZER_STATES)}",
+            field="optimizer",
+        )
+    spec = model if isinstance(model, str) else model.name
+    forward = (
+        model
+        if isinstance(model, Graph)
+        else zoo.build(model, batch=batch, dtype=dtype, loss=training)
+    )
+    for kind in unknown_kinds(forward):
+        log.warning(
+            "ops of the unknown kind %r are carried as they are: never split, costed by bytes", kind
+        )
+    wants_backward = training and not forward.is_training
+    graph = training_graph(forward, optimizer) if wants_backward else forward
+    return Workload(
+        spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer
+    )
+
+
+def load_ref(ref: ModelRef) -> Workload:
+    """The workload a plan was made for, checked by its fingerprint."""
+    found = load(
+        ref.spec, batch=ref.batch, dtype=ref.dtype, training=ref.training, optimizer=ref.optimizer
+    )
+    if found.graph.fingerprint() != ref.fingerprint:
+        raise PlanError(
+            f"the plan is for another {ref.spec} (fingerprint {ref.fingerprint}, "
+            f"now {found.graph.fingerprint()})",
+            fix="plan again with this version of the model",
+            field="model",
+        )
+    return found
+
+
+def _batch_of(graph: Graph) -> int:
+    return graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else 1
+
+
+def _dtype_of(graph: Graph) -> str:
+    return graph.parameters[0].dtype if graph.parameters else "f32"

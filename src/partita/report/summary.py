@@ -1,0 +1,157 @@
+"""A simulation in words: time, what bounds it, memory against capacity, the slowest ops."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from partita import units
+from partita.jobs.shard import Sharding
+from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
+
+SLOWEST = 10
+OP_HEADER = ("slowest ops", "kind", "split", "count", "time", "share", "bound by", "speed")
+
+
+def simulation_text(simulation: Simulation, slowest: int = SLOWEST) -> str:
+    """What to know of a simulation, in a screenful."""
+    return "\n".join((*headline(simulation), "", *slowest_ops(simulation.ops, slowest)))
+
+
+def headline(simulation: Simulation) -> tuple[str, ...]:
+    """What it is, how long it takes, what bounds it, whether it fits."""
+    workload, machine = simulation.workload, simulation.cluster
+    job = f"training with {workload.optimizer}" if workload.training else "inference"
+    step = simulation.step_s
+    rate = workload.batch / step if step else 0.0
+    bounds = simulation.bounds()
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in _shares(bounds))
+    peak, capacity = max(simulation.peak_bytes), min(simulation.capacity_bytes)
+    verdict = "" if simulation.fits else "   DOES NOT FIT"
+    return (
+        f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
+        f"{len(workload.graph.ops):,} ops, {job}, batch {workload.batch}, {workload.dtype}",
+        f"{machine.name}: {len(simulation.stage.mesh.devices)} devices as {simulation.stage.mesh}",
+        "",
+        f"step       {units.seconds(step)}   ({rate:,.1f} samples/s, "
+        f"{simulation.utilisation:.0%} of the devices' peak arithmetic)",
+        f"compute    {units.seconds(simulation.compute_s)}   communication "
+        f"{units.seconds(simulation.communication_s)}, of which "
+        f"{units.seconds(max(0.0, simulation.exposed_s))} is waited for",
+        f"bound by   {parts}",
+        f"memory     {units.size(peak)} of {units.size(capacity)} per device{verdict}",
+        f"           whole model: {_memory_text(simulation)}",
+    )
+
+
+def slowest_ops(ops: Sequence[OpReport], most: int) -> tuple[str, ...]:
+    """A table of the ops that take longest on one device."""
+    total = sum(report.cost.seconds for report in ops) or 1.0
+    rows = [op_row(group, total) for group in slowest_groups(ops, most)]
+    return tuple(units.table(OP_HEADER, rows, numbers=(3, 4, 5, 7)).split("\n"))
+
+
+def op_row(group: OpGroup, total_s: float) -> tuple[str, ...]:
+    """One row of the table of slowest ops."""
+    report = group.first
+    speed = report.cost.flops / report.cost.seconds if report.cost.seconds else 0.0
+    return (
+        group.name,
+        f"{report.kind} {report.phase}",
+        " ".join(f"{dim}/{factor}" for dim, factor in report.split) or "-",
+        f"x{group.count}",
+        units.seconds(group.seconds),
+        f"{group.seconds / total_s:.1%}",
+        report.cost.bound,
+        units.rate(speed, "FLOP"),
+    )
+
+
+def simulation_json(simulation: Simulation) -> dict[str, Any]:
+    """The same for programs; with every op."""
+    memory = simulation.memory
+    return {
+        "format": "partita/simulation@1",
+        "model": simulation.workload.spec,
+        "cluster": simulation.cluster.name,
+        "batch": simulation.workload.batch,
+        "dtype": simulation.workload.dtype,
+        "training": simulation.workload.training,
+        "mesh": str(simulation.stage.mesh),
+        "step_s": simulation.step_s,
+        "compute_s": simulation.compute_s,
+        "communication_s": simulation.communication_s,
+        "exposed_s": max(0.0, simulation.exposed_s),
+        "utilisation": simulation.utilisation,
+        "bounds_s": simulation.bounds(),
+        "fits": simulation.fits,
+        "peak_memory_bytes": list(simulation.peak_bytes),
+        "capacity_bytes": list(simulation.capacity_bytes),
+        "model_memory_bytes": {
+            "parameters": memory.parameters,
+            "gradients": memory.gradients,
+            "states": memory.states,
+            "saved_activations": memory.saved_activations,
+        },
+        "ops": [
+            {
+                "name": report.name,
+                "kind": report.kind,
+                "phase": report.phase,
+                "split": dict(report.split),
+                "seconds": report.cost.seconds,
+                "bound": report.cost.bound,
+                "flops": report.cost.flops,
+                "traffic_bytes": report.cost.traffic_bytes,
+            }
+            for report in simulation.ops
+        ],
+    }
+
+
+def sharding_text(found: Sharding) -> str:
+    """What was tried and what won."""
+    rows = [
+        (
+            ("-> " if candidate is found.best else "   ") + candidate.name,
+            candidate.mesh,
+            units.seconds(candidate.step_s),
+            units.seconds(candidate.simulation.communication_s),
+            units.size(max(candidate.simulation.peak_bytes)),
+            "yes" if candidate.simulation.fits else "no",
+        )
+        for candidate in found.tried
+    ]
+    header = ("   candidate", "mesh", "step", "communication", "memory", "fits")
+    lines = [units.table(header, rows, numbers=(2, 3, 4)), "", f"{found.status}: {found.why}"]
+    if found.best is not None:
+        gap = 1 - found.lower_bound_s / found.best.step_s
+        lines.append(
+            f"at least {units.seconds(found.lower_bound_s)} on any split, "
+            f"so at most {gap:.1%} from optimal; {split_words(found.best.simulation)}"
+        )
+    return "\n".join(lines)
+
+
+def split_words(simulation: Simulation) -> str:
+    """Which dims are split how often, in one phrase."""
+    counts: dict[str, int] = {}
+    for _, dims in simulation.stage.splits:
+        name = " x ".join(dim or "none" for dim in dims)
+        counts[name] = counts.get(name, 0) + 1
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return "ops by split: " + ", ".join(f"{name} {count}" for name, count in ranked[:6])
+
+
+def _shares(bounds: dict[str, float]) -> list[tuple[str, float]]:
+    total = sum(bounds.values()) or 1.0
+    return [(name, seconds / total) for name, seconds in bounds.items()]
+
+
+def _memory_text(simulation: Simulation) -> str:
+    memory = simulation.memory
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer states": memory.states,
+        "saved activations": memory.saved_activations,
+    }
+    return ", ".join(f"{name} {units.size(value)}" for name, value in parts.items() if value)
