@@ -1,0 +1,189 @@
+"""Checked access to the tables of a TOML text; every complaint names file, line and field."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, NoReturn
+
+from partita.cluster.catalogue import nearest
+from partita.cluster.checks import shown
+from partita.cluster.lines import Path, lines_of, nearest_line
+from partita.errors import ClusterError, FileError
+
+MAX_CHARACTERS = 64 * 2**20
+
+
+class Document:
+    """A TOML text with its name; lines are counted only when something is wrong."""
+
+    def __init__(self, text: str, file: str = "") -> None:
+        self.text = text
+        self.file = file
+
+    def root(self) -> "Table":
+        """The whole text as one table."""
+        if len(self.text) > MAX_CHARACTERS:
+            raise FileError(
+                f"has {len(self.text):,} characters",
+                fix=f"at most {MAX_CHARACTERS:,} are read as TOML; save it as JSON",
+                file=self.file,
+            )
+        try:
+            values = tomllib.loads(self.text)
+        except RecursionError:
+            raise FileError("is nested too deeply for a cluster file", file=self.file) from None
+        except ValueError as error:  # TOMLDecodeError is one; so is a number of 5,000 digits
+            raise FileError(
+                f"is not TOML ({error})", fix="correct that line", file=self.file
+            ) from None
+        return Table(values, self)
+
+    @cached_property
+    def lines(self) -> dict[Path, int]:
+        """Line numbers by path."""
+        return lines_of(self.text)
+
+    def error(self, path: Path, found: str, fix: str) -> ClusterError:
+        """The complaint about what stands at this path."""
+        line = nearest_line(self.lines, path)
+        where = ", ".join(part for part in (f"line {line}" if line else "", spelled(path)) if part)
+        return ClusterError(found, fix=fix, field=where, file=self.file)
+
+
+class Table:
+    """One table: ask it for its keys by type, then `close` it to refuse the keys not asked for."""
+
+    def __init__(self, values: Mapping[str, Any], document: Document, path: Path = ()) -> None:
+        self.values = values
+        self.document = document
+        self.path = path
+        self.asked: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        self.asked.add(key)
+        return key in self.values
+
+    def fail(self, found: str, fix: str, *keys: str | int) -> NoReturn:
+        """Complain about this table, or about what stands at the keys in it."""
+        raise self.document.error((*self.path, *keys), found, fix)
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Add this table's place to what a record has to say about its values."""
+        try:
+            yield
+        except ClusterError as error:
+            if error.file or error.field.startswith("line "):
+                raise
+            about = f"{error.field}: " if error.field else ""
+            raise self.document.error(self.path, f"{about}{error.found}", error.fix) from None
+
+    def close(self) -> None:
+        """Refuse keys that nobody has asked for."""
+        for key in self.values:
+            if key not in self.asked:
+                self.fail(f"unknown key {key!r}", nearest(key, self.asked), key)
+
+    def get(self, key: str) -> Any:
+        """The value as it is, or None."""
+        return self.values.get(key) if key in self else None
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text; required without a default."""
+        value = self._present(key, default is not None)
+        if value is None:
+            return default or ""
+        if not isinstance(value, str):
+            self.fail(f"found {shown(value)}", "text in quotes is needed", key)
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A text, or a list of them; none if the key is absent."""
+        value = self.get(key)
+        if value is None:
+            return []
+        values = value if isinstance(value, list) else [value]
+        for index, item in enumerate(values):
+            if not isinstance(item, str):
+                place = (key, index) if isinstance(value, list) else (key,)
+                self.fail(f"found {shown(item)}", "text in quotes is needed", *place)
+        return values
+
+    def whole(self, key: str, default: int | None = None, least: int = 0, most: int = 2**62) -> int:
+        """A whole number; required without a default."""
+        value = self._present(key, default is not None)
+        if value is None:
+            return default or 0
+        if type(value) is not int or not least <= value <= most:
+            self.fail(f"found {shown(value)}", f"a whole number from {least} to {most:,}", key)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false; false if absent."""
+        value = self.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            self.fail(f"found {shown(value)}", "true or false is needed", key)
+        return value
+
+    def quantity(self, units: Mapping[str, str], positive: bool = True) -> Decimal | None:
+        """The one of these keys that is given, times its unit; None if none is."""
+        given = [key for key in units if key in self]
+        if not given:
+            return None
+        if len(given) > 1:
+            self.fail(f"{given[0]} is given as {given[1]} too", "give one of them", given[1])
+        key = given[0]
+        value = self.number(key, positive)
+        return value * Decimal(units[key])
+
+    def number(self, key: str, positive: bool = True) -> Decimal:
+        """A finite number, as the decimal that was written."""
+        value = self._present(key, False)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not abs(value) < 1e300 or value < 0 or (positive and value == 0):
+            needed = "above 0" if positive else "of 0 or more"
+            self.fail(f"found {shown(value)}", f"a finite number {needed} is needed", key)
+        return Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
+
+    def table(self, key: str) -> "Table":
+        """A table; an empty one if absent."""
+        value = self.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            self.fail(f"found {shown(value)}", f"a table [{key}] is needed", key)
+        return Table(value, self.document, (*self.path, key))
+
+    def tables(self, key: str) -> list["Table"]:
+        """A list of tables; none if absent."""
+        value = self.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            self.fail(f"found {shown(value)}", f"tables [[{key}]] are needed", key)
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                self.fail(f"found {shown(item)}", f"tables [[{key}]] are needed", key, index)
+        return [
+            Table(item, self.document, (*self.path, key, index)) for index, item in enumerate(value)
+        ]
+
+    def _present(self, key: str, optional: bool) -> Any:
+        if key not in self and not optional:
+            self.fail(f"{key} is missing", "add it")
+        return self.values.get(key)
+
+
+def spelled(path: Path) -> str:
+    """`nodes[0].nics.count` for `("nodes", 0, "nics", "count")`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part[:60]}" if text else part[:60]
+    return text
