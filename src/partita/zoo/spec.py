@@ -1,0 +1,189 @@
+"""From what a user types to a graph: `gpt2`, `inception_v3@299`, `config.json@4096`, `graph.txt`.
+
+A name may be written with `-` or `_` and in capitals. After `@` stands the image size or the
+sequence length. A path ending in .json or .txt (or a folder with a config.json in it) is a saved
+graph or a Hugging Face configuration. Everything that can be wrong is an `InputError` naming it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from partita.errors import GraphError, InputError, ModelError
+from partita.files import decode_json, read_bytes
+from partita.graph.dtypes import FLOATS
+from partita.graph.record import Graph
+from partita.zoo.catalogue import ALIASES, MODELS
+from partita.zoo.model import Model
+
+FILE_SUFFIXES = (".json", ".txt")
+MAX_CHOICE = 2**31
+MAX_PARTS = 1024  # of what is repeated: every layer or node makes ops
+REPEATED = ("layers", "encoder_layers", "decoder_layers", "nodes")
+
+
+def build(
+    spec: str, batch: int | None = None, dtype: str | None = None, loss: bool = True, **options: Any
+) -> Graph:
+    """The forward graph that `spec` names, ending in a loss or (`loss=False`) in its outputs."""
+    path = _file(spec)
+    if path is not None:
+        return _from_file(*path, batch, dtype, loss, options)
+    name, _, value = spec.partition("@")
+    model = find(name)
+    chosen = _with_value(spec, model.option, value if "@" in spec else None, options)
+    _check(model.name, model.options(), chosen)
+    chosen |= _common(model.name, batch, dtype)
+    return _built(model.name, model, {**chosen, "loss": loss})
+
+
+def find(name: str) -> Model:
+    """The entry of that name or alias; what was probably meant if there is none."""
+    wanted = _plain(name)
+    known = {_plain(candidate): MODELS[target] for candidate, target in ALIASES.items()}
+    known |= {_plain(candidate): model for candidate, model in MODELS.items()}
+    if wanted in known:
+        return known[wanted]
+    from difflib import get_close_matches  # only a mistake pays for this import
+
+    near = list(dict.fromkeys(known[n].name for n in get_close_matches(wanted, known, 3, 0.6)))
+    fix = f"did you mean {' or '.join(near)}?" if near else "`partita models` lists them all"
+    raise ModelError(f"there is no model {_shown(name)}", fix=fix)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _file(spec: str) -> tuple[Path, str | None] | None:
+    """The file that is meant and what stands after its `@`; None if a name of the zoo is."""
+    before, at, after = spec.rpartition("@")
+    if spec.endswith(FILE_SUFFIXES):
+        return Path(spec), None
+    if before.endswith(FILE_SUFFIXES):
+        return Path(before), after
+    if "/" not in spec:
+        return None
+    if at and "/" not in after and not Path(spec).is_dir():
+        return Path(before) / "config.json", after
+    return Path(spec) / "config.json", None
+
+
+def _from_file(
+    path: Path, value: str | None, batch: int | None, dtype: str | None, loss: bool,
+    options: dict[str, Any],
+) -> Graph:  # fmt: skip
+    saved = path.suffix == ".txt"
+    config: dict[str, Any] = {}
+    if not saved:
+        config = decode_json(read_bytes(path), str(path))
+        saved = "model_type" not in config
+        if saved and "format" not in config:
+            raise ModelError(
+                'has neither "format" (a saved graph) nor "model_type" (a Hugging Face config)',
+                fix="give one of the two, or a name that `partita models` lists",
+                file=str(path),
+            )
+    if saved:
+        from partita.graph.files import read_graph
+
+        given = [*options, *(["@"] if value is not None else [])]
+        given += [n for n, v in (("batch", batch), ("dtype", dtype)) if v is not None]
+        if given:
+            raise ModelError(
+                f"is a saved graph, whose {', '.join(given)} cannot be chosen",
+                fix="build it anew, or leave that out",
+                file=str(path),
+            )
+        return read_graph(path)
+    from partita.zoo import hf
+
+    chosen = _with_value(str(path), "seq", value, options)
+    _check(str(path), hf.OPTIONS, chosen)
+    chosen |= _common(str(path), batch, dtype)
+    try:
+        return hf.build_config(config, _config_name(path), loss=loss, **chosen)
+    except InputError as error:
+        raise ModelError(error.found, fix=error.fix, field=error.field, file=str(path)) from None
+
+
+def _config_name(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _with_value(
+    spec: str, option: str, value: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options with what stands after the `@` among them."""
+    if value is None:
+        return dict(options)
+    if option in options:
+        raise ModelError(f"gives {option} twice", fix="give it once", field=spec)
+    return {**options, option: _number(value, spec, option)}
+
+
+def _number(text: str, spec: str, option: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 12:
+        raise ModelError(
+            f"{option} {_shown(text)} after the @",
+            fix="a whole number is needed, like 512",
+            field=spec if len(spec) <= 80 else spec[:77] + "...",
+        )
+    return int(text)
+
+
+def _check(name: str, known: dict[str, Any], chosen: dict[str, Any]) -> None:
+    """Every choice is one that the model has, of the type of its default and within reason."""
+    for option, value in chosen.items():
+        if option not in known:
+            raise ModelError(
+                f"has no option {_shown(option)}",
+                fix=f"it has {', '.join(known)}",
+                field=name,
+            )
+        default = known[option]
+        if isinstance(default, bool):
+            good, needed = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            least = 0 if option == "seed" else 1
+            most = MAX_PARTS if option in REPEATED else MAX_CHOICE
+            good = type(value) is int and least <= value <= most
+            needed = f"a whole number from {least} to {most}"
+        elif isinstance(default, tuple):
+            good = isinstance(value, tuple) and 0 < len(value) <= 8
+            good = good and all(type(item) is int and 0 < item <= 128 for item in value)
+            needed = "up to eight whole numbers from 1 to 128"
+        else:
+            good, needed = isinstance(value, type(default)), f"{type(default).__name__}"
+        if not good:
+            raise ModelError(f"{option} is {_shown(str(value))}", fix=f"give {needed}", field=name)
+
+
+def _common(name: str, batch: int | None, dtype: str | None) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    if batch is not None:
+        _check(name, {"batch": 1}, {"batch": batch})
+        chosen["batch"] = batch
+    if dtype is not None:
+        if dtype not in FLOATS:
+            raise ModelError(
+                f"dtype is {_shown(str(dtype))}", fix=f"use one of {', '.join(FLOATS)}", field=name
+            )
+        chosen["dtype"] = dtype
+    return chosen
+
+
+def _built(name: str, model: Model, chosen: dict[str, Any]) -> Graph:
+    try:
+        return model.build(**chosen)
+    except GraphError as error:
+        value = chosen.get(model.option, model.default)
+        raise ModelError(
+            f"cannot be built with {model.option} {value}: "
+            f"{': '.join(part for part in (error.field, error.found) if part)}",
+            fix=f"choose another {model.option} (the default is {model.default})",
+            field=name,
+        ) from None
