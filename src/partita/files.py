@@ -96,7 +96,7 @@ def format_kind(value: dict[str, Any], file: str = "") -> str:
     match = _FORMAT.match(found) if isinstance(found, str) else None
     if match is None:
         raise FileError(
-            "is missing" if found is None else f"found {_shown(found)}",
+            "is missing" if found is None else f"found {_shown(str(found))}",
             fix='needs "format": "partita/<kind>@1"',
             field="format",
             file=file,
