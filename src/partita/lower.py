@@ -86,15 +86,17 @@ class Lowered:
     costs: dict[str, OpCost]
 
 
-def lower_stage(stage: Stage, graph: Graph, cluster: Cluster) -> Lowered:
+def lower_stage(
+    stage: Stage, graph: Graph, cluster: Cluster, most_devices: int = MAX_DRAWN
+) -> Lowered:
     """The program of a stage that holds the whole model."""
-    return _Lowering(stage, graph, cluster).run()
+    return _Lowering(stage, graph, cluster, drawn_devices(stage, cluster, most_devices)).run()
 
 
-def drawn_devices(stage: Stage, cluster: Cluster) -> tuple[int, ...]:
-    """The devices that get lanes of their own."""
+def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:
+    """The devices that get lanes of their own: all, or beyond so many the first of each kind."""
     devices = stage.mesh.devices
-    if len(devices) <= MAX_DRAWN:
+    if len(devices) <= most_devices:
         return devices
     kinds: dict[str, int] = {}
     for device in devices:
@@ -103,12 +105,15 @@ def drawn_devices(stage: Stage, cluster: Cluster) -> tuple[int, ...]:
 
 
 class _Lowering:
-    def __init__(self, stage: Stage, graph: Graph, cluster: Cluster) -> None:
+    def __init__(
+        self, stage: Stage, graph: Graph, cluster: Cluster, devices: tuple[int, ...]
+    ) -> None:
         self.stage, self.graph, self.cluster = stage, graph, cluster
         self.collectives = Collectives(cluster)
         self.sizes = [axis.size for axis in stage.mesh.axes]
         self.groups: list[Groups] = [stage.mesh.groups(i) for i in range(len(self.sizes))]
-        self.devices = drawn_devices(stage, cluster)
+        self.devices = devices
+        self.kinds = {device: cluster.kind_of(device) for device in devices}
         self.splits = dict(stage.splits)
         self.place = {device: i for i, device in enumerate(self.devices)}
         self.tasks: list[_Task] = []
@@ -130,8 +135,8 @@ class _Lowering:
             if op.phase != "update":
                 self._run_op(op)
         self._flush_bucket()
-        for gradients, ready in self.synced:
-            self._update(gradients, ready)
+        for number, (gradients, ready) in enumerate(self.synced):
+            self._update(number, gradients, ready)
         return Lowered(self._build(), self.used, self.costs)
 
     def _check_splits(self) -> None:
@@ -186,8 +191,9 @@ class _Lowering:
         split: Split,
     ) -> Made:  # fmt: skip
         made = {}
+        costs = self._costs(op, split)
         for device in self.devices:
-            cost = op_cost(self.graph, op, self.cluster.kind_of(device), split)
+            cost = costs[self.kinds[device].name]
             self._note(op, device, split, cost)
             made[device] = self._task(
                 op.name, (self._lane(device),), cost.seconds, ready[device], PHASE_KINDS[op.phase]
@@ -196,6 +202,11 @@ class _Lowering:
         if any(self.graph.tensor(name).role == "parameter" for name in op.inputs):
             self.last_compute.append(made)
         return made
+
+    def _costs(self, op: Op, split: Split) -> dict[str, OpCost]:
+        """What an op costs on each kind of device."""
+        kinds = {kind.name: kind for kind in self.kinds.values()}
+        return {name: op_cost(self.graph, op, kind, split) for name, kind in kinds.items()}
 
     def _note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
         if device == self.devices[0]:
@@ -316,18 +327,16 @@ class _Lowering:
                 self.buffers[gradient.name] = shard
         self.synced.append((bucket, last))
 
-    def _update(self, gradients: list[_Buffer], ready: Made) -> None:
+    def _update(self, number: int, gradients: list[_Buffer], ready: Made) -> None:
         """One fused optimizer step for a bucket."""
-        number = len([t for t in self.tasks if t.kind == Kind.UPDATE]) // len(self.devices)
         made = {}
         for device in self.devices:
-            kind = self.cluster.kind_of(device)
+            kind = self.kinds[device]
             seconds = kind.launch_s
             for gradient in gradients:
                 op = self.update_of[gradient.name]
-                cost = op_cost(self.graph, op, kind)
                 whole = math.prod(self.graph.tensor(gradient.name).shape)
-                cost = cost.scaled(self._update_elements(op) / whole)
+                cost = self._costs(op, ())[kind.name].scaled(self._update_elements(op) / whole)
                 self._note(op, device, (), cost)
                 seconds += cost.seconds
             made[device] = self._task(
@@ -414,7 +423,7 @@ class _Lowering:
         for name in names:
             builder.lane(f"{name} net", "link")
         for device, name in zip(self.devices, names, strict=True):
-            builder.memory(name, float(self.cluster.kind_of(device).memory_bytes))
+            builder.memory(name, float(self.kinds[device].memory_bytes))
         for buffer in self.made:
             if buffer.name in self.graph.outputs:
                 continue  # what the model returns stays
@@ -439,7 +448,7 @@ class _Lowering:
         return builder.build()
 
     def _static_bytes(self, device: int) -> float:
-        total = workspace_bytes(self.cluster.kind_of(device))
+        total = workspace_bytes(self.kinds[device])
         updates = {op.inputs[0]: op for op in self.graph.ops if op.phase == "update"}
         for tensor in self.graph.parameters:
             buffer = self.buffers.get(tensor.name)

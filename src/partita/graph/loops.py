@@ -381,8 +381,15 @@ def _embedding(call: Call) -> Nest:
 
 
 def _elementwise(call: Call) -> Nest:
-    (out, *_) = call.outputs
-    sizes = _named(out)
+    fn = call.text("fn", "add")
+    if fn == "rope":
+        return _rope(call)
+    # A local response norm mixes channels.
+    return _broadcast(call, whole=tuple(_named(call.outputs[0]))[1:2] if fn == "lrn" else ())
+
+
+def _broadcast(call: Call, whole: tuple[str, ...] = ()) -> Nest:
+    sizes = _named(call.outputs[0])
     names = tuple(sizes)
 
     def read(shape: Shape) -> str:
@@ -390,17 +397,17 @@ def _elementwise(call: Call) -> Nest:
         return " ".join("_" if s == 1 else n for n, s in zip(own, shape, strict=True)) or "."
 
     text = ", ".join(read(shape) for shape in call.inputs)
-    # Two functions mix neighbours: a response norm across channels, rotary positions in a head.
-    fn = call.text("fn", "add")
-    if fn == "rope" and names:
-        heads = call.whole("heads", 1)
-        del sizes[names[-1]]
-        sizes |= {"heads": heads, "size": out[-1] // heads}
-        *lead, _ = names
-        text = f"{' '.join(lead)} (heads size)"
-        return nest_from(f"{text} -> {text}", sizes, whole=("size",))
-    mixed = names[1:2] if fn == "lrn" else ()
-    return nest_from(f"{text} -> {' '.join(names) or '.'}", sizes, whole=mixed)
+    return nest_from(f"{text} -> {' '.join(names) or '.'}", sizes, whole=whole)
+
+
+def _rope(call: Call) -> Nest:
+    """Rotary positions mix the features of a head, which stay together."""
+    (x,) = call.inputs
+    heads = call.whole("heads", 1)
+    lead = _leading(x[:-1])
+    text = f"{' '.join(lead)} (h d)"
+    sizes = {**lead, "h": heads, "d": x[-1] // heads}
+    return nest_from(f"{text} -> {text}", sizes, whole=("d",))
 
 
 def _reduce(call: Call) -> Nest:
@@ -500,7 +507,7 @@ def _transpose(call: Call) -> Nest:
 
 
 def _expand(call: Call) -> Nest:
-    return _elementwise(call)
+    return _broadcast(call)
 
 
 def _resize(call: Call) -> Nest:

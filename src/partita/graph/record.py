@@ -191,12 +191,14 @@ class Graph:
     _op: dict[str, Op] = field(init=False, repr=False, compare=False)
     _producer: dict[str, str] = field(init=False, repr=False, compare=False)
     _consumers: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    _calls: dict[str, Call] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         _check_text(self.name, "name")
         put(self, "_tensor", _by_name(self.tensors, "tensor"))
         put(self, "_op", _by_name(self.ops, "op"))
+        put(self, "_calls", {})
         producer: dict[str, str] = {}
         consumers: dict[str, list[str]] = {}
         for op in self.ops:
@@ -315,7 +317,13 @@ class Graph:
         return any(op.phase != "forward" for op in self.ops)
 
     def call(self, op: Op) -> Call:
-        """What the tables need to know of an op."""
+        """What the tables need to know of an op; worked out once."""
+        found = self._calls.get(op.name)
+        if found is None:
+            found = self._calls[op.name] = self._make_call(op)
+        return found
+
+    def _make_call(self, op: Op) -> Call:
         if not op.forward:
             return Call(
                 op.kind,

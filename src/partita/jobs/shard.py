@@ -142,7 +142,8 @@ class _Job:
                 self._offer(name, Stage("model", mesh, splits, level))
 
     def _offer(self, name: str, stage: Stage) -> None:
-        simulation = simulate_stage(self.workload, self.cluster, stage)
+        # Devices of a kind do the same: one of each is enough to compare candidates.
+        simulation = simulate_stage(self.workload, self.cluster, stage, most_devices=1)
         candidate = Candidate(name, str(stage.mesh), simulation)
         best = self._best()
         self.tried.append(candidate)
@@ -156,6 +157,15 @@ class _Job:
         fitting = [candidate for candidate in self.tried if candidate.simulation.fits]
         return min(fitting, key=lambda candidate: candidate.step_s, default=None)
 
+    def _drawn(self, best: Candidate | None) -> Candidate | None:
+        """The winner again with all its devices."""
+        if best is None:
+            return None
+        whole = simulate_stage(self.workload, self.cluster, best.simulation.stage)
+        drawn = replace(best, simulation=whole)
+        self.tried[self.tried.index(best)] = drawn
+        return drawn
+
     def _out_of_time(self) -> bool:
         late = self.stop.time_s is not None and self._seconds() >= self.stop.time_s
         return late or self.stop.interrupted()
@@ -164,7 +174,7 @@ class _Job:
         return time.perf_counter() - self.started
 
     def _result(self) -> Sharding:
-        best = self._best()
+        best = self._drawn(self._best())
         tried = tuple(sorted(self.tried, key=lambda c: (not c.simulation.fits, c.step_s)))
         if best is None:
             status, why = Status.INFEASIBLE, self._why_not()

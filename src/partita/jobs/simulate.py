@@ -17,7 +17,7 @@ from partita.errors import PlanError
 from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load, load_ref
-from partita.lower import Lowered, drawn_devices, lower_stage
+from partita.lower import MAX_DRAWN, Lowered, lower_stage
 from partita.plans import Axis, Mesh, Plan, Stage
 from partita.program import Memory, Program
 from partita.timeline import Timeline
@@ -104,10 +104,7 @@ class Simulation:
     @property
     def capacity_bytes(self) -> tuple[float, ...]:
         """Memory each device drawn has."""
-        return tuple(
-            float(self.cluster.kind_of(d).memory_bytes)
-            for d in drawn_devices(self.stage, self.cluster)
-        )
+        return tuple(memory.capacity or 0.0 for memory in self.timeline.program.memories)
 
     @property
     def fits(self) -> bool:
@@ -187,9 +184,11 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
     return simulate_stage(load_ref(plan.model), cluster, plan.stages[0])
 
 
-def simulate_stage(workload: Workload, cluster: Cluster, stage: Stage) -> Simulation:
+def simulate_stage(
+    workload: Workload, cluster: Cluster, stage: Stage, most_devices: int = MAX_DRAWN
+) -> Simulation:
     """Lower a stage, run it on the engine, and let the verifier check the timeline."""
-    lowered = lower_stage(stage, workload.graph, cluster)
+    lowered = lower_stage(stage, workload.graph, cluster, most_devices)
     program = lowered.program
     timeline = run(program)
     found = Simulation(
