@@ -48,13 +48,14 @@ def state_bytes(num_parameters: int, dtype: str, optimizer: str, state_dtype: st
 
 def model_memory(training: Graph) -> ModelMemory:
     """Totals of a training graph (of a forward graph: parameters only)."""
-    made_forward = {name for op in training.ops if op.phase == "forward" for name in op.outputs}
+    forward = [op for op in training.ops if op.phase == "forward"]
+    seen = {name for op in forward for name in (*op.inputs, *op.outputs)}
     saved = {
         name
         for op in training.ops
         if op.phase in ("dgrad", "wgrad")
         for name in op.inputs
-        if name in made_forward or training.tensor(name).role == "input"
+        if name in seen and training.tensor(name).role in ("activation", "input")
     }
     updates = [op for op in training.ops if op.phase == "update"]
     return ModelMemory(

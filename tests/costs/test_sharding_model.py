@@ -1,0 +1,109 @@
+"""The sharding problem of a model: its choices are legal, its costs those of the layouts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from partita.cluster import resolve
+from partita.costs.sharding import choices_of, factors_of, sharding_model
+from partita.graph import GraphBuilder, training_graph
+from partita.graph.splits import check_split
+from partita.plans import Axis, Mesh
+from partita.problems.sharding import evaluate
+from partita.search.sharding import SEARCHES
+from partita.zoo import build
+
+CLUSTER = resolve("4xA100")
+LINE = Mesh((Axis("x", 4),), (0, 1, 2, 3))
+SQUARE = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
+
+
+def mlp(batch=8, width=64):
+    g = GraphBuilder("mlp")
+    x = g.relu(g.linear(g.input("x", (batch, width)), 4 * width, "up"))
+    return training_graph(g.finish(g.linear(x, width, "down")))
+
+
+@pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=str)
+def test_every_choice_is_a_legal_split(mesh):
+    graph = training_graph(build("bert-base@128", batch=8))
+    sizes = tuple(axis.size for axis in mesh.axes)
+    for op in graph.ops:
+        if op.phase == "forward":
+            choices = choices_of(graph.call(op), sizes)
+            assert ("",) * len(sizes) in choices
+            for choice in choices:
+                check_split(graph.call(op), factors_of(choice, sizes))
+
+
+def test_an_axis_of_one_splits_nothing():
+    graph = mlp()
+    assert choices_of(graph.call(graph.op("up")), (1,)) == (("",),)
+
+
+def test_a_prime_number_of_devices_leaves_indivisible_dims_whole():
+    graph = mlp()
+    assert choices_of(graph.call(graph.op("up")), (7,)) == (("",),)
+
+
+def test_megatron_pays_one_sum_forward_and_one_backward():
+    """Columns then rows: nothing between the layers, the sums before and after."""
+    graph = mlp(batch=4096, width=1024)
+    model = sharding_model(graph, CLUSTER, LINE)
+    index = {name: i for i, name in enumerate(model.ops)}
+    megatron = {"up": ("n",), "relu": ("c",), "down": ("k",)}
+    chosen = [model.choices[index[op]].index(choice) for op, choice in megatron.items()]
+    between = [
+        model.problem.matrices[m][chosen[u], chosen[v]]
+        for (u, v), m in zip(model.problem.edges, model.problem.matrix_of, strict=True)
+    ]
+    assert between == [0.0, 0.0]
+    repeated = [model.choices[index[op]].index(("",)) for op in megatron]
+    assert evaluate_of(model, chosen) < evaluate_of(model, repeated)
+
+
+def evaluate_of(model, assignment):
+    from partita.problems.sharding import ShardingSolution
+
+    return evaluate(model.problem, ShardingSolution(tuple(assignment)))
+
+
+def test_equal_layers_share_their_matrices():
+    model = sharding_model(training_graph(build("gpt2", batch=8)), CLUSTER, LINE)
+    assert len(model.problem.edges) > 150
+    assert len(model.problem.matrices) < 40
+
+
+def test_the_compute_bound_is_below_every_assignment():
+    model = sharding_model(mlp(), CLUSTER, SQUARE)
+    best = SEARCHES["brute"](model.problem)
+    assert best.objective is not None
+    assert model.compute_bound_s <= best.objective
+    assert SEARCHES["pase"](model.problem).objective == pytest.approx(best.objective)
+
+
+def test_costs_are_finite_and_no_choice_is_free():
+    model = sharding_model(training_graph(build("moe@64", batch=8)), CLUSTER, LINE)
+    assert all(np.isfinite(cost).all() for cost in model.problem.costs)
+    assert all(
+        np.isfinite(matrix).all() and (matrix >= 0).all() for matrix in model.problem.matrices
+    )
+    assert all(len(set(c)) == len(c) for c in model.choices)
+
+
+def test_tied_weights_bind_their_two_users():
+    model = sharding_model(training_graph(build("gpt2", batch=8)), CLUSTER, LINE)
+    index = {name: i for i, name in enumerate(model.ops)}
+    pair = {index["wte"], index["lm_head"]}
+    assert any(set(edge) == pair for edge in model.problem.edges)
+
+
+def test_mesh_lines_differ_in_one_coordinate():
+    assert SQUARE.groups(0) == ((0, 2), (1, 3))
+    assert SQUARE.groups(1) == ((0, 1), (2, 3))
+    cube = Mesh((Axis("a", 2), Axis("b", 3), Axis("c", 2)), tuple(range(12)))
+    for axis, size in enumerate((2, 3, 2)):
+        lines = cube.groups(axis)
+        assert all(len(line) == size for line in lines)
+        assert sorted(itertools.chain(*lines)) == list(range(12))

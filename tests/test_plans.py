@@ -1,0 +1,87 @@
+"""Plans: records that refuse contradictions and survive a file."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.errors import InputError, PlanError
+from partita.plans import (
+    Axis,
+    ClusterRef,
+    Mesh,
+    ModelRef,
+    Origin,
+    Plan,
+    Prediction,
+    Stage,
+    plan_from_json,
+    read_plan,
+)
+
+MESH = Mesh((Axis("x", 2),), (0, 1))
+PLAN = Plan(
+    ModelRef("gpt2", 8, "bf16", True, "adamw", "0123456789abcdef"),
+    ClusterRef("2xA100", 2, "fedcba9876543210"),
+    (Stage("model", MESH, (("wte", ("e",)), ("h.0.fc", ("",))), "states"),),
+    Prediction(0.5, 0.4, 0.45, 0.1, (1e9, 1e9), (8e10, 8e10)),
+    Origin("pase", "feasible", "because", 0, 1.5, "0.1.0"),
+)
+
+
+def test_a_plan_survives_its_file(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(PLAN.to_json())
+    assert read_plan(path) == PLAN
+
+
+def test_it_says_what_it_is_for():
+    assert str(PLAN) == "gpt2 on 2xA100: model on x=2"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Axis("x", 0), "axis 'x' has size 0"),
+        (lambda: Mesh((Axis("x", 3),), (0, 1)), "a mesh of 3 places has 2 devices"),
+        (lambda: Mesh((Axis("x", 2),), (0, 0)), "a mesh of 2 places has 2 devices"),
+        (lambda: Mesh((Axis("x", 2), Axis("x", 1)), (0, 1)), "two axes have the same name"),
+        (lambda: Stage("s", MESH, (), "zero3"), "found 'zero3'; use one of none, states"),
+        (lambda: Stage("s", MESH, (("a", ()),)), "op 'a' has 0 dims for 1 axes"),
+        (lambda: Plan(PLAN.model, PLAN.cluster, (), PLAN.prediction, PLAN.origin), "no stages"),
+    ],
+)
+def test_contradictions_are_refused(make, message):
+    with pytest.raises(PlanError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_a_newer_plan_asks_for_an_upgrade():
+    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@2"}
+    with pytest.raises(InputError, match=r"p\.json: format: .* newer partita .* pip install -U"):
+        plan_from_json(value, "p.json")
+
+
+def test_a_wrong_field_is_named():
+    value = json.loads(PLAN.to_json())
+    value["stages"][0]["mesh"]["axes"][0]["size"] = "two"
+    with pytest.raises(InputError, match=r"p\.json: stages\[0\]\.mesh\.axes\[0\]\.size"):
+        plan_from_json(value, "p.json")
+
+
+@given(
+    st.sampled_from(["model", "cluster", "stages", "prediction", "origin", "format"]),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=5,
+    ),
+)
+def test_any_value_in_any_field_is_read_or_refused(field, value):
+    plain = json.loads(PLAN.to_json()) | {field: value}
+    try:
+        plan_from_json(plain, "p.json")
+    except InputError as error:
+        assert "p.json" in str(error)
