@@ -1,3 +1,72 @@
-"""Partita plans, proves and runs the parallel execution of deep-learning models."""
+"""Partita plans, proves and runs the parallel execution of deep-learning models.
+
+The public names are loaded when they are first used, so that importing costs next to nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partita.cluster import Cluster as Cluster
+    from partita.cluster import resolve as cluster_from
+    from partita.errors import InputError as InputError
+    from partita.errors import PartitaError as PartitaError
+    from partita.errors import VerificationError as VerificationError
+    from partita.graph import Graph as Graph
+    from partita.graph import GraphBuilder as GraphBuilder
+    from partita.graph import training_graph as training_graph
+    from partita.graph.files import read_graph as read_graph
+    from partita.jobs.check_plan import check_plan as check_plan
+    from partita.jobs.shard import shard as shard
+    from partita.jobs.simulate import simulate as simulate
+    from partita.plans import Plan as Plan
+    from partita.plans import read_plan as read_plan
+    from partita.program import Program as Program
+    from partita.program import ProgramBuilder as ProgramBuilder
+    from partita.search.base import Result as Result
+    from partita.search.base import Stop as Stop
+    from partita.timeline import Timeline as Timeline
+    from partita.zoo import build as model
 
 __version__ = "0.1.0"
+
+# public name -> where it lives (and its name there, where that differs)
+_PUBLIC = {
+    "Cluster": "partita.cluster",
+    "Graph": "partita.graph",
+    "GraphBuilder": "partita.graph",
+    "InputError": "partita.errors",
+    "PartitaError": "partita.errors",
+    "Plan": "partita.plans",
+    "Program": "partita.program",
+    "ProgramBuilder": "partita.program",
+    "Result": "partita.search.base",
+    "Stop": "partita.search.base",
+    "Timeline": "partita.timeline",
+    "VerificationError": "partita.errors",
+    "check_plan": "partita.jobs.check_plan",
+    "cluster_from": "partita.cluster:resolve",
+    "model": "partita.zoo:build",
+    "read_graph": "partita.graph.files",
+    "read_plan": "partita.plans",
+    "shard": "partita.jobs.shard",
+    "simulate": "partita.jobs.simulate",
+    "training_graph": "partita.graph",
+}
+
+__all__ = [
+    "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Plan", "Program",
+    "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError", "check_plan",
+    "cluster_from", "model", "read_graph", "read_plan", "shard", "simulate", "training_graph",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'partita' has no attribute {name!r}")
+    module, _, original = _PUBLIC[name].partition(":")
+    return getattr(importlib.import_module(module), original or name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -166,9 +166,9 @@ link = "pcie3"
 
     def test_of_a_big_file_takes_seconds_at_most(self):
         text = write_toml(resolve("32x8xH100"))
-        start = time.perf_counter()
+        start = time.process_time()
         read(text)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 ONE = '[[devices]]\nname = "a"\nkind = "T4"\n'

@@ -125,9 +125,9 @@ class TestRoutes:
 
     def test_of_a_thousand_devices_are_found_in_a_moment(self):
         machine = resolve("128x8xH100")
-        start = time.perf_counter()
+        start = time.process_time()
         neighbours = [machine.route(i, (i + 1) % 1024) for i in range(1024)]
-        assert time.perf_counter() - start < 0.3
+        assert time.process_time() - start < 0.3
         assert {len(route) for route in neighbours} == {2}
 
 

@@ -45,7 +45,7 @@ def test_options_of_a_model_are_passed_on():
         ("gtp2", "there is no model 'gtp2'; did you mean gpt2"),
         ("resnet5", "did you mean resnet50"),
         ("lama-2-7b", "llama-2-7b"),
-        ("zzzz", "there is no model 'zzzz'; `partita models` lists them all"),
+        ("zzzz", "there is no model 'zzzz'; known are alexnet, bert-base"),
         ("", "there is no model ''"),
         ("@3", "there is no model ''"),
         ("x" * 200, "there is no model 'xxx"),

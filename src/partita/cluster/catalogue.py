@@ -4,7 +4,7 @@ Names are looked up without regard to case and punctuation: `gtx1080ti` is `GTX-
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -88,18 +88,3 @@ class Catalogue:
 def plain(name: str) -> str:
     """The name in small letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to use instead of a name that is not known."""
-    from difflib import get_close_matches  # only a mistake pays for this import
-
-    names = sorted(known)
-    if not names:
-        return "there is nothing to choose from"
-    spelled = {plain(candidate) or candidate: candidate for candidate in reversed(names)}
-    near = [spelled[match] for match in get_close_matches(plain(name[:100]), spelled, n=3)]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    more = f", ... ({len(names)} in all)" if len(names) > 12 else ""
-    return f"known are {', '.join(names[:12])}{more}"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from partita.cluster.catalogue import Catalogue, KindPreset, nearest
+from partita.cluster.catalogue import Catalogue, KindPreset
 from partita.cluster.checks import DTYPES, shown
 from partita.cluster.record import DeviceKind
 from partita.cluster.tables import Table
+from partita.suggest import suggest
 
 _MEMORY = {"memory_bytes": "1", "memory_GiB": str(2**30), "memory_GB": "1e9"}
 _MEMORY_RATE = {"memory_bytes_per_s": "1", "memory_GB_per_s": "1e9"}
@@ -62,7 +63,7 @@ class KindTable:
 
     def _unknown(self, table: Table, name: str, *keys: str | int) -> NoReturn:
         known = {*self.by_name}.union(preset.kind.name for preset in self.catalogue.kinds.values())
-        table.fail(f"unknown kind of device {shown(name)}", nearest(name, known), *keys)
+        table.fail(f"unknown kind of device {shown(name)}", suggest(name, known), *keys)
 
 
 def read_kind(table: Table, base: DeviceKind | None = None) -> DeviceKind:

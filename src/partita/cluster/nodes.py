@@ -3,12 +3,13 @@
 import math
 import re
 
-from partita.cluster.catalogue import Catalogue, nearest
+from partita.cluster.catalogue import Catalogue
 from partita.cluster.checks import shown
 from partita.cluster.kinds import KindTable
 from partita.cluster.record import MAX_DEVICES
 from partita.cluster.tables import Table
 from partita.cluster.wiring import SHAPES, Cards, Fabric, Network, Node, Wire, near_cube
+from partita.suggest import suggest
 
 MAX_PER_LINE = 100_000
 
@@ -28,7 +29,7 @@ def read_wire(
             known = (entry.name for entry in catalogue.interconnects.values())
             table.fail(
                 f"unknown interconnect {shown(table.text('link'))}",
-                nearest(table.text("link"), known),
+                suggest(table.text("link"), known),
                 "link",
             )
         base, shape = cable.wire, cable.shape
@@ -138,7 +139,7 @@ def _read_fabric(table: Table, catalogue: Catalogue, num_devices: int) -> Fabric
         table.fail("says nothing about the links", "add GB_per_s and latency_us, or a link by name")
     shape = table.text("shape", usual or None)
     if shape not in SHAPES:
-        table.fail(f"unknown shape {shown(shape)}", nearest(shape, SHAPES), "shape")
+        table.fail(f"unknown shape {shown(shape)}", suggest(shape, SHAPES), "shape")
     dims: tuple[int, ...] = ()
     if shape == "torus":
         dims = _read_dims(table, num_devices)

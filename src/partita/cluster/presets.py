@@ -26,7 +26,6 @@ from partita.cluster.catalogue import (
     Interconnect,
     KindPreset,
     Machine,
-    nearest,
     plain,
 )
 from partita.cluster.kinds import read_kind
@@ -36,6 +35,7 @@ from partita.cluster.tables import Document, Table
 from partita.cluster.toml import read_cluster, read_toml
 from partita.cluster.wiring import Network, Node, Parts, wire_nodes
 from partita.errors import ClusterError, FileError
+from partita.suggest import suggest
 
 DATA = Path(__file__).with_name("presets.toml")
 
@@ -264,6 +264,6 @@ def _unknown(name: str, text: str) -> NoReturn:
     inside = f" in {text[:60]!r}" if text != name else ""
     raise ClusterError(
         f"unknown device or machine {name[:60]!r}{inside}",
-        fix=f"{nearest(name, known)} (partita clusters lists all)",
+        fix=f"{suggest(name, known)} (partita clusters lists all)",
         field="cluster",
     )

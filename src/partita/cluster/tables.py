@@ -7,10 +7,10 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, NoReturn
 
-from partita.cluster.catalogue import nearest
 from partita.cluster.checks import shown
 from partita.cluster.lines import Path, lines_of, nearest_line
 from partita.errors import ClusterError, FileError
+from partita.suggest import suggest
 
 MAX_CHARACTERS = 64 * 2**20
 
@@ -84,7 +84,7 @@ class Table:
         """Refuse keys that nobody has asked for."""
         for key in self.values:
             if key not in self.asked:
-                self.fail(f"unknown key {key!r}", nearest(key, self.asked), key)
+                self.fail(f"unknown key {key!r}", suggest(key, self.asked), key)
 
     def get(self, key: str) -> Any:
         """The value as it is, or None."""

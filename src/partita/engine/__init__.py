@@ -1,2 +1,5 @@
-from partita.simulate.engine import run
-__all__=["run"]
+"""The event engine: it gives any program its times, and knows nothing of models."""
+
+from partita.engine.events import MODES, evaluate_fifo, evaluate_static, followers, run
+
+__all__ = ["MODES", "evaluate_fifo", "evaluate_static", "followers", "run"]

@@ -12,6 +12,7 @@ from partita.errors import GraphError, InputError, ModelError
 from partita.files import decode_json, read_bytes
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
+from partita.suggest import suggest
 from partita.zoo.catalogue import ALIASES, MODELS
 from partita.zoo.model import Model
 
@@ -43,11 +44,8 @@ def find(name: str) -> Model:
     known |= {_plain(candidate): model for candidate, model in MODELS.items()}
     if wanted in known:
         return known[wanted]
-    from difflib import get_close_matches  # only a mistake pays for this import
-
-    near = list(dict.fromkeys(known[n].name for n in get_close_matches(wanted, known, 3, 0.6)))
-    fix = f"did you mean {' or '.join(near)}?" if near else "`partita models` lists them all"
-    raise ModelError(f"there is no model {_shown(name)}", fix=fix)
+    near = suggest(name, {candidate: model.name for candidate, model in known.items()})
+    raise ModelError(f"there is no model {_shown(name)}", fix=f"{near} (partita models lists all)")
 
 
 def _plain(name: str) -> str:

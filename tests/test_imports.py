@@ -1,0 +1,161 @@
+"""Imports go one way, heavy packages stay where they belong, and starting is fast."""
+
+import ast
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import partita
+
+SOURCE = Path(partita.__file__).parent
+
+# A module imports only from its left.
+ORDER = [
+    "errors",
+    "suggest",
+    "files",
+    "units",
+    "graph",
+    "cluster",
+    "program",
+    "timeline",
+    "plans",
+    "problems",
+    "zoo",
+    "capture",
+    "costs",
+    "search",
+    "lower",
+    "engine",
+    "verify",
+    "jobs",
+    "report",
+    "emit",
+    "run",
+    "cli",
+]
+
+# The packages that cost time or are optional, and the places that may import them.
+HEAVY = {
+    "torch": ("capture", "emit", "run", "cli/doctor.py"),
+    "onnx": ("capture",),
+    "triton": ("run",),
+    "ortools": ("search",),
+    "numba": ("costs", "search", "engine", "cli/doctor.py"),
+    "rich": ("report", "cli"),
+    "click": ("cli",),
+}
+
+# What `import partita` itself must not load.
+NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", "click"}
+
+# What `from partita import *` gives; a name is public by standing here.
+PUBLIC = [
+    "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Plan", "Program",
+    "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError", "check_plan",
+    "cluster_from", "model", "read_graph", "read_plan", "shard", "simulate", "training_graph",
+]  # fmt: skip
+
+MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
+INSIDE = [path for path in MODULES if path.name != "__main__.py" and path != Path("__init__.py")]
+
+
+def component(path: Path) -> str:
+    """The part of the package that a file belongs to: `graph/record.py` is of `graph`."""
+    return path.parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every name that a file imports, wherever in it the import stands: `partita.files.convert`."""
+    package = ["partita", *path.parts[:-1]]
+    for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join(above + ([node.module] if node.module else []))
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints for `code`."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `code`."""
+    return set(json.loads(run(f"{code}\nimport sys, json\nprint(json.dumps(list(sys.modules)))")))
+
+
+def test_every_file_belongs_to_a_known_part():
+    assert {component(path) for path in INSIDE} <= set(ORDER)
+
+
+@pytest.mark.parametrize("path", INSIDE, ids=str)
+def test_a_module_imports_only_from_its_left(path):
+    here = ORDER.index(component(path))
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "partita" and parts[1:] != ["__version__"]:
+            assert parts[1] in ORDER, f"{path} imports {name}"
+            assert ORDER.index(parts[1]) <= here, f"{path} imports {name} from its right"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_heavy_packages_are_imported_only_where_they_belong(path):
+    for name in imported(path):
+        package = name.split(".")[0]
+        if package in HEAVY:
+            allowed = HEAVY[package]
+            assert component(path) in allowed or path.as_posix() in allowed, (
+                f"{path} imports {package}"
+            )
+
+
+def test_importing_partita_loads_nothing_heavy():
+    assert not loaded_by("import partita") & NOT_AT_START
+
+
+def test_the_records_load_without_compiler_or_torch():
+    records = ORDER[: ORDER.index("capture")]
+    names = [
+        ".".join(["partita", *path.with_suffix("").parts]).removesuffix(".__init__")
+        for path in INSIDE
+        if component(path) in records
+    ]
+    loaded = loaded_by("\n".join(f"import {name}" for name in names))
+    assert set(names) <= loaded
+    assert not loaded & {"numba", "torch", "ortools", "onnx", "click"}
+
+
+def test_the_public_names_are_the_listed_ones():
+    assert partita.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(partita))
+    kinds = run(f"import partita\nprint(*(type(getattr(partita, n)).__name__ for n in {PUBLIC}))")
+    assert set(kinds.split()) == {"type", "function"}  # not a module that has taken the name
+
+
+def test_a_name_that_is_not_public_is_refused():
+    with pytest.raises(AttributeError, match="module 'partita' has no attribute 'plann'"):
+        _ = partita.plann
+
+
+def test_importing_partita_takes_less_than_300_ms():
+    code = "import time\nt = time.perf_counter()\nimport partita\nprint(time.perf_counter() - t)"
+    assert statistics.median(float(run(code)) for _ in range(3)) < 0.3
+
+
+def test_help_takes_less_than_500_ms():
+    code = (
+        "import subprocess, sys, time\nt = time.perf_counter()\n"
+        "subprocess.run([sys.executable, '-m', 'partita', '--help'], stdout=subprocess.DEVNULL)\n"
+        "print(time.perf_counter() - t)"
+    )
+    assert statistics.median(float(run(code)) for _ in range(3)) < 0.5
