@@ -26,6 +26,7 @@ ORDER = [
     "timeline",
     "plans",
     "problems",
+    "schedules",
     "zoo",
     "capture",
     "costs",
