@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.sharding import choices_of
+from partita.costs.sharding import dims_of
 from partita.engine import run
 from partita.errors import GraphError, PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.lower import drawn_devices, lower_stage
-from partita.plans import Axis, Mesh, Stage
+from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.program import Kind
 from partita.verify import verify_program, verify_timeline
 from partita.zoo import build
@@ -33,7 +33,8 @@ def mlp(batch=8, width=64):
 
 def stage(graph, splits, mesh, sharded="none"):
     ops = [op.name for op in graph.ops if op.phase == "forward"]
-    return Stage("model", mesh, tuple((op, splits.get(op, ("",))) for op in ops), sharded)
+    found = tuple(OpSplit(op, splits.get(op, ("",)), sharded) for op in ops)
+    return Stage("model", mesh, found)
 
 
 def collectives(program):
@@ -86,7 +87,8 @@ class TestDataParallel:
     def test_each_level_of_sharding_holds_less(self):
         graph = training_graph(build("gpt2", batch=4))
         ops = [op for op in graph.ops if op.phase == "forward"]
-        splits = {op.name: ("b",) for op in ops if ("b",) in choices_of(graph.call(op), (4,))}
+        axes = line(4).axes
+        splits = {op.name: ("b",) for op in ops if ("b",) in dims_of(graph.call(op), axes)}
         peaks = [
             run_and_check(
                 lower_stage(stage(graph, splits, line(4), level), graph, CLUSTER).program
@@ -189,6 +191,24 @@ class TestDrawing:
         assert busy[2] > 1.2 * busy[0]
 
 
+class TestUnlikeShares:
+    def test_a_weighted_axis_gives_faster_devices_more(self):
+        mixed = resolve("2xV100+2xP100")
+        graph = mlp(4096, 1024)
+        even = run(lower_stage(stage(graph, BATCH, line(4)), graph, mixed).program)
+        mesh = Mesh((Axis("x", 4, (5, 5, 3, 3)),), (0, 1, 2, 3))
+        assert 4096 % 16 == 0
+        uneven = run_and_check(lower_stage(stage(graph, BATCH, mesh), graph, mixed).program)
+        assert uneven.makespan < even.makespan
+        assert uneven.busy()[0] == pytest.approx(uneven.busy()[2], rel=0.35)
+
+    def test_parts_must_be_whole(self):
+        graph = mlp()
+        mesh = Mesh((Axis("x", 4, (2, 1, 1, 1)),), (0, 1, 2, 3))
+        with pytest.raises(GraphError, match="dim 'b' of 8 cannot be split 5 ways"):
+            lower_stage(stage(graph, BATCH, mesh), graph, CLUSTER)
+
+
 class TestRefusals:
     def test_an_op_without_a_split_means_another_model(self):
         graph = mlp()
@@ -212,9 +232,9 @@ def test_any_legal_splits_of_a_transformer_run_and_verify(data):
     splits = []
     for op in graph.ops:
         if op.phase == "forward":
-            choices = choices_of(graph.call(op), (2, 2))
-            splits.append((op.name, data.draw(st.sampled_from(choices))))
-    level = data.draw(st.sampled_from(["none", "states", "gradients", "parameters"]))
-    lowered = lower_stage(Stage("model", mesh, tuple(splits), level), graph, CLUSTER)
+            dims = data.draw(st.sampled_from(dims_of(graph.call(op), mesh.axes)))
+            level = data.draw(st.sampled_from(["none", "states", "gradients", "parameters"]))
+            splits.append(OpSplit(op.name, dims, level))
+    lowered = lower_stage(Stage("model", mesh, tuple(splits)), graph, CLUSTER)
     run_and_check(lowered.program)
     assert set(lowered.costs) == {op.name for op in graph.ops}

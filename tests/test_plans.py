@@ -12,6 +12,7 @@ from partita.plans import (
     ClusterRef,
     Mesh,
     ModelRef,
+    OpSplit,
     Origin,
     Plan,
     Prediction,
@@ -24,7 +25,7 @@ MESH = Mesh((Axis("x", 2),), (0, 1))
 PLAN = Plan(
     ModelRef("gpt2", 8, "bf16", True, "adamw", "0123456789abcdef"),
     ClusterRef("2xA100", 2, "fedcba9876543210"),
-    (Stage("model", MESH, (("wte", ("e",)), ("h.0.fc", ("",))), "states"),),
+    (Stage("model", MESH, (OpSplit("wte", ("e",), "states"), OpSplit("h.0.fc", ("",)))),),
     Prediction(0.5, 0.4, 0.45, 0.1, (1e9, 1e9), (8e10, 8e10)),
     Origin("pase", "feasible", "because", 0, 1.5, "0.1.0"),
 )
@@ -40,6 +41,20 @@ def test_it_says_what_it_is_for():
     assert str(PLAN) == "gpt2 on 2xA100: model on x=2"
 
 
+def test_weights_give_unlike_shares():
+    axis = Axis("x", 3, (2, 2, 1))
+    assert axis.parts == 5
+    assert [axis.ways(place) for place in range(3)] == [2.5, 2.5, 5.0]
+    assert axis.ways() == 2.5
+    assert str(axis) == "x=3 (2:2:1)"
+    assert Axis("x", 3).ways() == 3
+
+
+def test_devices_know_their_place():
+    mesh = Mesh((Axis("x", 2), Axis("y", 3)), (5, 4, 3, 2, 1, 0))
+    assert [mesh.place(device) for device in (5, 3, 2, 0)] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -47,8 +62,10 @@ def test_it_says_what_it_is_for():
         (lambda: Mesh((Axis("x", 3),), (0, 1)), "a mesh of 3 places has 2 devices"),
         (lambda: Mesh((Axis("x", 2),), (0, 0)), "a mesh of 2 places has 2 devices"),
         (lambda: Mesh((Axis("x", 2), Axis("x", 1)), (0, 1)), "two axes have the same name"),
-        (lambda: Stage("s", MESH, (), "zero3"), "found 'zero3'; use one of none, states"),
-        (lambda: Stage("s", MESH, (("a", ()),)), "op 'a' has 0 dims for 1 axes"),
+        (lambda: OpSplit("a", ("b",), "zero3"), "found 'zero3'; use one of none, states"),
+        (lambda: Stage("s", MESH, (OpSplit("a", ()),)), "op 'a' has 0 dims for 1 axes"),
+        (lambda: Axis("x", 2, (1,)), "axis 'x' of 2 has the weights [1]"),
+        (lambda: Axis("x", 2, (1, 0)), "give one whole number of at least 1 per place"),
         (lambda: Plan(PLAN.model, PLAN.cluster, (), PLAN.prediction, PLAN.origin), "no stages"),
     ],
 )

@@ -19,6 +19,7 @@ from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion, num_shards
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split, op_cost
+from partita.costs.sharding import ways_of
 from partita.errors import PlanError
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
@@ -110,11 +111,14 @@ class _Lowering:
     ) -> None:
         self.stage, self.graph, self.cluster = stage, graph, cluster
         self.collectives = Collectives(cluster)
-        self.sizes = [axis.size for axis in stage.mesh.axes]
-        self.groups: list[Groups] = [stage.mesh.groups(i) for i in range(len(self.sizes))]
+        self.axes = stage.mesh.axes
+        self.ways = [axis.ways() for axis in self.axes]
+        self.groups: list[Groups] = [stage.mesh.groups(i) for i in range(len(self.axes))]
         self.devices = devices
         self.kinds = {device: cluster.kind_of(device) for device in devices}
-        self.splits = dict(stage.splits)
+        self.splits = stage.dims()
+        self.places = {device: stage.mesh.place(device) for device in devices}
+        self.levels = _levels(stage, graph)
         self.place = {device: i for i, device in enumerate(self.devices)}
         self.tasks: list[_Task] = []
         self.made: list[_Buffer] = []  # every buffer that occupies memory of its own
@@ -122,7 +126,7 @@ class _Lowering:
         self.copies: dict[tuple[str, Layout], _Buffer] = {}
         self.gathered: dict[tuple[str, bool], _Buffer] = {}
         self.update_of = {op.inputs[1]: op for op in graph.ops if op.phase == "update"}
-        self.bucket: list[_Buffer] = []
+        self.buckets: dict[tuple[str, Layout], list[_Buffer]] = {}
         self.num_buckets = 0
         self.synced: list[tuple[list[_Buffer], Made]] = []
         self.used: dict[str, Split] = {}
@@ -134,7 +138,8 @@ class _Lowering:
         for op in self.graph.ops:
             if op.phase != "update":
                 self._run_op(op)
-        self._flush_bucket()
+        for bucket in list(self.buckets):
+            self._flush(bucket)
         for number, (gradients, ready) in enumerate(self.synced):
             self._update(number, gradients, ready)
         return Lowered(self._build(), self.used, self.costs)
@@ -149,7 +154,11 @@ class _Lowering:
                 )
         for name, dims in self.splits.items():
             op = self.graph.op(name)
-            check_split(self.graph.call(op), self._factors(dims))
+            parts: dict[str, int] = {}
+            for dim, axis in zip(dims, self.axes, strict=True):
+                if dim:
+                    parts[dim] = parts.get(dim, 1) * axis.parts
+            check_split(self.graph.call(op), parts)
 
     # One op on every device.
 
@@ -160,13 +169,13 @@ class _Lowering:
         call = self.graph.call(op)
         nest = loop_nest(call)
         dims = self.splits[op.forward or op.name]
-        factors = self._factors(dims)
+        factors = ways_of(dims, self.axes)
         buffers = [
             self._obtain(name, tuple(input_placement(access, dim) for dim in dims), op)
             for name, access in zip(op.inputs, nest.inputs, strict=True)
         ]
         ready = self._exchange(op, dims, factors, self._ready(buffers), halos=True)
-        made = self._compute(op, ready, buffers, tuple(sorted(factors.items())))
+        made = self._compute(op, ready, buffers, dims)
         made = _last(self._exchange(op, dims, factors, _after(made), halos=False))
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             layout = tuple(output_placement(nest, access, dim) for dim in dims)
@@ -182,18 +191,14 @@ class _Lowering:
             access.dims[p.dim][0] if p.kind == "shard" and access.dims[p.dim] else ""
             for p in layout
         )
-        split = tuple(sorted(self._factors(dims).items()))
-        made = self._compute(op, self._ready(buffers), buffers, split)
+        made = self._compute(op, self._ready(buffers), buffers, dims)
         self._produce(op, op.outputs[0], layout, made, buffers)
 
-    def _compute(
-        self, op: Op, ready: Ready, buffers: list[_Buffer],
-        split: Split,
-    ) -> Made:  # fmt: skip
+    def _compute(self, op: Op, ready: Ready, buffers: list[_Buffer], dims: tuple[str, ...]) -> Made:
         made = {}
-        costs = self._costs(op, split)
         for device in self.devices:
-            cost = costs[self.kinds[device].name]
+            split = tuple(sorted(ways_of(dims, self.axes, self.places[device]).items()))
+            cost = op_cost(self.graph, op, self.kinds[device], split)
             self._note(op, device, split, cost)
             made[device] = self._task(
                 op.name, (self._lane(device),), cost.seconds, ready[device], PHASE_KINDS[op.phase]
@@ -202,11 +207,6 @@ class _Lowering:
         if any(self.graph.tensor(name).role == "parameter" for name in op.inputs):
             self.last_compute.append(made)
         return made
-
-    def _costs(self, op: Op, split: Split) -> dict[str, OpCost]:
-        """What an op costs on each kind of device."""
-        kinds = {kind.name: kind for kind in self.kinds.values()}
-        return {name: op_cost(self.graph, op, kind, split) for name, kind in kinds.items()}
 
     def _note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
         if device == self.devices[0]:
@@ -233,7 +233,7 @@ class _Lowering:
             # Inputs and parameters are laid out at the start as their first user wants them.
             self.buffers[name] = _Buffer(name, need, self._held_bytes(name, need))
         have = self.buffers[name]
-        if tensor.role == "parameter" and self.stage.sharded == "parameters":
+        if self.levels.get(name) == "parameters":
             have = self._gather_parameter(have, user)
         if have.layout == need or tensor.role == "input":
             return have
@@ -244,7 +244,7 @@ class _Lowering:
 
     def _convert(self, buffer: _Buffer, need: Layout) -> _Buffer:
         whole = self.graph.tensor(buffer.name).size_bytes
-        for step in conversion(whole, self.sizes, buffer.layout, need):
+        for step in conversion(whole, self.ways, buffer.layout, need):
             if not step.collective:  # each device takes its share of what it holds
                 made, root = dict(buffer.made_by), buffer
                 buffer = _Buffer(buffer.name, step.layout, step.held_bytes, made, root)
@@ -259,7 +259,7 @@ class _Lowering:
         return buffer
 
     def _exchange(
-        self, op: Op, dims: tuple[str, ...], factors: dict[str, int],
+        self, op: Op, dims: tuple[str, ...], factors: dict[str, float],
         ready: Ready, *, halos: bool,
     ) -> Ready:  # fmt: skip
         """Halos before an op, statistics after it."""
@@ -299,27 +299,30 @@ class _Lowering:
     # Parameter gradients and the optimizer.
 
     def _collect(self, gradient: _Buffer) -> None:
-        self.bucket.append(gradient)
-        if sum(item.size_bytes for item in self.bucket) >= BUCKET_BYTES:
-            self._flush_bucket()
+        """Gradients that are synchronised alike wait for each other until they are worth it."""
+        level = self.levels[self.update_of[gradient.name].inputs[0]]
+        sums = tuple(p if p == PARTIAL else REPLICATE for p in gradient.layout)
+        key = (level, sums)
+        bucket = self.buckets.setdefault(key, [])
+        bucket.append(gradient)
+        if sum(item.size_bytes for item in bucket) >= BUCKET_BYTES:
+            self._flush(key)
 
-    def _flush_bucket(self) -> None:
+    def _flush(self, key: tuple[str, Layout]) -> None:
         """Synchronise the gradients collected so far; each ends as its parameter lies."""
-        bucket, self.bucket = self.bucket, []
-        if not bucket:
-            return
+        bucket = self.buckets.pop(key)
+        level, sums = key
         number = self.num_buckets
         self.num_buckets += 1
         ready = self._ready(bucket)
-        for axis in range(len(self.sizes)):
-            summed = sum(g.size_bytes for g in bucket if g.layout[axis] == PARTIAL)
-            if not summed:
-                continue
-            name = "all_reduce" if self.stage.sharded == "none" else "reduce_scatter"
-            made = self._group_tasks(f"gradients.{number} {name}", name, summed, axis, ready)
-            ready = _after(made)
+        size = sum(gradient.size_bytes for gradient in bucket)
+        name = "all_reduce" if level == "none" else "reduce_scatter"
+        for axis, placement in enumerate(sums):
+            if placement == PARTIAL and self.axes[axis].size > 1:
+                made = self._group_tasks(f"gradients.{number} {name}", name, size, axis, ready)
+                ready = _after(made)
         last = _last(ready)
-        if self.stage.sharded in ("gradients", "parameters"):
+        if level in ("gradients", "parameters"):
             for gradient in bucket:
                 shard = _Buffer(gradient.name, gradient.layout, self._sharded_bytes(gradient))
                 self._take(shard, last)
@@ -335,40 +338,40 @@ class _Lowering:
             seconds = kind.launch_s
             for gradient in gradients:
                 op = self.update_of[gradient.name]
-                whole = math.prod(self.graph.tensor(gradient.name).shape)
-                cost = self._costs(op, ())[kind.name].scaled(self._update_elements(op) / whole)
+                cost = op_cost(self.graph, op, kind).scaled(self._update_share(op))
                 self._note(op, device, (), cost)
                 seconds += cost.seconds
             made[device] = self._task(
                 f"update.{number}", (self._lane(device),), seconds, [ready[device]], Kind.UPDATE
             )
-        held = [self.buffers[gradient.name] for gradient in gradients]
-        self._use(held, made)
-        if self.stage.sharded in ("states", "gradients"):
-            for axis in range(len(self.sizes)):
-                copied = sum(
-                    self.buffers[self.update_of[g.name].inputs[0]].size_bytes
-                    for g in gradients
-                    if axis in self._copied_axes(self._stored_layout(self.update_of[g.name]))
-                )
+        self._use([self.buffers[gradient.name] for gradient in gradients], made)
+        for axis in range(len(self.axes)):
+            copied = sum(
+                self.buffers[op.inputs[0]].size_bytes
+                for op in (self.update_of[gradient.name] for gradient in gradients)
+                if self.levels[op.inputs[0]] in ("states", "gradients")
+                and axis in self._copied_axes(self._stored_layout(op))
+            )
+            if copied:
                 made = self._group_tasks(
-                    f"parameters.{number} all_gather", "all_gather", copied, axis,
-                    _after(made),
-                )  # fmt: skip
+                    f"parameters.{number} all_gather", "all_gather", copied, axis, _after(made)
+                )
 
-    def _update_elements(self, op: Op) -> float:
+    def _update_share(self, op: Op) -> float:
+        """The part of a parameter that one device updates."""
         layout = self._stored_layout(op)
-        elements = math.prod(self.graph.tensor(op.inputs[0]).shape) / num_shards(layout, self.sizes)
-        if self.stage.sharded == "none":
-            return elements
-        return elements / math.prod(self.sizes[axis] for axis in self._copied_axes(layout))
+        share = 1 / num_shards(layout, self.ways)
+        return share if self.levels[op.inputs[0]] == "none" else share / self._copies(layout)
+
+    def _copies(self, layout: Layout) -> int:
+        return math.prod(self.axes[axis].size for axis in self._copied_axes(layout))
 
     def _stored_layout(self, op: Op) -> Layout:
         return self.buffers[op.inputs[0]].layout
 
     def _sharded_bytes(self, gradient: _Buffer) -> float:
         layout = self._stored_layout(self.update_of[gradient.name])
-        return gradient.size_bytes / math.prod(self.sizes[a] for a in self._copied_axes(layout))
+        return gradient.size_bytes / self._copies(layout)
 
     # Tasks and memory.
 
@@ -452,14 +455,13 @@ class _Lowering:
         updates = {op.inputs[0]: op for op in self.graph.ops if op.phase == "update"}
         for tensor in self.graph.parameters:
             buffer = self.buffers.get(tensor.name)
-            layout = buffer.layout if buffer else (REPLICATE,) * len(self.sizes)
-            copies = math.prod(self.sizes[axis] for axis in self._copied_axes(layout))
-            shards = num_shards(layout, self.sizes)
-            kept = copies if self.stage.sharded == "parameters" else 1
-            total += tensor.size_bytes / shards / kept
+            layout = buffer.layout if buffer else (REPLICATE,) * len(self.axes)
+            level = self.levels.get(tensor.name, "none")
+            shards, copies = num_shards(layout, self.ways), self._copies(layout)
+            total += tensor.size_bytes / shards / (copies if level == "parameters" else 1)
             op = updates.get(tensor.name)
             states = [self.graph.tensor(name) for name in op.inputs[2:]] if op else []
-            split = 1 if self.stage.sharded == "none" else copies
+            split = 1 if level == "none" else copies
             total += sum(state.size_bytes for state in states) / shards / split
         return total
 
@@ -469,21 +471,26 @@ class _Lowering:
     def _network(self, device: int) -> int:
         return len(self.devices) + self.place[device]
 
-    def _factors(self, dims: tuple[str, ...]) -> dict[str, int]:
-        factors: dict[str, int] = {}
-        for dim, size in zip(dims, self.sizes, strict=True):
-            if dim and size > 1:
-                factors[dim] = factors.get(dim, 1) * size
-        return factors
-
     def _copied_axes(self, layout: Layout) -> list[int]:
-        return [i for i, p in enumerate(layout) if p == REPLICATE and self.sizes[i] > 1]
+        return [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
 
     def _held_bytes(self, name: str, layout: Layout) -> float:
         tensor = self.graph.tensor(name)
         if name.endswith(".next"):
             return 0.0
-        return tensor.size_bytes / num_shards(layout, self.sizes)
+        return tensor.size_bytes / num_shards(layout, self.ways)
+
+
+def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
+    """How each parameter is kept: as the first op that reads it says."""
+    sharded = {split.op: split.sharded for split in stage.splits}
+    found: dict[str, str] = {}
+    for op in graph.ops:
+        if op.phase == "forward":
+            for name in op.inputs:
+                if graph.tensor(name).role == "parameter":
+                    found.setdefault(name, sharded.get(op.name, "none"))
+    return found
 
 
 def _after(made: Made) -> Ready:

@@ -20,16 +20,37 @@ SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a device mesh."""
+    """One axis of a device mesh. `weights` give unlike devices unlike shares: (2, 2, 1) of 5."""
 
     name: str
     size: int
+    weights: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or self.size < 1:
             raise PlanError(
                 f"axis {self.name!r} has size {self.size}", fix="a name and a size of at least 1"
             )
+        if self.weights and (len(self.weights) != self.size or min(self.weights) < 1):
+            raise PlanError(
+                f"axis {self.name!r} of {self.size} has the weights {list(self.weights)}",
+                fix="give one whole number of at least 1 per place, or none",
+            )
+
+    @property
+    def parts(self) -> int:
+        """Into how many equal parts a dim is cut before the devices take theirs."""
+        return sum(self.weights) if self.weights else self.size
+
+    def ways(self, place: int | None = None) -> float:
+        """1 / the share of a place; without one, of the place with the largest share."""
+        if not self.weights:
+            return self.size
+        return self.parts / (max(self.weights) if place is None else self.weights[place])
+
+    def __str__(self) -> str:
+        weights = f" ({':'.join(map(str, self.weights))})" if self.weights else ""
+        return f"{self.name}={self.size}{weights}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +84,28 @@ class Mesh:
             found.append(tuple(self.devices[start + k * stride] for k in range(sizes[axis])))
         return tuple(found)
 
+    def place(self, device: int) -> tuple[int, ...]:
+        """The coordinates of a device, one per axis."""
+        index = self.devices.index(device)
+        found = []
+        for axis in reversed(self.axes):
+            index, coordinate = divmod(index, axis.size)
+            found.append(coordinate)
+        return tuple(reversed(found))
+
     def __str__(self) -> str:
-        return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes)
+        return " x ".join(map(str, self.axes))
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Ops that run on one mesh. `splits` gives each forward op one loop dim per axis ('' = none).
+class OpSplit:
+    """How one forward op (and its backward) is split: a loop dim per mesh axis, '' for none.
 
-    `sharded` says what is kept in shares instead of copies along axes where it would repeat.
+    `sharded` says what of its parameters is kept in shares, not copies, along the other axes.
     """
 
-    name: str
-    mesh: Mesh
-    splits: tuple[tuple[str, tuple[str, ...]], ...]
+    op: str
+    dims: tuple[str, ...]
     sharded: str = "none"
 
     def __post_init__(self) -> None:
@@ -84,15 +113,30 @@ class Stage:
             raise PlanError(
                 f"found {self.sharded!r}",
                 fix=f"use one of {', '.join(SHARDING_LEVELS)}",
-                field=f"stage {self.name!r} sharded",
+                field=f"split of {self.op!r} sharded",
             )
-        for op, dims in self.splits:
-            if len(dims) != len(self.mesh.axes):
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Ops that run on one mesh, each with its split."""
+
+    name: str
+    mesh: Mesh
+    splits: tuple[OpSplit, ...]
+
+    def __post_init__(self) -> None:
+        for split in self.splits:
+            if len(split.dims) != len(self.mesh.axes):
                 raise PlanError(
-                    f"op {op!r} has {len(dims)} dims for {len(self.mesh.axes)} axes",
+                    f"op {split.op!r} has {len(split.dims)} dims for {len(self.mesh.axes)} axes",
                     fix="give one dim per axis, '' for none",
                     field=f"stage {self.name!r} splits",
                 )
+
+    def dims(self) -> dict[str, tuple[str, ...]]:
+        """The dims of every op, by name."""
+        return {split.op: split.dims for split in self.splits}
 
 
 @dataclass(frozen=True, slots=True)

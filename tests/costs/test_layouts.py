@@ -53,5 +53,5 @@ def test_steps_lead_from_one_layout_to_the_other(have, need):
         assert step.held_bytes == 1000 / num_shards(step.layout, (2, 2))
     cluster = resolve("4xA100")
     groups = (((0, 2), (1, 3)), ((0, 1), (2, 3)))
-    seconds = conversion_seconds(1e6, groups, Collectives(cluster), have, need)
+    seconds = conversion_seconds(1e6, (2, 2), groups, Collectives(cluster), have, need)
     assert (seconds > 0) == any(step.collective for step in steps)

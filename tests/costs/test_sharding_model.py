@@ -1,12 +1,13 @@
 """The sharding problem of a model: its choices are legal, its costs those of the layouts."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.sharding import choices_of, factors_of, sharding_model
+from partita.costs.sharding import Choice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split
 from partita.plans import Axis, Mesh
@@ -28,23 +29,26 @@ def mlp(batch=8, width=64):
 @pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=str)
 def test_every_choice_is_a_legal_split(mesh):
     graph = training_graph(build("bert-base@128", batch=8))
-    sizes = tuple(axis.size for axis in mesh.axes)
     for op in graph.ops:
         if op.phase == "forward":
-            choices = choices_of(graph.call(op), sizes)
-            assert ("",) * len(sizes) in choices
-            for choice in choices:
-                check_split(graph.call(op), factors_of(choice, sizes))
+            found = dims_of(graph.call(op), mesh.axes)
+            assert ("",) * len(mesh.axes) in found
+            for dims in found:
+                parts = Counter()
+                for dim, axis in zip(dims, mesh.axes, strict=True):
+                    parts[dim] = (parts[dim] or 1) * axis.parts
+                parts.pop("", None)
+                check_split(graph.call(op), parts)
 
 
 def test_an_axis_of_one_splits_nothing():
     graph = mlp()
-    assert choices_of(graph.call(graph.op("up")), (1,)) == (("",),)
+    assert dims_of(graph.call(graph.op("up")), (Axis("x", 1),)) == (("",),)
 
 
 def test_a_prime_number_of_devices_leaves_indivisible_dims_whole():
     graph = mlp()
-    assert choices_of(graph.call(graph.op("up")), (7,)) == (("",),)
+    assert dims_of(graph.call(graph.op("up")), (Axis("x", 7),)) == (("",),)
 
 
 def test_megatron_pays_one_sum_forward_and_one_backward():
@@ -53,42 +57,40 @@ def test_megatron_pays_one_sum_forward_and_one_backward():
     model = sharding_model(graph, CLUSTER, LINE)
     index = {name: i for i, name in enumerate(model.ops)}
     megatron = {"up": ("n",), "relu": ("c",), "down": ("k",)}
-    chosen = [model.choices[index[op]].index(choice) for op, choice in megatron.items()]
+    chosen = [model.choices[index[op]].index(Choice(dims)) for op, dims in megatron.items()]
     between = [
-        model.problem.matrices[m][chosen[u], chosen[v]]
-        for (u, v), m in zip(model.problem.edges, model.problem.matrix_of, strict=True)
+        model.matrices[m][chosen[u], chosen[v]]
+        for (u, v), m in zip(model.edges, model.matrix_of, strict=True)
     ]
     assert between == [0.0, 0.0]
-    repeated = [model.choices[index[op]].index(("",)) for op in megatron]
+    repeated = [model.choices[index[op]].index(Choice(("",))) for op in megatron]
     assert evaluate_of(model, chosen) < evaluate_of(model, repeated)
 
 
 def evaluate_of(model, assignment):
     from partita.problems.sharding import ShardingSolution
 
-    return evaluate(model.problem, ShardingSolution(tuple(assignment)))
+    return evaluate(model.problem(), ShardingSolution(tuple(assignment)))
 
 
 def test_equal_layers_share_their_matrices():
     model = sharding_model(training_graph(build("gpt2", batch=8)), CLUSTER, LINE)
-    assert len(model.problem.edges) > 150
-    assert len(model.problem.matrices) < 40
+    assert len(model.edges) > 150
+    assert len(model.matrices) < 40
 
 
 def test_the_compute_bound_is_below_every_assignment():
     model = sharding_model(mlp(), CLUSTER, SQUARE)
-    best = SEARCHES["brute"](model.problem)
+    best = SEARCHES["brute"](model.problem())
     assert best.objective is not None
-    assert model.compute_bound_s <= best.objective
-    assert SEARCHES["pase"](model.problem).objective == pytest.approx(best.objective)
+    assert model.compute_bound_s() <= best.objective
+    assert SEARCHES["pase"](model.problem()).objective == pytest.approx(best.objective)
 
 
 def test_costs_are_finite_and_no_choice_is_free():
     model = sharding_model(training_graph(build("moe@64", batch=8)), CLUSTER, LINE)
-    assert all(np.isfinite(cost).all() for cost in model.problem.costs)
-    assert all(
-        np.isfinite(matrix).all() and (matrix >= 0).all() for matrix in model.problem.matrices
-    )
+    assert all(np.isfinite(cost).all() for cost in model.problem().costs)
+    assert all(np.isfinite(matrix).all() and (matrix >= 0).all() for matrix in model.matrices)
     assert all(len(set(c)) == len(c) for c in model.choices)
 
 
@@ -96,7 +98,7 @@ def test_tied_weights_bind_their_two_users():
     model = sharding_model(training_graph(build("gpt2", batch=8)), CLUSTER, LINE)
     index = {name: i for i, name in enumerate(model.ops)}
     pair = {index["wte"], index["lm_head"]}
-    assert any(set(edge) == pair for edge in model.problem.edges)
+    assert any(set(edge) == pair for edge in model.edges)
 
 
 def test_mesh_lines_differ_in_one_coordinate():
@@ -107,3 +109,36 @@ def test_mesh_lines_differ_in_one_coordinate():
         lines = cube.groups(axis)
         assert all(len(line) == size for line in lines)
         assert sorted(itertools.chain(*lines)) == list(range(12))
+
+
+class TestKeepingParameters:
+    def test_only_copied_parameters_can_be_kept_in_shares(self):
+        model = sharding_model(mlp(), CLUSTER, LINE)
+        up = model.choices[model.ops.index("up")]
+        assert Choice(("b",), "parameters") in up
+        assert Choice(("n",), "parameters") not in up  # columns: nothing is held twice
+
+    def test_shares_hold_less_and_send_more(self):
+        model = sharding_model(mlp(), CLUSTER, LINE)
+        index = model.ops.index("up")
+        choices, table = model.choices[index], model.tables[index]
+        copies, states, shares = (
+            choices.index(Choice(("b",), level)) for level in ("none", "states", "parameters")
+        )
+        assert table.memory[copies] > table.memory[states] > table.memory[shares]
+        assert table.hidden[shares] > table.hidden[copies]
+
+    def test_a_price_on_bytes_makes_the_answer_thriftier(self):
+        model = sharding_model(training_graph(build("bert-base@64", batch=8)), CLUSTER, LINE)
+        held = []
+        for price in (0.0, 1e-12, 1e-9):
+            found = SEARCHES["pase"](model.problem(Weights(s_per_byte=price))).solution
+            held.append(model.memory_bytes(found.assignment))
+        assert held[0] >= held[1] >= held[2]
+        assert held[2] < 0.95 * held[0]
+        assert model.least_memory_bytes() <= held[2] * (1 + 1e-9)
+
+    def test_splits_and_assignments_are_inverse(self):
+        model = sharding_model(mlp(), CLUSTER, SQUARE)
+        assignment = tuple(len(choices) - 1 for choices in model.choices)
+        assert model.assignment(model.splits(assignment)) == assignment

@@ -9,6 +9,7 @@ from partita.errors import ModelError, PlanError
 from partita.graph import GraphBuilder
 from partita.jobs.simulate import NUMBERS, data_splits, simulate, slowest_groups
 from partita.jobs.workload import load
+from partita.plans import Axis, Mesh
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +70,14 @@ def test_too_much_memory_is_an_answer():
 
 def test_a_batch_that_does_not_divide_is_repeated():
     found = simulate("squeezenet1_1", "4xA100", batch=3)
-    assert dict(found.stage.splits)["features.0"] == ("",)
+    assert found.stage.dims()["features.0"] == ("",)
 
 
 def test_data_parallelism_splits_nothing_but_the_batch():
     graph = load("bert-base@64", batch=8).graph
-    assert {dim for _, dims in data_splits(graph, (8,)) for dim in dims} == {"b"}
-    assert {dim for _, dims in data_splits(graph, (3,)) for dim in dims} == {""}
+    for count, expected in ((8, "b"), (3, "")):
+        mesh = Mesh((Axis("x", count),), tuple(range(count)))
+        assert {dim for split in data_splits(graph, mesh) for dim in split.dims} == {expected}
 
 
 def test_a_graph_can_be_given():
@@ -94,7 +96,7 @@ def test_an_unknown_kind_is_carried_with_a_warning_that_names_it(caplog):
         found = simulate(graph, "2xA100")
     assert "'wavelet'" in caplog.text
     assert found.step_s > 0
-    assert dict(found.stage.splits)["wavelet"] == ("",)
+    assert found.stage.dims()["wavelet"] == ("",)
 
 
 def test_a_model_needs_a_machine():

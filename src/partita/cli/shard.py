@@ -63,8 +63,10 @@ def command(
             if found.best is None
             else {
                 "mesh": {a.name: a.size for a in found.best.simulation.stage.mesh.axes},
-                "sharded": found.best.simulation.stage.sharded,
-                "splits": {op: list(d) for op, d in found.best.simulation.stage.splits},
+                "splits": {
+                    split.op: {"dims": list(split.dims), "sharded": split.sharded}
+                    for split in found.best.simulation.stage.splits
+                },
             },
             "candidates": [
                 {

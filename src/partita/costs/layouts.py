@@ -29,9 +29,9 @@ class Step:
     layout: Layout
 
 
-def num_shards(layout: Layout, sizes: Sequence[int]) -> int:
+def num_shards(layout: Layout, sizes: Sequence[float]) -> float:
     """Into how many shares a tensor is cut."""
-    shards = 1
+    shards = 1.0
     for placement, size in zip(layout, sizes, strict=True):
         if placement.kind == "shard":
             shards *= size
@@ -39,7 +39,7 @@ def num_shards(layout: Layout, sizes: Sequence[int]) -> int:
 
 
 def conversion(
-    whole_bytes: float, sizes: Sequence[int], have: Layout, need: Layout
+    whole_bytes: float, sizes: Sequence[float], have: Layout, need: Layout
 ) -> tuple[Step, ...]:
     """The steps from one layout to another, for a tensor of `whole_bytes` in all."""
     steps = []
@@ -65,13 +65,13 @@ def conversion(
 
 def conversion_seconds(
     whole_bytes: float,
+    sizes: Sequence[float],
     groups: Sequence[Groups],
     collectives: Collectives,
     have: Layout,
     need: Layout,
 ) -> float:
-    """Time of a conversion on a mesh given by its lines of devices per axis."""
-    sizes = [len(lines[0]) for lines in groups]
+    """Time of a conversion on a mesh: ways of each axis, and its lines of devices."""
     return sum(
         collectives.seconds(step.collective, step.size_bytes, groups[step.axis])
         for step in conversion(whole_bytes, sizes, have, need)

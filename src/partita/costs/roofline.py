@@ -24,6 +24,7 @@ from partita.graph.flops import flops
 from partita.graph.loops import Nest, loop_nest
 from partita.graph.record import Call, Graph, Op
 from partita.graph.shapes import gates
+from partita.graph.splits import Factors, part
 from partita.graph.traffic import Elements, Traffic, elements, traffic
 
 # Tile (rows, columns) -> fraction of peak its inner loop reaches.
@@ -57,7 +58,7 @@ ROW_EFFICIENCY = dict.fromkeys(
 CONTRACTIONS = frozenset({"linear", "matmul", "einsum", "conv", "expert_linear", "moe_router"})
 RECURRENT = frozenset({"lstm", "gru"})
 
-Split = tuple[tuple[str, int], ...]
+Split = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def _memory_seconds(moved: Traffic, device: DeviceKind) -> float:
 
 
 def _compute_seconds(
-    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: dict[str, int], work: float
+    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: Factors, work: float
 ) -> float:
     if work == 0:
         return 0.0
@@ -155,7 +156,7 @@ def _compute_seconds(
     return work / (device.peak("f32") * VECTOR_EFFICIENCY)
 
 
-def as_product(nest: Nest, factors: dict[str, int]) -> Product:
+def as_product(nest: Nest, factors: Factors) -> Product:
     """The matrix product that a contraction is: which dims make m, n, k and the batch.
 
     A dim of the output that indexes both inputs is batch, only the first m, only the second n;
@@ -165,7 +166,7 @@ def as_product(nest: Nest, factors: dict[str, int]) -> Product:
     first, second, out = nest.inputs[0], nest.inputs[1], nest.outputs[0]
     sizes = {"batch": 1, "m": 1, "n": 1, "k": 1}
     for dim in nest.dims:
-        extent = -(-dim.extent // factors.get(dim.name, 1))
+        extent = part(dim.extent, factors.get(dim.name, 1))
         in_first = first.position(dim.name) is not None
         in_second = second.position(dim.name) is not None
         if out.position(dim.name) is None:
@@ -217,10 +218,10 @@ def product_seconds(
 
 
 def _attention_seconds(
-    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: dict[str, int], work: float
+    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: Factors, work: float
 ) -> float:
     """Fused attention: one tile is a block of queries of one head."""
-    extents = {d.name: -(-d.extent // factors.get(d.name, 1)) for d in nest.dims}
+    extents = {d.name: part(d.extent, factors.get(d.name, 1)) for d in nest.dims}
     heads = math.prod(extents.get(name, 1) for name in ("b", "h", "g"))
     blocks = heads * -(-extents.get("s", 1) // ATTENTION_ROWS)
     waves = -(-blocks // max(1, device.num_units))
@@ -231,15 +232,15 @@ def _attention_seconds(
 
 
 def _recurrent_seconds(
-    call: Call, dtype: str, device: DeviceKind, factors: dict[str, int], work: float
+    call: Call, dtype: str, device: DeviceKind, factors: Factors, work: float
 ) -> float:
     """One product per position for the state, one large product for all inputs."""
     x, _, w_rec = call.inputs[:3]
-    batch = -(-x[0] // factors.get("b", 1))
-    rows = -(-w_rec[0] // (factors.get("h", 1) * factors.get("z", 1)))
+    batch = part(x[0], factors.get("b", 1))
+    rows = part(w_rec[0], factors.get("h", 1) * factors.get("z", 1))
     peak = device.peak(dtype)
     step = Product(1, batch, rows, w_rec[1])
-    inputs = Product(1, batch * x[1], rows, -(-x[2] // factors.get("i", 1)))
+    inputs = Product(1, batch * x[1], rows, part(x[2], factors.get("i", 1)))
     once = x[1] * product_seconds(step, peak, device.num_units)
     once += product_seconds(inputs, peak, device.num_units)
     return max(once, work / peak) + x[1] * batch * gates(call.kind) * w_rec[1] * 8.0 / (

@@ -1,10 +1,20 @@
 """The sharding problem of a model on a mesh: a split for every op at the least total time.
 
-Each forward op chooses one splittable loop dim (or none) per mesh axis; its backward follows. The
-cost of a choice is the compute of all its phases on the slowest device, statistics and halos, and
-the synchronisation of its parameter gradients. The cost of a pair of choices along an edge is the
-time to bring the tensor (and its gradient, back) from the producer's layout to the consumer's;
-where a tensor has several consumers the conversion is done once, so each pays its part.
+Each forward op chooses one splittable loop dim (or none) per mesh axis, and whether its parameters
+are kept in copies or in shares; its backward follows. What a choice costs is kept in four parts,
+
+    compute    all phases and the update, per kind of device
+    blocking   statistics and halos, and along edges the conversion of layouts: somebody waits
+    hidden     sums of parameter gradients, gathering of shares: may run beside compute
+    memory     parameters, gradients, states and saved activations held on a device
+
+and a problem is made from them with weights: blocking and hidden communication count in part, as
+far as they are expected to overlap; bytes have a price per byte, by which a cap on memory becomes a
+Lagrangian. Where a tensor has several consumers its conversion is done once, so each pays a part.
+
+Bounds. A device's compute lane and its network lane are each busy no longer than a step, so for any
+0 <= w <= 1 the least value of (1 - w) compute + w communication over all choices is below every
+step time; and with a price per byte, that value less price * cap is below every step that fits.
 """
 
 import itertools
@@ -15,7 +25,7 @@ import numpy.typing as npt
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives, Groups
-from partita.costs.layouts import Layout, conversion_seconds
+from partita.costs.layouts import Layout, conversion_seconds, num_shards
 from partita.costs.roofline import Split, op_cost
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import Access, Nest, loop_nest
@@ -23,101 +33,203 @@ from partita.graph.record import Call, Graph, Op, Tensor
 from partita.graph.splits import (
     PARTIAL,
     REPEAT,
+    REPLICATE,
     communication,
     input_placement,
     output_placement,
     splittable,
 )
-from partita.plans import Mesh
+from partita.plans import Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
 STAT_BYTES = 4
-Choice = tuple[str, ...]  # one loop dim per mesh axis, '' for none
+LEVELS = ("none", "states", "parameters")  # what a search may choose for an op's parameters
+Dims = tuple[str, ...]  # one loop dim per mesh axis, '' for none
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ShardingModel:
-    """A sharding problem together with what its numbers stand for."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to run an op: its dims per axis, and how its parameters are kept."""
 
-    problem: ShardingProblem
+    dims: Dims
+    sharded: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the parts of a cost count."""
+
+    compute: float = 1.0
+    blocking: float = 1.0
+    hidden: float = 1.0
+    s_per_byte: float = 0.0
+
+
+PLAIN = Weights()
+
+
+@dataclass(frozen=True, eq=False)
+class OpTable:
+    """The parts of every choice of one op."""
+
+    compute: Floats  # choices x kinds of device
+    blocking: Floats
+    hidden: Floats
+    memory: Floats
+
+    def cost(self, weights: Weights) -> Floats:
+        """Each choice's cost under weights."""
+        total: Floats = weights.compute * self.compute.max(axis=1)
+        total += weights.blocking * self.blocking + weights.hidden * self.hidden
+        total += weights.s_per_byte * self.memory
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class ShardingModel:
+    """All choices of all ops with the parts of their costs; problems are made from it."""
+
+    mesh: Mesh
     ops: tuple[str, ...]
     choices: tuple[tuple[Choice, ...], ...]
-    compute_bound_s: float  # what the busiest kind of device computes if every op is at its best
+    tables: tuple[OpTable, ...]
+    edges: tuple[tuple[int, int], ...]
+    matrix_of: tuple[int, ...]
+    matrices: tuple[Floats, ...]
 
-    def splits(self, assignment: tuple[int, ...]) -> tuple[tuple[str, Choice], ...]:
+    def problem(self, weights: Weights = PLAIN) -> ShardingProblem:
+        """The pairwise problem under weights."""
+        return ShardingProblem(
+            costs=tuple(table.cost(weights) for table in self.tables),
+            edges=self.edges,
+            matrix_of=self.matrix_of,
+            matrices=tuple(weights.blocking * matrix for matrix in self.matrices),
+            names=self.ops,
+        )
+
+    def splits(self, assignment: tuple[int, ...]) -> tuple[OpSplit, ...]:
         """What an assignment decides, op by op."""
         return tuple(
-            (op, choices[x])
+            OpSplit(op, choices[x].dims, choices[x].sharded)
             for op, choices, x in zip(self.ops, self.choices, assignment, strict=True)
         )
 
+    def assignment(self, splits: tuple[OpSplit, ...]) -> tuple[int, ...]:
+        """The numbers of given splits, the inverse of `splits`."""
+        wanted = {split.op: Choice(split.dims, split.sharded) for split in splits}
+        return tuple(
+            choices.index(wanted[op]) for op, choices in zip(self.ops, self.choices, strict=True)
+        )
 
-def sharding_model(graph: Graph, cluster: Cluster, mesh: Mesh) -> ShardingModel:
-    """The problem of splitting every forward op of a (training) graph over a mesh."""
-    return _Builder(graph, cluster, mesh).build()
+    def memory_bytes(self, assignment: tuple[int, ...]) -> float:
+        """What a device holds by this model's count (without what is live only for a moment)."""
+        return sum(float(table.memory[x]) for table, x in zip(self.tables, assignment, strict=True))
+
+    def least_memory_bytes(self) -> float:
+        """Every op at its thriftiest choice."""
+        return sum(float(table.memory.min()) for table in self.tables)
+
+    def compute_bound_s(self) -> float:
+        """What the busiest kind of device computes even if every op is at its best."""
+        least = sum(table.compute.min(axis=0) for table in self.tables)
+        return float(np.max(least, initial=0.0))
 
 
-def choices_of(call: Call, sizes: tuple[int, ...]) -> tuple[Choice, ...]:
-    """Every way to give each axis a dim (or none) such that all shares are equal."""
+def sharding_model(
+    graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...] = LEVELS
+) -> ShardingModel:
+    """All ways to split every forward op of a (training) graph over a mesh."""
+    return _Builder(graph, cluster, mesh, levels).build()
+
+
+def dims_of(call: Call, axes: tuple[Axis, ...]) -> tuple[Dims, ...]:
+    """Every way to give each axis a dim (or none) such that all parts are whole."""
     extents = {dim.name: dim.extent for dim in loop_nest(call).dims}
-    per_axis = [(*splittable(call, size), REPEAT) if size > 1 else (REPEAT,) for size in sizes]
+    per_axis = [
+        (*splittable(call, axis.parts), REPEAT) if axis.size > 1 else (REPEAT,) for axis in axes
+    ]
     found = []
-    for choice in itertools.product(*per_axis):
-        factors = factors_of(choice, sizes)
-        if all(extents[dim] % factor == 0 for dim, factor in factors.items()):
-            found.append(choice)
+    for dims in itertools.product(*per_axis):
+        parts: dict[str, int] = {}
+        for dim, axis in zip(dims, axes, strict=True):
+            if dim:
+                parts[dim] = parts.get(dim, 1) * axis.parts
+        if all(extents[dim] % count == 0 for dim, count in parts.items()):
+            found.append(dims)
     return tuple(found)
 
 
-def factors_of(choice: Choice, sizes: tuple[int, ...]) -> dict[str, int]:
-    """How many ways each dim is split in all."""
-    factors: dict[str, int] = {}
-    for dim, size in zip(choice, sizes, strict=True):
-        if dim and size > 1:
-            factors[dim] = factors.get(dim, 1) * size
-    return factors
+def ways_of(
+    dims: Dims, axes: tuple[Axis, ...], place: tuple[int, ...] | None = None
+) -> dict[str, float]:
+    """How many ways each dim is split, as the device at `place` sees it (or the busiest one)."""
+    ways: dict[str, float] = {}
+    for i, (dim, axis) in enumerate(zip(dims, axes, strict=True)):
+        if dim and axis.size > 1:
+            own = axis.ways(None if place is None else place[i])
+            ways[dim] = ways.get(dim, 1) * own
+    return ways
 
 
 class _Builder:
-    def __init__(self, graph: Graph, cluster: Cluster, mesh: Mesh) -> None:
-        self.graph, self.cluster = graph, cluster
-        self.sizes = tuple(axis.size for axis in mesh.axes)
-        self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.sizes))]
+    def __init__(self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...]) -> None:
+        self.graph, self.mesh, self.levels = graph, mesh, levels
+        self.axes = mesh.axes
+        self.ways = tuple(axis.ways() for axis in mesh.axes)
+        self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
         self.collectives = Collectives(cluster)
-        kinds = {cluster.devices[d].kind: cluster.kind_of(d) for d in mesh.devices}
-        self.kinds = tuple(kinds[name] for name in sorted(kinds))
+        # Devices of a kind at places of one weight do the same: one of each stands for all.
+        seen: dict[tuple[object, ...], int] = {}
+        for device in mesh.devices:
+            place = mesh.place(device) if any(axis.weights for axis in mesh.axes) else ()
+            weights = tuple(
+                a.weights[i] for a, i in zip(mesh.axes, place, strict=False) if a.weights
+            )
+            seen.setdefault((cluster.devices[device].kind, weights), device)
+        self.devices = [(cluster.kind_of(d), mesh.place(d)) for d in seen.values()]
         self.forward = tuple(op for op in graph.ops if op.phase == "forward")
         self.phases: dict[str, list[Op]] = {op.name: [op] for op in self.forward}
         for op in graph.ops:
             if op.forward:
                 self.phases[op.forward].append(op)
-        self.tables: dict[tuple[object, ...], tuple[Floats, Floats]] = {}  # total, by kind
+        self.update_of = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
+        self.owner: dict[str, str] = {}  # parameter -> the op that decides how it is kept
+        for op in self.forward:
+            for name in op.inputs:
+                if graph.tensor(name).role == "parameter":
+                    self.owner.setdefault(name, op.name)
+        self.saved = {
+            name for op in graph.ops if op.phase in ("dgrad", "wgrad") for name in op.inputs
+        }
+        self.users = {
+            tensor.name: sum(1 for op in graph.consumers(tensor.name) if op.phase == "forward")
+            for tensor in graph.tensors
+        }
+        self.known: dict[tuple[object, ...], tuple[tuple[Choice, ...], OpTable]] = {}
+        self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
         self.converted: dict[tuple[float, Layout, Layout], float] = {}
-        self.update_of = {op.inputs[1]: op for op in graph.ops if op.phase == "update"}
 
     def build(self) -> ShardingModel:
-        calls = [self.graph.call(op) for op in self.forward]
-        choices = tuple(choices_of(call, self.sizes) for call in calls)
-        own = [self._op_costs(op, c) for op, c in zip(self.forward, choices, strict=True)]
+        own = [self._table(op) for op in self.forward]
         index = {op.name: i for i, op in enumerate(self.forward)}
         edges: list[tuple[int, int]] = []
         matrix_of: list[int] = []
         for source, target, tensor in self._pairs():
             u, v = index[source.name], index[target.name]
             edges.append((u, v))
-            matrix_of.append(self._matrix(source, target, tensor, choices[u], choices[v]))
-        problem = ShardingProblem(
-            costs=tuple(total for total, _ in own),
-            edges=tuple(edges),
-            matrix_of=tuple(matrix_of),
-            matrices=tuple(self.stored),
-            names=tuple(op.name for op in self.forward),
+            matrix_of.append(self._matrix(source, target, tensor, own[u][0], own[v][0]))
+        return ShardingModel(
+            self.mesh,
+            tuple(op.name for op in self.forward),
+            tuple(choices for choices, _ in own),
+            tuple(table for _, table in own),
+            tuple(edges),
+            tuple(matrix_of),
+            tuple(self.stored),
         )
-        least = sum(by_kind.min(axis=0) for _, by_kind in own)  # per device kind
-        return ShardingModel(problem, problem.names, choices, float(np.max(least, initial=0.0)))
 
     def _pairs(self) -> list[tuple[Op, Op, Tensor]]:
         """Forward edges, and pairs of ops that read the same parameter (tied weights)."""
@@ -131,51 +243,136 @@ class _Builder:
             found.extend((users[0], user, parameter) for user in users[1:])
         return found
 
-    def _op_costs(self, op: Op, choices: tuple[Choice, ...]) -> tuple[Floats, Floats]:
-        """Seconds of every choice of an op, all phases together; and of compute per device kind."""
-        key = (choices, *(self._signature(phase) for phase in self.phases[op.name]))
-        if key not in self.tables:
-            compute = np.array([self._compute(op, choice) for choice in choices])
-            moved = np.array([self._communication(op, choice) for choice in choices])
-            self.tables[key] = (compute.max(axis=1) + moved, compute)
-        return self.tables[key]
+    # What an op's choices cost by themselves.
+
+    def _table(self, op: Op) -> tuple[tuple[Choice, ...], OpTable]:
+        key = tuple(self._signature(phase) for phase in self.phases[op.name])
+        if key not in self.known:
+            choices = self._choices(op)
+            parts = [self._parts(op, choice) for choice in choices]
+            compute, blocking, hidden, memory = (
+                np.array(column) for column in zip(*parts, strict=True)
+            )
+            self.known[key] = choices, OpTable(compute, blocking, hidden, memory)
+        return self.known[key]
 
     def _signature(self, op: Op) -> tuple[object, ...]:
-        tensors = (*op.inputs, *op.outputs)
-        kinds = tuple((t.dtype, t.role) for t in map(self.graph.tensor, tensors))
-        return (self.graph.call(op), kinds, tuple(n in self.update_of for n in op.outputs))
+        """Ops with equal signatures have equal choices and costs."""
+        tensors = tuple(
+            (t.dtype, t.role, t.name in self.saved, self.owner.get(t.name) == op.name)
+            for t in map(self.graph.tensor, (*op.inputs, *op.outputs))
+        )
+        return (self.graph.call(op), tensors)
 
-    def _compute(self, op: Op, choice: Choice) -> list[float]:
-        split: Split = tuple(sorted(factors_of(choice, self.sizes).items()))
-        phases = self.phases[op.name]
-        return [
-            sum(op_cost(self.graph, phase, kind, split).seconds for phase in phases)
-            for kind in self.kinds
-        ]
+    def _choices(self, op: Op) -> tuple[Choice, ...]:
+        mine = [name for name in op.inputs if self.owner.get(name) == op.name]
+        found: list[Choice] = []
+        for dims in dims_of(self.graph.call(op), self.axes):
+            copied = any(self._copies(op, name, dims) > 1 for name in mine)
+            levels = self.levels if copied else ("none",)
+            found.extend(Choice(dims, n) for n in levels if n != "states" or self.update_of)
+        return tuple(found)
 
-    def _communication(self, op: Op, choice: Choice) -> float:
-        """Statistics, halos, and the sum of parameter gradients over devices that share them."""
-        factors = factors_of(choice, self.sizes)
+    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float, float]:
+        hidden, updates, memory = self._parameters(op, choice)
+        compute = []
+        for kind, place in self.devices:
+            split: Split = tuple(sorted(ways_of(choice.dims, self.axes, place).items()))
+            seconds = sum(
+                op_cost(self.graph, phase, kind, split).seconds for phase in self.phases[op.name]
+            )
+            for update, share in updates:
+                seconds += op_cost(self.graph, update, kind).scaled(share).seconds
+            compute.append(seconds)
+        return (
+            compute,
+            self._blocking(op, choice.dims),
+            hidden,
+            memory + self._activations(op, choice),
+        )
+
+    def _blocking(self, op: Op, dims: Dims) -> float:
+        """Statistics and halos of all phases."""
+        ways = ways_of(dims, self.axes)
         seconds = 0.0
         for phase in self.phases[op.name]:
             call = self.graph.call(phase)
-            nest = loop_nest(call)
             width = dtype_bytes(self.graph.dtype(phase))
-            for axis, dim in enumerate(choice):
-                for exchange in communication(call, factors, along=dim) if dim else ():
+            for axis, dim in enumerate(dims):
+                for exchange in communication(call, ways, along=dim) if dim else ():
                     if exchange.tensor < 0:
-                        bytes_each = width if exchange.collective == "halo" else STAT_BYTES
-                        seconds += self._time(
-                            exchange.collective, exchange.elements * bytes_each, axis
-                        )
+                        each = width if exchange.collective == "halo" else STAT_BYTES
+                        seconds += self._time(exchange.collective, exchange.elements * each, axis)
+        return seconds
+
+    def _parameters(self, op: Op, choice: Choice) -> tuple[float, list[tuple[Op, float]], float]:
+        """Seconds of hidden communication, updates with their share, and bytes held."""
+        hidden, memory = 0.0, 0.0
+        updates: list[tuple[Op, float]] = []
+        nest = loop_nest(self.graph.call(op))
+        for name, access in zip(op.inputs, nest.inputs, strict=True):
+            if self.owner.get(name) != op.name:
+                continue
+            tensor = self.graph.tensor(name)
+            layout = tuple(input_placement(access, dim) for dim in choice.dims)
+            copied = [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
+            copies = 1
+            for axis in copied:
+                copies *= self.axes[axis].size
+            held = tensor.size_bytes / num_shards(layout, self.ways)
+            memory += held / (copies if choice.sharded == "parameters" else 1)
+            if choice.sharded == "parameters":
+                uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
+                hidden += uses * sum(self._time("all_gather", held, axis) for axis in copied)
+            update = self.update_of.get(name)
+            if update is None:
+                continue
+            states = sum(self.graph.tensor(n).size_bytes for n in update.inputs[2:])
+            split = num_shards(layout, self.ways) * (1 if choice.sharded == "none" else copies)
+            memory += states / split
+            memory += held / (copies if choice.sharded == "parameters" else 1)  # its gradient
+            updates.append((update, 1 / split))
+            if choice.sharded == "states":
+                hidden += sum(self._time("all_gather", held, axis) for axis in copied)
+        hidden += self._gradient_sums(op, choice)
+        return hidden, updates, memory
+
+    def _gradient_sums(self, op: Op, choice: Choice) -> float:
+        seconds = 0.0
+        for phase in self.phases[op.name]:
             if phase.phase != "wgrad":
                 continue
+            nest = loop_nest(self.graph.call(phase))
             for name, access in zip(phase.outputs, nest.outputs, strict=True):
-                have = tuple(output_placement(nest, access, dim) for dim in choice)
-                need = tuple(input_placement(access, dim) for dim in choice)
-                if PARTIAL in have:
-                    seconds += self._convert(self.graph.tensor(name).size_bytes, have, need)
+                have = tuple(output_placement(nest, access, dim) for dim in choice.dims)
+                size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
+                collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
+                seconds += sum(
+                    self._time(collective, size, axis)
+                    for axis, p in enumerate(have)
+                    if p == PARTIAL
+                )
         return seconds
+
+    def _activations(self, op: Op, choice: Choice) -> float:
+        """Bytes of the op's outputs that are kept for the backward."""
+        nest = loop_nest(self.graph.call(op))
+        total = 0.0
+        for name, access in zip(op.outputs, nest.outputs, strict=True):
+            if name in self.saved:
+                layout = tuple(output_placement(nest, access, dim) for dim in choice.dims)
+                total += self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
+        return total
+
+    def _copies(self, op: Op, name: str, dims: Dims) -> int:
+        access = loop_nest(self.graph.call(op)).inputs[op.inputs.index(name)]
+        copies = 1
+        for dim, axis in zip(dims, self.axes, strict=True):
+            if input_placement(access, dim) == REPLICATE:
+                copies *= axis.size
+        return copies
+
+    # What a pair of choices costs along an edge.
 
     def _matrix(
         self, source: Op, target: Op, tensor: Tensor, rows: tuple[Choice, ...],
@@ -184,7 +381,7 @@ class _Builder:
         """The number of the matrix of conversion times for one edge; equal ones are shared."""
         out = self._side(source, tensor, rows)
         into = self._side(target, tensor, columns)
-        key = (tensor.size_bytes, self._sharers(tensor), out, into)
+        key = (tensor.size_bytes, max(1, self.users[tensor.name]), id(out), id(into))
         if key not in self.matrices:
             self.matrices[key] = len(self.stored)
             self.stored.append(self._conversion_matrix(tensor, out, into))
@@ -195,28 +392,34 @@ class _Builder:
     ) -> tuple[tuple[Layout, Layout | None], ...]:
         """Per choice: the layout of the tensor at this op, and of its gradient there (if any)."""
         nest = loop_nest(self.graph.call(op))
+        gradient: tuple[Nest, Access] | None = None
+        code: tuple[object, ...]
         if tensor.name in op.outputs:
             access = nest.outputs[op.outputs.index(tensor.name)]
-            has_backward = len(self.phases[op.name]) > 1
-            return tuple(
-                (
-                    tuple(output_placement(nest, access, dim) for dim in choice),
-                    tuple(input_placement(access, dim) for dim in choice) if has_backward else None,
-                )
-                for choice in choices
+            code = ("out", nest, access, len(self.phases[op.name]) > 1)
+        else:
+            position = op.inputs.index(tensor.name)
+            access = nest.inputs[position]
+            gradient = self._gradient_nest(op, position)
+            code = ("in", nest, access, gradient)
+        key = (code, choices)
+        if key not in self.sides:
+            self.sides[key] = tuple(
+                self._layouts(code, nest, access, gradient, choice.dims) for choice in choices
             )
-        position = op.inputs.index(tensor.name)
-        access = nest.inputs[position]
-        gradient = self._gradient_nest(op, position)
-        return tuple(
-            (
-                tuple(input_placement(access, dim) for dim in choice),
-                None
-                if gradient is None
-                else tuple(output_placement(*gradient, dim) for dim in choice),
-            )
-            for choice in choices
-        )
+        return self.sides[key]
+
+    def _layouts(
+        self, code: tuple[object, ...], nest: Nest, access: Access,
+        gradient: tuple[Nest, Access] | None, dims: Dims,
+    ) -> tuple[Layout, Layout | None]:  # fmt: skip
+        wanted = tuple(input_placement(access, dim) for dim in dims)
+        if code[0] == "out":
+            made = tuple(output_placement(nest, access, dim) for dim in dims)
+            return made, wanted if code[3] else None
+        if gradient is None:
+            return wanted, None
+        return wanted, tuple(output_placement(*gradient, dim) for dim in dims)
 
     def _gradient_nest(self, op: Op, position: int) -> tuple[Nest, Access] | None:
         for phase in self.phases[op.name][1:]:
@@ -232,31 +435,42 @@ class _Builder:
         out: tuple[tuple[Layout, Layout | None], ...],
         into: tuple[tuple[Layout, Layout | None], ...],
     ) -> Floats:
-        size, sharers = tensor.size_bytes, self._sharers(tensor)
-        distinct: dict[tuple[object, object], float] = {}
-        matrix = np.empty((len(out), len(into)))
-        for i, source in enumerate(out):
-            for j, target in enumerate(into):
-                key = (source, target)
-                if key not in distinct:
-                    seconds = self._convert(size, source[0], target[0])
-                    if source[1] is not None and target[1] is not None:
-                        seconds += self._convert(size, target[1], source[1])
-                    distinct[key] = seconds / sharers
-                matrix[i, j] = distinct[key]
-        return matrix
-
-    def _sharers(self, tensor: Tensor) -> int:
-        users = [op for op in self.graph.consumers(tensor.name) if op.phase == "forward"]
-        return max(1, len(users))
+        size, sharers = tensor.size_bytes, max(1, self.users[tensor.name])
+        rows, row_of = _distinct(out)
+        columns, column_of = _distinct(into)
+        small = np.empty((len(rows), len(columns)))
+        for i, (made, back) in enumerate(rows):
+            for j, (wanted, gradient) in enumerate(columns):
+                seconds = self._convert(size, made, wanted)
+                if back is not None and gradient is not None:
+                    seconds += self._convert(size, gradient, back)
+                small[i, j] = seconds / sharers
+        return small[np.ix_(row_of, column_of)]
 
     def _convert(self, size_bytes: float, have: Layout, need: Layout) -> float:
         key = (size_bytes, have, need)
         if key not in self.converted:
             self.converted[key] = conversion_seconds(
-                size_bytes, self.groups, self.collectives, have, need
+                size_bytes, self.ways, self.groups, self.collectives, have, need
             )
         return self.converted[key]
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
         return self.collectives.seconds(collective, size_bytes, self.groups[axis])
+
+
+def _weights(mesh: Mesh, device: int) -> tuple[int, ...]:
+    """The weights of a device's places on the axes that have any."""
+    if not any(axis.weights for axis in mesh.axes):
+        return ()
+    place = mesh.place(device)
+    return tuple(a.weights[i] for a, i in zip(mesh.axes, place, strict=True) if a.weights)
+
+
+def _distinct(
+    sides: tuple[tuple[Layout, Layout | None], ...],
+) -> tuple[list[tuple[Layout, Layout | None]], list[int]]:
+    """The different entries, and which one each entry is."""
+    number: dict[tuple[Layout, Layout | None], int] = {}
+    places = [number.setdefault(side, len(number)) for side in sides]
+    return list(number), places

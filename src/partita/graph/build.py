@@ -73,6 +73,7 @@ class GraphBuilder:
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"op {full!r}") from None
         floats = [tensor.dtype for tensor in inputs if tensor.dtype in FLOATS]
+        self._names.add(full)
         out_dtype = dtype or next(iter(floats), inputs[0].dtype if inputs else self.dtype)
         outputs = tuple(
             self._declare(Tensor(full if len(found) == 1 else f"{full}:{i}", shape, out_dtype))
@@ -217,9 +218,9 @@ class GraphBuilder:
 
     # Ops without parameters.
 
-    def elementwise(self, fn: str, *inputs: Tensor, name: str = "") -> Tensor:
+    def elementwise(self, fn: str, *inputs: Tensor, name: str = "", **attrs: AttrIn) -> Tensor:
         """A function applied element by element, broadcasting."""
-        return self.one("elementwise", *inputs, name=name or fn, fn=fn)
+        return self.one("elementwise", *inputs, name=name or fn, fn=fn, **attrs)
 
     def relu(self, x: Tensor, name: str = "relu") -> Tensor:
         """max(x, 0)."""
@@ -335,7 +336,6 @@ class GraphBuilder:
         candidate, number = name, 1
         while candidate in self._names or candidate in self._tensors:
             candidate, number = f"{name}_{number}", number + 1
-        self._names.add(candidate)
         return candidate
 
     def _declare(self, tensor: Tensor) -> Tensor:

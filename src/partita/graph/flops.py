@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from partita.graph.loops import ADDED_FROM, loop_nest
 from partita.graph.record import Call
-from partita.graph.shapes import attention_heads, gates, per_space
+from partita.graph.shapes import attention_heads, per_space
 
 # Operations per output element; transcendental functions as GPUs execute them, roughly.
 ELEMENTWISE = {
@@ -129,20 +129,21 @@ def _pool(call: Call) -> float:
     return float(math.prod(out) * math.prod(per_space(call, "kernel", len(x) - 2, 1)))
 
 
+def _resize(call: Call) -> float:
+    return 4.0 * math.prod(call.outputs[0])
+
+
 def _recurrent(call: Call) -> float:
     x, w_in, w_rec = call.inputs[:3]
     steps = x[0] * x[1]
-    hidden = w_rec[1]
-    per_step = 2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * gates(call.kind) * hidden
-    return steps * per_step
+    return steps * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0])
 
 
 def _cell(call: Call) -> float:
     states = len(call.outputs)
     batch = call.inputs[0][0]
     weights = call.inputs[1 + states : 3 + states]
-    hidden = call.inputs[1][1]
-    return batch * (2.0 * sum(map(math.prod, weights)) + 8.0 * gates(call.kind) * hidden)
+    return batch * (2.0 * sum(map(math.prod, weights)) + 8.0 * weights[0][0])
 
 
 def _router(call: Call) -> float:
@@ -178,7 +179,7 @@ FLOPS: dict[str, Callable[[Call], float]] = {
     "softmax": _per_element(6, 4),
     "elementwise": _elementwise,
     "reduce": _per_element(1, 1),
-    "resize": _per_element(4, 4),
+    "resize": _resize,
     "embedding": _embedding,
     "lstm": _recurrent,
     "gru": _recurrent,

@@ -24,7 +24,7 @@ _Scalar = bool | int | float | str
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
-    shape: tuple[int, ...]
+    shape: list[int]
     dtype: str = "f32"
     role: str = "activation"
 
@@ -32,8 +32,8 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: list[str]
+    outputs: list[str]
     attrs: dict[str, _Scalar | list[_Scalar]] = {}
     scope: str = ""
     phase: str = "forward"
@@ -43,9 +43,9 @@ class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class _Graph(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     name: str
-    tensors: tuple[_Tensor, ...]
-    ops: tuple[_Op, ...]
-    outputs: tuple[str, ...] = ()
+    tensors: list[_Tensor]
+    ops: list[_Op]
+    outputs: list[str] = []
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
@@ -53,21 +53,9 @@ def to_json(graph: Graph) -> dict[str, Any]:
     wire = _Graph(
         f"partita/graph@{VERSION}",
         graph.name,
-        tuple(_Tensor(t.name, t.shape, t.dtype, t.role) for t in graph.tensors),
-        tuple(
-            _Op(
-                op.name,
-                op.kind,
-                op.inputs,
-                op.outputs,
-                {key: list(v) if isinstance(v, tuple) else v for key, v in op.attrs},
-                op.scope,
-                op.phase,
-                op.forward,
-            )
-            for op in graph.ops
-        ),
-        graph.outputs,
+        [_Tensor(t.name, list(t.shape), t.dtype, t.role) for t in graph.tensors],
+        [_wire_op(op) for op in graph.ops],
+        list(graph.outputs),
     )
     plain: dict[str, Any] = msgspec.to_builtins(wire)
     return plain
@@ -82,7 +70,7 @@ def from_json(value: object, file: str = "") -> Graph:
     try:
         return assemble(
             wire.name,
-            [Tensor(t.name, t.shape, t.dtype, t.role) for t in wire.tensors],
+            [Tensor(t.name, tuple(t.shape), t.dtype, t.role) for t in wire.tensors],
             [_op(op) for op in wire.ops],
             wire.outputs,
         )
@@ -90,9 +78,20 @@ def from_json(value: object, file: str = "") -> Graph:
         raise (error.within(file) if file else error) from None
 
 
+def _wire_op(op: Op) -> _Op:
+    attrs = {key: _wire_attr(value) for key, value in op.attrs}
+    inputs, outputs = list(op.inputs), list(op.outputs)
+    return _Op(op.name, op.kind, inputs, outputs, attrs, op.scope, op.phase, op.forward)
+
+
 def _op(op: _Op) -> Op:
     attrs = tuple((key, _attr(value)) for key, value in sorted(op.attrs.items()))
-    return Op(op.name, op.kind, op.inputs, op.outputs, attrs, op.scope, op.phase, op.forward)
+    inputs, outputs = tuple(op.inputs), tuple(op.outputs)
+    return Op(op.name, op.kind, inputs, outputs, attrs, op.scope, op.phase, op.forward)
+
+
+def _wire_attr(value: Attr) -> _Scalar | list[_Scalar]:
+    return [*value] if isinstance(value, tuple) else value
 
 
 def _attr(value: _Scalar | list[_Scalar]) -> Attr:

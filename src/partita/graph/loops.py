@@ -262,20 +262,21 @@ def _conv(call: Call) -> Nest:
     kernel = ("q", "r", "s")[3 - rank :]
     groups = call.whole("groups", 1)
     stride = per_space(call, "stride", rank, 1)
+    padding = per_space(call, "padding", rank, 0, least=0)
     dilation = per_space(call, "dilation", rank, 1)
     reach = [dilation[i] * (w[2 + i] - 1) for i in range(rank)]
+    # The window slides over the input, or over the output if transposed: that side has the halo.
+    fine, coarse = (out, x) if call.flag("transposed") else (x, out)
+    halo = [
+        _border(reach[i] + 1, stride[i], padding[i], fine[2 + i], coarse[2 + i])
+        for i in range(rank)
+    ]
+    sizes = dict(zip(space, coarse[2:], strict=True))
+    bordered, even = " ".join(f"{s}+{h}" for s, h in zip(space, halo, strict=True)), " ".join(space)
     if call.flag("transposed"):
-        # Loop over the input's positions: the output's share of a split is as contiguous as it.
-        sizes = dict(zip(space, x[2:], strict=True))
-        read = " ".join(space)
-        wide = " ".join(f"{s}+{max(0, reach[i] + 1 - stride[i])}" for i, s in enumerate(space))
-        weight = f"(g c) n {' '.join(kernel)}"
+        read, wide, weight = even, bordered, f"(g c) n {' '.join(kernel)}"
     else:
-        sizes = dict(zip(space, out[2:], strict=True))
-        halo = [max(0, reach[i] + 1 - stride[i]) for i in range(rank)]
-        read = " ".join(f"{s}+{halo[i]}" for i, s in enumerate(space))
-        wide = " ".join(space)
-        weight = f"(g n) c {' '.join(kernel)}"
+        read, wide, weight = bordered, even, f"(g n) c {' '.join(kernel)}"
     text = f"b (g c) {read}, {weight}" + ", (g n)" * len(bias) + f" -> b (g n) {wide}"
     sizes = {
         "b": x[0],
@@ -286,6 +287,17 @@ def _conv(call: Call) -> Nest:
         **dict(zip(kernel, w[2:], strict=True)),
     }
     return nest_from(text, sizes, whole=kernel)
+
+
+def _border(window: int, stride: int, padding: int, fine: int, coarse: int) -> int:
+    """The halo of a window that slides over `fine` positions, one step per `coarse` position.
+
+    Usually window - stride. Shares of the two sides drift apart if `fine` is not `coarse` strides,
+    and padding shifts them; a drift of one position only stands for sizes that do not divide.
+    """
+    drift = fine - coarse * stride
+    drift = drift if abs(drift) > 1 else 0
+    return max(0, window - stride, padding + max(0, drift)) + max(0, -drift) // 2
 
 
 def _pool(call: Call) -> Nest:
@@ -299,7 +311,11 @@ def _pool(call: Call) -> Nest:
     else:
         kernel = per_space(call, "kernel", rank, 1)
         stride = per_space(call, "stride", rank, kernel)
-        read = " ".join(f"{s}+{max(0, kernel[i] - stride[i])}" for i, s in enumerate(space))
+        padding = per_space(call, "padding", rank, 0, least=0)
+        halo = [
+            _border(kernel[i], stride[i], padding[i], x[2 + i], out[2 + i]) for i in range(rank)
+        ]
+        read = " ".join(f"{s}+{h}" for s, h in zip(space, halo, strict=True))
     text = f"b c {read} -> b c {' '.join(space)}"
     return nest_from(text, {"b": x[0], "c": x[1], **dict(zip(space, out[2:], strict=True))})
 
@@ -401,8 +417,13 @@ def _broadcast(call: Call, whole: tuple[str, ...] = ()) -> Nest:
 
 
 def _rope(call: Call) -> Nest:
-    """Rotary positions mix the features of a head, which stay together."""
+    """Rotary positions mix the features of a head, which stay together.
+
+    Of [b, s, features] without the attribute `heads`, shares are taken to end between heads.
+    """
     (x,) = call.inputs
+    if call.attr("heads") is None and len(x) == 3:
+        return _broadcast(call)
     heads = call.whole("heads", 1)
     lead = _leading(x[:-1])
     text = f"{' '.join(lead)} (h d)"
@@ -513,8 +534,8 @@ def _expand(call: Call) -> Nest:
 def _resize(call: Call) -> Nest:
     (x,), (out,) = call.inputs, call.outputs
     space = _space(out[2:])
-    text = f"b c {' '.join(f'{s}+1' for s in space)} -> b c {' '.join(space)}"
-    return nest_from(text, {"b": x[0], "c": x[1], **space})
+    read = " ".join(f"{name}+2" for name in space)  # interpolation looks one beyond on each side
+    return nest_from(f"b c {read} -> b c {' '.join(space)}", {"b": x[0], "c": x[1], **space})
 
 
 def _recurrent(call: Call) -> Nest:
@@ -525,7 +546,7 @@ def _recurrent(call: Call) -> Nest:
     sizes = {"b": x[0], "t": x[1], "z": z, "h": hidden, "i": x[2], "k": hidden}
     stats = [
         Stat("h", ("b", "t"), hidden, "all_gather"),  # the next step reads the whole state
-        Stat("i", ("b", "t"), z * gates(call.kind) * hidden),  # gates before their non-linearity
+        Stat("i", ("b", "t", "z", "h"), gates(call.kind)),  # gates before their non-linearity
     ]
     return nest_from(text, sizes, whole=("t", "k"), stats=stats)
 
@@ -537,8 +558,7 @@ def _cell(call: Call) -> Nest:
     text = "b i" + ", b k" + ", b h" * (states - 1) + ", h i, h k" + ", h" * bias + " ->"
     text += ",".join([" b h"] * states)
     sizes = {"b": x[0], "h": state[1], "i": x[1], "k": state[1]}
-    width = gates(call.kind) * state[1]
-    stats = [Stat("i", ("b",), width), Stat("k", ("b",), width)]
+    stats = [Stat(name, ("b", "h"), gates(call.kind)) for name in ("i", "k")]
     # A GRU also mixes its state in unit by unit, so a share of it does not do.
     return nest_from(text, sizes, whole=("k",) if call.kind == "gru_cell" else (), stats=stats)
 
@@ -548,7 +568,9 @@ def _router(call: Call) -> Nest:
     lead = _leading(x[:-1])
     head = " ".join(lead)
     sizes = {**lead, "e": w[0], "k": w[1]}
-    return nest_from(f"{head} k, e k -> {head} e", sizes, stats=[Stat("e", tuple(lead), 2)])
+    # The softmax needs whole logits, and their maximum and sum over all experts.
+    stats = [Stat("k", (*lead, "e"), 1), Stat("e", tuple(lead), 2)]
+    return nest_from(f"{head} k, e k -> {head} e", sizes, stats=stats)
 
 
 def _token_exchange(call: Call) -> Nest:

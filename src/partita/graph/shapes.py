@@ -191,7 +191,8 @@ def _channel_norm(call: Call) -> Shapes:
     if call.kind == "group_norm":
         groups = call.whole("groups", 1)
         _needs(groups >= 1 and x[1] % groups == 0, call, f"channels divisible by {groups} groups")
-    call.flag("training")
+    else:
+        call.flag("training", True)
     return (x,)
 
 

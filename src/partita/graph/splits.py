@@ -11,11 +11,15 @@ which are the placements of PyTorch's DTensor. The communication of a split is r
 partial outputs must be summed, statistics exchanged, halos fetched from neighbours.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.errors import GraphError
 from partita.graph.loops import Access, Nest, loop_nest
 from partita.graph.record import Call
+
+Factors = Mapping[str, float]  # loop dim -> how many ways it is split
 
 REPEAT = ""  # the split that gives an axis no dim
 
@@ -101,20 +105,23 @@ def output_placement(nest: Nest, access: Access, dim: str) -> Placement:
     return PARTIAL if _leaves_summands(access, dim) else REPLICATE
 
 
-def share(nest: Nest, access: Access, shape: tuple[int, ...], split: dict[str, int]) -> int:
+def share(nest: Nest, access: Access, shape: tuple[int, ...], split: Factors) -> int:
     """Elements of a tensor that one device holds under a split (rounded up per dim)."""
     total = 1
     for size, names in zip(shape, access.dims, strict=True):
-        factor = 1
+        factor = 1.0
         for name in names:
             factor *= split.get(name, 1)
-        total *= -(-size // factor)
+        total *= part(size, factor)
     return total
 
 
-def communication(
-    call: Call, split: dict[str, int], along: str | None = None
-) -> tuple[Exchange, ...]:
+def part(size: int, ways: float) -> int:
+    """One share of `size` elements, rounded up; `ways` need not be whole for unlike devices."""
+    return math.ceil(size / ways - 1e-9)
+
+
+def communication(call: Call, split: Factors, along: str | None = None) -> tuple[Exchange, ...]:
     """What one execution of an op exchanges because it is split so (because of one dim only)."""
     nest = loop_nest(call)
     shapes = _output_shapes(call)
@@ -142,12 +149,12 @@ def _output_shapes(call: Call) -> tuple[tuple[int, ...], ...]:
     return tuple(call.inputs[i] for i in call.wrt) if call.wrt else call.outputs
 
 
-def _extent(nest: Nest, name: str, split: dict[str, int]) -> int:
+def _extent(nest: Nest, name: str, split: Factors) -> int:
     size = next((dim.extent for dim in nest.dims if dim.name == name), 1)
-    return -(-size // split.get(name, 1))
+    return part(size, split.get(name, 1))
 
 
-def _halos(call: Call, nest: Nest, name: str, split: dict[str, int]) -> list[Exchange]:
+def _halos(call: Call, nest: Nest, name: str, split: Factors) -> list[Exchange]:
     """Border elements of what it reads that a device needs from its neighbours.
 
     A border of what it writes (of a transposed convolution, of a gradient) is added to theirs.
@@ -163,6 +170,6 @@ def _halos(call: Call, nest: Nest, name: str, split: dict[str, int]) -> list[Exc
         position = access.position(name)
         if position is None or not access.halo[position]:
             continue
-        mine = share(nest, access, shape, split) // max(1, -(-shape[position] // split[name]))
+        mine = share(nest, access, shape, split) // max(1, part(shape[position], split[name]))
         found.append(Exchange("halo", mine * access.halo[position]))
     return found

@@ -35,7 +35,7 @@ _SPACE = re.compile(r"[ \t]*")
 _FIRST = re.compile(
     r'(?:graph|input|param|state|activation|gradient|output)[ \t]+(?=[A-Za-z0-9_"])'
 )
-_AS = re.compile(r'as(?=[ \t"])')
+_AS = re.compile(r"as(?![A-Za-z0-9_])")
 _PHASE = re.compile(r"\.(?:forward|dgrad|wgrad|update)\b")
 
 _WORDS = {
@@ -290,10 +290,11 @@ class _Reader:
             raise GraphError(error.found, fix=error.fix, field=where) from None
 
     def _line(self, line: _Line) -> None:
-        word = line.match(_FIRST)
-        word = word and word.strip()
+        start = line.at
+        word = (line.match(_FIRST) or "").strip()
         if self.title is None:
             if word != "graph":
+                line.at = start
                 raise line.fail("`graph NAME` before anything else")
             self.title = line.name("the graph's name")
         elif word in _WORDS:
@@ -319,7 +320,7 @@ class _Reader:
     def _op(self, line: _Line) -> None:
         outputs: list[str] = []
         typed: list[tuple[str, str, tuple[int, ...]]] = []
-        while not line.sees("="):
+        while not outputs or not line.sees("="):
             if outputs:
                 line.need(",", "or '=' after an output")
             outputs.append(line.name("input, param, state, output or the name of a tensor"))

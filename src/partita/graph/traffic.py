@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import share
+from partita.graph.splits import Factors, share
 
 VIEWS = frozenset({"reshape", "split", "slice", "expand"})
 
@@ -40,7 +40,6 @@ class Traffic:
 
 
 Elements = tuple[Element, ...]
-Factors = dict[str, int]
 NOTHING = Traffic(0.0, 0.0)
 
 
@@ -101,7 +100,7 @@ def _elementwise(call: Call, reads: Elements, writes: Elements, factors: Factors
 def passes_through(call: Call) -> bool:
     """Does an elementwise op hand on its input as it is, as a sum does with its gradient?"""
     fn = call.text("fn")
-    if fn == "identity" or call.phase == "forward":
+    if fn == "identity" or not call.wrt:  # a sum of gradients is no gradient of a sum
         return fn == "identity"
     return fn == "add" and all(call.inputs[i] == call.outputs[0] for i in call.wrt)
 

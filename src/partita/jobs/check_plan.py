@@ -13,7 +13,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
 from partita.lower import lower_stage
-from partita.plans import Plan, Stage
+from partita.plans import Axis, OpSplit, Plan, Stage
 from partita.verify import verify_program, verify_timeline
 
 TOLERANCE = 1e-6
@@ -41,33 +41,33 @@ def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
         if not 0 <= device < cluster.num_devices
     ]
     wanted = {op.name for op in graph.ops if op.phase == "forward"}
-    given = [op for op, _ in stage.splits]
+    given = [split.op for split in stage.splits]
     found += [f"op {op!r} has no split" for op in sorted(wanted - set(given))]
     found += [f"op {op!r} is not in the model" for op in sorted(set(given) - wanted)]
     found += [
         f"op {op!r} is split twice" for op in sorted({o for o in given if given.count(o) > 1})
     ]
-    sizes = [axis.size for axis in stage.mesh.axes]
-    for op, dims in stage.splits:
-        if op in wanted:
-            found.extend(_check_split(graph, op, dims, sizes))
+    for split in stage.splits:
+        if split.op in wanted:
+            found.extend(_check_split(graph, split, stage.mesh.axes))
     return found
 
 
-def _check_split(graph: Graph, op: str, dims: tuple[str, ...], sizes: list[int]) -> list[str]:
+def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[str]:
+    op = split.op
     legal = {dim.name: dim for dim in loop_nest(graph.call(graph.op(op))).dims}
-    ways: dict[str, int] = {}
-    for dim, size in zip(dims, sizes, strict=True):
+    parts: dict[str, int] = {}
+    for dim, axis in zip(split.dims, axes, strict=True):
         if dim:
-            ways[dim] = ways.get(dim, 1) * size
+            parts[dim] = parts.get(dim, 1) * axis.parts
     found = []
-    for dim, factor in ways.items():
-        if factor == 1:
+    for dim, count in parts.items():
+        if count == 1:
             continue
         if dim not in legal or legal[dim].whole:
             found.append(f"op {op!r} cannot be split along {dim!r}")
-        elif legal[dim].extent % factor:
-            found.append(f"op {op!r}: {dim} of {legal[dim].extent} is not divisible by {factor}")
+        elif legal[dim].extent % count:
+            found.append(f"op {op!r}: {dim} of {legal[dim].extent} is not divisible by {count}")
     return found
 
 

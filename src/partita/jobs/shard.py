@@ -1,9 +1,12 @@
-"""Shard a model: the best split of every op over the devices that the searches here can find.
+"""Shard a model: the best split of every op over the devices, under the memory they have.
 
-Candidates are the plain strategies by name (data parallel, the same with optimizer states,
-gradients or parameters in shares) and, for every mesh of one or two axes, the optimum of the
-sharding problem. Each is lowered and simulated; the fastest that fits the memory wins. The lower
-bound is the compute that no split can avoid: every op at its best split, nothing communicated.
+1. For every mesh (all devices in a line, in every rectangle; with unlike devices also in shares by
+   their speed) the choices of all ops are costed once.
+2. Each mesh's problem is solved with hidden communication counted in part; where the answer needs
+   more memory than there is, bytes get a price that rises until it fits (a Lagrangian).
+3. The meshes with the best estimates are looked at closely: other weights of communication, each
+   answer lowered and simulated. The named strategies are simulated too.
+4. The fastest that fits wins. The lower bound holds for all splits on all meshes tried.
 """
 
 import math
@@ -12,16 +15,27 @@ from dataclasses import dataclass, replace
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
-from partita.costs.sharding import sharding_model
+from partita.costs.memory import workspace_bytes
+from partita.costs.roofline import op_cost
+from partita.costs.sharding import ShardingModel, Weights, sharding_model
 from partita.errors import InputError
 from partita.graph.record import Graph
-from partita.jobs.simulate import Simulation, data_splits, simulate_stage
+from partita.jobs.simulate import Simulation, simulate_stage
+from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load
 from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Prediction, Stage
+from partita.problems.sharding import ShardingSolution
 from partita.search import searches
-from partita.search.base import UNTIL_DONE, Improvement, Status, Stop
+from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
 
 AXIS_NAMES = ("x", "y")
+FIRST = Weights(hidden=0.2)
+CLOSER = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
+BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
+LOOKED_AT_CLOSELY = 3
+PRICE_STEPS = 7
+TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
+MAX_STRATEGY_STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class Candidate:
 class Sharding:
     """The best plan found and all that were tried, fastest first."""
 
+    method: str
     status: Status
     why: str
     plan: Plan | None
@@ -72,15 +87,48 @@ def shard(
     return _Job(workload, machine, spec, method, stop, seed).run()
 
 
-def meshes(num_devices: int) -> tuple[Mesh, ...]:
+def meshes(cluster: Cluster, graph: Graph) -> tuple[Mesh, ...]:
     """All devices in one line, and in every rectangle; rows stay together in the cluster."""
-    devices = tuple(range(num_devices))
-    found = [Mesh((Axis(AXIS_NAMES[0], num_devices),), devices)]
-    for outer in range(2, num_devices // 2 + 1):
-        if num_devices % outer == 0:
-            axes = (Axis(AXIS_NAMES[0], outer), Axis(AXIS_NAMES[1], num_devices // outer))
+    count = cluster.num_devices
+    devices = tuple(range(count))
+    found = [Mesh((Axis(AXIS_NAMES[0], count),), devices)]
+    for outer in range(2, count // 2 + 1):
+        if count % outer == 0:
+            axes = (Axis(AXIS_NAMES[0], outer), Axis(AXIS_NAMES[1], count // outer))
             found.append(Mesh(axes, devices))
+    found.extend(_weighted(cluster, graph))
     return tuple(found)
+
+
+def _weighted(cluster: Cluster, graph: Graph) -> list[Mesh]:
+    """A line in which each device's share follows its speed, in small whole numbers."""
+    if cluster.is_homogeneous or cluster.num_devices < 2:
+        return []
+    speed = {}
+    for kind in cluster.kinds:
+        seconds = sum(op_cost(graph, op, kind).seconds for op in graph.ops)
+        speed[kind.name] = 1 / seconds if seconds else 1.0
+    slowest = min(speed.values())
+    found: dict[tuple[int, ...], Mesh] = {}
+    for unit in (1, 2, 3, 4):
+        weights = tuple(
+            max(1, round(unit * speed[device.kind] / slowest)) for device in cluster.devices
+        )
+        divisor = math.gcd(*weights)
+        small = tuple(weight // divisor for weight in weights)
+        if len(set(small)) > 1:
+            axis = Axis(AXIS_NAMES[0], cluster.num_devices, small)
+            found[small] = Mesh((axis,), tuple(range(cluster.num_devices)))
+    return list(found.values())
+
+
+@dataclass
+class _Look:
+    """One mesh's model with its first answer."""
+
+    model: ShardingModel
+    assignment: tuple[int, ...] | None
+    estimate_s: float
 
 
 class _Job:
@@ -104,44 +152,137 @@ class _Job:
         self.history: list[Improvement] = []
         self.bound = math.inf
         self.stopped = False
+        kinds = {cluster.devices[d].kind: cluster.kind_of(d) for d in range(cluster.num_devices)}
+        self.room = min(kind.memory_bytes - workspace_bytes(kind) for kind in kinds.values())
 
     def run(self) -> Sharding:
-        for mesh in meshes(self.cluster.num_devices):
-            self._search(mesh)
-            if len(mesh.axes) == 1:
-                self._strategies(mesh)
+        self._strategies("data", "zero1", "fsdp")
+        looks = []
+        for mesh in meshes(self.cluster, self.workload.graph):
             if self._out_of_time():
-                self.stopped = True
                 break
+            looks.append(self._look(mesh))
+        looks.sort(key=lambda look: look.estimate_s)
+        for look in looks[:LOOKED_AT_CLOSELY]:
+            self._look_closely(look)
+        self._strategies("tensor", "expert", "spatial")
+        self._other_levels()
         return self._result()
 
-    def _search(self, mesh: Mesh) -> None:
-        model = sharding_model(self.workload.graph, self.cluster, mesh)
-        self.bound = min(self.bound, model.compute_bound_s)
-        left = None if self.stop.time_s is None else max(0.1, self.stop.time_s - self._seconds())
-        inner = replace(self.stop, time_s=left, progress=None, gap=0.0, target=None)
-        result = self.search(model.problem, inner, self.seed)
-        if result.solution is None:
+    def _other_levels(self) -> None:
+        """The best splits with all parameters kept alike: copies, or states in shares."""
+        best = self._best()
+        if best is None or not self.workload.training:
             return
-        splits = model.splits(result.solution.assignment)
-        self._offer(self.method, Stage("model", mesh, splits))
-        if self.workload.training:
-            self._offer(f"{self.method}, states sharded", Stage("model", mesh, splits, "states"))
-            if not self.tried[-1].simulation.fits:
-                self._offer(
-                    f"{self.method}, parameters sharded", Stage("model", mesh, splits, "parameters")
-                )
+        stage = best.simulation.stage
+        for level in ("none", "states"):
+            splits = tuple(replace(split, sharded=level) for split in stage.splits)
+            if splits != stage.splits and not self._out_of_time():
+                self._simulate(best.name, replace(stage, splits=splits))
 
-    def _strategies(self, mesh: Mesh) -> None:
-        sizes = tuple(axis.size for axis in mesh.axes)
-        splits = data_splits(self.workload.graph, sizes)
-        names = {"none": "data parallel", "states": "data parallel, states sharded (ZeRO-1)"}
-        names["parameters"] = "fully sharded (FSDP)"
-        for level, name in names.items():
-            if level == "none" or self.workload.training:
-                self._offer(name, Stage("model", mesh, splits, level))
+    # One mesh.
 
-    def _offer(self, name: str, stage: Stage) -> None:
+    def _look(self, mesh: Mesh) -> _Look:
+        model = sharding_model(self.workload.graph, self.cluster, mesh)
+        self.bound = min(self.bound, self._lower_bound(model))
+        found = self._solve_within(model, FIRST, self.room * TRANSIENT_ROOM)
+        if found is None:
+            return _Look(model, None, math.inf)
+        return _Look(model, *found)
+
+    def _lower_bound(self, model: ShardingModel) -> float:
+        """Compute alone, or a mix of compute and communication: both are below any step."""
+        mix = Weights(compute=1 - BOUND_MIX, blocking=BOUND_MIX, hidden=BOUND_MIX)
+        mixed = self._solve(model, mix).lower_bound or 0.0
+        return max(model.compute_bound_s(), mixed if self.cluster.is_homogeneous else 0.0)
+
+    def _look_closely(self, look: _Look) -> None:
+        if look.assignment is None:
+            return
+        room = self.room * TRANSIENT_ROOM
+        self._offer(self.method, look.model, look.assignment)
+        for _ in range(3):  # what is live only for a moment is known now: leave room for it
+            simulation = self.tried[-1].simulation
+            over = max(simulation.peak_bytes) / min(simulation.capacity_bytes)
+            if over <= 1 or self._out_of_time():
+                break
+            room /= over * 1.02
+            again = self._solve_within(look.model, FIRST, room)
+            if again is None:
+                break
+            self._offer(self.method, look.model, again[0])
+        for weights in CLOSER:
+            if self._out_of_time():
+                return
+            found = self._solve_within(look.model, weights, room)
+            if found is not None and found[0] != look.assignment:
+                self._offer(self.method, look.model, found[0])
+
+    def _solve_within(
+        self, model: ShardingModel, weights: Weights, room: float
+    ) -> tuple[tuple[int, ...], float] | None:
+        """The best assignment by weights that holds at most `room` bytes, and its cost."""
+        best = self._priced(model, weights, 0.0)
+        if best is None or model.memory_bytes(best) <= room:
+            return None if best is None else (best, self._cost(model, weights, best))
+        if model.least_memory_bytes() > room:
+            return None
+        low, high = 0.0, self._cost(model, weights, best) / room
+        feasible = None
+        for _ in range(PRICE_STEPS):
+            found = self._priced(model, weights, high)
+            if found is not None and model.memory_bytes(found) <= room:
+                feasible = found
+                break
+            low, high = high, high * 8
+        if feasible is None:
+            return None
+        for _ in range(PRICE_STEPS):
+            middle = (low + high) / 2 if low == 0 else math.sqrt(low * high)
+            found = self._priced(model, weights, middle)
+            if found is not None and model.memory_bytes(found) <= room:
+                feasible, high = found, middle
+            else:
+                low = middle
+        return feasible, self._cost(model, weights, feasible)
+
+    def _priced(
+        self, model: ShardingModel, weights: Weights, s_per_byte: float
+    ) -> tuple[int, ...] | None:
+        solution = self._solve(model, replace(weights, s_per_byte=s_per_byte)).solution
+        return None if solution is None else tuple(solution.assignment)
+
+    def _solve(self, model: ShardingModel, weights: Weights) -> Result[ShardingSolution]:
+        left = None if self.stop.time_s is None else max(0.1, self.stop.time_s - self._seconds())
+        stop = Stop(time_s=left, interrupted=self.stop.interrupted)
+        return self.search(model.problem(weights), stop, self.seed)
+
+    def _cost(self, model: ShardingModel, weights: Weights, assignment: tuple[int, ...]) -> float:
+        own = sum(
+            float(table.cost(weights)[x]) for table, x in zip(model.tables, assignment, strict=True)
+        )
+        moved = sum(
+            float(model.matrices[m][assignment[u], assignment[v]])
+            for (u, v), m in zip(model.edges, model.matrix_of, strict=True)
+        )
+        return own + weights.blocking * moved
+
+    # Candidates.
+
+    def _strategies(self, *names: str) -> None:
+        for name in names:
+            if self._out_of_time() and self.tried:
+                return
+            if not self.workload.training and name in ("zero1", "fsdp"):
+                continue
+            stages = STRATEGIES[name].stages(self.workload.graph, self.cluster.num_devices)
+            for stage in stages[:MAX_STRATEGY_STAGES]:
+                self._simulate(name, stage)
+
+    def _offer(self, name: str, model: ShardingModel, assignment: tuple[int, ...]) -> None:
+        self._simulate(name, Stage("model", model.mesh, model.splits(assignment)))
+
+    def _simulate(self, name: str, stage: Stage) -> None:
         # Devices of a kind do the same: one of each is enough to compare candidates.
         simulation = simulate_stage(self.workload, self.cluster, stage, most_devices=1)
         candidate = Candidate(name, str(stage.mesh), simulation)
@@ -168,7 +309,8 @@ class _Job:
 
     def _out_of_time(self) -> bool:
         late = self.stop.time_s is not None and self._seconds() >= self.stop.time_s
-        return late or self.stop.interrupted()
+        self.stopped = self.stopped or late or self.stop.interrupted()
+        return self.stopped
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.started
@@ -176,32 +318,38 @@ class _Job:
     def _result(self) -> Sharding:
         best = self._drawn(self._best())
         tried = tuple(sorted(self.tried, key=lambda c: (not c.simulation.fits, c.step_s)))
+        bound = self.bound if math.isfinite(self.bound) else 0.0
         if best is None:
             status, why = Status.INFEASIBLE, self._why_not()
-        elif best.step_s <= self.bound * (1 + 1e-9):
-            status, why = Status.OPTIMAL, "no split can compute faster"
+        elif best.step_s <= bound * (1 + 1e-9):
+            status, why = Status.OPTIMAL, "no split can be faster"
         elif self.stopped:
             status, why = Status.STOPPED, "stopped before every mesh was tried"
         else:
             status, why = Status.FEASIBLE, f"the fastest of {len(tried)} candidates that fits"
+        plan = None if best is None else self._plan(best, status, why, bound)
         return Sharding(
-            status, why, None if best is None else self._plan(best, status, why), best, tried,
-            self.bound, self._seconds(), self.seed, tuple(self.history),
+            self.method, status, why, plan, best, tried, bound, self._seconds(), self.seed,
+            tuple(self.history),
         )  # fmt: skip
 
     def _why_not(self) -> str:
         least = min(self.tried, key=lambda c: max(c.simulation.peak_bytes))
         need, have = max(least.simulation.peak_bytes), min(least.simulation.capacity_bytes)
+        enough = self.cluster.num_devices
+        while enough <= 2**16 and need * self.cluster.num_devices / enough > have:
+            enough *= 2
+        more = f"about {enough} such devices" if enough <= 2**16 else "other devices"
         return (
-            f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.1f} GB even when it is "
-            f"{least.name}; use more or larger devices, or a smaller batch"
+            f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.1f} GB even by the thriftiest "
+            f"way ({least.name}); use more or larger devices ({more}), or a smaller batch"
         )
 
-    def _plan(self, best: Candidate, status: Status, why: str) -> Plan:
+    def _plan(self, best: Candidate, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
         prediction = Prediction(
             step_s=simulation.step_s,
-            lower_bound_s=self.bound,
+            lower_bound_s=bound,
             compute_s=simulation.compute_s,
             communication_s=simulation.communication_s,
             peak_memory_bytes=simulation.peak_bytes,

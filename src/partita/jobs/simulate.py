@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from partita.cluster import Cluster, resolve
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
-from partita.costs.roofline import OpCost
-from partita.costs.sharding import Choice, choices_of
+from partita.costs.roofline import OpCost, Split
+from partita.costs.sharding import Dims, dims_of
 from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load, load_ref
 from partita.lower import MAX_DRAWN, Lowered, lower_stage
-from partita.plans import Axis, Mesh, Plan, Stage
+from partita.plans import Axis, Mesh, OpSplit, Plan, Stage
 from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -33,7 +33,7 @@ class OpReport:
     name: str
     kind: str
     phase: str
-    split: tuple[tuple[str, int], ...]
+    split: Split
     cost: OpCost
 
 
@@ -212,29 +212,28 @@ def data_parallel(graph: Graph, cluster: Cluster, sharded: str = "none") -> Stag
     """Every op splits its batch (its first dim) over all devices; what has none is repeated."""
     size = cluster.num_devices
     mesh = Mesh((Axis("data", size),), tuple(range(size)))
-    return Stage("model", mesh, data_splits(graph, (size,)), sharded)
+    return Stage("model", mesh, data_splits(graph, mesh, sharded))
 
 
-def data_splits(graph: Graph, sizes: tuple[int, ...]) -> tuple[tuple[str, Choice], ...]:
-    """The batch along every axis where shares are equal, nothing elsewhere."""
+def data_splits(graph: Graph, mesh: Mesh, sharded: str = "none") -> tuple[OpSplit, ...]:
+    """The batch along every axis where shares are whole, nothing elsewhere."""
     found = []
     for op in graph.ops:
-        if op.phase != "forward":
-            continue
-        legal = choices_of(graph.call(op), sizes)
-        best = max(legal, key=lambda choice: (_batch_ways(choice, sizes), -len("".join(choice))))
-        found.append((op.name, best if _batch_ways(best, sizes) > 1 else ("",) * len(sizes)))
+        if op.phase == "forward":
+            legal = dims_of(graph.call(op), mesh.axes)
+            best = max(legal, key=lambda dims: _batch_parts(dims, mesh))
+            found.append(OpSplit(op.name, best, sharded))
     return tuple(found)
 
 
-def _batch_ways(choice: Choice, sizes: tuple[int, ...]) -> int:
-    """How many ways a choice splits the batch; 0 if it splits anything else."""
-    ways = 1
-    for dim, size in zip(choice, sizes, strict=True):
+def _batch_parts(dims: Dims, mesh: Mesh) -> int:
+    """Into how many parts the batch is cut; 0 if anything else is cut."""
+    parts = 1
+    for dim, axis in zip(dims, mesh.axes, strict=True):
         if dim not in ("", "b"):
             return 0
-        ways *= size if dim else 1
-    return ways
+        parts *= axis.parts if dim else 1
+    return parts
 
 
 def _reports(graph: Graph, lowered: Lowered) -> tuple[OpReport, ...]:

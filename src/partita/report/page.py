@@ -14,6 +14,12 @@ from partita.report.svg_timeline import timeline_svg
 
 MOST_SPLITS = 400
 MOST_OPS = 25
+KEPT = {
+    "none": "copies",
+    "states": "states in shares",
+    "gradients": "states, gradients in shares",
+    "parameters": "all in shares",
+}
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--card:#f6f8fa}
@@ -117,8 +123,11 @@ def _slowest(simulation: Simulation) -> str:
 
 def _splits(plan: Plan) -> str:
     stage = plan.stages[0]
-    header = ("op", *(f"{axis.name} ({axis.size})" for axis in stage.mesh.axes))
-    rows = [(op, *(dim or "–" for dim in dims)) for op, dims in stage.splits[:MOST_SPLITS]]
+    header = ("op", *map(str, stage.mesh.axes), "parameters")
+    rows = [
+        (split.op, *(dim or "–" for dim in split.dims), KEPT[split.sharded])
+        for split in stage.splits[:MOST_SPLITS]
+    ]
     left = len(stage.splits) - len(rows)
     more = f'<p class="soft">{left:,} more ops are in the plan file.</p>' if left > 0 else ""
     return (

@@ -56,7 +56,7 @@ def op_row(group: OpGroup, total_s: float) -> tuple[str, ...]:
     return (
         group.name,
         f"{report.kind} {report.phase}",
-        " ".join(f"{dim}/{factor}" for dim, factor in report.split) or "-",
+        " ".join(f"{dim}/{ways:g}" for dim, ways in report.split) or "-",
         f"x{group.count}",
         units.seconds(group.seconds),
         f"{group.seconds / total_s:.1%}",
@@ -134,8 +134,8 @@ def sharding_text(found: Sharding) -> str:
 def split_words(simulation: Simulation) -> str:
     """Which dims are split how often, in one phrase."""
     counts: dict[str, int] = {}
-    for _, dims in simulation.stage.splits:
-        name = " x ".join(dim or "none" for dim in dims)
+    for split in simulation.stage.splits:
+        name = " x ".join(dim or "none" for dim in split.dims)
         counts[name] = counts.get(name, 0) + 1
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "ops by split: " + ", ".join(f"{name} {count}" for name, count in ranked[:6])

@@ -150,7 +150,11 @@ class Run(Generic[S]):
                 return f"the target of {stop.target:g} is reached"
             gap = relative_gap(self.objective, self.lower_bound)
             if gap is not None and gap <= stop.gap:
-                return f"within the asked gap of {stop.gap:.2%}"
+                return (
+                    f"within the asked gap of {stop.gap:.2%}"
+                    if gap
+                    else "the lower bound is reached"
+                )
         return None
 
     def result(self, status: Status | None = None, why: str = "") -> Result[S]:

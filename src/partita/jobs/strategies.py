@@ -1,0 +1,150 @@
+"""The ways people split models by hand, by name: what a search must not lose to.
+
+    data      every op by its batch
+    zero1     the same, optimizer states in shares
+    fsdp      the same, parameters in shares
+    tensor    Megatron's: matrices by columns then rows, attention by heads, vocabulary and experts
+              in shares along the inner mesh axis, the batch along the other
+    expert    Krizhevsky's one weird trick: convolutions by batch, dense layers by features
+    spatial   images by rows, everything else by batch
+
+`tensor` and `expert` know no model: they follow how tensors lie from op to op, and split a matrix
+by its rows where its input comes in shares of features, by its columns elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from partita.costs.sharding import dims_of
+from partita.graph.loops import loop_nest
+from partita.graph.record import Graph, Op
+from partita.graph.splits import REPLICATE, Placement, output_placement
+from partita.jobs.simulate import data_splits
+from partita.plans import Axis, Mesh, OpSplit, Stage
+
+MATRICES = frozenset({"linear", "expert_linear"})
+MOST_INNER = 64
+OPENS = {"moe_dispatch": "e", "embedding": "v"}  # ops that may start a split of their own
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named way; `stages` gives it on every mesh it knows for so many devices."""
+
+    name: str
+    summary: str
+    stages: Callable[[Graph, int], tuple[Stage, ...]]
+
+
+def _line(name: str, size: int) -> Mesh:
+    return Mesh((Axis(name, size),), tuple(range(size)))
+
+
+def _data(sharded: str) -> Callable[[Graph, int], tuple[Stage, ...]]:
+    def stages(graph: Graph, size: int) -> tuple[Stage, ...]:
+        mesh = _line("data", size)
+        return (Stage("model", mesh, data_splits(graph, mesh, sharded)),)
+
+    return stages
+
+
+def _tensor(graph: Graph, size: int) -> tuple[Stage, ...]:
+    """Every inner axis that divides the devices, with and without sharded states."""
+    found: list[Stage] = []
+    levels = ("none", "states") if graph.is_training else ("none",)
+    for inner in (n for n in range(2, size + 1) if size % n == 0 and n <= MOST_INNER):
+        axes: tuple[Axis, ...] = (Axis("tensor", inner),)
+        if inner < size:
+            axes = (Axis("data", size // inner), *axes)
+        mesh = Mesh(axes, tuple(range(size)))
+        found.extend(Stage("model", mesh, feature_splits(graph, mesh, level)) for level in levels)
+    return tuple(found)
+
+
+def _expert(graph: Graph, size: int) -> tuple[Stage, ...]:
+    mesh = _line("x", size)
+    return (Stage("model", mesh, feature_splits(graph, mesh, batch_first=True)),)
+
+
+def _spatial(graph: Graph, size: int) -> tuple[Stage, ...]:
+    mesh = _line("x", size)
+    found = []
+    for op in graph.ops:
+        if op.phase == "forward":
+            legal = dims_of(graph.call(op), mesh.axes)
+            order = [("h",), ("b",), ("",)]
+            found.append(OpSplit(op.name, next(dims for dims in order if dims in legal)))
+    return (Stage("model", mesh, tuple(found)),)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "data": Strategy("data", "data parallel", _data("none")),
+    "zero1": Strategy("zero1", "data parallel, states in shares", _data("states")),
+    "fsdp": Strategy("fsdp", "fully sharded data parallel", _data("parameters")),
+    "tensor": Strategy("tensor", "Megatron-style tensor parallel", _tensor),
+    "expert": Strategy("expert", "batch for convolutions, features for dense layers", _expert),
+    "spatial": Strategy("spatial", "images by rows", _spatial),
+}
+
+
+def feature_splits(
+    graph: Graph, mesh: Mesh, sharded: str = "none", *, batch_first: bool = False
+) -> tuple[OpSplit, ...]:
+    """Splits along the last axis that follow features from op to op; the batch along the others.
+
+    With `batch_first`, ops that no dense layer comes before are split by batch there too.
+    """
+    lies: dict[str, Placement] = {}  # how each tensor lies on the last axis
+    found = []
+    for op in graph.ops:
+        if op.phase != "forward":
+            continue
+        legal = dims_of(graph.call(op), mesh.axes)
+        inner = _follow(graph, op, lies, mesh.axes[-1].parts)
+        if not inner and batch_first and _all_copies(graph, op, lies):
+            inner = "b"
+        dims = _with_batch(legal, inner)
+        found.append(OpSplit(op.name, dims, sharded))
+        nest = loop_nest(graph.call(op))
+        for name, access in zip(op.outputs, nest.outputs, strict=True):
+            placement = output_placement(nest, access, dims[-1])
+            lies[name] = placement if placement.kind == "shard" else REPLICATE
+    return tuple(found)
+
+
+def _follow(graph: Graph, op: Op, lies: dict[str, Placement], parts: int) -> str:
+    """The loop dim that keeps the shares an op's inputs come in; for matrices, that makes some."""
+    nest = loop_nest(graph.call(op))
+    extents = {dim.name: dim.extent for dim in nest.dims if not dim.whole}
+    wanted = set()
+    for name, access in zip(op.inputs, nest.inputs, strict=True):
+        place = lies.get(name, REPLICATE)
+        if place.kind == "shard" and place.dim < len(access.dims) and access.dims[place.dim]:
+            wanted.add(access.dims[place.dim][0])
+    keeps_batch = wanted == {"b"}
+    if op.kind in MATRICES and (not wanted or keeps_batch):
+        candidates = ["n"]
+    elif op.kind in OPENS and not wanted:
+        candidates = [OPENS[op.kind]]
+    elif len(wanted) == 1:
+        candidates = sorted(wanted)
+    else:
+        return ""
+    return next((d for d in candidates if d in extents and extents[d] % parts == 0), "")
+
+
+def _all_copies(graph: Graph, op: Op, lies: dict[str, Placement]) -> bool:
+    """True where no input has been cut along features so far."""
+    made = [lies[name] for name in op.inputs if name in lies]
+    return op.kind not in MATRICES and all(p in (REPLICATE, Placement("shard", 0)) for p in made)
+
+
+def _with_batch(legal: tuple[tuple[str, ...], ...], inner: str) -> tuple[str, ...]:
+    """The inner dim if it is legal, and the batch along as many other axes as can be."""
+
+    def score(dims: tuple[str, ...]) -> tuple[bool, int, int]:
+        others = dims[:-1]
+        strange = sum(1 for dim in others if dim not in ("", "b"))
+        return dims[-1] == inner, -strange, others.count("b") - (dims[-1] not in (inner, ""))
+
+    return max(legal, key=score)
