@@ -1,0 +1,249 @@
+"""Why is an op split as it is: what its split sends, and what the other ways would cost.
+
+Two prices for every alternative: with all other ops left as they are (`alone`), and with all other
+ops free to follow (`together`), which solves the whole problem again with this op fixed.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
+from partita.costs.layouts import Layout, conversion
+from partita.costs.sharding import Choice, ShardingModel, Weights, sharding_model, ways_of
+from partita.errors import PlanError
+from partita.graph.loops import loop_nest
+from partita.graph.record import Graph, Op
+from partita.graph.splits import communication, input_placement, output_placement
+from partita.plans import Mesh, Plan, Stage
+from partita.problems.sharding import ShardingProblem
+from partita.search import searches
+from partita.search.base import Stop
+from partita.suggest import suggest
+
+WEIGHTS = Weights(hidden=0.2)  # as the search counts: most of the hidden communication is hidden
+FOLLOWED = 4  # alternatives that are solved anew
+SOLVE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Something an op's split makes devices send."""
+
+    what: str
+    collective: str
+    size_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way to split the op, by what it would add to a step."""
+
+    choice: Choice
+    alone_s: float
+    together_s: float | None
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One op of a plan, explained."""
+
+    op: str
+    kind: str
+    nest: str
+    choice: Choice
+    layouts: tuple[tuple[str, str], ...]  # tensor -> placements per axis
+    sent: tuple[Sent, ...]
+    compute_s: float
+    alternatives: tuple[Alternative, ...]
+
+    def why(self) -> str:
+        """One sentence."""
+        better = [a for a in self.alternatives if (a.together_s or a.alone_s) < 0]
+        if not self.alternatives:
+            return "it has no other way to be split on this mesh"
+        if better:
+            return (
+                "the estimate would prefer another split, but the simulated step was the fastest "
+                "of all candidates with this one"
+            )
+        nearest = self.alternatives[0]
+        extra = nearest.alone_s if nearest.together_s is None else nearest.together_s
+        return f"the next best way, {describe(nearest.choice)}, adds {extra * 1e6:.1f} us to a step"
+
+
+def describe(choice: Choice) -> str:
+    """A choice in words: `b x none, states in shares`."""
+    dims = " x ".join(dim or "none" for dim in choice.dims)
+    return dims if choice.sharded == "none" else f"{dims}, {choice.sharded} in shares"
+
+
+def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
+    """Explain the split of one forward op of a plan."""
+    stage = plan.stages[0]
+    names = [split.op for split in stage.splits]
+    if op not in names:
+        raise PlanError(f"the plan splits no op {op!r}", fix=suggest(op, names), field="OP")
+    model = sharding_model(graph, cluster, stage.mesh)
+    chosen = _assignment(model, stage)
+    index = names.index(op)
+    table = model.tables[index]
+    current = model.choices[index][chosen[index]]
+    return Explanation(
+        op,
+        graph.op(op).kind,
+        str(loop_nest(graph.call(graph.op(op)))),
+        current,
+        tuple((name, text(layout)) for name, layout in op_layouts(graph, graph.op(op), current)),
+        tuple(_sent(graph, cluster, stage, graph.op(op), current)),
+        float(table.compute[chosen[index]].max()),
+        _alternatives(model, chosen, index),
+    )
+
+
+def text(layout: Layout) -> str:
+    """Placements as people write them: `S(0) R`."""
+    return " ".join(map(str, layout))
+
+
+def op_layouts(graph: Graph, op: Op, choice: Choice) -> list[tuple[str, Layout]]:
+    """How each tensor of an op must lie, and how its outputs come to lie."""
+    nest = loop_nest(graph.call(op))
+    reads = [
+        (name, tuple(input_placement(access, dim) for dim in choice.dims))
+        for name, access in zip(op.inputs, nest.inputs, strict=True)
+    ]
+    writes = [
+        (name, tuple(output_placement(nest, access, dim) for dim in choice.dims))
+        for name, access in zip(op.outputs, nest.outputs, strict=True)
+    ]
+    return [*reads, *writes]
+
+
+def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...]]:
+    """How every parameter lies, as DTensor placements: `Shard(0)` or `Replicate()` per axis.
+
+    A parameter kept in shares along an axis where it would be copied is `Shard(0)` there.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for split in stage.splits:
+        op = graph.op(split.op)
+        for name, layout in op_layouts(graph, op, Choice(split.dims, split.sharded)):
+            if graph.tensor(name).role != "parameter" or name in found:
+                continue
+            found[name] = tuple(
+                f"Shard({p.dim})"
+                if p.kind == "shard"
+                else "Shard(0)"
+                if split.sharded == "parameters"
+                else "Replicate()"
+                for p in layout
+            )
+    return found
+
+
+def _assignment(model: ShardingModel, stage: Stage) -> tuple[int, ...]:
+    try:
+        return model.assignment(stage.splits)
+    except ValueError:
+        raise PlanError(
+            "the plan holds a split that no search here would choose",
+            fix="verify it with: partita verify",
+            field="stages",
+        ) from None
+
+
+def _alternatives(
+    model: ShardingModel, chosen: tuple[int, ...], index: int
+) -> tuple[Alternative, ...]:
+    problem = model.problem(WEIGHTS)
+    alone = problem.costs[index].copy()
+    for (u, v), m in zip(problem.edges, problem.matrix_of, strict=True):
+        if u == index and v != index:
+            alone += problem.matrices[m][:, chosen[v]]
+        elif v == index and u != index:
+            alone += problem.matrices[m][chosen[u], :]
+    now = alone[chosen[index]]
+    memory = model.tables[index].memory
+    order = [int(x) for x in np.argsort(alone, kind="stable") if x != chosen[index]]
+    best = _solve(problem, None, 0)
+    found = []
+    for rank, x in enumerate(order):
+        together = None
+        if rank < FOLLOWED and best is not None:
+            forced = _solve(problem, index, x)
+            together = None if forced is None else forced - best
+        found.append(
+            Alternative(
+                model.choices[index][x],
+                float(alone[x] - now),
+                together,
+                float(memory[x] - memory[chosen[index]]),
+            )
+        )
+    return tuple(sorted(found, key=lambda a: a.alone_s if a.together_s is None else a.together_s))
+
+
+def _solve(problem: ShardingProblem, index: int | None, choice: int) -> float | None:
+    """The optimum, or the optimum with one op fixed."""
+    costs = list(problem.costs)
+    if index is not None:
+        fixed = np.full_like(costs[index], math.inf)
+        fixed[choice] = costs[index][choice]
+        costs[index] = fixed
+    forced = ShardingProblem(
+        tuple(costs), problem.edges, problem.matrix_of, problem.matrices, problem.names
+    )
+    search = next(iter(searches("sharding").values()))
+    return search(forced, Stop(time_s=SOLVE_S), 0).objective
+
+
+def _sent(graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: Choice) -> list[Sent]:
+    """What crosses devices on account of this op, forward and backward."""
+    mesh, times = stage.mesh, Collectives(cluster)
+    found = _own_exchanges(graph, mesh, times, op, choice)
+    dims = stage.dims()
+    nest = loop_nest(graph.call(op))
+    for name, access in zip(op.inputs, nest.inputs, strict=True):
+        producer = graph.producer(name)
+        if producer is None:
+            continue
+        source = loop_nest(graph.call(producer))
+        made = source.outputs[producer.outputs.index(name)]
+        have = tuple(output_placement(source, made, dim) for dim in dims[producer.name])
+        need = tuple(input_placement(access, dim) for dim in choice.dims)
+        ways = tuple(axis.ways() for axis in mesh.axes)
+        for step in conversion(graph.tensor(name).size_bytes, ways, have, need):
+            if step.collective:
+                seconds = times.seconds(step.collective, step.size_bytes, mesh.groups(step.axis))
+                what = f"{name}: {text(have)} -> {text(need)}"
+                found.append(Sent(what, step.collective, step.size_bytes, seconds))
+    return found
+
+
+def _own_exchanges(
+    graph: Graph, mesh: Mesh, times: Collectives, op: Op, choice: Choice
+) -> list[Sent]:
+    ways = ways_of(choice.dims, mesh.axes)
+    found = []
+    for phase in (op, *(o for o in graph.ops if o.forward == op.name)):
+        call = graph.call(phase)
+        for axis, dim in enumerate(choice.dims):
+            for exchange in communication(call, ways, along=dim) if dim else ():
+                if exchange.tensor >= 0 and phase.phase != "wgrad":
+                    continue  # counted where it is read
+                size = 4.0 * exchange.elements
+                what = f"{phase.phase} statistics along {dim}"
+                if exchange.tensor >= 0:
+                    size = graph.tensor(phase.outputs[exchange.tensor]).size_bytes
+                    size *= exchange.elements / math.prod(call.inputs[call.wrt[exchange.tensor]])
+                    what = f"sum of {phase.outputs[exchange.tensor]}"
+                elif exchange.collective == "halo":
+                    what = f"{phase.phase} border along {dim}"
+                seconds = times.seconds(exchange.collective, size, mesh.groups(axis))
+                found.append(Sent(what, exchange.collective, size, seconds))
+    return found
