@@ -1,0 +1,69 @@
+"""Explaining a plan: the prices of alternatives are those of the problem, the layouts DTensor's."""
+
+import pytest
+
+from partita.cluster import resolve
+from partita.errors import PlanError
+from partita.jobs.explain import describe, explain, op_layouts, parameter_placements
+from partita.jobs.shard import shard
+from partita.jobs.workload import load_ref
+from partita.plans import Axis, Mesh, OpSplit, Stage
+
+
+@pytest.fixture(scope="module")
+def alexnet():
+    plan = shard("alexnet", "4xV100", batch=64).plan
+    return plan, load_ref(plan.model).graph, resolve("4xV100")
+
+
+def test_alternatives_are_all_other_choices_best_first(alexnet):
+    told = explain(*alexnet, "classifier.1")
+    prices = [a.alone_s if a.together_s is None else a.together_s for a in told.alternatives]
+    assert prices == sorted(prices)
+    assert told.choice not in [other.choice for other in told.alternatives]
+    assert len({other.choice for other in told.alternatives}) == len(told.alternatives)
+
+
+def test_others_free_to_follow_never_cost_more_than_others_left_alone(alexnet):
+    told = explain(*alexnet, "classifier.4")
+    followed = [a for a in told.alternatives if a.together_s is not None]
+    assert followed
+    slack = 0.03 * alexnet[0].prediction.step_s  # the plan need not be the estimate's optimum
+    assert all(a.together_s <= a.alone_s + slack for a in followed)
+
+
+def test_the_reason_is_a_sentence(alexnet):
+    told = explain(*alexnet, "features.0")
+    assert told.why()
+    assert describe(told.choice).split(", ")[0].count("x") == len(told.choice.dims) - 1
+
+
+def test_layouts_are_those_of_the_split(alexnet):
+    plan, graph, _ = alexnet
+    told = explain(*alexnet, "classifier.1")
+    layouts = dict(told.layouts)
+    expected = dict(op_layouts(graph, graph.op("classifier.1"), told.choice))
+    assert layouts == {name: " ".join(map(str, layout)) for name, layout in expected.items()}
+    assert len(plan.stages[0].mesh.axes) == len(layouts["classifier.1"].split())
+
+
+def test_an_unknown_op_is_answered_with_the_nearest(alexnet):
+    with pytest.raises(PlanError, match=r"splits no op 'clasifier\.1'; did you mean classifier\.1"):
+        explain(*alexnet, "clasifier.1")
+
+
+def test_parameters_in_shares_are_sharded_where_they_would_be_copied(alexnet):
+    _, graph, _ = alexnet
+    mesh = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
+    names = [op.name for op in graph.ops if op.phase == "forward"]
+    splits = {
+        "features.0": OpSplit("features.0", ("b", "n"), "parameters"),
+        "classifier.1": OpSplit("classifier.1", ("n", "k")),
+    }
+    stage = Stage("m", mesh, tuple(splits.get(n, OpSplit(n, ("", ""))) for n in names))
+    found = parameter_placements(stage, graph)
+    assert found["features.0.weight"] == ("Shard(0)", "Shard(0)")
+    assert found["classifier.1.weight"] == ("Shard(0)", "Shard(1)")
+    assert found["classifier.1.bias"] == ("Shard(0)", "Replicate()")
+    assert found["features.3.weight"] == ("Replicate()", "Replicate()")
+    assert set(found) == {parameter.name for parameter in graph.parameters}
