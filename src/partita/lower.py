@@ -88,10 +88,15 @@ class Lowered:
 
 
 def lower_stage(
-    stage: Stage, graph: Graph, cluster: Cluster, most_devices: int = MAX_DRAWN
+    stage: Stage,
+    graph: Graph,
+    cluster: Cluster,
+    most_devices: int = MAX_DRAWN,
+    collectives: Collectives | None = None,
 ) -> Lowered:
     """The program of a stage that holds the whole model."""
-    return _Lowering(stage, graph, cluster, drawn_devices(stage, cluster, most_devices)).run()
+    devices = drawn_devices(stage, cluster, most_devices)
+    return _Lowering(stage, graph, cluster, devices, collectives or Collectives(cluster)).run()
 
 
 def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:
@@ -107,10 +112,11 @@ def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN)
 
 class _Lowering:
     def __init__(
-        self, stage: Stage, graph: Graph, cluster: Cluster, devices: tuple[int, ...]
-    ) -> None:
+        self, stage: Stage, graph: Graph, cluster: Cluster, devices: tuple[int, ...],
+        collectives: Collectives,
+    ) -> None:  # fmt: skip
         self.stage, self.graph, self.cluster = stage, graph, cluster
-        self.collectives = Collectives(cluster)
+        self.collectives = collectives
         self.axes = stage.mesh.axes
         self.ways = [axis.ways() for axis in self.axes]
         self.groups: list[Groups] = [stage.mesh.groups(i) for i in range(len(self.axes))]
@@ -120,6 +126,10 @@ class _Lowering:
         self.places = {device: stage.mesh.place(device) for device in devices}
         self.levels = _levels(stage, graph)
         self.place = {device: i for i, device in enumerate(self.devices)}
+        self.members = [  # per axis: the drawn devices of each line that has any
+            [drawn for line in lines if (drawn := [d for d in line if d in self.place])]
+            for lines in self.groups
+        ]
         self.tasks: list[_Task] = []
         self.made: list[_Buffer] = []  # every buffer that occupies memory of its own
         self.buffers: dict[str, _Buffer] = {}
@@ -379,10 +389,7 @@ class _Lowering:
         """One collective task per line of the axis; every drawn member waits for it."""
         seconds = self.collectives.seconds(name, size, self.groups[axis])
         made = {}
-        for group in self.groups[axis]:
-            members = [device for device in group if device in self.place]
-            if not members:
-                continue
+        for members in self.members[axis]:
             waits: list[int] = []
             for device in members:
                 waits.extend(ready[device])

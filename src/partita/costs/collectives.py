@@ -13,11 +13,11 @@ network cards slow each other down as they do in reality. With p devices and n b
 The fastest algorithm is taken, as communication libraries do.
 """
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from partita.cluster import Cluster
 
@@ -41,7 +41,15 @@ class Collectives:
     """Times of collectives on one cluster; remembers routes and rings."""
 
     cluster: Cluster
-    _paths: dict[tuple[str, Groups], Path] = field(default_factory=dict, repr=False, compare=False)
+    _paths: dict[tuple[str, int], Path] = field(default_factory=dict, repr=False, compare=False)
+    _cuts: dict[int, tuple[Groups, Groups] | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _times: dict[tuple[str, float, int], float] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    # Groups of a thousand devices are slow to hash: they are known by identity, and kept for that.
+    _kept: dict[int, Groups] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, collective: str, size_bytes: float, groups: Groups) -> float:
         """Time of a collective of `size_bytes` in each of the groups at once.
@@ -49,16 +57,19 @@ class Collectives:
         The size is the whole tensor's: for all-gather and all-to-all the result on one device
         before or after, for reduce-scatter what goes in, for halo what one neighbour sends.
         """
-        p = max((len(group) for group in groups), default=1)
-        if p <= 1 or size_bytes <= 0:
+        if size_bytes <= 0:
             return 0.0
-        return self._by_name(collective, size_bytes, groups, p)
+        key = (collective, size_bytes, self._known(groups))
+        if key not in self._times:
+            p = max((len(group) for group in groups), default=1)
+            self._times[key] = self._by_name(collective, size_bytes, groups, p) if p > 1 else 0.0
+        return self._times[key]
 
     def send(self, size_bytes: float, source: int, target: int) -> float:
         """Time of one message between two devices."""
         if source == target:
             return 0.0
-        path = self._path("pair", ((source, target),))
+        path = self._measure([(source, target)])
         return path.latency_s + size_bytes * path.s_per_byte
 
     def algorithm(self, size_bytes: float, groups: Groups) -> str:
@@ -125,13 +136,21 @@ class Collectives:
 
     def _cut(self, groups: Groups) -> tuple[Groups, Groups] | None:
         """Groups as equal parts inside a level and lines across it; None where they do not fit."""
-        return _cut_by_level(tuple(level.groups for level in self.cluster.levels()), groups)
+        key = self._known(groups)
+        if key not in self._cuts:
+            levels = tuple(level.groups for level in self.cluster.levels())
+            self._cuts[key] = _cut_by_level(levels, groups)
+        return self._cuts[key]
 
     def _path(self, shape: str, groups: Groups) -> Path:
-        key = (shape, groups)
+        key = (shape, self._known(groups))
         if key not in self._paths:
             self._paths[key] = self._measure(_pairs(shape, groups))
         return self._paths[key]
+
+    def _known(self, groups: Groups) -> int:
+        self._kept[id(groups)] = groups
+        return id(groups)
 
     def _measure(self, pairs: Iterable[tuple[int, int]]) -> Path:
         loads: Counter[tuple[str, int]] = Counter()
@@ -142,15 +161,18 @@ class Collectives:
             latency = max(latency, sum(links[i].latency_s for i in route))
             for i in route:
                 loads[(links[i].lane, -1) if links[i].lane else ("", i)] += 1
-        slowest = {
-            (link.lane, -1) if link.lane else ("", i): link.bytes_per_s
-            for i, link in enumerate(links)
-        }
-        worst = max((count / slowest[key] for key, count in loads.items()), default=0.0)
+        worst = max((count / self._rates[key] for key, count in loads.items()), default=0.0)
         return Path(latency, worst / EFFICIENCY)
 
+    @cached_property
+    def _rates(self) -> dict[tuple[str, int], float]:
+        """Bytes per second of every medium: a link, or all links of one lane."""
+        return {
+            (link.lane, -1) if link.lane else ("", i): link.bytes_per_s
+            for i, link in enumerate(self.cluster.links)
+        }
 
-@functools.lru_cache(maxsize=4096)
+
 def _cut_by_level(levels: tuple[Groups, ...], groups: Groups) -> tuple[Groups, Groups] | None:
     for level in reversed(levels[:-1]):
         home = {device: i for i, members in enumerate(level) for device in members}
@@ -174,9 +196,7 @@ def _pairs(shape: str, groups: Groups) -> Iterable[tuple[int, int]]:
     """Who sends to whom at once, over all groups."""
     for group in groups:
         p = len(group)
-        if shape == "pair":
-            yield group[0], group[1]
-        elif shape == "ring" and p > 1:
+        if shape == "ring" and p > 1:
             yield from ((group[i], group[(i + 1) % p]) for i in range(p))
         elif shape == "tree":
             yield from ((group[i], group[(i - 1) // 2]) for i in range(1, p))

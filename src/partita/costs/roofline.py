@@ -100,7 +100,11 @@ class Product:
 
 def op_cost(graph: Graph, op: Op, device: DeviceKind, split: Split = ()) -> OpCost:
     """The cost of one device's share of an op under a split (pairs of dim and factor)."""
-    return _cost(graph.call(op), graph.dtype(op), *elements(graph, op), device, split)
+    costs: dict[tuple[DeviceKind, Split], OpCost] = graph.memo.setdefault(("costs", op.name), {})
+    key = (device, split)
+    if key not in costs:
+        costs[key] = _cost(graph.call(op), graph.dtype(op), *elements(graph, op), device, split)
+    return costs[key]
 
 
 @functools.lru_cache(maxsize=262144)

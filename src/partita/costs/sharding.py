@@ -117,10 +117,14 @@ class ShardingModel:
 
     def assignment(self, splits: tuple[OpSplit, ...]) -> tuple[int, ...]:
         """The numbers of given splits, the inverse of `splits`."""
-        wanted = {split.op: Choice(split.dims, split.sharded) for split in splits}
-        return tuple(
-            choices.index(wanted[op]) for op, choices in zip(self.ops, self.choices, strict=True)
-        )
+        wanted = {split.op: split for split in splits}
+        found = []
+        for op, choices in zip(self.ops, self.choices, strict=True):
+            split = wanted[op]
+            exact, plain = Choice(split.dims, split.sharded), Choice(split.dims)
+            # An op with nothing to keep in shares has only the plain choice.
+            found.append(choices.index(exact if exact in choices else plain))
+        return tuple(found)
 
     def memory_bytes(self, assignment: tuple[int, ...]) -> float:
         """What a device holds by this model's count (without what is live only for a moment)."""
@@ -137,10 +141,14 @@ class ShardingModel:
 
 
 def sharding_model(
-    graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...] = LEVELS
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    levels: tuple[str, ...] = LEVELS,
+    collectives: Collectives | None = None,
 ) -> ShardingModel:
     """All ways to split every forward op of a (training) graph over a mesh."""
-    return _Builder(graph, cluster, mesh, levels).build()
+    return _Builder(graph, cluster, mesh, levels, collectives or Collectives(cluster)).build()
 
 
 def dims_of(call: Call, axes: tuple[Axis, ...]) -> tuple[Dims, ...]:
@@ -172,22 +180,10 @@ def ways_of(
     return ways
 
 
-class _Builder:
-    def __init__(self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...]) -> None:
-        self.graph, self.mesh, self.levels = graph, mesh, levels
-        self.axes = mesh.axes
-        self.ways = tuple(axis.ways() for axis in mesh.axes)
-        self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
-        self.collectives = Collectives(cluster)
-        # Devices of a kind at places of one weight do the same: one of each stands for all.
-        seen: dict[tuple[object, ...], int] = {}
-        for device in mesh.devices:
-            place = mesh.place(device) if any(axis.weights for axis in mesh.axes) else ()
-            weights = tuple(
-                a.weights[i] for a, i in zip(mesh.axes, place, strict=False) if a.weights
-            )
-            seen.setdefault((cluster.devices[device].kind, weights), device)
-        self.devices = [(cluster.kind_of(d), mesh.place(d)) for d in seen.values()]
+class _Facts:
+    """What the builder needs to know of a graph on any mesh; worked out once per graph."""
+
+    def __init__(self, graph: Graph) -> None:
         self.forward = tuple(op for op in graph.ops if op.phase == "forward")
         self.phases: dict[str, list[Op]] = {op.name: [op] for op in self.forward}
         for op in graph.ops:
@@ -206,7 +202,58 @@ class _Builder:
             tensor.name: sum(1 for op in graph.consumers(tensor.name) if op.phase == "forward")
             for tensor in graph.tensors
         }
-        self.known: dict[tuple[object, ...], tuple[tuple[Choice, ...], OpTable]] = {}
+        self.pairs = self._pairs(graph)
+        numbers: dict[tuple[object, ...], int] = {}
+        self.signature = {  # ops with equal signatures have equal choices and costs
+            op.name: numbers.setdefault(
+                tuple(self._signature(graph, phase) for phase in self.phases[op.name]), len(numbers)
+            )
+            for op in self.forward
+        }
+
+    def _pairs(self, graph: Graph) -> list[tuple[Op, Op, Tensor]]:
+        """Forward edges, and pairs of ops that read the same parameter (tied weights)."""
+        found = [
+            (u, v, tensor)
+            for u, v, tensor in graph.edges()
+            if u.phase == "forward" and v.phase == "forward"
+        ]
+        for parameter in graph.parameters:
+            users = [op for op in graph.consumers(parameter.name) if op.phase == "forward"]
+            found.extend((users[0], user, parameter) for user in users[1:])
+        return found
+
+    def _signature(self, graph: Graph, op: Op) -> tuple[object, ...]:
+        tensors = tuple(
+            (t.dtype, t.role, t.name in self.saved, self.owner.get(t.name) == op.name)
+            for t in map(graph.tensor, (*op.inputs, *op.outputs))
+        )
+        return (graph.call(op), tensors)
+
+
+class _Builder:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...],
+        collectives: Collectives,
+    ) -> None:  # fmt: skip
+        self.graph, self.mesh, self.levels = graph, mesh, levels
+        self.axes = mesh.axes
+        self.ways = tuple(axis.ways() for axis in mesh.axes)
+        self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
+        self.collectives = collectives
+        # Devices of a kind at places of one weight do the same: one of each stands for all.
+        seen: dict[tuple[object, ...], int] = {}
+        for device in mesh.devices:
+            seen.setdefault((cluster.devices[device].kind, *_weights(mesh, device)), device)
+        self.devices = [(cluster.kind_of(d), mesh.place(d)) for d in seen.values()]
+        facts = graph.memo.get(("sharding", ""))
+        if facts is None:
+            facts = graph.memo["sharding", ""] = _Facts(graph)
+        assert isinstance(facts, _Facts)
+        self.forward, self.phases, self.update_of = facts.forward, facts.phases, facts.update_of
+        self.owner, self.saved, self.users = facts.owner, facts.saved, facts.users
+        self.signature, self.pairs = facts.signature, facts.pairs
+        self.known: dict[int, tuple[tuple[Choice, ...], OpTable]] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
@@ -217,7 +264,7 @@ class _Builder:
         index = {op.name: i for i, op in enumerate(self.forward)}
         edges: list[tuple[int, int]] = []
         matrix_of: list[int] = []
-        for source, target, tensor in self._pairs():
+        for source, target, tensor in self.pairs:
             u, v = index[source.name], index[target.name]
             edges.append((u, v))
             matrix_of.append(self._matrix(source, target, tensor, own[u][0], own[v][0]))
@@ -231,22 +278,10 @@ class _Builder:
             tuple(self.stored),
         )
 
-    def _pairs(self) -> list[tuple[Op, Op, Tensor]]:
-        """Forward edges, and pairs of ops that read the same parameter (tied weights)."""
-        found = [
-            (u, v, tensor)
-            for u, v, tensor in self.graph.edges()
-            if u.phase == "forward" and v.phase == "forward"
-        ]
-        for parameter in self.graph.parameters:
-            users = [op for op in self.graph.consumers(parameter.name) if op.phase == "forward"]
-            found.extend((users[0], user, parameter) for user in users[1:])
-        return found
-
     # What an op's choices cost by themselves.
 
     def _table(self, op: Op) -> tuple[tuple[Choice, ...], OpTable]:
-        key = tuple(self._signature(phase) for phase in self.phases[op.name])
+        key = self.signature[op.name]
         if key not in self.known:
             choices = self._choices(op)
             parts = [self._parts(op, choice) for choice in choices]
@@ -255,14 +290,6 @@ class _Builder:
             )
             self.known[key] = choices, OpTable(compute, blocking, hidden, memory)
         return self.known[key]
-
-    def _signature(self, op: Op) -> tuple[object, ...]:
-        """Ops with equal signatures have equal choices and costs."""
-        tensors = tuple(
-            (t.dtype, t.role, t.name in self.saved, self.owner.get(t.name) == op.name)
-            for t in map(self.graph.tensor, (*op.inputs, *op.outputs))
-        )
-        return (self.graph.call(op), tensors)
 
     def _choices(self, op: Op) -> tuple[Choice, ...]:
         mine = [name for name in op.inputs if self.owner.get(name) == op.name]
@@ -391,32 +418,26 @@ class _Builder:
         self, op: Op, tensor: Tensor, choices: tuple[Choice, ...]
     ) -> tuple[tuple[Layout, Layout | None], ...]:
         """Per choice: the layout of the tensor at this op, and of its gradient there (if any)."""
-        nest = loop_nest(self.graph.call(op))
-        gradient: tuple[Nest, Access] | None = None
-        code: tuple[object, ...]
-        if tensor.name in op.outputs:
-            access = nest.outputs[op.outputs.index(tensor.name)]
-            code = ("out", nest, access, len(self.phases[op.name]) > 1)
-        else:
-            position = op.inputs.index(tensor.name)
-            access = nest.inputs[position]
-            gradient = self._gradient_nest(op, position)
-            code = ("in", nest, access, gradient)
-        key = (code, choices)
+        making = tensor.name in op.outputs
+        position = (op.outputs if making else op.inputs).index(tensor.name)
+        key = (self.signature[op.name], making, position)
         if key not in self.sides:
-            self.sides[key] = tuple(
-                self._layouts(code, nest, access, gradient, choice.dims) for choice in choices
-            )
+            side = self._made if making else self._wanted
+            self.sides[key] = tuple(side(op, position, choice.dims) for choice in choices)
         return self.sides[key]
 
-    def _layouts(
-        self, code: tuple[object, ...], nest: Nest, access: Access,
-        gradient: tuple[Nest, Access] | None, dims: Dims,
-    ) -> tuple[Layout, Layout | None]:  # fmt: skip
+    def _made(self, op: Op, position: int, dims: Dims) -> tuple[Layout, Layout | None]:
+        nest = loop_nest(self.graph.call(op))
+        access = nest.outputs[position]
+        made = tuple(output_placement(nest, access, dim) for dim in dims)
+        if len(self.phases[op.name]) == 1:
+            return made, None
+        return made, tuple(input_placement(access, dim) for dim in dims)
+
+    def _wanted(self, op: Op, position: int, dims: Dims) -> tuple[Layout, Layout | None]:
+        access = loop_nest(self.graph.call(op)).inputs[position]
         wanted = tuple(input_placement(access, dim) for dim in dims)
-        if code[0] == "out":
-            made = tuple(output_placement(nest, access, dim) for dim in dims)
-            return made, wanted if code[3] else None
+        gradient = self._gradient_nest(op, position)
         if gradient is None:
             return wanted, None
         return wanted, tuple(output_placement(*gradient, dim) for dim in dims)

@@ -12,7 +12,7 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from partita.graph.flops import flops
@@ -24,6 +24,7 @@ Groups = Mapping[str, object]
 Labels = Mapping[str, str]
 
 MAX_NODES = 300
+MANY = 3  # more inputs or outputs of one box than this are drawn together
 _FAMILIES = {
     "matrix": ("linear", "matmul", "einsum", "expert_linear"),
     "convolution": ("conv",),
@@ -108,12 +109,12 @@ def to_dot(
     ]
     number = {op.name: i for i, op in enumerate(graph.ops)}
     nodes = {
-        op.name: _dot_node(f"n{number[op.name]}", _op_box(graph, op, colors, labels))
+        op.name: _dot_node(f"n{number[op.name]}", _op_box(graph, [op], "", colors, labels or {}))
         for op in graph.ops
     }
     lines += _dot_modules(graph, nodes) if clusters else [f"  {node}" for node in nodes.values()]
     for i, tensor in enumerate(graph.inputs):
-        lines.append(f"  {_dot_node(f'i{i}', _tensor_box(tensor, 'input'))}")
+        lines.append(f"  {_dot_node(f'i{i}', _tensors_box([tensor], 'input'))}")
         for user in graph.consumers(tensor.name):
             lines.append(f"  i{i} -> n{number[user.name]};")
     for a, b, tensor in graph.edges():
@@ -121,7 +122,7 @@ def to_dot(
         tip = _dot(_about_tensor(tensor))
         lines.append(f"  n{number[a.name]} -> n{number[b.name]} [tooltip={tip}{kept}];")
     for i, name in enumerate(dict.fromkeys(graph.outputs)):
-        lines.append(f"  {_dot_node(f'o{i}', _tensor_box(graph.tensor(name), 'output'))}")
+        lines.append(f"  {_dot_node(f'o{i}', _tensors_box([graph.tensor(name)], 'output'))}")
         source = graph.producer(name)
         if source is not None:
             lines.append(f"  n{number[source.name]} -> o{i};")
@@ -162,35 +163,51 @@ class _Colors:
 
 def _scene(graph: Graph, color_by: Groups | None, labels: Labels | None, most: int) -> _Scene:
     colors = _Colors(graph, color_by)
-    boxes = [_tensor_box(tensor, "input") for tensor in graph.inputs]
-    source = {tensor.name: i for i, tensor in enumerate(graph.inputs)}
     modules = _modules(graph, most)
-    home: dict[str, int] = {}
+    module_of = {op.name: i for i, (_, ops) in enumerate(modules) for op in ops}
+    given = _alike(
+        graph.inputs, lambda t: frozenset(module_of[op.name] for op in graph.consumers(t.name))
+    )
+    results = _alike(
+        (graph.tensor(name) for name in dict.fromkeys(graph.outputs)),
+        lambda t: module_of[p.name] if (p := graph.producer(t.name)) is not None else t.name,
+    )
+    boxes = [_tensors_box(tensors, "input") for tensors in given]
+    source = {tensor.name: i for i, tensors in enumerate(given) for tensor in tensors}
+    home = {name: i + len(boxes) for name, i in module_of.items()}
     shown: dict[str, str] = {}
     for label, ops in modules:
-        home.update((op.name, len(boxes)) for op in ops)
         source.update((name, len(boxes)) for op in ops for name in op.outputs)
         shown.update(dict(map(colors.of, ops)) if color_by or not label else {})
-        boxes.append(
-            _module_box(graph, label, ops, colors)
-            if label
-            else _op_box(graph, ops[0], colors, labels)
-        )
+        box = _module_box if label else _op_box
+        boxes.append(box(graph, ops, label, colors, labels or {}))
     arrows: dict[tuple[int, int], list[Tensor]] = {}
     for op in graph.ops:
         for name in _drawn_inputs(graph, op):
             if name in source and source[name] != home[op.name]:
                 ends = (source[name], home[op.name])
                 arrows.setdefault(ends, []).append(graph.tensor(name))
-    for name in dict.fromkeys(graph.outputs):
-        if name in source:
-            arrows[source[name], len(boxes)] = [graph.tensor(name)]
-        boxes.append(_tensor_box(graph.tensor(name), "output"))
+    for tensors in results:
+        if tensors[0].name in source:
+            arrows[source[tensors[0].name], len(boxes)] = tensors
+        boxes.append(_tensors_box(tensors, "output"))
     return _Scene(
         tuple(boxes),
         tuple((a, b, _about_tensors(tensors)) for (a, b), tensors in arrows.items()),
         tuple(shown.items()),
     )
+
+
+def _alike(tensors: Iterable[Tensor], ends: Callable[[Tensor], Hashable]) -> list[list[Tensor]]:
+    """Tensors one by one, but many that go to or come from the same boxes together."""
+    groups: dict[Hashable, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(ends(tensor), []).append(tensor)
+    return [
+        part
+        for group in groups.values()
+        for part in ([group] if len(group) > MANY else [[tensor] for tensor in group])
+    ]
 
 
 def _drawn_inputs(graph: Graph, op: Op) -> list[str]:
@@ -222,26 +239,29 @@ def _single(graph: Graph, op: Op) -> tuple[str, str]:
 
 
 def _module_of(op: Op, depth: int) -> tuple[str, str]:
+    """The module at this depth that an op is in; what lies above stays by itself, or it would
+    stand both before and after the modules it joins."""
     if op.phase == "update":
         return "optimizer", "update"
-    if not op.scope:
+    path = op.scope.split(".") if op.scope else []
+    if len(path) < depth:
         return "", op.name
-    backward = "" if op.phase == "forward" else " backward"
-    return ".".join(op.scope.split(".")[:depth]) + backward, "module"
+    return ".".join(path[:depth]) + ("" if op.phase == "forward" else " backward"), "module"
 
 
-def _op_box(graph: Graph, op: Op, colors: _Colors, labels: Labels | None) -> _Box:
+def _op_box(graph: Graph, ops: list[Op], label: str, colors: _Colors, labels: Labels) -> _Box:
+    (op,) = ops
     kind = str(op.attr("fn", op.kind)) if op.kind == "elementwise" else op.kind
     phase = "" if op.phase == "forward" else f" {op.phase}"
     lines = [_short(op.name), f"{kind}{phase} {_times(graph.tensor(op.outputs[0]))}"]
-    extra = (labels or {}).get(op.name)
+    extra = labels.get(op.name)
     if extra:
         lines.append(_short(extra))
     _, color = colors.of(op)
     return _Box(tuple(lines), _about_op(graph, op), color, dashed=op.phase != "forward")
 
 
-def _module_box(graph: Graph, label: str, ops: list[Op], colors: _Colors) -> _Box:
+def _module_box(graph: Graph, ops: list[Op], label: str, colors: _Colors, labels: Labels) -> _Box:
     found = {colors.of(op) for op in ops}
     same = colors.groups is not None and len(found) == 1
     color = next(iter(found))[1] if same else _COLORS["modules"]
@@ -252,9 +272,12 @@ def _module_box(graph: Graph, label: str, ops: list[Op], colors: _Colors) -> _Bo
     return _Box((_short(label), f"{len(ops)} ops"), title, color, "module", dashed)
 
 
-def _tensor_box(tensor: Tensor, role: str) -> _Box:
-    lines = (_short(tensor.name), f"{role} {_times(tensor)}")
-    return _Box(lines, _about_tensor(tensor), "#ffffff", "tensor")
+def _tensors_box(tensors: list[Tensor], role: str) -> _Box:
+    first, last = tensors[0], tensors[-1]
+    lines = (_short(first.name), f"{role} {_times(first)}")
+    if len(tensors) > 1:
+        lines = (_short(f"{first.name} … {last.name}"), f"{len(tensors)} {role}s")
+    return _Box(lines, _about_tensors(tensors), "#ffffff", "tensor")
 
 
 def _about_op(graph: Graph, op: Op) -> str:
@@ -275,8 +298,10 @@ def _about_tensor(tensor: Tensor) -> str:
     return f"{tensor.name}: {tensor.dtype}{list(tensor.shape)}, {tensor.size_bytes:,} bytes"
 
 
-def _about_tensors(tensors: Iterable[Tensor]) -> str:
-    return "\n".join(map(_about_tensor, tensors))
+def _about_tensors(tensors: list[Tensor]) -> str:
+    lines = [_about_tensor(tensor) for tensor in tensors[:20]]
+    more = len(tensors) - len(lines)
+    return "\n".join([*lines, f"and {more} more"] if more else lines)
 
 
 def _times(tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from partita.errors import GraphError
 from partita.graph.dtypes import dtype_bytes
@@ -192,6 +192,7 @@ class Graph:
     _producer: dict[str, str] = field(init=False, repr=False, compare=False)
     _consumers: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _calls: dict[str, Call] = field(init=False, repr=False, compare=False)
+    memo: dict[tuple[str, str], Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -199,6 +200,7 @@ class Graph:
         put(self, "_tensor", _by_name(self.tensors, "tensor"))
         put(self, "_op", _by_name(self.ops, "op"))
         put(self, "_calls", {})
+        put(self, "memo", {})  # what tables have worked out: (table, op) -> value
         producer: dict[str, str] = {}
         consumers: dict[str, list[str]] = {}
         for op in self.ops:

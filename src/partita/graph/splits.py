@@ -11,6 +11,7 @@ which are the placements of PyTorch's DTensor. The communication of a split is r
 partial outputs must be summed, statistics exchanged, halos fetched from neighbours.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,6 +124,14 @@ def part(size: int, ways: float) -> int:
 
 def communication(call: Call, split: Factors, along: str | None = None) -> tuple[Exchange, ...]:
     """What one execution of an op exchanges because it is split so (because of one dim only)."""
+    return _communication(call, tuple(split.items()), along)
+
+
+@functools.lru_cache(maxsize=65536)
+def _communication(
+    call: Call, items: tuple[tuple[str, float], ...], along: str | None
+) -> tuple[Exchange, ...]:
+    split = dict(items)
     nest = loop_nest(call)
     shapes = _output_shapes(call)
     found = []

@@ -24,8 +24,7 @@ from partita.errors import GraphError
 from partita.graph.check import assemble
 from partita.graph.record import PHASES, Attr, Graph, Op, Tensor
 
-_PLAIN = r"[A-Za-z0-9_][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*"
-_NAME = re.compile(_PLAIN)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DTYPE = re.compile(r"[a-z][a-z0-9]*")

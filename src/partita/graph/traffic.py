@@ -45,9 +45,12 @@ NOTHING = Traffic(0.0, 0.0)
 
 def elements(graph: Graph, op: Op) -> tuple[Elements, Elements]:
     """The tensors an op reads and writes, as traffic sees them."""
-    return tuple(_element(graph, n) for n in op.inputs), tuple(
-        _element(graph, n) for n in op.outputs
-    )
+    key = ("elements", op.name)
+    if key not in graph.memo:
+        reads = tuple(_element(graph, name) for name in op.inputs)
+        graph.memo[key] = reads, tuple(_element(graph, name) for name in op.outputs)
+    found: tuple[Elements, Elements] = graph.memo[key]
+    return found
 
 
 def traffic(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
+from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, Weights, sharding_model
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.simulate import Simulation, simulate_stage
-from partita.jobs.strategies import STRATEGIES
+from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, load
 from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Prediction, Stage
 from partita.problems.sharding import ShardingSolution
@@ -35,7 +36,7 @@ BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
 LOOKED_AT_CLOSELY = 3
 PRICE_STEPS = 7
 TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
-MAX_STRATEGY_STAGES = 8
+MAX_STRATEGY_STAGES = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def meshes(cluster: Cluster, graph: Graph) -> tuple[Mesh, ...]:
     devices = tuple(range(count))
     found = [Mesh((Axis(AXIS_NAMES[0], count),), devices)]
     for outer in range(2, count // 2 + 1):
-        if count % outer == 0:
+        if count % outer == 0 and count // outer <= MOST_INNER:
             axes = (Axis(AXIS_NAMES[0], outer), Axis(AXIS_NAMES[1], count // outer))
             found.append(Mesh(axes, devices))
     found.extend(_weighted(cluster, graph))
@@ -122,6 +123,10 @@ def _weighted(cluster: Cluster, graph: Graph) -> list[Mesh]:
     return list(found.values())
 
 
+def _shape(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(axis.size for axis in mesh.axes)
+
+
 @dataclass
 class _Look:
     """One mesh's model with its first answer."""
@@ -148,6 +153,7 @@ class _Job:
         self.search = known[self.method]
         self.stop, self.seed = stop, seed
         self.started = time.perf_counter()
+        self.collectives = Collectives(cluster)
         self.tried: list[Candidate] = []
         self.history: list[Improvement] = []
         self.bound = math.inf
@@ -165,7 +171,8 @@ class _Job:
         looks.sort(key=lambda look: look.estimate_s)
         for look in looks[:LOOKED_AT_CLOSELY]:
             self._look_closely(look)
-        self._strategies("tensor", "expert", "spatial")
+        self._strategies("expert", "spatial")
+        self._tensor_parallel({_shape(look.model.mesh): look.model for look in looks})
         self._other_levels()
         return self._result()
 
@@ -183,12 +190,15 @@ class _Job:
     # One mesh.
 
     def _look(self, mesh: Mesh) -> _Look:
-        model = sharding_model(self.workload.graph, self.cluster, mesh)
+        model = sharding_model(
+            self.workload.graph, self.cluster, mesh, collectives=self.collectives
+        )
         self.bound = min(self.bound, self._lower_bound(model))
-        found = self._solve_within(model, FIRST, self.room * TRANSIENT_ROOM)
-        if found is None:
-            return _Look(model, None, math.inf)
-        return _Look(model, *found)
+        for part in (TRANSIENT_ROOM, 1.0):
+            found = self._solve_within(model, FIRST, self.room * part)
+            if found is not None:
+                return _Look(model, *found)
+        return _Look(model, None, math.inf)
 
     def _lower_bound(self, model: ShardingModel) -> float:
         """Compute alone, or a mix of compute and communication: both are below any step."""
@@ -276,15 +286,28 @@ class _Job:
             if not self.workload.training and name in ("zero1", "fsdp"):
                 continue
             stages = STRATEGIES[name].stages(self.workload.graph, self.cluster.num_devices)
-            for stage in stages[:MAX_STRATEGY_STAGES]:
+            for stage in stages:
                 self._simulate(name, stage)
+
+    def _tensor_parallel(self, models: dict[tuple[int, ...], ShardingModel]) -> None:
+        """Megatron's way on the meshes where the estimate likes it best."""
+        ranked = []
+        for stage in STRATEGIES["tensor"].stages(self.workload.graph, self.cluster.num_devices):
+            model = models.get(_shape(stage.mesh))
+            if model is not None:
+                chosen = model.assignment(stage.splits)
+                over = model.memory_bytes(chosen) > self.room
+                ranked.append((over, self._cost(model, FIRST, chosen), len(ranked), stage))
+        for *_, stage in sorted(ranked)[:MAX_STRATEGY_STAGES]:
+            if not self._out_of_time():
+                self._simulate("tensor", stage)
 
     def _offer(self, name: str, model: ShardingModel, assignment: tuple[int, ...]) -> None:
         self._simulate(name, Stage("model", model.mesh, model.splits(assignment)))
 
     def _simulate(self, name: str, stage: Stage) -> None:
         # Devices of a kind do the same: one of each is enough to compare candidates.
-        simulation = simulate_stage(self.workload, self.cluster, stage, most_devices=1)
+        simulation = simulate_stage(self.workload, self.cluster, stage, 1, self.collectives)
         candidate = Candidate(name, str(stage.mesh), simulation)
         best = self._best()
         self.tried.append(candidate)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partita.cluster import Cluster, resolve
+from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.costs.sharding import Dims, dims_of
@@ -185,10 +186,14 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
 
 
 def simulate_stage(
-    workload: Workload, cluster: Cluster, stage: Stage, most_devices: int = MAX_DRAWN
+    workload: Workload,
+    cluster: Cluster,
+    stage: Stage,
+    most_devices: int = MAX_DRAWN,
+    collectives: Collectives | None = None,
 ) -> Simulation:
     """Lower a stage, run it on the engine, and let the verifier check the timeline."""
-    lowered = lower_stage(stage, workload.graph, cluster, most_devices)
+    lowered = lower_stage(stage, workload.graph, cluster, most_devices, collectives)
     program = lowered.program
     timeline = run(program)
     found = Simulation(

@@ -3,6 +3,11 @@
 from partita.problems.sharding import ShardingProblem, ShardingSolution
 from partita.search.base import Search
 from partita.search.sharding.brute import Brute
+from partita.search.sharding.exact import Exact
 from partita.search.sharding.pase import Pase
 
-SEARCHES: dict[str, Search[ShardingProblem, ShardingSolution]] = {"pase": Pase(), "brute": Brute()}
+SEARCHES: dict[str, Search[ShardingProblem, ShardingSolution]] = {
+    "exact": Exact(),
+    "pase": Pase(),
+    "brute": Brute(),
+}
