@@ -1,40 +1,77 @@
 """`partita shard`: split every op of a model over the devices of a cluster."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
 
+PASE_GRAPHS = ("alexnet", "resnet101", "inception3", "rnnlm", "transformer")
+
 
 @click.command()
-@click.argument("model")
-@click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@click.argument("model", required=False)
+@click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
 @click.option("--method", help="A search for sharding problems; see: partita methods sharding.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search.")
+@click.option("--compare", is_flag=True, help="Put the named strategies beside the best plan.")
+@click.option("--graph", "graph", help=f"PaSE's own graphs: {', '.join(PASE_GRAPHS)}.")
+@click.option("--procs", "-p", type=click.IntRange(1), default=8, help="PaSE: devices.")
+@click.option("--flops", type=float, default=10.0, help="PaSE: peak TFLOP/s of a device.")
+@click.option("--bw", type=float, default=16.0, help="PaSE: link bandwidth in GB/s.")
+@click.option("--algo", help="PaSE: dp (0) or brute (1); by default the fastest exact method.")
+@click.option("--costs", type=click.Choice(["pase"]), help="PaSE: its cost model (with --graph).")
+@click.option("--measure", is_flag=True, help="PaSE: the mean of five searches.")
+@click.option("--profile", is_flag=True, help="PaSE: where the search's time goes.")
 @dump_graph_option
 @output_option("Write the plan here.")
 @model_options
 @common_options
 def command(
-    model: str,
-    cluster: str,
+    model: str | None,
+    cluster: str | None,
     method: str | None,
     time_limit: float | None,
+    compare: bool,
+    graph: str | None,
     dump_graph: Path | None,
     output: OutputFile | None,
     options: ModelOptions,
     out: Output,
+    **pase: Any,
 ) -> int:
     """Find the fastest split of every op of a MODEL over the devices of a cluster.
 
     MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, or a saved graph.
-    Tries data parallel, sharded data parallel, and the best split of each op on every mesh of one
-    or two axes; each is simulated, and the fastest that fits the memory is kept.
+    On every mesh of one or two axes each op chooses which loop dims to split and whether its
+    parameters are kept in copies or shares; the memory of the devices is a hard limit. The best
+    answers and the named strategies are simulated, and the fastest that fits is kept.
+
+    With --graph instead of MODEL, PaSE's own problem is solved: its graphs, its cost model, its
+    options --procs, --batch, --flops, --bw, --algo, --measure, --profile.
     """
+    if graph is not None:
+        from partita.cli.shard_pase import solve_pase
+
+        if model is not None:
+            raise click.UsageError("give a MODEL or --graph, not both")
+        return solve_pase(
+            out, graph=graph, batch=options.batch, output=output, time_limit=time_limit,
+            dump_graph=dump_graph, **pase,
+        )  # fmt: skip
+    if model is None or cluster is None:
+        raise click.UsageError("give a MODEL and --cluster, for example: gpt2 --cluster 4xA100")
+    return _shard(model, cluster, method, time_limit, compare, dump_graph, output, options, out)
+
+
+def _shard(
+    model: str, cluster: str, method: str | None, time_limit: float | None, compare: bool,
+    dump_graph: Path | None, output: OutputFile | None, options: ModelOptions, out: Output,
+) -> int:  # fmt: skip
     from partita.jobs.shard import shard
-    from partita.report.summary import headline, sharding_text
+    from partita.report.summary import comparison_text, headline, sharding_text
 
     with out.stop(time_s=time_limit) as stop:
         found = shard(model, cluster, method=method, stop=stop, seed=out.seed, **options.as_dict())
@@ -44,15 +81,16 @@ def command(
     if found.best is not None:
         write_dump(dump_graph, found.best.simulation.workload.graph)
         out.show("\n".join(headline(found.best.simulation)) + "\n")
-    out.show(sharding_text(found))
+    out.show(comparison_text(found) if compare else sharding_text(found))
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
+    stage = None if found.best is None else found.best.simulation.stage
     out.result(
         {
             "format": "partita/result@1",
             "problem": model,
             "cluster": cluster,
-            "method": method or "pase",
+            "method": found.method,
             "status": str(found.status),
             "objective": None if found.best is None else found.best.step_s,
             "lower_bound": found.lower_bound_s,
@@ -60,12 +98,12 @@ def command(
             "seed": found.seed,
             "why": found.why,
             "solution": None
-            if found.best is None
+            if stage is None
             else {
-                "mesh": {a.name: a.size for a in found.best.simulation.stage.mesh.axes},
+                "mesh": {axis.name: axis.size for axis in stage.mesh.axes},
                 "splits": {
                     split.op: {"dims": list(split.dims), "sharded": split.sharded}
-                    for split in found.best.simulation.stage.splits
+                    for split in stage.splits
                 },
             },
             "candidates": [

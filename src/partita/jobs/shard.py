@@ -291,14 +291,14 @@ class _Job:
 
     def _tensor_parallel(self, models: dict[tuple[int, ...], ShardingModel]) -> None:
         """Megatron's way on the meshes where the estimate likes it best."""
-        ranked = []
+        ranked: list[tuple[bool, float, int, Stage]] = []
         for stage in STRATEGIES["tensor"].stages(self.workload.graph, self.cluster.num_devices):
             model = models.get(_shape(stage.mesh))
             if model is not None:
                 chosen = model.assignment(stage.splits)
                 over = model.memory_bytes(chosen) > self.room
                 ranked.append((over, self._cost(model, FIRST, chosen), len(ranked), stage))
-        for *_, stage in sorted(ranked)[:MAX_STRATEGY_STAGES]:
+        for *_, stage in sorted(ranked, key=lambda item: item[:3])[:MAX_STRATEGY_STAGES]:
             if not self._out_of_time():
                 self._simulate("tensor", stage)
 

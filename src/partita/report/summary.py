@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita import units
-from partita.jobs.shard import Sharding
+from partita.jobs.shard import Candidate, Sharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
+from partita.jobs.strategies import STRATEGIES
 
 SLOWEST = 10
+MOST_CANDIDATES = 8
 OP_HEADER = ("slowest ops", "kind", "split", "count", "time", "share", "bound by", "speed")
 
 
@@ -107,6 +109,32 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
     }
 
 
+def comparison_text(found: Sharding) -> str:
+    """The best of each named strategy beside the best plan."""
+    best: dict[str, Candidate] = {}
+    for candidate in found.tried:  # fastest first, those that fit before those that do not
+        best.setdefault(candidate.name, candidate)
+    rows = []
+    for name, candidate in best.items():
+        simulation = candidate.simulation
+        ratio = candidate.step_s / found.best.step_s if found.best else 1.0
+        what = STRATEGIES[name].summary if name in STRATEGIES else "the search's best"
+        rows.append(
+            (
+                name,
+                what,
+                candidate.mesh,
+                units.seconds(candidate.step_s),
+                f"x{ratio:.2f}",
+                units.seconds(simulation.communication_s),
+                units.size(max(simulation.peak_bytes)),
+                "" if simulation.fits else "does not fit",
+            )
+        )
+    header = ("strategy", "what it is", "mesh", "step", "", "communication", "memory", "")
+    return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6)), "", *_verdict(found)))
+
+
 def sharding_text(found: Sharding) -> str:
     """What was tried and what won."""
     rows = [
@@ -118,17 +146,21 @@ def sharding_text(found: Sharding) -> str:
             units.size(max(candidate.simulation.peak_bytes)),
             "yes" if candidate.simulation.fits else "no",
         )
-        for candidate in found.tried
+        for candidate in found.tried[:MOST_CANDIDATES]
     ]
     header = ("   candidate", "mesh", "step", "communication", "memory", "fits")
-    lines = [units.table(header, rows, numbers=(2, 3, 4)), "", f"{found.status}: {found.why}"]
+    return "\n".join((units.table(header, rows, numbers=(2, 3, 4)), "", *_verdict(found)))
+
+
+def _verdict(found: Sharding) -> list[str]:
+    lines = [f"{found.status}: {found.why}"]
     if found.best is not None:
         gap = 1 - found.lower_bound_s / found.best.step_s
         lines.append(
-            f"at least {units.seconds(found.lower_bound_s)} on any split, "
+            f"at least {units.seconds(found.lower_bound_s)} on any split of these meshes, "
             f"so at most {gap:.1%} from optimal; {split_words(found.best.simulation)}"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def split_words(simulation: Simulation) -> str:
