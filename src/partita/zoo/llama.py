@@ -149,7 +149,8 @@ def _attention(g: GraphBuilder, x: Tensor, sizes: DecoderSizes, window: int, fus
     v = g.linear(x, kv_heads * size, "v_proj", bias=sizes.qkv_bias)
     if sizes.query_norm:
         q, k = _head_norm(g, q, size, "q_norm"), _head_norm(g, k, size, "k_norm")
-    q, k = g.elementwise("rope", q, name="q_rope"), g.elementwise("rope", k, name="k_rope")
+    q = g.elementwise("rope", q, name="q_rope", heads=sizes.heads)
+    k = g.elementwise("rope", k, name="k_rope", heads=kv_heads)
     y = g.attention(
         q, k, v, sizes.heads, kv_heads=kv_heads, causal=True, window=window, fused=fused
     )
