@@ -1,0 +1,86 @@
+# Sourced by the scripts beside it: the environment they share, in .venv of the repository.
+#
+#   ensure_environment base|test|dev    make .venv if it is missing, install what the level needs
+#
+# A stamp in .venv remembers what was installed from which files. While nothing changed, pip is not
+# called at all, so that a second run needs no network. A level holds the ones before it.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv="$root/.venv"
+python="$venv/bin/python"
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+# The first Python that is new enough and can make environments. Each candidate is run, since a
+# name on the PATH may be an empty shell (pyenv) or lack a module (Debian without python3-venv).
+find_python() {
+    local candidate version without_venv=""
+    for candidate in python3 python3.12 python3.11 python; do
+        version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
+            2>/dev/null) || continue
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || continue
+        if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+        without_venv=$version
+    done
+    if [ -n "$without_venv" ]; then
+        fail "Python $without_venv is here without the module venv;" \
+            "install it (Debian, Ubuntu: apt install python$without_venv-venv) and run this again"
+    fi
+    fail "no Python 3.11 or newer was found; install Python 3.12 and run this again"
+}
+
+make_venv() {
+    local creator
+    creator=$(find_python) || exit
+    echo "making .venv with $("$creator" --version)"
+    "$creator" -m venv --clear "$venv" || fail "cannot make $venv; see the lines above"
+}
+
+# One line that changes whenever the environment must: the interpreter, the place, the two files.
+fingerprint() {
+    "$python" - "$root" <<'PYTHON'
+import hashlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+parts = [sys.version, sys.prefix, str(root)]
+parts += [(root / name).read_text() for name in ("pyproject.toml", "constraints.txt")]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest())
+PYTHON
+}
+
+# Is this level, or one that holds it, installed from the files as they are now?
+is_installed() {
+    local level wanted=$2
+    for level in $1; do
+        [ "$(cat "$venv/.partita-$level" 2>/dev/null)" = "$wanted" ] && return 0
+    done
+    return 1
+}
+
+ensure_environment() {
+    local level=$1 target enough wanted
+    case $level in
+        base) target="."       enough="base test dev" ;;
+        test) target=".[test]" enough="test dev" ;;
+        dev)  target=".[dev]"  enough="dev" ;;
+        *) fail "unknown level $level" ;;
+    esac
+    "$python" -c 'import pip' >/dev/null 2>&1 || make_venv
+    wanted=$(fingerprint)
+    if is_installed "$enough" "$wanted"; then
+        return
+    fi
+    echo "installing partita ($level) into .venv; the first time takes minutes"
+    local pip=("$python" -m pip install --quiet --disable-pip-version-check
+        --constraint "$root/constraints.txt")
+    # The builder first and no build isolation, so that it is pinned as everything else is.
+    (cd "$root" && "${pip[@]}" hatchling editables &&
+        "${pip[@]}" --no-build-isolation --editable "$target") ||
+        fail "installing failed, see the lines above; without network, connect once and run again"
+    echo "$wanted" >"$venv/.partita-$level"
+}

@@ -1,0 +1,196 @@
+"""What every command shares: `--json`, `--seed`, `--quiet`, an output file, and a running search.
+
+    @click.command()
+    @click.argument("problem")
+    @output_option("Write the result here.")
+    @common_options
+    def command(problem: str, output: OutputFile | None, out: Output) -> int:
+        with out.stop(time_s=10) as stop:
+            found = search(problem, stop, out.seed)
+        if output is not None:
+            output.write(files.encode_json(found))
+        out.show(...)           # for people
+        out.result({...})       # for --json
+        return 0 if found.solution else 1
+
+What a command returns is its exit code (None is 0); after Ctrl-C it is 130 instead.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from partita import files
+from partita.cli import INTERRUPTED
+from partita.cli.progress import Interrupt, shown
+from partita.errors import FileError
+from partita.search.base import Stop
+from partita.suggest import suggest
+from partita.units import number
+
+__all__ = ["Output", "OutputFile", "common_options", "output_option", "suggest"]
+
+MAX_SEED = 2**32 - 1  # what every random generator we use accepts
+
+Command = Callable[..., int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's words go: answers to stdout, everything else to stderr."""
+
+    json: bool = False
+    quiet: bool = False
+    seed: int = 0
+    _results: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+    _interrupt: Interrupt = field(default_factory=Interrupt, repr=False, compare=False)
+
+    def show(self, text: str) -> None:
+        """Print an answer for people; nothing under `--json`."""
+        if not self.json:
+            click.echo(text)
+
+    def result(self, data: dict[str, Any]) -> None:
+        """The answer for programs: under `--json` the one object printed when the command ends."""
+        assert not self._results, "a command has one result"
+        assert "format" in data, "a result says its format"
+        self._results.append(data)
+
+    def note(self, text: str) -> None:
+        """Say something on the side, unless `--quiet`."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    @property
+    def interrupted(self) -> bool:
+        """Was Ctrl-C pressed during a search? Then what is written is the best so far."""
+        return self._interrupt.asked
+
+    @contextmanager
+    def stop(
+        self,
+        time_s: float | None = None,
+        gap: float = 0.0,
+        target: float | None = None,
+        evaluations: int | None = None,
+        words: Callable[[float], str] = number,
+    ) -> Iterator[Stop]:
+        """The stop rule to hand to a search: the given limits and Ctrl-C; shows improvements.
+
+        `words` says an objective as people read it: `partita.units.seconds`, say.
+        """
+        with self._interrupt.listening(self.quiet), shown(self.quiet, words) as view:
+
+            def interrupted() -> bool:
+                if view is not None:
+                    view.tick()
+                return self.interrupted
+
+            yield Stop(time_s, gap, target, evaluations, interrupted, view)
+
+    def _close(self, code: int | None) -> int:
+        if self.json:
+            assert self._results, "a command under --json gives its result"
+            click.echo(files.encode_json(self._results[0]), nl=False)
+        return INTERRUPTED if self.interrupted else code or 0
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or len(text) > 10 or int(text) > MAX_SEED:
+        raise click.BadParameter(f"found {text!r}, a whole number of 0 to {MAX_SEED:,} is needed")
+    return int(text)
+
+
+def common_options(command: Command) -> Command:
+    """Add `--json`, `--seed` and `--quiet`, handed to the command as `out: Output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+    @click.option(
+        "--seed",
+        metavar="N",
+        type=_seed,
+        default="0",
+        help="Same seed, same answer; 0 if not given.",
+    )
+    @click.option("--quiet", "-q", is_flag=True, help="No progress and no notes on stderr.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, as_json: bool, seed: int, quiet: bool, **options: Any) -> None:
+        out = Output(json=as_json, quiet=quiet, seed=seed)
+        with _warnings_noted(out):
+            code = out._close(command(*args, out=out, **options))
+        click.get_current_context().exit(code)
+
+    return wrapped
+
+
+@contextmanager
+def _warnings_noted(out: Output) -> Iterator[None]:
+    """The library logs; here its warnings become notes."""
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            out.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    log, notes = logging.getLogger("partita"), Notes(logging.WARNING)
+    log.addHandler(notes)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file to write at the end. What is there already is kept unless `force`."""
+
+    path: Path
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse before the work begins what would be refused after it."""
+        name = str(self.path)
+        if name == "-":
+            raise FileError("is not a file", fix="name a file; --json prints to stdout", file=name)
+        if self.path.is_dir():
+            raise FileError("is a folder", fix="name a file in it", file=name)
+        if self.path.exists() and not self.force:
+            raise FileError("exists already", fix="choose another name or add --force", file=name)
+        if not self.path.parent.is_dir():
+            raise FileError("its folder does not exist", fix="make the folder first", file=name)
+
+    def write(self, data: bytes | str) -> Path:
+        """Write all of it or nothing."""
+        return files.write_atomically(self.path, data, overwrite=self.force)
+
+
+def output_option(
+    text: str, *, default: str | None = None, required: bool = False
+) -> Callable[[Command], Command]:
+    """Add `-o/--output FILE` and `--force`, handed on as `output: OutputFile | None`."""
+
+    def decorate(command: Command) -> Command:
+        @click.option(
+            "-o",
+            "--output",
+            "output_path",
+            metavar="FILE",
+            default=default,
+            required=required,
+            show_default=default is not None,
+            help=text,
+        )
+        @click.option("--force", is_flag=True, help="Overwrite the output file.")
+        @functools.wraps(command)
+        def wrapped(*args: Any, output_path: str | None, force: bool, **options: Any) -> int | None:
+            output = None if output_path is None else OutputFile(Path(output_path), force)
+            return command(*args, output=output, **options)
+
+        return wrapped
+
+    return decorate

@@ -1,0 +1,137 @@
+"""A running search as people see it: improvements on stderr, Ctrl-C as a request to stop.
+
+On a terminal one line is kept up to date; elsewhere (a log file, CI) an improvement is a line of
+its own, at most one per second, the last one always shown.
+"""
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import click
+
+from partita.search.base import Improvement, relative_gap
+from partita.units import number, seconds
+
+LINE_INTERVAL_S = 1.0
+
+
+class Interrupt:
+    """Remembers the first Ctrl-C; the second aborts."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def listening(self, quiet: bool) -> Iterator[None]:
+        """Take Ctrl-C while the search runs, then give it back to whoever had it."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is None or threading.current_thread() is not threading.main_thread():
+            yield  # Python can only take signals in its main thread
+            return
+
+        def handle(_number: int, _frame: FrameType | None) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+            if not quiet:
+                _write_from_handler("stopping with the best so far (Ctrl-C again aborts)\n")
+
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+Words = Callable[[float], str]  # an objective as people read it
+
+
+def describe(step: Improvement, words: Words = number) -> str:
+    """One improvement in one line: `1.2 s  best 10  bound 8  gap 20.0%  1,000 evaluations`."""
+    parts = [seconds(step.seconds)]
+    parts += ["no answer yet" if step.objective is None else f"best {words(step.objective)}"]
+    if step.lower_bound is not None:
+        parts.append(f"bound {words(step.lower_bound)}")
+    gap = relative_gap(step.objective, step.lower_bound)
+    if gap is not None:
+        parts.append(f"gap {gap:.1%}")
+    if step.evaluations:
+        parts.append(f"{step.evaluations:,} evaluation{'s' * (step.evaluations != 1)}")
+    return "  ".join(parts)
+
+
+class Lines:
+    """Improvements as plain lines: the first at once, then at most one per `LINE_INTERVAL_S`."""
+
+    def __init__(self, words: Words = number, clock: Callable[[], float] = time.monotonic) -> None:
+        self._words = words
+        self._clock = clock
+        self._next_at = -math.inf
+        self._waiting: Improvement | None = None
+
+    def __call__(self, step: Improvement) -> None:
+        """Show the step, now or when the last line is old enough."""
+        self._waiting = step
+        self.tick()
+
+    def tick(self) -> None:
+        """Show what waits if its time has come; asked between the steps of a search."""
+        if self._waiting is not None and self._clock() >= self._next_at:
+            self.close()
+
+    def close(self) -> None:
+        """Show what still waits."""
+        if self._waiting is not None:
+            self._next_at = self._clock() + LINE_INTERVAL_S
+            click.echo(describe(self._waiting, self._words), err=True)
+            self._waiting = None
+
+
+class Live:
+    """The last improvement, in one line of the terminal that is kept up to date."""
+
+    def __init__(self, words: Words = number) -> None:
+        from rich.console import Console  # only a terminal pays for this import
+
+        text = "searching (Ctrl-C stops with the best so far)"
+        self._status = Console(stderr=True).status(text)
+        self._status.start()
+        self._words = words
+
+    def __call__(self, step: Improvement) -> None:
+        """Show the step in place of the one before."""
+        self._status.update(describe(step, self._words))
+
+    def tick(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Take the line away."""
+        self._status.stop()
+
+
+@contextmanager
+def shown(quiet: bool, words: Words = number) -> Iterator[Lines | Live | None]:
+    """What shows improvements in the way that fits stderr; None when quiet."""
+    if quiet:
+        yield None
+        return
+    view = Live(words) if sys.stderr.isatty() else Lines(words)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def _write_from_handler(text: str) -> None:
+    # Not click.echo: a handler may run inside another write to stderr, whose buffer is not
+    # reentrant.
+    with suppress(OSError, ValueError):
+        os.write(sys.stderr.fileno(), text.encode())
