@@ -172,7 +172,8 @@ class _Job:
         for look in looks[:LOOKED_AT_CLOSELY]:
             self._look_closely(look)
         self._strategies("expert", "spatial")
-        self._tensor_parallel({_shape(look.model.mesh): look.model for look in looks})
+        even = [look.model for look in looks if not any(a.weights for a in look.model.mesh.axes)]
+        self._tensor_parallel({_shape(model.mesh): model for model in even})
         self._other_levels()
         return self._result()
 
