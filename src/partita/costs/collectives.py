@@ -24,7 +24,7 @@ from partita.cluster import Cluster
 Groups = tuple[tuple[int, ...], ...]
 
 EFFICIENCY = 0.85  # of a link's bandwidth that large messages reach
-ALL_PAIRS_LIMIT = 32  # larger groups estimate all-to-all from their levels
+ALL_PAIRS_LIMIT = 4096  # with more pairs than this, all-to-all is estimated from the levels
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo")
 
 
@@ -120,7 +120,7 @@ class Collectives:
         return times
 
     def _all_to_all(self, size: float, groups: Groups, p: int) -> float:
-        if p <= ALL_PAIRS_LIMIT:
+        if len(groups) * p * (p - 1) <= ALL_PAIRS_LIMIT:
             path = self._path("all", groups)
             return (p - 1) * path.latency_s + size / p * path.s_per_byte
         cut = self._cut(groups)

@@ -17,6 +17,7 @@ Bounds. A device's compute lane and its network lane are each busy no longer tha
 step time; and with a price per byte, that value less price * cap is below every step that fits.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -151,6 +152,7 @@ def sharding_model(
     return _Builder(graph, cluster, mesh, levels, collectives or Collectives(cluster)).build()
 
 
+@functools.lru_cache(maxsize=65536)
 def dims_of(call: Call, axes: tuple[Axis, ...]) -> tuple[Dims, ...]:
     """Every way to give each axis a dim (or none) such that all parts are whole."""
     extents = {dim.name: dim.extent for dim in loop_nest(call).dims}

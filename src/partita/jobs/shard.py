@@ -35,6 +35,7 @@ CLOSER = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
 BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
 LOOKED_AT_CLOSELY = 3
 PRICE_STEPS = 7
+CLEARLY = 1.2
 TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
 MAX_STRATEGY_STAGES = 2
 
@@ -157,6 +158,7 @@ class _Job:
         self.tried: list[Candidate] = []
         self.history: list[Improvement] = []
         self.bound = math.inf
+        self.least_estimate = math.inf
         self.stopped = False
         kinds = {cluster.devices[d].kind: cluster.kind_of(d) for d in range(cluster.num_devices)}
         self.room = min(kind.memory_bytes - workspace_bytes(kind) for kind in kinds.values())
@@ -196,8 +198,9 @@ class _Job:
         )
         self.bound = min(self.bound, self._lower_bound(model))
         for part in (TRANSIENT_ROOM, 1.0):
-            found = self._solve_within(model, FIRST, self.room * part)
+            found = self._solve_within(model, FIRST, self.room * part, self.least_estimate)
             if found is not None:
+                self.least_estimate = min(self.least_estimate, found[1])
                 return _Look(model, *found)
         return _Look(model, None, math.inf)
 
@@ -230,15 +233,21 @@ class _Job:
                 self._offer(self.method, look.model, found[0])
 
     def _solve_within(
-        self, model: ShardingModel, weights: Weights, room: float
+        self, model: ShardingModel, weights: Weights, room: float, hopeless: float = math.inf
     ) -> tuple[tuple[int, ...], float] | None:
-        """The best assignment by weights that holds at most `room` bytes, and its cost."""
+        """The best assignment by weights that holds at most `room` bytes, and its cost.
+
+        Where even without the limit it costs more than `CLEARLY` times `hopeless`, no answer.
+        """
         best = self._priced(model, weights, 0.0)
-        if best is None or model.memory_bytes(best) <= room:
-            return None if best is None else (best, self._cost(model, weights, best))
-        if model.least_memory_bytes() > room:
+        if best is None or model.least_memory_bytes() > room:
             return None
-        low, high = 0.0, self._cost(model, weights, best) / room
+        cost = self._cost(model, weights, best)
+        if model.memory_bytes(best) <= room:
+            return best, cost
+        if cost > CLEARLY * hopeless:
+            return None
+        low, high = 0.0, cost / room
         feasible = None
         for _ in range(PRICE_STEPS):
             found = self._priced(model, weights, high)

@@ -13,7 +13,7 @@ by its rows where its input comes in shares of features, by its columns elsewher
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.costs.sharding import dims_of
 from partita.graph.loops import loop_nest
@@ -57,7 +57,10 @@ def _tensor(graph: Graph, size: int) -> tuple[Stage, ...]:
         if inner < size:
             axes = (Axis("data", size // inner), *axes)
         mesh = Mesh(axes, tuple(range(size)))
-        found.extend(Stage("model", mesh, feature_splits(graph, mesh, level)) for level in levels)
+        splits = feature_splits(graph, mesh)
+        for level in levels:
+            kept = tuple(replace(split, sharded=level) for split in splits)
+            found.append(Stage("model", mesh, kept))
     return tuple(found)
 
 
@@ -87,9 +90,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def feature_splits(
-    graph: Graph, mesh: Mesh, sharded: str = "none", *, batch_first: bool = False
-) -> tuple[OpSplit, ...]:
+def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tuple[OpSplit, ...]:
     """Splits along the last axis that follow features from op to op; the batch along the others.
 
     With `batch_first`, ops that no dense layer comes before are split by batch there too.
@@ -104,7 +105,7 @@ def feature_splits(
         if not inner and batch_first and _all_copies(graph, op, lies):
             inner = "b"
         dims = _with_batch(legal, inner)
-        found.append(OpSplit(op.name, dims, sharded))
+        found.append(OpSplit(op.name, dims))
         nest = loop_nest(graph.call(op))
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             placement = output_placement(nest, access, dims[-1])

@@ -18,7 +18,7 @@ from partita import files
 from partita.errors import FileError, InputError, ProblemError
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution
 from partita.schedules.actions import Action, Order, parse_action
-from partita.schedules.pipeline import order_of, pipeline_of
+from partita.schedules.pipeline import Pipeline, order_of, pipeline_of
 from partita.schedules.placement import Block, Placement
 from partita.schedules.shapes import BACKWARD_SPAN, ShapeOptions
 
@@ -29,21 +29,27 @@ _PAIR = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 
 def schedule_csv(problem: ScheduleProblem, solution: ScheduleSolution) -> str:
     """The order of a schedule as CSV; refused where torch has no words for the placement."""
+    text = io.StringIO()
+    order = order_of(csv_pipeline(problem), solution.starts)
+    csv.writer(text, lineterminator="\n").writerows(order)
+    return text.getvalue()
+
+
+def csv_pipeline(problem: ScheduleProblem) -> Pipeline:
+    """The pipeline to be written; a `ProblemError` says why torch has no words for it."""
     try:
         pipeline = pipeline_of(problem)
         if len(pipeline.chains) > 1:
             raise _no_csv(f"it holds {len(pipeline.chains)} pipelines side by side")
         if not pipeline.training:
             raise _no_csv("it has no backward pass, which torch asks for")
-        order = order_of(pipeline, solution.starts)
-        if not all(order):
-            raise _no_csv(f"device {order.index(())} runs nothing")
+        idle = sorted(set(range(problem.num_devices)) - {s.device for s in pipeline.stages})
+        if idle:
+            raise _no_csv(f"device {idle[0]} runs nothing")
     except ProblemError as error:
         fix = "use --trace or --svg, which draw any placement"
         raise ProblemError(error.found, fix=fix, field="CSV") from None
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(order)
-    return text.getvalue()
+    return pipeline
 
 
 def read_order(path: str | Path) -> Order:
