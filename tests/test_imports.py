@@ -57,6 +57,7 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [
+    "Block",
     "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Plan", "Program",
     "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError", "check_plan",
     "cluster_from", "model", "read_graph", "read_plan", "shard", "simulate", "training_graph",

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from partita.graph import training_graph as training_graph
     from partita.graph.files import read_graph as read_graph
     from partita.jobs.check_plan import check_plan as check_plan
+    from partita.jobs.schedule import schedule as schedule
     from partita.jobs.shard import shard as shard
     from partita.jobs.simulate import simulate as simulate
     from partita.plans import Plan as Plan
     from partita.plans import read_plan as read_plan
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
+    from partita.schedules.placement import Block as Block
+    from partita.schedules.placement import Placement as Placement
     from partita.search.base import Result as Result
     from partita.search.base import Stop as Stop
     from partita.timeline import Timeline as Timeline
@@ -32,11 +35,13 @@ __version__ = "0.1.0"
 
 # public name -> where it lives (and its name there, where that differs)
 _PUBLIC = {
+    "Block": "partita.schedules.placement",
     "Cluster": "partita.cluster",
     "Graph": "partita.graph",
     "GraphBuilder": "partita.graph",
     "InputError": "partita.errors",
     "PartitaError": "partita.errors",
+    "Placement": "partita.schedules.placement",
     "Plan": "partita.plans",
     "Program": "partita.program",
     "ProgramBuilder": "partita.program",
@@ -49,15 +54,17 @@ _PUBLIC = {
     "model": "partita.zoo:build",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
+    "schedule": "partita.jobs.schedule",
     "shard": "partita.jobs.shard",
     "simulate": "partita.jobs.simulate",
     "training_graph": "partita.graph",
 }
 
 __all__ = [
-    "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Plan", "Program",
-    "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError", "check_plan",
-    "cluster_from", "model", "read_graph", "read_plan", "shard", "simulate", "training_graph",
+    "Block", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Placement",
+    "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError",
+    "check_plan", "cluster_from", "model", "read_graph", "read_plan", "schedule", "shard",
+    "simulate", "training_graph",
 ]  # fmt: skip
 
 

@@ -1,0 +1,459 @@
+"""`partita schedule`: the best order of micro-batches for a placement under a memory cap."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partita import files
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.format import number, seconds, table
+from partita.errors import InputError, ProblemError
+from partita.jobs.schedule import ScheduleResult, schedule
+from partita.problems import schedule as problems
+from partita.problems.schedule import ScheduleProblem, ScheduleSolution, work_per_device
+from partita.schedules.actions import Order
+from partita.schedules.placement import asked
+from partita.schedules.shapes import SHAPES, ShapeOptions, shape
+from partita.search.base import Result, Status, Stop
+
+if TYPE_CHECKING:
+    from partita.jobs.baselines import Baseline  # compiled code: only --compare pays for it
+
+DEVICES = 4  # of a shape, where no number is given
+
+# What shapes (and orders, which have no blocks either) leave open: flag -> field of ShapeOptions.
+FIGURES = {
+    "--forward-span": "forward_span",
+    "--backward-span": "backward_span",
+    "--weight-span": "weight_span",
+    "--block-memory": "memory",
+    "--weight-memory": "weight_memory",
+    "--shared-forward-span": "shared_forward_span",
+    "--shared-backward-span": "shared_backward_span",
+    "--shared-memory": "shared_memory",
+    "--chunks": "chunks",
+    "--delay": "delay",
+}
+SHARED = ("--shared-forward-span", "--shared-backward-span", "--shared-memory")
+ENDINGS = {
+    Status.OPTIMAL: "proven optimal",
+    Status.FEASIBLE: "not proven optimal",
+    Status.STOPPED: "stopped early",
+    Status.INFEASIBLE: "infeasible",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The table of published schedules and ours, and (title, why) of what is not in it."""
+
+    rows: list[dict[str, Any]]
+    left_out: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be scheduled: the problem, and the order where that is given as well."""
+
+    problem: ScheduleProblem
+    order: Order | None = None
+
+
+def _number(text: str) -> float:
+    """A number, whole where it is written so."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"found {text!r}, a number is needed") from None
+
+
+def _memory(text: str) -> float | tuple[float, ...]:
+    """One number for all devices, or one for each with commas between."""
+    caps = tuple(_number(part) for part in text.split(","))
+    return caps if len(caps) > 1 else caps[0]
+
+
+def _seconds(text: str) -> float:
+    found = _number(text)
+    if not found >= 0:
+        raise click.BadParameter(f"found {text}, at least 0 is needed")
+    return found
+
+
+def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Options for the spans and memory of a shape's blocks, in the order of the help."""
+    about = {
+        "--forward-span": "Of a forward block; 1 if not given.",
+        "--backward-span": "Of a backward block; 3 for most shapes.",
+        "--weight-span": "Make weight gradients blocks of their own, of this span.",
+        "--block-memory": "What a forward holds until its backward; 1.",
+        "--weight-memory": "What of that is held until the weight gradients; all.",
+        "--shared-forward-span": "Of a forward on all devices; 1.",
+        "--shared-backward-span": "Of a backward on all devices.",
+        "--shared-memory": "What a forward on all devices holds.",
+        "--chunks": "Stages on each device: looped and wave; 2.",
+        "--delay": "Between blocks on different devices; 0.",
+    }
+    for flag, text in reversed(about.items()):
+        whole = flag == "--chunks"
+        command = click.option(flag, metavar="V" if whole else "X", help=text,
+                               type=int if whole else _number)(command)  # fmt: skip
+    return command
+
+
+@click.command()
+@click.argument("placement")
+@click.option("--devices", metavar="D", type=int, help=f"Of a shape; {DEVICES} if not given.")
+@click.option("--microbatches", metavar="N", type=int, help="How many; else the period counts.")
+@click.option("--memory", metavar="M", type=_memory, help="Cap of a device, or M,M,...; else none.")
+@click.option("--infer", is_flag=True, help="Only the forward blocks of a shape.")
+@click.option("--method", metavar="NAME", help="Which search; see: partita methods schedule.")
+@click.option("--time-limit", metavar="SECONDS", type=_seconds, help="Stop after this long.")
+@click.option("--compare", "comparing", is_flag=True, help="Show published schedules beside it.")
+@_figures
+@click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write the order for torch pipelining.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Write a picture here.")
+@click.option("--trace", "trace_file", metavar="FILE", help="Write a Perfetto trace here.")
+@output_option("Write the result here, as with --json.")
+@common_options
+def command(
+    placement: str,
+    devices: int | None,
+    microbatches: int | None,
+    memory: float | tuple[float, ...] | None,
+    infer: bool,
+    method: str | None,
+    time_limit: float | None,
+    comparing: bool,
+    save: str | None,
+    csv_file: str | None,
+    svg_file: str | None,
+    trace_file: str | None,
+    output: OutputFile | None,
+    out: Output,
+    **figures: Any,
+) -> int:
+    """Find the best order of micro-batches for PLACEMENT under a memory cap.
+
+    PLACEMENT is a shape (vshape, xshape, mshape, nnshape, kshape, interlace_mlm, mllm, finetune,
+    alphafold, looped, wave), a problem file (.json), or an order to be checked (.csv, as torch
+    writes it). Nothing is shown that the verifier refuses. Ctrl-C stops with the best so far.
+    """
+    force = bool(click.get_current_context().params["force"])
+    wanted = {"save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file}
+    targets = {n: OutputFile(Path(path), force) for n, path in wanted.items() if path is not None}
+    given = {flag: figures[flag[2:].replace("-", "_")] for flag in FIGURES}
+    given = {flag: value for flag, value in given.items() if value is not None}
+    if devices is not None:
+        given["--devices"] = devices
+    what = _with_limits(_asked(placement, given, infer), memory, microbatches)
+    if "csv" in targets:
+        from partita.report.schedule_csv import csv_pipeline
+
+        csv_pipeline(what.problem)  # refused before the work begins
+    if "save" in targets:
+        targets["save"].write(files.encode_json(what.problem.to_json()))
+    if what.order is not None:
+        result = _given_order(what.problem, what.order)
+    else:
+        with out.stop(time_s=time_limit) as stop:
+            result = _searched(what.problem, method, stop, out.seed)
+    compared = None
+    if comparing and result.found.solution is not None:
+        compared = _compared(result)
+    rows = None if compared is None else compared.rows
+    data = {**result.to_json(), "compare": rows}
+    if output is not None:
+        output.write(files.encode_json(data))
+    written = _write(targets, result)
+    out.show(_as_text(result, compared))
+    for path in written if output is None else [*written, output.path]:
+        out.show(f"written to {path}")
+    out.result(data)
+    return 0 if result.found.solution is not None else 1
+
+
+# --- what is asked -------------------------------------------------------------------------------
+
+
+def _asked(placement: str, given: dict[str, Any], infer: bool) -> Asked:
+    """The problem (and the order) that the words on the command line name."""
+    path = Path(placement)
+    if placement.endswith(".csv"):
+        return _asked_order(path, given, infer)
+    if placement.endswith(".json") or path.is_file() or "/" in placement:
+        if given or infer:
+            flag = next(iter(given), "--infer")
+            raise ProblemError(
+                "is for shapes", fix="leave it out, or change the file", field=flag, file=placement
+            )
+        problem = problems.read(path)
+        return Asked(problem if problem.name else replace(problem, name=path.stem))
+    return Asked(_asked_shape(placement, dict(given), infer))
+
+
+def _asked_shape(name: str, given: dict[str, Any], infer: bool) -> ScheduleProblem:
+    devices = given.pop("--devices", DEVICES)
+    options = _options(given, infer)
+    if name in SHAPES:
+        steps = SHAPES[name].steps(2, 1)
+        _refuse("--chunks", given, SHAPES[name].chunked, name)
+        for flag in SHARED:
+            _refuse(flag, given, any(step.shared for step in steps), name)
+    try:
+        return shape(name, devices, options).problem()
+    except InputError as error:
+        flags = {"shape": "PLACEMENT", "devices": "--devices", "num_devices": "--devices"}
+        raise _typed(error, flags | _flags()) from None
+
+
+def _asked_order(path: Path, given: dict[str, Any], infer: bool) -> Asked:
+    from partita.report.schedule_csv import placement_of_order, read_order
+
+    for flag in ("--devices", "--chunks", *SHARED):
+        _refuse(flag, given, False, str(path))
+    if infer:
+        _refuse("--infer", {"--infer": True}, False, str(path))
+    order = read_order(path)
+    try:
+        problem = placement_of_order(order, _options(given, infer)).problem()
+    except InputError as error:
+        raise error.within(str(path)) from None
+    return Asked(replace(problem, name=path.stem), order)
+
+
+def _options(given: dict[str, Any], infer: bool) -> ShapeOptions:
+    fields = {FIGURES[flag]: value for flag, value in given.items() if flag in FIGURES}
+    try:
+        return ShapeOptions(training=not infer, **fields)
+    except InputError as error:
+        raise _typed(error, _flags()) from None
+
+
+def _with_limits(
+    what: Asked, memory: float | tuple[float, ...] | None, microbatches: int | None
+) -> Asked:
+    if what.order is not None:
+        from partita.report.schedule_csv import num_microbatches
+
+        if microbatches is not None:
+            _refuse("--microbatches", {"--microbatches": 1}, False, "an order, which has its own")
+        microbatches = num_microbatches(what.order)
+    try:
+        return replace(what, problem=asked(what.problem, memory, microbatches))
+    except InputError as error:
+        names = {"memory": "--memory", "microbatches": "--microbatches"}
+        raise _typed(error, names) from None
+
+
+def _flags() -> dict[str, str]:
+    return {field: flag for flag, field in FIGURES.items()}
+
+
+def _typed(error: InputError, flags: dict[str, str]) -> InputError:
+    """The error with the option as it is typed."""
+    field = flags.get(error.field, error.field)
+    return type(error)(error.found, fix=error.fix, field=field, file=error.file)
+
+
+def _refuse(flag: str, given: dict[str, Any], has: bool, what: str) -> None:
+    """An option that would change nothing is a mistake, not to be passed over."""
+    if flag in given and not has:
+        raise InputError(f"says nothing to {what}", fix="leave it out", field=flag)
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+def _searched(
+    problem: ScheduleProblem, method: str | None, stop: Stop, seed: int
+) -> ScheduleResult:
+    try:
+        return schedule(problem, method=method, stop=stop, seed=seed)
+    except InputError as error:
+        raise _typed(error, {"method": "--method"}) from None
+
+
+def _given_order(problem: ScheduleProblem, order: Order) -> ScheduleResult:
+    """The order as a result: it runs as early as it can, and no one has searched."""
+    from partita.jobs.baselines import run_order
+
+    assert problem.num_microbatches is not None
+    timeline = run_order(problem, order, problem.num_microbatches)
+    blocks = len(problem.blocks)
+    table_ = timeline.start.reshape(-1, blocks).tolist()
+    plain = [[int(t) if t == int(t) else t for t in row] for row in table_]
+    solution = problems.solution_of(problem, plain)
+    found: Result[ScheduleSolution] = Result(
+        "order", Status.FEASIBLE, solution, solution.makespan, problems.lower_bound(problem),
+        "the order given, every block as early as it can", 0.0, 0,
+    )  # fmt: skip
+    return ScheduleResult(problem, found, None)
+
+
+def _compared(result: ScheduleResult) -> Compared:
+    """Published schedules and ours for the same number of micro-batches, the shortest first."""
+    from partita.jobs.baselines import compare, device_spans, fits
+
+    ours = result
+    if result.problem.num_microbatches is None:
+        ours = result.unroll(4 * result.problem.num_devices)
+    compared = compare(result.problem, ours.num_microbatches)
+    rows = [
+        {
+            "name": "ours",
+            "title": "this schedule",
+            "placement": "as given",
+            "microbatches": ours.num_microbatches * compared.ways,
+            "makespan": ours.makespan,
+            "period": None if ours.period is None else ours.period / compared.ways,
+            "longest_span": max(device_spans(ours.timeline())),
+            "bubble_rate": ours.bubble_rate,
+            "peak_memory": max(ours.peak_memory),
+            "fits": fits(ours.peak_memory, result.problem),
+        },
+        *(_baseline_row(baseline, result.problem) for baseline in compared.ran),
+    ]
+    rows.sort(key=lambda row: (row["makespan"], row["name"] != "ours"))
+    return Compared(rows, compared.left_out)
+
+
+def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, Any]:
+    return {
+        "name": baseline.name,
+        "title": baseline.title,
+        "placement": baseline.placement,
+        "microbatches": baseline.num_microbatches,
+        "makespan": baseline.makespan,
+        "period": baseline.period,
+        "longest_span": baseline.longest_span,
+        "bubble_rate": baseline.bubble_rate,
+        "peak_memory": max(baseline.peak_memory),
+        "fits": baseline.fits(problem),
+    }
+
+
+def _write(targets: dict[str, OutputFile], result: ScheduleResult) -> list[Path]:
+    """Write what was asked for; without a schedule only the problem is there to be written."""
+    written = [targets["save"].path] if "save" in targets else []
+    if result.found.solution is None:
+        return written
+    if "csv" in targets:
+        from partita.report.schedule_csv import schedule_csv
+
+        written.append(targets["csv"].write(schedule_csv(result.problem, result.found.solution)))
+    if "svg" in targets:
+        from partita.report.svg_timeline import timeline_svg
+
+        title = f"{result.problem.name}, {result.num_microbatches} micro-batches"
+        written.append(targets["svg"].write(timeline_svg(result.timeline(), title=title)))
+    if "trace" in targets:
+        from partita.report.trace import chrome_trace
+
+        written.append(targets["trace"].write(chrome_trace(result.timeline())))
+    return written
+
+
+# --- what is shown -------------------------------------------------------------------------------
+
+
+def _as_text(result: ScheduleResult, compared: Compared | None) -> str:
+    lines = [_headline(result)]
+    if result.found.solution is None:
+        ended = result.status is Status.INFEASIBLE
+        lines.append("infeasible" if ended else "no schedule found")
+        return "\n".join([*lines, result.why])
+    lines += [*_facts(result), "", _drawn(result)]
+    if compared is not None:
+        lines += [*_comparison(result, compared), ""]
+    return "\n".join([*lines, _ending(result)])
+
+
+def _headline(result: ScheduleResult) -> str:
+    problem = result.problem
+    count = problem.num_microbatches
+    many = "micro-batches without end" if count is None else f"{count:,} micro-batches"
+    caps = problem.memory_capacity
+    if caps is None:
+        cap = "no memory cap"
+    else:
+        cap = "memory cap " + ", ".join(map(number, caps[:1] if len(set(caps)) == 1 else caps))
+    return (
+        f"{problem.name}: {len(problem.blocks)} blocks on {problem.num_devices} devices, "
+        f"{many}, {cap}; method {result.found.method}"
+    )
+
+
+def _facts(result: ScheduleResult) -> list[str]:
+    """Makespan, period, bubbles, memory: a line each."""
+    lines = []
+    bound = ""
+    if result.lower_bound is not None and result.gap:
+        bound = f"   (at most {result.gap:.1%} from optimal, which is {number(result.lower_bound)}"
+        bound += " or more)"
+    if result.problem.num_microbatches is not None:
+        assert result.makespan is not None
+        rates = result.bubble_rates
+        idle = f"{result.bubble_rate:.1%}"
+        if max(rates) - min(rates) > 5e-4:
+            idle += f" ({min(rates):.1%} to {max(rates):.1%} of a device)"
+        lines.append(f"makespan  {number(result.makespan)}{bound}; devices idle {idle}")
+        bound = ""
+    if result.period is not None:
+        busiest = max(work_per_device(result.problem)) / result.period
+        lines.append(
+            f"period    {number(result.period)} a micro-batch when it goes on{bound}; "
+            f"the busiest device is idle {1 - busiest:.1%}"
+        )
+    peaks = ", ".join(map(number, result.peak_memory[:16]))
+    more = ", ..." if len(result.peak_memory) > 16 else ""
+    return [*lines, f"memory    {peaks}{more} at most on each device"]
+
+
+def _drawn(result: ScheduleResult) -> str:
+    from partita.report.terminal import gantt
+
+    width = min(200, max(60, shutil.get_terminal_size((100, 24)).columns))
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return gantt(result.timeline(), width=width, color=color)
+
+
+def _comparison(result: ScheduleResult, compared: Compared) -> list[str]:
+    rows = compared.rows
+    capped = result.problem.memory_capacity is not None
+    header = ["   schedule", "placement", "makespan", "period", "span", "idle", "memory"]
+    lines = [
+        [
+            f"{'->' if row['name'] == 'ours' else '  '} {row['title']}",
+            row["placement"],
+            number(row["makespan"]),
+            "-" if row["period"] is None else number(row["period"]),
+            number(row["longest_span"]),
+            f"{row['bubble_rate']:.1%}",
+            number(row["peak_memory"]) + ("" if row["fits"] or not capped else " over"),
+        ]
+        for row in rows
+    ]
+    shown = [f"for {rows[0]['microbatches']:,} micro-batches:", table(header, lines, (2, 3, 4, 5))]
+    shown.append("span: the longest that a device takes from its first start to its last end")
+    reasons: dict[str, list[str]] = {}
+    for title, why in compared.left_out:
+        reasons.setdefault(why, []).append(title)
+    return [*shown, *(f"not here: {', '.join(titles)}: {why}" for why, titles in reasons.items())]
+
+
+def _ending(result: ScheduleResult) -> str:
+    tried = result.found.evaluations
+    more = f", {tried:,} evaluations" if tried else ""
+    return f"{ENDINGS[result.status]}: {result.why}; {seconds(result.found.seconds)}{more}"
