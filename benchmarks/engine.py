@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partita.program import I32, Kind, Lane, Memory, Program
 from partita.engine.events import MODES, run
+from partita.program import I32, Kind, Lane, Memory, Program
 from partita.verify import verify_timeline
 
 NUM_STAGES = 16

@@ -12,7 +12,7 @@ from partita.errors import FileError, InputError
 
 class TestReading:
     def test_a_missing_file_is_named(self, tmp_path):
-        with pytest.raises(FileError, match="nowhere.json: no such file"):
+        with pytest.raises(FileError, match=r"nowhere\.json: no such file"):
             files.read_bytes(tmp_path / "nowhere.json")
 
     def test_a_folder_is_not_a_file(self, tmp_path):

@@ -6,14 +6,14 @@ SHOWN = 12
 NEAR = 3
 
 
-def suggest(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
+def suggest(name: str, known: Iterable[str], shown_as: Mapping[str, str] | None = None) -> str:
     """The nearest known names as a question; where none is near, what there is to choose from.
 
-    Case, dashes and dots do not matter. A mapping gives the name to show for each known one.
+    Case, dashes and dots do not matter. `shown_as` gives another name to show for a known one.
     """
     from difflib import get_close_matches  # only a mistake pays for this import
 
-    shown = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
+    shown = {item: (shown_as or {}).get(item, item) for item in known}
     if not shown:
         return "there is nothing to choose from"
     spelled = {_plain(item) or item: shown[item] for item in sorted(shown, reverse=True)}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.engine.events import MODES, evaluate_fifo, evaluate_static, followers, run
 from partita.errors import ProgramError
 from partita.program import Kind, Lane, Memory, Program, ProgramBuilder
-from partita.engine.events import MODES, evaluate_fifo, evaluate_static, followers, run
 from partita.timeline import Timeline
 from partita.verify import verify_program, verify_timeline
 

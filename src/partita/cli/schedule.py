@@ -12,7 +12,6 @@ import click
 
 from partita import files
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.cli.format import number, seconds, table
 from partita.errors import InputError, ProblemError
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.problems import schedule as problems
@@ -21,6 +20,7 @@ from partita.schedules.actions import Order
 from partita.schedules.placement import asked
 from partita.schedules.shapes import SHAPES, ShapeOptions, shape
 from partita.search.base import Result, Status, Stop
+from partita.units import number, seconds, table
 
 if TYPE_CHECKING:
     from partita.jobs.baselines import Baseline  # compiled code: only --compare pays for it

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
 
@@ -73,7 +74,7 @@ def _shard(
     from partita.jobs.shard import shard
     from partita.report.summary import comparison_text, headline, sharding_text
 
-    with out.stop(time_s=time_limit) as stop:
+    with out.stop(time_s=time_limit, words=units.seconds) as stop:
         found = shard(model, cluster, method=method, stop=stop, seed=out.seed, **options.as_dict())
     written = None
     if output is not None and found.plan is not None:

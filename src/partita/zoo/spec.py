@@ -44,7 +44,7 @@ def find(name: str) -> Model:
     known |= {_plain(candidate): model for candidate, model in MODELS.items()}
     if wanted in known:
         return known[wanted]
-    near = suggest(name, {candidate: model.name for candidate, model in known.items()})
+    near = suggest(name, known, {candidate: model.name for candidate, model in known.items()})
     raise ModelError(f"there is no model {_shown(name)}", fix=f"{near} (partita models lists all)")
 
 
