@@ -94,7 +94,7 @@ class TestShard:
 
     def test_comparing_names_every_strategy(self, run):
         text = run("shard", *SMALL, "--compare").stdout
-        for name in ("data", "zero1", "fsdp", "expert", "spatial"):
+        for name in ("data", "zero1", "fsdp", "expert"):
             assert re.search(rf"^{name} ", text, re.M), name
 
     def test_an_existing_plan_is_kept_unless_forced(self, run, plan):

@@ -14,6 +14,7 @@ from partita.problems.sharding import ShardingProblem, ShardingSolution, evaluat
 from partita.search.base import Result, Search, Status, Stop
 from partita.search.sharding import SEARCHES
 from partita.search.sharding.brute import Brute
+from partita.search.sharding.exact import Exact
 from partita.search.sharding.pase import Pase, generate_sequence
 
 DATA = Path(__file__).parent.parent / "data" / "sharding"
@@ -81,10 +82,17 @@ def test_pase_proves_what_brute_force_finds(problem: ShardingProblem) -> None:
         assert result.objective == pytest.approx(truth.objective, rel=1e-9, abs=1e-9)
 
 
+def test_the_exact_search_is_the_default() -> None:
+    assert next(iter(SEARCHES)) == "exact"
+
+
+@pytest.mark.parametrize("search", [Exact(), Pase()], ids=["exact", "pase"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_pase_reaches_the_recorded_optimum(file: Path) -> None:
+def test_the_recorded_optimum_is_reached(
+    file: Path, search: Search[ShardingProblem, ShardingSolution]
+) -> None:
     problem = sharding.read(file)
-    result = Pase()(problem)
+    result = search(problem)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(problem.known_cost, rel=1e-12)
 
@@ -204,7 +212,8 @@ def test_a_contradiction_around_a_triangle_is_infeasible() -> None:
     differ = np.array([[math.inf, 0.0], [0.0, math.inf]])
     triangle = ShardingProblem((np.zeros(2),) * 3, ((0, 1), (1, 2), (2, 0)), (0, 0, 0), (differ,))
     assert sharding.lower_bound(triangle) == 0
-    assert Pase()(triangle).status is Brute()(triangle).status is Status.INFEASIBLE
+    for search in SEARCHES.values():
+        assert search(triangle).status is Status.INFEASIBLE
 
 
 def test_brute_force_tries_every_combination() -> None:

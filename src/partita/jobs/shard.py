@@ -35,6 +35,7 @@ CLOSER = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
 BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
 LOOKED_AT_CLOSELY = 3
 PRICE_STEPS = 7
+BISECTIONS = 5
 CLEARLY = 1.2
 TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
 MAX_STRATEGY_STAGES = 2
@@ -156,6 +157,7 @@ class _Job:
         self.started = time.perf_counter()
         self.collectives = Collectives(cluster)
         self.tried: list[Candidate] = []
+        self.seen: dict[tuple[object, ...], Simulation] = {}
         self.history: list[Improvement] = []
         self.bound = math.inf
         self.least_estimate = math.inf
@@ -173,7 +175,8 @@ class _Job:
         looks.sort(key=lambda look: look.estimate_s)
         for look in looks[:LOOKED_AT_CLOSELY]:
             self._look_closely(look)
-        self._strategies("expert", "spatial")
+        if any(op.kind == "conv" for op in self.workload.graph.ops):
+            self._strategies("expert", "spatial")
         even = [look.model for look in looks if not any(a.weights for a in look.model.mesh.axes)]
         self._tensor_parallel({_shape(model.mesh): model for model in even})
         self._other_levels()
@@ -214,9 +217,8 @@ class _Job:
         if look.assignment is None:
             return
         room = self.room * TRANSIENT_ROOM
-        self._offer(self.method, look.model, look.assignment)
+        simulation = self._offer(self.method, look.model, look.assignment)
         for _ in range(3):  # what is live only for a moment is known now: leave room for it
-            simulation = self.tried[-1].simulation
             over = max(simulation.peak_bytes) / min(simulation.capacity_bytes)
             if over <= 1 or self._out_of_time():
                 break
@@ -224,7 +226,7 @@ class _Job:
             again = self._solve_within(look.model, FIRST, room)
             if again is None:
                 break
-            self._offer(self.method, look.model, again[0])
+            simulation = self._offer(self.method, look.model, again[0])
         for weights in CLOSER:
             if self._out_of_time():
                 return
@@ -257,7 +259,7 @@ class _Job:
             low, high = high, high * 8
         if feasible is None:
             return None
-        for _ in range(PRICE_STEPS):
+        for _ in range(BISECTIONS):
             middle = (low + high) / 2 if low == 0 else math.sqrt(low * high)
             found = self._priced(model, weights, middle)
             if found is not None and model.memory_bytes(found) <= room:
@@ -312,12 +314,17 @@ class _Job:
             if not self._out_of_time():
                 self._simulate("tensor", stage)
 
-    def _offer(self, name: str, model: ShardingModel, assignment: tuple[int, ...]) -> None:
-        self._simulate(name, Stage("model", model.mesh, model.splits(assignment)))
+    def _offer(self, name: str, model: ShardingModel, assignment: tuple[int, ...]) -> Simulation:
+        return self._simulate(name, Stage("model", model.mesh, model.splits(assignment)))
 
-    def _simulate(self, name: str, stage: Stage) -> None:
+    def _simulate(self, name: str, stage: Stage) -> Simulation:
+        """Try a stage; one that was tried before under another name is not tried again."""
+        key = (_shape(stage.mesh), stage.mesh.axes[0].weights, stage.splits)
+        if key in self.seen:
+            return self.seen[key]
         # Devices of a kind do the same: one of each is enough to compare candidates.
         simulation = simulate_stage(self.workload, self.cluster, stage, 1, self.collectives)
+        self.seen[key] = simulation
         candidate = Candidate(name, str(stage.mesh), simulation)
         best = self._best()
         self.tried.append(candidate)
@@ -326,6 +333,7 @@ class _Job:
             self.history.append(step)
             if self.stop.progress is not None:
                 self.stop.progress(step)
+        return simulation
 
     def _best(self) -> Candidate | None:
         fitting = [candidate for candidate in self.tried if candidate.simulation.fits]

@@ -245,7 +245,25 @@ def lower_bound(problem: StreamsProblem) -> float:
     Ops on one path run one after the other: in the same group or in different stages. A merged conv
     takes at least a launch, lies on a path once, and its one conv has at least the flops of all.
     """
-    return sum(_part_bound(problem, part) for part in problem.parts)
+    return sum(part_bound(problem, part) for part in problem.parts)
+
+
+def part_bound(problem: StreamsProblem, part: tuple[int, ...]) -> float:
+    """The same for some ops that are scheduled together."""
+    constants, left = problem.constants, frozenset(part)
+    mergeable = Counter(problem.merge_class(op) for op in part)
+    until: dict[int, float] = {}
+    work = 0.0
+    for op in sorted(part):
+        each = problem.ops[op]
+        t_us, w_us = each.t_us, each.w_us
+        if each.conv is not None and mergeable[problem.merge_class(op)] > 1:
+            t_us = min(t_us, constants.launch_us)
+            w_us = min(w_us, _flops(each.conv) / constants.peak_flop_per_us / constants.efficiency)
+        before = max((until[pred] for pred in each.preds if pred in left), default=0.0)
+        until[op] = before + t_us
+        work += w_us
+    return max(work, max(until.values(), default=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,23 +559,6 @@ def _merge_violations(
         if problem.closure(op, left) != {op}
     ]
     return wrong
-
-
-def _part_bound(problem: StreamsProblem, part: tuple[int, ...]) -> float:
-    constants, left = problem.constants, frozenset(part)
-    mergeable = Counter(problem.merge_class(op) for op in part)
-    until: dict[int, float] = {}
-    work = 0.0
-    for op in sorted(part):
-        each = problem.ops[op]
-        t_us, w_us = each.t_us, each.w_us
-        if each.conv is not None and mergeable[problem.merge_class(op)] > 1:
-            t_us = min(t_us, constants.launch_us)
-            w_us = min(w_us, _flops(each.conv) / constants.peak_flop_per_us / constants.efficiency)
-        before = max((until[pred] for pred in each.preds if pred in left), default=0.0)
-        until[op] = before + t_us
-        work += w_us
-    return max(work, max(until.values(), default=0.0))
 
 
 def _flops(conv: Conv) -> float:
