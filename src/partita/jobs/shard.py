@@ -39,6 +39,7 @@ BISECTIONS = 5
 CLEARLY = 1.2
 TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
 MAX_STRATEGY_STAGES = 2
+MOST_DEVICES = 1024  # looked at when asked how many would be enough
 
 
 @dataclass(frozen=True)
@@ -377,14 +378,36 @@ class _Job:
     def _why_not(self) -> str:
         least = min(self.tried, key=lambda c: max(c.simulation.peak_bytes))
         need, have = max(least.simulation.peak_bytes), min(least.simulation.capacity_bytes)
-        enough = self.cluster.num_devices
-        while enough <= 2**16 and need * self.cluster.num_devices / enough > have:
-            enough *= 2
-        more = f"about {enough} such devices" if enough <= 2**16 else "other devices"
+        enough = self._enough_devices()
+        more = "" if enough is None else f" ({enough} such devices are enough)"
         return (
             f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.1f} GB even by the thriftiest "
-            f"way ({least.name}); use more or larger devices ({more}), or a smaller batch"
+            f"way ({least.name}); use more or larger devices{more}, or a smaller batch"
         )
+
+    def _enough_devices(self) -> int | None:
+        """The smallest number of such devices on which a sharded strategy fits."""
+        if not self.cluster.is_homogeneous:
+            return None
+        low, high = self.cluster.num_devices, self.cluster.num_devices * 2
+        while high <= MOST_DEVICES and not self._fits_on(high):
+            low, high = high, high * 2
+        if high > MOST_DEVICES:
+            return None
+        while high - low > 1:  # low does not fit, high does
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fits_on(middle) else (middle, high)
+        return high
+
+    def _fits_on(self, count: int) -> bool:
+        machine = resolve(f"{count}x{self.cluster.kinds[0].name}")
+        graph = self.workload.graph
+        names = ("fsdp", "tensor") if self.workload.training else ("tensor",)
+        for name in names:
+            stage = STRATEGIES[name].stages(graph, count)[-1]
+            if simulate_stage(self.workload, machine, stage, 1).fits:
+                return True
+        return False
 
     def _plan(self, best: Candidate, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
