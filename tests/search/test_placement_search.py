@@ -1,0 +1,104 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import SearchContract
+from hypothesis import strategies as st
+
+from partita.problems import placement
+from partita.problems.placement import Channel, Device, Layer, PlacementProblem
+from partita.search import searches
+from partita.search.base import Search, Status, Stop
+from partita.search.placement import SEARCHES
+from partita.search.placement.single import Single
+
+DATA = Path(__file__).parent.parent / "data" / "placement"
+
+amounts = st.integers(0, 8).map(float)
+
+
+@st.composite
+def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
+    """At most four layers on at most three devices, not all of them joined."""
+    num_layers, num_devices = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    num_channels = draw(st.integers(1, 2))
+    parents = [
+        tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=2)))) if index else ()
+        for index in range(num_layers)
+    ]
+    layers = tuple(
+        Layer(
+            name=f"l{index}",
+            parents=parents[index],
+            children=tuple(child for child in range(num_layers) if index in parents[child]),
+            output_bytes=draw(amounts),
+            weight_bytes=draw(amounts),
+            fwd_ms=draw(st.tuples(*[amounts] * num_devices)),
+            bwd_ms=draw(st.tuples(*[amounts] * num_devices)),
+            transfer_ms=draw(st.tuples(*[amounts] * num_channels)),
+        )
+        for index in range(num_layers)
+    )
+    channel = st.integers(-1, num_channels - 1)
+    return PlacementProblem(
+        name="tiny",
+        devices=tuple(Device(draw(st.integers(0, 40))) for _ in range(num_devices)),
+        channels=(Channel(1.0),) * num_channels,
+        route=draw(st.tuples(*[st.tuples(*[channel] * num_devices)] * num_devices)),
+        layers=layers,
+        batches=draw(st.integers(1, 3)),
+        pipeline_batches=draw(st.integers(1, 2)),
+    )
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+class TestEverySearch(SearchContract):
+    kind = placement
+    referee = SEARCHES["brute"]
+    problems = tiny_problems()
+
+
+def test_the_baseline_is_the_default() -> None:
+    assert next(iter(searches("placement").values())) is SEARCHES["single"]
+
+
+def test_brute_force_counts_every_placement() -> None:
+    problem = placement.read(DATA / "alexnet-malvik.json")
+    small = PlacementProblem(
+        name="",
+        devices=problem.devices,
+        channels=problem.channels,
+        route=problem.route,
+        layers=tuple(_cut_off(layer, 4) for layer in problem.layers[:4]),
+    )
+    result = SEARCHES["brute"](small)
+    assert result.status is Status.OPTIMAL
+    assert result.evaluations == 3**4
+
+
+def _cut_off(layer: Layer, size: int) -> Layer:
+    fields: dict[str, Any] = {name: getattr(layer, name) for name in Layer.__slots__}
+    return Layer(**fields | {"children": tuple(c for c in layer.children if c < size)})
+
+
+@pytest.mark.parametrize(
+    ("name", "at_most"),
+    [
+        ("alexnet-malvik", 43.5),  # the best known
+        ("alexnet-malvik4-limited", 97.0),
+        ("alexnet-malvik4-pipeline", 434.1),  # one device alone
+        ("resnet50-malvik", 203.5),  # the best known
+    ],
+)
+def test_the_baseline_on_real_networks(name: str, at_most: float) -> None:
+    problem = placement.read(DATA / f"{name}.json")
+    result = Single()(problem, Stop(evaluations=700))
+    assert result.objective is not None
+    assert result.objective <= at_most
+
+
+@pytest.mark.parametrize("cuts", [1, 3])
+def test_few_cuts_still_give_an_answer(cuts: int) -> None:
+    search: Search[Any, Any] = Single(cuts=cuts)
+    result = search(placement.read(DATA / "alexnet-malvik.json"))
+    assert result.solution is not None
