@@ -3,9 +3,17 @@
 from partita.problems.streams import StreamsProblem, StreamsSolution
 from partita.search.base import Search
 from partita.search.streams.brute import Brute
+from partita.search.streams.exact import Exact
+from partita.search.streams.greedy import Greedy
+from partita.search.streams.ios import Ios
+from partita.search.streams.lazy import Lazy
 from partita.search.streams.sequential import Sequential
 
 SEARCHES: dict[str, Search[StreamsProblem, StreamsSolution]] = {
+    "exact": Exact(),
+    "ios": Ios(),
+    "lazy": Lazy(),
+    "greedy": Greedy(),
     "sequential": Sequential(),
     "brute": Brute(),
 }
