@@ -5,9 +5,9 @@ device, of every tensor on every channel, bytes, and which channel joins which d
 objective is `score_ms`: the simulated makespan plus a penalty for memory over a device's limit.
 
 The simulation follows Exprimo (Eivind Lie Andreassen, 2020). Every device and every channel is a
-*slot* that does one thing at a time, first come first served; events are handled in the order of their
-end times, ties in the order in which CPython's `heapq` gives them out. `simulate_exprimo` is the
-plain reference: one event costs O(log slots) and O(neighbours of the layer).
+*slot* that does one thing at a time, first come first served; events are handled in the order of
+their end times, ties in the order in which CPython's `heapq` gives them out. `simulate_exprimo` is
+the plain reference: one event costs O(log slots) and O(neighbours of the layer).
 """
 
 import heapq
