@@ -4,7 +4,7 @@
 
 with at most s groups of at most r ops each, or a merge (Ding et al., "IOS: Inter-Operator
 Scheduler for CNN Acceleration", MLSys 2021, algorithm 1). Sets of ops are bits of an int. Written
-to be read and to referee the faster search; .
+to be read and to referee the faster search.
 
     evaluations: one for the ops one by one, then costs of stages, each stage of a part once
 """
