@@ -1,0 +1,39 @@
+"""Coarsening by matching and annealing while uncoarsening, again and again from scratch.
+
+After every cycle from scratch a second one starts from its answer with little heat: it merges only
+nodes that are together, so that whole groups can move once more (iterated multilevel partitioning;
+Walshaw 2004). Acyclicity needs no care while merging: the stages are made from the devices.
+"""
+
+from dataclasses import dataclass
+
+from partita.problems.partition import PartitionProblem, PartitionSolution
+from partita.search.base import UNTIL_DONE, Result, Run, Stop
+from partita.search.partition.bounds import communication_bound
+from partita.search.partition.walk import Schedule, Walk, proven
+
+
+@dataclass(frozen=True, slots=True)
+class Multilevel:
+    """Coarsens, anneals and refines; several restarts."""
+
+    restarts: int = 4
+    steps_per_node: int = 500
+    most_steps: int = 1_000_000
+
+    def __call__(
+        self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
+    ) -> Result[PartitionSolution]:
+        """Search until all restarts are done."""
+        run: Run[PartitionSolution] = Run(stop, "multilevel", seed)
+        walk = Walk(problem, run)
+        run.bound(communication_bound(problem, walk.net))
+        walk.count_and_offer([0] * walk.net.num_nodes)
+        steps = min(self.most_steps, self.steps_per_node * walk.net.num_nodes)
+        for index in range(self.restarts):
+            if run.done() or proven(run):
+                break
+            found = walk.cycle(None, Schedule(steps, 2e-2), seed + 7919 * index)
+            if found is not None:
+                walk.cycle(found, Schedule(steps, 1e-3), seed + 7919 * index + 1)
+        return run.result()

@@ -1,0 +1,125 @@
+"""One search's walk over labellings: what the annealing methods of this folder share.
+
+`Walk.cycle` coarsens the network, anneals the coarsest one, and anneals again after each step
+back to finer ones. From a given labelling only nodes of one device are merged, so that it survives
+coarsening; without one, the coarsest network starts at random. A step of annealing counts as one
+evaluation, so that runs repeat exactly unless a time limit cuts them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.problems.partition import PartitionProblem, PartitionSolution, evaluate
+from partita.search.base import Run, relative_gap
+from partita.search.partition.anneal import anneal, start
+from partita.search.partition.chain import Chain
+from partita.search.partition.coarsen import labels_of_clusters, levels
+from partita.search.partition.network import I64, Network, network, staged
+from partita.search.partition.orders import reordered
+
+_CHUNK_STEPS = 20_000  # between two looks at the clock: some 50 ms
+_PROVEN = 1e-9  # bound and objective agree up to rounding
+_EQUAL = 1 - 1e-12  # sums in another order round differently
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a cycle anneals: steps over all levels, and temperatures as fractions of the time."""
+
+    steps: int
+    hot_coarse: float
+    hot_fine: float = 2e-4
+    cold: float = 1e-5
+
+
+class Walk:
+    """The labellings of one problem, and the run that keeps the best of them."""
+
+    def __init__(self, problem: PartitionProblem, run: Run[PartitionSolution]) -> None:
+        self.problem = problem
+        self.run = run
+        self.net: Network = network(problem)
+        self.labels: I64 | None = None  # of the best solution
+
+    def offer(self, labels: Sequence[int] | I64) -> None:
+        """Evaluate a labelling by the problem's own rules and keep it if it is the best."""
+        given = np.asarray(labels, np.int64)
+        solution = staged(self.problem, given.tolist())
+        if self.run.offer(solution, evaluate(self.problem, solution)):
+            self.labels = given.copy()
+
+    def count_and_offer(self, labels: Sequence[int] | I64) -> None:
+        """The same, as one evaluation; nothing happens once the run is done."""
+        if not self.run.done():
+            self.run.evaluations += 1
+            self.offer(labels)
+
+    def cycle(self, labels: I64 | None, schedule: Schedule, seed: int) -> I64 | None:
+        """Anneal from coarse to fine; the best labelling of this cycle, None if cut short."""
+        net = self.net
+        smallest = 12 * net.num_devices
+        most_ms = 0.25 * float(net.work_ms.sum()) / net.num_devices
+        ladder = levels(net, smallest, most_ms, seed, labels)[::-1]
+        coarsest, cluster_of = ladder[0]
+        if labels is None:
+            random = np.random.default_rng(seed).integers(
+                0, coarsest.num_devices, coarsest.num_nodes
+            )
+            labels = random[cluster_of]
+        for index, (level, cluster_of) in enumerate(ladder):
+            share = index / (len(ladder) - 1) if len(ladder) > 1 else 0.0
+            hot = schedule.hot_coarse ** (1 - share) * schedule.hot_fine**share
+            steps = max(1, schedule.steps // len(ladder))
+            found = self.anneal(
+                level,
+                cluster_of,
+                labels,
+                Schedule(steps, hot, hot, schedule.cold),
+                seed + 1000 * index,
+            )
+            if found is None:
+                return None
+            labels = found
+        return labels
+
+    def anneal(
+        self, level: Network, cluster_of: I64, labels: I64, schedule: Schedule, seed: int
+    ) -> I64 | None:
+        """Anneal one level; the best labelling of the nodes, None if cut short."""
+        state = start(level, labels_of_clusters(cluster_of, labels), seed)
+        done = 0
+        while done < schedule.steps:
+            if self.run.done():
+                return None
+            chunk = min(_CHUNK_STEPS, schedule.steps - done)
+            if self.run.stop.evaluations is not None:
+                chunk = min(chunk, self.run.stop.evaluations - self.run.evaluations)
+            anneal(
+                level, state, done, done + chunk, schedule.steps, schedule.hot_coarse, schedule.cold
+            )
+            done += chunk
+            self.run.evaluations += chunk
+            best = self.run.objective
+            if best is None or state.best_ms[0] < best * _EQUAL:
+                self.offer(state.best_device[cluster_of])
+        return state.best_device[cluster_of]
+
+
+def offer_chains(walk: Walk, num_orders: int, max_cuts: int, seed: int) -> None:
+    """Offer the best cut of the problem's own order and of random ones."""
+    for index in range(num_orders):
+        if walk.run.done() or proven(walk.run):
+            return
+        problem = walk.problem if index == 0 else reordered(walk.problem, seed + index)
+        solution = Chain(max_cuts)(problem).solution
+        assert solution is not None, "a chain has an answer without a limit"
+        stages, devices = dict(solution.stage_of), dict(solution.device_of)
+        walk.count_and_offer([devices[stages[node.id]] for node in walk.problem.placed])
+
+
+def proven(run: Run[PartitionSolution]) -> bool:
+    """Do bound and objective agree?"""
+    gap = relative_gap(run.objective, run.lower_bound)
+    return gap is not None and gap <= _PROVEN

@@ -1,0 +1,162 @@
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_partition_search import tiny_problems
+
+from partita.problems import partition
+from partita.problems.partition import PartitionEdge, PartitionNode, PartitionProblem
+from partita.search.base import Status, Stop
+from partita.search.partition import SEARCHES
+from partita.search.partition.anneal import rebuild, shift, start
+from partita.search.partition.auto import Auto
+from partita.search.partition.bounds import communication_bound, least_device_time_ms
+from partita.search.partition.brute import Brute
+from partita.search.partition.coarsen import clusters, labels_of_clusters, levels
+from partita.search.partition.exact import Exact
+from partita.search.partition.mpipe import longest_first
+from partita.search.partition.network import contract, network
+from partita.search.partition.orders import depth_first, reordered
+
+DATA = Path(__file__).parent.parent / "data" / "partition"
+RECORDED = json.loads((DATA / "recorded.json").read_bytes())
+
+
+def random_labels(problem: PartitionProblem, seed: int) -> np.ndarray:
+    net = network(problem)
+    return np.random.default_rng(seed).integers(0, net.num_devices, net.num_nodes)
+
+
+def true_times(problem: PartitionProblem, labels: np.ndarray) -> list[float]:
+    ids = [node.id for node in problem.placed]
+    times = partition.device_times_ms(problem, dict(zip(ids, labels.tolist(), strict=True)))
+    return times[: network(problem).num_devices]
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems())
+def test_auto_and_exact_find_what_trying_everything_finds(problem: PartitionProblem) -> None:
+    truth = Brute()(problem).objective
+    for search in (Auto(), Exact()):
+        result = search(problem)
+        assert result.status is Status.OPTIMAL
+        assert result.objective == pytest.approx(truth)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems(), st.integers(0, 99))
+def test_device_times_follow_every_move_exactly(problem: PartitionProblem, seed: int) -> None:
+    net = network(problem)
+    state = start(net, random_labels(problem, seed), seed)
+    assert state.time_ms == pytest.approx(true_times(problem, state.device), abs=1e-6)
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        node, device = int(rng.integers(net.num_nodes)), int(rng.integers(net.num_devices))
+        if state.device[node] != device:
+            shift(net, state, node, device)
+        assert state.time_ms == pytest.approx(true_times(problem, state.device), abs=1e-6)
+    kept = state.price_ms.copy()
+    rebuild(net, state)
+    assert state.price_ms == pytest.approx(kept, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems(), st.integers(0, 99))
+def test_a_contracted_network_costs_what_the_full_one_costs(
+    problem: PartitionProblem, seed: int
+) -> None:
+    net = network(problem)
+    cluster_of = clusters(net, np.inf, seed)
+    coarse = contract(net, cluster_of)
+    labels = np.random.default_rng(seed).integers(0, coarse.num_devices, coarse.num_nodes)
+    state = start(coarse, labels, 0)
+    full = true_times(problem, labels[cluster_of])
+    assert state.time_ms == pytest.approx(full[: coarse.num_devices], abs=1e-6)
+    assert not any(full[coarse.num_devices :])
+
+
+def test_levels_shrink_and_keep_labels_apart() -> None:
+    problem = partition.read(DATA / "resnet50.json", num_devices=4)
+    labels = random_labels(problem, 1)
+    found = levels(network(problem), 20, np.inf, 0, labels)
+    sizes = [level.num_nodes for level, _ in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0]
+    for _, cluster_of in found:
+        assert (labels_of_clusters(cluster_of, labels)[cluster_of] == labels).all()
+    for level, _ in levels(network(problem), 20, 70.0, 0):
+        assert level.work_ms.max() <= 70.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems())
+def test_no_device_with_a_node_beats_the_bound_of_that_node(problem: PartitionProblem) -> None:
+    net = network(problem)
+    for node in range(net.num_nodes):
+        bound = least_device_time_ms(net, node)
+        assert bound >= net.work_ms[node] - 1e-9
+        for labels in itertools.product(range(net.num_devices), repeat=net.num_nodes):
+            times = true_times(problem, np.array(labels))
+            assert times[labels[node]] >= bound * (1 - 1e-9) - 1e-9
+
+
+def test_a_long_node_must_pay_for_its_cheapest_neighbours() -> None:
+    # 100 ms between two of 60 ms: it gets and sends 1,000 bytes each, 2 ms in all
+    nodes = tuple(PartitionNode(id, "OP", ms, 0.0) for id, ms in enumerate((60, 100, 60)))
+    edges = (PartitionEdge(0, 1, 1000, 0), PartitionEdge(1, 2, 1000, 0))
+    problem = PartitionProblem(nodes, edges, 3, 1e6)
+    assert partition.lower_bound(problem) == 100
+    assert communication_bound(problem) == pytest.approx(102)
+
+
+def test_a_model_with_one_long_node_is_proven_optimal_by_the_bound() -> None:
+    times = [1.0] * 30 + [100.0]
+    nodes = tuple(PartitionNode(id, "OP", ms, 0.0) for id, ms in enumerate(times))
+    edges = tuple(PartitionEdge(id, id + 1, 500, 0) for id in range(30))
+    result = Auto()(PartitionProblem(nodes, edges, 4, 1e6))
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(100.5)
+
+
+@pytest.mark.parametrize("method", ["auto", "mpipe", "multilevel"])
+def test_mixed_stages_beat_the_recorded_straight_pipelines(method: str) -> None:
+    problem = partition.read(DATA / "resnet50.json", num_devices=4)
+    result = SEARCHES[method](problem, Stop(evaluations=300_000))
+    assert result.solution is not None
+    assert result.objective is not None
+    assert partition.check(problem, result.solution) == ()
+    assert result.objective <= RECORDED["resnet50 devices=4"]["acyclic"]["objective_ms"]
+
+
+def test_the_time_limit_is_kept() -> None:
+    problem = partition.read(DATA / "resnet50.json", num_devices=8)
+    Auto()(problem, Stop(evaluations=1000))  # compiled now
+    result = Auto()(problem, Stop(time_s=0.3))
+    assert result.status is Status.STOPPED
+    assert result.solution is not None
+    assert "time limit" in result.why
+
+
+@settings(max_examples=30, deadline=None)
+@given(tiny_problems(), st.integers(0, 99))
+def test_every_order_puts_producers_first(problem: PartitionProblem, seed: int) -> None:
+    order = depth_first(problem, seed)
+    assert sorted(order) == sorted(node.id for node in problem.nodes)
+    place = {node: index for index, node in enumerate(order)}
+    assert all(place[edge.src] < place[edge.dst] for edge in problem.edges)
+    assert reordered(problem, seed).order == tuple(order)
+
+
+def test_the_longest_block_goes_first_to_the_freest_device() -> None:
+    assert longest_first(np.array([1.0, 5.0, 3.0, 3.0]), 2).tolist() == [0, 0, 1, 1]
+
+
+def test_more_devices_than_nodes_are_no_trouble() -> None:
+    nodes = tuple(PartitionNode(id, "OP", 1.0, 0.0) for id in range(3))
+    for search in SEARCHES.values():
+        result = search(PartitionProblem(nodes, (), 50))
+        assert result.objective == 1
