@@ -6,7 +6,7 @@ first unused one. What is placed only adds to device times, so a partial labelli
     its largest device time, or (all its device times + the work not placed) / devices
 
 is no better than the best answer. The first answer is annealed. One tree node is one
-evaluation; the tree has at most about P^n / P! leaves, and problems of about a dozen nodes are finished.
+evaluation; the tree has at most about P^n / P! leaves; a dozen nodes are finished in a moment.
 Otherwise the answer and the bound stand as they are.
 """
 
