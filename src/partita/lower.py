@@ -30,8 +30,7 @@ from partita.graph.splits import (
     Placement,
     check_split,
     communication,
-    input_placement,
-    output_placement,
+    placements,
 )
 from partita.graph.traffic import VIEWS, passes_through
 from partita.plans import Stage
@@ -176,19 +175,16 @@ class _Lowering:
         if op.phase != "forward" and not op.forward:
             self._add_gradients(op)
             return
-        call = self.graph.call(op)
-        nest = loop_nest(call)
         dims = self.splits[op.forward or op.name]
         factors = ways_of(dims, self.axes)
+        needed, given = placements(self.graph.call(op), dims)
         buffers = [
-            self._obtain(name, tuple(input_placement(access, dim) for dim in dims), op)
-            for name, access in zip(op.inputs, nest.inputs, strict=True)
+            self._obtain(name, layout, op) for name, layout in zip(op.inputs, needed, strict=True)
         ]
         ready = self._exchange(op, dims, factors, self._ready(buffers), halos=True)
         made = self._compute(op, ready, buffers, dims)
         made = _last(self._exchange(op, dims, factors, _after(made), halos=False))
-        for name, access in zip(op.outputs, nest.outputs, strict=True):
-            layout = tuple(output_placement(nest, access, dim) for dim in dims)
+        for name, layout in zip(op.outputs, given, strict=True):
             self._produce(op, name, layout, made, buffers)
 
     def _add_gradients(self, op: Op) -> None:

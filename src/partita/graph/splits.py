@@ -106,6 +106,18 @@ def output_placement(nest: Nest, access: Access, dim: str) -> Placement:
     return PARTIAL if _leaves_summands(access, dim) else REPLICATE
 
 
+@functools.lru_cache(maxsize=65536)
+def placements(
+    call: Call, dims: tuple[str, ...]
+) -> tuple[tuple[tuple[Placement, ...], ...], tuple[tuple[Placement, ...], ...]]:
+    """How an op's inputs must lie and its outputs come to lie, one placement per axis."""
+    nest = loop_nest(call)
+    return (
+        tuple(tuple(input_placement(access, dim) for dim in dims) for access in nest.inputs),
+        tuple(tuple(output_placement(nest, a, dim) for dim in dims) for a in nest.outputs),
+    )
+
+
 def share(nest: Nest, access: Access, shape: tuple[int, ...], split: Factors) -> int:
     """Elements of a tensor that one device holds under a split (rounded up per dim)."""
     total = 1
