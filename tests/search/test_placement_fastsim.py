@@ -1,0 +1,41 @@
+"""The compiled placement simulation gives what the plain referee gives, number for number."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.problems.placement import read, simulate_exprimo
+from partita.search.placement.fastsim import Simulator
+
+DATA = Path(__file__).parent.parent / "data" / "placement"
+FILES = sorted(DATA.glob("*malvik*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_reference_evaluations_are_reproduced(path):
+    simulator = Simulator(read(path))
+    for entry in json.loads(path.read_text())["reference_evaluations"]:
+        found = simulator.evaluate(entry["placement"])
+        assert found.makespan_ms == pytest.approx(entry["makespan_ms"], rel=1e-9)
+        assert found.score_ms == pytest.approx(entry["score_ms"], rel=1e-9)
+        assert list(found.peak_memory_bytes) == pytest.approx(entry["peak_memory_bytes"])
+        assert found.events == entry["events"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_random_placements_agree_with_the_referee(path):
+    problem = read(path)
+    simulator = Simulator(problem)
+    generator = np.random.default_rng(1)
+    placements = generator.integers(0, len(problem.devices), (10, len(problem.layers)))
+    scores = simulator.scores(placements)
+    for placement, score in zip(placements.tolist(), scores, strict=True):
+        expected = simulate_exprimo(problem, placement)
+        assert simulator.evaluate(placement) == expected
+        assert score == expected.score_ms
+
+
+def test_there_are_files_to_compare():
+    assert len(FILES) >= 3
