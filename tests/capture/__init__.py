@@ -1,0 +1,1 @@
+"""Models for capture and what is done with captured models."""

@@ -1,0 +1,129 @@
+"""Torch twins: parameters, shapes, numbers and determinism of modules made from graphs."""
+
+import pytest
+
+from partita.errors import GraphError
+from partita.graph import GraphBuilder, training_graph
+from partita.zoo import build
+
+torch = pytest.importorskip("torch")
+twins = pytest.importorskip("partita.capture.twin")
+
+SMALL = {
+    "squeezenet1_1": {"batch": 1},
+    "inception_v3@139": {"batch": 2},
+    "rnnlm@8": {"batch": 1, "hidden": 32, "vocab": 100},
+    "moe@16": {"batch": 1, "experts": 2, "target_seq": 8},
+    "t5-small@16": {"batch": 1, "target_seq": 8},
+}
+FAMILIES = [
+    "alexnet", "vgg16", "resnet50", "resnext50", "inception_v3", "densenet121", "squeezenet1_0",
+    "nasnet_large", "randwire", "unet", "vit-b16", "rnnlm", "lstm", "seq2seq", "deepspeech2",
+    "transformer-base", "bert-base", "gpt2", "llama-7b", "mixtral-8x7b", "t5-small", "moe",
+]  # fmt: skip
+
+
+def on_meta(graph):
+    return [
+        torch.empty(tensor.shape, dtype=twins.DTYPES[tensor.dtype], device="meta")
+        for tensor in graph.inputs
+    ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_twin_has_the_parameters_and_the_output_shapes_of_its_graph(name):
+    graph = build(name, batch=1)
+    module = twins.twin(graph, device="meta")
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {
+        tensor.name: tensor.shape for tensor in graph.parameters
+    }
+    with torch.no_grad():
+        outputs = module(*on_meta(graph))
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert [tuple(o.shape) for o in found] == [graph.tensor(n).shape for n in graph.outputs]
+
+
+def mlp():
+    g = GraphBuilder("mlp")
+    x = g.input("x", (4, 8))
+    with g.scope("body"):
+        x = g.relu(g.linear(x, 16, name="up"))
+    return g.finish(g.linear(x, 3, name="head"))
+
+
+def test_a_twin_computes_what_its_ops_say():
+    module = twins.twin(mlp())
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    weights = module.state_dict()
+    hidden = torch.relu(x @ weights["body.up.weight"].T + weights["body.up.bias"])
+    expected = hidden @ weights["head.weight"].T + weights["head.bias"]
+    torch.testing.assert_close(module(x), expected)
+
+
+def test_a_weight_with_two_readers_is_one_parameter():
+    g = GraphBuilder("tied")
+    ids = g.input("ids", (2, 3), "i64")
+    table = g.parameter("table.weight", (7, 5))
+    module = twins.twin(g.finish(g.one("linear", g.lookup(ids, table), table)))
+    assert [name for name, _ in module.named_parameters()] == ["table.weight"]
+    loss = module(torch.tensor([[0, 1, 2], [3, 4, 5]])).sum()
+    loss.backward()
+    assert module.table.weight.grad is not None
+
+
+def test_equal_seeds_give_equal_weights_and_others_do_not():
+    first, again, other = (twins.twin(mlp(), seed=seed).head.weight for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_making_a_twin_leaves_the_random_state_alone():
+    before = torch.random.get_rng_state()
+    twins.twin(mlp())
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_twins_run_on_example_inputs_with_finite_outputs_and_gradients(name):
+    graph = build(name, dtype="f32", **SMALL[name])
+    module = twins.twin(graph)
+    loss = module(*twins.example_inputs(graph))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+
+
+def test_expert_outputs_return_to_the_tokens_they_came_from():
+    graph = build("moe@16", batch=1, experts=2, target_seq=8)
+    op = next(op for op in graph.ops if op.kind == "moe_combine")
+    call = graph.call(op)
+    gates = torch.rand(call.inputs[1])
+    experts = torch.arange(1.0, 1 + gates.shape[-1]).reshape(-1, 1, 1).expand(call.inputs[0])
+    from partita.capture.eager import RULES
+
+    mixed = RULES["moe_combine"](torch.nn.Module(), call, experts, gates)
+    flat = gates.flatten(0, -2)
+    places = flat.topk(call.inputs[0][1], dim=0).indices
+    expected = torch.zeros(flat.shape[0])
+    for expert in range(flat.shape[1]):
+        expected[places[:, expert]] += (expert + 1) * flat[places[:, expert], expert]
+    torch.testing.assert_close(mixed[..., 0].flatten(), expected)
+
+
+def test_a_graph_with_its_backward_has_no_twin():
+    with pytest.raises(GraphError, match="optimizer"):
+        twins.twin(training_graph(mlp_with_loss()))
+
+
+def mlp_with_loss():
+    g = GraphBuilder("mlp")
+    logits = g.linear(g.input("x", (4, 8)), 3)
+    return g.finish(g.cross_entropy(logits, g.input("targets", (4,), "i64")))
+
+
+def test_ids_stay_within_the_table():
+    graph = build("gpt2", batch=1)
+    ids, targets = twins.example_inputs(graph)
+    assert int(ids.max()) < 50257
+    assert int(targets.max()) < 50257
+    assert int(ids.max()) > 1000
