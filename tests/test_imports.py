@@ -57,10 +57,10 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [
-    "Block", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Placement", "Plan",
-    "Program", "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError", "check_plan",
-    "cluster_from", "model", "read_graph", "read_plan", "schedule", "shard", "simulate",
-    "training_graph",
+    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
+    "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
+    "VerificationError", "capture", "check_plan", "cluster_from", "model", "read_graph",
+    "read_plan", "schedule", "shard", "simulate", "training_graph",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -7,8 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from partita.capture import capture as capture
     from partita.cluster import Cluster as Cluster
     from partita.cluster import resolve as cluster_from
+    from partita.errors import CaptureError as CaptureError
     from partita.errors import InputError as InputError
     from partita.errors import PartitaError as PartitaError
     from partita.errors import VerificationError as VerificationError
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 # public name -> where it lives (and its name there, where that differs)
 _PUBLIC = {
     "Block": "partita.schedules.placement",
+    "CaptureError": "partita.errors",
     "Cluster": "partita.cluster",
     "Graph": "partita.graph",
     "GraphBuilder": "partita.graph",
@@ -49,6 +52,7 @@ _PUBLIC = {
     "Stop": "partita.search.base",
     "Timeline": "partita.timeline",
     "VerificationError": "partita.errors",
+    "capture": "partita.capture",
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
     "model": "partita.zoo:build",
@@ -61,10 +65,10 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "Block", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError", "Placement",
-    "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline", "VerificationError",
-    "check_plan", "cluster_from", "model", "read_graph", "read_plan", "schedule", "shard",
-    "simulate", "training_graph",
+    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
+    "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
+    "VerificationError", "capture", "check_plan", "cluster_from", "model", "read_graph",
+    "read_plan", "schedule", "shard", "simulate", "training_graph",
 ]  # fmt: skip
 
 

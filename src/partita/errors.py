@@ -5,6 +5,7 @@
     │   ├── FileError         cannot be read or written, or is not the format it should be
     │   ├── GraphError        a model graph that is not one: cycle, dangling tensor, bad size
     │   ├── ModelError        no such model, or an option it does not have
+    │   ├── CaptureError      a PyTorch model that cannot be captured as it is
     │   ├── ClusterError      a machine description that cannot exist
     │   ├── ProblemError      a search problem whose numbers make no sense
     │   ├── ProgramError      tasks and lanes that cannot be run
@@ -55,6 +56,10 @@ class GraphError(InputError):
 
 class ModelError(InputError):
     """No such model, or an option it does not have."""
+
+
+class CaptureError(InputError):
+    """A PyTorch model does something that a captured graph cannot hold."""
 
 
 class ClusterError(InputError):

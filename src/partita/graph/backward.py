@@ -273,9 +273,9 @@ def _ops_with_gradient(graph: Graph, wanted: set[str]) -> set[str]:
 
 
 def _tensors_with_gradient(graph: Graph) -> set[str]:
-    """Parameters, and floating activations that depend on one."""
+    """Parameters, and floating activations that depend on one; `detach` stops it."""
     wanted = {tensor.name for tensor in graph.parameters if tensor.dtype in FLOATS}
     for op in graph.ops:
-        if any(name in wanted for name in op.inputs):
+        if any(name in wanted for name in op.inputs) and not op.attr("detach"):
             wanted.update(name for name in op.outputs if graph.tensor(name).dtype in FLOATS)
     return wanted

@@ -1,0 +1,191 @@
+"""A PyTorch module as an exported program, and that as a Graph.
+
+1. `torch.export` follows the module's Python code with tensors that have no data: non-strict first,
+   strict where that fails. `watch.py` refuses what it would lose silently.
+2. Regions without gradients or in another precision become plain nodes (`regions.py`), operations
+   in place become functional ones (`functional.py`), recurrent layers one node each
+   (`recurrent.py`). Nothing else is decomposed: a linear layer, an attention stays one node. The
+   program still computes exactly what the module does.
+3. `translate.py` gives every node its kind of op.
+"""
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from partita.capture import lines
+from partita.capture.functional import make_functional
+from partita.capture.recurrent import split_layers
+from partita.capture.regions import inline_regions
+from partita.capture.translate import translate
+from partita.capture.watch import watching
+from partita.errors import CaptureError, GraphError
+from partita.graph.record import Graph, Op
+
+NOISY = (
+    "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._dynamo",
+    "torch._guards",
+)  # fmt: skip
+CHECKS = (
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A module, the program exported from it, and the graph that is planned with.
+
+    An op of the graph bears the name of the node it stands for. Where one node became several ops
+    (`addmm` is a product and a sum), the others are called `<node>.<part>`.
+    """
+
+    module: torch.nn.Module
+    program: ExportedProgram
+    graph: Graph
+
+    def node_of(self, op: Op | str) -> str:
+        """The name of the node that an op comes from."""
+        name = op if isinstance(op, str) else op.name
+        return name.partition(".")[0]
+
+
+def export(
+    module: Any, args: Any, kwargs: dict[str, Any], *, name: str | None, checkpointing: str
+) -> Captured:
+    """The module captured; see `partita.capture`."""
+    _check(module, args, kwargs)
+    program = _exported(module, tuple(args), kwargs, checkpointing)
+    for node in list(program.graph.nodes):
+        if node.op == "call_function" and _short_name(node) in CHECKS and not node.users:
+            program.graph.erase_node(node)
+    inline_regions(program.graph_module)
+    make_functional(program)
+    split_layers(program.graph)
+    program.graph.lint()
+    program.graph_module.recompile()
+    try:
+        graph = translate(program, name or type(module).__name__)
+    except GraphError as error:
+        raise CaptureError(error.found, fix=error.fix, field=error.field) from None
+    return Captured(module, program, graph)
+
+
+def _check(module: Any, args: Any, kwargs: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise CaptureError(
+            f"{type(module).__name__} is no torch.nn.Module",
+            fix="give a module; wrap a function in one",
+        )
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, dict):
+        raise CaptureError(
+            f"args is a {type(args).__name__} and kwargs a {type(kwargs).__name__}",
+            fix="give a tuple and a dict: capture(module, (x,), {'mask': mask})",
+        )
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"the example arguments do not fit {type(module).__name__}.forward: {error}",
+            fix="give what the module is called with",
+        ) from None
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    try:
+        return _export(module, args, kwargs, checkpointing, strict=False)
+    except CaptureError:
+        raise
+    except Exception as first:
+        if not _is_hopeless(module, first):
+            with contextlib.suppress(Exception):
+                return _strictly(module, args, kwargs, checkpointing)
+        raise _refusal(module, first) from first
+
+
+def _strictly(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    program = _export(module, args, kwargs, checkpointing, strict=True)
+    for node in program.graph.nodes:
+        if _short_name(node) in ("autograd_function_apply", "tag_activation_checkpoint"):
+            raise CaptureError(f"{node.target} would be lost")
+    return program
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    checkpointing: str,
+    strict: bool,
+) -> ExportedProgram:
+    with _silent(), torch.enable_grad(), watching(module, checkpointing):
+        return torch.export.export(module, args, kwargs, strict=strict)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What export says on the way is for its developers; what matters comes as an error."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for name in NOISY:
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        yield
+
+
+def _is_data_dependent(error: BaseException) -> bool:
+    return "DataDependent" in type(error).__name__
+
+
+def _scripted(module: torch.nn.Module) -> str | None:
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            return name or type(child).__name__
+    return None
+
+
+def _is_hopeless(module: torch.nn.Module, error: Exception) -> bool:
+    return _is_data_dependent(error) or _scripted(module) is not None
+
+
+def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
+    line = lines.of_traceback(error.__traceback__)
+    scripted = _scripted(module)
+    if _is_data_dependent(error):
+        found = "depends on the values of a tensor, which are not known when a model is captured"
+        fix = (
+            "choose with torch.where or torch.cond, "
+            "or decide outside the model and pass the decision as an argument"
+        )
+    elif scripted is not None:
+        found = f"calls the module {scripted!r}, which is compiled by TorchScript"
+        fix = "use the Python module that it was made from"
+    else:
+        said = (str(error).strip().splitlines() or [""])[0]
+        found = f"cannot be captured: {type(error).__name__}: {said[:300]}"
+        fix = "change this line, or keep this part outside the module that is captured"
+    return CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
+
+
+def _short_name(node: torch.fx.Node) -> str:
+    if node.op != "call_function":
+        return ""
+    name = getattr(node.target, "_schema", None)
+    if name is not None:
+        return str(name.name).split("::")[-1]
+    return getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,20 @@
+"""Are the optional packages there? If not, the error says how to get them."""
+
+import importlib.util
+
+from partita.errors import MissingExtraError
+
+
+def need_torch(purpose: str = "capturing a PyTorch model") -> None:
+    """Refuse with the pip command where PyTorch is not installed."""
+    _need("torch", "torch", purpose)
+
+
+def need_onnx(purpose: str = "reading an ONNX file") -> None:
+    """Refuse with the pip command where onnx is not installed."""
+    _need("onnx", "onnx", purpose)
+
+
+def _need(package: str, extra: str, purpose: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(package, extra, purpose)

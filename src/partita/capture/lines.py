@@ -1,0 +1,69 @@
+"""Which line of the user's model is to blame: the innermost frame that is not PyTorch's or ours."""
+
+import linecache
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+_OURS = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+class Line:
+    """A place in a source file, shown as `model.py:12` and the code that stands there."""
+
+    def __init__(self, file: str = "", number: int = 0) -> None:
+        self.file = file
+        self.number = number
+
+    @property
+    def place(self) -> str:
+        """File and line number; empty if unknown."""
+        return f"{self.file}:{self.number}" if self.file else ""
+
+    @property
+    def code(self) -> str:
+        """What stands in that line; a stand-in if it cannot be read."""
+        return linecache.getline(self.file, self.number).strip() or "a line of the model"
+
+
+def of_traceback(trace: TracebackType | None) -> Line:
+    """The innermost line of the model in what an exception has passed through."""
+    found = Line()
+    for frame, number in traceback.walk_tb(trace):
+        if _is_users(frame.f_code.co_filename):
+            found = Line(frame.f_code.co_filename, number)
+    return found
+
+
+def of_stack(frame: FrameType | None = None) -> Line:
+    """The innermost line of the model among the calls under way."""
+    for outer, number in traceback.walk_stack(frame or sys._getframe(1)):
+        if _is_users(outer.f_code.co_filename):
+            return Line(outer.f_code.co_filename, number)
+    return Line()
+
+
+def of_node(stack_trace: str | None) -> Line:
+    """The innermost line of the model in the stack trace that an exported node carries."""
+    found = Line()
+    for line in (stack_trace or "").splitlines():
+        parts = line.strip().split('"')
+        if len(parts) == 3 and parts[0] == "File " and _is_users(parts[1]):
+            number = parts[2].removeprefix(", line ").split(",")[0]
+            if number.isdecimal():
+                found = Line(parts[1], int(number))
+    return found
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<"):
+        return file in ("<stdin>", "<string>") or file.startswith("<ipython")
+    if file.startswith((_TORCH, _OURS)):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file

@@ -1,0 +1,141 @@
+"""Watching a model while it is exported, for what `torch.export` would lose without a word.
+
+- a custom `torch.autograd.Function`: only its forward would be kept, its backward replaced by the
+  derivative of that;
+- `torch.utils.checkpoint`: the region would be kept without the recomputation (and with
+  `use_reentrant=True` without its gradient);
+- `Tensor.register_hook` and backward hooks of modules: they change gradients, and would be dropped;
+- packed sequences: export fails on them, but somewhere else;
+- Python's and numpy's random numbers: the value drawn now would be used for ever.
+
+All but the last raise `CaptureError` from where they happen, so that the line is known. What a
+bound method has been taken of before (`apply = MyFunction.apply`) is seen as well, because the
+names replaced here are those that PyTorch's own code looks up when it is called.
+"""
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as checkpoints
+
+from partita.capture import lines
+from partita.errors import CaptureError
+
+DROPPED = "refuse", "inline"
+
+
+@contextlib.contextmanager
+def watching(module: torch.nn.Module, checkpointing: str) -> Iterator[None]:
+    """Raise `CaptureError` at the line of the model that does what would be lost."""
+    if checkpointing not in DROPPED:
+        raise CaptureError(
+            f"checkpointing is {checkpointing!r}", fix=f"use one of {', '.join(DROPPED)}"
+        )
+    _refuse_hooks(module)
+    before = _random_states()
+    refused: list[CaptureError] = []
+    with _replaced(refused, checkpointing == "inline"):
+        yield
+    if refused:  # the model caught our error itself
+        raise refused[0]
+    if _random_states() != before:
+        raise CaptureError(
+            "the model draws random numbers with Python's random module or numpy, "
+            "and the captured graph would keep those drawn now",
+            fix="draw them with torch, or pass what depends on them as an argument",
+        )
+
+
+@contextlib.contextmanager
+def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
+    def refuse(found: str, fix: str) -> None:
+        line = lines.of_stack()
+        error = CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
+        refused.append(error)
+        raise error
+
+    def on_function(setup_context: Any) -> bool:
+        cls = sys._getframe(1).f_locals.get("cls")
+        if isinstance(cls, type) and not cls.__module__.startswith("torch."):
+            refuse(
+                f"calls the custom autograd.Function {cls.__name__}, whose backward would be lost",
+                "write it with differentiable operations, or keep it outside the captured module",
+            )
+        return bool(is_defined(setup_context))  # type: ignore[no-untyped-call]
+
+    def on_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        refuse(
+            "uses activation checkpointing, which would be dropped",
+            "switch it off in the model and let the plan choose what to recompute, "
+            'or pass checkpointing="inline"',
+        )
+
+    def on_hook(tensor: Any, hook: Any) -> Any:
+        refuse(
+            "registers a hook on a tensor's gradient, which would be lost",
+            "change the gradient by an operation of the model instead",
+        )
+
+    def on_packed(*args: Any, **kwargs: Any) -> Any:
+        refuse(
+            "works on a packed sequence, whose shape depends on the data",
+            "give the padded batch to the recurrent layer and mask what is padding",
+        )
+
+    is_defined = torch.autograd.function._is_setup_context_defined
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(torch.autograd.function, "_is_setup_context_defined", on_function)
+        put(torch.Tensor, "register_hook", on_hook)
+        put(torch.nn.utils.rnn, "_packed_sequence_init_args", on_packed)
+        if inline:
+            put(checkpoints, "CheckpointFunction", _Inlined)
+        else:
+            put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
+            put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
+        yield
+
+
+def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:
+    def put(where: Any, name: str, value: Any) -> None:
+        stack.callback(setattr, where, name, getattr(where, name))
+        setattr(where, name, value)
+
+    return put
+
+
+class _Inlined:
+    """Stands for the reentrant checkpoint, whose forward would otherwise run without gradients."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+class _Refusing:
+    """Stands for the reentrant checkpoint and refuses it."""
+
+    def __init__(self, refuse: Callable[..., Any]) -> None:
+        self.apply = refuse
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    state = numpy.random.get_state(legacy=False)["state"]
+    return random.getstate(), state["key"].tobytes(), state["pos"]
+
+
+def _refuse_hooks(module: torch.nn.Module) -> None:
+    for name, child in module.named_modules():
+        if child._backward_hooks or child._backward_pre_hooks:
+            raise CaptureError(
+                "has a backward hook, which would be lost",
+                fix="remove it before capturing",
+                field=f"module {name or type(child).__name__!r}",
+            )

@@ -1,0 +1,219 @@
+"""Every feature is captured exactly, or refused with the line that is to blame."""
+
+import copy
+import functools
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from partita.capture import capture, export_module  # noqa: E402
+from partita.errors import CaptureError  # noqa: E402
+from partita.graph import training_graph  # noqa: E402
+from partita.graph.check import check_graph  # noqa: E402
+from tests.capture import features  # noqa: E402
+from tests.capture.features import FEATURES  # noqa: E402
+
+CAPTURED = [name for name, feature in FEATURES.items() if feature.expected == "captured"]
+REFUSED = [name for name, feature in FEATURES.items() if feature.expected == "refused"]
+X = torch.ones(4, 6)
+
+
+def ran(module, args, kwargs):
+    """Outputs, gradients of the parameters, and buffers after one step."""
+    torch.manual_seed(1)
+    out = [value for value in pytree.tree_leaves(module(*args, **kwargs)) if torch.is_tensor(value)]
+    weights = [torch.linspace(1, 2, value.numel()).view(value.shape) for value in out]
+    sum((v.double() * w).sum() for v, w in zip(out, weights, strict=True)).backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return out, gradients, {name: b.clone() for name, b in module.named_buffers()}
+
+
+@functools.cache
+def captured(name):
+    feature = FEATURES[name]
+    return export_module(*feature.make(), **feature.options)
+
+
+def same(a, b) -> bool:
+    return a is b is None or (a is not None and b is not None and torch.equal(a, b))
+
+
+def test_of_42_features_38_are_captured():
+    assert (len(FEATURES), len(CAPTURED), len(REFUSED)) == (42, 38, 4)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_program_computes_what_the_module_does_bit_for_bit(name):
+    feature = FEATURES[name]
+    module, args, kwargs = feature.make()
+    program = captured(name).program.module()
+    out, gradients, buffers = ran(module, args, kwargs)
+    module, args, kwargs = feature.make()  # what is changed in place is changed once
+    out2, gradients2, buffers2 = ran(program, args, kwargs)
+    assert all(same(a, b) for a, b in zip(out, out2, strict=True))
+    assert all(same(value, gradients2.get(n)) for n, value in gradients.items())
+    assert all(same(value, buffers2[n]) for n, value in buffers.items())
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_graph_has_the_modules_parameters_and_the_programs_nodes(name):
+    found = captured(name)
+    module = found.module
+    check_graph(found.graph)
+    wanted = {n: tuple(p.shape) for n, p in module.named_parameters()}
+    assert {t.name: t.shape for t in found.graph.parameters} == wanted
+    assert set(found.graph.outputs) <= {t.name for t in found.graph.tensors}
+    nodes = {node.name for node in found.program.graph.nodes if node.op == "call_function"}
+    assert {found.node_of(op) for op in found.graph.ops} <= nodes
+    modules = {n for n, _ in module.named_modules()}
+    assert {op.scope for op in found.graph.ops} <= modules
+    assert training_graph(found.graph).is_training
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_nothing_but_buffers_is_changed_in_place(name):
+    program = captured(name).program
+    buffers = set(program.graph_signature.inputs_to_buffers)
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for i, argument in enumerate(schema.arguments if schema else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                assert node.args[i].name in buffers
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_the_line_and_what_to_do(name):
+    with pytest.raises(CaptureError) as caught:
+        export_module(*FEATURES[name].make())
+    assert FEATURES[name].says in caught.value.found
+    assert caught.value.file.startswith(f"{features.__file__}:")
+    assert caught.value.fix
+
+
+def test_capturing_leaves_the_module_as_it_was():
+    module, args, kwargs = FEATURES["BatchNorm"].make()
+    before = copy.deepcopy(module.state_dict())
+    capture(module, args, kwargs)
+    assert all(torch.equal(value, before[n]) for n, value in module.state_dict().items())
+    assert module.training
+
+
+def test_train_and_eval_are_captured_as_they_are():
+    module, args, _ = FEATURES["Dropout"].make()
+    active = [op for op in capture(module, args).ops if op.attr("fn") == "dropout"]
+    assert len(active) == 2
+    assert not [op for op in capture(module.eval(), args).ops if op.attr("fn") == "dropout"]
+    assert torch.equal(export_module(module, args).program.module()(*args), module(*args))
+
+
+def wrapped(function, *parts):
+    """A module that calls a function, with layers to be called in it."""
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(parts or [nn.Linear(6, 6)])
+
+        def forward(self, x):
+            return function(self.parts, x)
+
+    return Wrapped()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_is_refused_or_inlined_on_request(reentrant):
+    module = wrapped(lambda m, x: checkpoint(m[0], m[1](x), use_reentrant=reentrant).sum(),
+                     nn.Linear(6, 6), nn.Linear(6, 6))  # fmt: skip
+    with pytest.raises(CaptureError, match="checkpointing, which would be dropped") as caught:
+        capture(module, (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+    program = export_module(module, (X,), checkpointing="inline").program.module()
+    module(X).backward()
+    program(X).backward()
+    program_gradients = dict(program.named_parameters())
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter.grad, program_gradients[name].grad)
+
+
+APPLY = features._StraightThrough.apply  # bound before anything is watched
+
+
+def test_a_custom_function_is_seen_through_a_bound_method():
+    with pytest.raises(CaptureError, match=r"custom autograd.Function _StraightThrough"):
+        capture(wrapped(lambda m, x: APPLY(m[0](x))), (X,))
+
+
+def test_what_the_model_catches_is_refused_all_the_same():
+    def careful(m, x):
+        try:
+            return APPLY(m[0](x))
+        except Exception:
+            return m[0](x)
+
+    with pytest.raises(CaptureError, match=r"custom autograd.Function"):
+        capture(wrapped(careful), (X,))
+
+
+def test_hooks_on_gradients_are_refused():
+    def hooked(m, x):
+        y = m[0](x)
+        y.register_hook(lambda grad: grad * 2)
+        return y
+
+    with pytest.raises(CaptureError, match="registers a hook on a tensor's gradient"):
+        capture(wrapped(hooked), (X,))
+    module = wrapped(lambda m, x: m[0](x))
+    module.parts[0].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(CaptureError, match=r"parts.0.*has a backward hook"):
+        capture(module, (X,))
+
+
+def test_python_random_numbers_are_refused():
+    with pytest.raises(CaptureError, match="draws random numbers with Python's random"):
+        capture(wrapped(lambda m, x: m[0](x) * random.random()), (X,))
+
+
+def test_sizes_that_depend_on_data_are_refused_with_the_line():
+    class Chosen(nn.Module):
+        def forward(self, x):
+            return x[x > 0].sum()
+
+    with pytest.raises(CaptureError, match=r"x\[x > 0\].* size depends on the data") as caught:
+        capture(Chosen(), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+
+
+def test_a_parameter_changed_in_place_is_refused():
+    def change(m, x):
+        with torch.no_grad():
+            m[0].weight.mul_(0.9)
+        return m[0](x)
+
+    with pytest.raises(CaptureError, match=r"changes the parameter parts.0.weight in place"):
+        capture(wrapped(change), (X,))
+
+
+def test_arguments_that_do_not_fit_are_named():
+    module, args, kwargs = FEATURES["Kwargs"].make()
+    with pytest.raises(CaptureError, match=r"do not fit Kwargs.forward: missing .* 'other'"):
+        capture(module, args)
+    with pytest.raises(CaptureError, match="args is a Tensor"):
+        capture(module, args[0], kwargs)
+    with pytest.raises(CaptureError, match=r"function is no torch.nn.Module"):
+        capture(ran, args, kwargs)
+
+
+def test_watching_leaves_torch_as_it_was():
+    with pytest.raises(CaptureError):
+        capture(*FEATURES["CustomFn"].make())
+    module, args, _ = FEATURES["CustomFn"].make()
+    module(*args).sum().backward()
+    assert module.a.weight.grad.abs().sum() > 0
+    module, args, _ = FEATURES["Checkpointed"].make()
+    module(*args).sum().backward()
+    assert module.b.weight.grad is not None
