@@ -1,10 +1,15 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@1`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@2`.
 
-A plan belongs to one model on one machine (both by fingerprint). It has stages; each stage runs
-its ops on a mesh of devices, every op split along named loop dims, one per mesh axis. What was
-predicted and how it was found stand beside the decisions, so that a plan explains itself.
+A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
+each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
+axis. The batch passes through the stages in micro-batches; the schedule says in which order. What
+was predicted and how it was found stand beside the decisions, so that a plan explains itself.
+
+Stages have all their devices in common (several stages take turns on one mesh) or none. Files of
+version 1 hold one stage and no schedule: the whole batch passes once.
 """
 
+import functools
 import itertools
 import math
 from dataclasses import asdict, dataclass
@@ -14,7 +19,8 @@ from typing import Any
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-FORMAT = "partita/plan@1"
+VERSION = 2
+FORMAT = f"partita/plan@{VERSION}"
 SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0 to 3
 
 
@@ -73,16 +79,7 @@ class Mesh:
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """The lines of devices along an axis: they differ in this coordinate only."""
-        sizes = [a.size for a in self.axes]
-        stride = math.prod(sizes[axis + 1 :])
-        others = [range(s) if i != axis else range(1) for i, s in enumerate(sizes)]
-        found = []
-        for place in itertools.product(*others):
-            start = 0
-            for coordinate, size in zip(place, sizes, strict=True):
-                start = start * size + coordinate
-            found.append(tuple(self.devices[start + k * stride] for k in range(sizes[axis])))
-        return tuple(found)
+        return _lines(self, axis)
 
     def place(self, device: int) -> tuple[int, ...]:
         """The coordinates of a device, one per axis."""
@@ -95,6 +92,20 @@ class Mesh:
 
     def __str__(self) -> str:
         return " x ".join(map(str, self.axes))
+
+
+@functools.lru_cache(maxsize=4096)  # one object for one mesh: costs are remembered by identity
+def _lines(mesh: Mesh, axis: int) -> tuple[tuple[int, ...], ...]:
+    sizes = [a.size for a in mesh.axes]
+    stride = math.prod(sizes[axis + 1 :])
+    others = [range(s) if i != axis else range(1) for i, s in enumerate(sizes)]
+    found = []
+    for place in itertools.product(*others):
+        start = 0
+        for coordinate, size in zip(place, sizes, strict=True):
+            start = start * size + coordinate
+        found.append(tuple(mesh.devices[start + k * stride] for k in range(sizes[axis])))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +130,28 @@ class OpSplit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Ops that run on one mesh, each with its split."""
+    """Ops that run on one mesh, each with its split.
+
+    With `recompute` the backward runs the forward again instead of keeping its activations: in
+    pieces, of which the ops in `checkpoints` are the first, and only what passes from piece to
+    piece is kept.
+    """
 
     name: str
     mesh: Mesh
     splits: tuple[OpSplit, ...]
+    recompute: bool = False
+    checkpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        unknown = set(self.checkpoints) - {split.op for split in self.splits}
+        if unknown or (self.checkpoints and not self.recompute):
+            what = f"op {min(unknown)!r}, which is not in it" if unknown else "no recompute"
+            raise PlanError(
+                f"has checkpoints and {what}",
+                fix="name ops of the stage, with recompute",
+                field=f"stage {self.name!r} checkpoints",
+            )
         for split in self.splits:
             if len(split.dims) != len(self.mesh.axes):
                 raise PlanError(
@@ -137,6 +163,31 @@ class Stage:
     def dims(self) -> dict[str, tuple[str, ...]]:
         """The dims of every op, by name."""
         return {split.op: split.dims for split in self.splits}
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """In which order the stages run their micro-batches.
+
+    `name` is that of a known schedule (1f1b, gpipe, interleaved, zb-h1, ...), or of whatever found
+    the `order`: a row for each group of devices (by their first stage) of actions such as `3F2`,
+    the forward of stage 3 for micro-batch 2; F forward, B backward, I and W its two halves.
+    """
+
+    name: str = "1f1b"
+    num_microbatches: int = 1
+    order: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or self.num_microbatches < 1:
+            raise PlanError(
+                f"{self.name!r} of {self.num_microbatches} micro-batches",
+                fix="give a name and at least one micro-batch",
+                field="schedule",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.num_microbatches} micro-batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,23 +244,55 @@ class Plan:
     stages: tuple[Stage, ...]
     prediction: Prediction
     origin: Origin
+    schedule: Schedule = Schedule()
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("the plan has no stages", fix="a plan has at least one", field="stages")
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names):
+            raise PlanError("two stages have one name", fix="rename one", field="stages")
+        device_groups(self.stages)
+        if self.model.batch % self.schedule.num_microbatches:
+            raise PlanError(
+                f"a batch of {self.model.batch} in {self.schedule.num_microbatches} micro-batches",
+                fix="give a number that divides the batch",
+                field="schedule",
+            )
 
     def to_json(self) -> bytes:
         """The plan as a file."""
         return encode_json({"format": FORMAT, **asdict(self)})
 
     def __str__(self) -> str:
-        stages = "; ".join(f"{stage.name} on {stage.mesh}" for stage in self.stages)
+        meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
+        stages = f"{self.stages[0].name} on {meshes[0]}"
+        if len(self.stages) > 1:
+            stages = f"{len(self.stages)} stages on {', '.join(meshes[:4])}; {self.schedule}"
         return f"{self.model.spec} on {self.cluster.spec}: {stages}"
+
+
+def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
+    """The stages (by number) of each group of devices, in the order the groups are met."""
+    found: dict[frozenset[int], list[int]] = {}
+    taken: set[int] = set()
+    for number, stage in enumerate(stages):
+        devices = frozenset(stage.mesh.devices)
+        if devices not in found:
+            if taken & devices:
+                raise PlanError(
+                    f"shares device {min(taken & devices)} with another stage, but not all",
+                    fix="stages have all their devices in common, or none",
+                    field=f"stage {stage.name!r}",
+                )
+            taken |= devices
+        found.setdefault(devices, []).append(number)
+    return tuple(map(tuple, found.values()))
 
 
 def plan_from_json(value: dict[str, Any], file: str = "") -> Plan:
     """The plan in a decoded file."""
-    check_format(value, "plan", 1, file)
+    check_format(value, "plan", VERSION, file)
     try:
         return convert({k: v for k, v in value.items() if k != "format"}, Plan, file)
     except PlanError as error:

@@ -48,6 +48,9 @@ class Collectives:
     _times: dict[tuple[str, float, int], float] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _pairs: dict[tuple[tuple[int, int], ...], Path] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     # Groups of a thousand devices are slow to hash: they are known by identity, and kept for that.
     _kept: dict[int, Groups] = field(default_factory=dict, repr=False, compare=False)
 
@@ -70,6 +73,13 @@ class Collectives:
         if source == target:
             return 0.0
         path = self._measure([(source, target)])
+        return path.latency_s + size_bytes * path.s_per_byte
+
+    def exchange(self, size_bytes: float, pairs: tuple[tuple[int, int], ...]) -> float:
+        """Time of a message of `size_bytes` from each source to its target, all at once."""
+        if pairs not in self._pairs:
+            self._pairs[pairs] = self._measure((a, b) for a, b in pairs if a != b)
+        path = self._pairs[pairs]
         return path.latency_s + size_bytes * path.s_per_byte
 
     def algorithm(self, size_bytes: float, groups: Groups) -> str:

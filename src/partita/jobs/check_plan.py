@@ -6,13 +6,15 @@ its program checked for deadlock, run, the run verified, memory included; and th
 must be the time the plan predicts.
 """
 
+from collections import Counter
+
 from partita.cluster import Cluster, resolve
 from partita.engine import run
 from partita.errors import InputError
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
-from partita.lower import lower_stage
+from partita.lower import lower_plan, lower_stage
 from partita.plans import Axis, OpSplit, Plan, Stage
 from partita.verify import verify_program, verify_timeline
 
@@ -28,10 +30,29 @@ def check_plan(plan: Plan) -> tuple[str, ...]:
         return (str(error),)
     if cluster.fingerprint() != plan.cluster.fingerprint:
         return (f"the machine {plan.cluster.spec} is not the one the plan was made for",)
-    found: list[str] = []
+    found = _check_ops(plan, graph)
     for stage in plan.stages:
         found.extend(_check_stage(stage, graph, cluster))
     return tuple(found) or _check_run(plan, graph, cluster)
+
+
+def _check_ops(plan: Plan, graph: Graph) -> list[str]:
+    """Every forward op in exactly one stage, and no stage before what it reads."""
+    wanted = [op.name for op in graph.ops if op.phase == "forward"]
+    given = [split.op for stage in plan.stages for split in stage.splits]
+    found = [f"op {op!r} has no split" for op in sorted(set(wanted) - set(given))]
+    found += [f"op {op!r} is not in the model" for op in sorted(set(given) - set(wanted))]
+    found += [f"op {op!r} is split twice" for op, n in sorted(Counter(given).items()) if n > 1]
+    stage_of = {split.op: i for i, stage in enumerate(plan.stages) for split in stage.splits}
+    for source, target, _ in graph.edges():
+        if source.phase == target.phase == "forward":
+            a, b = stage_of.get(source.name, 0), stage_of.get(target.name, len(plan.stages))
+            if a > b:
+                stages = plan.stages[a].name, plan.stages[b].name
+                found.append(
+                    f"op {target.name!r} of {stages[1]} reads what {stages[0]} makes later"
+                )
+    return found
 
 
 def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
@@ -40,15 +61,9 @@ def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
         for device in stage.mesh.devices
         if not 0 <= device < cluster.num_devices
     ]
-    wanted = {op.name for op in graph.ops if op.phase == "forward"}
-    given = [split.op for split in stage.splits]
-    found += [f"op {op!r} has no split" for op in sorted(wanted - set(given))]
-    found += [f"op {op!r} is not in the model" for op in sorted(set(given) - wanted)]
-    found += [
-        f"op {op!r} is split twice" for op in sorted({o for o in given if given.count(o) > 1})
-    ]
+    known = {op.name for op in graph.ops if op.phase == "forward"}
     for split in stage.splits:
-        if split.op in wanted:
+        if split.op in known:
             found.extend(_check_split(graph, split, stage.mesh.axes))
     return found
 
@@ -72,9 +87,14 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
 
 
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
-    if len(plan.stages) != 1:
-        return (f"the plan has {len(plan.stages)} stages; this version runs plans of one",)
-    program = lower_stage(plan.stages[0], graph, cluster).program
+    plain = len(plan.stages) == 1 and plan.schedule.num_microbatches == 1
+    try:
+        if plain and not plan.stages[0].recompute:
+            program = lower_stage(plan.stages[0], graph, cluster).program
+        else:
+            program = lower_plan(plan.stages, plan.schedule, graph, cluster, run).program
+    except InputError as error:
+        return (str(error),)
     violations = verify_program(program)
     if violations:
         return violations

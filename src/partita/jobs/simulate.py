@@ -6,20 +6,20 @@ batch where it can. The answer is simulated on the program that would run.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
-from partita.costs.roofline import OpCost, Split
-from partita.costs.sharding import Dims, dims_of
+from partita.costs.roofline import OpCost, Split, op_cost
+from partita.costs.sharding import Dims, dims_of, ways_of
 from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load, load_ref
-from partita.lower import MAX_DRAWN, Lowered, lower_stage
-from partita.plans import Axis, Mesh, OpSplit, Plan, Stage
+from partita.lower import MAX_DRAWN, Lowered, Memo, Pipelined, lower_plan, lower_stage
+from partita.plans import Axis, Mesh, OpSplit, Plan, Schedule, Stage
 from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -68,14 +68,36 @@ def slowest_groups(ops: Sequence[OpReport], most: int) -> tuple[OpGroup, ...]:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What running a stage on a cluster would be like."""
+    """What running a stage, or several in a pipeline, on a cluster would be like.
+
+    With several stages or micro-batches `ops` holds the busiest stage, all micro-batches together.
+    """
 
     workload: Workload
     cluster: Cluster
-    stage: Stage
+    stages: tuple[Stage, ...]
+    schedule: Schedule
     timeline: Timeline
     ops: tuple[OpReport, ...]
     memory: ModelMemory
+
+    @property
+    def stage(self) -> Stage:
+        """The first stage; often the only one."""
+        return self.stages[0]
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the stages use in all."""
+        return len({device for stage in self.stages for device in stage.mesh.devices})
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step that groups of devices do not compute, on average."""
+        busy = self.timeline.busy()
+        lanes = self.timeline.program.lanes
+        mine = [float(b) for b, lane in zip(busy, lanes, strict=True) if lane.kind == "device"]
+        return 1 - sum(mine) / len(mine) / self.step_s if self.step_s else 0.0
 
     @property
     def step_s(self) -> float:
@@ -121,9 +143,8 @@ class Simulation:
     @property
     def utilisation(self) -> float:
         """The part of all devices' peak arithmetic that one step uses."""
-        peak = sum(
-            self.cluster.kind_of(d).peak(self.workload.dtype) for d in self.stage.mesh.devices
-        )
+        used = {device for stage in self.stages for device in stage.mesh.devices}
+        peak = sum(self.cluster.kind_of(d).peak(self.workload.dtype) for d in sorted(used))
         return self.flops / (peak * self.step_s) if self.step_s else 0.0
 
     def workspace_bytes(self) -> float:
@@ -176,13 +197,34 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
             fix="plan again for this machine",
             field="cluster",
         )
-    if len(plan.stages) != 1:
-        raise PlanError(
-            f"the plan has {len(plan.stages)} stages",
-            fix="this version runs plans of one stage",
-            field="stages",
-        )
-    return simulate_stage(load_ref(plan.model), cluster, plan.stages[0])
+    return simulate_stages(load_ref(plan.model), cluster, plan.stages, plan.schedule)
+
+
+def simulate_stages(
+    workload: Workload,
+    cluster: Cluster,
+    stages: tuple[Stage, ...],
+    schedule: Schedule,
+    memo: Memo | None = None,
+) -> Simulation:
+    """Simulate stages in a pipeline; one stage that runs once is simulated op by op."""
+    plain = len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute
+    if plain:
+        collectives = None if memo is None else memo.collectives
+        return simulate_stage(workload, cluster, stages[0], collectives=collectives)
+    lowered = lower_plan(stages, schedule, workload.graph, cluster, run, memo)
+    timeline = run(lowered.program)
+    found = Simulation(
+        workload,
+        cluster,
+        stages,
+        schedule,
+        timeline,
+        _busiest_ops(lowered, stages, schedule, cluster),
+        model_memory(workload.graph),
+    )
+    _check(found)
+    return found
 
 
 def simulate_stage(
@@ -194,18 +236,24 @@ def simulate_stage(
 ) -> Simulation:
     """Lower a stage, run it on the engine, and let the verifier check the timeline."""
     lowered = lower_stage(stage, workload.graph, cluster, most_devices, collectives)
-    program = lowered.program
-    timeline = run(program)
+    timeline = run(lowered.program)
     found = Simulation(
         workload,
         cluster,
-        stage,
+        (stage,),
+        Schedule(),
         timeline,
         _reports(workload.graph, lowered),
         model_memory(workload.graph),
     )
-    check_timeline(program if found.fits else _without_caps(program), timeline)
+    _check(found)
     return found
+
+
+def _check(found: Simulation) -> None:
+    """The verifier's word on a timeline."""
+    program = found.timeline.program
+    check_timeline(program if found.fits else _without_caps(program), found.timeline)
 
 
 def _without_caps(program: Program) -> Program:
@@ -247,6 +295,27 @@ def _reports(graph: Graph, lowered: Lowered) -> tuple[OpReport, ...]:
         kind = graph.op(op.forward).kind if op.forward else op.kind
         split, cost = lowered.splits[op.name], lowered.costs[op.name]
         found.append(OpReport(op.name, kind, op.phase, split, cost))
+    return tuple(found)
+
+
+def _busiest_ops(
+    lowered: Pipelined, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
+) -> tuple[OpReport, ...]:
+    """What one device of the busiest stage does in a step, op by op (without the updates)."""
+    number = max(range(len(stages)), key=lambda i: lowered.blocks[i].busy_s)
+    stage, graph = stages[number], lowered.microbatch
+    dims, kind = stage.dims(), cluster.kind_of(stage.mesh.devices[0])
+    runs = {"forward": 2 if stage.recompute and graph.is_training else 1}
+    found = []
+    for op in graph.ops:
+        origin = op.forward or op.name
+        if op.phase == "update" or origin not in dims:
+            continue
+        split = tuple(sorted(ways_of(dims[origin], stage.mesh.axes).items()))
+        cost = op_cost(graph, op, kind, split)
+        times = schedule.num_microbatches * runs.get(op.phase, 1)
+        whole = OpCost(*(getattr(cost, item.name) * times for item in fields(cost)))
+        found.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
     return tuple(found)
 
 

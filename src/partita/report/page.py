@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a plan: summary, timeline, splits, slowest ops. No scripts.
+"""One self-contained HTML page for a plan: summary, timeline, splits, slowest ops, offline.
 
 Every name is escaped, so that whatever a model or machine is called shows as text.
 """
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from html import escape
 
 from partita import units
+from partita.graph.draw import to_svg
+from partita.graph.record import Graph
 from partita.jobs.simulate import Simulation, slowest_groups
 from partita.plans import Plan
-from partita.report.summary import OP_HEADER, op_row
-from partita.report.svg_timeline import timeline_svg
+from partita.report.live_timeline import live_timeline, timeline_script
+from partita.report.summary import OP_HEADER, arrangement, op_row
 
 MOST_SPLITS = 400
 MOST_OPS = 25
@@ -39,6 +41,23 @@ table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 details summary{cursor:pointer}
+.timeline{position:relative;--held:#8250df;--k0:#2f74d0;--k1:#2f8f5b;--k2:#1f8a8c;--k3:#b7701b;
+--k4:#9a4fb0;--k5:#c4473f;--k6:#8a7420;--k7:#6e7f1e;--k8:#6b7683}
+.timeline canvas{display:block;width:100%;touch-action:pan-y}
+.timeline canvas:focus-visible{outline:2px solid var(--k0);outline-offset:2px}
+.tools{display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;margin-bottom:.5rem;
+font-size:.85rem}
+.tools button{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);
+border-radius:6px;padding:.15rem .55rem;cursor:pointer}
+.tools button[aria-pressed=false]{opacity:.55}.tools [data-critical][aria-pressed=true]{
+border-color:var(--ink)}
+.tools i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.4em}
+.tip{position:absolute;pointer-events:none;background:var(--card);border:1px solid var(--line);
+border-radius:6px;padding:.3rem .6rem;font-size:.82rem;max-width:30rem;overflow-wrap:anywhere;
+box-shadow:0 2px 8px #0003;z-index:1}
+.tip div:first-child{font-weight:600}
+.model{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}
+.model svg{display:block;margin:auto}
 """.strip()
 _SHADES = {"compute": "#2f74d0", "memory": "#b7701b", "launch": "#6b7683", "waiting": "#c4473f"}
 
@@ -53,7 +72,10 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             _cards(plan, simulation),
             _bounds(simulation),
             "<h2>Timeline of one step</h2>",
-            f'<div class="scroll">{timeline_svg(simulation.timeline, width=1060)}</div>',
+            live_timeline(simulation.timeline),
+            timeline_script(),
+            "<h2>The model by stage</h2>",
+            _model(plan, simulation),
             "<h2>Slowest ops on one device</h2>",
             _slowest(simulation),
             "<h2>How every op is split</h2>",
@@ -74,7 +96,7 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
     parameters = units.count(simulation.workload.graph.num_parameters)
     return (
         f"{parameters} parameters, {job}, batch {plan.model.batch}, {plan.model.dtype}; "
-        f"{plan.cluster.num_devices} devices as {plan.stages[0].mesh}; {plan.origin.method}"
+        f"{simulation.num_devices} devices as {arrangement(simulation)}; {plan.origin.method}"
     )
 
 
@@ -115,6 +137,33 @@ def _bounds(simulation: Simulation) -> str:
     return f'<h2>What bounds it</h2><div class="bar">{bars}</div><p class="soft">{words}</p>'
 
 
+def _model(plan: Plan, simulation: Simulation) -> str:
+    """The forward graph, coloured by stage; hover tells shapes and splits."""
+    stage_of, labels = {}, {}
+    for stage in plan.stages:
+        for split in stage.splits:
+            stage_of[split.op] = stage.name
+            cut = [
+                f"{dim} / {axis.size}"
+                for dim, axis in zip(split.dims, stage.mesh.axes, strict=True)
+                if dim
+            ]
+            labels[split.op] = ", ".join(cut) or "whole"
+    picture = to_svg(_forward(simulation.workload.graph), stage_of, labels)
+    return f'<div class="model scroll">{picture}</div>'
+
+
+def _forward(graph: Graph) -> Graph:
+    """The part of a training graph that computes the loss."""
+    if not graph.is_training:
+        return graph
+    ops = tuple(op for op in graph.ops if op.phase == "forward")
+    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
+    outputs = tuple(name for name in graph.outputs if name in used) or ops[-1].outputs
+    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in used)
+    return Graph(graph.name, tensors, ops, outputs)
+
+
 def _slowest(simulation: Simulation) -> str:
     total = sum(op.cost.seconds for op in simulation.ops) or 1.0
     rows = [op_row(group, total) for group in slowest_groups(simulation.ops, MOST_OPS)]
@@ -122,16 +171,17 @@ def _slowest(simulation: Simulation) -> str:
 
 
 def _splits(plan: Plan) -> str:
-    stage = plan.stages[0]
-    header = ("op", *map(str, stage.mesh.axes), "parameters")
+    header = ("op", "stage", "split by", "parameters")
     rows = [
-        (split.op, *(dim or "–" for dim in split.dims), KEPT[split.sharded])
-        for split in stage.splits[:MOST_SPLITS]
+        (split.op, stage.name, " x ".join(dim or "–" for dim in split.dims), KEPT[split.sharded])
+        for stage in plan.stages
+        for split in stage.splits
     ]
-    left = len(stage.splits) - len(rows)
+    total, rows = len(rows), rows[:MOST_SPLITS]
+    left = total - len(rows)
     more = f'<p class="soft">{left:,} more ops are in the plan file.</p>' if left > 0 else ""
     return (
-        f"<details><summary>{len(stage.splits):,} ops, the loop dim each mesh axis splits"
+        f"<details><summary>{total:,} ops, the loop dim each mesh axis splits"
         f"</summary>{_table(header, rows)}{more}</details>"
     )
 

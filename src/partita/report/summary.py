@@ -31,7 +31,7 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
         f"{len(workload.graph.ops):,} ops, {job}, batch {workload.batch}, {workload.dtype}",
-        f"{machine.name}: {len(simulation.stage.mesh.devices)} devices as {simulation.stage.mesh}",
+        f"{machine.name}: {simulation.num_devices} devices as {arrangement(simulation)}",
         "",
         f"step       {units.seconds(step)}   ({rate:,.1f} samples/s, "
         f"{simulation.utilisation:.0%} of the devices' peak arithmetic)",
@@ -42,6 +42,19 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
         f"memory     {units.size(peak)} of {units.size(capacity)} per device{verdict}",
         f"           whole model: {_memory_text(simulation)}",
     )
+
+
+def arrangement(simulation: Simulation) -> str:
+    """The mesh; of a pipeline, how many stages on which meshes, and the schedule."""
+    stages, schedule = simulation.stages, simulation.schedule
+    if len(stages) == 1 and schedule.num_microbatches == 1:
+        return str(stages[0].mesh)
+    meshes = list(dict.fromkeys(str(stage.mesh) for stage in stages))
+    shown = ", ".join(meshes[:3]) + (", ..." if len(meshes) > 3 else "")
+    again = sum(stage.recompute for stage in stages)
+    what = "" if not again else f", {again} recomputed" if again < len(stages) else ", recomputed"
+    count = "1 stage" if len(stages) == 1 else f"{len(stages)} stages"
+    return f"{count} of {shown}{what}; {schedule}, bubble {simulation.bubble:.0%}"
 
 
 def slowest_ops(ops: Sequence[OpReport], most: int) -> tuple[str, ...]:
@@ -78,6 +91,19 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "dtype": simulation.workload.dtype,
         "training": simulation.workload.training,
         "mesh": str(simulation.stage.mesh),
+        "stages": [
+            {
+                "name": stage.name,
+                "mesh": str(stage.mesh),
+                "devices": list(stage.mesh.devices),
+                "num_ops": len(stage.splits),
+                "recompute": stage.recompute,
+            }
+            for stage in simulation.stages
+        ],
+        "schedule": simulation.schedule.name,
+        "num_microbatches": simulation.schedule.num_microbatches,
+        "bubble": simulation.bubble,
         "step_s": simulation.step_s,
         "compute_s": simulation.compute_s,
         "communication_s": simulation.communication_s,

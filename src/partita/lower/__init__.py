@@ -1,0 +1,22 @@
+"""From a plan to the program that runs it.
+
+stage      one stage that holds the whole model: every op on every device, collectives between
+pieces     the part of a graph that a stage runs, with what enters and leaves it
+blocks     what a stage's forward and backward of one micro-batch take and hold
+transfer   from one stage's devices to another's
+orders     which block a group of devices runs next
+pipeline   many stages, many micro-batches: a task per block and micro-batch
+"""
+
+from partita.lower.pipeline import Memo, Pipelined, lower_plan
+from partita.lower.stage import MAX_DRAWN, Lowered, drawn_devices, lower_stage
+
+__all__ = [
+    "MAX_DRAWN",
+    "Lowered",
+    "Memo",
+    "Pipelined",
+    "drawn_devices",
+    "lower_plan",
+    "lower_stage",
+]

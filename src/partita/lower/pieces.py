@@ -1,0 +1,278 @@
+"""The part of a (training) graph that one stage runs, as a graph of its own.
+
+What enters becomes an input: activations of earlier stages, gradients of later ones. Where several
+ops of a stage give gradients for one tensor that came from outside, they are added here and one sum
+is sent back. A parameter that two stages read is held, and updated, by both.
+
+With recompute the forward's ops stand twice: the first time for what leaves the stage and passes
+from piece to piece, the second time (`op.again`) right before the backward of their piece, which
+reads what the second run made.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from partita.graph.record import Graph, Op, Tensor
+from partita.plans import OpSplit, Stage
+
+AGAIN = ".again"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stage's graph, the splits of all its ops, and what crosses its borders.
+
+    `entering` and `leaving` are activations; `gradients_in` of what leaves (per consuming stage)
+    and `gradients_out` of what entered go the other way. All by the tensor's name in the piece.
+    """
+
+    graph: Graph
+    splits: tuple[OpSplit, ...]
+    entering: tuple[str, ...]
+    leaving: tuple[str, ...]
+    gradients_in: tuple[tuple[str, int, str], ...]  # (activation, stage, its name here)
+    gradients_out: tuple[tuple[str, str], ...]  # (activation, its name here)
+    shared: tuple[str, ...]  # parameters that other stages hold too
+    num_forward: int  # the first so many ops are the forward; what follows is the backward
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Where everything of a graph belongs: the stage of each op, the users of each tensor."""
+
+    stage_of: dict[str, int]
+    users: dict[str, tuple[int, ...]]  # tensor -> stages whose forward reads it
+    maker: dict[str, int]  # activation -> stage
+    givers: dict[str, tuple[int, ...]]  # tensor -> stages that give gradients for it
+    origin: dict[str, str]  # gradient that a user gives -> tensor
+    forward: tuple[tuple[Op, ...], ...]  # per stage
+    backward: tuple[tuple[Op, ...], ...]
+    update_of: dict[str, Op]  # by parameter
+
+    def borders(self, number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The activations that enter a stage, and those that leave it."""
+        entering: dict[str, None] = {}
+        for op in self.forward[number]:
+            for name in op.inputs:
+                if self.maker.get(name, number) != number:
+                    entering[name] = None
+        leaving = tuple(
+            name
+            for op in self.forward[number]
+            for name in op.outputs
+            if any(user != number for user in self.users.get(name, ()))
+        )
+        return tuple(entering), leaving
+
+
+def homes(graph: Graph, stages: Iterable[Stage]) -> Homes:
+    """Work out once what all pieces of a graph need to know."""
+    known = tuple(stages)
+    stage_of = {split.op: i for i, stage in enumerate(known) for split in stage.splits}
+    users: dict[str, set[int]] = {}
+    maker: dict[str, int] = {}
+    givers: dict[str, set[int]] = {}
+    origin_of: dict[str, str] = {}
+    forward: list[list[Op]] = [[] for _ in known]
+    backward: list[list[Op]] = [[] for _ in known]
+    for op in graph.ops:
+        if op.phase == "forward":
+            here = stage_of[op.name]
+            forward[here].append(op)
+            for name in op.inputs:
+                users.setdefault(name, set()).add(here)
+            maker.update(dict.fromkeys(op.outputs, here))
+        elif op.forward:
+            origin, here = graph.op(op.forward), stage_of[op.forward]
+            backward[here].append(op)
+            for name, i in zip(op.outputs, graph.call(op).wrt, strict=True):
+                givers.setdefault(origin.inputs[i], set()).add(here)
+                origin_of[name] = origin.inputs[i]
+    return Homes(
+        stage_of,
+        {name: tuple(sorted(found)) for name, found in users.items()},
+        maker,
+        {name: tuple(sorted(found)) for name, found in givers.items()},
+        origin_of,
+        tuple(map(tuple, forward)),
+        tuple(map(tuple, backward)),
+        {op.inputs[0]: op for op in graph.ops if op.phase == "update"},
+    )
+
+
+def piece(graph: Graph, stage: Stage, number: int, where: Homes) -> Piece:
+    """The piece of a graph that the `number`-th stage runs."""
+    return _Piece(graph, stage, number, where).build()
+
+
+class _Piece:
+    def __init__(self, graph: Graph, stage: Stage, number: int, where: Homes) -> None:
+        self.graph, self.stage, self.number, self.where = graph, stage, number, where
+        self.ops: list[Op] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.forward, self.backward = where.forward[number], where.backward[number]
+        self.local: dict[str, list[str]] = {}  # tensor -> gradients given in this stage
+        self.whole: dict[str, str] = {}  # tensor -> its whole gradient, once it is there
+        self.gradients_in: list[tuple[str, int, str]] = []
+        self.segment_of: dict[str, int] = {}
+        self.kept: set[str] = set()
+        self.made_in: dict[str, int] = {}
+        self.again: set[int] = set()
+
+    def build(self) -> Piece:
+        where, number = self.where, self.number
+        entering, leaving = where.borders(number)
+        if self.stage.recompute and self.backward:
+            self._cut()
+        for op in self.forward:
+            self._add(op)
+        for op in self.backward:
+            for part in op.outputs:
+                self.local.setdefault(where.origin[part], []).append(part)
+        for op in self.backward:
+            self._backward(op)
+        gradients_out = [
+            (name, self._total(name, f"{name}.grad.sent"))
+            for name in entering
+            if name in self.local
+        ]
+        for name in self.local:
+            if name in where.update_of:
+                self._update(where.update_of[name])
+        outputs = tuple(n for n in self.graph.outputs if where.maker.get(n, -1) == number)
+        found = Graph(self.graph.name, tuple(self.tensors.values()), tuple(self.ops), outputs)
+        shared = (p.name for p in found.parameters if len(where.users.get(p.name, ())) > 1)
+        return Piece(
+            found,
+            self._splits(),
+            entering,
+            leaving,
+            tuple(self.gradients_in),
+            tuple(gradients_out),
+            tuple(shared),
+            len(self.forward),
+        )
+
+    # Forward ops, and their second run.
+
+    def _add(self, op: Op) -> None:
+        for name in op.inputs:
+            if name not in self.tensors:
+                tensor = self.graph.tensor(name)
+                role = tensor.role if tensor.is_given else "input"
+                self.tensors[name] = replace(tensor, role=role)
+        for name in op.outputs:
+            self.tensors[name] = self.graph.tensor(name)
+        self.ops.append(op)
+
+    def _cut(self) -> None:
+        """Number the pieces that are run again, and find what passes between them."""
+        firsts, segment = set(self.stage.checkpoints), 0
+        made: dict[str, int] = {}
+        for i, op in enumerate(self.forward):
+            if i and op.name in firsts:
+                segment += 1
+            self.segment_of[op.name] = segment
+            made.update(dict.fromkeys(op.outputs, segment))
+        for op in self.forward:
+            here = self.segment_of[op.name]
+            self.kept.update(name for name in op.inputs if made.get(name, here) != here)
+        self.made_in = made
+
+    def _second(self, name: str) -> str:
+        """What the second run reads for a tensor of the first."""
+        return name if name in self.kept or name not in self.made_in else name + AGAIN
+
+    def _run_again(self, segment: int) -> None:
+        self.again.add(segment)
+        for op in self.forward:
+            if self.segment_of[op.name] != segment:
+                continue
+            for name in op.outputs:
+                tensor = self.graph.tensor(name)
+                self.tensors[name + AGAIN] = replace(tensor, name=name + AGAIN)
+            self.ops.append(
+                replace(
+                    op,
+                    name=op.name + AGAIN,
+                    inputs=tuple(map(self._second, op.inputs)),
+                    outputs=tuple(name + AGAIN for name in op.outputs),
+                )
+            )
+
+    # Backward ops.
+
+    def _backward(self, op: Op) -> None:
+        origin = self.graph.op(op.forward)
+        grads = self.graph.call(op).reads
+        inputs = []
+        for name, read in zip(op.inputs, grads, strict=True):
+            if read[0] == "g":
+                inputs.append(self._gradient(origin.outputs[int(read[1:])]))
+            elif not self.segment_of:
+                inputs.append(name)
+            elif read[0] == "o":
+                inputs.append(name + AGAIN)
+            else:
+                inputs.append(self._second(name))
+        if self.segment_of:
+            segment = self.segment_of[origin.name]
+            if segment not in self.again:
+                self._run_again(segment)
+            op = replace(op, forward=origin.name + AGAIN)
+        for name in op.outputs:
+            self.tensors[name] = self.graph.tensor(name)
+        self.ops.append(replace(op, inputs=tuple(inputs)))
+
+    def _gradient(self, name: str) -> str:
+        """The whole gradient of a tensor made here: local parts and those of later stages."""
+        if name not in self.whole:
+            self.whole[name] = self._make_gradient(name)
+        return self.whole[name]
+
+    def _make_gradient(self, name: str) -> str:
+        whole = f"{name}.grad"
+        parts = list(self.local.get(name, ()))
+        for user in self.where.givers.get(name, ()):
+            if user != self.number:
+                sent = f"{name}.grad.from{user}"
+                source = self.graph.tensor(name)
+                self.tensors[sent] = replace(source, name=sent, role="input")
+                self.gradients_in.append((name, user, sent))
+                parts.append(sent)
+        if not parts:  # where the backward begins
+            self.tensors[whole] = self.graph.tensor(whole)
+            return whole
+        return self._total(name, whole, parts)
+
+    def _total(self, name: str, whole: str, parts: list[str] | None = None) -> str:
+        parts = list(self.local[name]) if parts is None else parts
+        if len(parts) == 1:
+            return parts[0]
+        source = self.graph.tensor(name)
+        self.tensors[whole] = replace(source, name=whole, role="gradient")
+        phase = "wgrad" if source.role == "parameter" else "dgrad"
+        self.ops.append(
+            Op(
+                name=f"{whole}.sum",
+                kind="elementwise",
+                inputs=tuple(parts),
+                outputs=(whole,),
+                attrs=(("fn", "add"),),
+                phase=phase,
+            )
+        )
+        return whole
+
+    def _update(self, op: Op) -> None:
+        parameter, _, *states = op.inputs
+        gradient = self._total(parameter, f"{parameter}.grad")
+        for name in (*states, *op.outputs):
+            self.tensors[name] = self.graph.tensor(name)
+        self.ops.append(replace(op, inputs=(parameter, gradient, *states)))
+
+    def _splits(self) -> tuple[OpSplit, ...]:
+        found = list(self.stage.splits)
+        if self.segment_of:
+            found += [replace(split, op=split.op + AGAIN) for split in self.stage.splits]
+        return tuple(found)

@@ -1,0 +1,228 @@
+"""Plans of several stages and micro-batches: time, memory, what is sent, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partita.cluster import resolve
+from partita.engine import run
+from partita.errors import PlanError
+from partita.graph import GraphBuilder, training_graph
+from partita.jobs.simulate import data_splits, simulate_stage, simulate_stages
+from partita.jobs.workload import load
+from partita.lower import lower_plan
+from partita.lower.orders import order_of, order_text, refusal
+from partita.plans import Axis, Mesh, Schedule, Stage, device_groups
+from partita.program import Kind
+from partita.verify import verify_program, verify_timeline
+
+CLUSTER = resolve("8xA100")
+
+
+def chain(batch=32, width=256, depth=8):
+    g = GraphBuilder("chain")
+    x = g.input("x", (batch, width))
+    for i in range(depth):
+        x = g.relu(g.linear(x, width, f"l{i}", bias=False), name=f"r{i}")
+    return training_graph(g.finish(x))
+
+
+def mesh_at(first, size):
+    return Mesh((Axis("data", size),), tuple(range(first, first + size)))
+
+
+def staged(graph, count, *, groups=None, size=1, recompute=False, sharded="none"):
+    """Stages of equally many ops, one after the other on groups of devices."""
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    groups = groups or count
+    found = []
+    for i in range(count):
+        mine = ops[len(ops) * i // count : len(ops) * (i + 1) // count]
+        mesh = mesh_at(i % groups * size, size)
+        splits = {split.op: split for split in data_splits(graph, mesh, sharded)}
+        kept = tuple(mine[::4]) if recompute else ()
+        found.append(Stage(f"stage{i}", mesh, tuple(splits[o] for o in mine), recompute, kept))
+    return tuple(found)
+
+
+def lowered(graph, stages, name="1f1b", count=4):
+    found = lower_plan(stages, Schedule(name, count), graph, CLUSTER, run)
+    timeline = run(found.program)
+    assert verify_program(found.program) == ()
+    assert verify_timeline(found.program, timeline) == ()
+    return found, timeline
+
+
+@pytest.mark.parametrize("sharded", ["none", "states", "parameters"])
+@pytest.mark.parametrize("name", ["gpt2", "inception_v3", "t5-small"])
+def test_one_stage_that_runs_once_takes_what_it_takes_op_by_op(name, sharded):
+    work = load(name, batch=8)
+    (stage,) = staged(work.graph, 1, size=8, sharded=sharded)
+    _, timeline = lowered(work.graph, (stage,), count=1)
+    plain = simulate_stage(work, CLUSTER, stage)
+    # Parameters in shares may be gathered for the backward before the forward has ended.
+    tolerance = 0.02 if sharded == "parameters" else 1e-9
+    assert timeline.makespan == pytest.approx(plain.step_s, rel=tolerance)
+
+
+def test_a_pipeline_takes_at_least_the_busiest_stage_and_the_way_there():
+    graph = chain()
+    found, timeline = lowered(graph, staged(graph, 4), count=8)
+    busy = [blocks.busy_s for blocks in found.blocks]
+    assert timeline.makespan >= 8 * max(busy)
+    assert timeline.makespan >= sum(busy)
+    assert timeline.makespan <= 8 * sum(busy) + 1
+
+
+def test_stages_that_are_alike_are_costed_alike():
+    graph = chain()
+    found, _ = lowered(graph, staged(graph, 4))
+    assert found.blocks[1].forward == found.blocks[2].forward
+
+
+def held_beyond(name, count):
+    """What the first stage holds at its peak with so many micro-batches of 8."""
+    graph = chain(batch=8 * count)
+    _, timeline = lowered(graph, staged(graph, 4), name, count)
+    return timeline.peaks()[0]
+
+
+def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_there_are_stages():
+    graph = chain(batch=64)
+    found, _ = lowered(graph, staged(graph, 4), count=8)
+    each = found.blocks[0].forward.held_bytes[0]
+    assert each > 0
+    assert held_beyond("gpipe", 12) - held_beyond("gpipe", 8) == pytest.approx(4 * each, rel=0.3)
+    assert held_beyond("1f1b", 12) == held_beyond("1f1b", 8)
+
+
+def test_weight_gradients_put_off_fill_the_bubble():
+    graph = chain(batch=4096, width=4096)
+    stages = staged(graph, 4)
+    _, plain = lowered(graph, stages, "1f1b", 8)
+    found, apart = lowered(graph, stages, "zb-h1", 8)
+    assert found.blocks[0].weight is not None
+    assert apart.makespan < plain.makespan
+
+
+def test_interleaved_stages_take_turns_on_their_devices():
+    graph = chain(batch=4096, width=4096, depth=16)
+    _, line = lowered(graph, staged(graph, 4), "1f1b", 8)
+    found, looped = lowered(graph, staged(graph, 8, groups=4), "interleaved", 8)
+    assert sum(lane.kind == "device" for lane in found.program.lanes) == 4
+    assert looped.makespan < line.makespan
+
+
+def test_recomputing_holds_less_and_runs_the_forward_twice():
+    graph = chain(batch=1024, width=1024)
+    plain, _ = lowered(graph, staged(graph, 2))
+    again, _ = lowered(graph, staged(graph, 2, recompute=True))
+    for before, after in zip(plain.blocks, again.blocks, strict=True):
+        assert after.forward.held_bytes[0] < before.forward.held_bytes[0]
+        assert after.forward.seconds == pytest.approx(before.forward.seconds)
+        extra = after.backward.seconds - before.backward.seconds
+        assert extra == pytest.approx(before.forward.seconds, rel=0.3)
+
+
+def test_a_tensor_that_two_later_stages_read_is_sent_to_both_and_comes_back_from_both():
+    g = GraphBuilder("skip")
+    x = g.linear(g.input("x", (16, 64)), 64, "a", bias=False)
+    y = g.linear(x, 64, "b", bias=False)
+    z = g.add(g.linear(y, 64, "c", bias=False), x)
+    graph = training_graph(g.finish(z))
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    splits = {split.op: split for split in data_splits(graph, mesh_at(0, 1))}
+    parts = (ops[:1], ops[1:2], ops[2:])
+    stages = tuple(
+        Stage(f"s{i}", mesh_at(i, 1), tuple(splits[op] for op in part))
+        for i, part in enumerate(parts)
+    )
+    found, _ = lowered(graph, stages, count=2)
+    assert set(found.forward) == {(0, 1), (1, 2), (0, 2)}
+    assert set(found.backward) == {(1, 0), (2, 1), (2, 0)}
+    size = 16 * 64 * 4 / 2
+    assert all(sent.target_bytes == size for sent in found.forward.values())
+
+
+def test_a_weight_that_two_stages_read_is_held_and_exchanged_by_both():
+    work = load("gpt2", batch=8)
+    found, _ = lowered(work.graph, staged(work.graph, 2), count=2)
+    shared = [block for block in found.program.blocks if "shared gradients" in block]
+    assert shared == ["stage0 <> stage1 shared gradients"]
+    weight = work.graph.tensor("wte.weight").size_bytes
+    assert found.blocks[1].static_bytes[0] > weight
+
+
+def test_inference_runs_the_forwards_only():
+    work = load("gpt2", batch=8, training=False)
+    found, timeline = lowered(work.graph, staged(work.graph, 2), count=4)
+    assert set(np.unique(found.program.kind)) <= {Kind.FORWARD, Kind.COLLECTIVE, Kind.OTHER}
+    one, _ = lowered(work.graph, staged(work.graph, 2), count=1)
+    assert timeline.makespan > max(b.forward.seconds for b in one.blocks)
+
+
+def test_a_pipeline_is_simulated_and_verified_like_any_plan():
+    work = load("t5-small", batch=16)
+    found = simulate_stages(work, CLUSTER, staged(work.graph, 4, size=2), Schedule("1f1b", 4))
+    assert found.num_devices == 8
+    assert 0 < found.bubble < 1
+    assert found.fits
+    assert sum(found.bounds().values()) == pytest.approx(found.step_s)
+
+
+class TestOrders:
+    LINE = ((0,), (1,))
+    LOOPED = ((0, 2), (1, 3))
+
+    def test_a_listed_order_is_what_runs(self):
+        rows = order_text(order_of(Schedule("gpipe", 2), self.LINE, training=True))
+        assert rows == ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
+        listed = Schedule("mine", 2, rows)
+        assert order_text(order_of(listed, self.LINE, training=True)) == rows
+
+    def test_an_unknown_name_is_refused(self):
+        with pytest.raises(PlanError, match="unknown schedule '1f2b'"):
+            order_of(Schedule("1f2b", 2), self.LINE, training=True)
+
+    def test_a_schedule_for_another_layout_is_refused(self):
+        assert "manner of a line" in refusal("1f1b", self.LOOPED, 4)
+        assert "model twice" in refusal("chimera", self.LINE, 4)
+        with pytest.raises(PlanError, match="interleaved needs a multiple of 2 micro-batches"):
+            order_of(Schedule("interleaved", 3), self.LOOPED, training=True)
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (("0F0 0B0",), "1 rows for 2 groups of devices"),
+            (("0F0 0B0", "1F0"), "1B0 is missing"),
+            (("0F0 0B0", "1F0 1F0 1B0"), "1F0 stands twice"),
+            (("1F0 0F0 0B0", "1F0 1B0"), "1F0 stands twice or on devices"),
+            (("0F0 0I0", "1F0 1B0"), "0W0 does not belong"),
+            (("0F0 0X0", "1F0 1B0"), "'0X0' is no action"),
+        ],
+    )
+    def test_an_order_that_is_none_is_refused(self, rows, message):
+        with pytest.raises(PlanError, match=message):
+            order_of(Schedule("mine", 1, rows), self.LINE, training=True)
+
+    def test_an_order_that_waits_for_itself_is_refused(self):
+        graph = chain()
+        stages = staged(graph, 2)
+        stuck = Schedule("mine", 1, ("0F0 0B0", "1B0 1F0"))
+        with pytest.raises(PlanError, match="cannot go on: 0B0, 1B0 wait for each other"):
+            lower_plan(stages, stuck, graph, CLUSTER, run)
+
+
+def test_stages_share_all_their_devices_or_none():
+    graph = chain()
+    first, second = staged(graph, 2, size=2)
+    crossed = replace(second, mesh=mesh_at(1, 2))
+    with pytest.raises(PlanError, match="shares device 1 with another stage, but not all"):
+        device_groups((first, crossed))
+
+
+def test_micro_batches_divide_the_batch():
+    graph = chain(batch=32)
+    with pytest.raises(PlanError, match="a batch of 32 in 5 micro-batches"):
+        lower_plan(staged(graph, 2), Schedule("1f1b", 5), graph, CLUSTER, run)
