@@ -23,6 +23,7 @@ from partita.search.base import Run
 from partita.search.schedule.grid import Grid, Memory
 from partita.search.schedule.makespan import Segment, Task
 from partita.search.schedule.pattern import Pattern
+from partita.search.schedule.solver import Allowance, Outcome
 
 Table = list[list[float]]  # [microbatch][block]
 
@@ -71,6 +72,7 @@ class Ends:
         latest = max(math.floor(grid.steps(start)) for row in pattern.starts for start in row)
         repetitions = problem.num_microbatches // len(pattern.starts)
         first = math.floor(latest / length) + 1  # repetitions until all blocks have begun
+        self.proven = False  # are both ends as short as can be?
         self.into = math.floor((first + 1) * length)
         self.out_of = math.floor((repetitions - 1) * length)
 
@@ -79,13 +81,15 @@ class Ends:
         """Are there too few micro-batches for a repetition in between?"""
         return self.into > self.out_of
 
-    def arranged(self, run: Run[Any], effort: float) -> Table | None:
+    def arranged(self, run: Run[Any], effort: float, allowance: Allowance) -> Table | None:
         """The whole schedule with better ends; None where there is no room for them."""
         if self.overlap:
             return None
-        into = self._solved(self._way_in(), 0, run, effort)
-        begins = max(into[task] + tail for task, tail in self._way_in().tail.items())
-        out_of = self._solved(self._way_out(), self.out_of, run, effort)
+        way_in = self._way_in()
+        into, first = self._solved(way_in, 0, run, effort, allowance)
+        begins = max(into[task] + tail for task, tail in way_in.tail.items())
+        out_of, last = self._solved(self._way_out(), self.out_of, run, effort, allowance)
+        self.proven = first and last
         table: list[list[int]] = [
             [start - self.into + begins for start in row] for row in self.steps
         ]
@@ -96,13 +100,15 @@ class Ends:
         return left_shifted(self.problem, table)
 
     def _solved(
-        self, segment: Segment, origin: int, run: Run[Any], effort: float
-    ) -> dict[Task, int]:
+        self, segment: Segment, origin: int, run: Run[Any], effort: float, allowance: Allowance
+    ) -> tuple[dict[Task, int], bool]:
+        """The starts, and whether none are better."""
         known = {(m, block): self.steps[m][block] - origin for m, block in segment.release}
-        answer = segment.least(run, known=known, effort=effort)
+        answer = segment.least(run, known=known, effort=effort, allowance=allowance)
         if answer.values is None:
-            return known
-        return dict(zip(segment.release, answer.values, strict=True))
+            return known, False
+        found = dict(zip(segment.release, answer.values, strict=True))
+        return found, answer.outcome is Outcome.SOLVED
 
     def _way_in(self) -> Segment:
         """Everything before t0; tails reach to t0, as what comes later stays as it is."""

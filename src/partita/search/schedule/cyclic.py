@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from partita.problems.schedule import ScheduleProblem, blocks_per_device, topological_order
 from partita.search.base import Run
 from partita.search.schedule.grid import Grid, Memory
-from partita.search.schedule.solver import Answer, Outcome, solve
+from partita.search.schedule.solver import Allowance, Answer, Outcome, solve
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -59,18 +59,24 @@ class Repetition:
     copies: int
     length: int
 
-    def decide(self, run: Run[Any], effort: float | None, linear: int = 1) -> Answer:
+    def decide(
+        self,
+        run: Run[Any],
+        effort: float | None = None,
+        linear: int = 1,
+        allowance: Allowance | None = None,
+    ) -> Answer:
         """Starts by copy and block, row after row, or that there are none."""
         if max(self.grid.spans) > self.length:
             return Answer(Outcome.INFEASIBLE)
         model = _Model(self)
-        return solve(model.cp, model.flat(), run, effort=effort, linear=linear)
+        return solve(model.cp, model.flat(), run, effort=effort, linear=linear, allowance=allowance)
 
-    def shorten(self, run: Run[Any], effort: float) -> Answer:
+    def shorten(self, run: Run[Any], effort: float, allowance: Allowance | None = None) -> Answer:
         """The same with the least time from its first start to its last end, as far as it gets."""
         model = _Model(self)
         model.minimise_latency()
-        return solve(model.cp, model.flat(), run, effort=effort)
+        return solve(model.cp, model.flat(), run, effort=effort, allowance=allowance)
 
 
 class _Model:

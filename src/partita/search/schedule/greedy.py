@@ -140,7 +140,7 @@ def list_schedules(
         for window in _windows(count):
             if run.done():
                 return
-            listing = _Listing(problem, count, window, priority)
+            listing = Listing(problem, count, window, priority)
             run.evaluations += 1
             if listing.finish(run):
                 solution = solution_of(problem, listing.table())
@@ -163,7 +163,7 @@ def _windows(count: int) -> Iterator[int]:
         window //= 2
 
 
-class _Listing:
+class Listing:
     """One pass. The next micro-batch of a block is the number of times it has started."""
 
     def __init__(
@@ -220,6 +220,7 @@ class _Listing:
             self.push(block, self.earliest(block))
 
     def push(self, block: int, start: float) -> None:
+        """List it for this moment or later."""
         heapq.heappush(self.heap, (start, self.priority[block], block))
 
     def earliest(self, block: int) -> float:
@@ -263,6 +264,7 @@ class _Listing:
             self.list_if_ready(child)
 
     def relist(self, waiting: list[int]) -> None:
+        """Look again at what was waiting."""
         for block in waiting:
             self.push(block, self.earliest(block))
         waiting.clear()

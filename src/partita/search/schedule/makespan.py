@@ -16,16 +16,13 @@ The i-th start of a block belongs to micro-batch i, which loses nothing.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partita.problems.schedule import ScheduleProblem, blocks_per_device
 from partita.search.base import Run
 from partita.search.schedule.grid import Grid, Memory
 from partita.search.schedule.pairs import Pair, Pairing
-from partita.search.schedule.solver import Answer, solve
-
-if TYPE_CHECKING:
-    pass
+from partita.search.schedule.solver import Allowance, Answer, solve
 
 Task = tuple[int, int]  # (microbatch, block)
 
@@ -45,14 +42,19 @@ class Segment:
         self,
         run: Run[Any],
         *,
-        known: Mapping[Task, int],
+        known: Mapping[Task, int] | None,
+        horizon: int | None = None,
         effort: float | None = None,
+        allowance: Allowance | None = None,
         on_solution: Callable[[dict[Task, int]], None] | None = None,
         on_bound: Callable[[float], None] | None = None,
         linear: int = 1,
     ) -> Answer:
-        """Starts by task, in the order of `release`; `known` is a schedule to begin with."""
-        model = _Model(self, known)
+        """Starts by task, in the order of `release`; `known` is a schedule to begin with.
+
+        Without one, `horizon` is a time by which all can be done.
+        """
+        model = _Model(self, known, horizon)
         tasks = list(self.release)
 
         def hand_over(values: tuple[int, ...]) -> None:
@@ -64,6 +66,7 @@ class Segment:
             [model.starts[task] for task in tasks],
             run,
             effort=effort,
+            allowance=allowance,
             linear=linear,
             on_solution=hand_over,
             on_bound=on_bound,
@@ -73,17 +76,23 @@ class Segment:
 class _Model:
     """The variables and rules of a `Segment`."""
 
-    def __init__(self, asked: Segment, known: Mapping[Task, int]) -> None:
+    def __init__(
+        self, asked: Segment, known: Mapping[Task, int] | None, horizon: int | None
+    ) -> None:
         from ortools.sat.python import cp_model
 
         self.asked = asked
         self.spans = asked.grid.spans
-        self.horizon = max(known[task] + asked.tail[task] for task in asked.release)
+        if known is not None:
+            horizon = max(known[task] + asked.tail[task] for task in asked.release)
+        assert horizon is not None
+        self.horizon = horizon
         self.cp = cp_model.CpModel()
         self.starts: dict[Task, cp_model.IntVar] = {}
         for task, release in asked.release.items():
             self.starts[task] = self.cp.new_int_var(release, self.horizon - asked.tail[task], "")
-            self.cp.add_hint(self.starts[task], known[task])
+            if known is not None:
+                self.cp.add_hint(self.starts[task], known[task])
         self._dependencies()
         self._microbatches_in_order()
         self._one_at_a_time()
@@ -97,7 +106,8 @@ class _Model:
         end = self.cp.new_int_var(0, self.horizon, "")
         for task, start in self.starts.items():
             self.cp.add(end >= start + asked.tail[task])
-        self.cp.add_hint(end, self.horizon)
+        if known is not None:
+            self.cp.add_hint(end, self.horizon)
         self.cp.minimize(end)
 
     def _dependencies(self) -> None:

@@ -1,8 +1,9 @@
 """The shortest repetition of 1, 2, ... micro-batches, each shorter length ruled out.
 
 For each number K of micro-batches in a repetition there is a smallest length; every longer one
-works too (see `cyclic`), so an interval (ruled out, found] is halved until it is empty. The order
-of what is found is then run at its best pace (see `pattern`), which may be faster than asked for.
+works too (see `cyclic`), so an interval (ruled out, found] is halved until it is short, and then
+ruled out as a whole. The order of what is found is run at its best pace (see `pattern`), which may
+be faster than asked for.
 K + 1 is only asked whether it beats the best so far. A question that takes too long is put aside
 and asked again, with more effort, once the others had their turn.
 
@@ -23,7 +24,8 @@ from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.grid import as_fraction, balanced, memory_on_grid, on_grid
 from partita.search.schedule.modulo import fit
 from partita.search.schedule.pattern import Pattern, fastest
-from partita.search.schedule.solver import Outcome
+from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.steady import steady_states
 
 FIRST_EFFORT = 0.25
 
@@ -80,6 +82,13 @@ class PeriodSearch:
             self.run.evaluations += 1
             self.adopt(Pattern((tuple(starts),), length))
 
+    def try_steady_states(self) -> None:
+        """What list schedules repeat."""
+        for pattern in steady_states(self.problem, self.grid, self.run):
+            self.adopt(pattern)
+            if self.done():
+                return
+
     def adopt(self, pattern: Pattern) -> bool:
         """Keep a pattern that keeps the rules and is faster; True if it does and is."""
         if self.period is not None and pattern.period >= self.period:
@@ -90,25 +99,25 @@ class PeriodSearch:
         self.found(pattern)
         return True
 
-    def go_on(self, copies: int, effort: float) -> None:
+    def go_on(self, copies: int, effort: float, allowance: Allowance) -> None:
         """Narrow the interval of one number of micro-batches; no question takes more effort."""
         low = self.ruled_out[copies]
-        while not (self.run.done() or self.done()):
+        while not (self.run.done() or self.done() or allowance.empty):
             high = self._longest(copies)
             if low >= high:
                 return
             length = self._next(copies, low, high)
-            outcome = self._ask(copies, length, effort)
+            outcome = self._ask(copies, length, effort, allowance)
             if outcome is Outcome.INFEASIBLE:
                 low = self.ruled_out[copies] = length
             elif outcome is not Outcome.SOLVED:
                 low = length
 
     def _next(self, copies: int, low: int, high: int) -> int:
-        """The bound itself first, then halfway."""
+        """The bound itself first, then halfway, and all that is left once that is little."""
         if low == self.ruled_out[copies] and (copies, low + 1) not in self.spent:
             return low + 1
-        return (low + 1 + high) // 2
+        return high if (high - low) * _LITTLE < high else (low + 1 + high) // 2
 
     def _longest(self, copies: int) -> int:
         """The longest repetition that beats the best so far, in steps."""
@@ -120,15 +129,15 @@ class PeriodSearch:
             steps -= 2 * copies * len(self.problem.blocks)
         return math.ceil(steps) - 1
 
-    def _ask(self, copies: int, length: int, effort: float) -> Outcome:
+    def _ask(self, copies: int, length: int, effort: float, allowance: Allowance) -> Outcome:
         """Decide, in turn with and without linear relaxation, each time with more effort."""
         asked = Repetition(self.problem, self.grid, self.memory, copies, length)
         spent = self.spent.get((copies, length), 0.0)
         step = max(FIRST_EFFORT, 4 * spent)
-        while spent < effort and not self.run.done():
+        while spent < effort and not (self.run.done() or allowance.empty):
             step = min(step, effort)
             for linear in (1, 0):
-                answer = asked.decide(self.run, step, linear)
+                answer = asked.decide(self.run, step, linear, allowance)
                 if answer.outcome is Outcome.INFEASIBLE:
                     return answer.outcome
                 if answer.values is not None:
@@ -149,3 +158,4 @@ class PeriodSearch:
 
 
 _ROUNDING = Fraction(1, 10**9)
+_LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole

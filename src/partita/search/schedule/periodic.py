@@ -5,8 +5,9 @@ Repetitions of 1, 2, ... `max_unroll` micro-batches are searched for the shortes
 batches given, what is found is unrolled, and the way into the repetition and out of it arranged
 anew (see `assemble`); the objective is then the makespan.
 
-Without a time limit each question of one micro-batch gets `effort`, of several `unroll_effort`, in
-the solver's own count (roughly seconds); with one, questions are asked until they are answered.
+Without a time limit the questions of one micro-batch may take `effort` in all, those of several
+`unroll_effort`, the ends `ends_effort`, in the solver's own count (a unit is a second or two). With
+a time limit, questions are asked until they are answered.
 """
 
 import math
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution, check, solution_of
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.schedule.assemble import Ends, left_shifted
+from partita.search.schedule.at_once import AtOnce, is_small
 from partita.search.schedule.bounds import objective_bound
 from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.greedy import offer, repetitions
@@ -23,8 +25,11 @@ from partita.search.schedule.grid import memory_on_grid, plain
 from partita.search.schedule.lightest import Lightest, lightest_order, why_infeasible
 from partita.search.schedule.pattern import Pattern, fastest
 from partita.search.schedule.period_search import FIRST_EFFORT, PeriodSearch
+from partita.search.schedule.solver import Allowance
 
 STUCK = "no order that was tried fits the caps, which proves nothing; exact-makespan tries all"
+_ENDLESS = 1e6  # questions that are still open then stay so
+_MANY = 8  # micro-batches for which a repetition of many can matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,9 @@ class Periodic:
     """Proves the shortest repetition of up to `max_unroll` micro-batches."""
 
     max_unroll: int = 4
-    effort: float = 60.0
-    unroll_effort: float = 0.5
+    effort: float = 30.0
+    unroll_effort: float = 1.5
+    ends_effort: float = 3.0
     periods: int = 200  # first tries without a solver
 
     def __call__(
@@ -67,23 +73,32 @@ class PeriodSteps:
         settings: Periodic,
     ) -> None:
         self.problem, self.lightest, self.run, self.settings = problem, lightest, run, settings
-        most = settings.max_unroll
+        most, one = settings.max_unroll, settings.effort
         if problem.num_microbatches is not None:
-            most = min(most, problem.num_microbatches)
+            most, one = min(most, problem.num_microbatches), min(one, settings.ends_effort)
         self.search = PeriodSearch(problem, run, most, self._found)
-        self.arranged: tuple[Pattern, float] | None = None  # whose ends, and with which effort
+        limited = run.stop.time_s is None
+        self.for_one = Allowance(one if limited else math.inf)
+        self.for_several = Allowance(settings.unroll_effort if limited else math.inf)
+        self.for_ends = Allowance(settings.ends_effort if limited else math.inf)
+        self.arranged: Pattern | None = None  # whose ends
+        self.ends_are_best = False
+        self.all: AtOnce | None = None
 
     def through(self) -> Iterator[None]:
         """Do it step by step; the effort of each is four times that of the one before."""
         self._begin()
         yield
         effort = FIRST_EFFORT
-        while not self.run.done():
-            for copies in self.search.ruled_out:
-                self.search.go_on(copies, min(effort, self._most(copies)))
-            self._arrange_ends(min(effort, self._most(1)))
+        while not self.run.done() and effort < _ENDLESS:
+            self.search.go_on(1, effort, self.for_one)
+            if effort == FIRST_EFFORT and not self.search.done() and self._has_steady_state():
+                self.search.try_steady_states()
+            for copies in list(self.search.ruled_out)[1:]:
+                self.search.go_on(copies, effort, self.for_several)
+            self._arrange_ends(effort)
             yield
-            if effort >= self._most(1) or (self.search.done() and self._ends_are_best()):
+            if not self._is_open():
                 return
             effort *= 4
 
@@ -110,12 +125,22 @@ class PeriodSteps:
             if self.search.adopt(pattern):
                 return
 
-    def _most(self, copies: int) -> float:
-        """The most effort for one question."""
-        if self.run.stop.time_s is not None:
-            return math.inf
-        most = self.settings.effort if copies == 1 else self.settings.unroll_effort
-        return most if self.problem.num_microbatches is None else min(most, _EFFORT_OF_MAKESPAN)
+    def _has_steady_state(self) -> bool:
+        count = self.problem.num_microbatches
+        return count is None or count >= _MANY
+
+    def _is_open(self) -> bool:
+        """Is there something to find out, and effort left for it?"""
+        search, (one, *several) = self.search, self.search.ruled_out
+        if self.problem.num_microbatches is not None and search.best is not None:
+            ends = not (self.ends_are_best or self.for_ends.empty)
+        else:
+            ends = False
+        if ends or search.done():
+            return ends
+        if not (self.for_one.empty or search.settled(one)):
+            return True
+        return not (self.for_several.empty or all(map(search.settled, several)))
 
     def _found(self, pattern: Pattern) -> None:
         """A faster repetition; with a number of micro-batches it is completed."""
@@ -138,32 +163,39 @@ class PeriodSteps:
         pattern = self.search.best
         if self.problem.num_microbatches is None or pattern is None or self.run.done():
             return
-        done = self.arranged
-        if done is not None and done[0] is pattern and done[1] >= effort:
+        if self.arranged is pattern and self.ends_are_best:
             return
-        self.arranged = (pattern, effort)
+        self.arranged, self.ends_are_best = pattern, True
         for candidate in (pattern, self._shorter(pattern, effort)):
             if candidate is None or self.run.done():
                 continue
-            grid, memory = self.search.grid, memory_on_grid(self.problem)
-            ends = Ends(self.problem, grid, memory, candidate)
-            table = ends.arranged(self.run, effort)
-            if table is None:
-                table = left_shifted(
-                    self.problem, candidate.unrolled(self.problem.num_microbatches)
-                )
-            self._complete(table, candidate)
+            ends = Ends(self.problem, self.search.grid, memory_on_grid(self.problem), candidate)
+            table = ends.arranged(self.run, effort, self.for_ends)
+            if table is not None:
+                self._complete(table, candidate)
+                self.ends_are_best &= ends.proven
+            else:
+                table = candidate.unrolled(self.problem.num_microbatches)
+                self._complete(left_shifted(self.problem, table), candidate)
+                self._arrange_all(effort)
+
+    def _arrange_all(self, effort: float) -> None:
+        """There are too few micro-batches for a repetition between the ends."""
+        if is_small(self.problem):
+            if self.all is None:
+                self.all = AtOnce(self.problem, self.run)
+            self.all.go_on(effort, self.for_ends)
+            self.ends_are_best &= self.all.proven
 
     def _shorter(self, pattern: Pattern, effort: float) -> Pattern | None:
         """A repetition as fast, whose micro-batches take less time from start to end."""
         search = self.search
         if not search.grid.exact:
             return None
-        length = search.grid.steps(pattern.length)
-        asked = Repetition(
-            search.problem, search.grid, search.memory, len(pattern.starts), int(length)
-        )
-        answer = asked.shorten(self.run, effort)
+        length = int(search.grid.steps(pattern.length))
+        copies = len(pattern.starts)
+        asked = Repetition(search.problem, search.grid, search.memory, copies, length)
+        answer = asked.shorten(self.run, effort, self.for_ends)
         if answer.values is None:
             return None
         size = len(self.problem.blocks)
@@ -172,11 +204,3 @@ class PeriodSteps:
         if found is None or check(search.problem, found.solution(search.problem)):
             return None
         return found
-
-    def _ends_are_best(self) -> bool:
-        if self.problem.num_microbatches is None:
-            return True
-        return self.arranged is not None and self.arranged[1] >= _EFFORT_OF_MAKESPAN
-
-
-_EFFORT_OF_MAKESPAN = 4.0

@@ -4,9 +4,11 @@ The solver works in a thread of its own, one worker, a fixed seed: the same mode
 answers in the same order. This thread waits, hands over every solution and every bound as it comes
 (in order, so that what a search reports does not depend on timing), asks the stop rules in between
 and stops the solver when one of them holds. `effort` limits the solver's work in its own count
-(`max_deterministic_time`, very roughly seconds), which cuts at the same point every time.
+(`max_deterministic_time`, a unit is a second or two), which cuts at the same point every time. An
+`Allowance` is what several questions may spend together.
 """
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _EFFORTLESS = 1e-3
+_TO_BEGIN = 2e-3  # what a question costs before the solver counts, in the same unit
 
 
 class Outcome(Enum):
@@ -40,20 +43,37 @@ class Answer:
     values: tuple[int, ...] | None = None
 
 
+@dataclass(slots=True)
+class Allowance:
+    """What is left to be spent, in the solver's own count of its work."""
+
+    left: float = math.inf
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing left?"""
+        return self.left <= 0
+
+    def spend(self, effort: float) -> None:
+        """Take this off."""
+        self.left -= effort
+
+
 def solve(
     model: "cp_model.CpModel",
     variables: Sequence["cp_model.IntVar"],
     run: Run[Any],
     *,
     effort: float | None = None,
+    allowance: Allowance | None = None,
     linear: int = 1,
     on_solution: Callable[[tuple[int, ...]], None] | None = None,
     on_bound: Callable[[float], None] | None = None,
 ) -> Answer:
-    """Solve, and count it as one evaluation; UNKNOWN at once if the run is done already."""
+    """Solve, and count it as one evaluation; UNKNOWN at once if run or allowance are done."""
     from ortools.sat.python import cp_model
 
-    if run.done():
+    if run.done() or (allowance is not None and allowance.empty):
         return Answer(Outcome.UNKNOWN)
     run.evaluations += 1
     solver = cp_model.CpSolver()
@@ -61,8 +81,9 @@ def solve(
     solver.parameters.random_seed = run.seed % 2**31
     solver.parameters.linearization_level = linear
     solver.parameters.catch_sigint_signal = False
-    if effort is not None:
-        solver.parameters.max_deterministic_time = max(effort, _EFFORTLESS)
+    most = min(math.inf if effort is None else effort, allowance.left if allowance else math.inf)
+    if most < math.inf:
+        solver.parameters.max_deterministic_time = max(most, _EFFORTLESS)
     if run.stop.time_s is not None:
         solver.parameters.max_time_in_seconds = max(run.stop.time_s - run.seconds, 0.0)
     events: queue.SimpleQueue[tuple[int, ...] | float | None] = queue.SimpleQueue()
@@ -84,6 +105,8 @@ def solve(
         while thread.is_alive():  # a stop before the solver has begun is lost
             solver.stop_search()
             thread.join(_POLL_S)
+    if allowance is not None:
+        allowance.spend(_TO_BEGIN + (solver.deterministic_time if ended else 0))
     return Answer(_outcome(ended[0] if ended else None, last, stopped), last)
 
 
