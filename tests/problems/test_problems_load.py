@@ -64,7 +64,7 @@ def test_what_is_no_problem_gets_the_list_of_what_is(
         problems.load(file)
     assert found in str(caught.value)
     assert str(caught.value).startswith(str(file))
-    for kind in ("sharding", "schedule", "partition", "placement", "streams"):
+    for kind in problems.KINDS:
         assert f"partita/{kind}-problem@1" in str(caught.value)
     assert ".npz" in str(caught.value)
 

@@ -28,6 +28,7 @@ OBJECTIVES = {
     "partition": ("slowest device", "ms"),
     "placement": ("score", "ms"),
     "streams": ("latency", "us"),
+    "rtasks": ("latency", "us"),
 }
 ENDINGS = {
     Status.OPTIMAL: "proven optimal",

@@ -6,6 +6,7 @@
     partition  PartitionProblem   a stage for every node, a device for every stage
     placement  PlacementProblem   a device for every layer
     streams    StreamsProblem     which ops of one GPU run together, in which order
+    rtasks     RtasksProblem      which tile of which op runs on which execution unit
 
 Each kind is a module here with the same names: the record and its solution, `read`, `from_json`,
 `check` (what is wrong with a solution, in words), `evaluate` (its objective) and `lower_bound`.
@@ -21,7 +22,7 @@ from typing import Any
 from partita import files
 from partita.errors import FileError, ProblemError
 
-KINDS = ("sharding", "schedule", "partition", "placement", "streams")
+KINDS = ("sharding", "schedule", "partition", "placement", "streams", "rtasks")
 
 
 def load(path: str | Path, **options: Any) -> Any:
