@@ -12,7 +12,7 @@ import pytest
 from partita import problems
 from partita.cli import solve
 from partita.problems.schedule import ScheduleSolution
-from partita.search import KINDS
+from partita.search import KINDS, searches
 from partita.search.base import Result, Status
 
 DATA = Path(__file__).parent.parent / "data"
@@ -43,6 +43,7 @@ OF_EACH_KIND = {
     "partition": (str(DATA / "partition" / "mlp.json"), "--devices", "2"),
     "placement": (ALEXNET,),
     "streams": (str(DATA / "streams" / "squeezenet.json"), "--prune", "3,8"),
+    "rtasks": (str(DATA / "rtasks" / "lstm.json"),),
 }
 
 
@@ -106,7 +107,7 @@ class TestSchedule:
 
 class TestSearch:
     def test_the_method_can_be_chosen(self, run_json):
-        assert run_json("solve", ALEXNET)["method"] == "single"
+        assert run_json("solve", ALEXNET)["method"] == "auto"
         found = run_json("solve", ALEXNET, "--method", "brute", "--time-limit", "0.2")
         assert found["method"] == "brute"
         assert found["status"] == "stopped"
@@ -117,10 +118,11 @@ class TestSearch:
         assert result.exit_code == 2
         assert result.stderr == (
             "error: --method: found 'brut'; did you mean brute? "
-            "(for a placement problem there is single, brute)\n"
+            f"(for a placement problem there is {', '.join(searches('placement'))})\n"
         )
         result = run("solve", ALEXNET, "--method", "zzz")
-        assert result.stderr == "error: --method: found 'zzz'; known are brute, single\n"
+        known = ", ".join(sorted(searches("placement")))
+        assert result.stderr == f"error: --method: found 'zzz'; known are {known}\n"
 
     def test_a_gap_is_enough(self, run_json):
         found = run_json("solve", ALEXNET, "--gap", "0.99")

@@ -31,4 +31,6 @@ class Brute:
             if not check(problem, solution):
                 run.evaluations += 1
                 run.offer(solution, evaluate(problem, solution))
+        if run.solution is None:
+            return run.result(Status.INFEASIBLE, "every placement was tried, and none is valid")
         return run.result(Status.OPTIMAL, "every placement was tried")

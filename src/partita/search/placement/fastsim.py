@@ -15,19 +15,35 @@ The cost of a candidate is `makespan + price * bytes over the limits`; with the 
 that is its score. A lower price lets a search pass through placements that do not fit.
 """
 
-import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 
+from partita.errors import ProblemError
 from partita.problems.placement import Evaluation, PlacementProblem
 from partita.search.placement.tables import F64, I32, I64, Tables, tables
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+# Without the wrappers for Python these compile in half the time. For the same reason arrays are
+# filled by loops here: every slice costs 60 ms.
+def inner(function: _Function) -> _Function:
+    """Compile a function that only compiled code calls."""
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: _Function = numba.njit(cache=True, nogil=True, **options)(function)
+    return compiled
+
+
 INVALID = 1e300  # the cost of a placement that breaks a rule, times the number of rules broken
 
+SCORE, MAKESPAN, OVER, EVENTS, PEAKS = range(5)  # columns of what is found of many placements
+
+_ROWS_PER_THREAD = 16
 _IDLE, _WAKING = -1, -2  # what a slot does where it is no item
 _NONE = -1
 _SLACK = 1 + 1e-9  # sums in another order round differently: never give up for that alone
@@ -70,7 +86,12 @@ def workspace(net: Tables) -> Work:
     device_bits = max(1, (num_devices - 1).bit_length())
     jobs = net.in_flight * 2 << layer_bits
     if jobs << device_bits >= 2**31:
-        raise MemoryError("too many batches in flight for the layers and devices of this problem")
+        raise ProblemError(
+            f"{net.in_flight:,} batches in flight, {num_layers:,} layers and {num_devices:,} "
+            "devices are more than can be simulated",
+            fix="let fewer batches be in flight at once",
+            field="settings.pipeline_batches",
+        )
     return Work(
         layer_bits=layer_bits,
         device_bits=device_bits,
@@ -108,24 +129,28 @@ class Simulator:
 
     def evaluate(self, placement: Sequence[int]) -> Evaluation:
         """What `simulate_exprimo` says of the placement; it must be a valid one."""
-        simulate(self.net, self.work, np.array(placement, np.int64), 0.0, math.inf)
-        makespan, score, events, _ = self.work.found.tolist()
-        return Evaluation(makespan, tuple(self.work.peak.tolist()), score, int(events))
+        row = self.details(np.array([placement], np.int64))[0].tolist()
+        return Evaluation(row[MAKESPAN], tuple(row[PEAKS:]), row[SCORE], int(row[EVENTS]))
 
     def scores(self, placements: I64) -> F64:
         """The score of every row; infinite for one that is not valid."""
-        scores = np.empty(len(placements))
-        score_many(self.net, self.work, placements, scores)
-        return scores
+        return self.details(placements)[:, SCORE].copy()
+
+    def details(self, placements: I64) -> F64:
+        """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
+        found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
+        evaluate_many(self.net, self.work, placements, found)
+        return found
 
 
 class Pool:
-    """Simulators on several threads; what it finds does not depend on how many."""
+    """Scratch and threads for evaluating many placements; the answers do not depend on them."""
 
-    def __init__(self, net: Tables, num_threads: int) -> None:
+    def __init__(self, net: Tables, num_threads: int = 0) -> None:
         self.net = net
-        self.works = [workspace(net) for _ in range(num_threads)]
-        self.executor = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+        self.num_threads = num_threads or os.cpu_count() or 1
+        self.works = [workspace(net)]
+        self.executor: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> "Pool":
         return self
@@ -134,38 +159,56 @@ class Pool:
         if self.executor is not None:
             self.executor.shutdown()
 
-    def scores(self, placements: I64) -> F64:
-        """The score of every row; infinite for one that is not valid."""
-        scores = np.empty(len(placements))
-        parts = len(self.works) if self.executor is not None else 1
+    def details(self, placements: I64) -> F64:
+        """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
+        found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
+        parts = min(self.num_threads, len(placements) // _ROWS_PER_THREAD)
+        if parts <= 1:
+            evaluate_many(self.net, self.works[0], placements, found)
+            return found
+        while len(self.works) < parts:
+            self.works.append(workspace(self.net))
         ends = np.linspace(0, len(placements), parts + 1).astype(int).tolist()
-        if self.executor is None or len(placements) < 2 * parts:
-            score_many(self.net, self.works[0], placements, scores)
-            return scores
-        jobs = [
-            self.executor.submit(
-                score_many, self.net, work, placements[begin:end], scores[begin:end]
-            )
-            for work, begin, end in zip(self.works, ends, ends[1:], strict=False)
-        ]
-        for job in jobs:
-            job.result()
-        return scores
+        self.each(
+            lambda part: evaluate_many(
+                self.net,
+                self.works[part],
+                placements[ends[part] : ends[part + 1]],
+                found[ends[part] : ends[part + 1]],
+            ),
+            parts,
+        )
+        return found
+
+    def each(self, job: Callable[[int], None], count: int) -> None:
+        """Do a job for every number below `count`, several at a time."""
+        if self.num_threads == 1 or count == 1:
+            for number in range(count):
+                job(number)
+            return
+        if self.executor is None:
+            self.executor = ThreadPoolExecutor(self.num_threads)
+        for done in [self.executor.submit(job, number) for number in range(count)]:
+            done.result()
 
 
 @numba.njit(cache=True, nogil=True)
-def score_many(net: Tables, work: Work, placements: I64, scores: F64) -> None:
-    """Fill `scores` with the score of every row of `placements`, infinite where one is invalid."""
+def evaluate_many(net: Tables, work: Work, placements: I64, found: F64) -> None:
+    """Fill a row of `found` for every row of `placements`; the score of an invalid one is inf."""
     for index in range(len(placements)):
         placement = placements[index]
         if broken_rules(net, work, placement) > 0:
-            scores[index] = np.inf
-        else:
-            simulate(net, work, placement, net.penalty, np.inf)
-            scores[index] = work.found[1]
+            for column in range(found.shape[1]):
+                found[index, column] = np.inf
+            continue
+        simulate(net, work, placement, 0.0, np.inf)
+        found[index, SCORE], found[index, MAKESPAN] = work.found[1], work.found[0]
+        found[index, OVER], found[index, EVENTS] = work.found[3], work.found[2]
+        for device in range(len(net.limit_bytes)):
+            found[index, PEAKS + device] = work.peak[device]
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def cost_of(net: Tables, work: Work, placement: I64, price: float, most: float) -> float:
     """Makespan plus `price` per byte over the limits; infinite if that is surely above `most`.
 
@@ -180,7 +223,7 @@ def cost_of(net: Tables, work: Work, placement: I64, price: float, most: float) 
     return simulate(net, work, placement, price, most)
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def broken_rules(net: Tables, work: Work, placement: I64) -> int:
     """How many edges have no route, and how many devices are used beyond those allowed."""
     broken = 0
@@ -191,7 +234,8 @@ def broken_rules(net: Tables, work: Work, placement: I64) -> int:
             if here != there and (net.route[here, there] < 0 or net.route[there, here] < 0):
                 broken += 1
     if net.max_devices < len(net.limit_bytes):
-        work.seen[:] = -1
+        for device in range(len(work.seen)):
+            work.seen[device] = -1
         num_used = 0
         for device in placement:
             if work.seen[device] < 0:
@@ -201,18 +245,20 @@ def broken_rules(net: Tables, work: Work, placement: I64) -> int:
     return broken
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def screen(net: Tables, work: Work, placement: I64, price: float) -> float:
     """A lower bound of the cost of a placement; fills what the simulation gives up by."""
     latency = _paths_after(net, work, placement)
     num_layers, num_devices = len(placement), len(net.limit_bytes)
     rest_ms, route = work.rest_ms, net.route
-    rest_ms[:] = 0.0
+    for slot in range(len(rest_ms)):
+        rest_ms[slot] = 0.0
     for layer in range(num_layers):
         here = placement[layer]
         rest_ms[here] += net.job_ms[layer, here] + net.job_ms[num_layers + layer, here]
         # Each output goes once to every other device that needs it, each gradient comes by itself.
-        work.seen[:] = -1
+        for device in range(num_devices):
+            work.seen[device] = -1
         for k in range(net.child_start[layer], net.child_start[layer + 1]):
             there = placement[net.child[k]]
             if there != here:
@@ -226,12 +272,12 @@ def screen(net: Tables, work: Work, placement: I64, price: float) -> float:
     busiest = 0.0
     for slot in range(len(rest_ms)):
         rest_ms[slot] *= net.batches
-        busiest = max(busiest, rest_ms[slot] + 2.0 * 0.0 + work.drain_ms[slot])
+        busiest = max(busiest, rest_ms[slot] + work.drain_ms[slot])
     in_a_row = (net.batches + net.in_flight - 1) // net.in_flight
     return max(in_a_row * latency, busiest) + price * _surely_over(net, work, placement)
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def _drains(net: Tables, work: Work, placement: I64) -> None:
     """Fill `drain_ms`: the time that surely passes after the last work of a slot.
 
@@ -239,8 +285,8 @@ def _drains(net: Tables, work: Work, placement: I64) -> None:
     """
     num_layers = len(placement)
     drain = work.drain_ms
-    drain[:] = 0.0
-    drain[: len(net.limit_bytes)] = np.inf
+    for slot in range(len(drain)):
+        drain[slot] = np.inf if slot < len(net.limit_bytes) else 0.0
     for layer in range(num_layers):
         here = placement[layer]
         drain[here] = min(drain[here], work.after_ms[num_layers + layer])
@@ -249,7 +295,7 @@ def _drains(net: Tables, work: Work, placement: I64) -> None:
             drain[device] = 0.0
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def _paths_after(net: Tables, work: Work, placement: I64) -> float:
     """The longest path of one batch, transfers included; fills `after_ms`."""
     num_layers = len(placement)
@@ -289,7 +335,7 @@ def _paths_after(net: Tables, work: Work, placement: I64) -> float:
     return latency
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def _surely_over(net: Tables, work: Work, placement: I64) -> float:
     """Bytes over the limits that any order of events has at some moment; fills `sure_bytes`.
 
@@ -298,11 +344,13 @@ def _surely_over(net: Tables, work: Work, placement: I64) -> float:
     only the weights are sure.
     """
     sure = work.sure_bytes
-    sure[:] = 0.0
+    for device in range(len(sure)):
+        sure[device] = 0.0
     for layer in range(len(placement)):
         sure[placement[layer]] += net.weight_bytes[layer]
         if net.one_sink:
-            work.seen[:] = -1
+            for device in range(len(sure)):
+                work.seen[device] = -1
             for k in range(net.child_start[layer], net.child_start[layer + 1]):
                 there = placement[net.child[k]]
                 if work.seen[there] < 0:
@@ -314,7 +362,7 @@ def _surely_over(net: Tables, work: Work, placement: I64) -> float:
     return over
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def simulate(net: Tables, work: Work, placement: I64, price: float, most: float) -> float:
     """Makespan plus `price` per byte over the limits, event by event; fills `found` and `peak`.
 
@@ -342,12 +390,14 @@ def simulate(net: Tables, work: Work, placement: I64, price: float, most: float)
     limited = most < np.inf
     most *= _SLACK
 
-    head[:] = _NONE
-    current[:] = _IDLE
-    present[:] = 0
-    outstanding[:] = 0
-    seen[:] = -1
-    used[:] = 0.0
+    for slot in range(len(head)):
+        head[slot], current[slot] = _NONE, _IDLE
+    for index in range(len(present)):
+        present[index] = 0
+    for batch in range(len(outstanding)):
+        outstanding[batch] = 0
+    for device in range(num_devices):
+        seen[device], used[device] = -1, 0.0
     for layer in range(num_layers):
         used[placement[layer]] += net.weight_bytes[layer]
     over = 0.0  # bytes over the limits so far
@@ -591,7 +641,7 @@ def simulate(net: Tables, work: Work, placement: I64, price: float, most: float)
     return now + price * over
 
 
-@numba.njit(cache=True, nogil=True)
+@inner
 def _sort_inputs(inputs: I64, order: I64, placement: I64) -> None:
     """Fill `order` with the input layers by device, then by index."""
     for position in range(len(inputs)):

@@ -1,22 +1,19 @@
 """The best device for all layers, then the best cuts between devices: a baseline.
 
-All layers on one device need no route and no transfer, so this always has an answer. Then runs of
-neighbouring layers are moved: starting from the best device, each device in turn is offered every
-run of layers [begin, end) with ends a step apart, and the best placement is kept. One round costs
-O(devices * cuts ** 2) simulations.
+All layers on one device need no route and no transfer. Then runs of neighbouring layers are moved:
+every run [begin, end) with ends a step apart is offered to every device, the best placement is
+kept, and so on while that helps. One round costs O(devices * cuts ** 2) simulations.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from partita.problems.placement import (
-    PlacementProblem,
-    PlacementSolution,
-    check,
-    evaluate,
-    lower_bound,
-)
-from partita.search.base import UNTIL_DONE, Result, Run, Stop
+import numpy as np
+
+from partita.problems.placement import PlacementProblem, PlacementSolution
+from partita.search.base import UNTIL_DONE, Result, Stop
+from partita.search.placement.attempt import Attempt
+from partita.search.placement.starts import single_devices
+from partita.search.placement.tables import I64, Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,43 +26,27 @@ class Single:
         self, problem: PlacementProblem, stop: Stop = UNTIL_DONE, seed: int = 0
     ) -> Result[PlacementSolution]:
         """Stops when no run of layers is better elsewhere; nothing is random."""
-        run: Run[PlacementSolution] = Run(stop, "single", seed)
-        run.bound(lower_bound(problem))
-        for device in range(len(problem.devices)):
-            if run.done():
-                return run.result()
-            _try(problem, run, (device,) * len(problem.layers))
-        better = True
-        while better:
-            better = False
-            for placement in self._moved(problem, run):
-                if run.done():
-                    return run.result()
-                better = _try(problem, run, placement) or better
-        return run.result()
+        with Attempt(problem, stop, "single", seed) as attempt:
+            attempt.score(single_devices(attempt.net))
+            before = np.inf
+            while attempt.goes_on() and attempt.best_score < before:
+                before = attempt.best_score
+                attempt.score(self._moved(attempt.net, attempt.best))
+            return attempt.result()
 
-    def _moved(
-        self, problem: PlacementProblem, run: Run[PlacementSolution]
-    ) -> Iterator[tuple[int, ...]]:
+    def _moved(self, net: Tables, best: I64) -> I64:
         """The best placement with one run of layers on one device, for all runs and devices."""
-        size = len(problem.layers)
+        size = len(net.may)
+        genes = best[net.gene_layer[net.gene_start[:-1]]]
         places = sorted({round(cut * size / self.cuts) for cut in range(self.cuts + 1)})
-        for device in range(len(problem.devices)):
+        rows = []
+        for device in range(len(net.limit_bytes)):
             for begin in places:
                 for end in places:
-                    if begin < end and run.solution is not None:
-                        best = run.solution.placement
-                        moved = best[:begin] + (device,) * (end - begin) + best[end:]
-                        if moved != best:
-                            yield moved
-
-
-def _try(
-    problem: PlacementProblem, run: Run[PlacementSolution], placement: tuple[int, ...]
-) -> bool:
-    """Offer the placement if there are routes for it; True if it is the best so far."""
-    solution = PlacementSolution(placement)
-    if check(problem, solution):
-        return False
-    run.evaluations += 1
-    return run.offer(solution, evaluate(problem, solution))
+                    if begin < end:
+                        moved = genes.copy()
+                        moved[begin:end] = np.where(
+                            net.may[begin:end, device], device, genes[begin:end]
+                        )
+                        rows.append(moved)
+        return np.array(rows, np.int64)[:, net.gene_of]

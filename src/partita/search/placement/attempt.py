@@ -1,0 +1,124 @@
+"""What every placement search does besides searching: open, count, evaluate, keep, close.
+
+    with Attempt(problem, stop, "random", seed) as attempt:
+        while attempt.goes_on():
+            attempt.score(placements)       # evaluates the rows, keeps the best
+    return attempt.result()
+
+An attempt begins with one valid placement, if there is one; without one it is over at once. It
+never makes more evaluations than the stop rule allows, looks at the rules about fifty times a
+second, and evaluates on all cores. How many evaluations go between two looks depends on the size
+of the problem only, so that a seed always gives the same history.
+"""
+
+from types import TracebackType
+
+import numpy as np
+
+from partita.problems.placement import PlacementProblem, PlacementSolution
+from partita.search.base import Result, Run, Status, Stop
+from partita.search.placement.bounds import lower_bound
+from partita.search.placement.fastsim import MAKESPAN, PEAKS, SCORE, Pool
+from partita.search.placement.feasible import valid_placement
+from partita.search.placement.tables import F64, I64, tables
+
+_EVENT_S = 4e-8  # about what one simulated event takes
+_EVENTS_PER_JOB = 2.5
+_LOOK_S = 0.02
+
+
+class Attempt:
+    """One search on one problem, from its opening to its result."""
+
+    def __init__(self, problem: PlacementProblem, stop: Stop, method: str, seed: int) -> None:
+        self.problem = problem
+        self.run: Run[PlacementSolution] = Run(stop, method, seed)
+        self.net = tables(problem)
+        self.pool = Pool(self.net)
+        self.opening = valid_placement(problem, self.net)
+        self.run.bound(lower_bound(problem, self.net))
+        self.makespan_ms, self.peaks_bytes = 0.0, np.zeros(len(problem.devices))
+        self.ended = ""  # why the method itself came to an end
+        events = 2 * len(problem.layers) * problem.batches * _EVENTS_PER_JOB
+        self.evaluation_s = events * _EVENT_S
+        self.chunk = max(1, min(2000, int(_LOOK_S / self.evaluation_s)))
+        if self.opening.placement is not None and self.goes_on():
+            self.score(self.opening.placement[None, :])
+
+    def __enter__(self) -> "Attempt":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.pool.__exit__(kind, error, _)
+
+    def goes_on(self) -> bool:
+        """May the search go on?"""
+        return self.opening.placement is not None and not self.run.done()
+
+    @property
+    def left(self) -> int:
+        """How many evaluations the stop rule still allows."""
+        most = self.run.stop.evaluations
+        return 2**62 if most is None else max(0, most - self.run.evaluations)
+
+    def score(self, placements: I64) -> F64:
+        """The score of every row; infinite where it is invalid, or was not looked at in time."""
+        return self.details(placements)[:, SCORE]
+
+    def details(self, placements: I64) -> F64:
+        """Rows as `fastsim.Pool.details` gives them; infinite where not looked at in time."""
+        found = np.full((len(placements), PEAKS + len(self.net.limit_bytes)), np.inf)
+        begin, step = 0, self.chunk * self.pool.num_threads
+        while begin < len(placements) and self.goes_on():
+            end = min(begin + step, len(placements), begin + self.left)
+            found[begin:end] = self.pool.details(placements[begin:end])
+            self.run.evaluations += end - begin
+            self._keep_best(placements[begin:end], found[begin:end])
+            begin = end
+        return found
+
+    def _keep_best(self, placements: I64, found: F64) -> None:
+        best = int(found[:, SCORE].argmin())
+        if np.isfinite(found[best, SCORE]):
+            self._offer(placements[best], found[best])
+
+    def offer(self, placement: I64, score: float) -> None:
+        """Keep what a walk found, if it is the best; its evaluation has been counted."""
+        if self.run.objective is None or score < self.run.objective:
+            self._offer(placement, self.pool.details(placement[None, :])[0])
+
+    def _offer(self, placement: I64, row: F64) -> None:
+        if self.run.offer(PlacementSolution(tuple(placement.tolist())), float(row[SCORE])):
+            self.makespan_ms, self.peaks_bytes = float(row[MAKESPAN]), row[PEAKS:].copy()
+
+    @property
+    def best(self) -> I64:
+        """The best placement so far."""
+        assert self.run.solution is not None
+        return np.array(self.run.solution.placement, np.int64)
+
+    @property
+    def best_score(self) -> float:
+        """The score of the best placement so far."""
+        return np.inf if self.run.objective is None else self.run.objective
+
+    def result(self, status: Status | None = None, why: str = "") -> Result[PlacementSolution]:
+        """Close the attempt; the sentence says where memory does not suffice."""
+        if self.opening.placement is None:
+            proven = self.opening.proven
+            return self.run.result(
+                Status.INFEASIBLE if proven else Status.STOPPED, self.opening.why
+            )
+        result = self.run.result(status, why)
+        over = self.peaks_bytes - self.net.limit_bytes
+        if self.run.solution is None or not (over > 0).any():
+            return result
+        worst = int(over.argmax())
+        memory = (
+            f"{result.why}; memory does not suffice: device {worst} holds "
+            f"{self.peaks_bytes[worst] / 1e9:.3g} GB, its limit is "
+            f"{self.net.limit_bytes[worst] / 1e9:.3g} GB"
+        )
+        return self.run.result(result.status, memory)

@@ -1,0 +1,133 @@
+"""The default: built starts, then races of annealing walks, with a proven lower bound.
+
+Few placements are tried one by one, which proves the best. Otherwise a *race* begins with the best
+of many built placements: single devices, list schedules, stages filled by work or by memory, random
+stages. All are annealed for a while; then the better half goes on from its best, a little cooler
+and twice as long, until two are left. Races follow one another, longer ones later; every second
+one has the best placement so far among its runners.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.problems.placement import PlacementProblem, PlacementSolution
+from partita.search.base import UNTIL_DONE, Result, Status, Stop
+from partita.search.placement.attempt import Attempt
+from partita.search.placement.episodes import cheapest, make_episodes, memory_price
+from partita.search.placement.lists import by_rank, critical_path, earliest_end
+from partita.search.placement.moves import line_of
+from partita.search.placement.starts import random_stages, single_devices, stages
+from partita.search.placement.tables import I64
+from partita.search.placement.variation import costs, layers_of_genes
+from partita.search.placement.walk import Walker, begin_episode, best_of, walker
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Races of annealing walks from built placements; small problems are solved by trying all."""
+
+    most_tried: int = 2000  # a problem with at most so many placements is solved by trying all
+    effort_s: float = 10.0  # about so long on one core, by the size of the problem
+    runners: int = 32
+    splits: int = 1000  # random stages to choose runners from
+    first_steps: int = 500  # evaluations of each runner in the first heat
+    hot: float = 0.02  # temperatures, of the best score
+    cold: float = 1e-3
+    cooler: float = 0.85  # from one heat to the next
+
+    def __call__(
+        self, problem: PlacementProblem, stop: Stop = UNTIL_DONE, seed: int = 0
+    ) -> Result[PlacementSolution]:
+        """Ends when its effort is spent, or when the lower bound is reached."""
+        with Attempt(problem, stop, "auto", seed) as attempt:
+            if not attempt.goes_on():
+                return attempt.result()
+            if math.prod(np.diff(attempt.net.allowed_start).tolist()) <= self.most_tried:
+                return _all_tried(attempt)
+            _Races(self, attempt, line_of(problem, attempt.net), seed).run()
+            return attempt.result()
+
+
+def _all_tried(attempt: Attempt) -> Result[PlacementSolution]:
+    """Score every placement there is."""
+    net, before = attempt.net, attempt.run.evaluations
+    devices = [
+        net.allowed[begin:end].tolist()
+        for begin, end in itertools.pairwise(net.allowed_start.tolist())
+    ]
+    genes = np.array(list(itertools.product(*devices)), np.int64)
+    attempt.score(layers_of_genes(net, genes))
+    if attempt.run.evaluations - before < len(genes):
+        return attempt.result()
+    return attempt.result(Status.OPTIMAL, "every placement was tried")
+
+
+class _Races:
+    """One race after another, while the attempt goes on and effort is left."""
+
+    def __init__(self, auto: Auto, attempt: Attempt, line: I64, seed: int) -> None:
+        self.auto, self.attempt, self.line = auto, attempt, line
+        self.generator = np.random.default_rng((seed, 0))
+        net = attempt.net
+        choices = len(line) * len(net.limit_bytes)
+        self.budget = min(int(auto.effort_s / attempt.evaluation_s), 2000 * choices)
+        self.walkers = [walker(net, seed, number) for number in range(auto.runners)]
+        lists = [by_rank(net, earliest_end), critical_path(net)]
+        built = [single_devices(net), *(found[None, :] for found in lists if found is not None)]
+        self.built = np.concatenate((*built, stages(net, line, seed)))
+        attempt.score(self.built)
+        self.price = memory_price(net, attempt.makespan_ms)
+
+    def run(self) -> None:
+        """Race until effort or time is spent."""
+        number = 0
+        while self.goes_on():
+            self.race(number)
+            number += 1
+
+    def goes_on(self) -> bool:
+        return self.attempt.goes_on() and self.attempt.run.evaluations < self.budget
+
+    def race(self, number: int) -> None:
+        """One race: heats of ever fewer, longer walks."""
+        auto, runners = self.auto, list(self.starts(with_best=number % 2 == 1))
+        walkers = self.walkers[: len(runners)]
+        steps, heat = auto.first_steps * 2 ** min(number // 2, 3), 0
+        while self.goes_on():
+            scale = min(self.attempt.best_score, self.attempt.makespan_ms)
+            for walk, start in zip(walkers, runners, strict=True):
+                begin_episode(
+                    walk,
+                    start,
+                    steps,
+                    hot=auto.hot * scale * auto.cooler**heat,
+                    cold=auto.cold * scale,
+                    price=self.price,
+                )
+            make_episodes(self.attempt, self.line, walkers)
+            if len(walkers) <= 2:
+                break
+            walkers = sorted(walkers, key=lambda walk: best_of(walk)[1])[: len(walkers) // 2]
+            runners = [_where(walk) for walk in walkers]
+            steps, heat = 2 * steps, heat + 1
+
+    def starts(self, *, with_best: bool) -> I64:
+        """The cheapest of the built placements and of new random stages."""
+        auto, attempt, net = self.auto, self.attempt, self.attempt.net
+        count = max(2 * auto.runners, min(auto.splits, int(0.5 / attempt.evaluation_s)))
+        staged = random_stages(net, self.line, count, self.generator)
+        placements = np.concatenate((self.built, staged))
+        cost = costs(attempt.details(placements), self.price)
+        found = cheapest(placements, cost, auto.runners)
+        if with_best or not len(found):
+            found = np.concatenate((attempt.best[None, :], found))[: auto.runners]
+        return found
+
+
+def _where(walk: Walker) -> I64:
+    """Where a runner goes on: its best placement, or where it is if it found none."""
+    placement, score = best_of(walk)
+    return (placement if score < np.inf else walk.current).copy()

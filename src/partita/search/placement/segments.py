@@ -1,0 +1,335 @@
+"""The network as a chain of *cut layers*, and what each stretch between two of them costs at least.
+
+A cut layer is one that every path passes: no edge jumps over it. Between two of them, `first` and
+`last`, lie inner layers in separate branches. With `first` and `last` on given devices, every way
+to place the inner layers is an *option*: a vector of
+
+    time   forward from the end of `first` to the end of `last`, and backward the other way; the
+           longest path, the busiest device and the busiest channel each give a bound of it
+    load   work per device and per channel, forward and backward
+    held   bytes per device when the forward pass ends
+
+Branches are enumerated one by one and combined; options that are worse than another in every entry
+are dropped. Where there are too many, groups of them are replaced by their least entries, which
+keeps every bound valid. Alike stretches and alike devices are done once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.search.placement.bounds import there_and_back_ms
+from partita.search.placement.feasible import joined
+from partita.search.placement.tables import F64, I64, Tables
+
+_MOST_CONFIGURATIONS = 5000  # of one branch; a longer branch is left out, as if it cost nothing
+_MOST_OPTIONS = 400  # of one stretch with given ends
+
+
+def cut_layers(net: Tables) -> list[int]:
+    """The layers that every path passes; empty if the network has several first or last layers."""
+    num_layers = len(net.output_bytes)
+    ends = np.diff(net.child_start) == 0
+    if len(net.inputs) != 1 or net.inputs[0] != 0 or ends.sum() != 1 or not ends[-1]:
+        return []
+    jumped = np.zeros(num_layers + 1, np.int64)
+    for layer in range(num_layers):
+        for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
+            jumped[layer + 1] += 1
+            jumped[child] -= 1
+    return np.flatnonzero(np.cumsum(jumped)[:num_layers] == 0).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where what stands in a vector of an option: time, then loads, channels, bytes."""
+
+    num_devices: int
+    num_channels: int
+
+    @property
+    def load(self) -> slice:
+        return slice(1, 1 + self.num_devices)
+
+    @property
+    def channel(self) -> slice:
+        return slice(1 + self.num_devices, 1 + self.num_devices + self.num_channels)
+
+    @property
+    def held(self) -> slice:
+        begin = 1 + self.num_devices + self.num_channels
+        return slice(begin, begin + self.num_devices)
+
+    @property
+    def size(self) -> int:
+        return 1 + 2 * self.num_devices + self.num_channels
+
+
+class Stretches:
+    """The options of all stretches between cut layers."""
+
+    def __init__(self, net: Tables, cuts: list[int], needed: F64) -> None:
+        self.net, self.cuts = net, cuts
+        self.num_layers = len(net.output_bytes)
+        self.layout = Layout(len(net.limit_bytes), net.transfer_ms.shape[1])
+        self.needed = needed.astype(np.bool_)  # which entries anyone looks at
+        self.may = net.may[net.gene_of]
+        self.near = joined(net)
+        self.remembered: dict[bytes, dict[tuple[int, int], F64]] = {}
+
+    def options(self, number: int) -> dict[tuple[int, int], F64]:
+        """For the devices of both ends of a stretch: its options, [option, entry]."""
+        first, last = self.cuts[number], self.cuts[number + 1]
+        layers = np.arange(first, last + 1)
+        key = self._key(layers)
+        if key not in self.remembered:
+            self.remembered[key] = {
+                ends: found
+                for ends in np.ndindex(*self.near.shape)
+                if self.may[first, ends[0]] and self.may[last, ends[1]]
+                for found in [self._between(first, last, *ends)]
+                if len(found)
+            }
+        return self.remembered[key]
+
+    def _key(self, layers: I64) -> bytes:
+        """Equal for stretches that cost the same."""
+        net, first = self.net, int(layers[0])
+        edges = [
+            net.child[net.child_start[layer] : net.child_start[layer + 1]] - first
+            for layer in layers[:-1].tolist()
+        ]
+        parts = [
+            net.job_ms[layers],
+            net.job_ms[self.num_layers + layers],
+            net.transfer_ms[layers],
+            net.output_bytes[layers],
+            net.weight_bytes[layers],
+            self.may[layers],
+            np.array([len(row) for row in edges]),
+            np.concatenate(edges),
+        ]
+        return b"".join(part.tobytes() for part in parts)
+
+    def _between(self, first: int, last: int, source: int, target: int) -> F64:
+        """The options with the ends on these devices; none where a route is missing."""
+        combined = _nothing(self.layout, 1)
+        net = self.net
+        if last in net.child[net.child_start[first] : net.child_start[first + 1]]:
+            if not self.near[source, target]:
+                return np.empty((0, self.layout.size))
+            combined = combined.plus(self._edge(first, source, target))
+        for branch in self._branches(first, last):
+            if self.layout.num_devices ** len(branch) <= _MOST_CONFIGURATIONS:
+                combined = combined.plus(self._branch(branch, first, last, source, target))
+                combined = combined.fewest(4 * _MOST_OPTIONS)
+        return least(self._closed(combined, first, last, source, target), _MOST_OPTIONS)
+
+    def _branches(self, first: int, last: int) -> Iterator[list[int]]:
+        """The inner layers in groups that only the ends join."""
+        net, group = self.net, {layer: layer for layer in range(first + 1, last)}
+
+        def root(layer: int) -> int:
+            while group[layer] != layer:
+                layer = group[layer]
+            return layer
+
+        for layer in group:
+            for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
+                if child != last:
+                    one, other = root(layer), root(child)
+                    group[max(one, other)] = min(one, other)
+        for begin in sorted({root(layer) for layer in group}):
+            yield [layer for layer in group if root(layer) == begin]
+
+    def _edge(self, first: int, source: int, target: int) -> "_Parts":
+        """The edge from the first to the last layer."""
+        parts = _nothing(self.layout, 1)
+        parts.reads[:, target] = 1.0
+        if source != target:
+            there, back = self.net.route[source, target], self.net.route[target, source]
+            parts.path_there[:] = self.net.transfer_ms[first, there]
+            parts.path_back[:] = self.net.transfer_ms[first, back]
+            parts.sent_back[:, back] += self.net.transfer_ms[first, back]
+        return parts
+
+    def _branch(
+        self, branch: list[int], first: int, last: int, source: int, target: int
+    ) -> "_Parts":
+        """All ways to place the layers of one branch."""
+        net = self.net
+        allowed = [np.flatnonzero(self.may[layer]) for layer in branch]
+        grids = np.meshgrid(*allowed, indexing="ij")
+        count = grids[0].size
+        on = {layer: grid.ravel() for layer, grid in zip(branch, grids, strict=True)}
+        on[first], on[last] = np.full(count, source), np.full(count, target)
+        parts, valid, rows = _nothing(self.layout, count), np.ones(count, np.bool_), np.arange(count)
+        end = {first: np.zeros(count)}
+        for layer in [*branch, last]:
+            start = np.zeros(count)
+            for parent in net.parent[net.parent_start[layer] : net.parent_start[layer + 1]].tolist():
+                if parent not in end or (layer == last and parent == first):
+                    continue
+                away = on[parent] != on[layer]
+                valid &= self.near[on[parent], on[layer]]
+                there = net.route[on[parent], on[layer]]
+                back = net.route[on[layer], on[parent]]
+                sent = np.where(away, net.transfer_ms[parent, there], 0.0)
+                start = np.maximum(start, end[parent] + sent)
+                returned = np.where(away, net.transfer_ms[parent, back], 0.0)
+                np.add.at(parts.sent_back, (rows, back), returned)
+            end[layer] = start + (net.job_ms[layer, on[layer]] if layer != last else 0.0)
+        parts.path_there[:] = end[last]
+        parts.path_back[:] = self._path_back(branch, first, last, on)
+        for layer in branch:
+            here = on[layer]
+            parts.load_there[rows, here] += net.job_ms[layer, here]
+            parts.load_back[rows, here] += net.job_ms[self.num_layers + layer, here]
+            parts.held[rows, here] += net.weight_bytes[layer]
+        for layer in [first, *branch]:
+            children = net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist()
+            reads = np.zeros((count, self.layout.num_devices))
+            for child in children:
+                if child in on and not (layer == first and child == last):
+                    reads[rows, on[child]] = 1.0
+            if layer == first:  # other branches read it too: accounted for when all are known
+                parts.reads[:] = np.maximum(parts.reads, reads)
+            else:
+                parts.send(net, layer, on[layer], reads)
+        return parts.only(valid)
+
+    def _path_back(
+        self, branch: list[int], first: int, last: int, on: dict[int, I64]
+    ) -> F64:
+        """The longest path from the end of the last layer's backward to the start of the first's."""
+        net = self.net
+        end = {last: np.zeros(len(on[last]))}
+        for layer in [*reversed(branch), first]:
+            start = np.zeros(len(on[last]))
+            for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
+                if child in end and not (layer == first and child == last):
+                    away = on[layer] != on[child]
+                    back = net.route[on[child], on[layer]]
+                    sent = np.where(away, net.transfer_ms[layer, back], 0.0)
+                    start = np.maximum(start, end[child] + sent)
+            own = net.job_ms[self.num_layers + layer, on[layer]] if layer != first else 0.0
+            end[layer] = start + own
+        return end[first]
+
+    def _closed(self, parts: "_Parts", first: int, last: int, source: int, target: int) -> F64:
+        """The vectors of options, the last layer included."""
+        net, layout = self.net, self.layout
+        parts.send(net, first, np.full(len(parts.path_there), source), parts.reads)
+        there = np.maximum(parts.path_there, parts.load_there.max(axis=1, initial=0.0))
+        there = np.maximum(there, parts.sent_there.max(axis=1, initial=0.0))
+        back = np.maximum(parts.path_back, parts.load_back.max(axis=1, initial=0.0))
+        back = np.maximum(back, parts.sent_back.max(axis=1, initial=0.0))
+        both = net.job_ms[last, target] + net.job_ms[self.num_layers + last, target]
+        found = np.zeros((len(there), layout.size))
+        found[:, 0] = there + back + both
+        found[:, layout.load] = parts.load_there + parts.load_back
+        found[:, layout.load.start + target] += both
+        found[:, layout.channel] = parts.sent_there + parts.sent_back
+        found[:, layout.held] = parts.held
+        found[:, layout.held.start + target] += net.weight_bytes[last]
+        found[:, ~self.needed] = 0.0
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Options before the ends of their stretch are accounted for; a row each."""
+
+    path_there: F64
+    path_back: F64
+    reads: F64  # per device: does it read the output of the first layer?
+    load_there: F64
+    load_back: F64
+    sent_there: F64  # per channel
+    sent_back: F64
+    held: F64
+
+    def plus(self, other: "_Parts") -> "_Parts":
+        """Every option of this with every option of another branch."""
+
+        def each(one: F64, two: F64, how: np.ufunc) -> F64:
+            found = how(one[:, None], two[None, :])
+            return np.asarray(found.reshape(-1, *one.shape[1:]), np.float64)
+
+        return _Parts(
+            each(self.path_there, other.path_there, np.maximum),
+            each(self.path_back, other.path_back, np.maximum),
+            each(self.reads, other.reads, np.maximum),
+            each(self.load_there, other.load_there, np.add),
+            each(self.load_back, other.load_back, np.add),
+            each(self.sent_there, other.sent_there, np.add),
+            each(self.sent_back, other.sent_back, np.add),
+            each(self.held, other.held, np.add),
+        )
+
+    def only(self, rows: np.ndarray) -> "_Parts":  # type: ignore[type-arg]
+        """Some of the options."""
+        return _Parts(*(getattr(self, name)[rows] for name in _Parts.__slots__))
+
+    def send(self, net: Tables, layer: int, source: I64, reads: F64) -> None:
+        """A layer's output goes once to every device that reads it, and is held there."""
+        self.held[:] += reads * net.output_bytes[layer]
+        rows = np.arange(len(source))
+        for device in range(reads.shape[1]):
+            away = (source != device) & (reads[:, device] > 0)
+            channel = net.route[source, device]
+            cost = np.where(away, net.transfer_ms[layer, channel], 0.0)
+            self.sent_there[rows, channel] += cost
+
+    def fewest(self, count: int) -> "_Parts":
+        """At most so many options; more are replaced by the least of groups."""
+        rows = np.column_stack([getattr(self, name) for name in _Parts.__slots__])
+        kept, begin, columns = least(rows, count), 0, []
+        for name in _Parts.__slots__:
+            one = getattr(self, name)
+            width = 1 if one.ndim == 1 else one.shape[1]
+            part = kept[:, begin : begin + width]
+            columns.append(part[:, 0].copy() if one.ndim == 1 else part.copy())
+            begin += width
+        return _Parts(*columns)
+
+
+def _nothing(layout: Layout, count: int) -> _Parts:
+    devices, channels = (count, layout.num_devices), (count, layout.num_channels)
+    return _Parts(
+        np.zeros(count), np.zeros(count), np.zeros(devices), np.zeros(devices), np.zeros(devices),
+        np.zeros(channels), np.zeros(channels), np.zeros(devices),
+    )  # fmt: skip
+
+
+def least(rows: F64, count: int) -> F64:
+    """Rows such that every given one is at least some row in every entry; at most `count`.
+
+    Rows that another one undercuts are dropped. If more are left the cheapest stay as they are
+    and the others are put together, neighbours by their sums, by the least of their entries.
+    """
+    if len(rows) <= 1:
+        return rows
+    scale = rows.max(axis=0)
+    weight = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    rows = rows[np.argsort(rows @ weight, kind="stable")]
+    kept, begin = np.empty_like(rows), 0
+    while len(rows) and begin < count:
+        kept[begin] = rows[0]
+        rows = rows[(rows < rows[0]).any(axis=1)]
+        begin += 1
+    if not len(rows):
+        return kept[:begin]
+    groups = np.array_split(rows, min(len(rows), count // 4))
+    merged = np.array([group.min(axis=0) for group in groups])
+    return np.concatenate((kept[: count - len(merged)], _merge_rest(kept, begin, merged, count)))
+
+
+def _merge_rest(kept: F64, begin: int, merged: F64, count: int) -> F64:
+    """Make room for the merged rows: the last of the kept ones are put together with them."""
+    displaced = kept[count - len(merged) : begin]
+    if not len(displaced):
+        return merged
+    merged[0] = np.minimum(merged[0], displaced.min(axis=0))
+    return merged
