@@ -47,19 +47,20 @@ HEAVY = {
     "onnx": ("capture",),
     "triton": ("run",),
     "ortools": ("search",),
+    "pymetis": ("search",),
     "numba": ("costs", "search", "engine", "cli/doctor.py"),
     "rich": ("report", "cli"),
     "click": ("cli",),
 }
 
 # What `import partita` itself must not load.
-NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", "click"}
+NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", "click", "pymetis"}
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "model", "read_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "model", "place", "read_graph",
     "read_plan", "schedule", "shard", "simulate", "training_graph",
 ]  # fmt: skip
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from partita.graph import training_graph as training_graph
     from partita.graph.files import read_graph as read_graph
     from partita.jobs.check_plan import check_plan as check_plan
+    from partita.jobs.place import place as place
     from partita.jobs.schedule import schedule as schedule
     from partita.jobs.shard import shard as shard
     from partita.jobs.simulate import simulate as simulate
@@ -56,6 +57,7 @@ _PUBLIC = {
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
     "model": "partita.zoo:build",
+    "place": "partita.jobs.place",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
     "schedule": "partita.jobs.schedule",
@@ -67,7 +69,7 @@ _PUBLIC = {
 __all__ = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "model", "read_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "model", "place", "read_graph",
     "read_plan", "schedule", "shard", "simulate", "training_graph",
 ]  # fmt: skip
 

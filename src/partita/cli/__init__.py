@@ -28,6 +28,8 @@ OUR_MISTAKE = 70  # EX_SOFTWARE
 COMMANDS: dict[str, dict[str, str]] = {
     "Plan": {
         "shard": "Split every op of a model over the devices of a cluster.",
+        "place": "Choose a device for every op, on unlike devices.",
+        "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
         "solve": "Solve a saved problem file of any kind.",
     },

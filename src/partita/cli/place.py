@@ -1,0 +1,148 @@
+"""`partita place`: a device for every op of a model on a machine of unlike devices."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from partita import units
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.model_options import ModelOptions, model_options
+
+TIME_LIMIT_S = 10.0
+
+
+def _wish(text: str) -> tuple[str, str]:
+    """`op=device`, where op may be a pattern."""
+    pattern, equals, device = text.rpartition("=")
+    if not equals or not pattern or not device:
+        raise click.BadParameter(f"found {text!r}, op=device is needed, for example 'encoder.*=0'")
+    return pattern, device
+
+
+@click.command()
+@click.argument("model")
+@click.option("--cluster", "-c", help="A preset, 2xA100+2xV100, a .toml file, or Exprimo's .json.")
+@click.option("--method", "-m", help="A search; see: partita methods placement.")
+@click.option(
+    "--semantics",
+    type=click.Choice(["partita", "exprimo"]),
+    default="partita",
+    show_default=True,
+    help="Rules of the simulation.",
+)
+@click.option("--pin", type=_wish, multiple=True, metavar="OP=DEVICE", help="Only there.")
+@click.option("--forbid", type=_wish, multiple=True, metavar="OP=DEVICE", help="Anywhere else.")
+@click.option("--colocate", multiple=True, metavar="OP,OP,...", help="All on one device.")
+@click.option("--max-devices", type=click.IntRange(1), metavar="K", help="Use at most so many.")
+@click.option(
+    "--batches", type=click.IntRange(1), default=1, metavar="N", help="Batches in a step; 1."
+)
+@click.option(
+    "--in-flight", type=click.IntRange(1), metavar="K", help="Batches at once; one per device."
+)
+@click.option("--front", is_flag=True, help="Also the best on fewer devices: time against memory.")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=TIME_LIMIT_S,
+    show_default=True,
+    help="Seconds to search.",
+)
+@output_option("Write the placement here.")
+@model_options
+@common_options
+def command(
+    model: str,
+    cluster: str | None,
+    pin: tuple[tuple[str, str], ...],
+    forbid: tuple[tuple[str, str], ...],
+    colocate: tuple[str, ...],
+    front: bool,
+    time_limit: float,
+    output: OutputFile | None,
+    options: ModelOptions,
+    out: Output,
+    **settings: Any,
+) -> int:
+    """Find a device for every op of a MODEL on a cluster, none of which need be here.
+
+    MODEL is a zoo name (resnet50, gpt2), a saved graph, a network of Exprimo or Paleo (.json), or a
+    placement that was written with -o: that one is simulated again and checked.
+
+    OP is the name of a forward op or a pattern (encoder.*, h.?.mlp*); DEVICE is a number or a name.
+    With --semantics exprimo the rules are Exprimo's: no latency, no weight gradients, half-duplex
+    links, first come first served. Experiments with many runs: partita experiment.
+    """
+    from partita.jobs.place import place, place_again
+    from partita.report.placement import front_text, placement_text
+
+    if _is_placement(model):
+        from partita.jobs.place_file import read_placement
+
+        found = place_again(read_placement(model))
+    elif cluster is None:
+        raise click.UsageError("give --cluster, for example: resnet50 --cluster malvik")
+    else:
+        with out.stop(time_s=time_limit, words=units.seconds) as stop:
+            found = place(
+                model, cluster, pinned=pin, forbidden=forbid,
+                colocated=[group.split(",") for group in colocate], with_front=front,
+                stop=stop, seed=out.seed, **settings, **options.as_dict(),
+            )  # fmt: skip
+    written = None
+    if output is not None and found.saved is not None:
+        written = output.write(found.saved.to_json())
+    out.show(placement_text(found))
+    if front and found.best is not None:
+        out.show("\n" + front_text(found.front()))
+    if written is not None:
+        out.show(f"placement in {written}; look at it again with: partita place {written}")
+    out.result(_as_data(model, cluster, found, written))
+    return 0 if found.best is not None else 1
+
+
+def _is_placement(model: str) -> bool:
+    from partita.files import decode_json, read_bytes
+
+    if not model.endswith(".json") or not Path(model).is_file():
+        return False
+    found = decode_json(read_bytes(model), model).get("format")
+    return isinstance(found, str) and found.startswith("partita/placement@")
+
+
+def _as_data(model: str, cluster: str | None, found: Any, written: Path | None) -> dict[str, Any]:
+    best = found.best
+    return {
+        "format": "partita/result@1",
+        "problem": model,
+        "cluster": cluster or found.subject.cluster_spec,
+        "semantics": found.semantics,
+        "method": found.method,
+        "status": str(found.status),
+        "objective": None if best is None else best.step_s,
+        "lower_bound": found.lower_bound_s,
+        "gap": found.gap,
+        "seconds": found.seconds,
+        "seed": found.seed,
+        "why": found.why,
+        "evaluations": found.evaluations,
+        "batches": found.problem.batches,
+        "in_flight": found.problem.pipeline_batches,
+        "dispatch": found.dispatch,
+        "solution": None if best is None else {"devices": found.devices()},
+        "peak_memory_bytes": None if best is None else list(best.peak_bytes),
+        "candidates": [_row(item) for item in found.tried],
+        "front": [_row(item) for item in found.front()],
+        "plan": None if written is None else str(written),
+    }
+
+
+def _row(item: Any) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "step_s": item.step_s,
+        "devices": item.num_devices,
+        "peak_memory_bytes": max(item.peak_bytes),
+        "fits": item.fits,
+    }

@@ -1,0 +1,117 @@
+"""A placement in words: how long a step takes, what each device does, what else was tried."""
+
+from collections.abc import Sequence
+
+from partita import units
+from partita.jobs.place_result import Candidate, Placed
+from partita.report.terminal import gantt
+from partita.search.base import Status
+
+MOST_CANDIDATES = 6
+ENDINGS = {
+    Status.OPTIMAL: "proven optimal",
+    Status.FEASIBLE: "found",
+    Status.STOPPED: "stopped",
+    Status.INFEASIBLE: "infeasible",
+}
+
+
+def placement_text(placed: Placed, width: int = 80, color: bool = False) -> str:
+    """What to know of a placement: headline, devices, chart, what else was tried."""
+    lines = [*_headline(placed), ""]
+    if placed.best is None or placed.timeline is None:
+        return "\n".join([*lines, f"{ENDINGS[placed.status]}: {placed.why}"])
+    lines += [*_result(placed, placed.best), "", *device_table(placed)]
+    lines += ["", gantt(placed.timeline, width=width, color=color)]
+    if len(placed.tried) > 1:
+        lines += ["", *_candidates(placed.tried)]
+    return "\n".join(lines)
+
+
+def front_text(candidates: Sequence[Candidate]) -> str:
+    """The front of time, memory and devices as a table."""
+    return "\n".join(
+        ("no other placement tried is better in all of time, memory and devices:",
+         *_candidates(candidates, len(candidates)))
+    )  # fmt: skip
+
+
+def device_table(placed: Placed) -> list[str]:
+    """A row per device: what is on it, how busy it is, what it holds and sends."""
+    best, timeline = placed.best, placed.timeline
+    assert best is not None
+    assert timeline is not None
+    cluster, model = placed.model.cluster, placed.model
+    lanes = [lane for lane in timeline.program.lanes if lane.kind == "device"]
+    busy = dict(zip(range(len(lanes)), timeline.utilisation().tolist(), strict=False))
+    used = sorted(set(best.placement))
+    order = used if placed.semantics == "partita" else range(cluster.num_devices)
+    share = {number: busy[row] for row, number in enumerate(order)}
+    sends = [0.0] * cluster.num_devices
+    for layer, place in enumerate(best.placement):
+        targets = {best.placement[child] for child in model.children[layer]} - {place}
+        sends[place] += len(targets) * model.sent_bytes[layer]
+    rows = []
+    for index, device in enumerate(cluster.devices):
+        layers = [i for i, at in enumerate(best.placement) if at == index]
+        ops = sum(len(model.layers[i]) for i in layers)
+        capacity = cluster.kind_of(index).memory_bytes
+        rows.append(
+            (
+                f"{index} {device.name}",
+                device.kind,
+                f"{len(layers)}",
+                f"{ops}",
+                f"{share.get(index, 0.0):.0%}",
+                units.size(best.peak_bytes[index]),
+                units.size(capacity),
+                units.size(sends[index]),
+            )
+        )
+    header = ("device", "kind", "layers", "ops", "busy", "memory", "of", "sends a batch")
+    return units.table(header, rows, numbers=(2, 3, 4, 5, 6, 7)).split("\n")
+
+
+def _headline(placed: Placed) -> list[str]:
+    workload, cluster = placed.subject.workload, placed.model.cluster
+    job = f"training with {workload.optimizer}" if workload.training else "inference"
+    batches = placed.problem.batches
+    many = "" if batches == 1 else f" x {batches}, {placed.problem.pipeline_batches} at once"
+    return [
+        f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
+        f"{len(placed.model.layers):,} layers, {job}, batch {workload.batch}{many}, "
+        f"{workload.dtype}",
+        f"{cluster.name}: {cluster.num_devices} devices; rules: {placed.semantics}; "
+        f"method: {placed.method}",
+    ]
+
+
+def _result(placed: Placed, best: Candidate) -> list[str]:
+    samples = placed.subject.workload.batch * placed.problem.batches
+    rate = samples / best.step_s if best.step_s else 0.0
+    away = "" if not placed.gap else f"   (at most {placed.gap:.1%} from optimal)"
+    rule = f"   ({placed.dispatch})" if placed.dispatch else ""
+    tried = f", {placed.evaluations:,} evaluations" if placed.evaluations else ""
+    return [
+        f"step         {units.seconds(best.step_s)}   ({rate:,.1f} samples/s){rule}",
+        f"lower bound  {units.seconds(placed.lower_bound_s)}{away}",
+        f"{ENDINGS[placed.status]}: {placed.why}",
+        f"{units.seconds(placed.seconds)}{tried}",
+    ]
+
+
+def _candidates(tried: Sequence[Candidate], most: int = MOST_CANDIDATES) -> list[str]:
+    rows = [
+        (
+            item.name,
+            units.seconds(item.step_s),
+            f"{item.num_devices}",
+            units.size(max(item.peak_bytes)),
+            "" if item.fits else "does not fit",
+        )
+        for item in tried[:most]
+    ]
+    header = ("placement", "step", "devices", "largest memory", "")
+    found = units.table(header, rows, numbers=(1, 2, 3)).split("\n")
+    left = len(tried) - len(rows)
+    return [*found, *([f"... and {left:,} slower ones"] if left > 0 else [])]
