@@ -1,0 +1,55 @@
+"""Times on the GPU: CUDA events around replays, medians, candidates in turns against drift."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+from partita.run.streams.bound import Bound
+from partita.run.streams.graphs import capture
+from partita.run.streams.steps import Step
+from partita.run.streams.ways import Way
+
+COPIES = 10  # of a step in the graph that is timed, so that a launch is small beside them
+
+
+def step_us(bound: Bound, step: Step, way: Way, replays: int = 8) -> float:
+    """One step by itself, run over and over in one graph."""
+
+    def run() -> None:
+        for _ in range(COPIES):
+            bound.run(step, way)
+
+    graph = capture(lambda: run(), warm_up=1)
+    graph.replay()
+    return replay_us(graph.replay, replays) / COPIES
+
+
+def replay_us(run: Callable[[], object], replays: int) -> float:
+    """The median of some runs back to back."""
+    return statistics.median(_times_us(run, replays))
+
+
+def _times_us(run: Callable[[], object], replays: int) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    torch.cuda.synchronize()
+    return [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+
+def compare_us(
+    runs: Sequence[Callable[[], object]], rounds: int = 5, replays: int = 20
+) -> list[float]:
+    """The median of each candidate, in turns: what drifts, drifts for all."""
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        for _ in range(3):
+            run()
+    for _ in range(rounds):
+        for number, run in enumerate(runs):
+            times[number] += _times_us(run, replays)
+    return [statistics.median(each) for each in times]

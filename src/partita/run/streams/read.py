@@ -1,0 +1,372 @@
+"""An exported PyTorch program as steps: one rule per operator that is understood.
+
+Operators without a rule become calls. What depends on parameters alone is worked out once, here.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from partita.errors import GraphError
+from partita.run.streams.steps import Flow, Pair, Ref, Step, T, Window
+
+IDENTITIES = {
+    "aten.clone.default", "aten.contiguous.default", "aten.detach.default", "aten.detach_.default",
+    "aten.alias.default", "aten.lift_fresh_copy.default",
+}  # fmt: skip
+RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "exponential")
+
+
+def read_program(program: ExportedProgram) -> Flow:
+    """The steps of an exported inference program with static shapes."""
+    reader = _Reader(program)
+    for node in program.graph.nodes:
+        reader.take(node)
+    return reader.flow()
+
+
+class _Reader:
+    """Goes over the nodes once, in order."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.known: dict[str, Any] = {}  # node -> constant, or Ref to a value, or tuple of them
+        self.constants: dict[str, T] = {}
+        self.steps: list[Step] = []
+        self.inputs: list[str] = []
+        self.outputs: tuple[str, ...] = ()
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.random: list[str] = []
+        self.lifted = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        self.device: torch.device | None = None
+
+    def flow(self) -> Flow:
+        return Flow(
+            tuple(self.steps), tuple(self.inputs), self.outputs, self.shapes, self.dtypes,
+            self.constants, tuple(dict.fromkeys(self.random)),
+        )  # fmt: skip
+
+    def take(self, node: Any) -> None:
+        if node.op == "placeholder":
+            self.placeholder(node)
+        elif node.op == "output":
+            self.finish(node.args[0])
+        elif node.op == "call_function":
+            self.call(node)
+        else:
+            raise GraphError(
+                f"the exported program has a node {node.op} {node.name}",
+                fix="export it with torch.export.export and static shapes",
+            )
+
+    def placeholder(self, node: Any) -> None:
+        spec = self.lifted[node.name]
+        if spec.kind is InputKind.USER_INPUT:
+            self.note(node, node.meta.get("val"))
+            self.inputs.append(node.name)
+            self.known[node.name] = Ref(node.name)
+            return
+        held: Any = self.program.state_dict.get(spec.target)
+        if held is None:
+            held = self.program.constants.get(spec.target)
+        self.known[node.name] = held.detach() if isinstance(held, T) else held
+
+    def note(self, node: Any, value: Any) -> None:
+        if not isinstance(value, T):
+            raise GraphError(f"{node.name} is no tensor", fix="give a model of tensors alone")
+        shape = tuple(value.shape)
+        if any(not isinstance(size, int) for size in shape):
+            raise GraphError(
+                f"{node.name} ({node.target}) has the dynamic shape {list(shape)}",
+                fix="export the model with static shapes",
+            )
+        self.shapes[node.name] = shape
+        self.dtypes[node.name] = value.dtype
+
+    def finish(self, results: Any) -> None:
+        names = []
+        for node in results:
+            found = self.known[node.name]
+            if not isinstance(found, Ref):
+                raise GraphError(
+                    f"the output {node.name} does not depend on the input",
+                    fix="give a model whose outputs are computed from its inputs",
+                )
+            names.append(found.name)
+        self.outputs = tuple(names)
+
+    def call(self, node: Any) -> None:
+        args = _lookup(node.args, self.known)
+        kwargs = {key: _lookup(value, self.known) for key, value in node.kwargs.items()}
+        target = node.target
+        if target is operator.getitem:
+            self.item(node, args)
+            return
+        name = str(target)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise GraphError(
+                f"the model has control flow or an unknown operator: {name}",
+                fix="give a model without data-dependent control flow",
+            )
+        if any(word in name for word in RANDOM) and not _is_off(name, args):
+            self.random.append(name)
+        if not _has_value((args, tuple(kwargs.values()))) and name not in self.random:
+            self.known[node.name] = target(*args, **kwargs)
+            return
+        if name in IDENTITIES or (name == "aten.dropout.default" and not args[2]):
+            self.known[node.name] = args[0]
+            return
+        rule = RULES.get(name)
+        step = rule(self, node.name, list(args), kwargs) if rule else None
+        if isinstance(step, Ref):
+            self.known[node.name] = step
+            return
+        if step is None:
+            step = self.any_call(node, name, args, kwargs)
+        self.add(node, step)
+
+    def add(self, node: Any, step: Step) -> None:
+        self.known[node.name] = Ref(node.name)
+        self.steps.append(step)
+        value = node.meta.get("val")
+        if not isinstance(value, tuple | list):
+            self.note(node, value)
+        elif step.kind != "call":  # a rule keeps the first of several results
+            self.note(node, value[0])
+
+    def item(self, node: Any, args: tuple[Any, ...]) -> None:
+        """One of several results."""
+        if not isinstance(args[0], Ref):
+            self.known[node.name] = args[0][args[1]]
+            return
+        source = args[0].name
+        if source in self.shapes:  # a rule turned the operator into its first result
+            if args[1] == 0:
+                self.known[node.name] = args[0]
+            return
+        self.note(node, node.meta.get("val"))
+        self.known[node.name] = Ref(node.name)
+        self.steps.append(
+            Step(node.name, "call", (source,), target="getitem", arguments=(args[0], args[1]))
+        )
+
+    def any_call(self, node: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
+        inputs = tuple(dict.fromkeys(ref.name for ref in _refs((args, tuple(kwargs.values())))))
+        arguments = self.stored(node.name, args)
+        keywords = tuple((key, self.stored(node.name, value)) for key, value in kwargs.items())
+        return Step(node.name, "call", inputs, target=name, arguments=arguments, keywords=keywords)
+
+    def stored(self, owner: str, value: Any) -> Any:
+        """Tensors among arguments become named constants."""
+        if isinstance(value, T):
+            name = f"{owner}.constant{len(self.constants)}"
+            self.constants[name] = value
+            return Held(name)
+        if isinstance(value, tuple | list):
+            return type(value)(self.stored(owner, each) for each in value)
+        return value
+
+    def constant(self, owner: str, what: str, value: T) -> str:
+        name = f"{owner}.{what}"
+        self.constants[name] = value
+        return name
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self.shapes[ref.name]
+
+
+class Held(str):
+    """The name of a constant among the arguments of a call."""
+
+
+def _lookup(value: Any, known: dict[str, Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return known[value.name]
+    if isinstance(value, tuple | list):
+        return type(value)(_lookup(each, known) for each in value)
+    return value
+
+
+def _refs(value: Any) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [ref for each in value for ref in _refs(each)]
+    return []
+
+
+def _has_value(value: Any) -> bool:
+    return bool(_refs(value))
+
+
+def _is_off(name: str, args: tuple[Any, ...]) -> bool:
+    return "dropout" in name and len(args) > 2 and not args[2]
+
+
+def _pair(value: Any, default: Pair) -> Pair:
+    if value is None or (isinstance(value, tuple | list) and not value):
+        return default
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
+
+
+def _padded(args: list[Any], *defaults: Any) -> list[Any]:
+    return args + list(defaults)[len(args) - 1 :]
+
+
+def _conv(reader: _Reader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
+    x, weight, bias, stride, padding, dilation, groups = _padded(
+        args, None, None, 1, 0, 1, 1
+    )  # fmt: skip
+    return _conv_step(reader, name, x, weight, bias, stride, padding, dilation, groups)
+
+
+def _convolution(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if transposed:
+        return None
+    return _conv_step(reader, name, x, weight, bias, stride, padding, dilation, groups)
+
+
+def _conv_step(
+    reader: _Reader, name: str, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+    dilation: Any, groups: int,
+) -> Step | None:  # fmt: skip
+    if not isinstance(x, Ref) or not isinstance(weight, T) or weight.dim() != 4:
+        return None
+    if isinstance(padding, str) or len(reader.shape(x)) != 4 or isinstance(bias, Ref):
+        return None
+    window = Window(
+        (weight.shape[2], weight.shape[3]),
+        _pair(stride, (1, 1)), _pair(padding, (0, 0)), _pair(dilation, (1, 1)),
+    )  # fmt: skip
+    alone = groups > 1 and weight.shape[1] == 1 and weight.shape[0] == groups
+    return Step(
+        name, "depthwise" if alone else "conv", (x.name,), window=window, groups=groups,
+        weight=reader.constant(name, "weight", weight),
+        bias="" if bias is None else reader.constant(name, "bias", bias),
+    )  # fmt: skip
+
+
+def _batch_norm(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    x, weight, bias, mean, var = args[:5]
+    training = args[5] is True
+    eps = args[7] if len(args) > 7 else args[6]
+    if training or not isinstance(x, Ref) or len(reader.shape(x)) != 4:
+        return None
+    if any(isinstance(each, Ref) for each in (weight, bias, mean, var)) or mean is None:
+        return None
+    scale = (var.double() + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight.double()
+    shift = -mean.double() * scale
+    if bias is not None:
+        shift = shift + bias.double()
+    return Step(
+        name, "combine", (x.name,), factors=(1.0,),
+        scale=reader.constant(name, "scale", scale.float()),
+        shift=reader.constant(name, "shift", shift.float()),
+    )  # fmt: skip
+
+
+def _relu(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    if not _is_image(reader, args[0]):
+        return None
+    return Step(name, "combine", (args[0].name,), factors=(1.0,), relu=True)
+
+
+def _add(reader: _Reader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
+    a, b = args[:2]
+    if not (_is_image(reader, a) and _is_image(reader, b)) or reader.shape(a) != reader.shape(b):
+        return None
+    if reader.dtypes[a.name] != reader.dtypes[b.name]:
+        return None
+    return Step(name, "combine", (a.name, b.name), factors=(1.0, float(kwargs.get("alpha", 1))))
+
+
+def _mul(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    a, b = args[:2]
+    if isinstance(b, Ref):
+        a, b = b, a
+    number = _number(b)
+    if not _is_image(reader, a) or number is None:
+        return None
+    return Step(name, "combine", (a.name,), factors=(number,))
+
+
+def _div(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    number = _number(args[1])
+    if not _is_image(reader, args[0]) or not number or kwargs.get("rounding_mode"):
+        return None
+    return Step(name, "combine", (args[0].name,), factors=(1.0 / number,))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, T) and value.numel() == 1 and value.is_floating_point():
+        return float(value)
+    return None
+
+
+def _is_image(reader: _Reader, value: Any) -> bool:
+    return (
+        isinstance(value, Ref)
+        and len(reader.shapes.get(value.name, ())) == 4
+        and reader.dtypes[value.name].is_floating_point
+    )
+
+
+def _max_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    x, kernel, stride, padding, dilation, ceil = _padded(args, None, None, 0, 1, False)
+    if not _is_image(reader, x):
+        return None
+    size = _pair(kernel, (1, 1))
+    window = Window(size, _pair(stride, size), _pair(padding, (0, 0)), _pair(dilation, (1, 1)))
+    return Step(name, "maxpool", (x.name,), window=window, ceil=bool(ceil))
+
+
+def _avg_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    x, kernel, stride, padding, ceil_mode, include_pad, divisor = _padded(
+        args, None, None, 0, False, True, None
+    )
+    if not _is_image(reader, x) or ceil_mode or divisor is not None:
+        return None
+    size = _pair(kernel, (1, 1))
+    window = Window(size, _pair(stride, size), _pair(padding, (0, 0)))
+    return Step(name, "avgpool", (x.name,), window=window, include_pad=bool(include_pad))
+
+
+def _cat(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+    members, dim = args[0], (args[1] if len(args) > 1 else 0)
+    if not all(_is_image(reader, each) for each in members) or dim not in (1, -3):
+        return None
+    if len(members) == 1:
+        return members[0]  # type: ignore[no-any-return]
+    return Step(name, "cat", tuple(each.name for each in members))
+
+
+Rule = Callable[[_Reader, str, list[Any], Any], Step | None]
+RULES: dict[str, Rule] = {
+    "aten.conv2d.default": _conv,
+    "aten.convolution.default": _convolution,
+    "aten.batch_norm.default": _batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten.relu.default": _relu,
+    "aten.relu_.default": _relu,
+    "aten.add.Tensor": _add,
+    "aten.add_.Tensor": _add,
+    "aten.mul.Tensor": _mul,
+    "aten.mul.Scalar": _mul,
+    "aten.div.Tensor": _div,
+    "aten.max_pool2d.default": _max_pool,
+    "aten.max_pool2d_with_indices.default": _max_pool,
+    "aten.avg_pool2d.default": _avg_pool,
+    "aten.cat.default": _cat,
+}

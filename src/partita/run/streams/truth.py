@@ -1,0 +1,85 @@
+"""Is an output right? Compared with the model in float64, beside the model as it was given."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from partita.errors import VerificationError
+from partita.run.streams.export import evaluating
+from partita.run.streams.steps import T
+
+# The least error that is always allowed, relative, by the dtype of the products' factors.
+FLOORS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TF32_FLOOR = 1e-3
+MOST = 2.0  # times the given model's own error
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Exact outputs, and how far the given model is from them."""
+
+    outputs: tuple[T, ...]
+    errors: tuple[float, ...]
+    floor: float
+
+    def error(self, outputs: tuple[T, ...]) -> float:
+        """The largest relative error of some outputs."""
+        return max(map(relative, outputs, self.outputs))
+
+    def holds(self, outputs: tuple[T, ...]) -> bool:
+        """Are they as right as the model itself, up to rounding of its kind?"""
+        return all(
+            relative(mine, exact) <= max(MOST * given, self.floor)
+            for mine, exact, given in zip(outputs, self.outputs, self.errors, strict=True)
+        )
+
+
+def relative(found: T, exact: T) -> float:
+    """The norm of the difference over the norm; infinite if anything is not a number."""
+    if found.shape != exact.shape:
+        return float("inf")
+    if not found.is_floating_point():
+        return 0.0 if torch.equal(found, exact.to(found.dtype)) else float("inf")
+    error = (found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300)
+    value = float(error)
+    return value if value == value else float("inf")
+
+
+def truth_of(module: nn.Module, inputs: tuple[T, ...], seed: int = 0) -> Truth:
+    """The module in float64, or as it is where that does not run."""
+    with evaluating(module), torch.no_grad():
+        torch.manual_seed(seed)
+        given = as_tuple(module(*inputs))
+        try:
+            wide = copy.deepcopy(module).double()
+            torch.manual_seed(seed)
+            exact = as_tuple(wide(*(_wide(each) for each in inputs)))
+        except (RuntimeError, TypeError, MemoryError):
+            exact = tuple(each.clone() for each in given)
+    dtype = given[0].dtype
+    floor = FLOORS.get(dtype, 1e-3)
+    if dtype == torch.float32 and given[0].is_cuda and torch.backends.cudnn.allow_tf32:
+        floor = TF32_FLOOR
+    errors = tuple(map(relative, given, exact))
+    if any(error == float("inf") for error in errors):
+        raise VerificationError(
+            ("the model's own output is not a number: nothing can be checked against it",)
+        )
+    return Truth(exact, errors, floor)
+
+
+def _wide(value: T) -> T:
+    return value.double() if value.is_floating_point() else value
+
+
+def as_tuple(outputs: object) -> tuple[T, ...]:
+    """The tensors of an output; one alone is a tuple of one."""
+    if isinstance(outputs, T):
+        return (outputs,)
+    if isinstance(outputs, tuple | list):
+        return tuple(each for some in outputs for each in as_tuple(some))
+    if isinstance(outputs, dict):
+        return tuple(each for some in outputs.values() for each in as_tuple(some))
+    raise VerificationError((f"an output of type {type(outputs).__name__} cannot be compared",))

@@ -1,0 +1,120 @@
+"""The fastest way of every step by itself, measured; equal steps are measured once."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from partita.run.streams.bound import Bound
+from partita.run.streams.measure import step_us
+from partita.run.streams.order import launched
+from partita.run.streams.profile import Profile
+from partita.run.streams.steps import Step
+from partita.run.streams.ways import Way, ways
+
+UNKNOWN_US = 6.0  # of a step that could not be measured in time
+COMPILERS = 12  # threads; the compiler lets go of Python's lock
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The ways of a step with their times, the fastest first."""
+
+    ways: tuple[Way, ...]
+    times_us: tuple[float, ...]
+
+
+def tune(
+    bound: Bound, profile: Profile, go_on: Callable[[], bool], note: Callable[[str], None]
+) -> dict[int, Timed]:
+    """Per launched step its ways by time; steps not reached in time have their first way."""
+    flow = bound.flow
+    jobs = {index: ways(flow, flow.steps[index]) for index in launched(flow)}
+    keys = {index: structure(bound, flow.steps[index]) for index in jobs}
+    first = {key: index for index, key in reversed(keys.items())}
+    missing = {
+        key: [way for way in jobs[index] if profile.get(key, way) is None]
+        for key, index in first.items()
+    }
+    note(f"compiling kernels of {len(first)} different steps")
+    _compile(bound, [(flow.steps[first[key]], way) for key in missing for way in missing[key]])
+    for number, (key, open_ways) in enumerate(missing.items()):
+        if not go_on():
+            break
+        note(f"measuring steps: {number} of {len(missing)}")
+        for way in open_ways:
+            profile.put(key, way, _time(bound, flow.steps[first[key]], way))
+    profile.save()
+    return {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
+
+
+def _timed(profile: Profile, key: str, candidates: tuple[Way, ...]) -> Timed:
+    known = [(profile.get(key, way), way) for way in candidates]
+    good = sorted(
+        ((time, number, way) for number, (time, way) in enumerate(known) if time and time > 0)
+    )
+    if not good:
+        return Timed(candidates[:1], (UNKNOWN_US,))
+    return Timed(tuple(way for _, _, way in good), tuple(time for time, _, _ in good))
+
+
+def structure(bound: Bound, step: Step) -> str:
+    """Equal for steps that take the same time: kind, sizes, strides, what is fused."""
+    flow = bound.flow
+    shapes = [
+        (flow.shapes[name], bound.pitch8(name) if name in bound.placement.places else 0)
+        for name in (*step.uses, step.name)
+        if name in flow.shapes
+    ]
+    blank = replace(
+        step, name="", inputs=(), residual="", weight="w" if step.weight else "",
+        bias="b" if step.bias else "", scale="s" if step.scale else "",
+        shift="s" if step.shift else "", pre_scale="s" if step.pre_scale else "",
+        pre_shift="s" if step.pre_shift else "", factors=(0.0,) * len(step.factors), arguments=(),
+        keywords=(),
+    )  # fmt: skip
+    used = tuple(
+        (name, value)
+        for name, value in ((each, getattr(blank, each)) for each in blank.__slots__)
+        if value not in ("", (), None, False)
+    )
+    dtype = str(flow.dtypes.get(step.name, "")).removeprefix("torch.")
+    return f"{used} {shapes} {dtype} {bool(step.residual)}"
+
+
+def _compile(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
+    """Compile what the jobs need, side by side; what cannot be compiled fails again when timed."""
+    seen = set()
+    some = []
+    for step, way in jobs:
+        key = (
+            way.kernel, way.block, way.warps, way.stages, step.pre, len(step.inputs), step.kind,
+            bool(step.scale), step.include_pad, bound.flow.dtypes.get(step.name),
+            step.window and (step.window.is_pixel or step.window.kernel),
+        )  # fmt: skip
+        if way.kernel != "eager" and key not in seen:
+            seen.add(key)
+            some.append((step, way))
+
+    def work(job: tuple[Step, Way]) -> None:
+        try:
+            with torch.cuda.device(bound.device):
+                bound.run(*job)
+        except Exception:  # a kernel that needs too much; timing skips it
+            return
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        list(pool.map(work, some))
+    torch.cuda.synchronize()
+
+
+def _time(bound: Bound, step: Step, way: Way) -> float:
+    """The time, or a negative number for a way that does not run."""
+    try:
+        return step_us(bound, step, way)
+    except Exception as error:  # out of memory or out of resources: another way will do
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        torch.cuda.synchronize()
+        return -1.0

@@ -1,0 +1,140 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from partita.errors import FileError, PlanError, VerificationError
+from partita.run.streams.order import Launch, LaunchPlan
+from partita.run.streams.profile import Profile
+from partita.run.streams.record import (
+    Schedule,
+    check_plan,
+    fingerprint,
+    read_schedules,
+    write_schedules,
+)
+from partita.run.streams.steps import Flow, Step, Window
+from partita.run.streams.truth import as_tuple, relative, truth_of
+from partita.run.streams.ways import EAGER, NUM_SMS, Way, conv_ways, ways
+
+CHOSEN = Schedule(
+    shapes=((1, 3, 8, 8),),
+    dtype="float16",
+    on="a GPU",
+    form="streams",
+    variant="merge",
+    fingerprint="00",
+    plan=LaunchPlan("2 streams", (Launch(0, 0), Launch(1, 1, (0,)))),
+    ways=(("a", "conv 16x32x64 w4 s4 k2"), ("b", "eager")),
+    times_us=(("sequential graph", 10.0), ("merge, 2 streams", 5.0)),
+    error=1e-3,
+    model_error=9e-4,
+    seconds=1.5,
+    notes=("a note",),
+)
+
+
+def test_schedules_go_both_ways(tmp_path):
+    path = tmp_path / "schedule.json"
+    write_schedules(path, (CHOSEN,), "Model")
+    assert read_schedules(path) == (CHOSEN,)
+    assert CHOSEN.time_us == 5.0
+    with pytest.raises(FileError, match="exists already"):
+        write_schedules(path, (CHOSEN,), "Model")
+
+
+def test_a_schedule_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "schedule.json"
+    path.write_text('{"format": "partita/plan@1"}')
+    with pytest.raises(FileError, match="streams-schedule"):
+        read_schedules(path)
+
+
+def flow(kernel=(3, 3), cin=16, cout=32, **fields):
+    step = Step("y", "conv", ("x",), window=Window(kernel, padding=(1, 1)), weight="w", **fields)
+    shapes = {"x": (1, cin, 8, 8), "y": (1, cout, 8, 8)}
+    return Flow((step,), ("x",), ("y",), shapes, dict.fromkeys(shapes, torch.float16), {})
+
+
+def test_a_schedule_belongs_to_its_steps():
+    mine = dataclasses.replace(CHOSEN, fingerprint=fingerprint(flow()))
+    check_plan(mine, flow())
+    with pytest.raises(PlanError, match="for other steps"):
+        check_plan(mine, flow(kernel=(1, 1)))
+
+
+def test_ways_go_both_ways():
+    for way in (EAGER, Way("conv", (16, 32, 64), 4, 3, 2), Way("window", (8, 64), 2)):
+        assert Way.parse(str(way)) == way
+
+
+def test_a_convolution_has_kernels_and_pytorch_to_choose_from():
+    found = ways(flow(), flow().steps[0])
+    assert found[-1] == EAGER
+    assert len(found) > 3
+    assert all(way.kernel == "conv" for way in found[:-1])
+
+
+def test_tiles_of_grouped_convolutions_stay_inside_their_block():
+    grouped = flow(cin=64, cout=64, groups=16)
+    assert all(way.block[1] <= 32 for way in ways(grouped, grouped.steps[0])[:-1])
+
+
+def test_sums_are_split_only_while_processors_are_idle():
+    for way in conv_ways(64, 192, 9, 448, 192, 2, 50):
+        tiles = -(-64 // way.block[0]) * -(-192 // way.block[1])
+        assert way.splits == 1 or tiles * way.splits <= 3 * NUM_SMS
+
+
+def test_a_profile_is_kept_for_its_gpu_alone(tmp_path):
+    path = tmp_path / "folder" / "times.jsonl"
+    mine = Profile(path, on="one")
+    mine.put("step", EAGER, 3.25)
+    mine.save()
+    other = Profile(path, on="two")
+    assert other.get("step", EAGER) is None
+    other.put("step", EAGER, 4.0)
+    other.save()
+    assert Profile(path, on="one").get("step", EAGER) == 3.25
+    assert Profile(path, on="two").get("step", EAGER) == 4.0
+
+
+def test_saving_keeps_what_others_have_added_and_skips_broken_lines(tmp_path):
+    path = tmp_path / "times.jsonl"
+    mine, yours = Profile(path, on="one"), Profile(path, on="one")
+    mine.put("a", EAGER, 1.0)
+    mine.save()
+    yours.put("b", EAGER, 2.0)
+    yours.save()
+    with path.open("a") as file:
+        file.write('{"on": "one", "key"')
+    again = Profile(path, on="one")
+    assert (again.get("a", EAGER), again.get("b", EAGER)) == (1.0, 2.0)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert all(json.loads(line) for line in path.read_text().splitlines()[:2])
+
+
+def test_an_output_may_be_as_far_off_as_the_model_itself():
+    module = torch.nn.Linear(64, 64)
+    truth = truth_of(module, (torch.randn(2, 64),))
+    assert truth.errors[0] < 1e-6
+    assert truth.holds(tuple(each.float() for each in truth.outputs))
+    assert not truth.holds(tuple(each.float() * 1.001 for each in truth.outputs))
+
+
+def test_nothing_can_be_checked_against_nan():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            return x / 0 * 0
+
+    with pytest.raises(VerificationError, match="not a number"):
+        truth_of(Broken(), (torch.zeros(2),))
+
+
+def test_outputs_of_any_nesting_are_compared():
+    one = torch.ones(2)
+    assert len(as_tuple({"a": one, "b": [one, (one,)]})) == 3
+    assert relative(one, torch.ones(3)) == float("inf")
+    with pytest.raises(VerificationError, match="type str"):
+        as_tuple("text")
