@@ -8,6 +8,7 @@ tensors themselves, which have storages though no data.
 """
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,18 @@ def make_functional(program: ExportedProgram) -> None:
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     for node in list(program.graph.nodes):
-        if _written(node) is not None:
+        if _is_inactive_dropout(node):  # it gives its input itself, which export does not see
+            node.meta["val"] = node.args[0].meta["val"]
+        elif _written(node) is not None:
             _Change(program.graph, node, kinds, names).apply()
     _rename_outputs(program)
+
+
+def _is_inactive_dropout(node: Node) -> bool:
+    if _base_name(node) not in DROPOUTS or _written(node) is not None:
+        return False
+    _, p, train = node.args
+    return not train or p == 0
 
 
 def _rename_outputs(program: ExportedProgram) -> None:
@@ -143,13 +153,15 @@ class _Change:
         """The whole tensor with the changed part in it."""
         part, at = self.node, self.written
         while at is not self.root and not _same_place(at, self.root):
-            source = at.args[0]
-            assert isinstance(source, Node)
-            rule = SCATTERS.get(_base_name(at))
-            if rule is None:
-                raise self._refused(f"changes part of a tensor in place, seen by {at.target}")
-            target, args = rule(source, at, part)
-            part = self._append(target, args, source)
+            source = _viewed(at)
+            assert source is not None
+            if at.target is operator.getitem:
+                name, place = _piece(at, source)
+                target = getattr(aten, f"{name}_scatter").default
+                part = self._append(target, (source, part, *place), source)
+            else:
+                target, args = SCATTERS[_base_name(at)](source, at, part)
+                part = self._append(target, args, source)
             at = source
         return part
 
@@ -157,20 +169,30 @@ class _Change:
         """Let later readers of what was changed read the new whole, or a view of it."""
         here = self.order[self.node]
         for other in stale:
-            if _same_place(other, self.written):
-                fresh = self.node
-            elif other is self.root or _same_place(other, self.root):
-                fresh = whole
-            elif _root(other) is self.root:
-                fresh = self._view_again(other, whole)
-            else:
-                raise self._refused("changes a tensor in place that shares memory with another")
+            fresh = self._fresh(other, whole)
             other.replace_all_uses_with(fresh, lambda user: self.order.get(user, here) > here)
 
+    def _fresh(self, other: Node, whole: Node) -> Node:
+        if _root(other, through_detach=True) is self.root:
+            if other is self.root:
+                return whole
+            return self._view_again(other, whole)
+        if "detach" in (_base_name(self.root), _base_name(_root(other))):
+            raise self._refused("changes a tensor in place behind the back of its gradient")
+        if not _same_place(other, self.written):
+            raise self._refused("changes a tensor in place that shares memory with another")
+        return self.node
+
     def _view_again(self, view: Node, whole: Node) -> Node:
-        source = view.args[0]
-        assert isinstance(source, Node)
-        below = whole if _same_place(source, self.root) else self._view_again(source, whole)
+        if view is self.written or (_same_place(view, self.written) and _root(view) is self.root):
+            return self.node
+        source = _viewed(view, through_detach=True)
+        assert source is not None
+        below = whole if source is self.root else self._view_again(source, whole)
+        if view.target is operator.getitem:
+            name, place = _piece(view, source)
+            target = aten.select.int if name == "select" else aten.slice.Tensor
+            return self._append(target, (below, *place), view)
         return self._append(view.target, (below, *view.args[1:]), view, view.kwargs)
 
     def _append(
@@ -232,13 +254,45 @@ def _same_place(a: Node, b: Node) -> bool:
     )
 
 
-def _root(node: Node) -> Node:
+def _root(node: Node, through_detach: bool = False) -> Node:
     """What a tensor is a view of, in the end."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
-        if _base_name(node) not in VIEWS or _storage(node) != _storage(node.args[0]):
-            break
-        node = node.args[0]
+    while (source := _viewed(node, through_detach)) is not None:
+        node = source
     return node
+
+
+def _viewed(node: Node, through_detach: bool = False) -> Node | None:
+    """What a tensor is a view of; None if it is none that can be put back."""
+    if (written := _written(node)) is not None:
+        return written  # a buffer, changed in place before
+    if _base_name(node) == "detach" and not through_detach:
+        return None
+    source = node.args[0] if node.op == "call_function" and node.args else None
+    if node.target is operator.getitem:  # a piece of several: a view of what was cut up
+        pieces = source
+        assert isinstance(pieces, Node)
+        source = pieces.args[0] if _base_name(pieces) in PIECES else None
+    elif _base_name(node) not in SCATTERS:
+        return None
+    if isinstance(source, Node) and _storage(node) == _storage(source):
+        return source
+    return None
+
+
+def _piece(piece: Node, source: Node) -> tuple[str, tuple[int, ...]]:
+    """Which slice (or which row) of what was cut up a piece is."""
+    pieces, number = piece.args
+    assert isinstance(pieces, Node)
+    assert isinstance(number, int)
+    values = pieces.meta["val"]
+    rank = source.meta["val"].dim()
+    given = pieces.args[PIECES[_base_name(pieces)] :]
+    dim = int(pieces.kwargs.get("dim", given[0] if given else 0)) % rank  # type: ignore[arg-type]
+    number %= len(values)
+    if _base_name(pieces) == "unbind":
+        return "select", (dim, number)
+    start = sum(int(value.shape[dim]) for value in values[:number])
+    return "slice", (dim, start, start + int(values[number].shape[dim]))
 
 
 def _like(source: Node, view: Node, part: Node) -> tuple[Any, tuple[Any, ...]]:
@@ -274,6 +328,7 @@ def _flip(source: Node, view: Node, part: Node) -> tuple[Any, tuple[Any, ...]]:
     return aten.t.default, (part,)
 
 
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 # How a changed view is put back into what it is a view of.
 SCATTERS: dict[str, Callable[[Node, Node, Node], tuple[Any, tuple[Any, ...]]]] = {
     "slice": _slice,
@@ -284,9 +339,11 @@ SCATTERS: dict[str, Callable[[Node, Node, Node], tuple[Any, tuple[Any, ...]]]] =
     "t": _flip,
     "detach": _itself,
     "alias": _itself,
+    **dict.fromkeys(DROPOUTS, _itself),
     **dict.fromkeys(
         ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "contiguous", "to"),
         _like,
     ),
 }
-VIEWS = frozenset({*SCATTERS, "expand", "narrow", "unbind", "split", "as_strided"})
+# Operations that cut a tensor up, and where in their arguments the dim stands.
+PIECES = {"unbind": 1, "split": 2, "split_with_sizes": 2, "chunk": 2, "tensor_split": 2}

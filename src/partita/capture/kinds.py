@@ -289,6 +289,9 @@ def _stack(site: Site) -> None:
 def _split(site: Site) -> None:
     axis = site["dim"]
     sizes = tuple(int(value.shape[axis]) for value in site.values)
+    if len(sizes) == 1:
+        site.give_parts(site.tensors("self"))  # nothing is split
+        return
     site.give("split", site.tensors("self"), axis=axis, sizes=sizes)
 
 
@@ -342,6 +345,16 @@ def _transpose(site: Site) -> None:
 
 def _expand(site: Site) -> None:
     site.give("expand", site.all_tensors()[:1], shape=site.shape)
+
+
+def _broadcast(site: Site) -> None:
+    names = []
+    for i, value in enumerate(site["tensors"]):
+        name = site.tensor(value)
+        if site.shape_of(name) != site.shape:
+            name = site.part(str(i), "expand", [name], shape=site.shape)
+        names.append(name)
+    site.give_parts(names)
 
 
 def _repeat(site: Site) -> None:
@@ -529,6 +542,7 @@ RULES: dict[str, Rule] = {
     "index": _index,
     "index_select": _index_select,
     "stack": _stack,
+    "broadcast_tensors": _broadcast,
     "unbind": _unbind,
     "slice": _slice,
     "narrow": _narrow,

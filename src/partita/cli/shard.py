@@ -45,7 +45,9 @@ def command(
 ) -> int:
     """Find the fastest split of every op of a MODEL over the devices of a cluster.
 
-    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, or a saved graph.
+    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, a saved graph, an ONNX
+    file, or file.py:function, which gives a PyTorch module and the arguments of a call.
+
     On every mesh of one or two axes each op chooses which loop dims to split and whether its
     parameters are kept in copies or shares; the memory of the devices is a hard limit. The best
     answers and the named strategies are simulated, and the fastest that fits is kept.

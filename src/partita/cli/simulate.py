@@ -31,8 +31,9 @@ def command(
 ) -> int:
     """Predict how a MODEL runs on a cluster: time, what bounds it, memory.
 
-    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, a saved graph, or a
-    plan made by partita. A model without a plan is run data parallel over all devices.
+    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, a saved graph, an ONNX
+    file, file.py:function (which gives a PyTorch module and the arguments of a call), or a plan
+    made by partita. A model without a plan is run data parallel over all devices.
 
     Exit code 1 says that it does not fit the memory.
     """

@@ -136,7 +136,9 @@ def _resize(call: Call) -> float:
 def _recurrent(call: Call) -> float:
     x, w_in, w_rec = call.inputs[:3]
     steps = x[0] * x[1]
-    return steps * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0])
+    # Weights that are computed are differentiated together with the data, at twice the cost.
+    both = 2 if 0 in call.wrt and (1 in call.wrt or 2 in call.wrt) else 1
+    return both * steps * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0])
 
 
 def _cell(call: Call) -> float:

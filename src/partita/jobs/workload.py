@@ -4,6 +4,8 @@ import logging
 from dataclasses import dataclass
 
 from partita import zoo
+from partita.capture.onnx_file import is_onnx_spec, onnx_graph
+from partita.capture.python_file import is_python_spec, python_graph
 from partita.errors import ModelError, PlanError
 from partita.graph import Graph, training_graph
 from partita.graph.backward import OPTIMIZER_STATES
@@ -40,7 +42,7 @@ def load(
     training: bool = True,
     optimizer: str = "adamw",
 ) -> Workload:
-    """The workload of a zoo model, a config or graph file, or a graph."""
+    """The workload of a graph, or of what names one: zoo, config, graph, `file.py:name`, ONNX."""
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch}", fix="give at least 1", field="batch")
     if optimizer not in OPTIMIZER_STATES:
@@ -50,11 +52,7 @@ def load(
             field="optimizer",
         )
     spec = model if isinstance(model, str) else model.name
-    forward = (
-        model
-        if isinstance(model, Graph)
-        else zoo.build(model, batch=batch, dtype=dtype, loss=training)
-    )
+    forward = model if isinstance(model, Graph) else _forward(model, batch, dtype, training)
     for kind in unknown_kinds(forward):
         log.warning(
             "ops of the unknown kind %r are carried as they are: never split, costed by bytes", kind
@@ -64,6 +62,25 @@ def load(
     return Workload(
         spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer
     )
+
+
+def _forward(spec: str, batch: int | None, dtype: str | None, training: bool) -> Graph:
+    if is_python_spec(spec):
+        return _with_batch(python_graph(spec, batch, dtype, training), spec, batch)
+    if is_onnx_spec(spec):
+        return _with_batch(onnx_graph(spec, batch, dtype), spec, batch)
+    return zoo.build(spec, batch=batch, dtype=dtype, loss=training)
+
+
+def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
+    """A model of the user's decides its own batch; another one asked for would be a lie."""
+    if batch is not None and batch != _batch_of(graph):
+        raise ModelError(
+            f"has a batch of {_batch_of(graph)}, not {batch}",
+            fix="let the function take `batch`, or leave it out",
+            field=spec,
+        )
+    return graph
 
 
 def load_ref(ref: ModelRef) -> Workload:

@@ -1,0 +1,620 @@
+"""Which kind of op an ONNX operator is: `RULES[op_type](site)`.
+
+A rule reads the node's attributes and known inputs and builds the op or ops it becomes. Where a use
+is beyond the kind, the rule gives up and the node is carried as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partita.errors import FileError, GraphError
+from partita.graph.dtypes import FLOATS
+from partita.graph.record import Call, Op, Tensor
+from partita.graph.shapes import SHAPES, output_shapes
+
+Rule = Callable[["Site"], None]
+
+
+class Unfit(Exception):  # noqa: N818
+    """A rule does not cover this use of an operator."""
+
+
+class Site:
+    """A node that a rule is at work on, and the ops it becomes."""
+
+    def __init__(self, reader: Any, node: Any, name: str, scope: str) -> None:
+        self.reader = reader
+        self.node = node
+        self.name = reader.free(name)
+        self.scope = scope
+        self.kind: str = node.op_type
+        self.opset: int = reader.opset
+        self.attributes = {item.name: _attribute(item) for item in node.attribute}
+        self._ops: list[tuple[Op, tuple[Tensor, ...]]] = []
+        self._given: dict[str, Tensor] = {}
+
+    def build(self) -> None:
+        """The ops of this node, by its rule or as it is."""
+        names = [name for name in self.node.output if name]
+        rule = RULES.get(self.kind) if self.node.domain in ("", "ai.onnx") else None
+        if rule is not None:
+            try:
+                rule(self)
+            except (Unfit, GraphError, IndexError, KeyError, TypeError, ValueError) as error:
+                self._ops, self._given = [], {}
+                if isinstance(error, GraphError) and self.reader.shape(names[0]) is None:
+                    raise
+        if names[0] not in self._given:
+            self._carry(names)
+        for name in names[1:]:
+            if name not in self._given and name in self.reader.read:
+                self._more(names[0], name)
+        for op, tensors in self._ops:
+            self.reader.add(op, tensors)
+        self.reader.place.update(self._given)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+    def has(self, position: int) -> bool:
+        """Is there an input at this position?"""
+        return position < len(self.node.input) and bool(self.node.input[position])
+
+    def tensor(self, position: int) -> Tensor:
+        """The input at this position."""
+        if not self.has(position):
+            raise Unfit
+        found: Tensor = self.reader.tensor(self.node.input[position])
+        return found
+
+    def tensors(self) -> list[Tensor]:
+        """All inputs; numbers that are known and single are left out, as Python's would be."""
+        found = []
+        for name in self.node.input:
+            value = self.reader.value(name) if name else None
+            if name and (value is None or value.size > 1):
+                found.append(self.reader.tensor(name))
+        return found
+
+    def numbers(self, position: int, attribute: str = "") -> list[int] | None:
+        """A list of whole numbers that older versions have as an attribute, newer as an input."""
+        if attribute and attribute in self.attributes:
+            value = self.attributes[attribute]
+            return [value] if isinstance(value, int) else list(value)
+        if not self.has(position):
+            return None
+        value = self.reader.value(self.node.input[position])
+        if value is None:
+            raise Unfit
+        return [int(item) for item in value.reshape(-1)]
+
+    def part(self, part: str, kind: str, *inputs: Tensor, **attrs: Any) -> Tensor:
+        """An op on the way to the main one."""
+        return self._op(f"{self.name}.{part}", kind, inputs, attrs)[0]
+
+    def give(self, kind: str, *inputs: Tensor, **attrs: Any) -> None:
+        """The main op; its outputs are the node's first ones. `dtype` is that of the outputs."""
+        dtype = attrs.pop("dtype", None)
+        made = self._op(self.name, kind, inputs, attrs, dtype)
+        for name, tensor in zip(self.node.output, made, strict=False):
+            known = self.reader.shape(name)
+            if known is not None and known != tensor.shape:
+                raise Unfit
+            self._given[name] = tensor
+
+    def same(self, tensor: Tensor) -> None:
+        """The node gives its input as it is."""
+        self._given[self.node.output[0]] = tensor
+
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the first output as ONNX found it."""
+        found = self.reader.shape(self.node.output[0])
+        if found is None:
+            raise Unfit
+        return tuple(found)
+
+    def out_dtype(self) -> str | None:
+        """The element type of the first output as ONNX found it."""
+        return self._dtype(self.node.output[0])
+
+    def opaque(
+        self, part: str, kind: str, inputs: tuple[Tensor, ...], shape: tuple[int, ...]
+    ) -> Tensor:
+        """An op of a kind that no table knows."""
+        return self._op(f"{self.name}.{part}", kind, inputs, {}, None, [shape])[0]
+
+    def _op(
+        self,
+        name: str,
+        kind: str,
+        inputs: tuple[Tensor, ...],
+        attrs: dict[str, Any],
+        dtype: str | None = None,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+    ) -> tuple[Tensor, ...]:
+        fixed = tuple(sorted(attrs.items()))
+        if shapes is None:
+            shapes = output_shapes(Call(kind, fixed, tuple(t.shape for t in inputs), ()))
+        floats = [tensor.dtype for tensor in inputs if tensor.dtype in FLOATS]
+        out = dtype or next(iter(floats), inputs[0].dtype if inputs else "f32")
+        names = [name if len(shapes) == 1 else f"{name}:{i}" for i in range(len(shapes))]
+        made = tuple(Tensor(n, s, out) for n, s in zip(names, shapes, strict=True))
+        read = tuple(tensor.name for tensor in inputs)
+        self._ops.append((Op(name, kind, read, tuple(names), fixed, self.scope), made))
+        return made
+
+    def _carry(self, names: list[str]) -> None:
+        shapes = [self.reader.shape(name) for name in names]
+        if any(shape is None for shape in shapes):
+            lost = names[shapes.index(None)]
+            raise FileError(
+                f"gives {lost!r}, whose shape cannot be worked out",
+                fix="export with fixed sizes, or run onnx.shape_inference on the file first",
+            )
+        inputs = tuple(self.reader.tensor(name) for name in self.node.input if name)
+        kind = self.kind.lower()
+        kind = f"onnx_{kind}" if kind in SHAPES else kind
+        made = self._op(self.name, kind, inputs, {}, self._dtype(names[0]), shapes)
+        self._given.update(zip(names, made, strict=True))
+
+    def _more(self, first: str, name: str) -> None:
+        """What a kind does not give besides its main output: states, indices."""
+        shape = self.reader.shape(name)
+        if shape is None:
+            raise FileError(
+                f"gives {name!r}, whose shape cannot be worked out", fix="export with fixed sizes"
+            )
+        number = list(self.node.output).index(name)
+        kind = f"{self.kind.lower()}_more"
+        inputs = (self._given[first],)
+        made = self._op(f"{self.name}.more{number}", kind, inputs, {}, self._dtype(name), [shape])
+        self._given[name] = made[0]
+
+    def _dtype(self, name: str) -> str | None:
+        kind = self.reader.inferred.get(name)
+        return self.reader.element_type(kind.elem_type, name) if kind is not None else None
+
+
+def _attribute(item: Any) -> Any:
+    import onnx
+
+    value = onnx.helper.get_attribute_value(item)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _elementwise(fn: str) -> Rule:
+    def rule(site: Site) -> None:
+        inputs = site.tensors()
+        name = "scale" if fn in ("mul", "div") and len(inputs) == 1 else fn
+        site.give("elementwise", *inputs, fn=name, dtype=site.out_dtype())
+
+    return rule
+
+
+def _identity(site: Site) -> None:
+    site.same(site.tensor(0))
+
+
+def _cast(site: Site) -> None:
+    dtype = site.reader.element_type(site.attr("to"), site.node.output[0])
+    site.give("elementwise", site.tensor(0), fn="cast", dtype=dtype)
+
+
+def _dropout(site: Site) -> None:
+    training = site.has(2) and bool(site.reader.value(site.node.input[2]))
+    site.give("elementwise", site.tensor(0), fn="dropout" if training else "identity")
+
+
+def _pads(
+    site: Site, x: Tensor, kernel: tuple[int, ...], stride: list[int], dilation: list[int]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The input, padded where the two sides differ, and the padding that is left to the op."""
+    rank = len(kernel)
+    mode = site.attr("auto_pad", "NOTSET")
+    pads = list(site.attr("pads", [0] * 2 * rank))
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        before, after = [], []
+        for i in range(rank):
+            size = x.shape[2 + i]
+            steps = -(-size // stride[i])
+            total = max(0, (steps - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - size)
+            small, large = total // 2, total - total // 2
+            before.append(small if mode == "SAME_UPPER" else large)
+            after.append(large if mode == "SAME_UPPER" else small)
+        pads = [*before, *after]
+    elif mode == "VALID":
+        pads = [0] * 2 * rank
+    before, after = pads[:rank], pads[rank:]
+    if before == after:
+        return x, tuple(before)
+    return site.part("padded", "pad", x, before=(0, 0, *before), after=(0, 0, *after)), (0,) * rank
+
+
+def _conv(site: Site) -> None:
+    x, w = site.tensor(0), site.tensor(1)
+    kernel = w.shape[2:]
+    stride = list(site.attr("strides", [1] * len(kernel)))
+    dilation = list(site.attr("dilations", [1] * len(kernel)))
+    x, padding = _pads(site, x, kernel, stride, dilation)
+    bias = [site.tensor(2)] if site.has(2) else []
+    site.give(
+        "conv", x, w, *bias, stride=tuple(stride), padding=padding, dilation=tuple(dilation),
+        groups=site.attr("group", 1),
+    )  # fmt: skip
+
+
+def _conv_transpose(site: Site) -> None:
+    x, w = site.tensor(0), site.tensor(1)
+    rank = len(w.shape) - 2
+    pads = list(site.attr("pads", [0] * 2 * rank))
+    if pads[:rank] != pads[rank:] or site.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise Unfit
+    bias = [site.tensor(2)] if site.has(2) else []
+    site.give(
+        "conv", x, w, *bias, transposed=True, groups=site.attr("group", 1),
+        stride=tuple(site.attr("strides", [1] * rank)), padding=tuple(pads[:rank]),
+        dilation=tuple(site.attr("dilations", [1] * rank)),
+        output_padding=tuple(site.attr("output_padding", [0] * rank)),
+    )  # fmt: skip
+
+
+def _gemm(site: Site) -> None:
+    a, b = site.tensor(0), site.tensor(1)
+    flip_a, flip_b = bool(site.attr("transA", 0)), bool(site.attr("transB", 0))
+    added = [site.tensor(2)] if site.has(2) else []
+    if flip_b and not flip_a and all(t.shape == (b.shape[0],) for t in added):
+        site.give("linear", a, b, *added)
+        return
+    product = {"transpose_a": flip_a, "transpose_b": flip_b}
+    if not added:
+        site.give("matmul", a, b, **product)
+        return
+    made = site.part("product", "matmul", a, b, **product)
+    site.give("elementwise", made, *added, fn="add")
+
+
+def _matmul(site: Site) -> None:
+    a, b = site.tensor(0), site.tensor(1)
+    if len(a.shape) >= 2 and len(b.shape) >= 2:
+        site.give("matmul", a, b)
+        return
+    lead = "abcdefgh"[: max(len(a.shape), len(b.shape)) - 2]
+    left = "k" if len(a.shape) == 1 else f"{lead}mk"
+    right = "k" if len(b.shape) == 1 else f"{lead}kn"
+    out = ("" if len(a.shape) == 1 else "m") + ("" if len(b.shape) == 1 else "n")
+    site.give("einsum", a, b, equation=f"{left},{right}->{lead}{out}")
+
+
+def _einsum(site: Site) -> None:
+    site.give("einsum", *site.tensors(), equation=site.attr("equation").replace(" ", ""))
+
+
+def _batch_norm(site: Site) -> None:
+    x, scale, shift = (site.tensor(i) for i in range(3))
+    site.give("batch_norm", x, scale, shift, training=bool(site.attr("training_mode", 0)))
+
+
+def _instance_norm(site: Site) -> None:
+    x, scale, shift = (site.tensor(i) for i in range(3))
+    site.give("group_norm", x, scale, shift, groups=x.shape[1])
+
+
+def _group_norm(site: Site) -> None:
+    x, scale, shift = (site.tensor(i) for i in range(3))
+    site.give("group_norm", x, scale, shift, groups=site.attr("num_groups"))
+
+
+def _last_norm(kind: str) -> Rule:
+    def rule(site: Site) -> None:
+        x = site.tensor(0)
+        axis = site.attr("axis", -1) % len(x.shape)
+        weights = [site.tensor(i) for i in (1, 2) if site.has(i)]
+        site.give(kind, x, *weights, dims=len(x.shape) - axis)
+
+    return rule
+
+
+def _pool(mode: str) -> Rule:
+    def rule(site: Site) -> None:
+        kernel = tuple(site.attr("kernel_shape"))
+        rank = len(kernel)
+        stride = list(site.attr("strides", [1] * rank))
+        dilation = list(site.attr("dilations", [1] * rank))
+        if set(dilation) != {1}:
+            raise Unfit
+        x, padding = _pads(site, site.tensor(0), kernel, stride, dilation)
+        site.give(
+            "pool", x, kernel=kernel, stride=tuple(stride), padding=padding, mode=mode,
+            ceil=bool(site.attr("ceil_mode", 0)),
+        )  # fmt: skip
+
+    return rule
+
+
+def _global_pool(mode: str) -> Rule:
+    def rule(site: Site) -> None:
+        x = site.tensor(0)
+        site.give("pool", x, output=(1,) * (len(x.shape) - 2), mode=mode)
+
+    return rule
+
+
+def _softmax(site: Site) -> None:
+    default = -1 if site.opset >= 13 else 1
+    log: dict[str, Any] = {"log": True} if site.kind == "LogSoftmax" else {}
+    site.give("softmax", site.tensor(0), axis=site.attr("axis", default), **log)
+
+
+def _concat(site: Site) -> None:
+    parts = [site.tensor(i) for i in range(len(site.node.input))]
+    site.give("concat", *parts, axis=site.attr("axis"))
+
+
+def _split(site: Site) -> None:
+    x = site.tensor(0)
+    axis = site.attr("axis", 0) % len(x.shape)
+    sizes = site.numbers(1, "split")
+    if sizes is None:
+        count = len(site.node.output)
+        each = -(-x.shape[axis] // count)
+        sizes = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
+    site.give("split", x, axis=axis, sizes=tuple(sizes))
+
+
+def _slice(site: Site) -> None:
+    x = site.tensor(0)
+    starts, ends = site.numbers(1, "starts"), site.numbers(2, "ends")
+    axes = site.numbers(3, "axes")
+    steps = site.numbers(4)
+    if starts is None or ends is None:
+        raise Unfit
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    pieces = list(zip(starts, ends, axes, steps, strict=True))
+    for number, (start, end, axis, step) in enumerate(pieces):
+        axis %= len(x.shape)
+        if step < 0:
+            raise Unfit
+        first, last, _ = slice(start, end, step).indices(x.shape[axis])
+        bounds = {"axis": axis, "start": first, "stop": last, "step": step}
+        if number < len(pieces) - 1:
+            x = site.part(f"axis{axis}", "slice", x, **bounds)
+        else:
+            site.give("slice", x, **bounds)
+
+
+def _gather(site: Site) -> None:
+    """Rows of a table are a lookup; one known index is a slice."""
+    x = site.tensor(0)
+    axis = site.attr("axis", 0) % len(x.shape)
+    known = site.reader.value(site.node.input[1])
+    if known is not None and known.size == 1:
+        index = int(known.reshape(-1)[0]) % x.shape[axis]
+        row = site.part("row", "slice", x, axis=axis, start=index, stop=index + 1)
+        shape = (*x.shape[:axis], *known.shape, *x.shape[axis + 1 :])
+        site.give("reshape", row, shape=shape)
+    elif axis == 0 and len(x.shape) == 2:
+        site.give("embedding", site.tensor(1), x, dtype=x.dtype)
+    else:
+        raise Unfit
+
+
+def _reshape(site: Site) -> None:
+    x = site.tensor(0)
+    sizes = site.numbers(1, "shape")
+    if sizes is None:
+        raise Unfit
+    if not site.attr("allowzero", 0):
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    site.give("reshape", x, shape=tuple(sizes))
+
+
+def _flatten(site: Site) -> None:
+    x = site.tensor(0)
+    axis = site.attr("axis", 1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    first = 1
+    for size in x.shape[:axis]:
+        first *= size
+    site.give("reshape", x, shape=(first, -1))
+
+
+def _squeeze(site: Site) -> None:
+    x = site.tensor(0)
+    axes = site.numbers(1, "axes")
+    rank = len(x.shape)
+    gone = (
+        {i for i, s in enumerate(x.shape) if s == 1} if axes is None else {a % rank for a in axes}
+    )
+    site.give("reshape", x, shape=tuple(s for i, s in enumerate(x.shape) if i not in gone))
+
+
+def _unsqueeze(site: Site) -> None:
+    x = site.tensor(0)
+    axes = site.numbers(1, "axes")
+    if axes is None:
+        raise Unfit
+    rank = len(x.shape) + len(axes)
+    new = {axis % rank for axis in axes}
+    old = iter(x.shape)
+    site.give("reshape", x, shape=tuple(1 if i in new else next(old) for i in range(rank)))
+
+
+def _transpose(site: Site) -> None:
+    x = site.tensor(0)
+    site.give("transpose", x, perm=tuple(site.attr("perm", range(len(x.shape))[::-1])))
+
+
+def _expand(site: Site) -> None:
+    x = site.tensor(0)
+    sizes = site.numbers(1)
+    if sizes is None:
+        raise Unfit
+    rank = max(len(sizes), len(x.shape))
+    own = (1,) * (rank - len(x.shape)) + x.shape
+    asked = (1,) * (rank - len(sizes)) + tuple(sizes)
+    site.give("expand", x, shape=tuple(max(a, b) for a, b in zip(own, asked, strict=True)))
+
+
+def _pad(site: Site) -> None:
+    x = site.tensor(0)
+    pads = site.numbers(1, "pads")
+    axes = site.numbers(3)
+    if pads is None or min(pads) < 0:
+        raise Unfit
+    rank = len(x.shape)
+    axes = list(range(rank)) if axes is None else [axis % rank for axis in axes]
+    before, after = [0] * rank, [0] * rank
+    for number, axis in enumerate(axes):
+        before[axis], after[axis] = pads[number], pads[len(axes) + number]
+    site.give("pad", x, before=tuple(before), after=tuple(after))
+
+
+def _resize(site: Site) -> None:
+    site.give(
+        "resize", site.tensor(0), output=site.out_shape()[2:], mode=site.attr("mode", "nearest")
+    )
+
+
+def _reduce(fn: str) -> Rule:
+    def rule(site: Site) -> None:
+        x = site.tensor(0)
+        axes = site.numbers(1, "axes")
+        if axes is None and site.attr("noop_with_empty_axes", 0):
+            site.same(x)
+            return
+        every = range(len(x.shape)) if axes is None else (axis % len(x.shape) for axis in axes)
+        site.give("reduce", x, axes=tuple(every), keepdim=bool(site.attr("keepdims", 1)), fn=fn)
+
+    return rule
+
+
+def _arg(site: Site) -> None:
+    axis, keep = site.attr("axis", 0), bool(site.attr("keepdims", 1))
+    x = site.tensor(0)
+    axes = (axis % len(x.shape),)
+    site.give("reduce", x, axes=axes, keepdim=keep, fn=site.kind.lower(), dtype="i64")
+
+
+def _where(site: Site) -> None:
+    site.give("elementwise", *site.tensors(), fn="where", dtype=site.out_dtype())
+
+
+def _constant(site: Site) -> None:
+    site.give("constant", shape=site.out_shape(), dtype=site.out_dtype())
+
+
+def _attention(site: Site) -> None:
+    q, k, v = (site.tensor(i) for i in range(3))
+    mask = [site.tensor(3)] if site.has(3) else []
+    if site.has(4):
+        raise Unfit  # keys and values of earlier calls
+    heads: dict[str, Any] = {}
+    if len(q.shape) == 3:
+        heads = {"heads": site.attr("q_num_heads"), "kv_heads": site.attr("kv_num_heads")}
+    site.give("attention", q, k, v, *mask, causal=bool(site.attr("is_causal", 0)), **heads)
+
+
+def _recurrent(site: Site) -> None:
+    """X [t, b, i], W [directions, gates * h, i], R, B [directions, 2 * gates * h]."""
+    x, w, r = (site.tensor(i) for i in range(3))
+    kind = site.kind.lower()
+    if site.attr("layout", 0):
+        raise Unfit
+    directions, rows, _ = w.shape
+    both = directions == 2
+    given = [i for i in (5, 6) if site.has(i)]
+    states = [site.tensor(i) for i in given if site.reader.value(site.node.input[i]) is None]
+    if states:
+        x = site.opaque("start", f"{kind}_start", (x, *states), x.shape)
+    x = site.part("first", "transpose", x, perm=(1, 0, 2))
+    weights = [
+        site.part(part, "reshape", t, shape=(directions * rows, t.shape[2]))
+        for part, t in (("weight_ih", w), ("weight_hh", r))
+    ]
+    if site.has(3):
+        b = site.tensor(3)
+        for number, part in enumerate(("ih", "hh")):
+            start = number * rows
+            half = site.part(f"half_{part}", "slice", b, axis=1, start=start, stop=start + rows)
+            flat = site.part(f"bias_{part}", "reshape", half, shape=(directions * rows,))
+            weights.append(flat)
+    layer = site.part("layer", kind, x, *weights, bidirectional=both)
+    batch, steps, width = layer.shape
+    apart = site.part(
+        "apart", "reshape", layer, shape=(batch, steps, directions, width // directions)
+    )
+    site.give("transpose", apart, perm=(1, 2, 0, 3))
+
+
+def _class_loss(site: Site) -> None:
+    logits, targets = site.tensor(0), site.tensor(1)
+    if len(logits.shape) > 2:
+        perm = (0, *range(2, len(logits.shape)), 1)
+        logits = site.part("last", "transpose", logits, perm=perm)
+    site.give("cross_entropy", logits, targets)
+
+
+FUNCTIONS = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Neg": "neg", "Sum": "add",
+    "Relu": "relu", "LeakyRelu": "leaky_relu", "Elu": "elu", "Gelu": "gelu", "Sigmoid": "sigmoid",
+    "Tanh": "tanh", "HardSwish": "hardswish", "HardSigmoid": "hardsigmoid", "Softplus": "softplus",
+    "Swish": "silu", "Mish": "mish", "Selu": "selu", "Exp": "exp", "Log": "log", "Sqrt": "sqrt",
+    "Reciprocal": "reciprocal", "Sin": "sin", "Cos": "cos", "Erf": "erf", "Abs": "abs",
+    "Pow": "pow", "Max": "max", "Min": "min", "Clip": "clip", "Floor": "floor", "Ceil": "ceil",
+    "Round": "round", "Sign": "sign", "Mod": "mod", "PRelu": "leaky_relu", "Trilu": "mask",
+    **dict.fromkeys(
+        ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not",
+         "IsNaN", "IsInf"),
+        "compare",
+    ),
+}  # fmt: skip
+RULES: dict[str, Rule] = {
+    **{name: _elementwise(fn) for name, fn in FUNCTIONS.items()},
+    **{f"Reduce{name}": _reduce(name.lower()) for name in ("Sum", "Mean", "Max", "Min", "Prod")},
+    "ReduceL2": _reduce("norm"),
+    "ReduceLogSumExp": _reduce("logsumexp"),
+    "ArgMax": _arg,
+    "ArgMin": _arg,
+    "Identity": _identity,
+    "Cast": _cast,
+    "Dropout": _dropout,
+    "Where": _where,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    "BatchNormalization": _batch_norm,
+    "InstanceNormalization": _instance_norm,
+    "GroupNormalization": _group_norm,
+    "LayerNormalization": _last_norm("layer_norm"),
+    "RMSNormalization": _last_norm("rms_norm"),
+    "SimplifiedLayerNormalization": _last_norm("rms_norm"),
+    "MaxPool": _pool("max"),
+    "AveragePool": _pool("avg"),
+    "GlobalMaxPool": _global_pool("max"),
+    "GlobalAveragePool": _global_pool("avg"),
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Pad": _pad,
+    "Resize": _resize,
+    "Upsample": _resize,
+    "ConstantOfShape": _constant,
+    "Range": _constant,
+    "Attention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "SoftmaxCrossEntropyLoss": _class_loss,
+}

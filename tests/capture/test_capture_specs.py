@@ -1,0 +1,161 @@
+"""`file.py:name` and `.onnx` as a MODEL: what is loaded, and what is said when it cannot be."""
+
+import sys
+
+import pytest
+
+from partita.capture.python_file import is_python_spec, python_graph, read_module
+from partita.errors import CaptureError, FileError, MissingExtraError, ModelError
+from partita.jobs.workload import load, load_ref
+
+pytest.importorskip("torch")
+
+FILE = """
+import torch
+from sizes import WIDTH
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(WIDTH, 16)
+        self.drop = torch.nn.Dropout()
+
+    def forward(self, x, scale=None):
+        y = self.drop(self.a(x))
+        return (y if scale is None else y * scale).sum()
+
+class Branches(Net):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+def make(batch=32):
+    return Net(), (torch.randn(batch, WIDTH),)
+
+def scaled():
+    return Net(), (torch.randn(4, WIDTH),), {"scale": torch.ones(16)}
+
+def one():
+    return Net(), torch.randn(4, WIDTH)
+
+def alone():
+    return Net()
+
+def broken():
+    return Net(), (torch.randn(4, WIDTH) @ torch.randn(3, 3),)
+
+def branches():
+    return Branches(), (torch.randn(4, WIDTH),)
+
+example_inputs = (torch.zeros(8, WIDTH),)
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "sizes.py").write_text("WIDTH = 8\n")
+    (tmp_path / "net.py").write_text(FILE)
+    yield str(tmp_path / "net.py")
+    sys.modules.pop("sizes", None)
+
+
+def test_a_python_file_is_told_by_its_name():
+    assert is_python_spec("net.py:make")
+    assert is_python_spec("folder/net.py")
+    assert not is_python_spec("gpt2@512")
+    assert not is_python_spec("graph.json")
+
+
+def test_a_function_may_take_the_batch(file):
+    assert load(f"{file}:make").batch == 32
+    assert load(f"{file}:make", batch=6).graph.inputs[0].shape == (6, 8)
+    assert load(f"{file}:scaled").batch == 4
+    assert load(f"{file}:one").batch == 4
+
+
+def test_a_class_is_called_with_the_example_inputs(file):
+    assert load(f"{file}:Net").batch == 8
+
+
+def test_keyword_arguments_are_inputs(file):
+    names = [tensor.name for tensor in python_graph(f"{file}:scaled").inputs]
+    assert names == ["x", "scale"]
+    assert set(read_module(f"{file}:scaled")[2]) == {"scale"}
+
+
+def test_inference_is_captured_in_eval_mode(file):
+    assert "dropout" in {op.attr("fn") for op in load(f"{file}:make").graph.ops}
+    graph = load(f"{file}:make", training=False).graph
+    assert not graph.is_training
+    assert "dropout" not in {op.attr("fn") for op in graph.ops}
+
+
+def test_a_dtype_can_be_chosen(file):
+    assert {t.dtype for t in load(f"{file}:make", dtype="bf16").graph.parameters} == {"bf16"}
+
+
+def test_a_plan_finds_its_model_again(file):
+    found = load(f"{file}:scaled")
+    assert load_ref(found.ref()).graph == found.graph
+    found = load(f"{file}:make", batch=6, dtype="bf16")
+    assert load_ref(found.ref()).graph == found.graph
+
+
+def test_a_batch_that_the_model_does_not_have_is_refused(file):
+    with pytest.raises(ModelError, match="has a batch of 4, not 8; let the function take `batch`"):
+        load(f"{file}:scaled", batch=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", r"does not say which function makes the model; write .*NAME; known are .*make"),
+        (":mak", r"has no 'mak'; did you mean make"),
+        (":number", r"'number' is a int; name a function"),
+        (":alone", r"gives a Net; give \(module, args\)"),
+        (":broken", r"net.py:\d+: broken: RuntimeError: "),
+    ],
+)
+def test_a_file_that_gives_no_model_is_refused(file, name, says):
+    with pytest.raises(ModelError, match=says):
+        load(f"{file}{name}")
+
+
+def test_a_model_that_cannot_be_captured_names_the_users_line(file):
+    with pytest.raises(CaptureError, match=r"net.py:17: `return x if x.sum\(\) > 0 else -x`"):
+        load(f"{file}:branches")
+
+
+def test_a_file_that_is_no_python_names_the_line(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(ModelError, match=r"bad.py:2: SyntaxError"):
+        load(f"{tmp_path}/bad.py:f")
+    with pytest.raises(FileError, match=r"none.py: there is no such file"):
+        load(f"{tmp_path}/none.py:f")
+
+
+def test_a_missing_package_names_the_pip_command(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'partita\[torch\]'"):
+        load(f"{file}:make")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'partita\[onnx\]'"):
+        load("model.onnx")
+
+
+def test_an_onnx_file_is_a_model_for_every_command(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    make = onnx.helper
+    weight = make.make_tensor("w", onnx.TensorProto.FLOAT, (8, 4), [0.0] * 32)
+    info = make.make_tensor_value_info
+    graph = make.make_graph(
+        [make.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [info("x", onnx.TensorProto.FLOAT, ("n", 8))], [info("y", onnx.TensorProto.FLOAT, None)],
+        [weight],
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(make.make_model(graph), str(path))
+    found = load(str(path), batch=16)
+    assert found.batch == 16
+    assert found.graph.is_training
+    assert load_ref(found.ref()).graph == found.graph
