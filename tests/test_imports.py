@@ -60,8 +60,8 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 PUBLIC = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "model", "place", "read_graph",
-    "read_plan", "schedule", "shard", "simulate", "training_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
+    "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate", "training_graph",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -69,6 +69,18 @@ def test_equal_calls_are_measured_once_and_never_again(captured, inputs, tmp_pat
     assert not steps
 
 
+def test_measurements_of_another_torch_do_not_count_and_that_is_said(
+    captured, inputs, tmp_path, caplog
+):
+    path = tmp_path / "db.jsonl"
+    profile(captured, inputs, timing=QUICK, database=path)
+    before = len(read_database(path).entries)
+    path.write_text(path.read_text().replace(f'"{torch.__version__}"', '"1.0.0"'))
+    profile(captured, inputs, timing=QUICK, database=path)
+    assert "measured with torch 1.0.0" in caplog.text
+    assert len(read_database(path).entries) == 2 * before
+
+
 def test_stopping_keeps_what_was_measured(captured, inputs, tmp_path):
     path = tmp_path / "db.jsonl"
     with pytest.raises(Stopped, match="after 2 of"):

@@ -1,5 +1,6 @@
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from partita.problems import partition
 from partita.problems.partition import (
     PartitionEdge,
+    PartitionLinks,
     PartitionNode,
     PartitionProblem,
     PartitionSolution,
@@ -20,7 +22,7 @@ from partita.problems.partition import (
     evaluate,
     stages_from_devices,
 )
-from partita.search.base import Status, Stop
+from partita.search.base import Search, Status, Stop
 from partita.search.partition import SEARCHES
 from partita.search.partition.brute import Brute, assignments
 from partita.search.partition.chain import Chain, block_times_ms, cut_places
@@ -51,11 +53,71 @@ def tiny_problems(draw: st.DrawFn, most: int = 5) -> PartitionProblem:
     )
 
 
+@st.composite
+def rich_problems(draw: st.DrawFn, most: int = 4) -> PartitionProblem:
+    """The same with caps, unlike devices, links, recompute and stages to be kept to."""
+    plain = draw(tiny_problems(most))
+    count = plain.num_devices
+    times = st.sampled_from([0.5, 1.0, 3.0])
+    by_device = draw(st.booleans())
+    nodes = tuple(
+        replace(
+            node,
+            param_bytes=draw(st.integers(0, 8)),
+            activation_bytes=draw(st.integers(0, 4)),
+            times_ms=tuple((draw(times), draw(times)) for _ in range(count)) if by_device else (),
+        )
+        for node in plain.nodes
+    )
+    edges = tuple(replace(edge, fwd_bytes=edge.fwd_bytes // 1000) for edge in plain.edges)
+    rates = draw(st.sampled_from([(1e5,), (1e3, 1e5, 1e9)]))
+    waits = draw(st.sampled_from([(0.0,), (1e-3,), (0.0, 1e-3)]))
+    links = PartitionLinks(
+        *(
+            tuple(tuple(draw(st.sampled_from(each)) for _ in range(count)) for _ in range(count))
+            for each in (rates, waits)
+        )
+    )
+    caps = st.sampled_from([4.0, 12.0, 30.0, 1e9])
+    return replace(
+        plain,
+        nodes=nodes,
+        edges=edges,
+        memory_bytes=draw(
+            st.just(()) | st.tuples(*[caps] * count) | caps.map(lambda cap: (cap,) * count)
+        ),
+        speeds=() if by_device else draw(st.just(()) | st.tuples(*[times] * count)),
+        links=draw(st.none() | st.just(links)),
+        recompute=draw(st.booleans()),
+        in_flight=draw(st.integers(1, 3)),
+        num_stages=draw(st.none() | st.integers(1, 4)),
+        straight=draw(st.booleans()),
+    )
+
+
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = partition
     referee = Brute()
     problems = tiny_problems()
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+class TestEverySearchOnEveryField(SearchContract):
+    kind = partition
+    referee = Brute()
+    problems = rich_problems()
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+@settings(max_examples=60, deadline=None)
+@given(problem=rich_problems())
+def test_no_method_fails_where_an_answer_exists(
+    search: Search[PartitionProblem, PartitionSolution], problem: PartitionProblem
+) -> None:
+    result, truth = search(problem), Brute()(problem)
+    assert (result.solution is None) == (truth.solution is None)
+    assert (result.status is Status.INFEASIBLE) == (truth.status is Status.INFEASIBLE)
 
 
 def chain(*times: float, num_devices: int = 2, size: int = 0) -> PartitionProblem:

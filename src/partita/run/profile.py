@@ -7,6 +7,7 @@ the model trains: for inputs that depend on something learned.
 """
 
 import contextlib
+import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from partita.errors import InputError
 from partita.graph.record import Op
 from partita.run.meter import Meter, Metered, Timing
 
+log = logging.getLogger("partita")
 T = torch.Tensor
 Node = torch.fx.Node
 Progress = Callable[[int, int, str], bool]  # done, of how many, what; False stops
@@ -73,6 +75,8 @@ def profile(
     target = _device(device)
     known = Database() if database is None else open_database(database)
     environment = environment_of(target, training)
+    if known.changed(environment):
+        log.warning("%s: %s; everything is measured again", database, known.changed(environment))
     calls = _calls(captured)
     found = {} if fresh else _from(known, calls, environment)
     wanted = {text for text in calls.values() if text not in found}

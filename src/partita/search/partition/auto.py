@@ -1,17 +1,21 @@
 """The default: the best of everything here within the time limit.
 
-Chains cut from several orders come first; tiny problems are then settled by `exact`'s tree. Others
-get many short cycles of annealing (`walk`), most of them from the best so far with little heat, the
-hottest from scratch: many short cycles beat few long ones, because each merges other nodes. The
-bound is the better of mean and longest node with what the longest node must communicate.
+Chains cut from several orders come first; small problems are then settled by `exact`'s trees.
+Others get many short cycles of annealing (`walk`), most of them from the best so far with little
+heat, the hottest from scratch: many short cycles beat few long ones, because each merges other
+nodes. The bound is the better of mean and longest node with what the longest node must
+communicate. Where stages are asked for, they are annealed in order, and a straight pipeline's
+compute is proven.
 """
 
 from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.bounds import communication_bound
+from partita.search.partition.ending import ending
 from partita.search.partition.exact import TRIED, branch
+from partita.search.partition.stage_walk import InOrder, anneal_in_order
+from partita.search.partition.straight import prove_straight
 from partita.search.partition.walk import Schedule, Walk, offer_chains, proven
 
 _HOT = (5e-4, 1e-3, 5e-4, 5e-3, 5e-4, 1e-3, 5e-4, 2e-2)  # per cycle, in turn
@@ -29,7 +33,9 @@ class Auto:
     steps_per_node: int = 200
     least_steps: int = 30_000
     most_steps: int = 400_000
-    most_tree_nodes: int = 1_000_000
+    most_tree_nodes: int = 6_000_000
+    most_first_tree: int = 300_000
+    effort: float = 20.0  # of CP-SAT for a straight pipeline, in its own count
 
     def __call__(
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
@@ -37,20 +43,35 @@ class Auto:
         """Search until all cycles are done."""
         run: Run[PartitionSolution] = Run(stop, "auto", seed)
         walk = Walk(problem, run)
-        run.bound(communication_bound(problem, walk.net))
+        if walk.hopeless:
+            return ending(walk)
         offer_chains(walk, self.num_orders, self.max_cuts, seed)
-        if branch(walk, self.most_tree_nodes):
+        if walk.in_order:
+            return self._in_order(walk, seed)
+        if branch(walk, self.most_tree_nodes, self.most_first_tree):
             return run.result(Status.OPTIMAL, TRIED)
-        small = walk.net.num_nodes <= 16 * walk.net.num_devices  # little to coarsen: cool slowly
-        steps = max(self.least_steps, self.steps_per_node * walk.net.num_nodes)
-        steps = min(self.most_steps, steps)
+        self._cycles(walk, seed)
+        return ending(walk)
+
+    def _in_order(self, walk: Walk, seed: int) -> Result[PartitionSolution]:
+        """Prove what is proven quickly, anneal stages in order, prove again, anneal again."""
+        prove_straight(walk, self.effort / 10)
+        anneal_in_order(walk, InOrder(restarts=1), seed)
+        if not proven(walk.run):
+            prove_straight(walk, self.effort)
+        anneal_in_order(walk, InOrder(restarts=6), seed + 1)
+        return ending(walk)
+
+    def _cycles(self, walk: Walk, seed: int) -> None:
+        run, num_nodes = walk.run, walk.net.num_nodes
+        small = num_nodes <= 16 * walk.net.num_devices  # little to coarsen: cool slowly
+        steps = min(self.most_steps, max(self.least_steps, self.steps_per_node * num_nodes))
         for index in range(self.num_slow if small else self.num_cycles):
             if run.done() or proven(run):
-                break
+                return
             hot = _HOT[index % len(_HOT)]
             fresh = small or hot == max(_HOT)
             schedule = Schedule(steps, hot, cold=2e-5)
             if small:
-                schedule = Schedule(self.slow_steps_per_node * walk.net.num_nodes, 1e-2, cold=2e-4)
+                schedule = Schedule(self.slow_steps_per_node * num_nodes, 1e-2, cold=2e-4)
             walk.cycle(None if fresh else walk.labels, schedule, seed + 7919 * index)
-        return run.result()

@@ -25,7 +25,7 @@ def communication_bound(problem: PartitionProblem, net: Network | None = None) -
     net = network(problem) if net is None else net
     if net.num_devices == 1:
         return plain
-    return max(plain, least_device_time_ms(net, int(net.work_ms.argmax())) * _ROUNDING)
+    return max(plain, least_device_time_ms(net, int(net.work_ms.min(axis=1).argmax())) * _ROUNDING)
 
 
 def least_device_time_ms(net: Network, node: int) -> float:
@@ -47,9 +47,9 @@ def _flow_network(net: Network) -> tuple[I64, F64, I64, I64, int]:
         heads.extend((head, tail))
         capacities.extend((capacity, 0.0))
 
-    for index, work in enumerate(net.work_ms.tolist()):
+    for index, work in enumerate(net.work_ms.min(axis=1).tolist()):
         arc(index, sink, work)
-    prices = net.pin_fwd_ms + net.pin_bwd_ms
+    prices = net.pin_ms
     for each, src in enumerate(net.net_src.tolist()):
         first, last = net.pin_start[each], net.pin_start[each + 1]
         inlet, outlet = num_nodes + 2 * each, num_nodes + 2 * each + 1

@@ -21,6 +21,7 @@ from partita.problems.partition import (
     PartitionEdge,
     PartitionProblem,
     PartitionSolution,
+    check,
     evaluate,
     lower_bound,
     stages_from_devices,
@@ -36,6 +37,7 @@ class Chain:
     """Cuts the model's order into contiguous blocks, one per device, by dynamic programming."""
 
     max_cuts: int = 2000
+    rescue: bool = True  # look for any other answer where no cut is valid
 
     def __call__(
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
@@ -46,25 +48,38 @@ class Chain:
         if run.done():
             return run.result()
         cuts = cut_places(problem, self.max_cuts)
-        blocks = block_times_ms(problem, cuts)
+        moved = moved_ms(problem, cuts)
         best = np.full(len(cuts), np.inf)
         best[0] = 0.0
         origins: list[Ints] = []
-        for _ in range(min(problem.num_devices, len(cuts) - 1)):
+        for device in range(min(problem.num_devices, len(cuts) - 1)):
             if run.done():
                 break
+            if device == 0 or not problem.alike:
+                blocks = moved + work_ms(problem, cuts, device)
             candidates = np.maximum(best[:, None], blocks)
             origins.append(candidates.argmin(axis=0))
             best = candidates.min(axis=0)
-            solution = _solution(problem, cuts, origins)
             run.evaluations += 1
-            run.offer(solution, evaluate(problem, solution))
-        return run.result()
+            solution = _solution(problem, cuts, origins)
+            if np.isfinite(best[-1]) and not check(problem, solution):
+                run.offer(solution, evaluate(problem, solution))
+        return self._ending(problem, run)
+
+    def _ending(
+        self, problem: PartitionProblem, run: Run[PartitionSolution]
+    ) -> Result[PartitionSolution]:
+        if not self.rescue or run.solution is not None:
+            return run.result()
+        from partita.search.partition.ending import ending  # which offers chains itself
+        from partita.search.partition.walk import Walk
+
+        return ending(Walk(problem, run))
 
 
 def cut_places(problem: PartitionProblem, max_cuts: int) -> Ints:
     """Where to cut: before these positions of the order; the first is 0, the last is its end."""
-    times = np.array([node.fwd_ms + node.bwd_ms for node in problem.placed])
+    times = np.array([problem.node_ms(node, 0) for node in problem.placed])
     if len(times) <= max_cuts:
         return np.arange(len(times) + 1)
     done = np.concatenate(([0.0], np.cumsum(times)))
@@ -74,13 +89,39 @@ def cut_places(problem: PartitionProblem, max_cuts: int) -> Ints:
 
 def block_times_ms(problem: PartitionProblem, cuts: Ints) -> Floats:
     """Time of the nodes from cut a to cut b, for every a < b; inf elsewhere."""
-    times = np.array([node.fwd_ms + node.bwd_ms for node in problem.placed])
-    done = np.concatenate(([0.0], np.cumsum(times)))[cuts]
-    ms_per_byte = 1e3 / problem.bandwidth_bytes_per_s
-    moved = _received_bytes(problem, cuts) + _sent_bytes(problem, cuts)
-    total: Floats = (done[None, :] - done[:, None]) + moved * ms_per_byte
+    return moved_ms(problem, cuts) + work_ms(problem, cuts, 0)
+
+
+def work_ms(problem: PartitionProblem, cuts: Ints, device: int) -> Floats:
+    """How long a device works on the nodes from cut a to cut b; inf if it cannot hold them."""
+    times = [problem.node_ms(node, device) for node in problem.placed]
+    total = _between(times, cuts)
+    if problem.memory_bytes:
+        held = _between([problem.node_bytes(node) for node in problem.placed], cuts)
+        total[held > problem.memory_bytes[device] * (1 + 1e-12)] = np.inf
     total[np.tril_indices(len(cuts))] = np.inf
     return total
+
+
+def _between(values: Sequence[float], cuts: Ints) -> Floats:
+    done = np.concatenate(([0.0], np.cumsum(np.array(values, np.float64))))[cuts]
+    difference: Floats = done[None, :] - done[:, None]
+    return difference
+
+
+def moved_ms(problem: PartitionProblem, cuts: Ints) -> Floats:
+    """How long the block from cut a to cut b sends and receives, over an average link."""
+    rates = [problem.bandwidth_bytes_per_s]
+    if problem.links is not None:
+        rates = [
+            rate
+            for src, row in enumerate(problem.links.bandwidth)
+            for dst, rate in enumerate(row)
+            if src != dst
+        ] or rates
+    ms_per_byte = sum(1e3 / rate for rate in rates) / len(rates)
+    moved: Floats = (_received_bytes(problem, cuts) + _sent_bytes(problem, cuts)) * ms_per_byte
+    return moved
 
 
 def _received_bytes(problem: PartitionProblem, cuts: Ints) -> Floats:

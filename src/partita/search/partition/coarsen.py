@@ -18,7 +18,7 @@ from partita.search.partition.network import I64, Network, contract
 def clusters(net: Network, most_ms: float, seed: int, labels: I64 | None = None) -> I64:
     """A cluster for every node, numbered by their first nodes."""
     ratings = _ratings(net)
-    work = net.work_ms.tolist()
+    work = net.mean_ms.tolist()
     typical = sum(work) / len(work) or 1.0
     label = [0] * len(work) if labels is None else labels.tolist()
     root = [-1] * len(work)
@@ -50,7 +50,7 @@ def _ratings(net: Network) -> list[dict[int, float]]:
     """Per node: its neighbours and what it shares with them."""
     found: list[dict[int, float]] = [{} for _ in range(net.num_nodes)]
     starts, pins = net.pin_start.tolist(), net.pin_node.tolist()
-    prices = (net.pin_fwd_ms + net.pin_bwd_ms).tolist()
+    prices = net.pin_ms.tolist()
     for each, src in enumerate(net.net_src.tolist()):
         first, last = starts[each], starts[each + 1]
         for at in range(first, last):

@@ -7,7 +7,8 @@ first unused one. What is placed only adds to device times, so a partial labelli
 
 is no better than the best answer. The first answer is annealed. One tree node is one
 evaluation; the tree has at most about P^n / P! leaves; a dozen nodes are finished in a moment.
-Otherwise the answer and the bound stand as they are.
+Otherwise the answer and the bound stand as they are. Where stages are asked for, CP-SAT is given
+the whole problem instead (`model`).
 """
 
 from dataclasses import dataclass
@@ -17,14 +18,18 @@ import numpy as np
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.anneal import State, price_of, start
-from partita.search.partition.bounds import communication_bound
+from partita.search.partition.anneal import State, recount, start
+from partita.search.partition.ending import ending
+from partita.search.partition.model import Model
 from partita.search.partition.network import F64, I64, Network
+from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, offer_chains, proven
 
 TRIED = "every labelling was tried or ruled out"
 _CHUNK = 100_000  # tree nodes between two looks at the clock
 _BETTER = 1 - 1e-10  # what is worth finding; and what OPTIMAL means
+_FIRST_GAP = 1e-3  # between the bound and the first goal
+_LONGEST = 8  # how many long nodes are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Exact:
     """Proves the best labelling of small problems by branch and bound."""
 
     most_tree_nodes: int = 2_000_000_000
+    effort: float = 600.0  # of CP-SAT, in its own count, where stages are asked for
 
     def __call__(
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
@@ -39,60 +45,145 @@ class Exact:
         """Search until the tree is done."""
         run: Run[PartitionSolution] = Run(stop, "exact", seed)
         walk = Walk(problem, run)
-        run.bound(communication_bound(problem, walk.net))
+        if walk.hopeless:
+            return ending(walk)
         offer_chains(walk, 2, 700, seed)
+        if walk.in_order:
+            anneal_in_order(walk, InOrder(restarts=1, steps_per_node=300), seed)
+            if not proven(run):
+                Model(walk, timed=True).solve(self.effort)
+            return ending(walk)
         steps = min(100_000, 300 * walk.net.num_nodes)
         for index in range(3):
             if not run.done() and not proven(run):
                 walk.cycle(None, Schedule(steps, 2e-2), seed + index)
+        if run.solution is None:
+            found = ending(walk)
+            if run.solution is None:
+                return found
         done = branch(walk, self.most_tree_nodes)
         return run.result(Status.OPTIMAL, TRIED) if done else run.result()
 
 
-def branch(walk: Walk, most_tree_nodes: int) -> bool:
-    """Search the tree for better answers; True if all of it is done, so the best is optimal."""
+def branch(walk: Walk, most_tree_nodes: int, most_first: int | None = None) -> bool:
+    """Search trees for better answers; True if one was finished, so the best is optimal.
+
+    A tree that looks only for answers better than a goal is small if the goal is near the bound,
+    and finishing it without an answer proves the goal as a bound: so goals climb from the bound to
+    the best known answer, each gap twice the last. The first tree may have no more than
+    `most_first` nodes: where it is larger, the others are out of reach.
+    """
     run, net = walk.run, walk.net
-    if run.objective is None or run.done() or proven(run):
-        return False
-    tree = start(net, np.zeros(net.num_nodes, np.int64), 0)
-    _clear(tree)
-    cursor = np.zeros(1, np.int64)
-    used = np.zeros(net.num_nodes + 1, np.int64)
-    rest_ms = np.concatenate((net.work_ms[::-1].cumsum()[::-1], [0.0]))
-    tree.best_ms[0] = run.objective * _BETTER
-    spent = 0
-    while spent < most_tree_nodes and not run.done():
-        chunk = min(_CHUNK, most_tree_nodes - spent)
-        if run.stop.evaluations is not None:
-            chunk = min(chunk, run.stop.evaluations - run.evaluations)
-        known = tree.best_ms[0]
-        visited = _search(net, tree, cursor, used, rest_ms, chunk)
-        spent += visited
-        run.evaluations += visited
-        if tree.best_ms[0] < known:
-            walk.offer(tree.best_device)
-        if cursor[0] < 0:
+    left = most_tree_nodes
+    share = _FIRST_GAP
+    while left > 0 and run.objective is not None and not run.done() and not proven(run):
+        known = run.objective * _BETTER
+        bound = run.lower_bound
+        assert bound is not None, "every search begins with a bound"
+        goal = min(known, bound * (1 + share))
+        tree = _Tree(net, goal)
+        left -= tree.search(walk, left if most_first is None else min(left, most_first))
+        most_first = None
+        if not tree.finished:
+            return False
+        if tree.found or goal == known:
             return True
+        run.bound(goal * _BETTER)
+        share *= 2
     return False
+
+
+class _Tree:
+    """All labellings better than a goal, searched in chunks."""
+
+    def __init__(self, net: Network, goal_ms: float) -> None:
+        self.net = net
+        self.state = start(net, np.zeros(net.num_nodes, np.int64), 0)
+        _clear(self.state)
+        self.state.best_ms[0] = goal_ms
+        self.cursor = np.zeros(1, np.int64)
+        self.used = np.zeros(net.num_nodes + 1, np.int64)
+        self.rest = _Rest(net)
+        self.found = False
+
+    @property
+    def finished(self) -> bool:
+        """Is nothing left of the tree?"""
+        return bool(self.cursor[0] < 0)
+
+    def search(self, walk: Walk, most_tree_nodes: int) -> int:
+        """Go on until finished, stopped or that many tree nodes; how many were visited."""
+        run, spent = walk.run, 0
+        while spent < most_tree_nodes and not self.finished and not run.done():
+            chunk = min(_CHUNK, most_tree_nodes - spent)
+            if run.stop.evaluations is not None:
+                chunk = min(chunk, run.stop.evaluations - run.evaluations)
+            known = self.state.best_ms[0]
+            visited = _search(
+                self.net, self.state, self.cursor, self.used, *self.rest.arrays, chunk
+            )
+            spent += visited
+            run.evaluations += visited
+            if self.state.best_ms[0] < known:
+                self.found = True
+                walk.offer(self.state.best_device)
+        return spent
+
+
+class _Rest:
+    """What is known of the nodes that are not placed yet, before every node.
+
+    With any weights of the devices, the weighted sum of their times is at least that of the placed
+    nodes plus, for every other node, its cheapest weighted time. Where devices are alike, the
+    longest nodes must also fit in one by one: j of them take at least the time of the j-th.
+    """
+
+    def __init__(self, net: Network) -> None:
+        totals = net.work_ms.sum(axis=0)
+        weights = np.ones(net.num_devices)
+        if not net.alike_devices and totals.min() > 0:
+            weights = totals[0] / totals
+        least = (net.work_ms * weights).min(axis=1)
+        rest = np.concatenate((least[::-1].cumsum()[::-1], [0.0]))
+        longest = np.zeros((net.num_nodes + 1, _LONGEST))
+        if net.alike_devices:
+            for node in range(net.num_nodes):
+                first = np.sort(net.work_ms[node:, 0])[::-1][:_LONGEST]
+                longest[node, : len(first)] = first
+        self.arrays = weights, rest, longest
 
 
 def _clear(tree: State) -> None:
     """Nothing placed yet: device -1 everywhere."""
     tree.device[:] = -1
     tree.consumers[:] = 0
-    tree.price_ms[:] = 0.0
+    tree.fwd[:] = 0.0
+    tree.bwd[:] = 0.0
     tree.time_ms[:] = 0.0
+    tree.held_bytes[:] = 0.0
 
 
 @numba.njit(cache=True)
-def _search(net: Network, tree: State, cursor: I64, used: I64, rest_ms: F64, chunk: int) -> int:
+def _search(
+    net: Network,
+    tree: State,
+    cursor: I64,
+    used: I64,
+    weights: F64,
+    rest: F64,
+    longest: F64,
+    chunk: int,
+) -> int:
     """Go on for some tree nodes; cursor[0] is -1 when the tree is done."""
-    num_nodes = len(net.work_ms)
+    num_nodes = len(net.held_bytes)
     visited = 0
     while visited < chunk and cursor[0] >= 0:
         node = cursor[0]
         last = tree.device[node] if node < num_nodes else -1
-        if node == num_nodes or last + 1 > min(used[node], net.num_devices - 1):
+        most = net.num_devices - 1
+        if net.alike_devices:
+            most = min(used[node], most)
+        if node == num_nodes or last + 1 > most:
             if node < num_nodes and last >= 0:
                 _take(net, tree, node)
             cursor[0] -= 1
@@ -102,46 +193,58 @@ def _search(net: Network, tree: State, cursor: I64, used: I64, rest_ms: F64, chu
         visited += 1
         _put(net, tree, node, last + 1)
         used[node + 1] = max(used[node], last + 2)
-        largest, total = tree.time_ms.max(), tree.time_ms.sum()
-        least = max(largest, (total + rest_ms[node + 1]) / net.num_devices)
-        if least >= tree.best_ms[0]:
+        if _hopeless(net, tree, weights, rest[node + 1], longest[node + 1]):
             continue
         if node + 1 == num_nodes:
-            tree.best_ms[0] = largest
+            tree.best_ms[0] = tree.time_ms.max()
             tree.best_device[:] = tree.device
         else:
             cursor[0] = node + 1
     return visited
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, forceinline=True)
+def _hopeless(net: Network, tree: State, weights: F64, rest: float, longest: F64) -> bool:
+    """Can what is placed not become part of an answer better than the goal?"""
+    goal = tree.best_ms[0]
+    total = room = 0.0
+    for device in range(net.num_devices):
+        time = tree.time_ms[device]
+        if time >= goal or tree.held_bytes[device] > net.caps_bytes[device]:
+            return True
+        total += weights[device] * time
+        room += weights[device] * goal
+    if total + rest >= room:
+        return True
+    for rank in range(len(longest)):
+        if longest[rank] <= 0.0:
+            break
+        places = 0
+        for device in range(net.num_devices):
+            places += int((goal - tree.time_ms[device]) / longest[rank])
+        if places <= rank:
+            return True
+    return False
+
+
+@numba.njit(cache=True, forceinline=True)
 def _put(net: Network, tree: State, node: int, device: int) -> None:
     """Place a node whose producers are placed."""
     tree.device[node] = device
-    tree.time_ms[device] += net.work_ms[node]
+    tree.time_ms[device] += net.work_ms[node, device]
+    tree.held_bytes[device] += net.held_bytes[node]
     for at in range(net.used_start[node], net.used_start[node + 1]):
-        tree.consumers[net.used_net[at], device] += 1
-        _reprice(net, tree, net.used_net[at], device)
+        each = net.used_net[at]
+        recount(net, tree, each, tree.device[net.net_src[each]], device, 1)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, forceinline=True)
 def _take(net: Network, tree: State, node: int) -> None:
     """Undo `_put` of the node placed last."""
     device = tree.device[node]
     tree.device[node] = -1
-    tree.time_ms[device] -= net.work_ms[node]
+    tree.time_ms[device] -= net.work_ms[node, device]
+    tree.held_bytes[device] -= net.held_bytes[node]
     for at in range(net.used_start[node], net.used_start[node + 1]):
-        tree.consumers[net.used_net[at], device] -= 1
-        _reprice(net, tree, net.used_net[at], device)
-
-
-@numba.njit(cache=True)
-def _reprice(net: Network, tree: State, each: int, there: int) -> None:
-    """Bring the price of a net on one device up to date."""
-    price = price_of(net, tree, each, there)
-    home = tree.device[net.net_src[each]]
-    if home != there:
-        more = price - tree.price_ms[each, there]
-        tree.time_ms[home] += more
-        tree.time_ms[there] += more
-    tree.price_ms[each, there] = price
+        each = net.used_net[at]
+        recount(net, tree, each, tree.device[net.net_src[each]], device, -1)

@@ -14,9 +14,10 @@ import numpy as np
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.bounds import communication_bound
 from partita.search.partition.coarsen import levels
+from partita.search.partition.ending import ending
 from partita.search.partition.network import F64, I64
+from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, proven
 
 
@@ -34,19 +35,22 @@ class MixedPipe:
         """Search until every number of blocks was tried."""
         run: Run[PartitionSolution] = Run(stop, "mpipe", seed)
         walk = Walk(problem, run)
-        run.bound(communication_bound(problem, walk.net))
+        if walk.in_order and not walk.hopeless:
+            anneal_in_order(walk, InOrder(restarts=2), seed)
+        if walk.in_order or walk.hopeless:
+            return ending(walk)
         net, everything = walk.net, np.arange(walk.net.num_nodes)
         steps = min(self.most_steps, self.steps_per_node * net.num_nodes)
         for index, per_device in enumerate(self.blocks_per_device):
             if run.done() or proven(run):
                 break
             num_blocks = per_device * net.num_devices
-            most_ms = 1.5 * float(net.work_ms.sum()) / num_blocks
+            most_ms = 1.5 * float(net.mean_ms.sum()) / num_blocks
             blocks, block_of = levels(net, num_blocks, most_ms, seed + index)[-1]
-            labels = longest_first(blocks.work_ms, net.num_devices)[block_of]
+            labels = longest_first(blocks.mean_ms, net.num_devices)[block_of]
             walk.count_and_offer(labels)
             walk.anneal(net, everything, labels, Schedule(steps, 1e-4), seed + index)
-        return run.result()
+        return ending(walk)
 
 
 def longest_first(work_ms: F64, num_devices: int) -> I64:

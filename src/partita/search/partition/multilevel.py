@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.bounds import communication_bound
+from partita.search.partition.ending import ending
+from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, proven
 
 
@@ -27,7 +28,10 @@ class Multilevel:
         """Search until all restarts are done."""
         run: Run[PartitionSolution] = Run(stop, "multilevel", seed)
         walk = Walk(problem, run)
-        run.bound(communication_bound(problem, walk.net))
+        if walk.in_order and not walk.hopeless:
+            anneal_in_order(walk, InOrder(restarts=2), seed)
+        if walk.in_order or walk.hopeless:
+            return ending(walk)
         walk.count_and_offer([0] * walk.net.num_nodes)
         steps = min(self.most_steps, self.steps_per_node * walk.net.num_nodes)
         for index in range(self.restarts):
@@ -36,4 +40,4 @@ class Multilevel:
             found = walk.cycle(None, Schedule(steps, 2e-2), seed + 7919 * index)
             if found is not None:
                 walk.cycle(found, Schedule(steps, 1e-3), seed + 7919 * index + 1)
-        return run.result()
+        return ending(walk)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.bounds import communication_bound
+from partita.search.partition.ending import ending
 from partita.search.partition.walk import Walk, offer_chains
 
 
@@ -25,6 +25,6 @@ class PipeDream:
         """Search until every order was cut."""
         run: Run[PartitionSolution] = Run(stop, "pipedream", seed)
         walk = Walk(problem, run)
-        run.bound(communication_bound(problem, walk.net))
-        offer_chains(walk, self.num_orders, self.max_cuts, seed)
-        return run.result()
+        if not walk.hopeless:
+            offer_chains(walk, self.num_orders, self.max_cuts, seed)
+        return ending(walk)

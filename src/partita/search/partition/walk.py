@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.problems.partition import PartitionProblem, PartitionSolution, evaluate
+from partita.problems.partition import (
+    PartitionProblem,
+    PartitionSolution,
+    check,
+    device_times_ms,
+    infeasible,
+)
 from partita.search.base import Run, relative_gap
 from partita.search.partition.anneal import anneal, start
+from partita.search.partition.bounds import communication_bound
 from partita.search.partition.chain import Chain
 from partita.search.partition.coarsen import labels_of_clusters, levels
 from partita.search.partition.network import I64, Network, network, staged
@@ -42,13 +49,26 @@ class Walk:
         self.run = run
         self.net: Network = network(problem)
         self.labels: I64 | None = None  # of the best solution
+        self.hopeless = infeasible(problem)  # why there is no answer, if that is plain
+        run.bound(communication_bound(problem, self.net))
+
+    @property
+    def in_order(self) -> bool:
+        """Are stages asked for that a labelling alone does not give?"""
+        return self.problem.straight or self.problem.num_stages is not None
 
     def offer(self, labels: Sequence[int] | I64) -> None:
         """Evaluate a labelling by the problem's own rules and keep it if it is the best."""
-        given = np.asarray(labels, np.int64)
-        solution = staged(self.problem, given.tolist())
-        if self.run.offer(solution, evaluate(self.problem, solution)):
-            self.labels = given.copy()
+        self.offer_solution(staged(self.problem, np.asarray(labels, np.int64).tolist()))
+
+    def offer_solution(self, solution: PartitionSolution) -> None:
+        """The same for a solution; one that is not valid is passed over."""
+        if check(self.problem, solution):
+            return
+        devices = dict(solution.device_of)
+        device_of = {node: devices[stage] for node, stage in solution.stage_of}
+        if self.run.offer(solution, max(device_times_ms(self.problem, device_of))):
+            self.labels = np.array([device_of[node.id] for node in self.problem.placed], np.int64)
 
     def count_and_offer(self, labels: Sequence[int] | I64) -> None:
         """The same, as one evaluation; nothing happens once the run is done."""
@@ -60,7 +80,7 @@ class Walk:
         """Anneal from coarse to fine; the best labelling of this cycle, None if cut short."""
         net = self.net
         smallest = 12 * net.num_devices
-        most_ms = 0.25 * float(net.work_ms.sum()) / net.num_devices
+        most_ms = 0.25 * float(net.mean_ms.sum()) / net.num_devices
         ladder = levels(net, smallest, most_ms, seed, labels)[::-1]
         coarsest, cluster_of = ladder[0]
         if labels is None:
@@ -102,9 +122,10 @@ class Walk:
             done += chunk
             self.run.evaluations += chunk
             best = self.run.objective
-            if best is None or state.best_ms[0] < best * _EQUAL:
+            if state.best_ms[0] < (np.inf if best is None else best * _EQUAL):
                 self.offer(state.best_device[cluster_of])
-        return state.best_device[cluster_of]
+        found = state.best_device if state.best_ms[0] < np.inf else state.device
+        return found[cluster_of]
 
 
 def offer_chains(walk: Walk, num_orders: int, max_cuts: int, seed: int) -> None:
@@ -113,10 +134,10 @@ def offer_chains(walk: Walk, num_orders: int, max_cuts: int, seed: int) -> None:
         if walk.run.done() or proven(walk.run):
             return
         problem = walk.problem if index == 0 else reordered(walk.problem, seed + index)
-        solution = Chain(max_cuts)(problem).solution
-        assert solution is not None, "a chain has an answer without a limit"
-        stages, devices = dict(solution.stage_of), dict(solution.device_of)
-        walk.count_and_offer([devices[stages[node.id]] for node in walk.problem.placed])
+        walk.run.evaluations += 1
+        solution = Chain(max_cuts, rescue=False)(problem).solution
+        if solution is not None:
+            walk.offer_solution(solution)
 
 
 def proven(run: Run[PartitionSolution]) -> bool:

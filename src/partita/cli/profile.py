@@ -1,0 +1,168 @@
+"""`partita profile`: time every op of a model on this machine."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from partita import units
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.model_options import ModelOptions, model_options
+from partita.costs.profiles import Profile
+
+DATABASE = "partita-profile.jsonl"
+MOST_ROWS = 30
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
+@click.option("--depth", type=click.IntRange(0), help="Sum by modules this many names deep.")
+@click.option("--repeats", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True)
+@click.option(
+    "--database", default=DATABASE, show_default=True, help="Where measurements are kept."
+)
+@click.option("--fresh", is_flag=True, help="Measure everything again.")
+@click.option("--merge", multiple=True, metavar="FILE", help="Take measurements from here too.")
+@output_option("Write the profile of this model here.")
+@model_options
+@common_options
+def command(
+    model: str,
+    device: str,
+    depth: int | None,
+    repeats: int,
+    warmup: int,
+    database: str,
+    fresh: bool,
+    merge: tuple[str, ...],
+    output: OutputFile | None,
+    options: ModelOptions,
+    out: Output,
+) -> int:
+    """Time every op of a MODEL alone on this machine: forward, backward, memory.
+
+    MODEL is a zoo name, which is run with random weights, or file.py:function. Each op is warmed
+    up and repeated; medians and the distance between the quartiles are shown. What was measured
+    is kept in a database, by call, device and version of PyTorch, and not measured again; Ctrl-C
+    keeps what there is. Plan with it: partita partition MODEL --profile FILE.
+    """
+    from partita.capture.installed import need_torch
+
+    need_torch("profiling")
+    from partita.capture import export_module
+    from partita.costs.measured import merge as merge_databases
+    from partita.run.load import load_module
+    from partita.run.meter import Timing
+    from partita.run.profile import Stopped, profile
+
+    if merge:
+        known = [path for path in (*merge, database) if path in merge or Path(path).exists()]
+        merge_databases(known, database, overwrite=True)
+    loaded = load_module(model, options.batch, options.dtype, options.training)
+    captured = export_module(loaded.module, loaded.args, loaded.kwargs, name=loaded.name)
+    with out.stop() as stop:
+        try:
+            found = profile(
+                captured,
+                loaded.args,
+                loaded.kwargs,
+                device=device,
+                training=options.training,
+                timing=Timing(warmup, repeats),
+                database=database,
+                fresh=fresh,
+                progress=_Bar(out, stop.interrupted),
+            )
+        except Stopped as stopped:
+            out.note(f"{stopped}; they are kept in {database}: run this again to go on")
+            out.result({"format": "partita/result@1", "problem": model, "status": "stopped"})
+            return 130
+    if output is not None:
+        output.write(found.to_json())
+    out.show(_text(found, depth))
+    out.show(f"measurements in {database}" + (f", profile in {output.path}" if output else ""))
+    out.result(_json(found, depth, database, output))
+    return 0
+
+
+class _Bar:
+    """How far the measuring is, on stderr; asked to go on, it says False after Ctrl-C."""
+
+    def __init__(self, out: Output, interrupted: Callable[[], bool]) -> None:
+        self._out = out
+        self._interrupted = interrupted
+        self._next_s = 0.0
+
+    def __call__(self, done: int, total: int, call: str) -> bool:
+        now = time.monotonic()
+        if now >= self._next_s or done == total:
+            self._next_s = now + 1.0
+            filled = round(20 * done / total)
+            bar = "█" * filled + "·" * (20 - filled)
+            self._out.note(f"{bar} {done:,} of {total:,}  {call[:70]}")
+        return not self._interrupted()
+
+
+def _text(found: Profile, depth: int | None) -> str:
+    lines = [
+        f"{found.model} on {found.environment}",
+        f"{len(found.ops):,} ops one after the other: forward {units.seconds(found.forward_s)}, "
+        f"backward {units.seconds(found.backward_s)}",
+        "",
+        _slowest(found) if depth is None else _modules(found, depth),
+    ]
+    return "\n".join(lines)
+
+
+def _modules(found: Profile, depth: int) -> str:
+    header = ("module", "ops", "forward", "backward", "peak", "kept", "parameters")
+    rows = [
+        (
+            module.scope or "(model)", f"{module.num_ops:,}",
+            units.seconds(module.forward_s), units.seconds(module.backward_s),
+            units.size(module.peak_bytes), units.size(module.resident_bytes),
+            units.size(module.parameter_bytes),
+        )
+        for module in found.modules(depth)
+    ]  # fmt: skip
+    return units.table(header, rows, numbers=range(1, len(header)))
+
+
+def _slowest(found: Profile) -> str:
+    header = ("op", "kind", "forward", "±", "backward", "±", "peak", "kept", "parameters")
+    slowest = sorted(found.ops, key=lambda op: -op.seconds)
+    rows = [
+        (
+            op.op, op.kind,
+            units.seconds(op.forward_s), units.seconds(op.forward_spread_s),
+            units.seconds(op.backward_s), units.seconds(op.backward_spread_s),
+            units.size(op.peak_bytes), units.size(op.resident_bytes),
+            units.size(op.parameter_bytes),
+        )
+        for op in slowest[:MOST_ROWS]
+    ]  # fmt: skip
+    left = len(slowest) - len(rows)
+    more = f"\n{left:,} faster ops are in the profile (-o FILE); --depth sums by module"
+    return units.table(header, rows, numbers=range(2, len(header))) + (more if left > 0 else "")
+
+
+def _json(
+    found: Profile, depth: int | None, database: str, output: OutputFile | None
+) -> dict[str, Any]:
+    return {
+        "format": "partita/result@1",
+        "problem": found.model,
+        "status": "measured",
+        "environment": asdict(found.environment),
+        "forward_s": found.forward_s,
+        "backward_s": found.backward_s,
+        "ops": [asdict(op) for op in found.ops],
+        "modules": [] if depth is None else [asdict(m) for m in found.modules(depth)],
+        "database": database,
+        "profile": None if output is None else str(output.path),
+    }

@@ -1,0 +1,60 @@
+"""`partita profile` as people and programs see it."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+MODEL = """
+import torch
+
+def build(batch: int = 4):
+    body = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    return body, (torch.randn(batch, 32),)
+"""
+
+
+@pytest.fixture
+def words(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(MODEL)
+    return ["profile", f"{model}:build", "--database", str(tmp_path / "db.jsonl"), "--repeats", "2"]
+
+
+def test_a_table_of_ops_and_where_it_is_kept(run, words, tmp_path):
+    result = run(*words, "-o", str(tmp_path / "profile.json"))
+    assert result.exit_code == 0, result.output
+    assert "3 ops one after the other" in result.stdout
+    assert "gelu" in result.stdout
+    assert "2 of 2" in result.stderr or "3 of 3" in result.stderr
+    assert json.loads((tmp_path / "profile.json").read_text())["format"] == "partita/profile@1"
+
+
+def test_the_second_time_nothing_is_measured(run, words):
+    run(*words)
+    again = run(*words)
+    assert again.exit_code == 0
+    assert again.stderr == ""
+
+
+def test_modules_at_a_depth_for_programs(run_json, words):
+    found = run_json(*words, "--depth", "1", "--infer")
+    assert [module["scope"] for module in found["modules"]] == ["0", "1", "2"]
+    assert found["backward_s"] == 0
+    assert found["forward_s"] > 0
+
+
+def test_measurements_of_another_file_are_merged(run, words, tmp_path):
+    run(*words)
+    (tmp_path / "db.jsonl").rename(tmp_path / "other.jsonl")
+    result = run(*words, "--merge", str(tmp_path / "other.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+
+
+def test_a_broken_database_is_named(run, words, tmp_path):
+    (tmp_path / "db.jsonl").write_text("not a database\n")
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "db.jsonl line 1" in result.stderr
