@@ -27,17 +27,24 @@ OUR_MISTAKE = 70  # EX_SOFTWARE
 # section -> command -> one line of help, in the order a newcomer meets them
 COMMANDS: dict[str, dict[str, str]] = {
     "Plan": {
+        "plan": "Everything at once: splits, stages, devices, micro-batches, schedule.",
         "shard": "Split every op of a model over the devices of a cluster.",
+        "partition": "Cut a model into stages, and give each a device.",
         "place": "Choose a device for every op, on unlike devices.",
         "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
         "solve": "Solve a saved problem file of any kind.",
     },
     "Look": {
+        "profile": "Time every op of a model on this machine.",
+        "compare": "Named strategies and our searches in one table.",
         "simulate": "Time, bounds and memory of a model on a cluster.",
         "explain": "Why a plan is as it is, op by op.",
         "report": "Draw a plan: text here, HTML or a trace in a file.",
         "verify": "Check a plan, program or timeline, whatever made it.",
+    },
+    "Run": {
+        "emit": "Write the stages of a plan as Python source.",
     },
     "Know": {
         "models": "The models that come with partita.",

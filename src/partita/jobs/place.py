@@ -2,8 +2,9 @@
 
 By our own rules (`partita`): the search works on a record that a compiled simulation scores a
 million times a second; it knows gradients, updates and latency as sums per layer. What it finds
-under several weights of communication, every single device, and neighbours of the best are then
-simulated op by op (`place_program.py`), and the fastest that fits wins. By Exprimo's rules
+under several weights of communication, every single device, cuts in a row and neighbours of the
+best (`place_moves.py`) are then simulated op by op (`place_program.py`), and the fastest that fits
+wins. By Exprimo's rules
 (`exprimo`) the record is the whole truth and the search's answer is the answer.
 """
 
@@ -21,6 +22,7 @@ from partita.graph.record import Graph
 from partita.jobs.place_constraints import Wish, read_wishes
 from partita.jobs.place_file import SavedPlacement, layer_devices, stages_of
 from partita.jobs.place_inputs import Subject, load_subject
+from partita.jobs.place_moves import changes, cuts
 from partita.jobs.place_program import (
     DISPATCHES,
     excess_bytes,
@@ -44,8 +46,9 @@ from partita.timeline import Timeline
 from partita.units import size
 
 # Weights of communication in the record, and the part of the time each search may take.
-ROUNDS = ((1.0, 0.6), (0.5, 0.15))
-REFINEMENTS = 80  # neighbours of the best that are simulated op by op
+ROUNDS = ((1.0, 0.3), (0.5, 0.1))
+REFINED = 4  # of the best placements are changed
+REFINEMENTS = 400  # changed placements that are simulated op by op, at most
 EASE = 1e-9
 
 
@@ -188,7 +191,6 @@ class _Job:
         self.bound_s = 0.0
         self.stopped = False
         self.archive: Any = None
-        self.rule = next(iter(DISPATCHES))
 
     def again(self, saved: SavedPlacement, placement: tuple[int, ...]) -> Placed:
         """One given placement, timed; a claim that does not hold is refused."""
@@ -281,6 +283,7 @@ class _Job:
             return self._infeasible(problem, "partita", refusal)
         self.bound_s = self.model.bound_s(self.constraints, self.batches, self.in_flight)
         self._singles(problem)
+        self._cuts(problem)
         why = ""
         left = 0.5 if with_front else 1.0  # of the time, the rest is for the front
         for communication, part in ROUNDS:
@@ -291,7 +294,7 @@ class _Job:
                 return self._infeasible(problem, "partita", result.why)
             why = why or result.why
             if result.solution is not None:
-                self._offer(self.method, result.solution.placement)
+                self._offer(f"{self.method} x{communication:g}", result.solution.placement)
             self._elites()
         if with_front:
             self._fewer_devices()
@@ -326,35 +329,39 @@ class _Job:
             if not self._out_of_time():
                 self._offer(f"{self.method} (elite)", tuple(elite.placement))
 
+    def _cuts(self, problem: PlacementProblem) -> None:
+        """Stages in a row."""
+        for placement in cuts(self.model):
+            if self._out_of_time():
+                return
+            if not check(problem, PlacementSolution(placement)):
+                self._offer("cut in a row", placement)
+
     def _refine(self, problem: PlacementProblem) -> None:
-        """Move layers at the cuts of the best to the other side while that helps."""
-        for _ in range(REFINEMENTS):
-            best = self._best()
-            if best is None or self._out_of_time():
-                return
-            if not any(self._try_move(problem, best, move) for move in self._moves(best)):
-                return
+        """Change the best of each sort for as long as that helps; the rule of dispatch stays."""
+        fitting = sorted((x for x in self.tried.values() if x.fits), key=lambda x: x.step_s)
+        sorts = {item.name: item for item in reversed(fitting)}  # the best of each sort
+        best = sorted(sorts.values(), key=lambda item: item.step_s)
+        budget = REFINEMENTS
+        for start in best[:REFINED]:
+            budget = self._descend(problem, start, budget)
 
-    def _moves(self, best: Candidate) -> Iterable[tuple[int, ...]]:
-        placement = best.placement
-        for layer, parents in enumerate(self.model.parents):
-            for parent in parents:
-                here, there = placement[parent], placement[layer]
-                if here != there:
-                    yield (*placement[:layer], here, *placement[layer + 1 :])
-                    yield (*placement[:parent], there, *placement[parent + 1 :])
-
-    def _try_move(
-        self, problem: PlacementProblem, best: Candidate, placement: tuple[int, ...]
-    ) -> bool:
-        if placement in self.tried or self._out_of_time() or self._refined >= REFINEMENTS:
-            return False
-        if check(problem, PlacementSolution(placement)):
-            return False
-        self._refined += 1
-        return self._offer("refined", placement).step_s < best.step_s
-
-    _refined = 0
+    def _descend(self, problem: PlacementProblem, best: Candidate, budget: int) -> int:
+        """Take the first change that helps until none does; what is left of the budget."""
+        better = True
+        while better:
+            better = False
+            for placement in changes(self.model, best.placement):
+                if budget == 0 or self._out_of_time():
+                    return 0
+                if placement in self.tried or check(problem, PlacementSolution(placement)):
+                    continue
+                budget -= 1
+                found = self._offer("refined", placement, (best.dispatch,))
+                if found.fits and found.step_s < best.step_s:
+                    best, better = found, True
+                    break
+        return budget
 
     def _fewer_devices(self) -> None:
         """The best placements on fewer devices, for the front."""
@@ -368,16 +375,16 @@ class _Job:
             if result.solution is not None:
                 self._offer(f"{self.method}, {count} devices", result.solution.placement)
 
-    def _offer(self, name: str, placement: tuple[int, ...]) -> Candidate:
+    def _offer(
+        self, name: str, placement: tuple[int, ...], rules: Sequence[str] = tuple(DISPATCHES)
+    ) -> Candidate:
         """Simulate a placement op by op; one that was tried is not tried again."""
         if placement in self.tried:
             return self.tried[placement]
         program = lower_placement(self.model, placement, self.batches, self.in_flight)
-        runs = [(rule(program), title) for title, rule in DISPATCHES.items()]
-        timeline, _ = min(runs, key=lambda run: (excess_bytes(run[0]), run[0].makespan))
-        candidate = Candidate(
-            name, placement, timeline.makespan, self._peaks(timeline), excess_bytes(timeline)
-        )
+        runs = [(DISPATCHES[rule](program), rule) for rule in rules]
+        timeline, rule = min(runs, key=lambda run: (excess_bytes(run[0]), run[0].makespan))
+        candidate = self._candidate(name, placement, timeline, rule)
         before = self._best()
         self.tried[placement] = candidate
         if candidate.fits and (before is None or candidate.step_s < before.step_s):
@@ -386,6 +393,12 @@ class _Job:
             if self.stop.progress is not None:
                 self.stop.progress(step)
         return candidate
+
+    def _candidate(
+        self, name: str, placement: tuple[int, ...], timeline: Timeline, rule: str
+    ) -> Candidate:
+        peaks, over = self._peaks(timeline), excess_bytes(timeline)
+        return Candidate(name, placement, timeline.makespan, peaks, over, rule)
 
     def _peaks(self, timeline: Timeline) -> tuple[float, ...]:
         names = [memory.name for memory in timeline.program.memories]
@@ -411,6 +424,8 @@ class _Job:
         timeline, rule = simulate_placement(
             self.model, best.placement, self.batches, self.in_flight
         )
+        best = self._candidate(best.name, best.placement, timeline, rule)
+        self.tried[best.placement] = best
         if best.step_s <= self.bound_s * (1 + EASE):
             status, why = Status.OPTIMAL, "no placement can be faster"
         elif self.stopped:
