@@ -53,7 +53,8 @@ def test_version(run):
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_lists_every_command_in_its_section_with_examples(run, option):
     text = run(option).stdout
-    sections = re.split(r"^(Plan|Look|Know|Examples):$", text, flags=re.M)
+    titles = "|".join([*COMMANDS, "Examples"])
+    sections = re.split(rf"^({titles}):$", text, flags=re.M)
     found = dict(zip(sections[1::2], sections[2::2], strict=True))
     for section, commands in COMMANDS.items():
         assert re.findall(r"^  (\w+) ", found[section], flags=re.M) == list(commands)

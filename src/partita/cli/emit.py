@@ -1,0 +1,53 @@
+"""`partita emit`: a plan as Python source."""
+
+import click
+
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.units import count
+
+
+@click.command()
+@click.argument("plan")
+@output_option("Write the module here: stages.py. Without it, it goes to the terminal.")
+@common_options
+def command(plan: str, output: OutputFile | None, out: Output) -> int:
+    """Write the stages of a PLAN as one Python module that needs nothing but PyTorch.
+
+    A class per stage holds its parameters under the original names; build_stages(state_dict)
+    loads the original's weights, run_stages(stages, ...) runs one after the other. The model of
+    the plan is built again: a zoo model as its torch twin, file.py:function as it is. The code is
+    for one micro-batch, and whole: splits within a stage are not written out.
+    """
+    from partita.capture.installed import need_torch
+    from partita.plans import read_plan
+
+    need_torch("writing a plan's stages")
+    from partita.emit.plans import emit_plan
+
+    record = read_plan(plan)
+    found = emit_plan(record)
+    lines = found.source.count("\n")
+    if output is None:
+        out.show(found.source.rstrip("\n"))
+    else:
+        output.write(found.source)
+        many = f"{len(found.class_names)} stage{'s' if len(found.class_names) > 1 else ''}"
+        out.show(f"{many} of {record.model.spec} in {output.path}, {count(lines)} lines")
+        out.show("use it with: stages = build_stages(model.state_dict())")
+    if found.constants:
+        out.note(f"build_stages needs constants for {', '.join(found.constants)}")
+    if any(len(stage.mesh.devices) > 1 for stage in record.stages):
+        out.note("stages on several devices are written whole; their splits are in the plan")
+    out.result(
+        {
+            "format": "partita/emitted@1",
+            "plan": plan,
+            "model": record.model.spec,
+            "stages": list(found.class_names),
+            "lines": lines,
+            "constants": list(found.constants),
+            "source": found.source if output is None else None,
+            "output": None if output is None else str(output.path),
+        }
+    )
+    return 0

@@ -1,0 +1,1 @@
+"""Plans turned into Python source that a person could have written."""

@@ -1,0 +1,244 @@
+"""One function written out: a name for every value, a line for every step.
+
+Names are chosen as people do: what goes through a chain of layers stays `x`, a side branch gets the
+name of the layer that makes it, and a name is free again once its value is used up.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from partita.emit.calls import Item, ModuleCall, reads
+from partita.emit.names import POOL, unused, variable
+from partita.emit.ops import written
+from partita.emit.steps import Step, Value
+from partita.emit.text import Expr, call, returned, statement
+
+_DULL = re.compile(
+    r"(conv|fc|linear|lin|bn|norm|ln|layer|block|act|relu|gelu|drop|dropout|pool|proj|features|h|net"
+    r"|body|main|model|transformer|encoder|decoder|layernorm|embedding|softmax)[\d_]*"
+)
+_SHAPE_OPS = {
+    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "contiguous", "to",
+    "flatten", "unflatten", "clone", "select", "slice", "t", "type_as", "float",
+}  # fmt: skip
+
+_METHODS = _SHAPE_OPS - {"clone"} | {"mean", "sum", "masked_fill"}
+_LONGEST_CHAIN = 50
+
+
+LEAST_REPEATED = 3  # calls that are written as a loop
+
+
+class Paths(Protocol):
+    """Where a function finds what its class holds."""
+
+    def state(self, value: Value) -> str:
+        """The attribute that holds a parameter, buffer or constant."""
+
+    def module(self, path: str) -> str:
+        """The attribute that holds a module, by its name in the model."""
+
+    def all_of(self, paths: Sequence[str]) -> str | None:
+        """The collection of these modules, if they are all that is in it, in its order."""
+
+    def tensor(self) -> str | None:
+        """A tensor that the class holds, if any."""
+
+    def training(self, step: Step) -> bool | None:
+        """The mode a step ran in if it is the mode of the whole model, else None."""
+
+    def arguments(self, item: ModuleCall, body: "Body") -> list[Expr] | None:
+        """The arguments of a module that is not called `module(x, y)` plainly."""
+
+    def targets(self, item: ModuleCall, body: "Body") -> str | None:
+        """What the result of such a module is unpacked to."""
+
+
+@dataclass
+class _Env:
+    """What an expression may ask of the body around it."""
+
+    body: "Body"
+    training: bool | None
+
+    def name(self, value: Value) -> str:
+        return self.body.name(value)
+
+    def tensor(self) -> str | None:
+        return self.body.tensor()
+
+
+class Body:
+    """The lines of one `forward`."""
+
+    def __init__(self, paths: Paths, takes: Sequence[tuple[Value, str]], indent: int = 8) -> None:
+        self.paths = paths
+        self.names: dict[Value, str] = dict(takes)
+        self.takes = [value for value, _ in takes]
+        self.indent = indent
+        self.lines: list[str] = []
+        self.last: dict[Value, int] = {}
+        self.place = -1
+        self.chained: tuple[Value | None, str] = (None, "")  # a value that never gets a name
+        self.source: Value | None = None  # what the chain starts from
+
+    def write(self, items: Sequence[Item], gives: Sequence[Value]) -> list[str]:
+        """The lines for items, and the return of what is given."""
+        for place, item in enumerate(items):
+            self.last.update((value, place) for value in reads(item))
+        self.last.update((value, 1 << 60) for value in gives)
+        self._items(items, gives)
+        return self.lines
+
+    def name(self, value: Value) -> str:
+        """The variable or attribute that holds a value, or the chain of methods so far."""
+        if value is self.chained[0]:
+            return self.chained[1]
+        return self.paths.state(value) if value.is_state else self.names[value]
+
+    def tensor(self) -> str | None:
+        """A tensor that is surely at hand: the first argument, or a value of this moment."""
+        for value, name in self.names.items():
+            if isinstance(value.meta, torch.Tensor) and self._holds(value, name):
+                return name
+        return self.paths.tensor()
+
+    def _matters(self, value: Value) -> bool:
+        return self.last.get(value, -1) >= self.place or value in self.takes
+
+    def _holds(self, value: Value, name: str) -> bool:
+        newest = [other for other, known in self.names.items() if known == name][-1]
+        return newest is value
+
+    def _items(self, items: Sequence[Item], gives: Sequence[Value]) -> None:
+        place = 0
+        while place < len(items):
+            self.place = place
+            if place % 64 == 0:  # names that nobody can mean any more
+                self.names = {v: n for v, n in self.names.items() if self._matters(v)}
+            calls = self._repeated(items, place)
+            place += max(1, len(calls))
+            final = gives if place == len(items) else None
+            if calls:
+                self._loop(calls, final)
+            elif not self._chain(items[place - 1], items[place] if final is None else None):
+                self._item(items[place - 1], final)
+                self.chained = (None, "")
+        if not items:
+            self._return(gives)
+
+    def _item(self, item: Item, gives: Sequence[Value] | None) -> None:
+        outs: tuple[Value | None, ...]
+        if isinstance(item, ModuleCall):
+            arguments = self.paths.arguments(item, self) or [self.name(v) for v in item.takes]
+            expr: Expr = call(self.paths.module(item.path), arguments)
+            outs = tuple(item.gives)
+            targets = self.paths.targets(item, self) or self._targets(item, outs, is_list=False)
+            plain = len(outs) == 1 and targets == self.names[item.gives[0]]
+        else:
+            expr = written(item, _Env(self, self.paths.training(item)))
+            outs = item.outs
+            targets = self._targets(item, outs, item.is_list)
+            plain = not item.is_list
+        if gives is not None and plain and tuple(gives) == outs:
+            self.lines += statement(expr, self.indent, before="return ")
+            return
+        self.lines += statement(expr, self.indent, before=f"{targets} = " if targets else "")
+        if gives is not None:
+            self._return(gives)
+
+    def _repeated(self, items: Sequence[Item], place: int) -> list[ModuleCall]:
+        """The calls from here on that run all of a list of modules, each on what the last gave."""
+        found: list[ModuleCall] = []
+        for item in items[place:]:
+            if not isinstance(item, ModuleCall) or len(item.takes) != 1 or len(item.gives) != 1:
+                break
+            if found:
+                (value,) = found[-1].gives
+                is_next = item.takes == [value] and self.last[value] == place + len(found)
+                if not is_next or _numbered(item.path) != (
+                    _numbered(found[0].path)[0],
+                    _numbered(found[0].path)[1] + len(found),
+                ):
+                    break
+            found.append(item)
+        several = len(found) >= LEAST_REPEATED and _numbered(found[0].path)[1] >= 0
+        return found if several and self.paths.all_of([call.path for call in found]) else []
+
+    def _loop(self, calls: Sequence[ModuleCall], gives: Sequence[Value] | None) -> None:
+        """`for block in self.blocks: x = block(x)`."""
+        taken = self.name(calls[0].takes[0])
+        name = self.bind(calls[0], calls[-1].gives[0])
+        pad = " " * self.indent
+        if name != taken:
+            self.lines.append(f"{pad}{name} = {taken}")
+        block = unused("block", self.names.values())
+        self.lines.append(f"{pad}for {block} in {self.paths.all_of([c.path for c in calls])}:")
+        self.lines.append(f"{pad}    {name} = {block}({name})")
+        self.place += len(calls) - 1
+        if gives is not None:
+            self._return(gives)
+
+    def _chain(self, item: Item, following: Item | None) -> bool:
+        """`x.view(2, 3).transpose(0, 1)`: a method whose result only the next method reads."""
+        if not (isinstance(item, Step) and isinstance(following, Step)) or item.is_list:
+            return False
+        value = item.outs[0]
+        alone = value is not None and [v for v in following.reads() if v is value] == [value]
+        last = alone and value is not None and self.last[value] == self.place + 1
+        if not last or following.args[0] is not value or following.operator not in _METHODS:
+            return False
+        text = str(written(item, _Env(self, self.paths.training(item))))
+        if item.operator not in _METHODS or len(text) > _LONGEST_CHAIN:
+            return False
+        if self.chained[0] is None:
+            self.source = next((v for v in item.reads() if not v.is_state), None)
+        self.chained = (value, text)
+        return True
+
+    def _return(self, gives: Sequence[Value]) -> None:
+        if gives:
+            self.lines += returned([self.name(value) for value in gives], self.indent)
+
+    def _targets(self, item: Item, outs: Sequence[Value | None], is_list: bool) -> str:
+        if all(out is None for out in outs):
+            return ""
+        names = ["_" if out is None else self.bind(item, out) for out in outs]
+        return f"({names[0]},)" if is_list and len(names) == 1 else ", ".join(names)
+
+    def bind(self, item: Item, out: Value) -> str:
+        """A name for what an item gives, remembered for its readers."""
+        live = {name for value, name in self.names.items() if self.last.get(value, -1) > self.place}
+        name = self._continued(item, live) or unused(self._fresh(item, live), live)
+        self.names.pop(out, None)
+        self.names[out] = name
+        return name
+
+    def _continued(self, item: Item, live: set[str]) -> str | None:
+        """The name of the first argument, if the chain goes on and its value is used up."""
+        given = [value for value in reads(item) if not value.is_state]
+        first = given[0] if given else None
+        if first is not None and first is self.chained[0]:
+            first = self.source
+        old = None if first is None else self.names.get(first)
+        if old is None or old in live:
+            return None
+        same = isinstance(item, Step) and item.operator in _SHAPE_OPS
+        return old if same or old.split("_")[0] in POOL else None
+
+    def _fresh(self, item: Item, live: set[str]) -> str:
+        if isinstance(item, ModuleCall):
+            own = [part for part in item.path.split(".") if not part.isdigit()]
+            if own and not _DULL.fullmatch(own[-1].lower()):
+                return variable(own[-1])
+        return next((name for name in POOL if name not in live), POOL[0])
+
+
+def _numbered(path: str) -> tuple[str, int]:
+    """`h.3` as ("h", 3); -1 for what has no number."""
+    parent, _, name = path.rpartition(".")
+    return parent, int(name) if name.isdecimal() and name.isascii() else -1

@@ -1,0 +1,93 @@
+"""The steps of a stage gathered into calls of the model's own modules.
+
+A call is whole when all its steps are in the stage, one after the other. Whole calls stay calls; of
+the others the pieces are written out where they stand.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.emit.steps import Step, Value
+
+
+@dataclass(eq=False)
+class ModuleCall:
+    """A module called: what it reads from outside, and what others read of it."""
+
+    key: str
+    path: str
+    items: list["Item"]
+    takes: list[Value]
+    gives: list[Value]
+
+    def steps(self) -> Iterator[Step]:
+        """Every step inside, in order."""
+        for item in self.items:
+            if isinstance(item, Step):
+                yield item
+            else:
+                yield from item.steps()
+
+
+Item = Step | ModuleCall
+
+
+def reads(item: Item) -> Iterator[Value]:
+    """What an item reads from outside."""
+    yield from item.reads() if isinstance(item, Step) else item.takes
+
+
+def is_own(value: Value, path: str) -> bool:
+    """True for a tensor that the module at a path holds."""
+    return value.is_state and any(name.startswith(f"{path}.") for name in value.names)
+
+
+@dataclass
+class Gatherer:
+    """`totals` counts the steps of every call; `keeps` says which modules may be called."""
+
+    totals: Mapping[str, int]
+    keeps: Callable[[str], bool]
+
+    def gather(self, steps: Sequence[Step], kept: Sequence[Value]) -> list[Item]:
+        """The items of a stage; `kept` are the values used after it."""
+        last: dict[Value, int] = {}
+        for place, step in enumerate(steps):
+            last.update((value, place) for value in step.reads())
+        last.update((value, len(steps)) for value in kept)
+        return self._items(steps, 0, len(steps), 0, last)
+
+    def _items(
+        self, steps: Sequence[Step], start: int, end: int, depth: int, last: dict[Value, int]
+    ) -> list[Item]:
+        """Items of steps[start:end], whose first `depth` modules are done."""
+        found: list[Item] = []
+        while start < end:
+            after = start
+            own = steps[start].stack[depth : depth + 1]
+            while own and after < end and steps[after].stack[depth : depth + 1] == own:
+                after += 1
+            if not own:
+                found.append(steps[start])
+                start += 1
+                continue
+            inner = self._items(steps, start, after, depth + 1, last)
+            ((key, path),) = own
+            if after - start == self.totals[key] and self.keeps(path):
+                later = {value for value, place in last.items() if place >= after}
+                found.append(_call(key, path, inner, steps[start:after], later))
+            else:
+                found += inner
+            start = after
+        return found
+
+
+def _call(
+    key: str, path: str, items: list[Item], run: Sequence[Step], later: set[Value]
+) -> ModuleCall:
+    made: dict[Value, None] = {}
+    takes: dict[Value, None] = {}
+    for step in run:
+        takes.update((v, None) for v in step.reads() if v not in made and not is_own(v, path))
+        made.update((out, None) for out in step.outs if out is not None)
+    return ModuleCall(key, path, items, list(takes), [v for v in made if v in later])

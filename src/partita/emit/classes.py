@@ -1,0 +1,278 @@
+"""Classes written out: a module's parts in `__init__`, what it does in `forward`.
+
+Modules that do the same get one class: of twelve equal transformer blocks one is written.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from partita.emit.body import Body
+from partita.emit.calls import Item, ModuleCall, is_own
+from partita.emit.holding import Holding
+from partita.emit.layers import Recurrent, layer, recurrent, sequence
+from partita.emit.names import POOL, class_name, unused, variable
+from partita.emit.steps import Step, Value
+from partita.emit.text import Bracket, Expr, call, docstring, statement
+
+
+class NotAlike(Exception):  # noqa: N818  never leaves the package: it asks for another try
+    """The module at `path` cannot be one class: its calls differ, or others reach into it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+@dataclass
+class Classes:
+    """The classes written so far, and the model they come from."""
+
+    model: nn.Module
+    reserved: set[str] = field(default_factory=set)  # names that other classes will have
+    written: dict[str, str] = field(default_factory=dict)  # text without name -> name
+    held: dict[str, set[str]] = field(default_factory=dict)  # class -> its tensors
+    made: dict[str, Expr] = field(default_factory=dict)  # path -> what makes the module there
+    asked: dict[ModuleCall, Expr] = field(default_factory=dict)
+
+    def maker(self, item: ModuleCall) -> Expr:
+        """The expression that makes a called module: PyTorch's own, or a class written for it."""
+        if item in self.asked:
+            return self.asked[item]
+        module = self.model.get_submodule(item.path)
+        own = layer(item, module)
+        if own is None and type(module) is nn.Sequential:
+            for inner in item.items:
+                if isinstance(inner, ModuleCall):
+                    self.maker(inner)
+            own = sequence(item, module, self.made)
+        if own is None:
+            own = call(self._class(item, module))
+        self.asked[item] = own
+        known = self.made.setdefault(item.path, own)
+        if str(known) != str(own):
+            raise NotAlike(item.path)
+        return own
+
+    def _class(self, item: ModuleCall, module: nn.Module) -> str:
+        paths = Paths(self, item.path, item.items, item.gives)
+        names = _argument_names(module, item.takes)
+        lines = body_of_class(
+            paths, item.items, list(zip(item.takes, names, strict=True)), item.gives,
+            doc=[f"The model's {_title(item.path, module)}."],
+            forward_doc=f"{shapes(item.takes)} to {shapes(item.gives)}.",
+        )  # fmt: skip
+        text = "\n".join(lines)
+        if text not in self.written:
+            wanted = class_name(_title(item.path, module))
+            self.written[text] = unused(
+                wanted, (*self.written.values(), *self.reserved), between=""
+            )
+            self.held[self.written[text]] = set(paths.tensors)
+        return self.written[text]
+
+    def holds(self, expr: Expr, module: nn.Module, tensor: str) -> bool:
+        """True if a made module has the tensor of that name in it."""
+        name = str(expr).removesuffix("()")
+        if name in self.held:
+            return tensor in self.held[name]
+        return tensor in dict(module.named_parameters(remove_duplicate=False)) or tensor in dict(
+            module.named_buffers(remove_duplicate=False)
+        )
+
+
+class Paths:
+    """Where the forward of one class finds the modules and tensors of the model at `prefix`."""
+
+    def __init__(
+        self, classes: Classes, prefix: str, items: Sequence[Item], gives: Sequence[Value]
+    ) -> None:
+        self.classes = classes
+        self.prefix = prefix
+        self.holding = Holding()
+        self.modules: dict[str, Expr] = {}
+        loose: dict[Value, None] = {}
+        for item in items:
+            if isinstance(item, ModuleCall):
+                self._hold(item)
+                loose.update((v, None) for v in item.takes if self._is_mine(v))
+            else:
+                loose.update((v, None) for v in item.reads() if self._is_mine(v))
+        loose.update((v, None) for v in gives if self._is_mine(v))
+        self.loose = {value: self._path(value) for value in loose}
+        for value, path in self.loose.items():
+            self._check(path)
+            self.holding.add_tensor(path, value)
+        self.holding.settle()
+        self.tensors = self._all_tensors()
+
+    def _hold(self, item: ModuleCall) -> None:
+        expr = self.classes.maker(item)
+        path = self._relative(item.path)
+        self.modules[path] = expr
+        self.holding.add_module(path, expr)
+
+    def _is_mine(self, value: Value) -> bool:
+        return value.is_state and (not self.prefix or is_own(value, self.prefix))
+
+    def _relative(self, path: str) -> str:
+        return path.removeprefix(f"{self.prefix}.") if self.prefix else path
+
+    def _path(self, value: Value) -> str:
+        """The shortest way to a tensor: a name within a module that is held anyway, else any."""
+        start = f"{self.prefix}." if self.prefix else ""
+        names = [name.removeprefix(start) for name in value.names if name.startswith(start)]
+        inside = [name for name in names if name.rpartition(".")[0] in self.modules]
+        return (inside or names)[0]
+
+    def _check(self, path: str) -> None:
+        """A tensor within a module that is made whole must be there."""
+        for outer, expr in self.modules.items():
+            if path.startswith(f"{outer}."):
+                whole = f"{self.prefix}.{outer}" if self.prefix else outer
+                module = self.classes.model.get_submodule(whole)
+                if not self.classes.holds(expr, module, path.removeprefix(f"{outer}.")):
+                    raise NotAlike(whole)
+
+    def _all_tensors(self) -> list[str]:
+        found = list(self.loose.values())
+        for path, expr in self.modules.items():
+            whole = f"{self.prefix}.{path}" if self.prefix else path
+            module = self.classes.model.get_submodule(whole)
+            named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers())
+            found += [f"{path}.{n}" for n, _ in named if self.classes.holds(expr, module, n)]
+        return list(dict.fromkeys(found))
+
+    # What a body asks.
+
+    def state(self, value: Value) -> str:
+        """The attribute that holds a parameter, buffer or constant."""
+        path = self.loose[value]
+        for outer in self.modules:
+            inner = path.removeprefix(f"{outer}.")
+            if inner != path and "." in inner:  # deep in a class of its own
+                kind = "parameter" if value.kind == "parameter" else "buffer"
+                return f'{self.holding.module(outer)}.get_{kind}("{inner}")'
+        return self.holding.tensor(path, value)
+
+    def module(self, path: str) -> str:
+        """The attribute that holds a module, by its name in the model."""
+        return self.holding.module(self._relative(path))
+
+    def all_of(self, paths: Sequence[str]) -> str | None:
+        """`self.h` for all of a list of modules, `self.h.values()` for all of a dict."""
+        if any(self._recurrent_at(path) for path in paths):
+            return None
+        return self.holding.collection([self._relative(path) for path in paths])
+
+    def tensor(self) -> str | None:
+        """A tensor of the class itself, where no argument is at hand."""
+        return next((self.state(value) for value in self.loose), None)
+
+    def training(self, step: Step) -> bool | None:
+        """The mode a step ran in if it is the mode of the whole model, else None."""
+        path = step.stack[-1][1] if step.stack else ""
+        own = self.classes.model.get_submodule(path).training
+        return own if own == self.classes.model.training else None
+
+    def arguments(self, item: ModuleCall, body: Body) -> list[Expr] | None:
+        """`x, (h, c)` for a recurrent layer."""
+        found = self._recurrent(item)
+        if found is None:
+            return None
+        names = [body.name(value) for value in found.states]
+        states: list[Expr] = [f"({', '.join(names)})"] if len(names) > 1 else list(names)
+        return [body.name(found.given), *states]
+
+    def targets(self, item: ModuleCall, body: Body) -> str | None:
+        """`y, (h, c)` for a recurrent layer, `y, _` where its states are not asked for."""
+        found = self._recurrent(item)
+        if found is None or not item.gives:
+            return None
+        needed = set(item.gives)
+        first, *last = (
+            body.bind(item, v) if v is not None and v in needed else "_"
+            for v in (found.outputs, *found.last)
+        )
+        if all(name == "_" for name in last):
+            return f"{first}, _"
+        return f"{first}, ({', '.join(last)})" if len(last) > 1 else f"{first}, {last[0]}"
+
+    def _recurrent_at(self, path: str) -> bool:
+        return isinstance(self.classes.model.get_submodule(path), nn.RNNBase)
+
+    def _recurrent(self, item: ModuleCall) -> Recurrent | None:
+        return recurrent(item) if self._recurrent_at(item.path) else None
+
+
+def _title(path: str, module: nn.Module) -> str:
+    """What a module is called: its class, or for a plain holder its name in the model."""
+    if type(module) is not nn.Module:
+        return type(module).__name__
+    *_, name = (part for part in ("block", *path.split(".")) if not part.isdigit())
+    is_numbered = path.rpartition(".")[2].isdigit() and not name.lower().endswith("block")
+    return f"{name} block" if is_numbered else name
+
+
+def body_of_class(
+    paths: Paths,
+    items: Sequence[Item],
+    takes: Sequence[tuple[Value, str]],
+    gives: Sequence[Value],
+    doc: Sequence[str],
+    forward_doc: str,
+    fields: Sequence[str] = (),
+) -> list[str]:
+    """The lines of a class after its first."""
+    lines = docstring(doc, 4)
+    if fields:
+        lines += ["", *fields]
+    held = paths.holding.lines(8)
+    if held:
+        lines += ["", "    def __init__(self) -> None:", "        super().__init__()", *held]
+    given = [f"{name}: Tensor" for _, name in takes]
+    signature = Bracket("def forward(", ("self", *given), f") -> {_annotation(gives)}:")
+    lines += ["", *statement(signature, 4)]
+    lines += docstring([forward_doc], 8)
+    lines += Body(paths, takes).write(items, gives)
+    return lines
+
+
+def _annotation(gives: Sequence[Value]) -> str:
+    if not gives:
+        return "None"
+    if len(gives) == 1:
+        return "Tensor"
+    many = "Tensor, ..." if len(gives) > 4 else ", ".join(["Tensor"] * len(gives))
+    return f"tuple[{many}]"
+
+
+def _argument_names(module: nn.Module, takes: Sequence[Value]) -> list[str]:
+    """The first argument as the model calls it, the others as they come."""
+    known = list(inspect.signature(module.forward).parameters.values())
+    plain = (
+        type(module) is not nn.Module
+        and bool(known)
+        and known[0].kind is known[0].POSITIONAL_OR_KEYWORD
+    )
+    first = variable(known[0].name) if plain else POOL[0]
+    names: list[str] = []
+    for place in range(len(takes)):
+        fresh = next((n for n in POOL if n not in names and n != first), POOL[0])
+        names.append(first if place == 0 else unused(fresh, names))
+    return names
+
+
+def shapes(values: Sequence[Value]) -> str:
+    """`(2, 8) and (2, 4)`."""
+    return " and ".join(str(tuple(v.meta.shape)) for v in values) or "nothing"
+
+
+def described(value: Value) -> str:
+    """`float32 (2, 8)`."""
+    meta = value.meta
+    if not isinstance(meta, torch.Tensor):
+        return type(meta).__name__
+    return f"{str(meta.dtype).removeprefix('torch.')} {tuple(meta.shape)}"

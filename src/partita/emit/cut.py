@@ -1,0 +1,130 @@
+"""The steps of a model dealt to stages, and the values that pass between them.
+
+Values go straight from the stage that makes them to every stage that reads them; the stages form
+any graph without circles. Steps that the assignment does not name (constants, views of them) go
+where the last of their arguments is made, or where they are first needed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from partita.emit.steps import Step, Steps, Value, values_in
+from partita.errors import PlanError
+
+
+@dataclass
+class StageSteps:
+    """One stage: what it takes, does and gives."""
+
+    label: int
+    takes: list[Value] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    gives: list[Value] = field(default_factory=list)
+
+
+def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
+    """The stages, in an order in which they can run; `stage_of` names ops of the graph."""
+    labels = _complete(model, stage_of)
+    stages = {label: StageSteps(label) for label in sorted(set(labels)) or [0]}
+    home: dict[Value, int] = {}
+    for step, label in zip(model.steps, labels, strict=True):
+        stages[label].steps.append(step)
+        home.update((out, label) for out in step.outs if out is not None)
+    _connect(model, stages, home)
+    before = {s.label: {home[v] for v in s.takes if v in home} for s in stages.values()}
+    order = _order(before)
+    if order is None:
+        raise PlanError(
+            f"stages {', '.join(map(str, _circle(before)))} wait for each other in a circle",
+            fix="give ops to stages so that values flow one way",
+            field="stages",
+        )
+    return [stages[label] for label in order]
+
+
+def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]) -> None:
+    """What each stage takes and gives, in the order in which it is made."""
+    every = [*model.inputs, *(out for step in model.steps for out in step.outs)]
+    made = {value: place for place, value in enumerate(every) if isinstance(value, Value)}
+    wanted = set()
+    for stage in stages.values():
+        read = [value for step in stage.steps for value in step.reads() if not value.is_state]
+        taken = {value for value in read if home.get(value) != stage.label}
+        stage.takes = sorted(taken, key=made.__getitem__)
+        wanted.update(stage.takes)
+    last = max(stages)
+    for value in values_in(model.outputs):
+        wanted.add(value)
+        if value.is_state:  # a parameter that is returned as it is
+            readers = [s for s in stages.values() if any(value in x.reads() for x in s.steps)]
+            home[value] = readers[0].label if readers else last
+            if value not in stages[home[value]].gives:
+                stages[home[value]].gives.append(value)
+    for stage in stages.values():
+        own = [out for step in stage.steps for out in step.outs if out in wanted]
+        stage.gives += [out for out in own if out is not None]
+
+
+def _complete(model: Steps, stage_of: Mapping[str, int]) -> list[int]:
+    """A stage for every step."""
+    named: dict[str, int] = {}
+    for op, label in sorted(stage_of.items(), key=lambda pair: ("." not in pair[0], -pair[1])):
+        named[op.partition(".")[0]] = label  # the op of the node's own name, else its first part
+    found = [named.get(step.node) for step in model.steps]
+    if all(label is None for label in found):
+        if found and stage_of:
+            raise PlanError(
+                "none of its ops is in the model", fix="capture the model it was made for"
+            )
+        return [0] * len(found)
+    rank = {label: place for place, label in enumerate(_ranked(model, found))}
+    maker: dict[Any, int] = {out: step.index for step in model.steps for out in step.outs}
+    users: dict[Value, list[int]] = {}
+    for step in model.steps:
+        for value in step.reads():
+            users.setdefault(value, []).append(step.index)
+        if found[step.index] is None:
+            made = [found[maker[value]] for value in step.reads() if value in maker]
+            known = [label for label in made if label is not None]
+            found[step.index] = max(known, key=rank.__getitem__, default=None)
+    for step in reversed(model.steps):  # made of nothing: where it is first needed
+        if found[step.index] is None:
+            used = [found[user] for out in step.outs if out for user in users.get(out, ())]
+            known = [label for label in used if label is not None]
+            found[step.index] = min(known or rank, key=rank.__getitem__)
+    return [label for label in found if label is not None]
+
+
+def _ranked(model: Steps, given: list[int | None]) -> list[int]:
+    """The stages in an order in which values flow, through steps without a stage too."""
+    after: dict[int, set[int]] = {label: set() for label in given if label is not None}
+    above: dict[Value, frozenset[int]] = {}
+    for step, label in zip(model.steps, given, strict=True):
+        reached = frozenset[int]().union(*(above.get(value, ()) for value in step.reads()))
+        if label is not None:
+            after[label] |= reached - {label}
+            reached = frozenset([label])
+        above.update((out, reached) for out in step.outs if out is not None)
+    return _order(after) or sorted(after)  # a circle is reported once all steps have a stage
+
+
+def _order(before: dict[int, set[int]]) -> list[int] | None:
+    """The labels so that each comes after those it needs, smallest first; None for a circle."""
+    left, found = dict(before), []
+    while left:
+        ready = min((x for x in left if not left[x] & left.keys()), default=None)
+        if ready is None:
+            return None
+        found.append(ready)
+        del left[ready]
+    return found
+
+
+def _circle(before: dict[int, set[int]]) -> list[int]:
+    """The labels that can never start."""
+    left = dict(before)
+    while ready := [x for x in left if not left[x] & left.keys()]:
+        for label in ready:
+            del left[label]
+    return sorted(left)

@@ -1,0 +1,46 @@
+"""How each operator is written: `x + y`, `x.view(2, 3)`, `F.linear(x, w)`, `x[:, 0]`.
+
+A table keyed by the operator's name gives the forms a person would choose. What is not in it is
+written as the function of that name in `torch` or `torch.nn.functional`, and what is not there
+either as `torch.ops.aten...`, which is always right.
+"""
+
+import types
+
+import torch
+from torch.nn import functional
+
+from partita.emit.arguments import Env, Written
+from partita.emit.forms import FORMS, method
+from partita.emit.steps import Step
+from partita.emit.text import Expr, call
+
+
+def written(step: Step, env: Env) -> Expr:
+    """The expression of one step."""
+    it = Written(step, env)
+    form = FORMS.get(it.packet)
+    if step.target.namespace == "aten":
+        found = form(it) if form is not None else None
+        return found if found is not None else _plain(it)
+    return _by_schema(it)
+
+
+def _plain(it: Written) -> Expr:
+    name = it.packet
+    if name.endswith("_") and hasattr(torch.Tensor, name):
+        return method(it)
+    if not name.startswith("_"):
+        for prefix, home in (("torch", torch), ("F", functional)):
+            if isinstance(getattr(home, name, None), types.BuiltinFunctionType):
+                args, kwargs = it.rest()
+                return call(f"{prefix}.{name}", args, kwargs)
+    return _by_schema(it)
+
+
+def _by_schema(it: Written) -> Expr:
+    target = it.step.target
+    overload = target._overloadname
+    args = [it.expr(value) for value in it.step.args]
+    kwargs = {name: it.expr(value) for name, value in it.step.kwargs.items()}
+    return call(f"torch.ops.{target.namespace}.{it.packet}.{overload}", args, kwargs)

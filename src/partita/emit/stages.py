@@ -1,0 +1,264 @@
+"""A captured model and an assignment of its ops to stages, as one Python module.
+
+The module has a class per stage, and a class per kind of module that a stage holds whole; classes
+hold their parameters under the original names. `build_stages` loads the original state dict into
+them, and `run_stages` runs one after the other. Every name in it is made by `names.py`, every other
+text is a quoted string: nothing in a model or a plan becomes code.
+
+A tied weight is one Parameter, in as many stages as use it, so its gradients add up as they do in
+the model. A runtime that puts such stages into different processes has to add them up itself:
+`TIED` and the names in the stages say which. Buffers that change are the tensors of the state dict,
+changed in place.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from partita import __version__
+from partita.emit.builder import Builder, Runner, constants, dict_of, names_tuple
+from partita.emit.calls import Gatherer
+from partita.emit.classes import Classes, NotAlike, Paths, body_of_class, described
+from partita.emit.cut import StageSteps, cut
+from partita.emit.names import unused, variable
+from partita.emit.steps import Steps, Value, read_steps
+from partita.emit.text import docstring, quoted, statement
+from partita.errors import PlanError
+from partita.units import count
+
+MOST_NAMED = 8  # modules in a stage's docstring
+_HOLDERS = ("model", "module", "layers", "blocks")  # they say little in a name
+
+
+class Captured(Protocol):
+    """What is emitted: a module and the program exported from it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The original."""
+
+    @property
+    def program(self) -> ExportedProgram:
+        """Its program, with nothing in place but buffers."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source of the stages, and how they are wired.
+
+    `inputs` are the names of the model's flat arguments, None for those that are constants;
+    `outputs` its flat results: a name, or a constant in a tuple of one. `constants` names tensors
+    that neither the state dict nor the source holds.
+    """
+
+    source: str
+    labels: tuple[int, ...]
+    class_names: tuple[str, ...]
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str | tuple[Any], ...]
+    constants: tuple[str, ...]
+
+
+def emit_stages(captured: Captured, stage_of: Mapping[str, int], *, title: str = "") -> str:
+    """The source of one Python module with a class per stage."""
+    return emit(captured, stage_of, title=title).source
+
+
+def emit(
+    captured: Captured,
+    stage_of: Mapping[str, int],
+    *,
+    title: str = "",
+    scopes: Mapping[str, str] | None = None,
+    input_names: Sequence[str] | None = None,
+) -> Emitted:
+    """The source and the wiring; `stage_of` gives ops of the captured graph to stages.
+
+    `scopes` names a module for nodes that were not captured in a call of one; `input_names` are
+    better names for the model's flat arguments than their places.
+    """
+    for op, label in stage_of.items():
+        if not isinstance(label, int) or isinstance(label, bool) or label < 0:
+            raise PlanError(
+                f"op {op!r} is given to stage {label!r}", fix="stages are numbered from 0 up"
+            )
+    model = read_steps(captured.program, captured.module, scopes)
+    model.input_names = list(input_names or model.input_names)
+    stages = cut(model, stage_of)
+    name = title.strip() or type(captured.module).__name__
+    return _Emission(captured, model, stages, name).emit()
+
+
+class _Emission:
+    """One module being written."""
+
+    def __init__(
+        self, captured: Captured, model: Steps, stages: list[StageSteps], title: str
+    ) -> None:
+        self.module = captured.module
+        self.out_spec = captured.program.call_spec.out_spec
+        self.model = model
+        self.stages = stages
+        self.title = title
+        self.names = _wire_names(model, stages)
+        self.class_names = [f"Stage{stage.label}" for stage in stages]
+        read = [v for step in model.steps for v in step.reads() if v.is_state]
+        read += [v for v in model.outputs if isinstance(v, Value) and v.is_state]
+        self.states = list(dict.fromkeys(read))
+
+    def emit(self) -> Emitted:
+        classes, texts = self._alike()
+        body = self._tables()
+        for text, name in classes.written.items():
+            body += ["", "", f"class {name}(nn.Module):", text]
+        for name, lines in zip(self.class_names, texts, strict=True):
+            body += ["", "", f"class {name}(nn.Module):", *lines]
+        made, missing = constants(self.states)
+        body += [*made, *self._builder(bool(made)).lines(), *self._runner().lines()]
+        uses_functional = any("F." in line for line in body)
+        return Emitted(
+            "\n".join([*self._head(uses_functional), *body]) + "\n",
+            tuple(stage.label for stage in self.stages),
+            tuple(self.class_names),
+            tuple(self.names[v] if isinstance(v, Value) else None for v in self.model.inputs),
+            tuple(self.names[v] if isinstance(v, Value) else (v,) for v in self.model.outputs),
+            tuple(missing),
+        )
+
+    # Classes.
+
+    def _alike(self) -> tuple[Classes, list[list[str]]]:
+        """All classes; a module that cannot be one class is written out where it is called."""
+        written_out: set[str] = set()
+        while True:  # at most once per module of the model
+            try:
+                return self._classes(written_out)
+            except NotAlike as clash:
+                written_out.add(clash.path)
+
+    def _classes(self, written_out: set[str]) -> tuple[Classes, list[list[str]]]:
+        classes = Classes(self.module, reserved=set(self.class_names))
+        totals: dict[str, int] = {}
+        for step in self.model.steps:
+            for key, _ in step.stack:
+                totals[key] = totals.get(key, 0) + 1
+        known = dict(self.module.named_modules(remove_duplicate=False))
+
+        def keeps(path: str) -> bool:
+            same_mode = path in known and known[path].training == self.module.training
+            return same_mode and path not in written_out
+
+        gatherer = Gatherer(totals, keeps)
+        return classes, [self._stage(classes, stage, gatherer) for stage in self.stages]
+
+    def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> list[str]:
+        items = gatherer.gather(stage.steps, stage.gives)
+        paths = Paths(classes, "", items, stage.gives)
+        takes = [(value, self.names[value]) for value in stage.takes]
+        gives = [self.names[value] for value in stage.gives]
+        fields = [
+            *statement(names_tuple([name for _, name in takes]), 4, before="takes = "),
+            *statement(names_tuple(gives), 4, before="gives = "),
+        ]
+        return body_of_class(
+            paths, items, takes, stage.gives,
+            doc=self._stage_doc(stage, paths),
+            forward_doc="What it gives, from what it takes.",
+            fields=fields,
+        )  # fmt: skip
+
+    def _stage_doc(self, stage: StageSteps, paths: Paths) -> list[str]:
+        held = dict(self.module.named_parameters(remove_duplicate=False))
+        own = {id(held[name]): held[name] for name in paths.tensors if name in held}
+        number = self.stages.index(stage) + 1
+        first = f"Stage {number} of {len(self.stages)}"
+        if own:
+            first += f", {count(sum(tensor.numel() for tensor in own.values()))} parameters"
+        lines = [f"{first}.", ""]
+        if own:
+            lines.append(f"Holds {_summary(paths.tensors, list(held))}.")
+        for word, values in (("Takes", stage.takes), ("Gives", stage.gives)):
+            lines += [f"{word} {self.names[v]}: {described(v)}, {_origin(v)}." for v in values]
+        return lines
+
+    # The rest of the module.
+
+    def _head(self, uses_functional: bool) -> list[str]:
+        many = f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"
+        doc = [
+            f"{self.title} in {many}, written by partita {__version__}.",
+            "",
+            "`build_stages(model.state_dict())` makes the stages with the weights of the original;",
+            "`run_stages(stages, ...)` runs one after the other and gives what the model gives.",
+        ]
+        module = ["import torch.nn.functional as F  # noqa: N812"] if uses_functional else []
+        return [*docstring(doc, 0), "", "import torch", *module, "from torch import Tensor, nn"]
+
+    def _tables(self) -> list[str]:
+        lines = []
+        if tied := self._tied():
+            table = dict_of((name, quoted(tied[name])) for name in sorted(tied))
+            lines += ["", "# other names of one tensor", *statement(table, 0, before="TIED = ")]
+        if frozen := self._frozen():
+            lines += ["", *statement(names_tuple(frozen), 0, before="FROZEN = ")]
+        return lines
+
+    def _tied(self) -> dict[str, str]:
+        return {other: value.names[0] for value in self.states for other in value.names[1:]}
+
+    def _frozen(self) -> list[str]:
+        learned = dict(self.module.named_parameters(remove_duplicate=False))
+        first = [value.names[0] for value in self.states if value.kind == "parameter"]
+        return sorted(name for name in first if not learned[name].requires_grad)
+
+    def _builder(self, has_constants: bool) -> Builder:
+        return Builder(
+            self.class_names, self.module.training, has_constants,
+            has_tied=bool(self._tied()), has_frozen=bool(self._frozen()),
+        )  # fmt: skip
+
+    def _runner(self) -> Runner:
+        inputs = [value for value in self.model.inputs if isinstance(value, Value)]
+        wires = [(stage.takes, stage.gives) for stage in self.stages]
+        return Runner(self.names, inputs, wires, self.model.outputs, self.out_spec)
+
+
+def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[Value, str]:
+    """A name of its own for everything that enters, leaves or passes between stages."""
+    found: dict[Value, str] = {}
+    for value, name in zip(model.inputs, model.input_names, strict=True):
+        if isinstance(value, Value):
+            found[value] = unused(variable(name), found.values())
+    for value in (value for stage in stages for value in stage.gives):
+        if value not in found:
+            origin = value.names[0] if value.is_state else value.scope or value.label
+            telling = [part for part in origin.split(".") if part not in _HOLDERS]
+            short = itertools.dropwhile(str.isdigit, telling[-3:])
+            found[value] = unused(variable("_".join(short), "value"), found.values())
+    return found
+
+
+def _origin(value: Value) -> str:
+    if value.kind == "input":
+        return "given to the model"
+    if value.is_state:
+        return value.names[0]
+    return f"{value.label} in {value.scope}" if value.scope else value.label
+
+
+def _summary(tensors: Sequence[str], every: Sequence[str]) -> str:
+    """The modules that a stage holds, whole ones by their name: `layer1, layer2.0`."""
+    own = set(tensors) & set(every)
+    split = {".".join(n.split(".")[:d]) for n in set(every) - own for d in range(n.count(".") + 2)}
+    found: list[str] = []
+    for name in every:
+        if name in own and not any(name.startswith(f"{path}.") for path in found[-1:]):
+            parts = name.split(".")
+            paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+            found.append(next(path for path in paths if path not in split))
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return ", ".join(found[:MOST_NAMED]) + more
