@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from partita.graph import training_graph as training_graph
     from partita.graph.files import read_graph as read_graph
     from partita.jobs.check_plan import check_plan as check_plan
+    from partita.jobs.compare import compare as compare
+    from partita.jobs.partition import partition as partition
     from partita.jobs.place import place as place
+    from partita.jobs.plan import plan as plan
     from partita.jobs.schedule import schedule as schedule
     from partita.jobs.shard import shard as shard
     from partita.jobs.simulate import simulate as simulate
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from partita.plans import read_plan as read_plan
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
+    from partita.run.pipe import pipe as pipe
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
     from partita.search.base import Result as Result
@@ -56,8 +60,12 @@ _PUBLIC = {
     "capture": "partita.capture",
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
+    "compare": "partita.jobs.compare",
     "model": "partita.zoo:build",
+    "partition": "partita.jobs.partition",
+    "pipe": "partita.run.pipe",
     "place": "partita.jobs.place",
+    "plan": "partita.jobs.plan",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
     "schedule": "partita.jobs.schedule",
@@ -69,8 +77,9 @@ _PUBLIC = {
 __all__ = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "model", "place", "read_graph",
-    "read_plan", "schedule", "shard", "simulate", "training_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
+    "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate",
+    "training_graph",
 ]  # fmt: skip
 
 

@@ -31,7 +31,9 @@ def command(plan: str, op: str | None, out: Output) -> int:
     record = read_plan(plan)
     found = simulate(record)
     if op is None:
-        placements = parameter_placements(record.stages[0], found.workload.graph)
+        placements = {}
+        for stage in record.stages:
+            placements.update(parameter_placements(stage, found.workload.graph))
         out.show(_plan_text(found, placements))
         out.result(
             {
@@ -51,12 +53,20 @@ def command(plan: str, op: str | None, out: Output) -> int:
 def _plan_text(found: Simulation, placements: dict[str, tuple[str, ...]]) -> str:
     from partita.report.summary import headline
 
-    axes = [str(axis) for axis in found.stage.mesh.axes]
+    most = max(found.stages, key=lambda stage: len(stage.mesh.axes))
+    axes = [str(axis) for axis in most.mesh.axes]
+    if len(found.stages) > 1:
+        axes = [f"axis {i}" for i in range(len(axes))]
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, layout in placements.items():
         groups.setdefault(layout, []).append(name)
     rows = [
-        (*layout, f"{len(names)}", ", ".join(names[:3]) + (", ..." if len(names) > 3 else ""))
+        (
+            *layout,
+            *("",) * (len(axes) - len(layout)),
+            f"{len(names)}",
+            ", ".join(names[:3]) + (", ..." if len(names) > 3 else ""),
+        )
         for layout, names in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
     table = units.table((*axes, "count", "parameters"), rows, numbers=(len(axes),))

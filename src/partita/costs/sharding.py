@@ -11,6 +11,8 @@ are kept in copies or in shares; its backward follows. What a choice costs is ke
 and a problem is made from them with weights: blocking and hidden communication count in part, as
 far as they are expected to overlap; bytes have a price per byte, by which a cap on memory becomes a
 Lagrangian. Where a tensor has several consumers its conversion is done once, so each pays a part.
+For one of several micro-batches, what happens once a step (updates, and gradients of parameters
+that are kept in copies) counts in equal parts to each.
 
 Bounds. A device's compute lane and its network lane are each busy no longer than a step, so for any
 0 <= w <= 1 the least value of (1 - w) compute + w communication over all choices is below every
@@ -65,6 +67,7 @@ class Weights:
     blocking: float = 1.0
     hidden: float = 1.0
     s_per_byte: float = 0.0
+    in_flight: float = 1.0  # micro-batches whose activations are held at a time
 
 
 PLAIN = Weights()
@@ -78,12 +81,18 @@ class OpTable:
     blocking: Floats
     hidden: Floats
     memory: Floats
+    activations: Floats  # of the memory, what each micro-batch holds
+
+    def held(self, in_flight: float) -> Floats:
+        """Each choice's bytes with so many micro-batches on their way."""
+        total: Floats = self.memory + (in_flight - 1) * self.activations
+        return total
 
     def cost(self, weights: Weights) -> Floats:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
         total += weights.blocking * self.blocking + weights.hidden * self.hidden
-        total += weights.s_per_byte * self.memory
+        total += weights.s_per_byte * self.held(weights.in_flight)
         return total
 
 
@@ -147,9 +156,14 @@ def sharding_model(
     mesh: Mesh,
     levels: tuple[str, ...] = LEVELS,
     collectives: Collectives | None = None,
+    num_microbatches: int = 1,
 ) -> ShardingModel:
-    """All ways to split every forward op of a (training) graph over a mesh."""
-    return _Builder(graph, cluster, mesh, levels, collectives or Collectives(cluster)).build()
+    """All ways to split every forward op of a (training) graph over a mesh.
+
+    With several micro-batches the graph is one's, and what a step does once counts in part.
+    """
+    times = collectives or Collectives(cluster)
+    return _Builder(graph, cluster, mesh, levels, times, num_microbatches).build()
 
 
 @functools.lru_cache(maxsize=65536)
@@ -236,9 +250,10 @@ class _Facts:
 class _Builder:
     def __init__(
         self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...],
-        collectives: Collectives,
+        collectives: Collectives, num_microbatches: int,
     ) -> None:  # fmt: skip
         self.graph, self.mesh, self.levels = graph, mesh, levels
+        self.once = 1 / num_microbatches  # a micro-batch's part of what a step does once
         self.axes = mesh.axes
         self.ways = tuple(axis.ways() for axis in mesh.axes)
         self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
@@ -259,7 +274,8 @@ class _Builder:
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
-        self.converted: dict[tuple[float, Layout, Layout], float] = {}
+        self.layouts: dict[Layout, int] = {}
+        self.converted: dict[tuple[float, int, int], float] = {}
 
     def build(self) -> ShardingModel:
         own = [self._table(op) for op in self.forward]
@@ -287,10 +303,7 @@ class _Builder:
         if key not in self.known:
             choices = self._choices(op)
             parts = [self._parts(op, choice) for choice in choices]
-            compute, blocking, hidden, memory = (
-                np.array(column) for column in zip(*parts, strict=True)
-            )
-            self.known[key] = choices, OpTable(compute, blocking, hidden, memory)
+            self.known[key] = choices, OpTable(*map(np.array, zip(*parts, strict=True)))
         return self.known[key]
 
     def _choices(self, op: Op) -> tuple[Choice, ...]:
@@ -302,7 +315,7 @@ class _Builder:
             found.extend(Choice(dims, n) for n in levels if n != "states" or self.update_of)
         return tuple(found)
 
-    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float, float]:
+    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float, float, float]:
         hidden, updates, memory = self._parameters(op, choice)
         compute = []
         for kind, place in self.devices:
@@ -311,14 +324,11 @@ class _Builder:
                 op_cost(self.graph, phase, kind, split).seconds for phase in self.phases[op.name]
             )
             for update, share in updates:
-                seconds += op_cost(self.graph, update, kind).scaled(share).seconds
+                seconds += self.once * op_cost(self.graph, update, kind).scaled(share).seconds
             compute.append(seconds)
-        return (
-            compute,
-            self._blocking(op, choice.dims),
-            hidden,
-            memory + self._activations(op, choice),
-        )
+        activations = self._activations(op, choice)
+        blocking = self._blocking(op, choice.dims)
+        return compute, blocking, hidden, memory + activations, activations
 
     def _blocking(self, op: Op, dims: Dims) -> float:
         """Statistics and halos of all phases."""
@@ -362,7 +372,8 @@ class _Builder:
             memory += held / (copies if choice.sharded == "parameters" else 1)  # its gradient
             updates.append((update, 1 / split))
             if choice.sharded == "states":
-                hidden += sum(self._time("all_gather", held, axis) for axis in copied)
+                gather = sum(self._time("all_gather", held, axis) for axis in copied)
+                hidden += self.once * gather
         hidden += self._gradient_sums(op, choice)
         return hidden, updates, memory
 
@@ -381,7 +392,7 @@ class _Builder:
                     for axis, p in enumerate(have)
                     if p == PARTIAL
                 )
-        return seconds
+        return seconds * (1.0 if choice.sharded == "parameters" else self.once)
 
     def _activations(self, op: Op, choice: Choice) -> float:
         """Bytes of the op's outputs that are kept for the backward."""
@@ -459,24 +470,34 @@ class _Builder:
         into: tuple[tuple[Layout, Layout | None], ...],
     ) -> Floats:
         size, sharers = tensor.size_bytes, max(1, self.users[tensor.name])
-        rows, row_of = _distinct(out)
-        columns, column_of = _distinct(into)
-        small = np.empty((len(rows), len(columns)))
-        for i, (made, back) in enumerate(rows):
-            for j, (wanted, gradient) in enumerate(columns):
-                seconds = self._convert(size, made, wanted)
-                if back is not None and gradient is not None:
-                    seconds += self._convert(size, gradient, back)
-                small[i, j] = seconds / sharers
-        return small[np.ix_(row_of, column_of)]
-
-    def _convert(self, size_bytes: float, have: Layout, need: Layout) -> float:
-        key = (size_bytes, have, need)
-        if key not in self.converted:
-            self.converted[key] = conversion_seconds(
-                size_bytes, self.ways, self.groups, self.collectives, have, need
+        made, made_of = _distinct([side[0] for side in out])
+        wanted, wanted_of = _distinct([side[0] for side in into])
+        there = self._conversions(size, made, wanted)[np.ix_(made_of, wanted_of)]
+        back = [side[1] for side in out if side[1] is not None]
+        gradient = [side[1] for side in into if side[1] is not None]
+        if len(back) == len(out) and len(gradient) == len(into):
+            targets, target_of = _distinct(back)
+            sources, source_of = _distinct(gradient)
+            there = (
+                there + self._conversions(size, sources, targets)[np.ix_(source_of, target_of)].T
             )
-        return self.converted[key]
+        found: Floats = there / sharers
+        return found
+
+    def _conversions(self, size: float, have: list[Layout], need: list[Layout]) -> Floats:
+        """Seconds from each layout to each; layouts are slow to hash, so once each."""
+        rows = [self.layouts.setdefault(layout, len(self.layouts)) for layout in have]
+        columns = [self.layouts.setdefault(layout, len(self.layouts)) for layout in need]
+        found = np.empty((len(have), len(need)))
+        for i, a in enumerate(rows):
+            for j, b in enumerate(columns):
+                seconds = self.converted.get((size, a, b))
+                if seconds is None:
+                    seconds = self.converted[size, a, b] = conversion_seconds(
+                        size, self.ways, self.groups, self.collectives, have[i], need[j]
+                    )
+                found[i, j] = seconds
+        return found
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
         return self.collectives.seconds(collective, size_bytes, self.groups[axis])
@@ -490,10 +511,8 @@ def _weights(mesh: Mesh, device: int) -> tuple[int, ...]:
     return tuple(a.weights[i] for a, i in zip(mesh.axes, place, strict=True) if a.weights)
 
 
-def _distinct(
-    sides: tuple[tuple[Layout, Layout | None], ...],
-) -> tuple[list[tuple[Layout, Layout | None]], list[int]]:
+def _distinct(layouts: list[Layout]) -> tuple[list[Layout], list[int]]:
     """The different entries, and which one each entry is."""
-    number: dict[tuple[Layout, Layout | None], int] = {}
-    places = [number.setdefault(side, len(number)) for side in sides]
+    number: dict[Layout, int] = {}
+    places = [number.setdefault(layout, len(number)) for layout in layouts]
     return list(number), places

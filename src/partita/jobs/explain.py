@@ -5,7 +5,7 @@ ops free to follow (`together`), which solves the whole problem again with this 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from partita.costs.layouts import Layout, conversion
 from partita.costs.sharding import Choice, ShardingModel, Weights, sharding_model, ways_of
 from partita.errors import PlanError
 from partita.graph.loops import loop_nest
+from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph, Op
 from partita.graph.splits import communication, input_placement, output_placement
+from partita.lower.pieces import homes, piece
 from partita.plans import Mesh, Plan, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.search import searches
@@ -84,10 +86,8 @@ def describe(choice: Choice) -> str:
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
     """Explain the split of one forward op of a plan."""
-    stage = plan.stages[0]
+    stage, graph = _stage_of(plan, graph, op)
     names = [split.op for split in stage.splits]
-    if op not in names:
-        raise PlanError(f"the plan splits no op {op!r}", fix=suggest(op, names), field="OP")
     model = sharding_model(graph, cluster, stage.mesh)
     chosen = _assignment(model, stage)
     index = names.index(op)
@@ -103,6 +103,20 @@ def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
         float(table.compute[chosen[index]].max()),
         _alternatives(model, chosen, index),
     )
+
+
+def _stage_of(plan: Plan, graph: Graph, op: str) -> tuple[Stage, Graph]:
+    """The stage that runs an op, and the part of the graph it runs for one micro-batch."""
+    everything = [split.op for stage in plan.stages for split in stage.splits]
+    if op not in everything:
+        raise PlanError(f"the plan splits no op {op!r}", fix=suggest(op, everything), field="OP")
+    number = next(i for i, s in enumerate(plan.stages) if any(p.op == op for p in s.splits))
+    count = plan.schedule.num_microbatches
+    if len(plan.stages) == count == 1:
+        return plan.stages[0], graph
+    micro = rebatch(graph, plan.model.batch // count)
+    stage = replace(plan.stages[number], recompute=False, checkpoints=())
+    return stage, piece(micro, stage, number, homes(micro, plan.stages)).graph
 
 
 def text(layout: Layout) -> str:

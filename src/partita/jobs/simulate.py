@@ -4,6 +4,7 @@ Without a plan a model is run data parallel over all devices of the cluster: eve
 batch where it can. The answer is simulated on the program that would run.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -80,6 +81,7 @@ class Simulation:
     timeline: Timeline
     ops: tuple[OpReport, ...]
     memory: ModelMemory
+    cap_bytes: float = math.inf  # what the user allows, where that is less than there is
 
     @property
     def stage(self) -> Stage:
@@ -127,7 +129,8 @@ class Simulation:
     @property
     def capacity_bytes(self) -> tuple[float, ...]:
         """Memory each device drawn has."""
-        return tuple(memory.capacity or 0.0 for memory in self.timeline.program.memories)
+        memories = self.timeline.program.memories
+        return tuple(min(memory.capacity or 0.0, self.cap_bytes) for memory in memories)
 
     @property
     def fits(self) -> bool:

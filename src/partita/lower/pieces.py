@@ -10,7 +10,7 @@ reads what the second run made.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Graph, Op, Tensor
 from partita.plans import OpSplit, Stage
@@ -100,17 +100,45 @@ def homes(graph: Graph, stages: Iterable[Stage]) -> Homes:
     )
 
 
-def piece(graph: Graph, stage: Stage, number: int, where: Homes) -> Piece:
-    """The piece of a graph that the `number`-th stage runs."""
-    return _Piece(graph, stage, number, where).build()
+@dataclass(frozen=True)
+class Shorter:
+    """Forward ops to leave out of a piece, and what those after them read instead."""
+
+    gone: frozenset[str] = frozenset()
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+WHOLE = Shorter()
+
+
+def piece(graph: Graph, stage: Stage, number: int, where: Homes, shorter: Shorter = WHOLE) -> Piece:
+    """The piece of a graph that the `number`-th stage runs, or a shorter one like it."""
+    return _Piece(graph, stage, number, where, shorter).build()
+
+
+def shortened(ops: tuple[Op, ...], shorter: Shorter) -> tuple[Op, ...]:
+    """Forward ops without those that are left out."""
+    if not shorter.gone:
+        return ops
+    read = shorter.renamed
+    return tuple(
+        replace(op, inputs=tuple(read.get(name, name) for name in op.inputs))
+        for op in ops
+        if op.name not in shorter.gone
+    )
 
 
 class _Piece:
-    def __init__(self, graph: Graph, stage: Stage, number: int, where: Homes) -> None:
+    def __init__(
+        self, graph: Graph, stage: Stage, number: int, where: Homes, shorter: Shorter
+    ) -> None:
         self.graph, self.stage, self.number, self.where = graph, stage, number, where
+        self.renamed = shorter.renamed
         self.ops: list[Op] = []
         self.tensors: dict[str, Tensor] = {}
-        self.forward, self.backward = where.forward[number], where.backward[number]
+        self.forward = shortened(where.forward[number], shorter)
+        self.backward = [op for op in where.backward[number] if op.forward not in shorter.gone]
+        self.op_of = {op.name: op for op in self.forward}
         self.local: dict[str, list[str]] = {}  # tensor -> gradients given in this stage
         self.whole: dict[str, str] = {}  # tensor -> its whole gradient, once it is there
         self.gradients_in: list[tuple[str, int, str]] = []
@@ -128,7 +156,7 @@ class _Piece:
             self._add(op)
         for op in self.backward:
             for part in op.outputs:
-                self.local.setdefault(where.origin[part], []).append(part)
+                self.local.setdefault(self._read(where.origin[part]), []).append(part)
         for op in self.backward:
             self._backward(op)
         gradients_out = [
@@ -202,11 +230,15 @@ class _Piece:
 
     # Backward ops.
 
+    def _read(self, name: str) -> str:
+        return self.renamed.get(name, name)
+
     def _backward(self, op: Op) -> None:
-        origin = self.graph.op(op.forward)
+        origin = self.op_of[op.forward]
         grads = self.graph.call(op).reads
         inputs = []
-        for name, read in zip(op.inputs, grads, strict=True):
+        for given, read in zip(op.inputs, grads, strict=True):
+            name = self._read(given) if read[0] == "i" else given
             if read[0] == "g":
                 inputs.append(self._gradient(origin.outputs[int(read[1:])]))
             elif not self.segment_of:
@@ -272,7 +304,10 @@ class _Piece:
         self.ops.append(replace(op, inputs=(parameter, gradient, *states)))
 
     def _splits(self) -> tuple[OpSplit, ...]:
-        found = list(self.stage.splits)
-        if self.segment_of:
-            found += [replace(split, op=split.op + AGAIN) for split in self.stage.splits]
+        found = [split for split in self.stage.splits if split.op in self.op_of]
+        found += [
+            replace(split, op=split.op + AGAIN)
+            for split in found
+            if self.segment_of.get(split.op) in self.again
+        ]
         return tuple(found)

@@ -8,29 +8,36 @@ lane stands for all of them, with a memory for each kind among them.
     backward     waits for its forward and the gradients of what left; gives everything back
     end of step  parameters that several stages hold are exchanged, gradients synchronised, updated
 
-Stages that are alike (in ops, splits and links) are costed once. O(stages x micro-batches).
+Stages that are alike (in ops, splits and links) are costed once. Of a deep stage whose layers
+repeat, two shorter ones are lowered and extended in a line. O(stages x micro-batches).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
+from partita.costs.patterns import Patterns
 from partita.errors import PlanError
+from partita.graph.chain import longest_repeat
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks, Phase, Run, stage_blocks
 from partita.lower.orders import order_of
-from partita.lower.pieces import Homes, homes, piece
+from partita.lower.pieces import WHOLE, Homes, Shorter, homes, piece, shortened
 from partita.lower.stage import drawn_devices
 from partita.lower.transfer import transfer_seconds
 from partita.plans import Mesh, Schedule, Stage, device_groups
 from partita.program import Kind, Program, ProgramBuilder
 from partita.schedules.actions import Action, Order
 
+COMPARED_BY_LINKS = 64  # devices; larger clusters are compared by their hierarchy
+DEEP_OPS, DEEP_RUNS = 100, 6  # from so many forward ops and runs on, a stage is timed in part
+RUNS_TIMED = (2, 3)  # with so many runs of its pattern; time and memory are lines from there on
 PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
 
 
@@ -62,6 +69,39 @@ class Memo:
     collectives: Collectives
     blocks: dict[tuple[object, ...], Blocks] = field(default_factory=dict)
     graphs: dict[int, Graph] = field(default_factory=dict)
+    sent: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """How devices lie in the hierarchy."""
+        return Patterns.of(self.collectives.cluster)
+
+    def geometry(self, mesh: Mesh) -> tuple[object, ...]:
+        """Equal for meshes of like devices on which collectives take the same."""
+        cluster, times = self.collectives.cluster, self.collectives
+        if cluster.num_devices > COMPARED_BY_LINKS:
+            return mesh.axes, self.patterns.pattern(mesh.devices)
+        kinds = tuple(cluster.devices[device].kind for device in mesh.devices)
+        probes = tuple(
+            times.seconds(name, size, mesh.groups(axis))
+            for axis in range(len(mesh.axes))
+            for name, size in PROBES
+        )
+        return mesh.axes, kinds[0] if len(set(kinds)) == 1 else kinds, probes
+
+    def transfer_s(
+        self, size_bytes: float, source: Mesh, have: Layout, target: Mesh, need: Layout
+    ) -> float:
+        """Seconds to bring a tensor from one mesh to another; pairs that lie alike once."""
+        place: tuple[object, ...] = (*source.devices, *target.devices)
+        if self.collectives.cluster.num_devices > COMPARED_BY_LINKS:
+            place = self.patterns.pattern((*source.devices, *target.devices))
+        key = (size_bytes, source.axes, target.axes, have, need, len(source.devices), place)
+        if key not in self.sent:
+            self.sent[key] = transfer_seconds(
+                size_bytes, source, have, target, need, self.collectives
+            )
+        return self.sent[key]
 
 
 def lower_plan(
@@ -78,12 +118,13 @@ def lower_plan(
     groups = device_groups(stages)
     order = order_of(schedule, groups, training=graph.is_training)
     apart = any(action.kind == "I" for row in order for action in row)
+    once = len(stages) == schedule.num_microbatches == 1  # must be what it is op by op
     where = homes(micro, stages)
     blocks = tuple(
-        _known_blocks(micro, stage, i, where, cluster, run, known, apart)
+        _known_blocks(micro, stage, i, where, cluster, run, known, apart, once)
         for i, stage in enumerate(stages)
     )
-    sends = _Sends(micro, stages, where, blocks, known.collectives)
+    sends = _Sends(micro, stages, where, blocks, known)
     program = _Builder(stages, groups, order, cluster, blocks, sends).build()
     return Pipelined(program, micro, blocks, order, sends.forward, sends.backward)
 
@@ -104,24 +145,115 @@ def microbatch_graph(graph: Graph, num_microbatches: int, memo: Memo) -> Graph:
 
 def _known_blocks(
     graph: Graph, stage: Stage, number: int, where: Homes, cluster: Cluster, run: Run, memo: Memo,
-    apart: bool,
+    apart: bool, once: bool,
 ) -> Blocks:  # fmt: skip
-    key = (apart, signature(graph, stage, number, where, cluster, memo.collectives))
+    short = None if once else _shorter(graph, number, where)
+    if short is None:
+        found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
+    else:
+        few, many = (
+            _timed_blocks(graph, stage, number, where, part, cluster, run, memo, apart)
+            for part in short.parts
+        )
+        found = extended(few, many, short.times - RUNS_TIMED[1])
+    return replace(found, devices=drawn_devices(stage, cluster, 1))
+
+
+def _timed_blocks(
+    graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter, cluster: Cluster,
+    run: Run, memo: Memo, apart: bool,
+) -> Blocks:  # fmt: skip
+    key = (apart, signature(graph, stage, number, where, part), memo.geometry(stage.mesh))
     if key not in memo.blocks:
-        part = piece(graph, stage, number, where)
-        memo.blocks[key] = stage_blocks(part, stage, cluster, run, memo.collectives, apart=apart)
-    return replace(memo.blocks[key], devices=drawn_devices(stage, cluster, 1))
+        own = piece(graph, stage, number, where, part)
+        found = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
+        memo.blocks[key] = found if not graph.is_training else _with_backward(found, apart)
+    return memo.blocks[key]
+
+
+@dataclass(frozen=True)
+class _Short:
+    parts: tuple[Shorter, ...]
+    times: int
+
+
+def _shorter(graph: Graph, number: int, where: Homes) -> _Short | None:
+    """Two shorter stages that a deep one is extended from; None where it is not worth it.
+
+    What leaves the stage must not come from what is left out, and everything that enters it must
+    still be read.
+    """
+    ops = where.forward[number]
+    if len(ops) < DEEP_OPS:
+        return None
+    repeat = longest_repeat(graph, ops)
+    if repeat is None or repeat.times < DEEP_RUNS:
+        return None
+    entering, leaving = where.borders(number)
+    parts = []
+    for kept in RUNS_TIMED:
+        gone, renamed = repeat.without(kept)
+        part = Shorter(frozenset(ops[i].name for i in gone), renamed)
+        left = shortened(ops, part)
+        made = {name for op in left for name in op.outputs}
+        read = {name for op in left for name in op.inputs}
+        if not set(leaving) <= made or not set(entering) <= read:
+            return None
+        parts.append(part)
+    return _Short(tuple(parts), repeat.times)
+
+
+def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
+    """A stage with so many more runs of its pattern than `many`, which has one more than `few`."""
+
+    def line(a: float, b: float) -> float:
+        return max(0.0, b + runs * (b - a))
+
+    def lines(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(map(line, a, b))
+
+    def phase(a: Phase | None, b: Phase | None) -> Phase | None:
+        if a is None or b is None:
+            return b
+        return Phase(
+            line(a.seconds, b.seconds),
+            lines(a.peak_bytes, b.peak_bytes),
+            lines(a.held_bytes, b.held_bytes),
+        )
+
+    forward = phase(few.forward, many.forward)
+    assert forward is not None, "every stage has a forward"
+    return replace(
+        many,
+        forward=forward,
+        backward=phase(few.backward, many.backward),
+        weight=phase(few.weight, many.weight),
+        sync_s=line(few.sync_s, many.sync_s),
+        update_s=line(few.update_s, many.update_s),
+        static_bytes=lines(few.static_bytes, many.static_bytes),
+    )
+
+
+def _with_backward(blocks: Blocks, apart: bool) -> Blocks:
+    """A stage without anything to differentiate still takes its turn, in no time."""
+    nothing = tuple(0.0 for _ in blocks.devices)
+    if blocks.backward is None:
+        blocks = replace(blocks, backward=Phase(0.0, blocks.forward.held_bytes, nothing))
+    if apart and blocks.weight is None:
+        assert blocks.backward is not None, "given just now"
+        blocks = replace(blocks, weight=Phase(0.0, blocks.backward.held_bytes, nothing))
+    return blocks
 
 
 def signature(
-    graph: Graph, stage: Stage, number: int, where: Homes, cluster: Cluster, times: Collectives
+    graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter = WHOLE
 ) -> tuple[object, ...]:
-    """Equal for stages that cost the same: ops, how they hang together, splits, devices, links."""
+    """Equal for stages that cost the same on like meshes: ops, how they hang together, splits."""
     ids: dict[str, int] = {}
     splits = {split.op: split for split in stage.splits}
     firsts = set(stage.checkpoints)
     rows: list[tuple[object, ...]] = []
-    for op in where.forward[number]:
+    for op in shortened(where.forward[number], part):
         seen = []
         for name in (*op.inputs, *op.outputs):
             if name not in ids:
@@ -136,21 +268,7 @@ def signature(
             seen.append(ids[name])
         split = splits[op.name]
         rows.append((op.kind, op.attrs, *seen, split.dims, split.sharded, op.name in firsts))
-    return (stage.recompute, tuple(rows), geometry(stage.mesh, cluster, times))
-
-
-def geometry(mesh: Mesh, cluster: Cluster, times: Collectives) -> tuple[object, ...]:
-    """Equal for meshes of like devices on which collectives take the same."""
-    kinds = tuple(cluster.devices[device].kind for device in mesh.devices)
-    return (
-        mesh.axes,
-        kinds[0] if len(set(kinds)) == 1 else kinds,
-        tuple(
-            times.seconds(name, size, mesh.groups(axis))
-            for axis in range(len(mesh.axes))
-            for name, size in PROBES
-        ),
-    )
+    return stage.recompute, tuple(rows)
 
 
 class _Sends:
@@ -158,9 +276,9 @@ class _Sends:
 
     def __init__(
         self, graph: Graph, stages: tuple[Stage, ...], where: Homes, blocks: tuple[Blocks, ...],
-        times: Collectives,
+        memo: Memo,
     ) -> None:  # fmt: skip
-        self.graph, self.stages, self.times = graph, stages, times
+        self.graph, self.stages, self.memo = graph, stages, memo
         self.forward: dict[tuple[int, int], Sent] = {}
         self.backward: dict[tuple[int, int], Sent] = {}
         self.tied: dict[tuple[int, int], float] = {}
@@ -186,7 +304,7 @@ class _Sends:
         size = self.graph.tensor(name).size_bytes
         before = into.get(pair, Sent(0.0, 0.0, 0.0))
         into[pair] = Sent(
-            before.seconds + transfer_seconds(size, source, have, target, need, self.times),
+            before.seconds + self.memo.transfer_s(size, source, have, target, need),
             before.source_bytes + size / num_shards(have, [a.ways() for a in source.axes]),
             before.target_bytes + size / num_shards(need, [a.ways() for a in target.axes]),
         )
@@ -210,7 +328,7 @@ class _Sends:
             for (i, have), (j, need) in pairwise(held):
                 a, b = self.stages[i].mesh, self.stages[j].mesh
                 if a.devices != b.devices and name in where.givers:
-                    seconds = transfer_seconds(size, a, have, b, need, self.times)
+                    seconds = self.memo.transfer_s(size, a, have, b, need)
                     self.tied[i, j] = self.tied.get((i, j), 0.0) + seconds
 
 

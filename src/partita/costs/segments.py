@@ -1,0 +1,202 @@
+"""What the segments of a chain cost on one mesh at one micro-batch size: a pipeline's raw material.
+
+For a mesh the sharding problem of the folded graph is solved once for every price on bytes (a
+Lagrangian for memory); each answer is a `Way` to run every segment. Per segment and micro-batch:
+
+    compute    seconds of all phases            hidden   communication that may run beside it
+    blocking   communication that is waited for   sync   what is synchronised once a step
+    forward    the forward's part of both
+    static     parameters, gradients, states    saved    activations kept for the backward
+    entering   bytes of what enters the segment: all that is kept of it with recompute
+
+Everything is one device's share. A stage is a stretch of segments: sums of these, by prefix sums.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
+from partita.costs.layouts import num_shards
+from partita.costs.roofline import op_cost
+from partita.costs.sharding import (
+    LEVELS,
+    Choice,
+    ShardingModel,
+    Weights,
+    sharding_model,
+    ways_of,
+)
+from partita.graph.chain import Chain, Folded
+from partita.graph.record import Graph
+from partita.graph.splits import placements
+from partita.plans import Mesh, OpSplit
+from partita.problems.sharding import ShardingProblem
+
+Floats = npt.NDArray[np.float64]
+Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
+
+HIDDEN = 0.2  # of the communication that may be hidden, what counts when splits are chosen
+PRICES = (0.0, 0.05, 0.5, 5.0)  # of a byte, in units of the model's time per byte
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One answer for all segments of a chain; `choice_of` is by op of the folded graph."""
+
+    mesh: Mesh
+    choice_of: dict[str, Choice]
+    compute: Floats
+    blocking: Floats
+    hidden: Floats
+    sync: Floats
+    forward: Floats
+    static: Floats
+    saved: Floats
+    entering: Floats
+
+    def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
+        """The splits of some ops of the whole graph."""
+        found = []
+        for op in ops:
+            choice = self.choice_of[fold.op_like[op]]
+            found.append(OpSplit(op, choice.dims, choice.sharded))
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class MeshWays:
+    """The ways on one mesh, with bounds that hold for all splits on it.
+
+    `least_compute` and `least_bytes` are per segment: the busiest kind's least seconds, and the
+    least that must lie on a device even with recompute.
+    """
+
+    ways: tuple[Way, ...]
+    least_compute: Floats
+    least_bytes: Floats
+
+
+def mesh_ways(
+    graph: Graph,
+    chain: Chain,
+    fold: Folded,
+    cluster: Cluster,
+    mesh: Mesh,
+    num_microbatches: int,
+    in_flight: float,
+    solve: Solve,
+    collectives: Collectives,
+    prices: Sequence[float] = PRICES,
+    levels: tuple[str, ...] = LEVELS,
+) -> MeshWays:
+    """Solve a mesh for every price; `graph` is the folded one for one micro-batch."""
+    model = sharding_model(graph, cluster, mesh, levels, collectives, num_microbatches)
+    like = np.array(fold.like)
+    at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
+    segment_of = np.array([at[name] for name in model.ops])
+    reader = _Reader(graph, chain, fold, cluster, model, segment_of, num_microbatches)
+    found: dict[tuple[int, ...], Way] = {}
+    unit = 0.0
+    for price in prices:
+        weights = Weights(hidden=HIDDEN, s_per_byte=price * unit, in_flight=in_flight)
+        chosen = solve(model.problem(weights))
+        if chosen is None:
+            break
+        if not unit:
+            unit = _unit_price(model, chosen, in_flight)
+        if chosen not in found:
+            found[chosen] = reader.way(chosen, like)
+    least = np.array([table.compute.min(axis=0).max() for table in model.tables])
+    held = np.array([(table.memory - table.activations).min() for table in model.tables])
+    return MeshWays(tuple(found.values()), reader.spread(least, like), reader.spread(held, like))
+
+
+def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
+    """Seconds per byte of the model as a whole."""
+    time = memory = 0.0
+    for table, x in zip(model.tables, chosen, strict=True):
+        time += float(table.compute[x].max())
+        memory += float(table.held(in_flight)[x])
+    return time / memory if memory else 0.0
+
+
+class _Reader:
+    """Reads a choice's costs off a sharding model, segment by segment."""
+
+    def __init__(
+        self, graph: Graph, chain: Chain, fold: Folded, cluster: Cluster, model: ShardingModel,
+        segment_of: npt.NDArray[np.int64], num_microbatches: int,
+    ) -> None:  # fmt: skip
+        self.graph, self.chain, self.fold, self.model = graph, chain, fold, model
+        self.segment_of, self.count = segment_of, len(fold.segments)
+        self.num_microbatches = num_microbatches
+        self.kind = cluster.kind_of(model.mesh.devices[0])
+        self.sizes = [axis.ways() for axis in model.mesh.axes]
+        self.producer = {name: i for i, op in enumerate(model.ops) for name in graph.op(op).outputs}
+        self.enters = _entering(graph, fold)
+
+    def spread(self, per_op: Floats, like: npt.NDArray[np.int64]) -> Floats:
+        """Sums per segment of the whole chain."""
+        sums: Floats = np.zeros(self.count)
+        np.add.at(sums, self.segment_of, per_op)
+        return sums[like]
+
+    def way(self, chosen: tuple[int, ...], like: npt.NDArray[np.int64]) -> Way:
+        model = self.model
+        choices = [c[x] for c, x in zip(model.choices, chosen, strict=True)]
+        compute = np.array([t.compute[x].max() for t, x in zip(model.tables, chosen, strict=True)])
+        blocking = np.array([t.blocking[x] for t, x in zip(model.tables, chosen, strict=True)])
+        for (u, v), m in zip(model.edges, model.matrix_of, strict=True):
+            blocking[v] += model.matrices[m][chosen[u], chosen[v]]
+        hidden = np.array([t.hidden[x] for t, x in zip(model.tables, chosen, strict=True)])
+        shared = np.array([choice.sharded == "parameters" for choice in choices])
+        saved = np.array([t.activations[x] for t, x in zip(model.tables, chosen, strict=True)])
+        memory = np.array([t.memory[x] for t, x in zip(model.tables, chosen, strict=True)])
+        forward: Floats = self._forward(choices)
+        part = np.divide(forward, compute, out=np.zeros_like(forward), where=compute > 0)
+        entering = np.array([self._entering(k, choices) for k in range(self.count)])
+        return Way(
+            model.mesh,
+            dict(zip(model.ops, choices, strict=True)),
+            self.spread(compute, like),
+            self.spread(blocking, like),
+            self.spread(np.where(shared, hidden, 0.0), like),
+            self.spread(np.where(shared, 0.0, hidden * self.num_microbatches), like),
+            self.spread(forward + part * blocking, like),
+            self.spread(memory - saved, like),
+            self.spread(saved, like),
+            entering[like],
+        )
+
+    def _forward(self, choices: Sequence[Choice]) -> Floats:
+        axes = self.model.mesh.axes
+        found = []
+        for name, choice in zip(self.model.ops, choices, strict=True):
+            split = tuple(sorted(ways_of(choice.dims, axes).items()))
+            found.append(op_cost(self.graph, self.graph.op(name), self.kind, split).seconds)
+        seconds: Floats = np.array(found, np.float64)
+        return seconds
+
+    def _entering(self, segment: int, choices: Sequence[Choice]) -> float:
+        total = 0.0
+        for name in self.enters[segment]:
+            i = self.producer[name]
+            op = self.graph.op(self.model.ops[i])
+            made = placements(self.graph.call(op), choices[i].dims)[1][op.outputs.index(name)]
+            total += self.graph.tensor(name).size_bytes / num_shards(made, self.sizes)
+        return total
+
+
+def _entering(graph: Graph, fold: Folded) -> list[list[str]]:
+    """What crosses the cut before each segment of the folded graph."""
+    at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
+    found: list[dict[str, None]] = [{} for _ in fold.segments]
+    for source, target, tensor in graph.edges():
+        if source.phase == target.phase == "forward":
+            for k in range(at[source.name] + 1, at[target.name] + 1):
+                found[k][tensor.name] = None
+    return [list(names) for names in found]

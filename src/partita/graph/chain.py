@@ -1,0 +1,289 @@
+"""A forward graph as a chain of segments, and the same chain with its repeats folded.
+
+A cut lies between two ops of the graph's order; what crosses it are the activations made before and
+read after. Cuts are kept where little crosses: fewer bytes than at the cuts next to it. Residual
+streams, modules with branches, encoders whose output every decoder layer reads, and long skips all
+become chains in this way; what lives long simply crosses many cuts.
+
+Segments with equal ops, hanging together in the same way, are of one class. Where a pattern of
+classes repeats, `folded` keeps its first, one middle and its last run: a graph that is small for a
+deep model, in which every segment of the model has its like. O(ops) but for the merging.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.graph.flops import flops
+from partita.graph.record import Graph, Op, Tensor
+
+MOST_SEGMENTS = 128
+UNIT_BEYOND = 64  # with more segments than this, a repeated pattern becomes one segment
+LONGEST_PERIOD = 12
+KEPT_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive forward ops; `entering` are the activations that cross the cut before them."""
+
+    ops: tuple[str, ...]
+    entering: tuple[str, ...]
+    kind: int  # segments of one kind are alike
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All forward ops in segments; `crossing_bytes[i]` cross the cut before segment i."""
+
+    graph: Graph
+    segments: tuple[Segment, ...]
+    crossing_bytes: tuple[int, ...]
+
+    @property
+    def num_segments(self) -> int:
+        """How many there are."""
+        return len(self.segments)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A chain's folded forward graph, its segments, and which of them each segment is like."""
+
+    graph: Graph
+    segments: tuple[tuple[str, ...], ...]
+    like: tuple[int, ...]  # for each segment of the whole chain
+    op_like: dict[str, str]  # for each forward op of the whole graph
+
+
+def chain_of(graph: Graph, most: int = MOST_SEGMENTS) -> Chain:
+    """The chain of a graph's forward ops."""
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    crossing = _crossing(graph, ops)
+    sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
+    cuts = _small(graph, ops, crossing, sizes)
+    if len(cuts) > UNIT_BEYOND:
+        cuts = _by_unit(graph, ops, cuts, crossing)
+    cuts = _merged(graph, ops, cuts, most)
+    kinds = _kinds(graph, ops, cuts, crossing)
+    ends = [*cuts[1:], len(ops)]
+    segments = tuple(
+        Segment(tuple(op.name for op in ops[a:b]), crossing[a], kind)
+        for a, b, kind in zip(cuts, ends, kinds, strict=True)
+    )
+    return Chain(graph, segments, tuple(sizes[a] for a in cuts))
+
+
+def _crossing(graph: Graph, ops: Sequence[Op]) -> list[tuple[str, ...]]:
+    """What crosses the cut before each op, in the order it was made."""
+    last: dict[str, int] = {}
+    for i, op in enumerate(ops):
+        for name in op.inputs:
+            if not graph.tensor(name).is_given:
+                last[name] = i
+    alive: dict[str, None] = {}
+    found = []
+    for i, op in enumerate(ops):
+        found.append(tuple(alive))
+        for name in op.inputs:
+            if last.get(name) == i:
+                alive.pop(name, None)
+        for name in op.outputs:
+            if last.get(name, -1) > i:
+                alive[name] = None
+    return found
+
+
+def _small(
+    graph: Graph, ops: Sequence[Op], crossing: Sequence[tuple[str, ...]], sizes: Sequence[int]
+) -> list[int]:
+    """The cuts that fewer bytes cross than those beside them, or one tensor before a layer."""
+    cuts = [0]
+    for i in range(1, len(sizes)):
+        after = sizes[i + 1] if i + 1 < len(sizes) else None
+        small = sizes[i] <= sizes[i - 1] and (after is None or sizes[i] < after)
+        layer = any(graph.tensor(name).role == "parameter" for name in ops[i].inputs)
+        if small or (len(crossing[i]) == 1 and layer):
+            cuts.append(i)
+    return cuts
+
+
+def _kinds(
+    graph: Graph, ops: Sequence[Op], cuts: Sequence[int], crossing: Sequence[tuple[str, ...]]
+) -> list[int]:
+    numbers: dict[tuple[object, ...], int] = {}
+    ends = [*cuts[1:], len(ops)]
+    found = []
+    for a, b in zip(cuts, ends, strict=True):
+        leaving = crossing[b] if b < len(ops) else ()
+        key = _signature(graph, ops[a:b], crossing[a], leaving)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return found
+
+
+def _signature(
+    graph: Graph, ops: Sequence[Op], entering: tuple[str, ...], leaving: tuple[str, ...]
+) -> tuple[object, ...]:
+    """Equal for segments that are alike: ops, and how they hang together with each other."""
+    ids: dict[str, object] = {name: f"in{i}" for i, name in enumerate(entering)}
+    rows: list[object] = [_look(graph.tensor(name)) for name in entering]
+    for op in ops:
+        for name in op.inputs:
+            if name not in ids:
+                tensor = graph.tensor(name)
+                users = [user for user in graph.consumers(name) if user.phase == "forward"]
+                tied = name if tensor.role == "parameter" and len(users) > 1 else ""
+                ids[name] = len(ids)
+                rows.append((*_look(tensor), tied))
+        for name in op.outputs:
+            ids[name] = len(ids)
+            rows.append((*_look(graph.tensor(name)), name in graph.outputs))
+        rows.append((op.kind, op.attrs, *(ids[name] for name in (*op.inputs, *op.outputs))))
+    rows.append(tuple(ids.get(name, "passes") for name in leaving))
+    return tuple(rows)
+
+
+def _look(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.role
+
+
+def runs(kinds: Sequence[int], least: int = 2) -> list[tuple[int, int, int]]:
+    """(first, period, how often) of every stretch in which a pattern of kinds repeats."""
+    found = []
+    i = 0
+    while i < len(kinds):
+        best = (0, 1, 1)  # segments covered beyond one period, period, times
+        for period in range(1, min(LONGEST_PERIOD, (len(kinds) - i) // 2) + 1):
+            times = 1
+            while kinds[i + times * period : i + (times + 1) * period] == kinds[
+                i : i + period
+            ] and i + (times + 1) * period <= len(kinds):
+                times += 1
+            covered = (times - 1) * period
+            if times >= least and covered > best[0]:
+                best = (covered, period, times)
+        covered, period, times = best
+        if covered:
+            found.append((i, period, times))
+        i += covered + period if covered else 1
+    return found
+
+
+def _by_unit(
+    graph: Graph, ops: Sequence[Op], cuts: list[int], crossing: Sequence[tuple[str, ...]]
+) -> list[int]:
+    """Of a repeated pattern only the cuts between its runs."""
+    kinds = _kinds(graph, ops, cuts, crossing)
+    dropped: set[int] = set()
+    for first, period, times in runs(kinds):
+        for i in range(first, first + period * times):
+            if (i - first) % period:
+                dropped.add(i)
+    return [cut for i, cut in enumerate(cuts) if i not in dropped]
+
+
+def _merged(graph: Graph, ops: Sequence[Op], cuts: list[int], most: int) -> list[int]:
+    """At most so many segments: the lightest one joins its lighter neighbour, again and again."""
+    work = [flops(graph.call(op)) + 1.0 for op in ops]
+    ends = [*cuts[1:], len(ops)]
+    weight = [sum(work[a:b]) for a, b in zip(cuts, ends, strict=True)]
+    cuts = list(cuts)
+    while len(cuts) > most:
+        i = min(range(len(weight)), key=lambda k: weight[k])
+        before = weight[i - 1] if i else float("inf")
+        after = weight[i + 1] if i + 1 < len(weight) else float("inf")
+        j = i if before <= after else i + 1  # the cut that goes
+        weight[j - 1] += weight.pop(j)
+        cuts.pop(j)
+    return cuts
+
+
+def folded(chain: Chain) -> Folded:
+    """The chain with only the first, one middle and the last run of every repeated pattern."""
+    kinds = [segment.kind for segment in chain.segments]
+    like = list(range(len(kinds)))
+    for first, period, times in runs(kinds, KEPT_RUNS + 1):
+        if not _closes(chain, first, period, times):
+            continue
+        for run in range(2, times - 1):
+            for k in range(period):
+                like[first + run * period + k] = first + period + k
+    kept = [i for i in range(len(kinds)) if like[i] == i]
+    number = {i: k for k, i in enumerate(kept)}
+    segments = tuple(chain.segments[i].ops for i in kept)
+    op_like: dict[str, str] = {}
+    for i, segment in enumerate(chain.segments):
+        op_like.update(zip(segment.ops, chain.segments[like[i]].ops, strict=True))
+    graph = _short(chain, kept)
+    return Folded(graph, segments, tuple(number[i] for i in like), op_like)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A stretch of ops in which one pattern repeats: where it begins, how long, how often.
+
+    `entering[k]` are the activations that the k-th run reads of those before it.
+    """
+
+    first: int
+    length: int  # ops of one run
+    times: int
+    entering: tuple[tuple[str, ...], ...]
+
+    def without(self, kept: int) -> tuple[range, dict[str, str]]:
+        """The ops to leave out so that `kept` runs remain, and what their follower reads then."""
+        gone = range(self.first + kept * self.length, self.first + self.times * self.length)
+        end = self.entering[self.times] if len(self.entering) > self.times else ()
+        return gone, dict(zip(end, self.entering[kept], strict=True))
+
+
+def longest_repeat(graph: Graph, ops: Sequence[Op]) -> Repeat | None:
+    """The repeated pattern that covers most of some consecutive forward ops."""
+    crossing = _crossing(graph, ops)
+    sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
+    cuts = _small(graph, ops, crossing, sizes)
+    kinds = _kinds(graph, ops, cuts, crossing)
+    ends = [*cuts[1:], len(ops)]
+    best: Repeat | None = None
+    for first, period, times in runs(kinds):
+        begin, after = cuts[first], ends[first + period * times - 1]
+        if after == len(ops):  # what leaves at the very end must stay
+            times -= 1
+            after = ends[first + period * times - 1]
+        length = (after - begin) // times
+        entering = tuple(crossing[begin + k * length] for k in range(times + 1))
+        alike = {tuple(_look(graph.tensor(n)) for n in names) for names in entering[1:]}
+        if len(alike) == 1 and (best is None or times * length > best.times * best.length):
+            best = Repeat(begin, length, times, entering)
+    return best
+
+
+def _closes(chain: Chain, first: int, period: int, times: int) -> bool:
+    """Can runs be left out: does as much, of the same shapes, cross every cut between them?"""
+    shapes = [
+        tuple(_look(chain.graph.tensor(n)) for n in chain.segments[first + run * period].entering)
+        for run in range(1, times)
+    ]
+    return len(set(shapes)) == 1
+
+
+def _short(chain: Chain, kept: Sequence[int]) -> Graph:
+    """The forward graph of some segments: what was left out is bridged, place by place."""
+    graph = chain.graph
+    renamed: dict[str, str] = {}
+    ops: list[Op] = []
+    previous = -1
+    for i in kept:
+        segment = chain.segments[i]
+        if i != previous + 1:
+            before = chain.segments[previous + 1].entering
+            bridge = dict(zip(segment.entering, before, strict=True))
+            renamed.update({new: renamed.get(old, old) for new, old in bridge.items()})
+        for name in segment.ops:
+            op = graph.op(name)
+            inputs = tuple(renamed.get(n, n) for n in op.inputs)
+            ops.append(Op(op.name, op.kind, inputs, op.outputs, op.attrs, op.scope))
+        previous = i
+    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
+    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in used)
+    outputs = tuple(name for name in graph.outputs if name in used)
+    return Graph(graph.name, tensors, tuple(ops), outputs)

@@ -1,0 +1,549 @@
+"""Plan a model: splits, stages, devices, micro-batches, recompute and schedule in one search.
+
+1. The model becomes a chain of segments with its repeats folded. For every number of stages (and,
+   on unlike devices, every way to give kinds to stages) and a few numbers of micro-batches, the
+   best cuts are drafted: see `search/joint`.
+2. Drafts are simulated, the best estimates first. One that needs more memory than it was thought to
+   is drafted again with less room.
+3. Around the leaders other schedules are tried under the memory that is left: zero-bubble orders,
+   several stages on each group of devices, and an order searched for.
+4. The named strategies are candidates too: those that could still win are simulated.
+
+The fastest that fits wins; it is never slower than a named strategy. The lower bound is the larger
+of all work over all devices, and of the least over all drafted numbers of stages and micro-batches
+of what their meshes must compute; each of those that cannot fit does not count.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from partita import __version__, units
+from partita.cluster import Cluster, resolve
+from partita.costs.collectives import Collectives
+from partita.costs.floors import work_bound_s
+from partita.costs.memory import model_memory
+from partita.costs.sharding import LEVELS
+from partita.errors import InputError
+from partita.graph.rebatch import rebatch
+from partita.graph.record import Graph
+from partita.jobs.pipelines import PIPELINES
+from partita.jobs.shard import meshes, shard
+from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
+from partita.jobs.strategies import STRATEGIES
+from partita.jobs.wishes import Wishes, parse_wishes
+from partita.jobs.workload import Workload, load
+from partita.lower import Memo
+from partita.lower.orders import refusal
+from partita.plans import ClusterRef, Origin, Plan, Prediction, Schedule, Stage, device_groups
+from partita.schedules.named import NAMED
+from partita.search.base import Improvement, Status, Stop, relative_gap
+from partita.search.joint.drafts import ROOM, Draft, Drafting
+from partita.search.joint.meshes import Arrangement, arrangements, divisors
+
+OBJECTIVES = ("throughput", "latency")
+DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
+MOST_STAGES = 32
+SIMULATED = 5  # drafts that are simulated, at least one for each number of stages in reach
+IN_REACH = 1.08  # of the best estimate: drafts beyond are not simulated
+LEADERS = 3  # drafts around which other schedules are tried
+RETRIES = 3
+NEXT_BEST = 10
+CHUNKS = (2, 3, 4)
+MORE_MEMORY = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)
+MOST_DEVICES = 1024  # looked at when asked how many would be enough
+SMALL_OPS, SMALL_DEVICES = 2500, 64  # up to this size the sharding search is asked as well
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan that was simulated."""
+
+    name: str
+    simulation: Simulation
+    objective_s: float
+    seconds: float  # when it was found
+    fits: bool
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return self.simulation.step_s
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The best plan found, the next best, and how far from optimal it can be."""
+
+    status: Status
+    why: str
+    plan: Plan | None
+    best: Candidate | None
+    others: tuple[Candidate, ...]
+    lower_bound_s: float
+    seconds: float
+    seed: int
+    history: tuple[Improvement, ...]
+    num_simulated: int
+    num_drafted: int
+    objective: str
+
+    @property
+    def gap(self) -> float | None:
+        """How far from optimal the best is at most, as a fraction of it."""
+        return relative_gap(
+            None if self.best is None else self.best.objective_s, self.lower_bound_s
+        )
+
+
+def plan(
+    model: str | Graph,
+    cluster: str | Cluster,
+    *,
+    batch: int | None = None,
+    dtype: str | None = None,
+    training: bool = True,
+    optimizer: str = "adamw",
+    objective: str = "throughput",
+    pin: Sequence[str] = (),
+    forbid: Sequence[str] = (),
+    max_memory: float | None = None,
+    stop: Stop = DEFAULT_STOP,
+    seed: int = 0,
+) -> Planned:
+    """Find the fastest way to run a model on a cluster.
+
+    `objective` matters for inference: `latency` is the time of one batch, `throughput` the time
+    from one batch to the next. `max_memory` is bytes per device; `pin` and `forbid` hold texts
+    such as `stages=4` or `schedule=gpipe`.
+    """
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"found {objective!r}", fix=f"use one of {', '.join(OBJECTIVES)}", field="objective"
+        )
+    if max_memory is not None and max_memory <= 0:
+        raise InputError(f"found {max_memory:g} bytes", fix="give more than 0", field="max_memory")
+    wishes = parse_wishes(pin, forbid)
+    machine = resolve(cluster) if isinstance(cluster, str) else cluster
+    spec = cluster if isinstance(cluster, str) else cluster.name
+    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    job = _Job(workload, machine, spec, objective, wishes, max_memory or math.inf, stop, seed)
+    return job.run()
+
+
+def _rank(candidate: Candidate) -> tuple[float, float]:
+    """Best first; what differs only by rounding is told apart by the step."""
+    return float(f"{candidate.objective_s:.9g}"), candidate.step_s
+
+
+class _Job:
+    def __init__(
+        self, workload: Workload, cluster: Cluster, spec: str, objective: str, wishes: Wishes,
+        max_memory: float, stop: Stop, seed: int,
+    ) -> None:  # fmt: skip
+        self.workload, self.cluster, self.spec = workload, cluster, spec
+        self.objective, self.wishes, self.max_memory = objective, wishes, max_memory
+        self.stop, self.seed = stop, seed
+        self.started = time.perf_counter()
+        self.memo = Memo(Collectives(cluster))
+        level = wishes.pinned_to("sharded")
+        self.drafting = Drafting(
+            workload.graph, workload.optimizer, cluster, self.memo.collectives, wishes.allow,
+            LEVELS if level is None else (level,), max_memory,
+        )  # fmt: skip
+        self.tried: list[Candidate] = []
+        self.seen: set[tuple[object, ...]] = set()
+        self.skipped: dict[str, float] = {}
+        self.history: list[Improvement] = []
+        self.drafts: list[Draft] = []
+        self.num_drafted = 0
+        self.reason = ""
+        self.work_s = work_bound_s(workload.graph, cluster)
+        self.family_s = math.inf  # the least bound of all that was drafted
+        self.complete = True
+
+    def run(self) -> Planned:
+        for step in (
+            self._draft_all,
+            self._simulate_leaders,
+            self._named,
+            self._closer,
+            self._ask_shard,
+        ):
+            if not self._done():
+                step()
+        return self._result()
+
+    # Drafts.
+
+    def _draft_all(self) -> None:
+        """Every number of stages with every number of micro-batches, likely ones first."""
+        for arrangement in self._arrangements():
+            wanted = 1 if arrangement.num_stages == 1 else 6 * arrangement.num_stages
+            counts = self.drafting.counts(arrangement)
+            for count in sorted(counts, key=lambda c: (abs(math.log2(c / wanted)), c)):
+                if self._done():
+                    self.complete = False
+                    return
+                self._draft(arrangement, count)
+        if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
+            self._weighted()
+
+    def _arrangements(self) -> list[Arrangement]:
+        most = min(MOST_STAGES, self.drafting.chain.num_segments)
+        wanted = self.wishes.pinned_to("stages")
+        if wanted is not None:
+            most = min(int(wanted), self.drafting.chain.num_segments)
+        found = [
+            arrangement
+            for arrangement in arrangements(self.cluster, most)
+            if self.wishes.allow("stages", arrangement.num_stages)
+        ]
+        likely = self._likely_stages()
+        if self.cluster.is_homogeneous:
+            found.sort(key=lambda a: (abs(math.log2(a.num_stages / likely)), a.num_stages))
+        return found
+
+    def _likely_stages(self) -> int:
+        """As many as it takes for parameters and states to fill half of a node's memory."""
+        memory = model_memory(self.workload.graph)
+        held = memory.parameters + memory.gradients + memory.states
+        inner = self.drafting.patterns.inner_size
+        room = min(kind.memory_bytes for kind in self.cluster.kinds)
+        wanted = max(1.0, held / (0.5 * room * inner))
+        return int(min(1 << math.ceil(math.log2(wanted)), self.cluster.num_devices))
+
+    def _draft(self, arrangement: Arrangement, count: int, room: float = ROOM) -> Draft | None:
+        self.num_drafted += 1
+        bound = self.drafting.bound_s(arrangement, count)
+        if self.cluster.is_homogeneous and room == ROOM:
+            self.family_s = min(self.family_s, bound)
+        if not math.isfinite(bound):
+            return None
+        draft = self.drafting.draft(arrangement, count, room=room)
+        if draft is None:
+            return None
+        self.drafts.append(draft)
+        if self._best() is None:  # something to show early
+            self._try_draft(draft)
+        return draft
+
+    def _try_draft(self, draft: Draft) -> Candidate | None:
+        """Simulate a draft; where memory turns out too small, draft again with less room."""
+        for _ in range(RETRIES):
+            found = self._try("search", draft.stages, draft.schedule)
+            if found is None or found.fits or self._done():
+                return found
+            room = draft.room / (self._over(found) * 1.01)
+            again = self.drafting.draft(
+                draft.arrangement, draft.schedule.num_microbatches, room=room,
+                chunks=draft.chunks, schedule=draft.schedule.name,
+            )  # fmt: skip
+            if again is None:
+                return None
+            draft = again
+            self.drafts.append(draft)
+        return None
+
+    def _over(self, candidate: Candidate) -> float:
+        simulation = candidate.simulation
+        pairs = zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
+        return max(peak / min(capacity, self.max_memory) for peak, capacity in pairs)
+
+    def _weighted(self) -> None:
+        """One stage over unlike devices, each with a share as large as it is fast."""
+        for mesh in meshes(self.cluster, self.workload.graph):
+            if not any(axis.weights for axis in mesh.axes):
+                continue
+            for count in self.drafting.counts(Arrangement((mesh.devices,)))[:3]:
+                ways = self.drafting.ways(mesh, count, 1)
+                ops = [op for segment in self.drafting.chain.segments for op in segment.ops]
+                for way in ways.ways[:2]:
+                    splits = way.splits(ops, self.drafting.fold)
+                    self._try("search", (Stage("stage0", mesh, splits),), Schedule("1f1b", count))
+
+    # Simulations.
+
+    def _simulate_leaders(self) -> None:
+        """The drafts with the best estimates, and the best of each number of stages."""
+        ranked = sorted(self.drafts, key=lambda d: d.estimate_s)
+        if not ranked:
+            return
+        reach = ranked[0].estimate_s * IN_REACH
+        firsts: dict[int, Draft] = {}
+        for draft in ranked:
+            firsts.setdefault(len(draft.stages), draft)
+        chosen = [*ranked[:SIMULATED], *(d for d in firsts.values() if d.estimate_s <= reach)]
+        for draft in chosen:
+            if self._done():
+                return
+            self._try_draft(draft)
+
+    def _closer(self) -> None:
+        """Other schedules for the best stages found so far."""
+        leaders = sorted((c for c in self.tried if c.fits), key=lambda c: c.objective_s)[:LEADERS]
+        by_stages = {tuple(d.stages): d for d in self.drafts}
+        for leader in leaders:
+            simulation = leader.simulation
+            if self._done() or not self.workload.training:
+                return
+            for name in self._schedules(simulation):
+                if not self._done():
+                    self._try("search", simulation.stages, replace(simulation.schedule, name=name))
+            draft = by_stages.get(simulation.stages)
+            if draft is not None and draft.arrangement.num_stages > 1:
+                self._chunked(draft)
+
+    def _schedules(self, simulation: Simulation) -> list[str]:
+        stages, count = simulation.stages, simulation.schedule.num_microbatches
+        if len(stages) == 1:
+            return []
+        groups = device_groups(stages)
+        return [
+            name
+            for name in ("1f1b", "zb-h1", "zb-h2")
+            if name != simulation.schedule.name
+            and self.wishes.allow("schedule", name)
+            and not refusal(name, groups, count)
+        ]
+
+    def _chunked(self, draft: Draft) -> None:
+        """Several stages on each group of devices."""
+        count = draft.schedule.num_microbatches
+        for name, chunks in (*(("interleaved", v) for v in CHUNKS), ("zb-v", 2)):
+            if self._done() or not self.wishes.allow("schedule", name):
+                continue
+            p = draft.arrangement.num_stages
+            if (
+                NAMED[name].refuses(p, chunks, count)
+                or p * chunks > self.drafting.chain.num_segments
+            ):
+                continue
+            found = self.drafting.draft(
+                draft.arrangement, count, room=draft.room, chunks=chunks, schedule=name
+            )
+            if found is not None:
+                self._try_draft(found)
+
+    def _named(self) -> None:
+        for name, stages, schedule in self._named_plans():
+            if self._done() and self.tried:
+                return
+            if self._allowed(stages, schedule):
+                self._try(name, stages, schedule)
+
+    def _named_plans(self) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:
+        graph, size = self.workload.graph, self.cluster.num_devices
+        for name, strategy in STRATEGIES.items():
+            if self.workload.training or name not in ("zero1", "fsdp"):
+                for stage in strategy.stages(graph, size):
+                    yield name, (stage,), Schedule()
+        for name, pipeline in PIPELINES.items():
+            found = pipeline.plans(graph, self.drafting.chain, self.cluster, self.workload.batch)
+            for stages, schedule in found:
+                yield name, stages, schedule
+
+    def _allowed(self, stages: tuple[Stage, ...], schedule: Schedule) -> bool:
+        allow = self.wishes.allow
+        shapes = {tuple(axis.size for axis in stage.mesh.axes) for stage in stages}
+        levels = {split.sharded for stage in stages for split in stage.splits}
+        return (
+            allow("stages", len(device_groups(stages)))
+            and allow("microbatches", schedule.num_microbatches)
+            and allow("schedule", schedule.name)
+            and all(allow("recompute", stage.recompute) for stage in stages)
+            and all(allow("mesh", shape) for shape in shapes)
+            and all(allow("sharded", level) for level in levels)
+        )
+
+    def _ask_shard(self) -> None:
+        """What the search for splits alone finds on one stage, where that is quick."""
+        graph = self.workload.graph
+        small = len(graph.ops) <= SMALL_OPS and self.cluster.num_devices <= SMALL_DEVICES
+        if not small or self.wishes or self.max_memory < math.inf:
+            return
+        left = None if self.stop.time_s is None else max(0.1, self.stop.time_s - self._seconds())
+        found = shard(
+            self.workload.graph, self.cluster, training=self.workload.training,
+            optimizer=self.workload.optimizer, stop=Stop(left, interrupted=self.stop.interrupted),
+        )  # fmt: skip
+        if found.best is not None:
+            self._try("sharding", (found.best.simulation.stage,), Schedule())
+
+    def _try(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
+        """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
+        key = (tuple((s.mesh, s.splits, s.recompute) for s in stages), schedule)
+        if key in self.seen:
+            return None
+        self.seen.add(key)
+        floor, over = self.drafting.floor(stages, schedule.num_microbatches)
+        best = self._best()
+        hopeless = best is not None and floor >= best.objective_s and len(self.tried) > NEXT_BEST
+        if over > 0 or hopeless:
+            self.skipped[name] = min(floor, self.skipped.get(name, math.inf))
+            return None
+        plain = len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute
+        if plain:
+            simulation = simulate_stage(
+                self.workload, self.cluster, stages[0], 1, self.memo.collectives
+            )
+        else:
+            simulation = simulate_stages(self.workload, self.cluster, stages, schedule, self.memo)
+        simulation = self._capped(simulation)
+        value = self._value(simulation)
+        candidate = Candidate(name, simulation, value, self._seconds(), simulation.fits)
+        self.tried.append(candidate)
+        if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
+            self._record(candidate.objective_s)
+        return candidate
+
+    def _capped(self, simulation: Simulation) -> Simulation:
+        """The simulation with the memory the user allows."""
+        return (
+            simulation
+            if self.max_memory == math.inf
+            else replace(simulation, cap_bytes=self.max_memory)
+        )
+
+    def _value(self, simulation: Simulation) -> float:
+        if self.workload.training or self.objective == "latency":
+            return simulation.step_s
+        return float(simulation.timeline.busy().max())
+
+    def _best(self) -> Candidate | None:
+        fitting = [candidate for candidate in self.tried if candidate.fits]
+        return min(fitting, key=_rank, default=None)
+
+    # Ending.
+
+    def _bound(self) -> float:
+        """Named plans outside the family were simulated themselves: none is below the best."""
+        best = self._best()
+        if self.complete and math.isfinite(self.family_s) and best is not None:
+            return max(self.work_s, min(self.family_s, best.objective_s))
+        return self.work_s
+
+    def _record(self, objective: float) -> None:
+        step = Improvement(self._seconds(), objective, self.work_s, len(self.tried))
+        self.history.append(step)
+        if self.stop.progress is not None:
+            self.stop.progress(step)
+
+    def _done(self) -> bool:
+        if self.stop.interrupted():
+            self.reason = "interrupted"
+        elif self.stop.time_s is not None and self._seconds() >= self.stop.time_s:
+            self.reason = f"the time limit of {self.stop.time_s:g} s is used up"
+        best = self._best()
+        if not self.reason and best is not None:
+            gap = relative_gap(best.objective_s, self.work_s)
+            if gap is not None and gap <= self.stop.gap:
+                self.reason = f"within the asked gap of {self.stop.gap:.2%}"
+        return bool(self.reason)
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def _result(self) -> Planned:
+        best = self._best()
+        bound = self._bound()
+        ranked = sorted((c for c in self.tried if c.fits), key=_rank)
+        if best is None:
+            cut = self.reason and not self.complete
+            status, why = (Status.STOPPED if cut else Status.INFEASIBLE), self._why_not()
+        elif best.objective_s <= bound * (1 + 1e-9):
+            status, why = Status.OPTIMAL, "no plan can be faster"
+        elif self.reason:
+            status, why = Status.STOPPED, self.reason
+        else:
+            status = Status.FEASIBLE
+            why = f"the fastest of {len(ranked)} plans that fit, of {self.num_drafted} drafted"
+        if best is not None:
+            best = self._drawn(best)
+        found = None if best is None else self._plan(best, status, why, bound)
+        return Planned(
+            status, why, found, best, tuple(ranked[1 : NEXT_BEST + 1]), bound, self._seconds(),
+            self.seed, tuple(self.history), len(self.tried), self.num_drafted, self.objective,
+        )  # fmt: skip
+
+    def _drawn(self, best: Candidate) -> Candidate:
+        """The winner again, with all its devices where it is one stage that runs once."""
+        simulation = best.simulation
+        if len(simulation.stages) > 1 or simulation.schedule.num_microbatches > 1:
+            return best
+        whole = simulate_stages(self.workload, self.cluster, simulation.stages, simulation.schedule)
+        return replace(best, simulation=self._capped(whole))
+
+    def _plan(self, best: Candidate, status: Status, why: str, bound: float) -> Plan:
+        simulation = best.simulation
+        prediction = Prediction(
+            step_s=simulation.step_s,
+            lower_bound_s=bound,
+            compute_s=simulation.compute_s,
+            communication_s=simulation.communication_s,
+            peak_memory_bytes=simulation.peak_bytes,
+            capacity_bytes=simulation.capacity_bytes,
+        )
+        cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
+        origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
+        return Plan(
+            self.workload.ref(), cluster, simulation.stages, prediction, origin, simulation.schedule
+        )
+
+    def _why_not(self) -> str:
+        """The smallest changes that would make it fit, as far as drafts tell."""
+        if self.wishes:
+            return f"nothing fits with what was asked for ({self.wishes}); drop one of these wishes"
+        changes = list(
+            filter(None, (self._more_memory(), self._more_devices(), self._less_batch()))
+        )
+        helps = "; ".join(changes) or "use many more or larger devices, or a smaller batch"
+        room = min(kind.memory_bytes for kind in self.cluster.kinds)
+        have = units.size(min(room, self.max_memory))
+        return f"no plan fits {have} per device, with recompute and states in shares: {helps}"
+
+    def _more_memory(self) -> str:
+        for part in MORE_MEMORY:
+            if self._can_fit(self.drafting, ROOM * part):
+                room = min(kind.memory_bytes for kind in self.cluster.kinds)
+                return f"{units.size(min(room, self.max_memory) * part)} per device would be enough"
+        return ""
+
+    def _more_devices(self) -> str:
+        if not self.cluster.is_homogeneous or self.max_memory < math.inf:
+            return ""
+        for times in (2, 4, 8, 16):
+            count = self.cluster.num_devices * times
+            if count > MOST_DEVICES:
+                break
+            larger = resolve(f"{count}x{self.cluster.kinds[0].name}")
+            drafting = Drafting(
+                self.workload.graph, self.workload.optimizer, larger, Collectives(larger),
+                self.wishes.allow,
+            )  # fmt: skip
+            if self._can_fit(drafting, ROOM):
+                return f"{count} such devices would be enough"
+        return ""
+
+    def _less_batch(self) -> str:
+        batch = self.workload.batch
+        smaller = [d for d in divisors(batch) if d < batch]
+        for size in sorted(smaller, reverse=True)[:6]:
+            drafting = Drafting(
+                rebatch(self.workload.graph, size), self.workload.optimizer, self.cluster,
+                self.memo.collectives, self.wishes.allow, max_memory=self.max_memory,
+            )  # fmt: skip
+            if self._can_fit(drafting, ROOM):
+                return f"a batch of {size} would fit"
+        return ""
+
+    def _can_fit(self, drafting: Drafting, room: float) -> bool:
+        """Is there a draft with so much room, for a few numbers of stages?"""
+        most = min(MOST_STAGES, drafting.chain.num_segments)
+        found = arrangements(drafting.cluster, most)
+        for arrangement in found[:: max(1, len(found) // 3)]:
+            for count in drafting.counts(arrangement)[-2:]:
+                if drafting.draft(arrangement, count, room=room) is not None:
+                    return True
+        return False

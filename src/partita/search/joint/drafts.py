@@ -1,0 +1,414 @@
+"""Drafts of plans: the best cuts for given groups of devices and a number of micro-batches.
+
+The model is a chain of segments with its repeats folded (`graph.chain`). For each mesh shape of a
+group of devices and each micro-batch size, the sharding problem of the folded graph is solved for a
+few prices on bytes (`costs.segments`); groups that lie alike in the cluster share the answers. The
+cuts then choose, stage by stage, shape, splits and recompute under the memory that is left
+(`cuts`). A draft carries an estimate; what it really takes is for the simulator to say.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.cluster import Cluster, DeviceKind
+from partita.costs.collectives import Collectives
+from partita.costs.memory import workspace_bytes
+from partita.costs.patterns import Patterns
+from partita.costs.roofline import op_cost
+from partita.costs.segments import PRICES, MeshWays, Way, mesh_ways
+from partita.costs.sharding import LEVELS
+from partita.graph.backward import training_graph
+from partita.graph.chain import Chain, Folded, chain_of, folded
+from partita.graph.rebatch import batch_of, rebatch
+from partita.graph.record import Graph, Op
+from partita.graph.splits import placements
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
+from partita.problems.sharding import ShardingProblem
+from partita.search.base import Stop
+from partita.search.joint.cuts import (
+    Cuts,
+    Stretches,
+    best_cuts,
+    joined,
+    stretch_peaks,
+    stretch_sums,
+)
+from partita.search.joint.meshes import Arrangement, divisors, mesh_of, mesh_shapes
+from partita.search.sharding import SEARCHES
+
+Floats = npt.NDArray[np.float64]
+Allow = Callable[[str, object], bool]
+
+MOST_COUNTS = 3  # numbers of micro-batches tried for a number of stages
+DEEPEST = 64  # micro-batches per stage at most
+SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
+ROOM = 0.94  # of the memory, before what is live only for a moment is known
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan on paper: stages, schedule, an estimate of the step."""
+
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    estimate_s: float
+    arrangement: Arrangement
+    room: float = ROOM
+    chunks: int = 1
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way of the table of a group: splits, and whether the forward runs again."""
+
+    way: Way
+    recompute: bool
+
+
+@dataclass
+class _Table:
+    stretches: Stretches
+    options: list[Option]
+    least_compute: Floats
+    least_bytes: Floats
+
+
+@dataclass
+class Drafting:
+    """Makes drafts for one model on one cluster, and remembers what they share."""
+
+    graph: Graph
+    optimizer: str
+    cluster: Cluster
+    collectives: Collectives
+    allow: Allow
+    levels: tuple[str, ...] = LEVELS
+    max_memory: float = math.inf
+    chain: Chain = field(init=False)
+    fold: Folded = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch = batch_of(self.graph)
+        self.training = self.graph.is_training
+        self.chain = chain_of(self.graph)
+        self.fold = folded(self.chain)
+        short = self.fold.graph
+        self.base = training_graph(short, self.optimizer) if self.training else short
+        self.patterns = Patterns.of(self.cluster)
+        self.search = next(iter(SEARCHES.values()))
+        self._graphs: dict[int, Graph] = {}
+        self._phase_ops: dict[int, dict[str, list[Op]]] = {}
+        self._shares: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._ways: dict[tuple[object, ...], MeshWays] = {}
+        self._tables: dict[tuple[object, ...], _Table | None] = {}
+
+    # What is tried.
+
+    def counts(self, arrangement: Arrangement) -> list[int]:
+        """Numbers of micro-batches worth trying: shares of one, two, ... samples on some shape."""
+        stages = arrangement.num_stages
+        found: set[int] = set()
+        for size in {len(group) for group in arrangement.groups}:
+            for shape in mesh_shapes(size, self.patterns.inner_size):
+                for ways in {shape[0], size}:
+                    for samples in SAMPLES:
+                        count, rest = divmod(self.batch, ways * samples)
+                        if not rest and count:
+                            found.add(count)
+        if stages == 1 or not found:
+            found |= {d for d in divisors(self.batch) if d <= 8}
+        good = [
+            count
+            for count in sorted(found)
+            if self.allow("microbatches", count) and count <= DEEPEST * stages
+            and (count >= stages or stages == 1 or count == max(found))
+        ]  # fmt: skip
+        pinned = [d for d in divisors(self.batch) if self.allow("microbatches", d)]
+        if not good:
+            good = pinned[:1] if len(pinned) == 1 else []
+        if len(good) <= MOST_COUNTS:
+            return good
+        # Around six micro-batches a stage bubbles are small and shares not yet tiny; a single
+        # stage has no bubble, and needs more than one only for want of memory.
+        wanted = 1 if stages == 1 else 6 * stages
+        ranked = sorted(good, key=lambda c: (abs(math.log2(c / wanted)), c))
+        return sorted(ranked[:MOST_COUNTS])
+
+    # A draft.
+
+    def draft(
+        self,
+        arrangement: Arrangement,
+        num_microbatches: int,
+        *,
+        room: float = ROOM,
+        chunks: int = 1,
+        schedule: str = "1f1b",
+    ) -> Draft | None:
+        """The best cuts for these devices; None where nothing fits.
+
+        With `chunks` every group of devices holds so many stages and takes turns with them.
+        """
+        p, m = arrangement.num_stages, num_microbatches
+        stages = p * chunks
+        if stages > self.chain.num_segments:
+            return None
+        groups = [arrangement.groups[self._rank(s, p, schedule)] for s in range(stages)]
+        tables = [self._table(group, m, min(m, p)) for group in groups]
+        if any(table is None for table in tables):
+            return None
+        known = [table for table in tables if table is not None]
+        cuts = best_cuts(
+            [table.stretches for table in known],
+            [self._in_flight(s, p, chunks, m, schedule) for s in range(stages)],
+            [self._room(group) * room / chunks for group in groups],
+            self._sends(groups, m),
+            m,
+        )
+        if cuts is None:
+            return None
+        found = tuple(
+            self._stage(s, groups[s], known[s].options[way], start, end)
+            for s, (start, end, way) in enumerate(cuts.stages)
+        )
+        estimate = self._estimate(cuts, stages, chunks, m)
+        return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks)
+
+    def bound_s(self, arrangement: Arrangement, num_microbatches: int) -> float:
+        """No plan with these groups and so many micro-batches takes less; inf: none can fit.
+
+        Every device computes its segments at their best for every micro-batch, so the busiest
+        group takes at least the average.
+        """
+        groups = arrangement.groups
+        tables = [
+            self._table(g, num_microbatches, min(num_microbatches, len(groups))) for g in groups
+        ]
+        if any(table is None for table in tables):
+            return math.inf
+        least = np.min([table.least_compute for table in tables if table is not None], axis=0)
+        held = np.min([table.least_bytes for table in tables if table is not None], axis=0)
+        if float(held.sum()) / len(groups) > max(map(self._room, groups)):
+            return math.inf
+        return num_microbatches * float(least.sum()) / len(groups)
+
+    def least_bytes(self, arrangement: Arrangement, num_microbatches: int) -> float:
+        """Roughly what a device must hold at the thriftiest."""
+        group = arrangement.groups[0]
+        table = self._table(group, num_microbatches, min(num_microbatches, arrangement.num_stages))
+        if table is None:
+            return math.inf
+        held = (table.stretches.static + table.stretches.saved + table.stretches.transient)[
+            :, 0, -1
+        ]
+        return float(held.min()) / arrangement.num_stages + workspace_bytes(
+            self.cluster.kind_of(group[0])
+        )
+
+    def floor(self, stages: Sequence[Stage], num_microbatches: int) -> tuple[float, float]:
+        """(seconds, bytes over the cap): what the simulator will at least find for these stages.
+
+        The busiest group computes all its ops for every micro-batch; parameters, gradients and
+        states lie there all the time. Worked out on the folded graph, op by op.
+        """
+        busy: dict[tuple[int, ...], float] = {}
+        held: dict[tuple[int, ...], float] = {}
+        for stage in stages:
+            devices = stage.mesh.devices
+            times = 2 if stage.recompute else 1
+            kinds = {self.cluster.devices[d].kind: self.cluster.kind_of(d) for d in devices}
+            for split in stage.splits:
+                like = self.fold.op_like[split.op]
+                forward, backward, size = self._share(
+                    num_microbatches, like, split, stage.mesh.axes, tuple(kinds.values())
+                )
+                busy[devices] = busy.get(devices, 0.0) + times * forward + backward
+                held[devices] = held.get(devices, 0.0) + size
+        over = max(size - self._room(devices) for devices, size in held.items())
+        return num_microbatches * max(busy.values()), over
+
+    def _share(
+        self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], kinds: tuple[DeviceKind, ...]
+    ) -> tuple[float, float, float]:
+        """Forward and backward seconds of the luckiest device, and bytes that always lie there."""
+        key = (m, op, split.dims, split.sharded, axes, kinds)
+        if key not in self._shares:
+            graph = self.micro(m)
+            ways: dict[str, float] = {}
+            for dim, axis in zip(split.dims, axes, strict=True):
+                if dim and axis.size > 1:
+                    least = axis.parts / min(axis.weights) if axis.weights else axis.size
+                    ways[dim] = ways.get(dim, 1.0) * least
+            share = tuple(sorted(ways.items()))
+            phases = self._phases(m)[op]
+            seconds = [
+                min(op_cost(graph, phase, k, share).seconds for k in kinds) for phase in phases
+            ]
+            self._shares[key] = (seconds[0], sum(seconds[1:]), self._lies(graph, op, split, axes))
+        return self._shares[key]
+
+    def _lies(self, graph: Graph, op: str, split: OpSplit, axes: tuple[Axis, ...]) -> float:
+        """The least bytes of parameters, gradients and states that an op keeps on a device."""
+        mine = graph.op(op)
+        needed = placements(graph.call(mine), split.dims)[0]
+        total = 0.0
+        for name, layout in zip(mine.inputs, needed, strict=True):
+            tensor = graph.tensor(name)
+            users = [user for user in graph.consumers(name) if user.phase == "forward"]
+            if tensor.role != "parameter" or len(users) > 1:
+                continue
+            shards = copies = 1.0
+            for place, axis in zip(layout, axes, strict=True):
+                most = axis.parts / min(axis.weights) if axis.weights else axis.size
+                shards *= most if place.kind == "shard" else 1.0
+                copies *= axis.size if place.kind != "shard" else 1.0
+            size = tensor.size_bytes / shards
+            total += size / (copies if split.sharded == "parameters" else 1)
+            if self.training:
+                states = self._state_bytes(graph, name) / shards
+                total += states / (1 if split.sharded == "none" else copies)
+                kept = split.sharded in ("parameters", "gradients")
+                total += size / (copies if kept else 1)
+        return total
+
+    def _state_bytes(self, graph: Graph, parameter: str) -> float:
+        for user in graph.consumers(parameter):
+            if user.phase == "update":
+                return float(sum(graph.tensor(name).size_bytes for name in user.inputs[2:]))
+        return 0.0
+
+    def micro(self, m: int) -> Graph:
+        """The folded graph for one of m micro-batches."""
+        if m not in self._graphs:
+            self._graphs[m] = rebatch(self.base, self.batch // m)
+        return self._graphs[m]
+
+    def _phases(self, m: int) -> dict[str, list[Op]]:
+        if m not in self._phase_ops:
+            graph = self.micro(m)
+            found = {op.name: [op] for op in graph.ops if op.phase == "forward"}
+            for op in graph.ops:
+                if op.forward:
+                    found[op.forward].append(op)
+            self._phase_ops[m] = found
+        return self._phase_ops[m]
+
+    def _estimate(self, cuts: Cuts, stages: int, chunks: int, m: int) -> float:
+        if chunks == 1:
+            return cuts.step_s
+        fill = cuts.step_s - (m - 1) * cuts.bottleneck_s
+        return m * cuts.bottleneck_s * chunks + fill / chunks
+
+    @staticmethod
+    def _rank(stage: int, p: int, schedule: str) -> int:
+        chunk, rank = divmod(stage, p)
+        return p - 1 - rank if schedule in ("zb-v", "dualpipe-v") and chunk % 2 else rank
+
+    def _in_flight(self, stage: int, p: int, chunks: int, m: int, schedule: str) -> int:
+        """Micro-batches whose activations a stage holds at a time."""
+        if not self.training:
+            return 1
+        if schedule == "gpipe":
+            return m
+        rank = self._rank(stage, p, schedule)
+        if schedule == "interleaved":
+            warm = 2 * (p - 1 - rank) + (chunks - 1) * p + 1
+            return min(m, -(-warm // chunks) + 1)
+        if schedule in ("zb-h1", "zb-v"):
+            return min(m, p)
+        if schedule == "zb-h2":
+            return min(m, 2 * p - 1)
+        return min(m, p - rank)
+
+    def _room(self, group: Sequence[int]) -> float:
+        kinds = {self.cluster.devices[device].kind: device for device in group}
+        found = (self.cluster.kind_of(device) for device in kinds.values())
+        return min(min(k.memory_bytes, self.max_memory) - workspace_bytes(k) for k in found)
+
+    def _sends(self, groups: Sequence[Sequence[int]], m: int) -> Floats:
+        """Seconds to send what crosses each cut, each device its part, between two groups."""
+        sizes = np.array(self.chain.crossing_bytes, np.float64) / m
+        if len(groups) == 1:
+            return np.zeros_like(sizes)
+        small = min(len(groups[0]), len(groups[1]))
+        pairs = tuple(zip(groups[0][:small], groups[1][:small], strict=True))
+        none, some = self.collectives.exchange(0.0, pairs), self.collectives.exchange(1e6, pairs)
+        return none + sizes / small * (some - none) / 1e6
+
+    def _stage(self, number: int, group: Sequence[int], option: Option, a: int, b: int) -> Stage:
+        segments = self.chain.segments[a:b]
+        ops = [name for segment in segments for name in segment.ops]
+        kept = tuple(segment.ops[0] for segment in segments[1:]) if option.recompute else ()
+        mesh = Mesh(option.way.mesh.axes, tuple(group))
+        splits = option.way.splits(ops, self.fold)
+        return Stage(f"stage{number}", mesh, splits, option.recompute, kept)
+
+    # Tables.
+
+    def _table(self, group: Sequence[int], m: int, in_flight: int) -> _Table | None:
+        """Every way to run every stretch of segments on a group, for one micro-batch size."""
+        flight = 1 << max(0, in_flight.bit_length() - 1)
+        key = (self.patterns.pattern(group), m, flight)
+        if key not in self._tables:
+            self._tables[key] = self._make_table(group, m, flight)
+        return self._tables[key]
+
+    def _make_table(self, group: Sequence[int], m: int, flight: int) -> _Table | None:
+        found = [
+            self.ways(mesh_of(shape, group), m, flight)
+            for shape in mesh_shapes(len(group), self.patterns.inner_size)
+            if self.allow("mesh", shape)
+        ]
+        parts, options = [], []
+        for ways in found:
+            for way in ways.ways:
+                for recompute in (False, True) if self.training else (False,):
+                    if self.allow("recompute", recompute):
+                        parts.append(_stretches(way, recompute, self.training))
+                        options.append(Option(way, recompute))
+        if not parts:
+            return None
+        return _Table(
+            joined(parts),
+            options,
+            np.min([ways.least_compute for ways in found], axis=0),
+            np.min([ways.least_bytes for ways in found], axis=0),
+        )
+
+    def ways(self, mesh: Mesh, m: int, in_flight: int) -> MeshWays:
+        """The answers on one mesh, shared by all that lie alike."""
+        key = (mesh.axes, self.patterns.pattern(mesh.devices), m, in_flight)
+        if key not in self._ways:
+            self._ways[key] = mesh_ways(
+                self.micro(m), self.chain, self.fold, self.cluster, mesh, m, in_flight,
+                self._solve, self.collectives, PRICES if self.training else PRICES[:3],
+                self.levels,
+            )  # fmt: skip
+        return self._ways[key]
+
+    def _solve(self, problem: ShardingProblem) -> tuple[int, ...] | None:
+        solution = self.search(problem, Stop(), 0).solution
+        return None if solution is None else tuple(solution.assignment)
+
+
+def _stretches(way: Way, recompute: bool, training: bool) -> Stretches:
+    blocking, hidden = stretch_sums(way.blocking), stretch_sums(way.hidden)
+    seconds = blocking + np.maximum(stretch_sums(way.compute), hidden)
+    static = stretch_sums(way.static)
+    saved = stretch_sums(way.saved)
+    transient = np.zeros_like(saved)
+    if recompute:
+        seconds = seconds + stretch_sums(way.forward)
+        saved, transient = stretch_sums(way.entering), stretch_peaks(way.saved)
+    elif not training:
+        saved, transient = np.where(np.isfinite(saved), 0.0, np.inf), stretch_peaks(way.entering)
+    return Stretches(seconds[None], static[None], saved[None], transient[None])
+
+
+def with_schedule(draft: Draft, name: str) -> Draft:
+    """The same stages under another schedule."""
+    return replace(draft, schedule=replace(draft.schedule, name=name))

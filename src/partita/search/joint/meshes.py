@@ -1,0 +1,89 @@
+"""Which devices form the stages of a pipeline, and how the devices of a stage form a mesh.
+
+Equal devices: every number of stages that divides them, each stage as many neighbours in the
+cluster's order (which follows its hierarchy). Unlike devices: each kind is cut by itself, so that a
+stage has one kind and gets as many segments as that kind is fast; kinds may come in either order,
+and slow kinds may be left out. A mesh is a line, or a rectangle with a short inner axis.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.cluster import Cluster
+from partita.plans import Axis, Mesh
+
+AXIS_NAMES = ("x", "y")
+LEAST_INNER = 8  # inner axes of up to so many devices are tried, however small the nodes
+MOST_INNER = 64
+MOST_ARRANGEMENTS = 48
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The devices of every stage, in pipeline order."""
+
+    groups: Groups
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.groups)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, smallest first."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def arrangements(cluster: Cluster, most_stages: int) -> list[Arrangement]:
+    """Ways to give the devices to stages, few stages first."""
+    everything = tuple(range(cluster.num_devices))
+    alike = [
+        Arrangement(_equal(everything, count))
+        for count in divisors(len(everything))
+        if count <= most_stages
+    ]
+    if cluster.is_homogeneous:
+        return alike
+    by_kind: dict[str, list[int]] = {}
+    for device in everything:
+        by_kind.setdefault(cluster.devices[device].kind, []).append(device)
+    found = {arrangement.groups: arrangement for arrangement in alike[:1]}
+    kinds = list(by_kind.values())
+    for count in range(1, len(kinds) + 1):
+        for order in itertools.permutations(kinds, count):
+            for cuts in itertools.product(*(divisors(len(members)) for members in order)):
+                if sum(cuts) <= most_stages:
+                    groups = tuple(
+                        group
+                        for members, cut in zip(order, cuts, strict=True)
+                        for group in _equal(tuple(members), cut)
+                    )
+                    found.setdefault(groups, Arrangement(groups))
+    ranked = sorted(
+        found.values(), key=lambda a: (-sum(map(len, a.groups)), a.num_stages, a.groups)
+    )
+    return ranked[:MOST_ARRANGEMENTS]
+
+
+def _equal(devices: tuple[int, ...], count: int) -> Groups:
+    size = len(devices) // count
+    return tuple(devices[i * size : (i + 1) * size] for i in range(count))
+
+
+def mesh_shapes(size: int, inner_size: int) -> list[tuple[int, ...]]:
+    """A line, and every rectangle whose inner axis is at most a node or a few devices long."""
+    most = min(MOST_INNER, max(LEAST_INNER, inner_size))
+    inner = [b for b in divisors(size) if 2 <= b < size and b <= most]
+    return [(size,), *((size // b, b) for b in inner)]
+
+
+def mesh_of(shape: tuple[int, ...], devices: Sequence[int]) -> Mesh:
+    """A mesh of these devices, row by row."""
+    axes = tuple(Axis(name, size) for name, size in zip(AXIS_NAMES, shape, strict=False))
+    return Mesh(axes, tuple(devices))

@@ -1,0 +1,87 @@
+"""plan and compare as a user would call them, and what they make of bad input."""
+
+import pytest
+
+SMALL = ("squeezenet1_1", "--cluster", "2xA100", "--batch", "4")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    """A plan of two stages in a file."""
+    from click.testing import CliRunner
+
+    from partita.cli import partita
+
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    words = ["plan", *SMALL, "--pin", "stages=2", "-o", str(path), "--quiet"]
+    result = CliRunner().invoke(partita, words)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_people_read_the_plan_the_next_best_and_the_bound(run):
+    text = run("plan", *SMALL, "--quiet").stdout
+    for words in ("step", "memory", "ops by split", "found by", "from optimal", "simulated in"):
+        assert words in text
+
+
+def test_programs_get_one_object(run_json):
+    found = run_json("plan", *SMALL, "--quiet")
+    assert found["format"] == "partita/result@1"
+    assert found["lower_bound"] <= found["objective"]
+    assert found["solution"]["stages"][0]["devices"] == [0, 1]
+    assert found["others"]
+
+
+def test_a_pipeline_plan_is_simulated_verified_drawn_and_explained(
+    run, run_json, pipeline, tmp_path
+):
+    assert run_json("simulate", str(pipeline))["num_microbatches"] >= 1
+    assert run("verify", str(pipeline)).exit_code == 0
+    page = tmp_path / "report.html"
+    assert run("report", str(pipeline), "-o", str(page)).exit_code == 0
+    assert "stage1" in page.read_text()
+    assert run("explain", str(pipeline)).exit_code == 0
+    told = run_json("explain", str(pipeline), "features.0")
+    assert told["op"] == "features.0"
+
+
+def test_what_does_not_fit_exits_with_1_and_says_what_would_help(run):
+    result = run("plan", *SMALL, "--max-memory", "1MB", "--quiet")
+    assert result.exit_code == 1
+    assert "no plan fits" in result.stdout
+
+
+def test_compare_lists_strategies_and_searches(run_json):
+    found = run_json("compare", *SMALL, "--quiet")
+    names = [row["name"] for row in found["rows"]]
+    for name in ("data", "fsdp", "tensor", "megatron", "gpipe", "1f1b", "interleaved", "plan"):
+        assert name in names
+    steps = {row["name"]: row["step_s"] for row in found["rows"] if row["fits"]}
+    assert steps["plan"] <= min(steps.values()) * (1 + 1e-6)
+
+
+def test_compare_reads_as_a_table_with_the_best_first(run):
+    lines = run("compare", *SMALL, "--quiet").stdout.splitlines()
+    assert lines[0].split()[0] == "strategy"
+    assert "x1.00" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pin", "stages=2", "--pin", "stages=1"), "stages=2 and stages=1 contradict"),
+        (("--max-memory", "lots"), "write a size such as 40GB"),
+        (("--forbid", "colour=red"), "colour=red"),
+        (("--gap", "7"), "gap"),
+        (("--time-limit", "0"), "time-limit"),
+    ],
+)
+def test_bad_options_exit_with_2_and_say_what_to_change(run, words, message):
+    result = run("plan", *SMALL, *words)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_cluster_is_needed(run):
+    assert run("plan", "gpt2").exit_code == 2

@@ -1,0 +1,76 @@
+"""Chains: every op once and in order, cuts where little crosses, repeats folded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.graph import GraphBuilder, training_graph
+from partita.graph.chain import chain_of, folded, runs
+from partita.zoo import build
+
+MODELS = ("gpt2", "t5-small", "unet", "inception_v3", "moe", "resnet50", "transformer-base")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_segments_hold_every_forward_op_once_in_order(name):
+    graph = build(name, batch=4)
+    chain = chain_of(graph)
+    ops = [op for segment in chain.segments for op in segment.ops]
+    assert ops == [op.name for op in graph.ops]
+    assert chain.num_segments > 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_enters_is_what_was_made_before_and_is_read_later(name):
+    graph = build(name, batch=4)
+    chain = chain_of(graph)
+    made: set[str] = set()
+    for i, segment in enumerate(chain.segments):
+        later = {n for s in chain.segments[i:] for op in s.ops for n in graph.op(op).inputs}
+        assert set(segment.entering) == made & later
+        made |= {n for op in segment.ops for n in graph.op(op).outputs}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folded_graph_trains_and_every_op_has_its_like(name):
+    graph = build(name, batch=4)
+    chain = chain_of(graph)
+    fold = folded(chain)
+    assert training_graph(fold.graph).is_training
+    assert len(fold.like) == chain.num_segments
+    for op in graph.ops:
+        like = fold.graph.op(fold.op_like[op.name])
+        assert like.kind == op.kind
+        assert fold.graph.call(like) == graph.call(op)
+
+
+def test_a_deep_model_folds_to_a_few_layers():
+    fold = folded(chain_of(build("gpt3-13b", batch=2)))
+    assert len(fold.graph.ops) < 80
+    assert fold.graph.outputs == build("gpt3-13b", batch=2).outputs
+
+
+def test_equal_layers_are_of_one_kind():
+    g = GraphBuilder("layers")
+    x = g.input("x", (4, 8))
+    for i in range(6):
+        x = g.relu(g.linear(x, 8, f"l{i}", bias=False), name=f"r{i}")
+    chain = chain_of(g.finish(x))
+    assert len({segment.kind for segment in chain.segments[1:-2]}) == 1
+
+
+def test_a_model_of_one_op_is_one_segment():
+    g = GraphBuilder("one")
+    chain = chain_of(g.finish(g.linear(g.input("x", (4, 8)), 8, "only")))
+    assert chain.num_segments == 1
+    assert folded(chain).segments == (("only",),)
+
+
+@given(st.lists(st.integers(0, 2), max_size=30))
+def test_runs_repeat_their_pattern_and_do_not_overlap(kinds):
+    end = 0
+    for first, period, times in runs(kinds):
+        assert first >= end
+        assert times >= 2
+        end = first + period * times
+        assert kinds[first:end] == kinds[first : first + period] * times

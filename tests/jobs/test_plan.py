@@ -1,0 +1,205 @@
+"""The joint search: valid, verified, never slower than a named strategy, honest about memory."""
+
+import json
+
+import pytest
+
+from partita import read_plan
+from partita.cluster import resolve
+from partita.errors import InputError
+from partita.graph import GraphBuilder
+from partita.jobs.check_plan import check_plan
+from partita.jobs.compare import compare
+from partita.jobs.plan import plan
+from partita.jobs.simulate import simulate, simulate_stages
+from partita.plans import plan_from_json
+from partita.search.base import Status, Stop
+
+QUICK = Stop(time_s=60.0, gap=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [
+        ("alexnet", "4xA100", 64),
+        ("t5-small", "4xV100", 16),
+        ("squeezenet1_1", "2xV100+2xP100", 32),
+        ("rnnlm", "2x2xA100", 16),
+    ],
+)
+def test_no_named_strategy_is_faster_than_the_plan(model, cluster, batch):
+    found = compare(model, cluster, batch=batch, stop=QUICK)
+    rows = {row.name: row for row in found.rows}
+    ours = rows.pop("plan")
+    assert ours.fits
+    for row in rows.values():
+        if row.fits:
+            assert ours.step_s <= row.step_s * (1 + 1e-6), row.name
+    assert found.lower_bound_s <= ours.step_s * (1 + 1e-9)
+
+
+def test_a_plan_is_what_it_predicts_and_passes_the_checker(tmp_path):
+    found = plan("gpt2", "4xA100", batch=16, pin=["stages=2"], stop=QUICK)
+    assert found.plan is not None
+    assert len({stage.mesh.devices for stage in found.plan.stages}) == 2
+    file = tmp_path / "plan.json"
+    file.write_bytes(found.plan.to_json())
+    again = read_plan(file)
+    assert again == found.plan
+    assert check_plan(again) == ()
+    assert simulate(again).step_s == pytest.approx(found.plan.prediction.step_s)
+    assert found.lower_bound_s <= found.plan.prediction.step_s
+
+
+def test_the_next_best_plans_are_kept_in_order():
+    found = plan("alexnet", "4xA100", batch=32, stop=QUICK)
+    steps = [c.objective_s for c in (found.best, *found.others)]
+    assert steps == sorted(steps)
+    assert 3 <= len(found.others) <= 10
+    objectives = [step.objective for step in found.history]
+    assert objectives == sorted(objectives, reverse=True)
+
+
+def test_the_same_input_gives_the_same_plan():
+    first, second = (plan("squeezenet1_1", "2xA100", batch=8, stop=QUICK) for _ in range(2))
+    assert first.plan.stages == second.plan.stages
+    assert first.plan.schedule == second.plan.schedule
+
+
+def test_memory_that_is_asked_for_is_kept():
+    free = plan("gpt2", "2xA100", batch=16, stop=QUICK)
+    cap = max(free.best.simulation.peak_bytes) * 0.6
+    tight = plan("gpt2", "2xA100", batch=16, max_memory=cap, stop=QUICK)
+    assert tight.best is not None
+    assert max(tight.best.simulation.peak_bytes) <= cap
+    assert tight.best.step_s >= free.best.step_s
+
+
+def test_what_cannot_fit_says_what_would_help():
+    found = plan("gpt2-xl", "1xRTX-3090", batch=2, stop=QUICK)
+    assert found.status is Status.INFEASIBLE
+    assert found.plan is None
+    assert "no plan fits 24.0 GiB per device" in found.why
+    assert "per device would be enough" in found.why
+    assert "2 such devices would be enough" in found.why or "4 such devices" in found.why
+
+
+def test_a_cluster_without_free_memory_has_no_plan():
+    found = plan("alexnet", "2xA100", batch=4, max_memory=1e6, stop=QUICK)
+    assert found.status is Status.INFEASIBLE
+
+
+def test_pins_are_kept_and_bans_are_not_found():
+    found = plan(
+        "gpt2", "4xA100", batch=16, stop=QUICK,
+        pin=["stages=4", "microbatches=16"], forbid=["schedule=zb-h1", "schedule=zb-h2"],
+    )  # fmt: skip
+    for candidate in (found.best, *found.others):
+        simulation = candidate.simulation
+        assert len({s.mesh.devices for s in simulation.stages}) == 4
+        assert simulation.schedule.num_microbatches == 16
+        assert simulation.schedule.name not in ("zb-h1", "zb-h2")
+
+
+def test_a_pinned_recompute_is_in_every_stage():
+    found = plan("gpt2", "2xA100", batch=8, pin=["recompute=yes", "stages=2"], stop=QUICK)
+    assert all(stage.recompute for stage in found.plan.stages)
+    assert check_plan(found.plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pin": ["stages=2", "stages=4"]}, "stages=2 and stages=4 contradict each other"),
+        (
+            {"pin": ["schedule=1f1b"], "forbid": ["schedule=1f1b"]},
+            "--pin schedule=1f1b and --forbid schedule=1f1b contradict",
+        ),
+        ({"pin": ["stage=2"]}, "did you mean .*stages"),
+        ({"pin": ["stages"]}, "write one of stages"),
+        ({"pin": ["stages=two"]}, "a whole number from 1 on"),
+        ({"pin": ["recompute=maybe"]}, "give yes or no"),
+        ({"forbid": ["schedule=2f2b"]}, "schedule=2f2b"),
+        ({"pin": ["mesh=axb"]}, "write sizes such as 16x8"),
+        ({"objective": "beauty"}, "use one of throughput, latency"),
+        ({"max_memory": 0}, "give more than 0"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        plan("alexnet", "2xA100", batch=4, **options)
+
+
+def test_a_wish_that_nothing_fulfils_is_named():
+    found = plan("alexnet", "2xA100", batch=4, pin=["stages=2", "microbatches=3"], stop=QUICK)
+    assert found.status is Status.INFEASIBLE
+    assert "stages=2, microbatches=3" in found.why
+
+
+def test_a_batch_of_one_on_many_devices_is_planned():
+    found = plan("squeezenet1_1", "64xA100", batch=1, stop=QUICK)
+    assert found.best is not None
+    assert check_plan(found.plan) == ()
+
+
+def test_a_model_of_one_op_is_planned():
+    g = GraphBuilder("one")
+    graph = g.finish(g.linear(g.input("x", (8, 64)), 64, "only"))
+    found = plan(graph, "2xA100", training=False, stop=QUICK)
+    assert found.best is not None
+    assert found.best.simulation.step_s > 0
+
+
+def test_inference_has_no_backward_and_latency_is_the_time_of_a_batch():
+    quick = plan("gpt2", "2xA100", batch=8, training=False, objective="latency", stop=QUICK)
+    assert quick.best.objective_s == quick.best.step_s
+    many = plan("gpt2", "2xA100", batch=8, training=False, stop=QUICK)
+    assert many.best.objective_s <= many.best.step_s * (1 + 1e-9)
+    assert many.best.objective_s <= quick.best.objective_s * (1 + 1e-9)
+
+
+def test_a_stopped_search_gives_the_best_so_far():
+    asked = iter(range(10**6))
+    found = plan(
+        "gpt2", "4xA100", batch=16,
+        stop=Stop(interrupted=lambda: next(asked) > 6),
+    )  # fmt: skip
+    assert found.status is Status.STOPPED
+    assert found.why == "interrupted"
+    assert found.best is not None
+
+
+def test_unlike_devices_get_unlike_stages():
+    cluster = resolve("2xV100+2xP100")
+    found = plan("vit-b16", cluster, batch=64, stop=QUICK)
+    alike = simulate("vit-b16", cluster, batch=64)
+    assert found.best.step_s < alike.step_s
+
+
+def test_a_plan_from_a_newer_version_or_for_another_model_is_refused():
+    found = plan("squeezenet1_1", "2xA100", batch=4, stop=QUICK)
+    value = json.loads(found.plan.to_json())
+    with pytest.raises(InputError, match="newer partita"):
+        plan_from_json(value | {"format": "partita/plan@9"})
+    other = plan_from_json(value | {"model": value["model"] | {"fingerprint": "0" * 16}})
+    assert "another squeezenet1_1" in check_plan(other)[0]
+
+
+def test_a_checker_does_not_believe_a_plan():
+    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2"], stop=QUICK)
+    value = json.loads(found.plan.to_json())
+    value["stages"] = value["stages"][::-1]
+    complaints = check_plan(plan_from_json(value))
+    assert any("reads what" in line for line in complaints)
+    value["stages"] = value["stages"][::-1]
+    value["prediction"]["step_s"] /= 2
+    assert "the plan predicts" in check_plan(plan_from_json(value))[0]
+    value["stages"][0]["splits"] = value["stages"][0]["splits"][1:]
+    assert "has no split" in check_plan(plan_from_json(value))[0]
+
+
+def test_simulating_the_stages_gives_the_candidates_time():
+    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2"], stop=QUICK)
+    best = found.best.simulation
+    again = simulate_stages(best.workload, best.cluster, best.stages, best.schedule)
+    assert again.step_s == pytest.approx(best.step_s)

@@ -1,0 +1,118 @@
+"""Cuts meet brute force; meshes and arrangements hold every device once."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.cluster import resolve
+from partita.costs.patterns import Patterns
+from partita.search.joint.cuts import Stretches, best_cuts, joined, stretch_peaks, stretch_sums
+from partita.search.joint.meshes import arrangements, divisors, mesh_of, mesh_shapes
+
+
+def table(seconds, held, saved):
+    return Stretches(
+        stretch_sums(np.array(seconds))[None],
+        stretch_sums(np.array(held))[None],
+        stretch_sums(np.array(saved))[None],
+        np.zeros((1, len(seconds) + 1, len(seconds) + 1)),
+    )
+
+
+numbers = st.integers(1, 9).map(float)
+
+
+@st.composite
+def problems(draw):
+    count = draw(st.integers(2, 6))
+    stages = draw(st.integers(1, min(3, count)))
+    row = st.lists(numbers, min_size=count, max_size=count)
+    ways = [[table(draw(row), draw(row), draw(row)) for _ in range(2)] for _ in range(stages)]
+    sends = np.array(draw(row))
+    return ways, sends, draw(st.integers(1, 8)), draw(st.integers(10, 60))
+
+
+def brute(ways, sends, m, room):
+    """The least step with the least bottleneck's slack ignored: all cuts, all ways."""
+    count, stages = len(sends), len(ways)
+    best = np.inf
+    for cuts in itertools.combinations(range(1, count), stages - 1):
+        ends = (0, *cuts, count)
+        times = []
+        for s, (a, b) in enumerate(itertools.pairwise(ends)):
+            flight = min(m, stages - s)
+            fitting = [
+                float(w.seconds[0, a, b])
+                for w in ways[s]
+                if w.static[0, a, b] + flight * w.saved[0, a, b] <= room
+            ]
+            times.append(min(fitting, default=np.inf))
+        moved = 2 * sum(float(sends[a]) for a in ends[1:-1])
+        if np.isfinite(max(times)):
+            # The first stage receives nothing, but its cut is priced like any other.
+            best = min(best, (m - 1) * max(times) + sum(times) + moved + 2 * float(sends[0]))
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_cuts_are_as_good_as_trying_all_within_the_bottlenecks_tried(problem):
+    ways, sends, m, room = problem
+    stages = [joined(parts) for parts in ways]
+    flight = [min(m, len(stages) - s) for s in range(len(stages))]
+    found = best_cuts(stages, flight, [float(room)] * len(stages), sends, m)
+    best = brute(ways, sends, m, room)
+    if not np.isfinite(best):
+        assert found is None
+        return
+    assert found is not None
+    assert found.step_s >= best - 1e-9
+    ends = [0, *(end for _, end, _ in found.stages)]
+    assert ends[-1] == len(sends)
+    assert all(start == before for (start, _, _), before in zip(found.stages, ends, strict=False))
+    # The least bottleneck is exact; beyond it only a few are tried.
+    assert found.step_s <= 2 * best
+
+
+def test_peaks_are_the_largest_of_each_stretch():
+    peaks = stretch_peaks(np.array([3.0, 1.0, 2.0]))
+    assert peaks[0, 3] == 3
+    assert peaks[1, 3] == 2
+    assert peaks[2, 2] == 0
+
+
+@pytest.mark.parametrize("spec", ["8xA100", "2x8xA100", "12xV100"])
+def test_equal_devices_are_given_to_every_number_of_stages_that_divides_them(spec):
+    cluster = resolve(spec)
+    found = arrangements(cluster, 100)
+    assert [a.num_stages for a in found] == divisors(cluster.num_devices)
+    for arrangement in found:
+        devices = [device for group in arrangement.groups for device in group]
+        assert devices == list(range(cluster.num_devices))
+
+
+def test_stages_of_unlike_devices_hold_one_kind_each():
+    cluster = resolve("4xV100+8xP100")
+    found = [a for a in arrangements(cluster, 12) if a.num_stages > 1]
+    for arrangement in found:
+        for group in arrangement.groups:
+            assert len({cluster.devices[device].kind for device in group}) == 1
+    assert any(sum(map(len, a.groups)) == 12 for a in found)
+    assert any(cluster.devices[a.groups[0][0]].kind.startswith("P100") for a in found)
+
+
+def test_meshes_are_lines_and_rectangles_with_a_short_inner_axis():
+    assert mesh_shapes(8, 8) == [(8,), (4, 2), (2, 4)]
+    assert mesh_shapes(1, 8) == [(1,)]
+    assert max(shape[-1] for shape in mesh_shapes(256, 8) if len(shape) == 2) == 8
+    assert mesh_of((2, 4), range(8)).groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_groups_that_lie_alike_have_one_pattern():
+    patterns = Patterns.of(resolve("4x8xA100"))
+    assert patterns.inner_size == 8
+    assert patterns.pattern(range(8)) == patterns.pattern(range(8, 16))
+    assert patterns.pattern(range(8)) != patterns.pattern(range(4, 12))
