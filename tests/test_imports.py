@@ -62,7 +62,7 @@ PUBLIC = [
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
     "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate",
-    "training_graph",
+    "streams", "training_graph",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
     from partita.run.pipe import pipe as pipe
+    from partita.run.streams.api import streams as streams
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
     from partita.search.base import Result as Result
@@ -71,6 +72,7 @@ _PUBLIC = {
     "schedule": "partita.jobs.schedule",
     "shard": "partita.jobs.shard",
     "simulate": "partita.jobs.simulate",
+    "streams": "partita.run.streams.api",
     "training_graph": "partita.graph",
 }
 
@@ -79,7 +81,7 @@ __all__ = [
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
     "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate",
-    "training_graph",
+    "streams", "training_graph",
 ]  # fmt: skip
 
 

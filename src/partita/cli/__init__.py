@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "place": "Choose a device for every op, on unlike devices.",
         "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
+        "streams": "Run the ops of a model side by side on one GPU.",
         "solve": "Solve a saved problem file of any kind.",
     },
     "Look": {

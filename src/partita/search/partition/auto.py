@@ -50,6 +50,7 @@ class Auto:
             return self._in_order(walk, seed)
         if branch(walk, self.most_tree_nodes, self.most_first_tree):
             return run.result(Status.OPTIMAL, TRIED)
+        anneal_in_order(walk, InOrder(1, self.steps_per_node, self.most_steps, (1,)), seed)
         self._cycles(walk, seed)
         return ending(walk)
 

@@ -1,0 +1,219 @@
+"""Partition: from a graph and devices to a problem whose nodes are layers of forward ops.
+
+A node is an op with all that only reshapes, norms or activates its output (`placement_model`).
+Its times are the roofline's, or a profile's: forward, and data and weight gradients with a part of
+the update as backward. What it holds are its parameters with gradients and optimizer states, and
+what its backward reads of what it made. A tied parameter is held by every node that reads it; if
+those end up on two devices, each has a copy and the gradients are added.
+
+Links are the cluster's routes: latency + bytes / bandwidth for every pair of devices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partita.cluster import Cluster
+from partita.costs.memory import workspace_bytes
+from partita.costs.placement import PlacementModel, placement_model, segments
+from partita.costs.profiles import Profile
+from partita.errors import ClusterError, InputError
+from partita.graph.dtypes import FLOATS
+from partita.graph.record import Graph
+from partita.graph.traffic import traffic_bytes
+from partita.problems.partition import (
+    PartitionEdge,
+    PartitionLinks,
+    PartitionNode,
+    PartitionProblem,
+)
+
+
+@dataclass(frozen=True)
+class PartitionModel:
+    """The layers of a graph, the problem whose node `i` is layer `i`, and tied parameters."""
+
+    graph: Graph
+    layers: tuple[tuple[str, ...], ...]  # names of forward ops, in topological order
+    problem: PartitionProblem
+    tied: tuple[tuple[str, tuple[int, ...]], ...]  # parameter, the layers that read it
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the problem is to keep to."""
+
+    memory_bytes: float | None = None  # at most so much of every device
+    recompute: bool = False
+    in_flight: int = 1
+    num_stages: int | None = None
+    straight: bool = False
+
+
+def partition_model(
+    graph: Graph,
+    cluster: Cluster,
+    num_devices: int | None = None,
+    wishes: Wishes | None = None,
+    *,
+    updates_every: int = 1,
+    profile: Profile | None = None,
+) -> PartitionModel:
+    """The problem of cutting a (training) graph for the first `num_devices` of a cluster.
+
+    The graph is that of one micro-batch; `updates_every` so many of them there is an update.
+    """
+    count = cluster.num_devices if num_devices is None else num_devices
+    if not 1 <= count <= cluster.num_devices:
+        fix = f"{cluster.name} has {cluster.num_devices}"
+        raise ClusterError(f"{count} devices are asked for", fix=fix, field="devices")
+    asked = wishes or Wishes()
+    model = placement_model(graph, cluster)
+    tied = _tied(graph, model)
+    times = (
+        _profiled(model, profile, cluster) if profile else _modelled(model, count, updates_every)
+    )
+    alike = len({cluster.devices[device].kind for device in range(count)}) == 1
+    held = _held_bytes(graph, model, tied)
+    nodes = tuple(
+        PartitionNode(
+            index,
+            graph.op(names[0]).kind,
+            *times[index][0],
+            scope=names[0],
+            param_bytes=held[index][0],
+            activation_bytes=held[index][1],
+            times_ms=() if alike else tuple(times[index]),
+        )
+        for index, names in enumerate(model.layers)
+    )
+    caps = []
+    for device in range(count):
+        kind = cluster.kind_of(device)
+        room = kind.memory_bytes - workspace_bytes(kind)
+        caps.append(min(room, asked.memory_bytes or room))
+    problem = PartitionProblem(
+        nodes,
+        _edges(graph, model),
+        count,
+        name=graph.name,
+        memory_bytes=tuple(caps),
+        links=_links(cluster, count),
+        recompute=asked.recompute,
+        in_flight=asked.in_flight,
+        num_stages=asked.num_stages,
+        straight=asked.straight,
+    )
+    return PartitionModel(graph, model.layers, problem, tied)
+
+
+def _modelled(
+    model: PlacementModel, count: int, updates_every: int
+) -> list[list[tuple[float, float]]]:
+    """Forward and backward ms of every layer on every device, by the roofline."""
+    seconds = model.phase_seconds
+    forward = seconds["forward"][:, :count] * 1e3
+    update = seconds["update"] / updates_every
+    backward = (seconds["dgrad"] + seconds["wgrad"] + update)[:, :count] * 1e3
+    return [
+        list(zip(fwd, bwd, strict=True))
+        for fwd, bwd in zip(forward.tolist(), backward.tolist(), strict=True)
+    ]
+
+
+def _profiled(
+    model: PlacementModel, profile: Profile, cluster: Cluster
+) -> list[list[tuple[float, float]]]:
+    """The same for every device alike, as measured."""
+    if not cluster.is_homogeneous:
+        raise InputError(
+            f"is of one device, and {cluster.name} has several kinds",
+            fix="leave the profile out, or name a cluster of one kind",
+            field="profile",
+        )
+    known = {op.op: op for op in profile.ops}
+    rows = []
+    for names in model.layers:
+        for name in names:
+            if name not in known:
+                raise InputError(
+                    f"has no time for the op {name!r}", fix="profile this model", field="profile"
+                )
+        ops = [known[name] for name in names]
+        forward, backward = sum(op.forward_s for op in ops), sum(op.backward_s for op in ops)
+        rows.append([(forward * 1e3, backward * 1e3)] * cluster.num_devices)
+    return rows
+
+
+def _tied(graph: Graph, model: PlacementModel) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    found = []
+    for parameter in graph.parameters:
+        readers = {
+            model.layer_of[op.name]
+            for op in graph.consumers(parameter.name)
+            if op.phase == "forward"
+        }
+        if len(readers) > 1:
+            found.append((parameter.name, tuple(sorted(readers))))
+    return tuple(found)
+
+
+def _held_bytes(
+    graph: Graph, model: PlacementModel, tied: tuple[tuple[str, tuple[int, ...]], ...]
+) -> list[tuple[int, int]]:
+    """For parameters, and of activations for one micro-batch, by layer."""
+    copies = [0] * len(model.layers)
+    for parameter, readers in tied:
+        size = graph.tensor(parameter).size_bytes * (2 if graph.is_training else 1)
+        for layer in readers:
+            copies[layer] += size if layer != model.home[parameter] else 0
+    found = []
+    for layer, names in enumerate(model.layers):
+        kept = 0
+        for op in map(graph.op, names):
+            if traffic_bytes(graph, op) == 0:
+                continue  # a view keeps nothing of its own
+            for name in op.outputs:
+                if any(user.phase in ("dgrad", "wgrad") for user in graph.consumers(name)):
+                    kept += graph.tensor(name).size_bytes
+        found.append((int(sum(model.parameter_bytes(layer))) + copies[layer], kept))
+    return found
+
+
+def _edges(graph: Graph, model: PlacementModel) -> tuple[PartitionEdge, ...]:
+    """What layers send each other; gradients come back where the consumer gives one."""
+    giving = {op.forward for op in graph.ops if op.phase == "dgrad"}
+    sent: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+    for producer, consumer, tensor in graph.edges():
+        if producer.phase != "forward" or consumer.phase != "forward":
+            continue
+        ends = model.layer_of[producer.name], model.layer_of[consumer.name]
+        if ends[0] == ends[1]:
+            continue
+        returns = consumer.name in giving and tensor.dtype in FLOATS
+        pair = tensor.size_bytes, tensor.size_bytes if returns else 0
+        known = sent.setdefault(ends, {}).get(tensor.name, (0, 0))
+        sent[ends][tensor.name] = max(known, pair)
+    return tuple(
+        PartitionEdge(*ends, *map(sum, zip(*sizes.values(), strict=True)))
+        for ends, sizes in sorted(sent.items())
+    )
+
+
+def _links(cluster: Cluster, count: int) -> PartitionLinks | None:
+    """Bandwidth and latency of every route; None for a single device."""
+    if count == 1:
+        return None
+    known: Mapping[tuple[int, int], tuple[float, float]] = {
+        (a, b): _route(cluster, a, b) for a in range(count) for b in range(count) if a != b
+    }
+    rows = range(count)
+    return PartitionLinks(
+        tuple(tuple(known[a, b][0] if a != b else 1.0 for b in rows) for a in rows),
+        tuple(tuple(known[a, b][1] if a != b else 0.0 for b in rows) for a in rows),
+    )
+
+
+def _route(cluster: Cluster, a: int, b: int) -> tuple[float, float]:
+    pieces = segments(cluster, a, b)
+    bandwidth = 1 / sum(1 / piece.bytes_per_s for piece in pieces)
+    return bandwidth, sum(piece.latency_s for piece in pieces)

@@ -1,0 +1,156 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita.errors import InputError
+from partita.graph.files import write_graph
+from partita.jobs.partition import Partitioned, partition
+from partita.plans import read_plan
+from partita.problems.partition import check, evaluate
+from partita.search.base import Status, Stop
+from partita.search.partition import SEARCHES
+from partita.zoo import build
+
+QUICK = Stop(evaluations=30_000, gap=0.05)
+
+
+def assert_whole(found: Partitioned) -> None:
+    """Stages, plan and simulation say the same, and values flow one way."""
+    assert found.plan is not None
+    assert found.prediction is not None
+    graph = found.workload.graph
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    assert set(found.stage_of) == {op.name for op in forward}
+    assert set(found.device_of) == set(range(len(found.plan.stages)))
+    for op in forward:
+        for before in graph.predecessors(op):
+            assert found.stage_of[before.name] <= found.stage_of[op.name]
+    for index, stage in enumerate(found.plan.stages):
+        assert stage.mesh.devices == (found.device_of[index],)
+        assert {found.stage_of[split.op] for split in stage.splits} == {index}
+    assert found.result.solution is not None
+    assert not check(found.problem, found.result.solution)
+    assert max(found.device_times_ms()) == pytest.approx(
+        evaluate(found.problem, found.result.solution)
+    )
+    assert found.lower_bound_ms is not None
+    assert found.bottleneck_ms is not None
+    assert found.lower_bound_ms <= found.bottleneck_ms * (1 + 1e-9)
+    assert sum(report.num_ops for report in found.reports) == len(forward)
+
+
+def test_a_decoder_is_cut_planned_and_simulated(tmp_path: Path) -> None:
+    found = partita.partition("gpt2", devices=4, batch=8)
+    assert_whole(found)
+    assert found.plan is not None
+    assert found.tied == ("wte.weight",)  # the embedding and the head are far apart
+    assert found.gap is not None
+    assert found.gap < 0.01
+    path = tmp_path / "plan.json"
+    path.write_bytes(found.plan.to_json())
+    assert partita.check_plan(read_plan(path)) is not None
+
+
+@pytest.mark.parametrize("method", [name for name in SEARCHES if name not in ("brute", "exact")])
+@pytest.mark.parametrize("model", ["resnet50", "t5-small"])
+def test_every_method_cuts_models_with_branches(model: str, method: str) -> None:
+    found = partition(model, "4xA100", batch=4, method=method, stop=QUICK)
+    assert_whole(found)
+
+
+@pytest.mark.parametrize("method", ["auto", "acyclic", "chain", "metis", "mpipe"])
+def test_wishes_are_kept_by_every_method(method: str) -> None:
+    found = partition(
+        "inception_v3", "4xA100", batch=4, microbatches=2, method=method, stages=3, straight=True,
+        recompute=True, stop=QUICK,
+    )  # fmt: skip
+    assert_whole(found)
+    assert found.plan is not None
+    assert len(found.plan.stages) == 3
+    assert len(set(found.device_of.values())) == 3
+    assert all(stage.recompute for stage in found.plan.stages)
+    assert found.plan.schedule.num_microbatches == 2
+
+
+def test_a_large_decoder_is_cut_in_seconds() -> None:
+    found = partition("gpt2-xl", devices=8, batch=8, stop=Stop(evaluations=200_000, gap=0.05))
+    assert_whole(found)
+    assert found.result.seconds < 60  # some 2 s of CPU
+
+
+def test_inference_has_no_backward() -> None:
+    found = partition("gpt2", devices=2, batch=2, training=False, stop=QUICK)
+    assert_whole(found)
+    assert all(report.backward_ms == 0 for report in found.reports)
+
+
+def test_more_devices_than_nodes_leaves_some_idle() -> None:
+    found = partition("alexnet", "64xA100", batch=4, stop=QUICK)
+    assert_whole(found)
+    assert len(set(found.device_of.values())) <= len(found.model.layers)
+
+
+def test_a_node_heavier_than_the_cap_is_named() -> None:
+    found = partition("gpt2", devices=4, batch=8, memory=1e8, stop=QUICK)
+    assert found.status is Status.INFEASIBLE
+    assert found.plan is None
+    assert found.stage_of == {}
+    assert "(lm_head) alone needs" in found.result.why
+    assert "or the node must be cut up" in found.result.why
+
+
+def test_recompute_saves_memory_where_many_are_in_flight() -> None:
+    wishes: dict[str, Any] = {
+        "devices": 4,
+        "batch": 32,
+        "microbatches": 8,
+        "straight": True,
+        "stop": QUICK,
+    }
+    plain = partition("gpt2", recompute=False, **wishes)
+    again = partition("gpt2", recompute=True, **wishes)
+    assert max(again.device_bytes()) < max(plain.device_bytes())
+    assert again.bottleneck_ms is not None
+    assert plain.bottleneck_ms is not None
+    assert again.bottleneck_ms > plain.bottleneck_ms
+    assert plain.simulation is not None
+    assert again.simulation is not None
+    assert max(again.simulation.peak_bytes) < max(plain.simulation.peak_bytes)
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    one, two = (
+        partition("resnet50", devices=4, batch=4, stop=Stop(evaluations=50_000)) for _ in range(2)
+    )
+    assert one.stage_of == two.stage_of
+    assert one.device_of == two.device_of
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "devices: is missing; say how many devices, or name a cluster"),
+        ({"devices": 0}, "devices: is 0; at least 1 is needed"),
+        ({"cluster": "2xA100", "devices": 3}, "devices: 3 devices are asked for; .* has 2"),
+        ({"devices": 2, "method": "metiss"}, "method: found 'metiss'; did you mean metis"),
+        ({"devices": 2, "batch": 4, "microbatches": 3}, "microbatches: a batch of 4 in 3"),
+        ({"devices": 2, "stages": 0}, "num_stages: is 0"),
+    ],
+)
+def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        partition("alexnet", **given)
+
+
+def test_a_graph_file_edited_into_a_cycle_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    write_graph(path, build("alexnet", batch=2))
+    value = json.loads(path.read_bytes())
+    ops = value["ops"]
+    ops[0]["inputs"][0] = ops[-1]["outputs"][0]  # the first op now reads the last one's output
+    path.write_text(json.dumps(value))
+    with pytest.raises(InputError, match=r"model.json: ops: has a cycle: .* -> features.0"):
+        partition(str(path), devices=2)
