@@ -32,11 +32,11 @@ class Model:
     def __init__(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.captured = captured
         self.args, self.kwargs = args, kwargs
-        self.before = {k: v.clone() for k, v in captured.module.state_dict().items()}
+        self.before = {k: v.clone() for k, v in captured.module.named_buffers()}
         self.wanted = self.observe(captured.module)
 
     def observe(self, call: Any, then: Any = None) -> tuple[Any, ...]:
-        """(structure, outputs, gradients, buffers) of one call; the weights are put back after."""
+        """(structure, outputs, gradients, buffers) of one call; buffers are put back after."""
         module: nn.Module = self.captured.module
         torch.manual_seed(0)
         module.zero_grad(set_to_none=True)
@@ -50,7 +50,7 @@ class Model:
         gradients = {name: p.grad for name, p in module.named_parameters()}
         buffers = {name: b.clone() for name, b in module.named_buffers()}
         with torch.no_grad():
-            for name, tensor in module.state_dict().items():
+            for name, tensor in module.named_buffers():
                 tensor.copy_(self.before[name])
         outputs = [leaf.detach().clone() if isinstance(leaf, T) else leaf for leaf in leaves]
         return spec, outputs, gradients, buffers

@@ -98,7 +98,9 @@ class Body:
         """The variable or attribute that holds a value, or the chain of methods so far."""
         if value is self.chained[0]:
             return self.chained[1]
-        return self.paths.state(value) if value.is_state else self.names[value]
+        if value in self.names:  # an argument, though it may be a parameter of another module
+            return self.names[value]
+        return self.paths.state(value)
 
     def tensor(self) -> str | None:
         """A tensor that is surely at hand: the first argument, or a value of this moment."""

@@ -201,7 +201,9 @@ class Paths:
         return f"{first}, ({', '.join(last)})" if len(last) > 1 else f"{first}, {last[0]}"
 
     def _recurrent_at(self, path: str) -> bool:
-        return isinstance(self.classes.model.get_submodule(path), nn.RNNBase)
+        """True for a recurrent layer of PyTorch's own, not one that had to be written out."""
+        is_own = str(self.modules[self._relative(path)]).startswith("nn.")
+        return is_own and isinstance(self.classes.model.get_submodule(path), nn.RNNBase)
 
     def _recurrent(self, item: ModuleCall) -> Recurrent | None:
         return recurrent(item) if self._recurrent_at(item.path) else None

@@ -125,24 +125,14 @@ def _embedding(it: Written) -> Expr | None:
 _REDUCTIONS = ("none", "mean", "sum")
 
 
-def _loss(name: str, *more: str) -> Form:
+def _loss(name: str, *names: str) -> Form:
     """Losses: the number of the reduction is written as its word."""
 
     def form(it: Written) -> Expr | None:
-        args, kwargs = _ordered(it, ["self", "target", "weight", *more])
+        args, kwargs = _ordered(it, ["self", "target", *names])
         if it.raw("reduction") != 1:
             kwargs["reduction"] = literal(_REDUCTIONS[it.raw("reduction")])
         return call(f"F.{name}", args, kwargs)
-
-    return form
-
-
-def _plain_loss(name: str) -> Form:
-    def form(it: Written) -> Expr | None:
-        kwargs: dict[str, Expr] = {}
-        if it.raw("reduction") != 1:
-            kwargs["reduction"] = literal(_REDUCTIONS[it.raw("reduction")])
-        return call(f"F.{name}", [it("self"), it("target")], kwargs)
 
     return form
 
@@ -195,6 +185,10 @@ def _split(it: Written) -> Expr | None:
         return None
     kwargs: dict[str, Expr] = {} if it.raw("dim") == 0 else {"dim": it("dim")}
     return call(f"{it('self')}.split", [it(sizes)], kwargs)
+
+
+def _broadcast(it: Written) -> Expr | None:
+    return call("torch.broadcast_tensors", [it.expr(value) for value in it.raw("tensors")])
 
 
 def _einsum(it: Written) -> Expr | None:
@@ -272,7 +266,8 @@ FORMS: dict[str, Form] = {
     "bitwise_or": _infix("|"), "rsub": _reversed_minus, "pow": _power,
     "numpy_T": lambda it: f"{it('self')}.T", "neg": _unary("-"), "bitwise_not": _unary("~"),
     "slice": _slice, "select": _select, "index": _index, "split": _split,
-    "split_with_sizes": _split, "einsum": _einsum, "to": _to, "clone": _clone, "where": _where,
+    "split_with_sizes": _split, "einsum": _einsum, "broadcast_tensors": _broadcast, "to": _to,
+    "clone": _clone, "where": _where,
     "linear": _functional("input", "weight", "bias"),
     **dict.fromkeys(
         ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
@@ -290,9 +285,13 @@ FORMS: dict[str, Form] = {
     "batch_norm": _batch_norm,
     "embedding": _embedding,
     **dict.fromkeys(("dropout", "alpha_dropout", "feature_alpha_dropout"), _dropout),
-    "cross_entropy_loss": _loss("cross_entropy", "ignore_index", "label_smoothing"),
-    "nll_loss_nd": _loss("nll_loss", "ignore_index"),
-    "mse_loss": _plain_loss("mse_loss"), "l1_loss": _plain_loss("l1_loss"),
+    "cross_entropy_loss": _loss("cross_entropy", "weight", "ignore_index", "label_smoothing"),
+    "nll_loss_nd": _loss("nll_loss", "weight", "ignore_index"),
+    "mse_loss": _loss("mse_loss"), "l1_loss": _loss("l1_loss"),
+    "binary_cross_entropy": _loss("binary_cross_entropy", "weight"),
+    "binary_cross_entropy_with_logits": _loss(
+        "binary_cross_entropy_with_logits", "weight", "pos_weight"
+    ),
     "scaled_dot_product_attention": _attention,
     "pad": _pad,
     "lift_fresh_copy": _constant,

@@ -15,7 +15,6 @@ from partita.emit.text import Bracket, Expr, call, literal
 _RNN = {
     "input_size": inspect.Parameter.empty, "hidden_size": inspect.Parameter.empty,
     "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False,
-    "proj_size": 0,
 }  # fmt: skip
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -54,7 +53,8 @@ def _settings(module: nn.Module) -> dict[str, tuple[Any, Any]] | None:
 
 def _parameters(kind: type[nn.Module]) -> dict[str, Any]:
     if issubclass(kind, nn.RNNBase):
-        return {k: v for k, v in _RNN.items() if k != "proj_size" or kind is nn.LSTM}
+        own = {"proj_size": 0} if kind is nn.LSTM else {}
+        return _RNN | own | ({"nonlinearity": "tanh"} if kind is nn.RNN else {})
     given = list(inspect.signature(kind.__init__).parameters.values())[1:]
     fixed = [p for p in given if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return {p.name: p.default for p in fixed if p.name not in ("device", "dtype")}

@@ -30,7 +30,8 @@ def _plain(it: Written) -> Expr:
     name = it.packet
     if name.endswith("_") and hasattr(torch.Tensor, name):
         return method(it)
-    if not name.startswith("_"):
+    # What `reduction` is by default differs between the schema and Python's bindings.
+    if not name.startswith("_") and not any(a.name == "reduction" for a in it.schema):
         for prefix, home in (("torch", torch), ("F", functional)):
             if isinstance(getattr(home, name, None), types.BuiltinFunctionType):
                 args, kwargs = it.rest()

@@ -1,0 +1,63 @@
+"""One call from a module to a pipeline: capture, partition, emit, and stages that run in turn.
+
+    piped = partita.pipe(module, args=(x,), devices=4)
+    piped(x).sum().backward()                  # gradients are in module.parameters(), too
+
+The stages run one after the other in this process, on whatever device the module is; the plan says
+what a pipeline of the devices asked for would take.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from partita.errors import PlanError
+
+if TYPE_CHECKING:
+    from partita.cluster import Cluster
+    from partita.run.piped import Piped
+    from partita.search.base import Stop
+
+
+def pipe(
+    module: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    devices: int | None = None,
+    cluster: "str | Cluster | None" = None,
+    method: str = "auto",
+    stages: int | None = None,
+    straight: bool = False,
+    memory: float | None = None,
+    recompute: bool = False,
+    checkpointing: str = "refuse",
+    stop: "Stop | None" = None,
+    seed: int = 0,
+) -> "Piped":
+    """A PyTorch module cut into stages for some devices; called as the module is.
+
+    Without a cluster `devices` A100s are planned for, four if nothing is said. Parameters and
+    buffers are shared with the module, not copied. What cannot be captured raises CaptureError,
+    what fits nowhere PlanError.
+    """
+    from partita.capture import export_module
+
+    captured = export_module(module, args, kwargs, checkpointing=checkpointing)
+    from partita.emit.stages import emit
+    from partita.jobs.partition import QUICKLY, partition
+    from partita.run.piped import Piped
+    from partita.run.sequential import InTurn
+    from partita.search.base import Status
+
+    if devices is None and cluster is None:
+        devices = 4
+    found = partition(
+        captured.graph, cluster, devices=devices, training=module.training, method=method,
+        memory=memory, recompute=recompute, stages=stages, straight=straight,
+        stop=stop or QUICKLY, seed=seed,
+    )  # fmt: skip
+    if found.plan is None:
+        more = "use more or larger devices"
+        if found.status is not Status.INFEASIBLE:
+            more = "give the search longer: stop=partita.Stop(time_s=60)"
+        raise PlanError(found.result.why, fix=more, field=captured.graph.name)
+    return Piped(InTurn(captured, emit(captured, found.stage_of)), found)
