@@ -217,6 +217,27 @@ class TestPrograms:
         )
         assert any(b[0] < a[1] for a, b in pairwise(spans))
 
+    def test_stages_in_a_row_fill_up_like_a_pipeline(self):
+        g = GraphBuilder("chain")
+        x = g.input("x", (64, 512))
+        for number in range(4):
+            x = g.linear(x, 512, f"stage{number}")
+        model = placement_model(g.finish(x), resolve("4xV100"))
+        one = float(model.seconds[0, 0])
+        timeline, _ = simulate_placement(model, [0, 1, 2, 3], 12, 12)
+        sent = timeline.makespan - (12 + 3) * one  # three transfers on the way of the first batch
+        assert 0 <= sent < 0.5 * one
+
+    def test_a_pipeline_that_trains_keeps_its_devices_busy(self):
+        g = GraphBuilder("chain")
+        x = g.input("x", (256, 1024))
+        for number in range(4):
+            x = g.linear(x, 1024, f"stage{number}")
+        model = placement_model(training_graph(g.finish(x)), resolve("2xA100"))
+        timeline, _ = simulate_placement(model, [0, 0, 1, 1], 16, 4)
+        work = float(model.phase_total(16)[:2, 0].sum())
+        assert timeline.makespan < 1.25 * work
+
     def test_gradients_of_several_batches_are_updated_once(self):
         model = placement_model(training_graph(branches()), two_devices())
         one, three = (lower_placement(model, [0] * 4, n, n) for n in (1, 3))

@@ -82,6 +82,7 @@ class TestFiles:
             ({"networks": 3}, r"networks: is no table; write \[\[networks\]\]"),
             ({"evaluations": 0}, "evaluations: found 0; give a number above 0"),
             ({"seeds": []}, r"seeds: found \[\]"),
+            ({"in_flight": [0]}, r"in_flight: found \[0\]"),
             ({"batches": [1, 1]}, r"batches: found \[1, 1\]"),
             ({"clusters": [{"cluster": MACHINE, "bandwidth": [1, 0]}]},
              r"clusters\[0\].bandwidth: found \[1.0, 0.0\]; give factors above 0"),
@@ -179,6 +180,12 @@ class TestRuns:
         changed = experiment(optimisers=[SMALL["optimisers"][1], {"method": "etf"}])
         again = run_experiment(changed, tmp_path / "out")
         assert (again.resumed, len(again.runs)) == (1, 2)
+
+    def test_batches_in_flight_can_be_swept(self, tmp_path):
+        found = experiment(batches=[2, 4], in_flight=[1, 2], optimisers=[{"method": "heft"}])
+        runs = run_experiment(found, tmp_path / "out").runs
+        assert [(run.batches, run.in_flight) for run in runs] == [(2, 1), (2, 2), (4, 1), (4, 2)]
+        assert runs[3].case == "alex on malvik, 4 batches, 2 in flight"
 
     def test_a_damaged_record_is_made_again(self, tmp_path):
         found = experiment(optimisers=[{"method": "heft"}])

@@ -2,14 +2,19 @@
 
 import json
 import random
+import re
+import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from partita.cli.place import command
 from partita.cluster import Cluster, Device, DeviceKind, Link
 from partita.errors import ClusterError, InputError, PlanError, VerificationError
 from partita.graph import GraphBuilder
+from partita.jobs.experiment_file import experiment_from
 from partita.jobs.place import place, place_again
 from partita.jobs.place_file import placement_from_json, read_placement
 from partita.jobs.place_result import front
@@ -21,6 +26,7 @@ from partita.verify import check_timeline
 
 DATA = Path(__file__).parents[1] / "data"
 NET, MACHINE = (str(DATA / "exprimo" / name) for name in ("alexnet.json", "malvik.json"))
+PAGE = (DATA.parents[1] / "docs" / "placement.md").read_text()
 KIND = DeviceKind("gpu", "cpu", (("f32", 1e12),), 2**24, 1e11)
 
 
@@ -61,6 +67,21 @@ class TestOwnRules:
         found = quick(towers(), pair())
         assert found.timeline.makespan == pytest.approx(found.best.step_s)
         check_timeline(found.timeline.program, found.timeline)
+
+    def test_stopped_at_once_it_still_answers(self):
+        at_once = Stop(interrupted=lambda: True)
+        found = place("alexnet", "malvik", stop=at_once)
+        assert found.status is Status.STOPPED
+        assert found.best.fits
+        apart = [("features.*", 1), ("classifier.*", 2)]
+        nothing = place("alexnet", "malvik", stop=at_once, pinned=apart)
+        assert nothing.best is None
+        assert nothing.why == "stopped before any placement was simulated"
+
+    def test_the_time_limit_is_kept(self):
+        begun = time.process_time()
+        place("resnet50", "malvik", stop=Stop(time_s=0.5))
+        assert time.process_time() - begun < 3
 
     def test_the_same_seed_gives_the_same_placement(self):
         assert quick("alexnet", "malvik", seed=3).best == quick("alexnet", "malvik", seed=3).best
@@ -122,6 +143,7 @@ class TestWishes:
             ({"colocated": [["nothing*"]]}, "colocated: no op is called 'nothing"),
             ({"max_devices": 0}, "max_devices: found 0"),
             ({"batches": 0}, "batches: found 0; give at least 1"),
+            ({"batches": 10**6}, "batches: found 1,000,000; so many batches of"),
             ({"semantics": "exprim"}, "did you mean exprimo"),
             ({"method": "map-elite"}, "unknown method 'map-elite'; did you mean map-elites"),
         ],
@@ -184,6 +206,19 @@ class TestExprimo:
         assert timeline.makespan * 1e3 == pytest.approx(score.makespan_ms, rel=1e-12)
         check_timeline(timeline.program, timeline)
 
+    def test_devices_without_a_direct_route_never_exchange_anything(self, tmp_path):
+        raw = json.loads(Path(MACHINE).read_text())
+        raw["devices"][1]["neighbours"] = raw["devices"][1]["neighbours"][:1]  # to the CPU only
+        raw["devices"][2]["neighbours"] = raw["devices"][2]["neighbours"][:1]
+        path = tmp_path / "star.json"
+        path.write_text(json.dumps(raw))
+        pins = [("conv1", 1), ("fc8", 2)]
+        found = quick(NET, str(path), semantics="exprimo", pinned=pins)
+        assert found.problem.route[1][2] == -1
+        assert found.best.num_devices == 3  # through the CPU
+        own = quick(NET, str(path), pinned=pins, method="heft")  # by our rules data is passed on
+        assert {own.devices()["conv1"], own.devices()["fc8"]} == {1, 2}
+
     def test_a_device_without_a_route_is_refused(self, tmp_path):
         raw = json.loads(Path(MACHINE).read_text())
         raw["devices"][2]["neighbours"] = []
@@ -191,6 +226,22 @@ class TestExprimo:
         path.write_text(json.dumps(raw))
         with pytest.raises(ClusterError, match=r"devices\[2\].neighbours: sends to no other"):
             place(NET, str(path), semantics="exprimo")
+
+
+class TestDocuments:
+    def test_the_python_in_the_page_runs(self, capsys):
+        blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+        exec(compile("\n".join(blocks), "placement.md", "exec"), {})
+        assert capsys.readouterr().out.strip().endswith(" 1")
+
+    def test_the_experiment_in_the_page_is_a_good_file(self):
+        (text,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.M | re.S)
+        assert experiment_from(tomllib.loads(text)).name == "optimisers"
+
+    def test_every_option_in_the_page_is_one(self):
+        known = {option for param in command.params for option in param.opts}
+        shown = set(re.findall(r"(--[a-z][a-z-]*)", PAGE.split("From Python")[0]))
+        assert shown <= known
 
 
 class TestFiles:

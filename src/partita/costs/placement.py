@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,18 @@ class Segment:
     links: tuple[int, ...]
     latency_s: float
     bytes_per_s: float  # of the narrowest link
+
+
+class Step(NamedTuple):
+    """An op as lowering sees it."""
+
+    name: str
+    phase: str
+    layer: int
+    seconds: tuple[float, ...]  # per device
+    reads: tuple[str, ...]  # computed tensors, each once
+    makes: tuple[tuple[str, float], ...]  # tensors and their bytes
+    free: bool  # what it makes is a view of what it reads
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,24 @@ class PlacementModel:
             if traffic_bytes(self.graph, op) == 0 and flops(self.graph.call(op)) == 0
         )
 
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """What is run for every batch: all ops but the updates, with what lowering asks of each."""
+        tensor = self.graph.tensor
+        return tuple(
+            Step(
+                op.name,
+                op.phase,
+                self.layer_of[op.name],
+                tuple(row.tolist()),
+                tuple(name for name in dict.fromkeys(op.inputs) if not tensor(name).is_given),
+                tuple((name, float(tensor(name).size_bytes)) for name in op.outputs),
+                op.name in self.free,
+            )
+            for op, row in zip(self.graph.ops, self.seconds, strict=True)
+            if op.phase != "update"
+        )
+
     def parameter_bytes(self, layer: int) -> tuple[float, float, float]:
         """(parameters, gradients, optimizer states) that a layer holds at its home."""
         return self._parameter_bytes[layer]
@@ -130,7 +160,13 @@ class PlacementModel:
 
     def segments(self, source: int, target: int) -> tuple[Segment, ...]:
         """The route between two devices, cut at the devices it passes through."""
-        return segments(self.cluster, source, target)
+        if (source, target) not in self._segments:
+            self._segments[source, target] = segments(self.cluster, source, target)
+        return self._segments[source, target]
+
+    @cached_property
+    def _segments(self) -> dict[tuple[int, int], tuple[Segment, ...]]:
+        return {}
 
     def capacity_bytes(self, device: int) -> float:
         """Memory of a device for tensors of ours."""

@@ -14,18 +14,20 @@ Memory is taken when a tensor's maker (or its transfer) starts and given back wh
 on that device ends. Parameters, optimizer states and the workspace are held throughout, and so
 are gradients where several batches share them.
 
-A placement says where, not when. Three rules of dispatch are tried (`DISPATCHES`); the engine runs
+A placement says where, not when. Four rules of dispatch are tried (`DISPATCHES`); the engine runs
 each, and the verifier checks the timeline that is kept.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from partita.costs.memory import workspace_bytes
-from partita.costs.placement import PlacementModel
+from partita.costs.placement import PlacementModel, Step
 from partita.engine import run
 from partita.graph.record import Op
-from partita.program import Kind, Memory, Program, ProgramBuilder
+from partita.program import F64, Kind, Memory, Program, ProgramBuilder
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
@@ -109,23 +111,37 @@ def _in_order_of_arrival(program: Program) -> Timeline:
 
 def _longest_first(program: Program) -> Timeline:
     """What the longest chain of tasks waits for goes first."""
-    return run(_ranked(program, backward_first=False), "priority")
+    return run(replace(program, priority=_tails(program)), "priority")
 
 
-def _backward_first(program: Program) -> Timeline:
-    """The same, but what frees memory (the backward) goes before what takes it."""
-    return run(_ranked(program, backward_first=True), "priority")
+def _earliest_first(program: Program) -> Timeline:
+    """Earlier batches go first; within one, what the longest chain waits for."""
+    return run(replace(program, priority=_by_batch(program)), "priority")
+
+
+def _weights_last(program: Program) -> Timeline:
+    """The same, but weight gradients only while nothing else can be done, as in zero bubble."""
+    late = np.where(program.kind == Kind.WGRAD, 2.0 * (program.num_tasks + 1), 0.0)
+    return run(replace(program, priority=_by_batch(program) - late), "priority")
 
 
 DISPATCHES: dict[str, Callable[[Program], Timeline]] = {
     "longest path first": _longest_first,
-    "backward first": _backward_first,
+    "earliest batch first": _earliest_first,
+    "weight gradients last": _weights_last,
     "first come first served": _in_order_of_arrival,
 }
 
 
-def _ranked(program: Program, backward_first: bool) -> Program:
-    """With the longest time from each task's start to the end of all as its priority.
+def _by_batch(program: Program) -> F64:
+    """A whole number per batch, and within it the tail as a part of the longest."""
+    tails = _tails(program)
+    top = float(tails.max(initial=0.0)) or 1.0
+    return tails / top - 2.0 * program.microbatch
+
+
+def _tails(program: Program) -> F64:
+    """The longest time from each task's start to the end of all.
 
     Every task has a lower index than those that wait for it, so one pass backwards is enough.
     """
@@ -139,15 +155,7 @@ def _ranked(program: Program, backward_first: bool) -> Program:
         for entry in range(starts[task], starts[task + 1]):
             other = others[entry]
             tail[other] = max(tail[other], length + delays[entry])
-    if backward_first:
-        top = max(tail, default=0.0)
-        kinds = program.kind.tolist()
-        tail = [x + top * (kind == Kind.DGRAD) for x, kind in zip(tail, kinds, strict=True)]
-    return _with_priority(program, tail)
-
-
-def _with_priority(program: Program, priority: list[float]) -> Program:
-    return replace(program, priority=priority)  # type: ignore[arg-type]  # any list of numbers
+    return np.array(tail)
 
 
 # --- lowering -----------------------------------------------------------------------------------
@@ -166,6 +174,8 @@ class _Lowering:
         self.pairs: list[tuple[int, int]] = []  # (send, receive)
         self.buffers: dict[tuple[str, int], _Buffer] = {}  # of the batch at hand
         self.gradients: dict[str, list[Wait]] = {}  # at the parameter's home, one per batch
+        self.home: dict[str, int] = {}  # tensor -> the device that makes it
+        self.outputs = frozenset(self.graph.outputs)
         self.made: list[_Buffer] = []
         self.ends: list[list[int]] = []  # per batch the tasks of its backward
         self.updates = {op.inputs[1]: op for op in self.graph.ops if op.phase == "update"}
@@ -176,12 +186,11 @@ class _Lowering:
         start = self._add(_Task("parameters, states and workspace", (), 0.0, [], Kind.OTHER))
         for device in self.used:
             self.tasks[start].take(self.lane[device], self._static_bytes(device))
-        steps = [op for op in self.graph.ops if op.phase != "update"]
         for batch in range(self.batches):
             admitted = self._admit(batch, start)
             self.buffers, self.ends = {}, [*self.ends, []]
-            for op in steps:
-                self._run_op(op, batch, admitted)
+            for step in self.model.steps:
+                self._run_step(step, batch, admitted)
         self._update(start)
         self._release()
         return self._build()
@@ -194,30 +203,29 @@ class _Lowering:
         waits = [(task, 0.0) for task in self.ends[before]]
         return self._add(_Task(f"batch {before} is done", (), 0.0, waits, Kind.OTHER))
 
-    def _run_op(self, op: Op, batch: int, admitted: int) -> None:
-        device = self._device(op)
-        found = [self._here(name, device, batch) for name in dict.fromkeys(op.inputs)]
-        inputs = [buffer for buffer in found if buffer is not None]
+    def _run_step(self, step: Step, batch: int, admitted: int) -> None:
+        device = self.placement[step.layer]
+        inputs = [self._here(name, device, batch) for name in step.reads]
         waits = _merged([buffer.ready for buffer in inputs]) or [(admitted, 0.0)]
-        seconds = float(self.model.seconds[self.index[op.name], device])
-        task = _Task(op.name, (self.lane[device],), seconds, waits, KINDS[op.phase], batch)
+        lanes = (self.lane[device],)
+        task = _Task(step.name, lanes, step.seconds[device], waits, KINDS[step.phase], batch)
         number = self._add(task)
         for buffer in inputs:
             buffer.users.append(number)
         self.ends[batch].append(number)
-        view = inputs[0] if inputs and op.name in self.model.free else None
-        for name in op.outputs:
-            self._make(name, number, device, view)
+        view = inputs[0] if inputs and step.free else None
+        for name, size in step.makes:
+            self._make(name, size, number, device, view)
 
-    def _make(self, name: str, task: int, device: int, view: _Buffer | None) -> None:
+    def _make(self, name: str, size: float, task: int, device: int, view: _Buffer | None) -> None:
+        self.home[name] = device
         if view is not None:
             # Who reads the view reads what it is a view of, once that is made.
             self.buffers[name, device] = _View((task, 0.0), device, 0.0, view.users)
             return
-        size = float(self.graph.tensor(name).size_bytes)
         shared = name in self.updates and self.batches > 1  # added up in place
         buffer = _Buffer((task, 0.0), device, 0.0 if shared else size)
-        buffer.kept = name in self.graph.outputs
+        buffer.kept = name in self.outputs
         self.buffers[name, device] = buffer
         if buffer.size_bytes:
             self.tasks[task].take(self.lane[device], buffer.size_bytes)
@@ -225,16 +233,13 @@ class _Lowering:
         if name in self.updates:
             self.gradients.setdefault(name, []).append((task, 0.0))
 
-    def _here(self, name: str, device: int, batch: int) -> _Buffer | None:
-        """The tensor on the device that reads it, sent there if need be; None if it is given."""
-        if self.graph.tensor(name).is_given:
-            return None
-        if (name, device) not in self.buffers:
-            producer = self.graph.producer(name)
-            assert producer is not None
-            source = self.buffers[name, self._device(producer)]
-            self.buffers[name, device] = self._send(name, source, device, batch)
-        return self.buffers[name, device]
+    def _here(self, name: str, device: int, batch: int) -> _Buffer:
+        """A computed tensor on the device that reads it, sent there if need be."""
+        found = self.buffers.get((name, device))
+        if found is None:
+            source = self.buffers[name, self.home[name]]
+            found = self.buffers[name, device] = self._send(name, source, device, batch)
+        return found
 
     def _send(self, name: str, source: _Buffer, target: int, batch: int) -> _Buffer:
         size = float(self.graph.tensor(name).size_bytes)
@@ -286,7 +291,6 @@ class _Lowering:
         """Waits for a parameter's gradient, from every batch."""
         found = self.gradients[name]
         last = self._here(name, device, self.batches - 1)
-        assert last is not None
         return [*found[:-1], last.ready]
 
     def _synchronise(self, parameter: str, updated: int, home: int) -> None:
@@ -368,8 +372,10 @@ class _View(_Buffer):
     """Occupies nothing; its readers are readers of what it is a view of."""
 
 
-def _merged(waits: Sequence[Wait]) -> list[Wait]:
+def _merged(waits: list[Wait]) -> list[Wait]:
     """Each task once, with its longest delay."""
+    if len(waits) < 2:
+        return waits
     found: dict[int, float] = {}
     for task, delay in waits:
         found[task] = max(delay, found.get(task, 0.0))

@@ -22,6 +22,7 @@ class Candidate:
     step_s: float
     peak_bytes: tuple[float, ...]  # per device of the cluster
     excess_bytes: float  # over what the devices have
+    dispatch: str = ""  # the rule by which ops were run as they became ready
 
     @property
     def fits(self) -> bool:

@@ -5,7 +5,7 @@ Each function takes plain numbers and gives the text of a picture. Every name is
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from partita.report.axis import tick_text, ticks
@@ -41,6 +41,7 @@ class _Axis:
     log: bool
     start: float
     length: float  # negative: upwards
+    given: tuple[float, ...] = ()  # ticks, where they are known
 
     def at(self, value: float) -> float:
         low, high, value = (self._scaled(x) for x in (self.low, self.high, value))
@@ -51,9 +52,12 @@ class _Axis:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self) -> list[float]:
-        if not self.log:
+        if self.given:
+            return list(self.given)
+        if not self.log or self.high < 8 * self.low:
             span = self.high - self.low
-            return [self.low + tick for tick in ticks(span, 6)] if span > 0 else [self.low]
+            most = min(400, round(7 * self.high / span)) if span > 0 else 2
+            return [x for x in ticks(self.high, max(7, most)) if x >= self.low] or [self.low]
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if last - first <= 2 else (1,)
         every = [m * 10.0**k for k in range(first, last + 1) for m in factors]
@@ -76,6 +80,8 @@ def line_chart(
         return _frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
     log_x = log_x and min(x for x, _ in points) > 0
     x, y = _axes([p[0] for p in points], [p[1] for p in points], log_x, log_y)
+    if marks:
+        x = replace(x, given=tuple(sorted({a for a, _ in points})))
     parts = _grid(x, y, x_name, y_name)
     groups = list(dict.fromkeys(line.group or line.name for line in lines))
     for line in lines:

@@ -89,16 +89,16 @@ def _measured_table(outcome: Outcome) -> str:
                 spec.source,
             )
         )
-    body = "".join(_cells("td", row) for row in rows)
+    body = "".join(_cells("td", row, (1, 2, 3)) for row in rows)
     return (
         "<h2>Simulated against measured</h2>"
-        f'<div class="scroll"><table>{_cells("th", header)}{body}</table></div>'
+        f'<div class="scroll"><table>{_cells("th", header, (1, 2, 3))}{body}</table></div>'
     )
 
 
-def _cells(tag: str, row: Sequence[str]) -> str:
+def _cells(tag: str, row: Sequence[str], numbers: Sequence[int] = range(2, 9)) -> str:
     cells = "".join(
-        f"<{tag}{' class=n' if 2 <= i <= 8 else ''}>{escape(cell)}</{tag}>"
+        f"<{tag}{' class=n' if i in numbers else ''}>{escape(cell)}</{tag}>"
         for i, cell in enumerate(row)
     )
     return f"<tr>{cells}</tr>"

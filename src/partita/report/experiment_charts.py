@@ -4,14 +4,11 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from partita import units
-from partita.graph.draw import to_svg
-from partita.graph.record import Graph, Op
 from partita.jobs.experiment import Case, Outcome, RunRecord
 from partita.jobs.experiment_file import MeasuredSpec
 from partita.report.charts import Line, bar_chart, diagonal_chart, heat_map, line_chart
 from partita.report.experiment_tables import grouped
-
-MAX_DRAWN_OPS = 400
+from partita.report.placement_page import forward_svg
 
 
 def charts(outcome: Outcome) -> dict[str, tuple[str, str]]:
@@ -28,7 +25,8 @@ def charts(outcome: Outcome) -> dict[str, tuple[str, str]]:
         runs = by_case[case.name]
         if len({run.optimiser for run in runs}) > 1:
             found[f"compared-{number}.svg"] = (f"{case.name}: compared", _bars(case, runs))
-        found[f"convergence-{number}.svg"] = (f"{case.name}: search", _convergence(case, runs))
+        if any(len(run.history) > 1 for run in runs):
+            found[f"convergence-{number}.svg"] = (f"{case.name}: search", _convergence(case, runs))
         shown = [run for run in runs if run.frames and run.class_bytes]
         if shown:
             found[f"archive-{number}.svg"] = (f"{case.name}: archive", _archive(case, shown))
@@ -91,23 +89,15 @@ def _drawn(case: Case, runs: Sequence[RunRecord]) -> str | None:
         return None
     best = min(done, key=lambda run: run.objective_s or 0.0)
     graph = case.subject.workload.graph
-    forward = tuple(op for op in graph.ops if op.phase == "forward")
     founders = dict(zip(best.layers, best.placement, strict=True))
     devices: dict[str, str] = {}
-    for op in forward:  # an op that founds no layer is in that of its producer
+    for op in graph.ops:  # an op that founds no layer is in that of its producer
         before = graph.predecessors(op)
         if op.name in founders:
             devices[op.name] = best.devices[founders[op.name]]
-        elif before and before[0].name in devices:
+        elif op.phase == "forward" and before and before[0].name in devices:
             devices[op.name] = devices[before[0].name]
-    return to_svg(_forward_only(graph, forward), devices, max_nodes=MAX_DRAWN_OPS)
-
-
-def _forward_only(graph: Graph, forward: tuple[Op, ...]) -> Graph:
-    kept = {name for op in forward for name in (*op.inputs, *op.outputs)}
-    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in kept)
-    outputs = tuple(name for name in graph.outputs if name in kept)
-    return Graph(graph.name, tensors, forward, outputs)
+    return forward_svg(graph, devices)
 
 
 SWEPT: dict[str, tuple[str, Callable[[RunRecord], float]]] = {

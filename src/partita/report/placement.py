@@ -6,8 +6,10 @@ from partita import units
 from partita.jobs.place_result import Candidate, Placed
 from partita.report.terminal import gantt
 from partita.search.base import Status
+from partita.timeline import Timeline
 
 MOST_CANDIDATES = 6
+MOST_LINKS, LEAST_BUSY = 8, 0.002
 ENDINGS = {
     Status.OPTIMAL: "proven optimal",
     Status.FEASIBLE: "found",
@@ -22,18 +24,61 @@ def placement_text(placed: Placed, width: int = 80, color: bool = False) -> str:
     if placed.best is None or placed.timeline is None:
         return "\n".join([*lines, f"{ENDINGS[placed.status]}: {placed.why}"])
     lines += [*_result(placed, placed.best), "", *device_table(placed)]
-    lines += ["", gantt(placed.timeline, width=width, color=color)]
+    lanes = shown_lanes(placed.timeline)
+    lines += ["", gantt(placed.timeline, width=width, color=color, lanes=lanes)]
+    left = len(placed.timeline.program.lanes) - len(lanes)
+    lines += [f"{left} links that do less are not drawn"] if left else []
     if len(placed.tried) > 1:
         lines += ["", *_candidates(placed.tried)]
+    if placed.archive is not None and placed.archive.elites:
+        lines += ["", archive_text(placed)]
     return "\n".join(lines)
+
+
+def shown_lanes(timeline: Timeline) -> list[int]:
+    """All devices, and of the links the few that do most."""
+    used = timeline.utilisation().tolist()
+    lanes = timeline.program.lanes
+    devices = [index for index, lane in enumerate(lanes) if lane.kind == "device"]
+    links = [index for index, lane in enumerate(lanes) if lane.kind != "device"]
+    busiest = sorted(links, key=lambda index: -used[index])[:MOST_LINKS]
+    return devices + sorted(index for index in busiest if used[index] >= LEAST_BUSY)
 
 
 def front_text(candidates: Sequence[Candidate]) -> str:
     """The front of time, memory and devices as a table."""
-    return "\n".join(
-        ("no other placement tried is better in all of time, memory and devices:",
-         *_candidates(candidates, len(candidates)))
-    )  # fmt: skip
+    rows = [
+        (
+            units.seconds(item.step_s),
+            units.size(max(item.peak_bytes)),
+            f"{item.num_devices}",
+            item.name,
+        )
+        for item in candidates
+    ]
+    header = ("step", "largest memory", "devices", "placement")
+    said = "no other placement tried is better in all of time, memory and devices:"
+    return f"{said}\n{units.table(header, rows, numbers=(0, 1, 2))}"
+
+
+def archive_text(placed: Placed) -> str:
+    """What a method that keeps an archive has kept: the best step by devices and bytes sent."""
+    archive = placed.archive
+    used = sorted({elite.devices_used for elite in archive.elites})
+    kinds = sorted({elite.communication_class for elite in archive.elites})
+    cells = {
+        (elite.devices_used, elite.communication_class): units.seconds(elite.makespan_ms / 1e3)
+        if elite.score_ms <= elite.makespan_ms
+        else "no room"
+        for elite in archive.elites
+    }
+    header = (
+        "devices",
+        *(units.size(archive.class_bytes[kind]) if kind else "none" for kind in kinds),
+    )
+    rows = [(f"{count}", *(cells.get((count, kind), "") for kind in kinds)) for count in used]
+    said = "archive: best step of the search by devices used and bytes sent a batch, at most"
+    return f"{said}\n{units.table(header, rows, numbers=range(1, len(header)))}"
 
 
 def device_table(placed: Placed) -> list[str]:
@@ -101,6 +146,8 @@ def _result(placed: Placed, best: Candidate) -> list[str]:
 
 
 def _candidates(tried: Sequence[Candidate], most: int = MOST_CANDIDATES) -> list[str]:
+    """The best of each sort that was tried."""
+    first = list({item.name: item for item in reversed(tried)}.values())[::-1]
     rows = [
         (
             item.name,
@@ -109,9 +156,9 @@ def _candidates(tried: Sequence[Candidate], most: int = MOST_CANDIDATES) -> list
             units.size(max(item.peak_bytes)),
             "" if item.fits else "does not fit",
         )
-        for item in tried[:most]
+        for item in sorted(first, key=lambda item: (not item.fits, item.step_s))[:most]
     ]
-    header = ("placement", "step", "devices", "largest memory", "")
+    header = ("best of each sort", "step", "devices", "largest memory", "")
     found = units.table(header, rows, numbers=(1, 2, 3)).split("\n")
     left = len(tried) - len(rows)
-    return [*found, *([f"... and {left:,} slower ones"] if left > 0 else [])]
+    return [*found, *([f"... and {left:,} others"] if left > 0 else [])]
