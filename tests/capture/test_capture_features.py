@@ -161,6 +161,41 @@ def test_python_random_numbers_are_refused():
         capture(wrapped(lambda m, x: m[0](x) * random.random()), (X,))
 
 
+class Keeps(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.a = nn.Linear(6, 6)
+        self.state, self.calls, self.seen = torch.zeros(4, 6), 0, None
+
+    def forward(self, x):
+        if self.what == "state":
+            self.state = self.state * 0.5 + self.a(x)
+        elif self.what == "calls":
+            self.calls += 1
+        else:
+            self.seen = self.new = self.a(x)
+        return self.a(x) + self.state
+
+
+def test_a_tensor_kept_from_call_to_call_is_refused():
+    with pytest.raises(CaptureError, match=r"keeps a tensor for the next call.* buffer") as caught:
+        capture(Keeps("state"), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+
+
+def test_a_number_kept_from_call_to_call_gets_a_warning(caplog):
+    capture(Keeps("calls"), (X,))
+    assert "`self.calls += 1` changes calls from call to call" in caplog.text
+
+
+def test_what_a_model_shows_of_itself_is_no_state():
+    module = Keeps("seen")
+    capture(module, (X,))
+    assert module.seen is None
+    assert not hasattr(module, "new")
+
+
 def test_sizes_that_depend_on_data_are_refused_with_the_line():
     class Chosen(nn.Module):
         def forward(self, x):
@@ -189,6 +224,42 @@ def test_arguments_that_do_not_fit_are_named():
         capture(module, args[0], kwargs)
     with pytest.raises(CaptureError, match=r"function is no torch.nn.Module"):
         capture(ran, args, kwargs)
+
+
+def test_a_frozen_parameter_is_not_learned():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    module[0].requires_grad_(False)
+    graph = capture(module, (X,))
+    assert {t.name for t in graph.parameters} == {"1.weight", "1.bias"}
+    assert graph.tensor("0.weight").role == "state"
+    assert len([op for op in training_graph(graph).ops if op.phase == "wgrad"]) == 1
+
+
+def test_a_parameter_may_have_the_name_of_an_argument_or_an_op():
+    class Clash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(6))
+            self.add = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return self.x * x + self.add
+
+    graph = capture(Clash(), (X,))
+    assert {t.name for t in graph.parameters} == {"x", "add"}
+    assert graph.tensor(graph.outputs[0]).shape == (4, 6)
+    assert [op.name for op in graph.ops] == ["mul", "add"]
+
+
+def test_fake_tensors_do_and_the_mode_of_the_caller_does_not_matter():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    graph = capture(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), (X,))
+    with FakeTensorMode():
+        module, x = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), torch.ones(4, 6)
+    assert capture(module, (x,)) == graph
+    with torch.no_grad():
+        assert capture(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), (X,)) == graph
 
 
 def test_watching_leaves_torch_as_it_was():

@@ -1,11 +1,19 @@
 """Networks of Exprimo and Paleo: blocks, shapes, order, and what is wrong with one."""
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+
+from partita.capture.exprimo_devices import device_cluster, device_graph_from_json
 from partita.capture.exprimo_graph import layer_ops, network_graph
-from partita.capture.exprimo_net import is_network, network_from_json
-from partita.errors import ModelError
+from partita.capture.exprimo_net import is_network, network_from_json, with_devices
+from partita.errors import InputError, ModelError
 from partita.graph import training_graph
+from tests.problems.json_mutations import mutated
+
+MACHINE = Path(__file__).parents[1] / "data" / "exprimo" / "malvik.json"
 
 INPUT = {"type": "Input", "parents": [], "tensor": [32, 8, 8, 3]}
 
@@ -54,6 +62,13 @@ class TestReading:
     def test_layers_are_in_the_reverse_of_the_order_a_walk_leaves_them(self):
         names = [layer.name for layer in network_from_json(branched()).layers]
         assert names[:4] == ["data", "mix/right", "mix/left", "mix/join"]
+
+    def test_devices_are_filled_in_inside_blocks_too(self):
+        filled = with_devices(branched(), {"data": 1, "mix/left": 2})["layers"]
+        assert filled["data"]["device"] == 1
+        assert filled["mix"]["layers"]["left"]["device"] == 2
+        assert "device" not in branched()["layers"]["data"]
+        assert network_from_json({"layers": filled}).layers == network_from_json(branched()).layers
 
     def test_weights_have_a_bias(self):
         layers = {layer.name: layer for layer in network_from_json(branched()).layers}
@@ -105,6 +120,30 @@ class TestReading:
         }
         with pytest.raises(ModelError, match="depends on itself"):
             network_from_json(net(**layers))
+
+
+class TestAnything:
+    """Whatever is put in a file, what comes out is a network or a machine, or one sentence."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(value=mutated(branched()))
+    def test_a_changed_network_is_read_or_refused(self, value):
+        try:
+            graph = network_graph(network_from_json(value, 2, "net.json"))
+        except InputError as error:
+            assert str(error)
+        else:
+            assert graph.ops
+
+    @settings(max_examples=150, deadline=None)
+    @given(value=mutated(json.loads(MACHINE.read_text())))
+    def test_a_changed_machine_is_read_or_refused(self, value):
+        try:
+            cluster = device_cluster(device_graph_from_json(value, "machine.json"))
+        except InputError as error:
+            assert str(error)
+        else:
+            assert cluster.num_devices >= 1
 
 
 class TestGraph:

@@ -67,7 +67,7 @@ def export(
     for node in list(program.graph.nodes):
         if node.op == "call_function" and _short_name(node) in CHECKS and not node.users:
             program.graph.erase_node(node)
-    inline_regions(program.graph_module)
+    inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
     split_layers(program.graph)
     program.graph.lint()

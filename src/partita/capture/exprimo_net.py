@@ -82,6 +82,21 @@ def network_from_json(
     return _Reader(file, BATCH if batch is None else batch).read(value)
 
 
+def with_devices(value: Mapping[str, Any], devices: Mapping[str, int]) -> dict[str, Any]:
+    """The network's JSON with a `device` in every layer that is named, inside blocks too."""
+    layers = {}
+    for name, layer in value["layers"].items():
+        if layer.get("type") == "Block":
+            inside = {
+                part: {**content, "device": devices.get(f"{name}/{part}", content.get("device"))}
+                for part, content in layer["layers"].items()
+            }
+            layers[name] = {**layer, "layers": inside}
+        else:
+            layers[name] = {**layer, "device": devices.get(name, layer.get("device"))}
+    return {**value, "layers": layers}
+
+
 class _Reader:
     def __init__(self, file: str, batch: int) -> None:
         self.file, self.batch = file, batch
@@ -137,7 +152,7 @@ class _Reader:
             self.raw[f"{name}/{part}"] = {**content, "parents": parents}
         endpoint = layer.get("endpoint")
         if endpoint is not None:
-            if endpoint not in inner:
+            if not isinstance(endpoint, str) or endpoint not in inner:
                 raise self.fail(
                     f"found {endpoint!r}", suggest(str(endpoint), inner), f"{where}.endpoint"
                 )

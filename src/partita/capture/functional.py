@@ -31,16 +31,23 @@ def make_functional(program: ExportedProgram) -> None:
     for node in list(program.graph.nodes):
         if _is_inactive_dropout(node):  # it gives its input itself, which export does not see
             node.meta["val"] = node.args[0].meta["val"]
+        elif _is_copy_of_itself(node):  # export assigns what a module has kept to its name again
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
         elif _written(node) is not None:
             _Change(program.graph, node, kinds, names).apply()
     _rename_outputs(program)
+
+
+def _is_copy_of_itself(node: Node) -> bool:
+    return node.target is aten.copy_.default and _same_place(*node.args[:2])  # type: ignore[arg-type]
 
 
 def _is_inactive_dropout(node: Node) -> bool:
     if _base_name(node) not in DROPOUTS or _written(node) is not None:
         return False
     _, p, train = node.args
-    return not train or p == 0
+    return bool(not train or p == 0)
 
 
 def _rename_outputs(program: ExportedProgram) -> None:
@@ -76,13 +83,16 @@ class _Change:
         self.node = node
         self.written = written
         self.root = _root(written)
-        self.kind = kinds.get(self.root.name) if self.root.op == "placeholder" else None
-        self.name = names.get(self.root.name) or self.root.name
+        self.kinds, self.names = kinds, names
+        self.kind = kinds.get(self.root.name)
+        self.part: Node | None = None  # the changed part, seen in the new whole
+        self.last: Node | None = None  # of the nodes added
         self.order = {other: i for i, other in enumerate(graph.nodes)}
 
     def apply(self) -> None:
-        if self.kind is InputKind.PARAMETER:
-            raise self._refused(f"changes the parameter {self.name} in place")
+        behind = _root(self.written, through_detach=True)
+        if self.kinds.get(behind.name) is InputKind.PARAMETER:
+            raise self._refused(f"changes the parameter {self.names[behind.name]} in place")
         stale = self._stale()
         if self.kind is InputKind.BUFFER and _same_place(self.written, self.root):
             whole = self.node  # stays in place: it gives the buffer itself
@@ -96,7 +106,23 @@ class _Change:
             whole = self._put_back()
             if self.kind is InputKind.BUFFER:
                 whole = self._append(aten.copy_.default, (self.root, whole), self.root)
+            if not _same_place(self.written, self.root) and self._is_read(stale):
+                self._see_through(whole)
         self._refresh(stale, whole)
+
+    def _is_read(self, stale: list[Node]) -> bool:
+        """Does anyone read the changed part itself later?"""
+        here = self.order[self.node]
+        return any(self.order.get(user, here) > here for user in self.node.users) or any(
+            _same_place(other, self.written) for other in stale
+        )
+
+    def _see_through(self, whole: Node) -> None:
+        """Let later readers of the changed part see it in the whole, strides included."""
+        here = self.order[self.node]
+        part = self._view_again(self.written, whole)
+        self.node.replace_all_uses_with(part, lambda user: self.order.get(user, here) > here)
+        self.part = part
 
     def _stale(self) -> list[Node]:
         """What shares the memory and is read later: it must not be read as it was."""
@@ -174,18 +200,24 @@ class _Change:
 
     def _fresh(self, other: Node, whole: Node) -> Node:
         if _root(other, through_detach=True) is self.root:
-            if other is self.root:
-                return whole
-            return self._view_again(other, whole)
+            return self._changed(other) or self._view_again(other, whole)
         if "detach" in (_base_name(self.root), _base_name(_root(other))):
             raise self._refused("changes a tensor in place behind the back of its gradient")
         if not _same_place(other, self.written):
             raise self._refused("changes a tensor in place that shares memory with another")
-        return self.node
+        return self.part or self.node
+
+    def _changed(self, other: Node) -> Node | None:
+        """The changed part itself, where that is what is read."""
+        if self.part is None and _same_place(other, self.written) and _root(other) is self.root:
+            return self.node
+        return None
 
     def _view_again(self, view: Node, whole: Node) -> Node:
-        if view is self.written or (_same_place(view, self.written) and _root(view) is self.root):
-            return self.node
+        if _same_place(view, self.root) and _root(view) is self.root:
+            return whole
+        if self.part is not None and _same_place(view, self.written) and _root(view) is self.root:
+            return self.part
         source = _viewed(view, through_detach=True)
         assert source is not None
         below = whole if source is self.root else self._view_again(source, whole)
@@ -199,8 +231,7 @@ class _Change:
         self, target: Any, args: tuple[Any, ...], like: Node, kwargs: dict[str, Any] | None = None
     ) -> Node:
         """A node after all that have been added for this change, with the tensor of `like`."""
-        last = getattr(self, "last", self.node)
-        with self.graph.inserting_after(last):
+        with self.graph.inserting_after(self.last or self.node):
             made = self.graph.call_function(target, args, kwargs)
         made.meta = {**self.node.meta, "val": like.meta["val"]}
         self.order[made] = self.order[self.node]

@@ -49,6 +49,15 @@ def of_stack(frame: FrameType | None = None) -> Line:
     return Line()
 
 
+def is_called_by_user(frame: FrameType | None) -> bool:
+    """Did the model's own code open this context, not something within PyTorch?"""
+    while frame is not None and frame.f_code.co_filename.endswith(
+        ("grad_mode.py", "contextlib.py", "_contextlib.py")
+    ):
+        frame = frame.f_back
+    return frame is not None and _is_users(frame.f_code.co_filename)
+
+
 def of_node(stack_trace: str | None) -> Line:
     """The innermost line of the model in the stack trace that an exported node carries."""
     found = Line()

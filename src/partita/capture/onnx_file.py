@@ -153,7 +153,7 @@ class _Reader:
 
     def graph(self) -> Graph:
         """The whole graph."""
-        from partita.capture.onnx_kinds import Site
+        from partita.capture.onnx_site import Site
 
         for value in self.model.graph.input:
             if value.name not in self.initializers:

@@ -11,7 +11,7 @@ it, and its cost would be hidden, so the sub-graph's nodes are put in its place:
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -19,35 +19,36 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+DONE = "partita_autocast"  # marks nodes whose casts are there
 
 
-def inline_regions(graph_module: GraphModule) -> None:
-    """Replace every such region by its nodes, innermost last."""
-    changed = True
-    while changed:
-        changed = False
-        for node in list(graph_module.graph.nodes):
-            kind = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-            if kind == "wrap_with_set_grad_enabled":
-                _inline_grad_mode(graph_module, node)
-                changed = True
-            elif kind == "wrap_with_autocast":
-                _inline_autocast(graph_module, node)
-                changed = True
+def inline_regions(graph_module: GraphModule, buffers: Collection[str] = ()) -> None:
+    """Replace every such region by its nodes, inner ones first; `buffers` names placeholders."""
+    for node in list(graph_module.graph.nodes):
+        kind = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if kind == "wrap_with_set_grad_enabled":
+            _inline_grad_mode(graph_module, node, buffers)
+        elif kind == "wrap_with_autocast":
+            _inline_autocast(graph_module, node, buffers)
     for node in list(graph_module.graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph_module.graph.erase_node(node)
     graph_module.delete_all_unused_submodules()
 
 
-def _inline_grad_mode(graph_module: GraphModule, node: Node) -> None:
+def _inline_grad_mode(graph_module: GraphModule, node: Node, buffers: Collection[str]) -> None:
     enabled, submodule, *operands = node.args
-    body = _body(graph_module, submodule)
+    body = _body(graph_module, submodule, operands, buffers)
     if enabled:
         _replace(graph_module, node, body, operands)
     elif any(_changes_in_place(inner) for inner in body.graph.nodes):
         with graph_module.graph.inserting_before(node):
-            entering = [_detached(graph_module, operand, node) for operand in operands]
+            entering = [
+                operand
+                if isinstance(operand, Node) and operand.name in buffers
+                else _detached(graph_module, operand, node)
+                for operand in operands
+            ]
         _replace(graph_module, node, body, entering)
     else:
         leave = _Leaving(graph_module, node)
@@ -65,21 +66,26 @@ class _Leaving:
         return _detached(self.graph_module, value, self.node)
 
 
-def _inline_autocast(graph_module: GraphModule, node: Node) -> None:
+def _inline_autocast(graph_module: GraphModule, node: Node, buffers: Collection[str]) -> None:
     device, dtype, enabled, _, submodule, *operands = node.args
-    body = _body(graph_module, submodule)
+    body = _body(graph_module, submodule, operands, buffers)
     casts: dict[tuple[Node, torch.dtype], Node] = {}
 
     def cast(copied: Node, inner: Node) -> None:
+        if copied.meta.get(DONE):
+            return  # a region within this one has its own rules
+        copied.meta[DONE] = True
         region = torch.autocast(str(device), dtype, enabled=bool(enabled), cache_enabled=False)  # type: ignore[arg-type]
         for position, wanted in _casts(inner, region).items():
             source = copied.all_input_nodes[position]
-            if (source, wanted) not in casts:
+            made = casts.get((source, wanted))
+            if made is None:
                 with graph_module.graph.inserting_before(copied):
                     made = graph_module.graph.call_function(aten.to.dtype, (source, wanted))
                 made.meta = {**copied.meta, "val": source.meta["val"].to(wanted)}
-                casts[source, wanted] = made
-            copied.replace_input_with(source, casts[source, wanted])
+            if source.op == "placeholder" and source.meta["val"].requires_grad:
+                casts[source, wanted] = made  # other tensors are cast anew by each operation
+            copied.replace_input_with(source, made)
 
     _replace(graph_module, node, body, operands, after=cast)
 
@@ -88,6 +94,7 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
     """The inputs that an operation casts within the region, by position, and to what."""
     values = [given.meta.get("val") for given in node.all_input_nodes]
     seen: dict[int, torch.dtype] = {}
+    inside: set[torch.dtype] = set()  # casts of what the operation itself has made
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(
@@ -95,9 +102,10 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
         ) -> Any:
             wanted = (kwargs or {}).get("dtype")
             if func is aten._to_copy.default and wanted is not None:
-                for position, value in enumerate(values):
-                    if args[0] is value:
-                        seen[position] = wanted
+                found = [i for i, value in enumerate(values) if args[0] is value]
+                seen.update(dict.fromkeys(found, wanted))
+                if not found:
+                    inside.add(wanted)
             return func(*args, **(kwargs or {}))
 
     def given(other: Node) -> Any:
@@ -111,8 +119,13 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
         return {}  # its own cast, not autocast's
     recorder = Recorder()  # type: ignore[no-untyped-call]
     with torch.no_grad(), tensors[0].fake_mode, recorder, region:  # type: ignore[attr-defined]
-        node.target(*args, **kwargs)
-    return seen
+        out = node.target(*args, **kwargs)
+    if isinstance(out, torch.Tensor) and inside == {out.dtype}:
+        # It moves its inputs' elements about before they are cast: casting first is the same.
+        for position, value in enumerate(values):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                seen.setdefault(position, out.dtype)
+    return {i: dtype for i, dtype in seen.items() if getattr(values[i], "dtype", None) != dtype}
 
 
 def _replace(
@@ -164,10 +177,16 @@ def _adopt(graph_module: GraphModule, body: GraphModule, inner: Node) -> None:
     inner.target = free
 
 
-def _body(graph_module: GraphModule, submodule: Any) -> GraphModule:
+def _body(
+    graph_module: GraphModule, submodule: Any, operands: Any, buffers: Collection[str]
+) -> GraphModule:
+    """The sub-graph of a region, with the regions in it inlined."""
     assert isinstance(submodule, Node)
     found = getattr(graph_module, str(submodule.target))
     assert isinstance(found, GraphModule)
+    inner = [node for node in found.graph.nodes if node.op == "placeholder"]
+    pairs = zip(inner, operands, strict=True)
+    inline_regions(found, {p.name for p, o in pairs if isinstance(o, Node) and o.name in buffers})
     return found
 
 

@@ -93,14 +93,19 @@ class _Translation:
             self.held[id(held)] = self.place[node]
 
     def add(self, node: Node, name: str, value: torch.Tensor, role: str = "activation") -> str:
-        """Declare a tensor; a name that is taken gets a number."""
-        free, number = name, 0
-        while free in self.tensors:
-            free, number = f"{name}:{number}", number + 1
+        """Declare a tensor under a free name."""
+        free = self.free(name)
         self.tensors[free] = Tensor(
             free, _shape(node, value.shape), _dtype(node, value.dtype), role
         )
         return free
+
+    def free(self, name: str) -> str:
+        """The name, or with a number after it where a tensor has it."""
+        found, number = name, 0
+        while found in self.tensors:
+            found, number = f"{name}:{number}", number + 1
+        return found
 
     def named(self, value: Any) -> str | None:
         """The tensor of an argument; None for what is no tensor."""
@@ -214,10 +219,11 @@ class Site:
         value = torch.empty(
             shape, dtype=(self.values[0] if like is None else like).dtype, device="meta"
         )
-        self._shapes[name] = tuple(shape)
-        op = self._op(name, kind, inputs, (name,), attrs)
-        self._pending.append(_Pending(op, [(name, value)]))
-        return name
+        given = self._work.free(name)
+        self._shapes[given] = tuple(shape)
+        op = self._op(name, kind, inputs, (given,), attrs)
+        self._pending.append(_Pending(op, [(given, value)]))
+        return given
 
     def give(
         self, kind: str, inputs: list[str], known: bool = True, outputs: int = 0, **attrs: Attr
@@ -229,13 +235,13 @@ class Site:
             raise Unfit
         single = len(self.values) == 1 and not isinstance(self.node.meta["val"], list | tuple)
         names = tuple(
-            self.node.name if single or count == 1 else f"{self.node.name}:{i}"
+            self._work.free(self.node.name if single or count == 1 else f"{self.node.name}:{i}")
             for i in range(count)
         )
         pairs = [(name, value) for name, value in zip(names, self.values, strict=False)]
         self._pending.append(_Pending(self._op(self.node.name, kind, inputs, names, attrs), pairs))
         rest = [i for i in range(count, len(self.values)) if self.uses(i)]
-        more = {i: f"{self.node.name}.more:{i}" for i in rest}
+        more = {i: self._work.free(f"{self.node.name}.more:{i}") for i in rest}
         if more:
             op = self._op(
                 f"{self.node.name}.more", f"{kind}_more", [names[0]], tuple(more.values()), {}
@@ -250,20 +256,17 @@ class Site:
     def commit(self) -> None:
         """Make what was found part of the graph."""
         assert self.given is not None
-        renamed: dict[str, str] = {}
         for pending in self._pending:
             for name, value in pending.tensors:
                 full = value if isinstance(value, torch.Tensor) else _scalar(value)
-                renamed[name] = self._work.add(self.node, name, full)
+                self._work.add(self.node, name, full)
             op = pending.op
-            inputs = tuple(renamed.get(name, name) for name in op.inputs)
-            outputs = tuple(renamed[name] for name in op.outputs)
-            self._work.ops.append(Op(op.name, op.kind, inputs, outputs, op.attrs, op.scope))
+            self._work.ops.append(op)
             if op.kind == "constant" or (
-                op.kind in ("slice", "reshape", "expand") and self.is_constant(inputs[0])
+                op.kind in ("slice", "reshape", "expand") and self.is_constant(op.inputs[0])
             ):
-                self._work.constant.update(outputs)
-        found = tuple(renamed.get(name, name) or None for name in self.given)
+                self._work.constant.update(op.outputs)
+        found = tuple(name or None for name in self.given)
         several = isinstance(self.node.meta["val"], list | tuple)
         self._work.place[self.node] = found if several else found[0]
 

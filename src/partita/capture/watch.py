@@ -5,6 +5,9 @@
 - `torch.utils.checkpoint`: the region would be kept without the recomputation (and with
   `use_reentrant=True` without its gradient);
 - `Tensor.register_hook` and backward hooks of modules: they change gradients, and would be dropped;
+- `torch.no_grad()` within a `torch.autocast` region: the former would be lost (not the other way
+  round);
+- tensors that a module keeps in attributes from call to call: export would forget them;
 - packed sequences: export fails on them, but somewhere else;
 - Python's and numpy's random numbers: the value drawn now would be used for ever.
 
@@ -14,6 +17,7 @@ names replaced here are those that PyTorch's own code looks up when it is called
 """
 
 import contextlib
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +30,7 @@ from partita.capture import lines
 from partita.errors import CaptureError
 
 DROPPED = "refuse", "inline"
+log = logging.getLogger("partita")
 
 
 @contextlib.contextmanager
@@ -38,7 +43,7 @@ def watching(module: torch.nn.Module, checkpointing: str) -> Iterator[None]:
     _refuse_hooks(module)
     before = _random_states()
     refused: list[CaptureError] = []
-    with _replaced(refused, checkpointing == "inline"):
+    with _replaced(refused, checkpointing == "inline"), _attributes(module, refused):
         yield
     if refused:  # the model caught our error itself
         raise refused[0]
@@ -86,11 +91,22 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
             "give the padded batch to the recurrent layer and mask what is padding",
         )
 
+    def on_grad_mode(self: Any, mode: bool) -> None:
+        within = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+        if not mode and within and lines.is_called_by_user(sys._getframe(1)):
+            refuse(
+                "switches gradients off within an autocast region, which would be lost",
+                "open the no_grad region around the autocast region, or use .detach()",
+            )
+        set_grad_mode(self, mode)
+
+    set_grad_mode = torch.set_grad_enabled.__init__
     is_defined = torch.autograd.function._is_setup_context_defined
     with contextlib.ExitStack() as stack:
         put = _putting(stack)
         put(torch.autograd.function, "_is_setup_context_defined", on_function)
         put(torch.Tensor, "register_hook", on_hook)
+        put(torch.set_grad_enabled, "__init__", on_grad_mode)
         put(torch.nn.utils.rnn, "_packed_sequence_init_args", on_packed)
         if inline:
             put(checkpoints, "CheckpointFunction", _Inlined)
@@ -98,6 +114,41 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
             put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
             put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
         yield
+
+
+@contextlib.contextmanager
+def _attributes(module: torch.nn.Module, refused: list[CaptureError]) -> Iterator[None]:
+    """What a module keeps in its attributes from call to call; what is new there goes again."""
+    before = {child: dict(vars(child)) for child in module.modules()}
+
+    def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
+        old = before.get(self, {}).get(name)
+        if lines.is_called_by_user(sys._getframe(1)):
+            line = lines.of_stack()
+            if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
+                error = CaptureError(
+                    f"`{line.code}` keeps a tensor for the next call, which would be lost",
+                    fix=f"make {name} a buffer (register_buffer) and change that in place",
+                    file=line.place,
+                )
+                refused.append(error)
+                raise error
+            if isinstance(old, int | float) and value is not old:
+                log.warning(
+                    "%s: `%s` changes %s from call to call; captured, it stays as it is now",
+                    line.place, line.code, name,
+                )  # fmt: skip
+        put(self, name, value)
+
+    put = torch.nn.Module.__setattr__
+    torch.nn.Module.__setattr__ = on_set  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
+        for child, known in before.items():
+            for name in vars(child).keys() - known.keys():
+                delattr(child, name)
 
 
 def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:
