@@ -19,6 +19,10 @@ w = u * busy of work. An op has the sums of its kernels as `t_us` and `w_us`.
                       + SYNC if there is more than one group
     merge stage       the t of the one conv
     objective         the sum over all stages of all parts
+
+Another form of answer knows no stages and no parts: all ops on some streams, kept apart by their
+dependencies alone (`fluid.py` says what that takes). It is scored by its own clock: a shortest
+schedule of stages may be longer than one without barriers, and the two are not compared in proofs.
 """
 
 import math
@@ -31,6 +35,7 @@ import msgspec
 
 from partita import files
 from partita.errors import FileError, InputError, ProblemError
+from partita.problems.fluid import Load, run_streams
 
 FORMAT = "streams-problem"
 INPUT = "input"
@@ -104,12 +109,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StreamsSolution:
-    """The stages of every part, in the order in which they run."""
+    """The stages of every part, in the order in which they run; or the ops of every stream."""
 
-    parts: tuple[tuple[Stage, ...], ...]
+    parts: tuple[tuple[Stage, ...], ...] = ()
+    streams: tuple[tuple[int, ...], ...] = ()  # without barriers, instead of parts
 
     def to_json(self) -> dict[str, Any]:
         """As the `solution` of an answer."""
+        if self.streams:
+            return {"streams": [list(ops) for ops in self.streams]}
         return {"parts": [[stage.to_json() for stage in part] for part in self.parts]}
 
     @classmethod
@@ -181,6 +189,8 @@ class StreamsProblem:
 
 def check(problem: StreamsProblem, solution: StreamsSolution) -> tuple[str, ...]:
     """What is wrong with this solution, one sentence each; empty if nothing is."""
+    if solution.streams:
+        return _stream_violations(problem, solution)
     if len(solution.parts) != len(problem.parts):
         return (f"the solution has {len(solution.parts)} parts for {len(problem.parts)}",)
     wrong: list[str] = []
@@ -190,11 +200,37 @@ def check(problem: StreamsProblem, solution: StreamsSolution) -> tuple[str, ...]
 
 
 def evaluate(problem: StreamsProblem, solution: StreamsSolution) -> float:
-    """The objective of a valid solution: the sum of all stage times, in us."""
+    """The objective of a valid solution, in us: the sum of all stage times, or the last end."""
     violations = check(problem, solution)
     if violations:
         raise ProblemError(violations[0], fix="give a valid solution", field="solution")
+    if solution.streams:
+        return max(end for _, end in stream_times(problem, solution.streams).values())
     return sum(stage_us(problem, stage) for part in solution.parts for stage in part)
+
+
+def stream_times(
+    problem: StreamsProblem, streams: tuple[tuple[int, ...], ...]
+) -> dict[int, tuple[float, float]]:
+    """Start and end of every op without barriers, in us; ops in a circle have none."""
+    loads = {op: Load(*_load(problem.ops[op])) for ops in streams for op in ops}
+    return run_streams(loads, streams, problem.constants.sync_us, problem.constants.alpha)
+
+
+def _load(op: StreamsOp) -> tuple[float, float, tuple[int, ...]]:
+    return op.t_us, op.w_us, op.preds
+
+
+def free_bound(problem: StreamsProblem) -> float:
+    """No answer without barriers is shorter: the longest path of all, or all of the work."""
+    until: dict[int, float] = {}
+    work = 0.0
+    for op in sorted(op for part in problem.parts for op in part):
+        each = problem.ops[op]
+        before = max((until.get(pred, 0.0) for pred in each.preds), default=0.0)
+        until[op] = before + max(each.t_us, each.w_us)
+        work += each.w_us
+    return max(work, max(until.values(), default=0.0))
 
 
 def stage_us(problem: StreamsProblem, stage: Stage) -> float:
@@ -500,6 +536,22 @@ def _check_parts(problem: StreamsProblem) -> None:
     if not part_of:
         fix = f'give at least one op whose type is not "{INPUT}"'
         raise ProblemError("hold nothing to schedule", fix=fix, field="ops")
+
+
+def _stream_violations(problem: StreamsProblem, solution: StreamsSolution) -> tuple[str, ...]:
+    if solution.parts:
+        return ("the solution has both parts and streams",)
+    wanted = {op for part in problem.parts for op in part}
+    times = Counter(op for ops in solution.streams for op in ops)
+    wrong = [f"op {op} is not scheduled" for op in sorted(wanted) if not times[op]]
+    wrong += [f"op {op} is scheduled {n} times" for op, n in sorted(times.items()) if n > 1]
+    wrong += [f"op {op} does not belong here" for op in sorted(set(times) - wanted)]
+    if problem.s is not None and len(solution.streams) > problem.s:
+        wrong.append(f"there are {len(solution.streams)} streams, more than s = {problem.s}")
+    if not wrong:
+        ends = stream_times(problem, solution.streams)
+        wrong = [f"op {op} waits for itself" for op in sorted(wanted) if op not in ends]
+    return tuple(wrong)
 
 
 def _part_violations(

@@ -18,6 +18,7 @@ from partita.run.streams.profile import Profile, here
 from partita.run.streams.record import Schedule, check_plan, read_schedules, write_schedules
 from partita.run.streams.replay import Plain, Replay
 from partita.run.streams.steps import T
+from partita.run.streams.tune import compile_all
 
 Call = Callable[..., tuple[T, ...]]
 Key = tuple[tuple[int, ...], ...]
@@ -124,7 +125,10 @@ def built(module: nn.Module, inputs: tuple[T, ...], schedule: Schedule) -> Call:
         check_plan(schedule, chosen)
         bound = Bound(chosen, placement, inputs[0].device)
         bound.set_inputs(inputs)
-        return Replay(bound, schedule.plan, schedule.way_of())
+        ways = schedule.way_of()
+        steps = chosen.maker()
+        compile_all(bound, [(steps[name], way) for name, way in ways.items()])
+        return Replay(bound, schedule.plan, ways)
 
 
 def _inputs(module: nn.Module, example: T | Sequence[T]) -> tuple[T, ...]:

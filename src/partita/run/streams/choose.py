@@ -14,6 +14,7 @@ before the time is over, or before Ctrl-C, takes part.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -125,7 +126,7 @@ class Chooser:
                 f"{self.options.seed} for the check, different in every call after it"
             )
         self.note("computing the truth")
-        self.truth = truth_of(self.module, self.inputs, self.options.seed)
+        self.truth = truth_of(self.module, self.inputs, _depth(flow), self.options.seed)
         self.attempt("sequential graph", lambda: self.sequential(fold_norms(flow)))
         if not flow.random_ops:
             for variant, each in variants(flow).items():
@@ -276,10 +277,19 @@ def compiled_call(module: nn.Module) -> Callable[..., tuple[T, ...]]:
     compiled: Any = torch.compile(module, mode="reduce-overhead", dynamic=False)
 
     def call(*inputs: T) -> tuple[T, ...]:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(module) if module.training else nullcontext():
             return tuple(each.clone() for each in as_tuple(compiled(*inputs)))
 
     return call
+
+
+def _depth(flow: Flow) -> int:
+    """Operators on the longest way from input to output that may round."""
+    deep: dict[str, int] = {}
+    for step in flow.steps:
+        here = 0 if step.is_view else 1
+        deep[step.name] = here + max((deep.get(name, 0) for name in step.uses), default=0)
+    return max(deep.values(), default=1)
 
 
 def _call(candidate: Candidate, inputs: tuple[T, ...]) -> Callable[[], object]:

@@ -183,6 +183,9 @@ class _Reader:
 class Held(str):
     """The name of a constant among the arguments of a call."""
 
+    def __repr__(self) -> str:
+        return f"Held({str(self)!r})"
+
 
 def _lookup(value: Any, known: dict[str, Any]) -> Any:
     if isinstance(value, torch.fx.Node):

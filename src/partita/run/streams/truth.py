@@ -1,6 +1,12 @@
-"""Is an output right? Compared with the model in float64, beside the model as it was given."""
+"""Is an output right? Compared with the model in float64, beside the model as it was given.
+
+An output may be twice as far from the truth as the given model's own, or as far as rounding alone
+explains: u sqrt(depth) with the unit roundoff u of the factors of products and `depth` operators
+one after the other, if their errors are independent. Twice that is allowed.
+"""
 
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +16,13 @@ from partita.errors import VerificationError
 from partita.run.streams.export import evaluating
 from partita.run.streams.steps import T
 
-# The least error that is always allowed, relative, by the dtype of the products' factors.
-FLOORS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-TF32_FLOOR = 1e-3
-MOST = 2.0  # times the given model's own error
+# Unit roundoff of the factors of products. Sums of float32 in another order count, not one product.
+ROUNDOFF = {
+    torch.float64: 2.0**-46, torch.float32: 2.0**-21, torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}  # fmt: skip
+TF32_ROUNDOFF = 2.0**-11
+MOST = 2.0  # times the given model's own error, or what rounding explains
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +56,8 @@ def relative(found: T, exact: T) -> float:
     return value if value == value else float("inf")
 
 
-def truth_of(module: nn.Module, inputs: tuple[T, ...], seed: int = 0) -> Truth:
-    """The module in float64, or as it is where that does not run."""
+def truth_of(module: nn.Module, inputs: tuple[T, ...], depth: int = 1, seed: int = 0) -> Truth:
+    """The module in float64, or as it is where that does not run; `depth` operators deep."""
     with evaluating(module), torch.no_grad():
         torch.manual_seed(seed)
         given = as_tuple(module(*inputs))
@@ -59,9 +68,10 @@ def truth_of(module: nn.Module, inputs: tuple[T, ...], seed: int = 0) -> Truth:
         except (RuntimeError, TypeError, MemoryError):
             exact = tuple(each.clone() for each in given)
     dtype = given[0].dtype
-    floor = FLOORS.get(dtype, 1e-3)
+    roundoff = ROUNDOFF.get(dtype, 0.0)
     if dtype == torch.float32 and given[0].is_cuda and torch.backends.cudnn.allow_tf32:
-        floor = TF32_FLOOR
+        roundoff = TF32_ROUNDOFF
+    floor = MOST * roundoff * math.sqrt(depth)
     errors = tuple(map(relative, given, exact))
     if any(error == float("inf") for error in errors):
         raise VerificationError(

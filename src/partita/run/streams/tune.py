@@ -38,7 +38,7 @@ def tune(
         for key, index in first.items()
     }
     note(f"compiling kernels of {len(first)} different steps")
-    _compile(bound, [(flow.steps[first[key]], way) for key in missing for way in missing[key]])
+    compile_all(bound, [(flow.steps[first[key]], way) for key in missing for way in missing[key]])
     for number, (key, open_ways) in enumerate(missing.items()):
         if not go_on():
             break
@@ -46,7 +46,9 @@ def tune(
         for way in open_ways:
             profile.put(key, way, _time(bound, flow.steps[first[key]], way))
     profile.save()
-    return {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
+    found = {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
+    compile_all(bound, [(flow.steps[index], each.ways[0]) for index, each in found.items()])
+    return found
 
 
 def _timed(profile: Profile, key: str, candidates: tuple[Way, ...]) -> Timed:
@@ -83,8 +85,8 @@ def structure(bound: Bound, step: Step) -> str:
     return f"{used} {shapes} {dtype} {bool(step.residual)}"
 
 
-def _compile(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
-    """Compile what the jobs need, side by side; what cannot be compiled fails again when timed."""
+def compile_all(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
+    """Compile what the jobs need, side by side; what cannot be compiled fails again when run."""
     seen = set()
     some = []
     for step, way in jobs:
@@ -104,9 +106,10 @@ def _compile(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
         except Exception:  # a kernel that needs too much; timing skips it
             return
 
-    with ThreadPoolExecutor(COMPILERS) as pool:
-        list(pool.map(work, some))
-    torch.cuda.synchronize()
+    if some:
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            list(pool.map(work, some))
+        torch.cuda.synchronize()
 
 
 def _time(bound: Bound, step: Step, way: Way) -> float:

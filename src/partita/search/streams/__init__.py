@@ -2,6 +2,7 @@
 
 from partita.problems.streams import StreamsProblem, StreamsSolution
 from partita.search.base import Search
+from partita.search.streams.barrier_free import BarrierFree
 from partita.search.streams.brute import Brute
 from partita.search.streams.exact import Exact
 from partita.search.streams.greedy import Greedy
@@ -13,6 +14,7 @@ SEARCHES: dict[str, Search[StreamsProblem, StreamsSolution]] = {
     "exact": Exact(),
     "ios": Ios(),
     "lazy": Lazy(),
+    "barrier-free": BarrierFree(),
     "greedy": Greedy(),
     "sequential": Sequential(),
     "brute": Brute(),

@@ -1,0 +1,142 @@
+"""`partita streams`: the ops of a model side by side on one GPU."""
+
+from typing import Any
+
+import click
+
+from partita import files, units
+from partita.cli.base import Output, OutputFile, common_options, output_option
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isdecimal() and 0 < int(word) < 10**6 for word in words):
+        raise click.BadParameter(f"found {text!r}, sizes like 1 or 1,16,32 are needed")
+    return tuple(map(int, words))
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "analytic"]),
+    default="cuda",
+    show_default=True,
+    help="Measure on this machine's GPU, or work with analytic costs.",
+)
+@click.option("--gpu", default="H200", show_default=True, help="Analytic: the kind of GPU.")
+@click.option(
+    "--batch", "-b", type=_batches, default="1", show_default=True,
+    help="Samples per call; a schedule for each of 1,16,32.",
+)  # fmt: skip
+@click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Element type.")
+@click.option("--method", help="Analytic: a search; see: partita methods streams.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search; 60 on a GPU."
+)
+@click.option("--profile", metavar="FILE", help="Keep measurements in this file.")
+@click.option("--no-compile", is_flag=True, help="Leave torch.compile out of the comparison.")
+@output_option("Write the schedule (.json) or, from a GPU, Python source (.py) here.")
+@common_options
+def command(model: str, device: str, output: OutputFile | None, out: Output, **options: Any) -> int:
+    """Run the ops of a MODEL side by side on one GPU.
+
+    MODEL is a zoo name (inception_v3, nasnet_large@331) or file.py:function, which gives a PyTorch
+    module and the arguments of a call.
+
+    On a GPU the model becomes one CUDA graph over several streams. Every candidate, the sequential
+    graph and torch.compile among them, is checked and timed as a whole; the fastest is kept.
+
+    Without a GPU, --device analytic finds stages and streams by a roofline in which ops share the
+    processors, and draws the timeline of the best.
+    """
+    if device == "analytic":
+        return _analytic(model, output, out, **options)
+    return _measured(model, output, out, **options)
+
+
+def _analytic(
+    model: str, output: OutputFile | None, out: Output, *, gpu: str, batch: tuple[int, ...],
+    dtype: str | None, method: str | None, time_limit: float | None, **_: Any,
+) -> int:  # fmt: skip
+    from partita.jobs.streams import streams_by_costs
+    from partita.report.terminal import gantt
+
+    with out.stop(time_s=time_limit) as stop:
+        found = streams_by_costs(
+            model, gpu, batch=batch[0], dtype=dtype, method=method, stop=stop, seed=out.seed
+        )
+    best = found.best
+    data = {
+        "format": "partita/result@1",
+        "problem": model,
+        "device": found.device.name,
+        "method": best.method,
+        "status": str(best.status),
+        "objective": best.objective,
+        "lower_bound": best.lower_bound,
+        "seconds": sum(each.seconds for each in found.results),
+        "seed": out.seed,
+        "why": best.why,
+        "solution": None if best.solution is None else best.solution.to_json(),
+        "candidates": {each.method: each.objective for each in found.results},
+        "ops": [op.name for op in found.model.problem.ops],
+    }
+    if output is not None:
+        output.write(files.encode_json(data))
+    problem = found.model.problem
+    out.show(
+        f"{problem.model} on {found.device.name}: {len(problem.ops) - 1} launches in "
+        f"{len(problem.parts)} parts, analytic costs"
+    )
+    for each in found.results:
+        if each.objective is not None:
+            out.show(f"  {each.method:14}{each.objective:10.1f} us  {each.why}")
+    if found.timeline is not None:
+        out.show("\n" + gantt(found.timeline))
+    if output is not None:
+        out.show(f"written to {output.path}")
+    out.show(f"measure it on a GPU with: partita streams {model} --device cuda")
+    out.result(data)
+    return 0 if best.solution is not None else 1
+
+
+def _measured(
+    model: str, output: OutputFile | None, out: Output, *, batch: tuple[int, ...],
+    dtype: str | None, time_limit: float | None, profile: str | None, no_compile: bool, **_: Any,
+) -> int:  # fmt: skip
+    from partita.run.streams.emit import emit
+    from partita.run.streams.model import streams_of
+
+    found = streams_of(
+        model, batches=batch, dtype=dtype, time_s=time_limit or 60.0, profile=profile,
+        compile=not no_compile, seed=out.seed, note=out.note,
+    )  # fmt: skip
+    written = None
+    if output is not None and output.path.suffix == ".py":
+        written = output.write(emit(found, str(output.path.with_suffix(".pt"))))
+    elif output is not None:
+        found.save(output.path, overwrite=output.force)
+        written = output.path
+    for schedule in found.schedules:
+        out.show(f"{model}, inputs {[list(shape) for shape in schedule.shapes]} {schedule.dtype}:")
+        for label, time_us in sorted(schedule.times_us, key=lambda pair: pair[1]):
+            kept = "  <- kept" if label == schedule.label else ""
+            out.show(f"  {label:32}{units.seconds(time_us / 1e6):>10}{kept}")
+        out.show(
+            f"  error {schedule.error:.1e} against float64, the model's own "
+            f"{schedule.model_error:.1e}; found in {schedule.seconds:.0f} s"
+        )
+        for note in schedule.notes:
+            out.note(note)
+    if written is not None:
+        out.show(f"written to {written}")
+    out.result(
+        {
+            "format": "partita/result@1",
+            "problem": model,
+            "schedules": [schedule.to_json() for schedule in found.schedules],
+            "plan": None if written is None else str(written),
+        }
+    )
+    return 0

@@ -1,0 +1,96 @@
+import ast
+
+import pytest
+import torch
+from streams_modules import made
+
+from partita.errors import InputError
+from partita.run.streams import order
+from partita.run.streams.api import Streamed
+from partita.run.streams.bound import Bound
+from partita.run.streams.choose import variants
+from partita.run.streams.emit import emit
+from partita.run.streams.export import flow_of
+from partita.run.streams.fold import fold_norms
+from partita.run.streams.place import place
+from partita.run.streams.record import Schedule, fingerprint
+from partita.run.streams.replay import Plain, Replay
+
+
+def streamed(name="branches"):
+    """A model scheduled by hand, as the GPU would."""
+    module, image = made(name)
+    with torch.no_grad():
+        flow, placement = place(variants(flow_of(module, (image,)))["merge"])
+        bound = Bound(flow, placement, torch.device("cpu"))
+        plan = order.listed(flow, 3, dict.fromkeys(order.launched(flow), 1.0))
+        call = Replay(bound, plan, {})
+    found = Streamed(module, (image,))
+    schedule = Schedule(
+        (tuple(image.shape),), "float32", "a GPU", "streams", "merge", fingerprint(flow), plan,
+        (), (("merge, 3 streams", 5.0),), 0.0, 0.0, 1.0,
+    )  # fmt: skip
+    found.add(schedule, call)
+    return found, call, image
+
+
+def test_emitted_source_says_the_same_steps_and_waits(tmp_path):
+    found, call, _ = streamed()
+    text = emit(found, str(tmp_path / "weights.pt"))
+    tree = ast.parse(text)
+    table = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "STEPS"
+    )
+    names = {}
+    exec(
+        "from partita.run.streams.steps import *\nfrom partita.run.streams.read import Held\n"
+        "from partita.run.streams.steps import Ref, Step, Window\n",
+        names,
+    )
+    assert eval(ast.unparse(table), names) == call.bound.flow.steps
+    launches = call.plan.launches
+    assert text.count(".wait_event(") == sum(len(launch.waits) for launch in launches)
+    assert text.count("self.run('") == len(launches)
+    saved = torch.load(tmp_path / "weights.pt", weights_only=True)
+    used = {step.weight for step in call.bound.flow.steps if step.weight}
+    assert used <= saved.keys()
+    assert max(map(len, text.splitlines())) < 400
+
+
+def test_what_is_not_ours_is_not_emitted(tmp_path):
+    found, _, image = streamed()
+    module, _ = made("branches")
+    with torch.no_grad():
+        plain = Plain(fold_norms(flow_of(module, (image,))), (image,))
+    found.calls[found.schedules[0].shapes] = plain
+    with pytest.raises(InputError, match="which is PyTorch's own"):
+        emit(found, str(tmp_path / "weights.pt"))
+
+
+def test_a_batch_with_a_schedule_is_picked_and_another_runs_as_it_is():
+    found, _, image = streamed()
+    wanted = found.module(image)
+    torch.testing.assert_close(found(image), wanted, rtol=1e-4, atol=1e-5)
+    with pytest.warns(UserWarning, match=r"no schedule for inputs of \[\[1, 3, 12, 10\]\]"):
+        one = found(image[:1])
+    torch.testing.assert_close(one, wanted[:1], rtol=1e-4, atol=1e-5)
+    found(image[:1])  # said once
+
+
+def test_another_dtype_is_refused():
+    found, _, image = streamed()
+    with pytest.raises(InputError, match=r"an input is torch.float64; give torch.float32"):
+        found(image.double())
+
+
+def test_a_schedule_of_another_gpu_warns(tmp_path):
+    found, _, image = streamed()
+    path = tmp_path / "schedule.json"
+    found.save(path)
+    again = Streamed(found.module, (image,))
+    with pytest.warns(UserWarning, match="was measured on a GPU"):
+        again.load(path)
+    assert again.schedules == found.schedules
+    torch.testing.assert_close(again(image), found(image))
