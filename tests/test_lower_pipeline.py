@@ -226,3 +226,36 @@ def test_micro_batches_divide_the_batch():
     graph = chain(batch=32)
     with pytest.raises(PlanError, match="a batch of 32 in 5 micro-batches"):
         lower_plan(staged(graph, 2), Schedule("1f1b", 5), graph, CLUSTER, run)
+
+
+def test_a_deep_stage_is_timed_by_two_shorter_ones(monkeypatch):
+    import partita.lower.pipeline as pipeline
+
+    work = load("gpt2", batch=16)
+    (stage,) = staged(work.graph, 1, size=2)
+    kept = tuple(op for op in stage.dims() if op.endswith("ln_1"))
+    for stages in ((stage,), (replace(stage, recompute=True, checkpoints=kept),)):
+        short, quick = lowered(work.graph, stages, count=4)
+        monkeypatch.setattr(pipeline, "DEEP_OPS", 10**9)
+        whole, exact = lowered(work.graph, stages, count=4)
+        monkeypatch.undo()
+        assert short.blocks != whole.blocks
+        # Gradients are synchronised in buckets of a size, not layer by layer: the end of the step
+        # is no exact line.
+        assert quick.makespan == pytest.approx(exact.makespan, rel=0.01)
+        assert quick.peaks() == pytest.approx(exact.peaks(), rel=1e-3)
+        for a, b in zip(short.blocks, whole.blocks, strict=True):
+            assert a.busy_s == pytest.approx(b.busy_s, rel=1e-3)
+
+
+def test_checkpoints_that_do_not_repeat_are_lowered_in_full(monkeypatch):
+    import partita.lower.pipeline as pipeline
+
+    work = load("gpt2", batch=16)
+    (stage,) = staged(work.graph, 1, size=2)
+    odd = tuple(stage.dims())[::5]
+    stages = (replace(stage, recompute=True, checkpoints=odd),)
+    _, found = lowered(work.graph, stages, count=4)
+    monkeypatch.setattr(pipeline, "DEEP_OPS", 10**9)
+    _, exact = lowered(work.graph, stages, count=4)
+    assert found.makespan == exact.makespan

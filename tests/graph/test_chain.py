@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.chain import chain_of, folded, runs
+from partita.graph.chain import chain_of, folded, longest_repeat, runs
 from partita.zoo import build
 
 MODELS = ("gpt2", "t5-small", "unet", "inception_v3", "moe", "resnet50", "transformer-base")
@@ -74,3 +74,21 @@ def test_runs_repeat_their_pattern_and_do_not_overlap(kinds):
         assert times >= 2
         end = first + period * times
         assert kinds[first:end] == kinds[first : first + period] * times
+
+
+def test_the_longest_repeat_can_be_left_out():
+    graph = build("gpt2", batch=2)
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    repeat = longest_repeat(graph, ops)
+    assert repeat.times >= 10
+    gone, renamed = repeat.without(2)
+    assert len(gone) == repeat.length * (repeat.times - 2)
+    made = {name for i in gone for name in ops[i].outputs}
+    left = [op for i, op in enumerate(ops) if i not in gone]
+    reads = {renamed.get(name, name) for op in left for name in op.inputs}
+    assert not made & reads
+
+
+def test_ops_without_a_pattern_have_no_repeat():
+    ops = [op for op in build("unet", batch=1).ops if op.phase == "forward"]
+    assert longest_repeat(build("unet", batch=1), ops) is None

@@ -271,6 +271,7 @@ class _Builder:
         self.owner, self.saved, self.users = facts.owner, facts.saved, facts.users
         self.signature, self.pairs = facts.signature, facts.pairs
         self.known: dict[int, tuple[tuple[Choice, ...], OpTable]] = {}
+        self.by_dims: dict[tuple[int, Dims], tuple[list[float], float, float]] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
@@ -317,18 +318,25 @@ class _Builder:
 
     def _parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float, float, float]:
         hidden, updates, memory = self._parameters(op, choice)
+        key = (self.signature[op.name], choice.dims)
+        if key not in self.by_dims:
+            self.by_dims[key] = self._dims_parts(op, choice)
+        seconds, blocking, activations = self.by_dims[key]
+        compute = [
+            own
+            + self.once * sum(op_cost(self.graph, u, kind).scaled(s).seconds for u, s in updates)
+            for own, (kind, _) in zip(seconds, self.devices, strict=True)
+        ]
+        return compute, blocking, hidden, memory + activations, activations
+
+    def _dims_parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float]:
+        """What does not depend on how parameters are kept: seconds of all phases, and so on."""
         compute = []
         for kind, place in self.devices:
             split: Split = tuple(sorted(ways_of(choice.dims, self.axes, place).items()))
-            seconds = sum(
-                op_cost(self.graph, phase, kind, split).seconds for phase in self.phases[op.name]
-            )
-            for update, share in updates:
-                seconds += self.once * op_cost(self.graph, update, kind).scaled(share).seconds
-            compute.append(seconds)
-        activations = self._activations(op, choice)
-        blocking = self._blocking(op, choice.dims)
-        return compute, blocking, hidden, memory + activations, activations
+            phases = self.phases[op.name]
+            compute.append(sum(op_cost(self.graph, phase, kind, split).seconds for phase in phases))
+        return compute, self._blocking(op, choice.dims), self._activations(op, choice)
 
     def _blocking(self, op: Op, dims: Dims) -> float:
         """Statistics and halos of all phases."""

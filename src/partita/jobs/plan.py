@@ -24,12 +24,13 @@ from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.costs.floors import work_bound_s
 from partita.costs.memory import model_memory
+from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
 from partita.jobs.pipelines import PIPELINES
-from partita.jobs.shard import meshes, shard
+from partita.jobs.shard import shard
 from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.wishes import Wishes, parse_wishes
@@ -40,17 +41,18 @@ from partita.plans import ClusterRef, Origin, Plan, Prediction, Schedule, Stage,
 from partita.schedules.named import NAMED
 from partita.search.base import Improvement, Status, Stop, relative_gap
 from partita.search.joint.drafts import ROOM, Draft, Drafting
-from partita.search.joint.meshes import Arrangement, arrangements, divisors
+from partita.search.joint.meshes import Arrangement, arrangements, divisors, weighted_meshes
 
 OBJECTIVES = ("throughput", "latency")
 DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
 MOST_STAGES = 32
 SIMULATED = 5  # drafts that are simulated, at least one for each number of stages in reach
 IN_REACH = 1.08  # of the best estimate: drafts beyond are not simulated
-LEADERS = 3  # drafts around which other schedules are tried
+LEADERS = 2  # drafts around which other schedules are tried
 RETRIES = 3
 NEXT_BEST = 10
 CHUNKS = (2, 3, 4)
+MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
 MORE_MEMORY = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)
 MOST_DEVICES = 1024  # looked at when asked how many would be enough
 SMALL_OPS, SMALL_DEVICES = 2500, 64  # up to this size the sharding search is asked as well
@@ -253,13 +255,19 @@ class _Job:
 
     def _weighted(self) -> None:
         """One stage over unlike devices, each with a share as large as it is fast."""
-        for mesh in meshes(self.cluster, self.workload.graph):
-            if not any(axis.weights for axis in mesh.axes):
+        graph = self.drafting.micro(1)
+        speed = {
+            kind.name: 1 / (sum(op_cost(graph, op, kind).seconds for op in graph.ops) or 1.0)
+            for kind in self.cluster.kinds
+        }
+        ops = [op for segment in self.drafting.chain.segments for op in segment.ops]
+        for count in (d for d in divisors(self.workload.batch) if d <= MOST_WEIGHTED):
+            if not self.wishes.allow("microbatches", count):
                 continue
-            for count in self.drafting.counts(Arrangement((mesh.devices,)))[:3]:
-                ways = self.drafting.ways(mesh, count, 1)
-                ops = [op for segment in self.drafting.chain.segments for op in segment.ops]
-                for way in ways.ways[:2]:
+            for mesh in weighted_meshes(self.cluster, speed, self.workload.batch // count):
+                for way in self.drafting.ways(mesh, count, 1).ways[:2]:
+                    if self._done():
+                        return
                     splits = way.splits(ops, self.drafting.fold)
                     self._try("search", (Stage("stage0", mesh, splits),), Schedule("1f1b", count))
 

@@ -12,7 +12,7 @@ Stages that are alike (in ops, splits and links) are costed once. Of a deep stag
 repeat, two shorter ones are lowered and extended in a line. O(stages x micro-batches).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,9 +23,9 @@ from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.errors import PlanError
-from partita.graph.chain import longest_repeat
+from partita.graph.chain import Repeat, longest_repeat
 from partita.graph.rebatch import batch_of, rebatch
-from partita.graph.record import Graph
+from partita.graph.record import Graph, Op
 from partita.lower.blocks import Blocks, Phase, Run, stage_blocks
 from partita.lower.orders import order_of
 from partita.lower.pieces import WHOLE, Homes, Shorter, homes, piece, shortened
@@ -147,7 +147,7 @@ def _known_blocks(
     graph: Graph, stage: Stage, number: int, where: Homes, cluster: Cluster, run: Run, memo: Memo,
     apart: bool, once: bool,
 ) -> Blocks:  # fmt: skip
-    short = None if once else _shorter(graph, number, where)
+    short = None if once else _shorter(graph, stage, number, where)
     if short is None:
         found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
@@ -177,17 +177,17 @@ class _Short:
     times: int
 
 
-def _shorter(graph: Graph, number: int, where: Homes) -> _Short | None:
+def _shorter(graph: Graph, stage: Stage, number: int, where: Homes) -> _Short | None:
     """Two shorter stages that a deep one is extended from; None where it is not worth it.
 
-    What leaves the stage must not come from what is left out, and everything that enters it must
-    still be read.
+    What leaves the stage must not come from what is left out, everything that enters it must still
+    be read, and splits and checkpoints must repeat as the ops do.
     """
     ops = where.forward[number]
     if len(ops) < DEEP_OPS:
         return None
     repeat = longest_repeat(graph, ops)
-    if repeat is None or repeat.times < DEEP_RUNS:
+    if repeat is None or repeat.times < DEEP_RUNS or not _same_runs(stage, ops, repeat):
         return None
     entering, leaving = where.borders(number)
     parts = []
@@ -201,6 +201,21 @@ def _shorter(graph: Graph, number: int, where: Homes) -> _Short | None:
             return None
         parts.append(part)
     return _Short(tuple(parts), repeat.times)
+
+
+def _same_runs(stage: Stage, ops: Sequence[Op], repeat: Repeat) -> bool:
+    """Are all runs but the first split, kept and checkpointed alike?"""
+    splits = {split.op: (split.dims, split.sharded) for split in stage.splits}
+    firsts = set(stage.checkpoints)
+    first, length = repeat.first, repeat.length
+    looks = {
+        tuple(
+            (splits[op.name], op.name in firsts)
+            for op in ops[first + run * length : first + (run + 1) * length]
+        )
+        for run in range(1, repeat.times)
+    }
+    return len(looks) == 1
 
 
 def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:

@@ -102,7 +102,7 @@ class Drafting:
         self.search = next(iter(SEARCHES.values()))
         self._graphs: dict[int, Graph] = {}
         self._phase_ops: dict[int, dict[str, list[Op]]] = {}
-        self._shares: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._shares: dict[tuple[object, ...], dict[object, tuple[float, float, float]]] = {}
         self._ways: dict[tuple[object, ...], MeshWays] = {}
         self._tables: dict[tuple[object, ...], _Table | None] = {}
 
@@ -220,14 +220,20 @@ class Drafting:
         for stage in stages:
             devices = stage.mesh.devices
             times = 2 if stage.recompute else 1
-            kinds = {self.cluster.devices[d].kind: self.cluster.kind_of(d) for d in devices}
+            names = tuple(sorted({self.cluster.devices[d].kind for d in devices}))
+            kinds = tuple(kind for kind in self.cluster.kinds if kind.name in names)
+            axes = stage.mesh.axes
+            known = self._shares.setdefault((num_microbatches, axes, names), {})
+            seconds = size = 0.0
             for split in stage.splits:
-                like = self.fold.op_like[split.op]
-                forward, backward, size = self._share(
-                    num_microbatches, like, split, stage.mesh.axes, tuple(kinds.values())
-                )
-                busy[devices] = busy.get(devices, 0.0) + times * forward + backward
-                held[devices] = held.get(devices, 0.0) + size
+                key = (self.fold.op_like[split.op], split.dims, split.sharded)
+                share = known.get(key)
+                if share is None:
+                    share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
+                seconds += times * share[0] + share[1]
+                size += share[2]
+            busy[devices] = busy.get(devices, 0.0) + seconds
+            held[devices] = held.get(devices, 0.0) + size
         over = max(size - self._room(devices) for devices, size in held.items())
         return num_microbatches * max(busy.values()), over
 
@@ -235,21 +241,18 @@ class Drafting:
         self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], kinds: tuple[DeviceKind, ...]
     ) -> tuple[float, float, float]:
         """Forward and backward seconds of the luckiest device, and bytes that always lie there."""
-        key = (m, op, split.dims, split.sharded, axes, kinds)
-        if key not in self._shares:
-            graph = self.micro(m)
-            ways: dict[str, float] = {}
-            for dim, axis in zip(split.dims, axes, strict=True):
-                if dim and axis.size > 1:
-                    least = axis.parts / min(axis.weights) if axis.weights else axis.size
-                    ways[dim] = ways.get(dim, 1.0) * least
-            share = tuple(sorted(ways.items()))
-            phases = self._phases(m)[op]
-            seconds = [
-                min(op_cost(graph, phase, k, share).seconds for k in kinds) for phase in phases
-            ]
-            self._shares[key] = (seconds[0], sum(seconds[1:]), self._lies(graph, op, split, axes))
-        return self._shares[key]
+        graph = self.micro(m)
+        ways: dict[str, float] = {}
+        for dim, axis in zip(split.dims, axes, strict=True):
+            if dim and axis.size > 1:
+                least = axis.parts / min(axis.weights) if axis.weights else axis.size
+                ways[dim] = ways.get(dim, 1.0) * least
+        share = tuple(sorted(ways.items()))
+        seconds = [
+            min(op_cost(graph, phase, kind, share).seconds for kind in kinds)
+            for phase in self._phases(m)[op]
+        ]
+        return seconds[0], sum(seconds[1:]), self._lies(graph, op, split, axes)
 
     def _lies(self, graph: Graph, op: str, split: OpSplit, axes: tuple[Axis, ...]) -> float:
         """The least bytes of parameters, gradients and states that an op keeps on a device."""

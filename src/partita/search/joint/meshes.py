@@ -18,6 +18,7 @@ AXIS_NAMES = ("x", "y")
 LEAST_INNER = 8  # inner axes of up to so many devices are tried, however small the nodes
 MOST_INNER = 64
 MOST_ARRANGEMENTS = 48
+LARGEST_WEIGHT = 12
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -87,3 +88,34 @@ def mesh_of(shape: tuple[int, ...], devices: Sequence[int]) -> Mesh:
     """A mesh of these devices, row by row."""
     axes = tuple(Axis(name, size) for name, size in zip(AXIS_NAMES, shape, strict=False))
     return Mesh(axes, tuple(devices))
+
+
+def weighted_meshes(
+    cluster: Cluster, speed_of: dict[str, float], batch: int, most: int = 3
+) -> list[Mesh]:
+    """Lines over all devices in which shares of the batch follow speed, the best ones first.
+
+    Weights are small whole numbers, one per kind, whose sum over all devices divides the batch:
+    other shares would not be whole samples.
+    """
+    counts: dict[str, int] = {}
+    for device in cluster.devices:
+        counts[device.kind] = counts.get(device.kind, 0) + 1
+    kinds = list(counts)
+    if len(kinds) < 2:
+        return []
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for weights in itertools.product(range(1, LARGEST_WEIGHT + 1), repeat=len(kinds)):
+        parts = sum(w * counts[kind] for w, kind in zip(weights, kinds, strict=True))
+        if math.gcd(*weights) == 1 and len(set(weights)) > 1 and batch % parts == 0:
+            slowest = max(w / speed_of[kind] for w, kind in zip(weights, kinds, strict=True))
+            found.append((slowest / parts, weights))
+    chosen = [dict(zip(kinds, weights, strict=True)) for _, weights in sorted(found)[:most]]
+    everything = tuple(range(cluster.num_devices))
+    return [
+        Mesh(
+            (Axis("x", len(everything), tuple(of[device.kind] for device in cluster.devices)),),
+            everything,
+        )
+        for of in chosen
+    ]

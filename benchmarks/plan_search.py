@@ -1,0 +1,131 @@
+"""How good are plans, and what does the search take? Tables for docs/benchmarks.md.
+
+    python benchmarks/plan_search.py              the models and machines of the table
+    python benchmarks/plan_search.py --mixed      unlike devices, against plans that treat all alike
+    python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
+
+Seconds are of this process's CPU, so that other work on the machine does not count.
+"""
+
+import argparse
+import resource
+import time
+from dataclasses import replace
+
+from partita import units
+from partita.cluster import Cluster, resolve
+from partita.jobs.plan import Planned, plan
+from partita.jobs.simulate import simulate_stages
+from partita.jobs.workload import load
+from partita.report.summary import arrangement
+from partita.search.base import Improvement, Stop
+
+CASES = (
+    ("gpt3-175b", "128x8xA100", 1536),
+    ("mixtral-8x7b", "8x8xA100", 128),
+    ("t5-11b", "4x8xA100", 128),
+    ("vit-l16", "8xA100", 256),
+    ("unet", "8xA100", 32),
+    ("inception_v3", "16xV100", 512),
+)
+MIXED = (
+    ("vit-l16", "4xV100+8xP100", 96),
+    ("gpt2-medium", "4xV100+8xP100", 96),
+    ("gpt2-xl", "8xA100+8xH100", 128),
+    ("vit-h14", "8xA100+8xH100", 256),
+)
+MIXED_DTYPE = "f16"  # as such devices are used; V100 and P100 have no bf16
+
+
+def measured(
+    model: str, cluster: str | Cluster, batch: int, limit_s: float, dtype: str | None = None
+) -> tuple[Planned, float, float]:
+    """(result, CPU seconds of the search, CPU seconds until its first plan)."""
+    started = time.process_time()
+    first: list[float] = []
+
+    def progress(step: Improvement) -> None:
+        if step.objective is not None and not first:
+            first.append(time.process_time() - started)
+
+    stop = Stop(time_s=limit_s, gap=0.01, progress=progress)
+    found = plan(model, cluster, batch=batch, dtype=dtype, stop=stop)
+    return found, time.process_time() - started, first[0] if first else float("nan")
+
+
+def row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[str, ...]:
+    """One line of the table."""
+    found, seconds, first = measured(model, cluster, batch, limit_s)
+    if found.best is None:
+        return model, cluster, str(batch), found.why, "", "", "", "", ""
+    best = found.best
+    return (
+        model,
+        cluster,
+        str(batch),
+        arrangement(best.simulation),
+        units.seconds(best.step_s),
+        f"{best.simulation.utilisation:.0%}",
+        f"{found.gap:.1%}",
+        f"{seconds:.1f} s",
+        f"{first:.1f} s",
+    )
+
+
+def alike(cluster: Cluster) -> Cluster:
+    """The same machine with every device as slow, and as small, as the slowest kind."""
+    slowest = min(cluster.kinds, key=lambda kind: kind.peak("f16"))
+    devices = tuple(replace(device, kind=slowest.name) for device in cluster.devices)
+    return replace(cluster, name=f"{cluster.name} alike", kinds=(slowest,), devices=devices)
+
+
+def mixed_row(model: str, spec: str, batch: int, limit_s: float) -> tuple[str, ...]:
+    """Our plan against the best plan made for equal devices, run on the real ones."""
+    cluster = resolve(spec)
+    found, seconds, _ = measured(model, cluster, batch, limit_s, MIXED_DTYPE)
+    blind, _, _ = measured(model, alike(cluster), batch, limit_s, MIXED_DTYPE)
+    work = load(model, batch=batch, dtype=MIXED_DTYPE)
+    steps = []
+    for candidate in (blind.best, *blind.others):
+        if candidate is not None:
+            told = candidate.simulation
+            real = simulate_stages(work, cluster, told.stages, told.schedule)
+            if real.fits:
+                steps.append(real.step_s)
+    assert found.best is not None
+    return (
+        model,
+        spec,
+        str(batch),
+        arrangement(found.best.simulation),
+        units.seconds(found.best.step_s),
+        units.seconds(min(steps)),
+        f"{1 - found.best.step_s / min(steps):.1%}",
+        f"{seconds:.1f} s",
+    )
+
+
+def main() -> None:
+    """Print the table that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--case", nargs=3, metavar=("MODEL", "CLUSTER", "BATCH"))
+    parser.add_argument("--time-limit", type=float, default=300.0)
+    options = parser.parse_args()
+    if options.mixed:
+        cases = [tuple(options.case)] if options.case else MIXED
+        header = ("model", "machine", "batch", "plan", "step", "alike", "better", "search")
+        rows = [mixed_row(m, c, int(b), options.time_limit) for m, c, b in cases]
+    else:
+        cases = [tuple(options.case)] if options.case else CASES
+        header = (
+            "model", "machine", "batch", "plan", "step", "of peak", "gap", "search", "first",
+        )  # fmt: skip
+        rows = [row(m, c, int(b), options.time_limit) for m, c, b in cases]
+    print(units.table(header, rows))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"largest memory of the planner: {peak:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
