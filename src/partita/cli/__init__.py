@@ -41,6 +41,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "compare": "Named strategies and our searches in one table.",
         "simulate": "Time, bounds and memory of a model on a cluster.",
         "explain": "Why a plan is as it is, op by op.",
+        "diff": "What two plans do differently, and what it is worth.",
         "report": "Draw a plan: text here, HTML or a trace in a file.",
         "verify": "Check a plan, program or timeline, whatever made it.",
     },
