@@ -224,8 +224,28 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """One moment of the search: the best plan and the best bound it had."""
+
+    seconds: float
+    step_s: float | None
+    lower_bound_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that was tried and not taken."""
+
+    name: str
+    arrangement: str
+    step_s: float
+    peak_memory_bytes: float
+    why: str  # what stood against it
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
-    """How a plan was found."""
+    """How a plan was found, and what else was tried."""
 
     method: str
     status: str
@@ -233,6 +253,8 @@ class Origin:
     seed: int
     seconds: float
     version: str
+    history: tuple[Progress, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

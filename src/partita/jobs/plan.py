@@ -30,6 +30,7 @@ from partita.errors import InputError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
 from partita.jobs.pipelines import PIPELINES
+from partita.jobs.plan_schedule import searched_schedule
 from partita.jobs.shard import shard
 from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
 from partita.jobs.strategies import STRATEGIES
@@ -37,7 +38,17 @@ from partita.jobs.wishes import Wishes, parse_wishes
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.lower.orders import refusal
-from partita.plans import ClusterRef, Origin, Plan, Prediction, Schedule, Stage, device_groups
+from partita.plans import (
+    Alternative,
+    ClusterRef,
+    Origin,
+    Plan,
+    Prediction,
+    Progress,
+    Schedule,
+    Stage,
+    device_groups,
+)
 from partita.schedules.named import NAMED
 from partita.search.base import Improvement, Status, Stop, relative_gap
 from partita.search.joint.drafts import ROOM, Draft, Drafting
@@ -302,6 +313,8 @@ class _Job:
             draft = by_stages.get(simulation.stages)
             if draft is not None and draft.arrangement.num_stages > 1:
                 self._chunked(draft)
+            if not self._done() and not self.wishes.pinned_to("schedule"):
+                self._searched(simulation)
 
     def _schedules(self, simulation: Simulation) -> list[str]:
         stages, count = simulation.stages, simulation.schedule.num_microbatches
@@ -333,6 +346,16 @@ class _Job:
             )
             if found is not None:
                 self._try_draft(found)
+
+    def _searched(self, simulation: Simulation) -> None:
+        """An order found for exactly these stages and the memory that is left."""
+        if len(simulation.stages) == 1:
+            return
+        left = None if self.stop.time_s is None else max(0.1, self.stop.time_s - self._seconds())
+        stop = Stop(left, interrupted=self.stop.interrupted)
+        found = searched_schedule(simulation, self.memo, stop, self.seed)
+        if found is not None:
+            self._try("search", simulation.stages, found)
 
     def _named(self) -> None:
         for name, stages, schedule in self._named_plans():
@@ -494,10 +517,29 @@ class _Job:
             capacity_bytes=simulation.capacity_bytes,
         )
         cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
-        origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
+        origin = Origin(
+            best.name, str(status), why, self.seed, self._seconds(), __version__,
+            tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in self.history),
+            self._alternatives(best),
+        )  # fmt: skip
         return Plan(
             self.workload.ref(), cluster, simulation.stages, prediction, origin, simulation.schedule
         )
+
+    def _alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
+        """The next best, and what stood against each; those that do not fit too."""
+        others = sorted((c for c in self.tried if c is not best), key=lambda c: c.objective_s)
+        return tuple(
+            Alternative(
+                other.name,
+                other.simulation.arrangement,
+                other.step_s,
+                max(other.simulation.peak_bytes),
+                rejection(other, best),
+            )
+            for other in others
+            if not _alike(other, best)
+        )[:NEXT_BEST]
 
     def _why_not(self) -> str:
         """The smallest changes that would make it fit, as far as drafts tell."""
@@ -555,3 +597,25 @@ class _Job:
                 if drafting.draft(arrangement, count, room=room) is not None:
                     return True
         return False
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    mine, its = one.simulation, other.simulation
+    return mine.stages == its.stages and mine.schedule == its.schedule
+
+
+def rejection(other: Candidate, best: Candidate) -> str:
+    """What stands against a plan: memory, or what it loses most by."""
+    mine, its = other.simulation, best.simulation
+    if not other.fits:
+        peak, room = max(mine.peak_bytes), min(mine.capacity_bytes)
+        return f"needs {units.size(peak)} of {units.size(room)} per device"
+    lost = {
+        "longer in computing": mine.compute_s - its.compute_s,
+        "longer in waiting for communication": mine.exposed_s - its.exposed_s,
+        "longer idle": mine.bubble * mine.step_s - its.bubble * its.step_s,
+    }
+    what, seconds = max(lost.items(), key=lambda item: item[1])
+    if other.step_s <= best.step_s or seconds <= 0:
+        return "no faster"
+    return f"{units.seconds(seconds)} {what}"

@@ -94,6 +94,23 @@ class Simulation:
         return len({device for stage in self.stages for device in stage.mesh.devices})
 
     @property
+    def is_pipelined(self) -> bool:
+        """Are there several stages or micro-batches?"""
+        return len(self.stages) > 1 or self.schedule.num_microbatches > 1
+
+    @property
+    def arrangement(self) -> str:
+        """The mesh; of a pipeline, how many stages on which meshes, and the schedule."""
+        if not self.is_pipelined:
+            return str(self.stages[0].mesh)
+        meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
+        shown = ", ".join(meshes[:3]) + (", ..." if len(meshes) > 3 else "")
+        again, count = sum(stage.recompute for stage in self.stages), len(self.stages)
+        what = "" if not again else f", {again} recomputed" if again < count else ", recomputed"
+        stages = "1 stage" if count == 1 else f"{count} stages"
+        return f"{stages} of {shown}{what}; {self.schedule}"
+
+    @property
     def bubble(self) -> float:
         """The share of the step that groups of devices do not compute, on average."""
         busy = self.timeline.busy()

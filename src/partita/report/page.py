@@ -3,6 +3,7 @@
 Every name is escaped, so that whatever a model or machine is called shows as text.
 """
 
+import base64
 from collections.abc import Sequence
 from html import escape
 
@@ -11,11 +12,13 @@ from partita.graph.draw import to_svg
 from partita.graph.record import Graph
 from partita.jobs.simulate import Simulation, slowest_groups
 from partita.plans import Plan
+from partita.report.charts import Line, line_chart
 from partita.report.live_timeline import live_timeline, timeline_script
 from partita.report.summary import OP_HEADER, arrangement, op_row
 
 MOST_SPLITS = 400
 MOST_OPS = 25
+MOST_BOXES = 160  # of the model, before modules are folded
 KEPT = {
     "none": "copies",
     "states": "states in shares",
@@ -80,6 +83,7 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             _slowest(simulation),
             "<h2>How every op is split</h2>",
             _splits(plan),
+            *_search(plan),
             f'<p class="soft">{escape(_origin(plan))}</p>',
         )
     )
@@ -149,7 +153,7 @@ def _model(plan: Plan, simulation: Simulation) -> str:
                 if dim
             ]
             labels[split.op] = ", ".join(cut) or "whole"
-    picture = to_svg(_forward(simulation.workload.graph), stage_of, labels)
+    picture = to_svg(_forward(simulation.workload.graph), stage_of, labels, max_nodes=MOST_BOXES)
     return f'<div class="model scroll">{picture}</div>'
 
 
@@ -184,6 +188,49 @@ def _splits(plan: Plan) -> str:
         f"<details><summary>{total:,} ops, the loop dim each mesh axis splits"
         f"</summary>{_table(header, rows)}{more}</details>"
     )
+
+
+def _search(plan: Plan) -> tuple[str, ...]:
+    """How the search went, and what else it tried; nothing where the plan does not say."""
+    found = []
+    if plan.origin.history:
+        found += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
+    if plan.origin.alternatives:
+        best = plan.prediction.step_s or 1.0
+        rows = [
+            (
+                other.name,
+                other.arrangement,
+                units.seconds(other.step_s),
+                f"x{other.step_s / best:.2f}",
+                units.size(other.peak_memory_bytes),
+                other.why,
+            )
+            for other in plan.origin.alternatives
+        ]
+        header = ("found by", "plan", "step", "", "memory", "why not")
+        found += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
+    return tuple(found)
+
+
+def _progress(plan: Plan) -> str:
+    history = plan.origin.history
+    steps = [(at.seconds, at.step_s) for at in history if at.step_s is not None]
+    bounds = [(at.seconds, at.lower_bound_s) for at in history if at.lower_bound_s is not None]
+    end = plan.origin.seconds
+    if steps:
+        steps.append((max(end, steps[-1][0]), plan.prediction.step_s))
+    if bounds:
+        bounds.append((max(end, bounds[-1][0]), plan.prediction.lower_bound_s))
+    lines = [
+        Line("best plan", tuple((x, y * 1e3) for x, y in steps), steps=True),
+        Line("lower bound", tuple((x, y * 1e3) for x, y in bounds), dashed=True, steps=True),
+    ]
+    drawn = [line for line in lines if line.points]
+    chart = line_chart("best plan and bound over time", drawn, "seconds of search", "step, ms")
+    # As an image: styles inside one inline picture would reach into the others.
+    data = base64.b64encode(chart.encode()).decode()
+    return f'<img alt="best plan and bound over time" src="data:image/svg+xml;base64,{data}">'
 
 
 def _origin(plan: Plan) -> str:

@@ -45,16 +45,9 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
 
 
 def arrangement(simulation: Simulation) -> str:
-    """The mesh; of a pipeline, how many stages on which meshes, and the schedule."""
-    stages, schedule = simulation.stages, simulation.schedule
-    if len(stages) == 1 and schedule.num_microbatches == 1:
-        return str(stages[0].mesh)
-    meshes = list(dict.fromkeys(str(stage.mesh) for stage in stages))
-    shown = ", ".join(meshes[:3]) + (", ..." if len(meshes) > 3 else "")
-    again = sum(stage.recompute for stage in stages)
-    what = "" if not again else f", {again} recomputed" if again < len(stages) else ", recomputed"
-    count = "1 stage" if len(stages) == 1 else f"{len(stages)} stages"
-    return f"{count} of {shown}{what}; {schedule}, bubble {simulation.bubble:.0%}"
+    """The mesh; of a pipeline, how many stages on which meshes, the schedule and the bubble."""
+    bubble = f", bubble {simulation.bubble:.0%}" if simulation.is_pipelined else ""
+    return f"{simulation.arrangement}{bubble}"
 
 
 def slowest_ops(ops: Sequence[OpReport], most: int) -> tuple[str, ...]:
