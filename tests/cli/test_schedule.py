@@ -249,6 +249,16 @@ class TestCompare:
             row["makespan"] for row in found["compare"]
         )
 
+    def test_no_published_schedule_that_fits_is_shorter_than_ours_placed_alike(self, run_json):
+        words = ("schedule", "vshape", *SPLIT, "--microbatches", "8", "--memory", "4")
+        rows = run_json(*words, "--compare")["compare"]
+        ours = {row["placement"]: row for row in rows if row["name"].startswith("ours")}
+        fitting = [row for row in rows if row["fits"] and not row["name"].startswith("ours")]
+        assert {row["name"] for row in fitting} == {"1f1b", "zb-h1", "zb-v", "chimera"}
+        for row in fitting:
+            assert ours[row["placement"]]["makespan"] <= row["makespan"]
+            assert ours[row["placement"]]["fits"]
+
     def test_what_is_left_out_says_why(self, run):
         text = run("schedule", "vshape", "--microbatches", "8", "--compare", "-q").stdout
         assert (
@@ -269,6 +279,21 @@ class TestCompare:
         ours = next(row for row in found["compare"] if row["name"] == "ours")
         assert ours["microbatches"] == 8
         assert ours["period"] == found["period"] / 2
+
+
+class TestMethods:
+    @pytest.mark.parametrize("name", ["auto", "greedy", "periodic", "exact-makespan", "tessel"])
+    def test_each_finds_a_schedule_by_its_name(self, run_json, name):
+        words = ("schedule", "kshape", "--microbatches", "4", "--memory", "3")
+        found = run_json(*words, "--method", name)
+        assert found["method"] == name
+        assert found["makespan"] >= found["lower_bound"]
+
+    def test_the_default_proves_six_micro_batches_through_all_devices(self, run_json):
+        found = run_json("schedule", "mshape", "--microbatches", "6", "--memory", "6")
+        assert (found["method"], found["status"], found["makespan"]) == ("auto", "optimal", 48)
+        assert found["period"] == 6
+        assert found["gap"] == 0
 
 
 class TestBadInput:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule_search import problems
 
-from partita.problems.schedule import check, read
+from partita.problems.schedule import Block, ScheduleProblem, check, read
 from partita.search.base import Run, Status, Stop
 from partita.search.schedule.brute import Brute
 from partita.search.schedule.period_search import PeriodSearch
@@ -62,7 +62,7 @@ def test_a_cap_that_cannot_work_is_infeasible():
 
 
 @settings(max_examples=40, deadline=None)
-@given(problem=problems(most_blocks=4, counts=st.none(), usual=True))
+@given(problem=problems(most_blocks=3, counts=st.none(), usual=True))
 def test_one_and_two_micro_batches_per_repetition_meet_brute_force(problem):
     one, two = Brute()(problem), Brute(microbatches_per_repetition=2)(problem)
     found = Periodic(max_unroll=2)(problem)
@@ -100,3 +100,10 @@ def test_an_allowance_is_spent_by_what_the_solver_did():
     asked = run.evaluations
     known.go_on(1, 0.5, Allowance(0))
     assert run.evaluations == asked
+
+
+def test_times_that_floats_round_are_still_on_the_grid():
+    one = ScheduleProblem(2, (Block(0.7, (0,)),), num_microbatches=4)  # 3 * 0.7 is below 2.1
+    found = Periodic()(one)
+    assert found.status is Status.OPTIMAL
+    assert found.objective == pytest.approx(2.8)

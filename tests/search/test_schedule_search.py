@@ -75,8 +75,8 @@ class TestEverySearchWithRealSpans(SearchContract):
     problems = problems(spans=st.sampled_from([0.1, 0.7, 1 / 3, 2.5]))
 
 
-def test_the_greedy_one_is_the_default() -> None:
-    assert next(iter(searches("schedule").values())) is greedy
+def test_the_one_that_does_everything_in_turn_is_the_default() -> None:
+    assert next(iter(searches("schedule"))) == "auto"
 
 
 def least_makespan(problem: ScheduleProblem, horizon: int) -> int | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from partita.jobs.baselines import Baseline  # compiled code: only --compare pays for it
 
 DEVICES = 4  # of a shape, where no number is given
+PLACED_S = 2.0  # for our schedule on each other placement that --compare shows
 
 # What shapes (and orders, which have no blocks either) leave open: flag -> field of ShapeOptions.
 FIGURES = {
@@ -171,7 +172,7 @@ def command(
             result = _searched(what.problem, method, stop, out.seed)
     compared = None
     if comparing and result.found.solution is not None:
-        compared = _compared(result)
+        compared = _compared(result, out.seed)
     rows = None if compared is None else compared.rows
     data = {**result.to_json(), "compare": rows}
     if output is not None:
@@ -302,31 +303,48 @@ def _given_order(problem: ScheduleProblem, order: Order) -> ScheduleResult:
     return ScheduleResult(problem, found, None)
 
 
-def _compared(result: ScheduleResult) -> Compared:
-    """Published schedules and ours for the same number of micro-batches, the shortest first."""
-    from partita.jobs.baselines import compare, device_spans, fits
+def _compared(result: ScheduleResult, seed: int) -> Compared:
+    """Published schedules and ours for the same number of micro-batches, the shortest first.
+
+    Where a published one needs another placement, ours is there for that placement as well.
+    """
+    from partita.jobs.baselines import compare
 
     ours = result
     if result.problem.num_microbatches is None:
         ours = result.unroll(4 * result.problem.num_devices)
     compared = compare(result.problem, ours.num_microbatches)
-    rows = [
-        {
-            "name": "ours",
-            "title": "this schedule",
-            "placement": "as given",
-            "microbatches": ours.num_microbatches * compared.ways,
-            "makespan": ours.makespan,
-            "period": None if ours.period is None else ours.period / compared.ways,
-            "longest_span": max(device_spans(ours.timeline())),
-            "bubble_rate": ours.bubble_rate,
-            "peak_memory": max(ours.peak_memory),
-            "fits": fits(ours.peak_memory, result.problem),
-        },
-        *(_baseline_row(baseline, result.problem) for baseline in compared.ran),
-    ]
-    rows.sort(key=lambda row: (row["makespan"], row["name"] != "ours"))
+    rows = [_our_row(ours, "ours", "this schedule", "as given", compared.ways)]
+    placed = {b.placement: b for b in compared.ran if b.placement != "as given"}
+    for baseline in placed.values():
+        count = baseline.num_microbatches // baseline.ways
+        problem = replace(baseline.problem, memory_capacity=result.problem.memory_capacity)
+        found = schedule(problem, microbatches=count, stop=Stop(time_s=PLACED_S), seed=seed)
+        if found.found.solution is not None:
+            names = ("ours-placed", "ours, placed so", baseline.placement)
+            rows.append(_our_row(found, *names, baseline.ways))
+    rows += [_baseline_row(baseline, result.problem) for baseline in compared.ran]
+    rows.sort(key=lambda row: (row["makespan"], not row["name"].startswith("ours")))
     return Compared(rows, compared.left_out)
+
+
+def _our_row(
+    ours: ScheduleResult, name: str, title: str, placement: str, ways: int
+) -> dict[str, Any]:
+    from partita.jobs.baselines import device_spans, fits
+
+    return {
+        "name": name,
+        "title": title,
+        "placement": placement,
+        "microbatches": ours.num_microbatches * ways,
+        "makespan": ours.makespan,
+        "period": None if ours.period is None else ours.period / ways,
+        "longest_span": max(device_spans(ours.timeline())),
+        "bubble_rate": ours.bubble_rate,
+        "peak_memory": max(ours.peak_memory),
+        "fits": fits(ours.peak_memory, ours.problem),
+    }
 
 
 def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, Any]:
@@ -435,7 +453,7 @@ def _comparison(result: ScheduleResult, compared: Compared) -> list[str]:
     header = ["   schedule", "placement", "makespan", "period", "span", "idle", "memory"]
     lines = [
         [
-            f"{'->' if row['name'] == 'ours' else '  '} {row['title']}",
+            f"{'->' if row['name'].startswith('ours') else '  '} {row['title']}",
             row["placement"],
             number(row["makespan"]),
             "-" if row["period"] is None else number(row["period"]),

@@ -24,11 +24,13 @@ from partita.schedules.placement import Placement, asked
 from partita.schedules.programs import program_of, start_column
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Result, Search, Status, Stop
+from partita.search.schedule.periodic import Periodic
 from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
 TOLERANCE = 1e-9  # relative; sums in another order round differently
+_QUICK = 0.1  # effort for a period that no one asked for, in the solver's count
 
 ScheduleSearch = Search[ScheduleProblem, ScheduleSolution]
 
@@ -233,13 +235,13 @@ def search_named(method: str | None) -> ScheduleSearch:
 def _quick_period(problem: ScheduleProblem, stop: Stop, seed: int) -> float | None:
     """A time per micro-batch that can be kept up for ever, where the search has not looked for one.
 
-    Found in no time by the greedy search, so it may not be the best; None where there is none.
+    Found with little effort, so it may not be the best; None where there is none.
     """
-    greedy = searches("schedule").get("greedy")
-    if greedy is None or any(problems.memory_per_microbatch(problem)):
+    if any(problems.memory_per_microbatch(problem)):
         return None  # what a micro-batch leaves behind cannot repeat for ever
+    quick = Periodic(effort=_QUICK, unroll_effort=_QUICK)
     forever = replace(problem, num_microbatches=None)
-    found = greedy(forever, Stop(interrupted=stop.interrupted), seed)
+    found = quick(forever, Stop(interrupted=stop.interrupted), seed)
     _check_claims(forever, found)
     return found.objective
 

@@ -65,11 +65,11 @@ class Ends:
         assert problem.num_microbatches is not None
         self.problem, self.grid, self.memory = problem, grid, memory
         self.steps = [  # rounded down, which keeps all rules that are rounded down
-            [math.floor(grid.steps(start)) for start in row]
+            [grid.whole_steps(start) for start in row]
             for row in pattern.unrolled(problem.num_microbatches)
         ]
         length = grid.steps(pattern.length)
-        latest = max(math.floor(grid.steps(start)) for row in pattern.starts for start in row)
+        latest = max(grid.whole_steps(start) for row in pattern.starts for start in row)
         repetitions = problem.num_microbatches // len(pattern.starts)
         first = math.floor(latest / length) + 1  # repetitions until all blocks have begun
         self.proven = False  # are both ends as short as can be?
@@ -87,7 +87,7 @@ class Ends:
             return None
         way_in = self._way_in()
         into, first = self._solved(way_in, 0, run, effort, allowance)
-        begins = max(into[task] + tail for task, tail in way_in.tail.items())
+        begins = max((into[task] + tail for task, tail in way_in.tail.items()), default=self.into)
         out_of, last = self._solved(self._way_out(), self.out_of, run, effort, allowance)
         self.proven = first and last
         table: list[list[int]] = [
@@ -104,6 +104,8 @@ class Ends:
     ) -> tuple[dict[Task, int], bool]:
         """The starts, and whether none are better."""
         known = {(m, block): self.steps[m][block] - origin for m, block in segment.release}
+        if not known:
+            return {}, True
         answer = segment.least(run, known=known, effort=effort, allowance=allowance)
         if answer.values is None:
             return known, False
@@ -161,7 +163,7 @@ class Ends:
             self.grid,
             self.memory,
             release,
-            {(m, block): math.floor(self.grid.steps(after[block])) for m, block in tasks},
+            {(m, block): self.grid.whole_steps(after[block]) for m, block in tasks},
             frozenset((m, block) for m, block in earlier if m in open_ones),
         )
 

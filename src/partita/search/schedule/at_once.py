@@ -15,7 +15,7 @@ from partita.search.schedule.assemble import in_order, left_shifted
 from partita.search.schedule.bounds import heads_and_tails
 from partita.search.schedule.grid import Grid, Memory, memory_on_grid, on_grid
 from partita.search.schedule.makespan import Segment, Task
-from partita.search.schedule.solver import Allowance, Answer, Outcome
+from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome
 
 MOST_TASKS = 3000  # more take the solver longer to read than it has to search
 
@@ -62,10 +62,14 @@ class AtOnce:
             horizon=self._longest() if known is None else None,
             effort=effort,
             allowance=allowance,
-            linear=self.turn % 2,
+            linear=self._linear(),
             on_solution=self._offer,
             on_bound=self._bound,
         )
+
+    def _linear(self) -> int:
+        """Every other time with a linear relaxation, which is slow where numbers are large."""
+        return 0 if self.turn % 2 or self._longest() > LARGE else 1
 
     def _known(self) -> dict[Task, int] | None:
         if self.run.solution is None:
@@ -83,7 +87,7 @@ class AtOnce:
 
     def _in_steps(self, table: Sequence[Sequence[float]]) -> dict[Task, int]:
         return {
-            (m, block): math.floor(self.grid.steps(time))
+            (m, block): self.grid.whole_steps(time)
             for m, row in enumerate(table)
             for block, time in enumerate(row)
         }

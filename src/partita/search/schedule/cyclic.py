@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from partita.problems.schedule import ScheduleProblem, blocks_per_device, topological_order
 from partita.search.base import Run
 from partita.search.schedule.grid import Grid, Memory
-from partita.search.schedule.solver import Allowance, Answer, Outcome, solve
+from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome, solve
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -76,7 +76,8 @@ class Repetition:
         """The same with the least time from its first start to its last end, as far as it gets."""
         model = _Model(self)
         model.minimise_latency()
-        return solve(model.cp, model.flat(), run, effort=effort, allowance=allowance)
+        linear = 1 if self.length < LARGE else 0
+        return solve(model.cp, model.flat(), run, effort=effort, linear=linear, allowance=allowance)
 
 
 class _Model:

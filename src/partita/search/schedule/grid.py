@@ -19,8 +19,8 @@ from partita.problems.schedule import (
     room_per_device,
 )
 
-STEPS = 2**20  # of the busiest path, where there is no common unit
-_MOST_STEPS = 2**31  # of the exact grid, for the sum of all spans and delays
+STEPS = 2**15  # of all spans together, where there is no common unit; solvers creep on finer ones
+_MOST_STEPS = 2**18  # of the exact grid, for the sum of all spans and delays
 _MOST_MEMORY = 2**40
 
 
@@ -36,6 +36,11 @@ class Grid:
     def steps(self, time: float) -> Fraction:
         """A time in steps, exactly."""
         return as_fraction(time) / self.unit
+
+    def whole_steps(self, time: float) -> int:
+        """A time in whole steps: the nearest where they are exact, else rounded down."""
+        steps = self.steps(time)
+        return round(steps) if self.exact else math.floor(steps)
 
     def time(self, steps: int) -> float:
         """Steps as a time, whole where it is."""

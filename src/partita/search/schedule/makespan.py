@@ -44,17 +44,21 @@ class Segment:
         *,
         known: Mapping[Task, int] | None,
         horizon: int | None = None,
+        below: int | None = None,
         effort: float | None = None,
         allowance: Allowance | None = None,
         on_solution: Callable[[dict[Task, int]], None] | None = None,
         on_bound: Callable[[float], None] | None = None,
-        linear: int = 1,
+        linear: int = 0,
     ) -> Answer:
         """Starts by task, in the order of `release`; `known` is a schedule to begin with.
 
-        Without one, `horizon` is a time by which all can be done.
+        Without one, `horizon` is a time by which all can be done. Only what ends before `below` is
+        of interest, where that is given.
         """
         model = _Model(self, known, horizon)
+        if below is not None:
+            model.cp.add(model.end < below)
         tasks = list(self.release)
 
         def hand_over(values: tuple[int, ...]) -> None:
@@ -103,7 +107,7 @@ class _Model:
                 self._reservoir(memory)
             else:
                 self._within_cap(memory, pairs)
-        end = self.cp.new_int_var(0, self.horizon, "")
+        self.end = end = self.cp.new_int_var(0, self.horizon, "")
         for task, start in self.starts.items():
             self.cp.add(end >= start + asked.tail[task])
         if known is not None:

@@ -24,7 +24,7 @@ from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.grid import as_fraction, balanced, memory_on_grid, on_grid
 from partita.search.schedule.modulo import fit
 from partita.search.schedule.pattern import Pattern, fastest
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.solver import LARGE, Allowance, Outcome
 from partita.search.schedule.steady import steady_states
 
 FIRST_EFFORT = 0.25
@@ -130,13 +130,16 @@ class PeriodSearch:
         return math.ceil(steps) - 1
 
     def _ask(self, copies: int, length: int, effort: float, allowance: Allowance) -> Outcome:
-        """Decide, in turn with and without linear relaxation, each time with more effort."""
+        """Decide, in turn with and without linear relaxation, each time with more effort.
+
+        Where numbers are large the relaxation takes far longer than the solver counts.
+        """
         asked = Repetition(self.problem, self.grid, self.memory, copies, length)
         spent = self.spent.get((copies, length), 0.0)
         step = max(FIRST_EFFORT, 4 * spent)
         while spent < effort and not (self.run.done() or allowance.empty):
             step = min(step, effort)
-            for linear in (1, 0):
+            for linear in (1, 0) if length < LARGE else (0,):
                 answer = asked.decide(self.run, step, linear, allowance)
                 if answer.outcome is Outcome.INFEASIBLE:
                     return answer.outcome

@@ -7,12 +7,12 @@ anew (see `assemble`); the objective is then the makespan.
 
 Without a time limit the questions of one micro-batch may take `effort` in all, those of several
 `unroll_effort`, the ends `ends_effort`, in the solver's own count (a unit is a second or two). With
-a time limit, questions are asked until they are answered.
+a time limit and no number of micro-batches, questions are asked until they are answered.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution, check, solution_of
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
@@ -77,7 +77,7 @@ class PeriodSteps:
         if problem.num_microbatches is not None:
             most, one = min(most, problem.num_microbatches), min(one, settings.ends_effort)
         self.search = PeriodSearch(problem, run, most, self._found)
-        limited = run.stop.time_s is None
+        limited = run.stop.time_s is None or problem.num_microbatches is not None
         self.for_one = Allowance(one if limited else math.inf)
         self.for_several = Allowance(settings.unroll_effort if limited else math.inf)
         self.for_ends = Allowance(settings.ends_effort if limited else math.inf)
@@ -204,3 +204,10 @@ class PeriodSteps:
         if found is None or check(search.problem, found.solution(search.problem)):
             return None
         return found
+
+
+def name_period(steps: PeriodSteps, run: Run[ScheduleSolution]) -> None:
+    """Say what the time per micro-batch of the best schedule would be if it went on for ever."""
+    best = steps.search.period
+    if run.solution is not None and best is not None:
+        run.solution = replace(run.solution, period=plain(best))

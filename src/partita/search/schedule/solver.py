@@ -21,8 +21,11 @@ from partita.search.base import Run
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
+LARGE = 2**16  # times from here on are too large for linear relaxations: slow, and not counted
 _POLL_S = 0.02
 _EFFORTLESS = 1e-3
+_CONFLICTS = 20_000  # of the solver are a unit of effort as well: its own count misses cheap ones
+_FEWEST = 200
 _TO_BEGIN = 2e-3  # what a question costs before the solver counts, in the same unit
 
 
@@ -84,6 +87,7 @@ def solve(
     most = min(math.inf if effort is None else effort, allowance.left if allowance else math.inf)
     if most < math.inf:
         solver.parameters.max_deterministic_time = max(most, _EFFORTLESS)
+        solver.parameters.max_number_of_conflicts = max(_FEWEST, int(most * _CONFLICTS))
     if run.stop.time_s is not None:
         solver.parameters.max_time_in_seconds = max(run.stop.time_s - run.seconds, 0.0)
     events: queue.SimpleQueue[tuple[int, ...] | float | None] = queue.SimpleQueue()
@@ -106,7 +110,8 @@ def solve(
             solver.stop_search()
             thread.join(_POLL_S)
     if allowance is not None:
-        allowance.spend(_TO_BEGIN + (solver.deterministic_time if ended else 0))
+        spent = max(solver.deterministic_time, solver.num_conflicts / _CONFLICTS) if ended else 0.0
+        allowance.spend(_TO_BEGIN + spent)
     return Answer(_outcome(ended[0] if ended else None, last, stopped), last)
 
 
