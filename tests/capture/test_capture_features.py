@@ -142,6 +142,51 @@ def test_what_the_model_catches_is_refused_all_the_same():
         capture(wrapped(careful), (X,))
 
 
+class Checked(nn.Module):
+    """Non-strict export hands over no plain tensors, and fails; strict export does not see it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        assert type(x) is torch.Tensor
+        return self.function(self, x)
+
+
+def test_where_non_strict_export_fails_strict_export_is_tried():
+    def make():
+        torch.manual_seed(0)
+        return Checked(lambda m, x: m.b(torch.relu(m.a(x)))), (torch.randn(4, 6),), {}
+
+    found = export_module(*make())
+    assert [(op.kind, op.scope) for op in found.graph.ops] == [
+        ("linear", "a"), ("elementwise", ""), ("linear", "b"),
+    ]  # fmt: skip
+    assert {t.name for t in found.graph.parameters} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    _, args, kwargs = make()
+    assert differences(ran(found.program.module(), args, kwargs), ran(*make())) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda m, x: m.b(APPLY(m.a(x))), "_StraightThrough"),
+        (lambda m, x: checkpoint(m.a, x, use_reentrant=False), "checkpointing"),
+        (lambda m, x: m.a(x) * random.random(), "random"),
+    ],
+)
+def test_strict_export_does_not_lose_what_non_strict_would_not(function, says):
+    with pytest.raises(CaptureError, match=says):
+        capture(Checked(function), (X,))
+
+
+def test_where_both_fail_the_first_says_why():
+    with pytest.raises(CaptureError, match=r"type\(x\) is torch.Tensor` cannot be captured"):
+        capture(Checked(lambda m, x: m.a(x) if x.sum() > 0 else x), (X,))
+
+
 def test_hooks_on_gradients_are_refused():
     def hooked(m, x):
         y = m[0](x)

@@ -6,7 +6,9 @@ import pytest
 
 from partita.capture.python_file import is_python_spec, python_graph, read_module
 from partita.errors import CaptureError, FileError, MissingExtraError, ModelError
+from partita.graph.files import write_graph
 from partita.jobs.workload import load, load_ref
+from partita.zoo import build
 
 pytest.importorskip("torch")
 
@@ -98,6 +100,13 @@ def test_a_plan_finds_its_model_again(file):
     found = load(f"{file}:scaled")
     assert load_ref(found.ref()).graph == found.graph
     found = load(f"{file}:make", batch=6, dtype="bf16")
+    assert load_ref(found.ref()).graph == found.graph
+
+
+@pytest.mark.parametrize("name", ["graph.json", "graph.txt"])
+def test_a_plan_finds_a_saved_graph_again(tmp_path, name):
+    write_graph(tmp_path / name, build("alexnet", batch=3))
+    found = load(str(tmp_path / name))
     assert load_ref(found.ref()).graph == found.graph
 
 

@@ -10,6 +10,7 @@
 """
 
 import contextlib
+import copy
 import inspect
 import io
 import logging
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map_only
 
 from partita.capture import lines
 from partita.capture.functional import make_functional
@@ -30,6 +32,7 @@ from partita.capture.watch import watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
 
+log = logging.getLogger("partita")
 NOISY = (
     "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._dynamo",
     "torch._guards",
@@ -108,19 +111,34 @@ def _exported(
         raise
     except Exception as first:
         if not _is_hopeless(module, first):
-            with contextlib.suppress(Exception):
+            try:
                 return _strictly(module, args, kwargs, checkpointing)
+            except CaptureError:
+                raise
+            except Exception:
+                log.debug("strict export failed as well", exc_info=True)
         raise _refusal(module, first) from first
 
 
 def _strictly(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
 ) -> ExportedProgram:
-    program = _export(module, args, kwargs, checkpointing, strict=True)
-    for node in program.graph.nodes:
-        if _short_name(node) in ("autograd_function_apply", "tag_activation_checkpoint"):
-            raise CaptureError(f"{node.target} would be lost")
-    return program
+    """By reading the bytecode, which nobody can watch; so the model is run first, without data."""
+    copied = _without_data(module)
+    args2, kwargs2 = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
+    with _silent(), torch.enable_grad(), watching(copied, checkpointing):
+        copied(*args2, **kwargs2)
+    return _export(module, args, kwargs, checkpointing, strict=True)
+
+
+def _without_data(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module on the meta device, made without copying what it holds."""
+    held: dict[int, Any] = {
+        id(p): torch.nn.Parameter(p.detach().to("meta"), p.requires_grad)
+        for p in module.parameters()
+    }
+    held |= {id(b): b.to("meta") for b in module.buffers()}
+    return copy.deepcopy(module, held)
 
 
 def _export(

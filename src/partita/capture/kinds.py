@@ -330,6 +330,41 @@ def _select(site: Site) -> None:
     site.give("reshape", [row], shape=site.shape)
 
 
+def _slice_scatter(site: Site) -> None:
+    """A whole with some rows replaced is what lies before them, the rows, and what lies after."""
+    whole, rows = site.tensor(site["self"]), site.tensor(site["src"])
+    axis = site["dim"] % len(site.shape)
+    bounds = slice(site["start"], site["end"], site["step"]).indices(site.shape[axis])
+    _replace_rows(site, whole, rows, axis, *bounds)
+
+
+def _select_scatter(site: Site) -> None:
+    whole, row = site.tensor(site["self"]), site.tensor(site["src"])
+    axis = site["dim"] % len(site.shape)
+    index = site["index"] % site.shape[axis]
+    shape = site.shape_of(row)
+    wide = site.part("row", "reshape", [row], shape=(*shape[:axis], 1, *shape[axis:]))
+    _replace_rows(site, whole, wide, axis, index, index + 1, 1)
+
+
+def _replace_rows(
+    site: Site, whole: str, rows: str, axis: int, start: int, stop: int, step: int
+) -> None:
+    if step != 1:
+        raise Unfit
+    size = site.shape[axis]
+    parts = [rows]
+    if start > 0:
+        parts.insert(0, site.part("before", "slice", [whole], axis=axis, start=0, stop=start))
+    if stop < size:
+        parts.append(site.part("after", "slice", [whole], axis=axis, start=stop, stop=size))
+    site.give("concat", parts, axis=axis)
+
+
+def _written(site: Site) -> None:
+    site.give("elementwise", [site.tensor(site["src"])], fn="cast")
+
+
 def _reshape(site: Site) -> None:
     site.give("reshape", site.all_tensors()[:1], shape=site.shape)
 
@@ -460,11 +495,12 @@ RULES: dict[str, Rule] = {
         ("add", "sub", "rsub", "mul", "neg", "relu", "relu6", "leaky_relu", "elu", "gelu", "silu",
          "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "softplus", "exp", "log",
          "sqrt", "rsqrt", "reciprocal", "sin", "cos", "erf", "abs", "square", "where", "selu",
-         "mish", "log_sigmoid", "clamp", "maximum", "minimum", *FUNCTIONS),
+         "mish", "log_sigmoid", "clamp", "maximum", "minimum", "floor_divide", "remainder",
+         "fmod", *FUNCTIONS),
         _elementwise,
     ),
     **dict.fromkeys(("div", "true_divide"), _div),
-    **dict.fromkeys(("masked_fill", "tril", "triu"), _mask),
+    **dict.fromkeys(("masked_fill", "tril", "triu", "fill", "zero"), _mask),
     **dict.fromkeys(
         ("to", "_to_copy", "clone", "contiguous", "type_as", "lift_fresh_copy", "alias", "lift",
          "float", "double", "half", "positive", "resolve_conj", "resolve_neg"),
@@ -546,6 +582,9 @@ RULES: dict[str, Rule] = {
     "unbind": _unbind,
     "slice": _slice,
     "narrow": _narrow,
+    "slice_scatter": _slice_scatter,
+    "select_scatter": _select_scatter,
+    "copy_": _written,
     "select": _select,
     "cross_entropy_loss": _class_loss,
     "nll_loss_nd": _class_loss,

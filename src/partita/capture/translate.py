@@ -301,7 +301,7 @@ def _scope(node: Node) -> str:
     """The module that a node belongs to, as the module's own names say it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
-    path = path.removeprefix("L['self']").removeprefix(".")
+    path = path.removeprefix("L['self']").removeprefix("_export_root").removeprefix(".")
     return re.sub(r"@\d+", "", path)
 
 

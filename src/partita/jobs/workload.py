@@ -2,11 +2,13 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from partita import zoo
 from partita.capture.onnx_file import is_onnx_spec, onnx_graph
 from partita.capture.python_file import is_python_spec, python_graph
 from partita.errors import ModelError, PlanError
+from partita.files import decode_json, read_bytes
 from partita.graph import Graph, training_graph
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.files import unknown_kinds
@@ -85,8 +87,13 @@ def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
 
 def load_ref(ref: ModelRef) -> Workload:
     """The workload a plan was made for, checked by its fingerprint."""
+    saved = _is_saved_graph(ref.spec)  # it has the batch and dtype it has
     found = load(
-        ref.spec, batch=ref.batch, dtype=ref.dtype, training=ref.training, optimizer=ref.optimizer
+        ref.spec,
+        batch=None if saved else ref.batch,
+        dtype=None if saved else ref.dtype,
+        training=ref.training,
+        optimizer=ref.optimizer,
     )
     if found.graph.fingerprint() != ref.fingerprint:
         raise PlanError(
@@ -96,6 +103,13 @@ def load_ref(ref: ModelRef) -> Workload:
             field="model",
         )
     return found
+
+
+def _is_saved_graph(spec: str) -> bool:
+    path = Path(spec)
+    if path.suffix == ".json":
+        return "model_type" not in decode_json(read_bytes(path), spec)
+    return path.suffix == ".txt"
 
 
 def _batch_of(graph: Graph) -> int:
