@@ -9,7 +9,7 @@ import torch
 from partita.capture import export_module
 from partita.emit.stages import emit_stages
 from tests.capture.features import FEATURES
-from tests.emit.transparency import Model, assert_ruff_has_nothing_to_say, same
+from tests.emit.transparency import Model, any_order, assert_ruff_has_nothing_to_say, same
 
 CAPTURED = [name for name, feature in FEATURES.items() if feature.expected == "captured"]
 
@@ -35,18 +35,6 @@ def test_cuts_into_many_stages_give_the_same_numbers(name):
         cuts = sorted(generator.sample(range(len(it.ops) + 1), min(3, len(it.ops))))
         it.assert_same({op: sum(i >= cut for cut in cuts) for i, op in enumerate(it.ops)})
     it.assert_same({op: i for i, op in enumerate(it.ops)})
-
-
-def any_order(it: Model, generator: random.Random) -> list[str]:
-    """The ops in a random order in which they can run."""
-    graph = it.captured.graph
-    left = {op.name: {p.name for p in graph.predecessors(op)} for op in graph.ops}
-    found: list[str] = []
-    while left:
-        ready = [name for name, before in left.items() if not before & left.keys()]
-        found.append(generator.choice(ready))
-        del left[found[-1]]
-    return found
 
 
 @pytest.mark.parametrize("name", [n for n in CAPTURED if not FEATURES[n].random])

@@ -233,3 +233,22 @@ def test_results_of_types_of_their_own_are_given_back_as_such():
     assert isinstance(found, Pair)
     assert torch.equal(found.right, x * 2)
     assert '"""What the model gives, flat."""' in emitted.source
+
+
+def test_a_number_read_off_a_tensor_may_pass_between_stages():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: T) -> T:
+            y = self.a(x)
+            return y * y.sum().item()
+
+    x = torch.randn(4, 8)
+    it = Model(export_module(Scaled(), (x,)), (x,), {})
+    for place in range(len(it.ops) + 1):
+        it.assert_same({op: int(i >= place) for i, op in enumerate(it.ops)})
+    source = emit(it.captured, {op: i for i, op in enumerate(it.ops)}).source
+    assert ".item()" in source
+    assert "item: float" in source

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import re
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from partita.zoo.bert import BertSizes, encoder
 from partita.zoo.gpt import GptSizes, gpt
 from partita.zoo.t5 import T5Sizes, encoder_decoder
 from tests.emit import models
-from tests.emit.transparency import Model, assert_ruff_has_nothing_to_say
+from tests.emit.transparency import Model, any_order, assert_ruff_has_nothing_to_say
 
 ZOO = {
     "resnet50": lambda: build("resnet50@32", batch=2, loss=True),
@@ -59,6 +60,24 @@ def test_a_twin_of_the_zoo_in_four_stages_gives_the_same_numbers(name):
     it.assert_same(equal_parts(it, 4))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "rnnlm"])
+def test_a_twin_in_stages_that_are_no_chain_gives_the_same_numbers(name):
+    it = zoo_model(name)
+    generator = random.Random(1)
+    for _ in range(3):
+        order = any_order(it, generator)
+        cuts = sorted(generator.sample(range(1, len(order)), min(5, len(order) - 1)))
+        stage_of = {op: sum(i >= cut for cut in cuts) for i, op in enumerate(order)}
+        it.assert_same(stage_of, exact_gradients=False)
+
+
+def test_constants_are_made_where_they_are_used_and_never_sent():
+    it = written_model("gpt")
+    for place in range(0, len(it.ops), 5):
+        source = emit_stages(it.captured, {op: int(i >= place) for i, op in enumerate(it.ops)})
+        assert "arange" not in "".join(re.findall(r"gives = .*", source))
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_written_model_in_stages_gives_the_same_numbers(name, training):
@@ -91,3 +110,13 @@ def test_equal_blocks_are_written_once():
     assert source.count("class Block(") == 1
     assert source.count("class Attention(") == 1
     assert "self.h = nn.ModuleList([Block() for _ in range(3)])" in source
+
+
+def test_blocks_that_differ_in_sizes_are_one_class_with_sizes():
+    it = written_model("resnet")
+    source = emit_stages(it.captured, equal_parts(it, 1))
+    assert "def __init__(self, in_channels: int, out_channels: int) -> None:" in source
+    assert "self.conv1 = nn.Conv2d(in_channels, out_channels, 1, bias=False)" in source
+    made = "nn.Sequential(Bottleneck(), Bottleneck2(16, 4))"
+    assert made in source
+    assert "Bottleneck2(32, 8)" in source

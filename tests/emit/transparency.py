@@ -1,5 +1,6 @@
 """What the tests of emitted stages share: the same numbers as the model, bit for bit."""
 
+import random
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -84,6 +85,18 @@ class Model:
     def ops(self) -> list[str]:
         """The names of the graph's ops, in order."""
         return [op.name for op in self.captured.graph.ops]  # type: ignore[attr-defined]
+
+
+def any_order(it: Model, generator: random.Random) -> list[str]:
+    """The ops in a random order in which they can run."""
+    graph = it.captured.graph
+    left = {op.name: {p.name for p in graph.predecessors(op)} for op in graph.ops}
+    found: list[str] = []
+    while left:
+        ready = [name for name, before in left.items() if not before & left.keys()]
+        found.append(generator.choice(ready))
+        del left[found[-1]]
+    return found
 
 
 class Apart:

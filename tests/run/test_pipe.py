@@ -135,3 +135,18 @@ def test_an_unknown_method_is_refused_with_the_nearest_one():
 def test_a_cluster_may_be_named():
     _, piped, _ = piped_gpt(cluster="2xH100")
     assert piped.plan.cluster.spec == "2xH100"
+
+
+def test_a_module_that_learns_nothing_is_planned_for_inference():
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).requires_grad_(False)
+    x = torch.randn(4, 8)
+    piped = partita.pipe(module, (x,), devices=2, stop=QUICK)
+    assert not piped.plan.model.training
+    assert same(piped(x), module(x))
+
+
+def test_more_devices_than_ops_leave_some_without_work():
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    piped = partita.pipe(module, (x,), devices=8, stop=QUICK)
+    assert len(piped.stages) == 1
+    assert same(piped(x), module(x))

@@ -12,11 +12,14 @@ from torch import nn
 
 from partita.emit.body import Body
 from partita.emit.calls import Item, ModuleCall, is_own
+from partita.emit.families import Draft, draft_of, instance
 from partita.emit.holding import Holding
 from partita.emit.layers import Recurrent, layer, recurrent, sequence
-from partita.emit.names import POOL, class_name, unused, variable
+from partita.emit.names import POOL, unused, variable
 from partita.emit.steps import Step, Value
-from partita.emit.text import Bracket, Expr, call, docstring, statement
+from partita.emit.text import Bracket, Expr
+
+MOST_SPELLED = 4  # results whose types are written one by one
 
 
 class NotAlike(Exception):  # noqa: N818  never leaves the package: it asks for another try
@@ -31,9 +34,7 @@ class Classes:
     """The classes written so far, and the model they come from."""
 
     model: nn.Module
-    reserved: set[str] = field(default_factory=set)  # names that other classes will have
-    written: dict[str, str] = field(default_factory=dict)  # text without name -> name
-    held: dict[str, set[str]] = field(default_factory=dict)  # class -> its tensors
+    drafts: list[Draft] = field(default_factory=list)
     made: dict[str, Expr] = field(default_factory=dict)  # path -> what makes the module there
     asked: dict[ModuleCall, Expr] = field(default_factory=dict)
 
@@ -42,42 +43,44 @@ class Classes:
         if item in self.asked:
             return self.asked[item]
         module = self.model.get_submodule(item.path)
-        own = layer(item, module)
-        if own is None and type(module) is nn.Sequential:
-            for inner in item.items:
-                if isinstance(inner, ModuleCall):
-                    self.maker(inner)
-            own = sequence(item, module, self.made)
-        if own is None:
-            own = call(self._class(item, module))
+        own = self._own(item, module) or instance(self._drafted(item, module))
         self.asked[item] = own
         known = self.made.setdefault(item.path, own)
         if str(known) != str(own):
             raise NotAlike(item.path)
         return own
 
-    def _class(self, item: ModuleCall, module: nn.Module) -> str:
+    def _own(self, item: ModuleCall, module: nn.Module) -> Expr | None:
+        """What makes one of PyTorch's layers, or a sequence of modules."""
+        found = layer(item, module)
+        if found is None and type(module) is nn.Sequential:
+            for inner in item.items:
+                if isinstance(inner, ModuleCall):
+                    self.maker(inner)
+            found = sequence(item, module, self.made)
+        return found
+
+    def _drafted(self, item: ModuleCall, module: nn.Module) -> int:
+        """The number of the draft of a module's class; equal modules share one."""
         paths = Paths(self, item.path, item.items, item.gives)
+        title = _title(item.path, module)
         names = _argument_names(module, item.takes)
-        lines = body_of_class(
+        draft = drafted(
             paths, item.items, list(zip(item.takes, names, strict=True)), item.gives,
-            doc=[f"The model's {_title(item.path, module)}."],
+            title=title,
+            group="" if type(module) is nn.Module else f"{type(module)} {title}",
+            doc=[f"The model's {title}."],
             forward_doc=f"{shapes(item.takes)} to {shapes(item.gives)}.",
         )  # fmt: skip
-        text = "\n".join(lines)
-        if text not in self.written:
-            wanted = class_name(_title(item.path, module))
-            self.written[text] = unused(
-                wanted, (*self.written.values(), *self.reserved), between=""
-            )
-            self.held[self.written[text]] = set(paths.tensors)
-        return self.written[text]
+        if draft not in self.drafts:
+            self.drafts.append(draft)
+        return self.drafts.index(draft)
 
     def holds(self, expr: Expr, module: nn.Module, tensor: str) -> bool:
         """True if a made module has the tensor of that name in it."""
-        name = str(expr).removesuffix("()")
-        if name in self.held:
-            return tensor in self.held[name]
+        number = draft_of(expr)
+        if number is not None:
+            return tensor in self.drafts[number].tensors
         return tensor in dict(module.named_parameters(remove_duplicate=False)) or tensor in dict(
             module.named_buffers(remove_duplicate=False)
         )
@@ -218,37 +221,41 @@ def _title(path: str, module: nn.Module) -> str:
     return f"{name} block" if is_numbered else name
 
 
-def body_of_class(
+def drafted(
     paths: Paths,
     items: Sequence[Item],
     takes: Sequence[tuple[Value, str]],
     gives: Sequence[Value],
     doc: Sequence[str],
     forward_doc: str,
+    title: str = "",
+    group: str = "",
     fields: Sequence[str] = (),
-) -> list[str]:
-    """The lines of a class after its first."""
-    lines = docstring(doc, 4)
-    if fields:
-        lines += ["", *fields]
-    held = paths.holding.lines(8)
-    if held:
-        lines += ["", "    def __init__(self) -> None:", "        super().__init__()", *held]
-    given = [f"{name}: Tensor" for _, name in takes]
+) -> Draft:
+    """The class that runs items, before it is known how it shall be called."""
+    given = [f"{name}: {_type_of(value)}" for value, name in takes]
     signature = Bracket("def forward(", ("self", *given), f") -> {_annotation(gives)}:")
-    lines += ["", *statement(signature, 4)]
-    lines += docstring([forward_doc], 8)
-    lines += Body(paths, takes).write(items, gives)
-    return lines
+    body = Body(paths, takes).write(items, gives)
+    return Draft(
+        group, title, tuple(doc), tuple(paths.holding.made()), signature, forward_doc, tuple(body),
+        tuple(fields), frozenset(paths.tensors),
+    )  # fmt: skip
 
 
 def _annotation(gives: Sequence[Value]) -> str:
-    if not gives:
-        return "None"
-    if len(gives) == 1:
+    kinds = [_type_of(value) for value in gives]
+    if len(kinds) < 2:
+        return kinds[0] if kinds else "None"
+    if len(kinds) > MOST_SPELLED:
+        return f"tuple[{' | '.join(dict.fromkeys(kinds))}, ...]"
+    return f"tuple[{', '.join(kinds)}]"
+
+
+def _type_of(value: Value) -> str:
+    """Tensors are passed around, and rarely a number that was read off one."""
+    if isinstance(value.meta, torch.Tensor):
         return "Tensor"
-    many = "Tensor, ..." if len(gives) > 4 else ", ".join(["Tensor"] * len(gives))
-    return f"tuple[{many}]"
+    return "int" if isinstance(value.meta, int | torch.SymInt) else "float"
 
 
 def _argument_names(module: nn.Module, takes: Sequence[Value]) -> list[str]:

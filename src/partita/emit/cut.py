@@ -1,13 +1,16 @@
 """The steps of a model dealt to stages, and the values that pass between them.
 
 Values go straight from the stage that makes them to every stage that reads them; the stages form
-any graph without circles. Steps that the assignment does not name (constants, views of them) go
-where the last of their arguments is made, or where they are first needed.
+any graph without circles. What depends on no input and no weight (positions, masks, zeros) is not
+sent but made in every stage that needs it. Steps that the assignment does not name go where the
+last of their arguments is made.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from partita.emit.steps import Step, Steps, Value, values_in
 from partita.errors import PlanError
@@ -25,12 +28,16 @@ class StageSteps:
 
 def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
     """The stages, in an order in which they can run; `stage_of` names ops of the graph."""
-    labels = _complete(model, stage_of)
-    stages = {label: StageSteps(label) for label in sorted(set(labels)) or [0]}
+    constants = _constants(model)
+    labels = _complete(model, stage_of, constants)
+    used = [label for i, label in enumerate(labels) if i not in constants] or labels
+    stages = {label: StageSteps(label) for label in sorted(set(used)) or [0]}
     home: dict[Value, int] = {}
     for step, label in zip(model.steps, labels, strict=True):
-        stages[label].steps.append(step)
-        home.update((out, label) for out in step.outs if out is not None)
+        if step.index not in constants:
+            stages[label].steps.append(step)
+            home.update((out, label) for out in step.outs if out is not None)
+    _make_constants(model, stages, constants)
     _connect(model, stages, home)
     before = {s.label: {home[v] for v in s.takes if v in home} for s in stages.values()}
     order = _order(before)
@@ -43,6 +50,33 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
     return [stages[label] for label in order]
 
 
+def _constants(model: Steps) -> set[int]:
+    """The steps that depend on nothing and give the same wherever and whenever they run."""
+    known: set[Value] = set()
+    found = set()
+    for step in model.steps:
+        seeded = torch.Tag.nondeterministic_seeded in step.target.tags
+        fixed = not (step.changes or seeded or step.operator.startswith("empty"))
+        if fixed and all(value in known for value in step.reads()):
+            found.add(step.index)
+            known.update(out for out in step.outs if out is not None)
+    return found
+
+
+def _make_constants(model: Steps, stages: dict[int, StageSteps], constants: set[int]) -> None:
+    """Make constants in every stage that needs them; those that are returned in the last one."""
+    returned = set(values_in(model.outputs))
+    for stage in stages.values():
+        needed = {value for step in stage.steps for value in step.reads()}
+        needed |= returned if stage.label == max(stages) else set()
+        for index in sorted(constants, reverse=True):
+            step = model.steps[index]
+            if any(out in needed for out in step.outs):
+                needed.update(step.reads())
+                stage.steps.append(step)
+        stage.steps.sort(key=lambda step: step.index)
+
+
 def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]) -> None:
     """What each stage takes and gives, in the order in which it is made."""
     every = [*model.inputs, *(out for step in model.steps for out in step.outs)]
@@ -50,10 +84,12 @@ def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]
     wanted = set()
     for stage in stages.values():
         read = [value for step in stage.steps for value in step.reads() if not value.is_state]
-        taken = {value for value in read if home.get(value) != stage.label}
+        own = {out for step in stage.steps for out in step.outs}
+        taken = {value for value in read if value not in own}
         stage.takes = sorted(taken, key=made.__getitem__)
         wanted.update(stage.takes)
     last = max(stages)
+    given: set[Value] = set()
     for value in values_in(model.outputs):
         wanted.add(value)
         if value.is_state:  # a parameter that is returned as it is
@@ -62,12 +98,13 @@ def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]
             if value not in stages[home[value]].gives:
                 stages[home[value]].gives.append(value)
     for stage in stages.values():
-        own = [out for step in stage.steps for out in step.outs if out in wanted]
-        stage.gives += [out for out in own if out is not None]
+        ready = (out for step in stage.steps for out in step.outs if out in wanted)
+        stage.gives += [out for out in ready if out is not None and out not in given]
+        given.update(stage.gives)
 
 
-def _complete(model: Steps, stage_of: Mapping[str, int]) -> list[int]:
-    """A stage for every step."""
+def _complete(model: Steps, stage_of: Mapping[str, int], constants: set[int]) -> list[int]:
+    """A stage for every step; that of a constant means nothing."""
     named: dict[str, int] = {}
     for op, label in sorted(stage_of.items(), key=lambda pair: ("." not in pair[0], -pair[1])):
         named[op.partition(".")[0]] = label  # the op of the node's own name, else its first part
@@ -77,6 +114,9 @@ def _complete(model: Steps, stage_of: Mapping[str, int]) -> list[int]:
             raise PlanError(
                 "none of its ops is in the model", fix="capture the model it was made for"
             )
+        return [0] * len(found)
+    found = [None if i in constants else label for i, label in enumerate(found)]
+    if all(label is None for label in found):
         return [0] * len(found)
     rank = {label: place for place, label in enumerate(_ranked(model, found))}
     maker: dict[Any, int] = {out: step.index for step in model.steps for out in step.outs}

@@ -251,7 +251,7 @@ def _method_form(it: Written) -> Expr | None:
 _METHODS = (
     "transpose", "unsqueeze", "squeeze", "contiguous", "flatten", "masked_fill", "chunk", "unbind",
     "sum", "mean", "t", "detach", "unflatten", "repeat_interleave", "amax", "amin", "narrow",
-    "diagonal", "movedim", "swapaxes", "unfold",
+    "diagonal", "movedim", "swapaxes", "unfold", "item",
 )  # fmt: skip
 
 FORMS: dict[str, Form] = {

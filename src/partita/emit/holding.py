@@ -11,7 +11,7 @@ import torch
 
 from partita.emit.names import is_attribute
 from partita.emit.steps import Value
-from partita.emit.text import Bracket, Expr, Named, call, literal, quoted, statement
+from partita.emit.text import Bracket, Expr, Named, call, literal, quoted
 
 
 @dataclass
@@ -96,13 +96,9 @@ class Holding:
         ways = {"list": self.module(parent), "dict": f"{self.module(parent)}.values()"}
         return ways.get(part.style) if part.expr is None else None
 
-    def lines(self, indent: int) -> list[str]:
-        """The lines that make everything held."""
-        return [
-            line
-            for target, expr in _made(self.root, "self", is_root=True)
-            for line in statement(expr, indent, before=target)
-        ]
+    def made(self) -> list[tuple[str, Expr]]:
+        """(what stands before, expression) of the statements that make everything held."""
+        return list(_made(self.root, "self", is_root=True))
 
 
 def _settle(part: Part) -> None:

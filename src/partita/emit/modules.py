@@ -35,6 +35,11 @@ def constructor(module: nn.Module) -> Bracket | None:
     return None
 
 
+def argument_names(kind: type[nn.Module]) -> list[str]:
+    """The names of a layer's arguments, in order; none where it takes any number of them."""
+    return list(_parameters(kind))
+
+
 def _settings(module: nn.Module) -> dict[str, tuple[Any, Any]] | None:
     """Argument -> (value, default), read off the attributes of a layer."""
     found: dict[str, tuple[Any, Any]] = {}

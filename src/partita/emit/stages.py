@@ -22,8 +22,9 @@ from torch.export import ExportedProgram
 from partita import __version__
 from partita.emit.builder import Builder, Runner, constants, dict_of, names_tuple
 from partita.emit.calls import Gatherer
-from partita.emit.classes import Classes, NotAlike, Paths, body_of_class, described
+from partita.emit.classes import Classes, NotAlike, Paths, described, drafted
 from partita.emit.cut import StageSteps, cut
+from partita.emit.families import Draft, Families
 from partita.emit.names import unused, variable
 from partita.emit.steps import Steps, Value, read_steps
 from partita.emit.text import docstring, quoted, statement
@@ -111,12 +112,13 @@ class _Emission:
         self.states = list(dict.fromkeys(read))
 
     def emit(self) -> Emitted:
-        classes, texts = self._alike()
+        classes, stages = self._alike()
+        families = Families(classes.drafts, set(self.class_names))
         body = self._tables()
-        for text, name in classes.written.items():
-            body += ["", "", f"class {name}(nn.Module):", text]
-        for name, lines in zip(self.class_names, texts, strict=True):
+        for name, lines in families.classes():
             body += ["", "", f"class {name}(nn.Module):", *lines]
+        for name, draft in zip(self.class_names, stages, strict=True):
+            body += ["", "", f"class {name}(nn.Module):", *draft.lines(families.final(draft))]
         made, missing = constants(self.states)
         body += [*made, *self._builder(bool(made)).lines(), *self._runner().lines()]
         uses_functional = any("F." in line for line in body)
@@ -131,7 +133,7 @@ class _Emission:
 
     # Classes.
 
-    def _alike(self) -> tuple[Classes, list[list[str]]]:
+    def _alike(self) -> tuple[Classes, list[Draft]]:
         """All classes; a module that cannot be one class is written out where it is called."""
         written_out: set[str] = set()
         while True:  # at most once per module of the model
@@ -140,8 +142,8 @@ class _Emission:
             except NotAlike as clash:
                 written_out.add(clash.path)
 
-    def _classes(self, written_out: set[str]) -> tuple[Classes, list[list[str]]]:
-        classes = Classes(self.module, reserved=set(self.class_names))
+    def _classes(self, written_out: set[str]) -> tuple[Classes, list[Draft]]:
+        classes = Classes(self.module)
         totals: dict[str, int] = {}
         for step in self.model.steps:
             for key, _ in step.stack:
@@ -155,7 +157,7 @@ class _Emission:
         gatherer = Gatherer(totals, keeps)
         return classes, [self._stage(classes, stage, gatherer) for stage in self.stages]
 
-    def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> list[str]:
+    def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> Draft:
         items = gatherer.gather(stage.steps, stage.gives)
         paths = Paths(classes, "", items, stage.gives)
         takes = [(value, self.names[value]) for value in stage.takes]
@@ -164,7 +166,7 @@ class _Emission:
             *statement(names_tuple([name for _, name in takes]), 4, before="takes = "),
             *statement(names_tuple(gives), 4, before="gives = "),
         ]
-        return body_of_class(
+        return drafted(
             paths, items, takes, stage.gives,
             doc=self._stage_doc(stage, paths),
             forward_doc="What it gives, from what it takes.",

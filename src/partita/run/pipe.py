@@ -50,8 +50,9 @@ def pipe(
 
     if devices is None and cluster is None:
         devices = 4
+    learns = module.training and any(p.requires_grad for p in module.parameters())
     found = partition(
-        captured.graph, cluster, devices=devices, training=module.training, method=method,
+        captured.graph, cluster, devices=devices, training=learns, method=method,
         memory=memory, recompute=recompute, stages=stages, straight=straight,
         stop=stop or QUICKLY, seed=seed,
     )  # fmt: skip
