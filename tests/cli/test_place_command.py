@@ -1,5 +1,6 @@
 """partita place, as a user would call it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,38 @@ def test_exprimos_files_and_rules(run_json):
     found = run_json("place", NET, "-c", MACHINE, "--semantics", "exprimo", "--method", "single")
     assert found["status"] == "optimal"
     assert found["objective"] == pytest.approx(0.043407329867080456)
+
+
+def test_map_elites_shows_its_archive(run, run_json):
+    words = ("place", NET, "-c", MACHINE, "--semantics", "exprimo", "--method", "map-elites", "-q")
+    assert "archive: best step of the search by devices used" in run(*words).stdout
+    cells = run_json(*words)["archive"]
+    assert {cell["devices"] for cell in cells} == {1, 2, 3}
+    assert min(cell["step_s"] for cell in cells) == pytest.approx(0.043407329867080456)
+
+
+def test_the_page_and_exprimos_own_solution_are_written(run, tmp_path):
+    page, net = tmp_path / "p.html", tmp_path / "net.json"
+    words = ("place", NET, "-c", MACHINE, *QUICK, "--pin", "conv1=2", "--page", str(page))
+    assert run(*words, "--net", str(net)).exit_code == 0
+    text = page.read_text()
+    assert text.count("<svg") == 1  # the timeline; the graph stands in a frame of its own
+    assert text.count("&lt;svg") == 1
+    assert "gpu2" in text
+    assert run(*words).exit_code == 2  # the page is there already
+    assert run(*words, "--force").exit_code == 0
+    layers = json.loads(net.read_text())["layers"]
+    assert layers["conv1"]["device"] == 2
+    assert layers["conv1"]["filter"] == [11, 11, 3, 64]
+    again = run("place", str(net), "-c", MACHINE, "--semantics", "exprimo", *QUICK)
+    assert again.exit_code == 0
+
+
+def test_only_exprimos_networks_can_be_written_as_such(run, tmp_path):
+    words = ("place", "alexnet", "-c", "malvik", *QUICK, "--net", str(tmp_path / "n.json"))
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "alexnet is no network of Exprimo's; use -o instead" in result.stderr
 
 
 def test_a_written_placement_is_looked_at_again(run, tmp_path):

@@ -1,5 +1,6 @@
 """Placing models: wishes kept, memory respected, Exprimo's answers, files both ways."""
 
+import itertools
 import json
 import random
 import re
@@ -17,6 +18,7 @@ from partita.graph import GraphBuilder
 from partita.jobs.experiment_file import experiment_from
 from partita.jobs.place import place, place_again
 from partita.jobs.place_file import placement_from_json, read_placement
+from partita.jobs.place_program import simulate_placement
 from partita.jobs.place_result import front
 from partita.jobs.place_trace import exprimo_timeline
 from partita.plans import read_plan
@@ -63,6 +65,17 @@ class TestOwnRules:
         devices = found.devices()
         assert devices["left.one"] == devices["left.act"]
 
+    @pytest.mark.parametrize(("batches", "training"), [(1, True), (1, False), (3, True)])
+    def test_a_small_model_is_placed_as_well_as_by_trying_everything(self, batches, training):
+        found = quick(towers(512), pair(2**26), batches=batches, training=training)
+        size = len(found.model.layers)
+        every = [
+            simulate_placement(found.model, placement, batches, min(batches, 2))[0].makespan
+            for placement in itertools.product((0, 1), repeat=size)
+        ]
+        assert found.best.step_s == pytest.approx(min(every), rel=1e-9)
+        assert found.lower_bound_s <= min(every)
+
     def test_the_timeline_is_that_of_the_answer_and_verified(self):
         found = quick(towers(), pair())
         assert found.timeline.makespan == pytest.approx(found.best.step_s)
@@ -85,6 +98,12 @@ class TestOwnRules:
 
     def test_the_same_seed_gives_the_same_placement(self):
         assert quick("alexnet", "malvik", seed=3).best == quick("alexnet", "malvik", seed=3).best
+
+    @pytest.mark.parametrize("semantics", ["partita", "exprimo"])
+    def test_one_device_takes_all_and_that_is_optimal(self, semantics):
+        found = place("alexnet", "1xV100", method="heft", semantics=semantics)
+        assert set(found.best.placement) == {0}
+        assert found.status is Status.OPTIMAL
 
     def test_it_is_never_worse_than_one_device(self):
         found = quick("squeezenet1_1", "malvik", batch=8)
@@ -218,6 +237,13 @@ class TestExprimo:
         assert found.best.num_devices == 3  # through the CPU
         own = quick(NET, str(path), pinned=pins, method="heft")  # by our rules data is passed on
         assert {own.devices()["conv1"], own.devices()["fc8"]} == {1, 2}
+
+    def test_the_front_trades_time_for_memory(self):
+        found = quick(NET, MACHINE, semantics="exprimo", with_front=True)
+        shown = found.front()
+        assert shown[0] == found.best
+        assert len(shown) >= 3
+        assert max(shown[-1].peak_bytes) < max(found.best.peak_bytes)
 
     def test_a_device_without_a_route_is_refused(self, tmp_path):
         raw = json.loads(Path(MACHINE).read_text())

@@ -1,13 +1,17 @@
 """`partita place`: a device for every op of a model on a machine of unlike devices."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options
+from partita.errors import InputError
+
+if TYPE_CHECKING:
+    from partita.jobs.place_result import Placed
 
 TIME_LIMIT_S = 10.0
 
@@ -41,7 +45,7 @@ def _wish(text: str) -> tuple[str, str]:
 @click.option(
     "--in-flight", type=click.IntRange(1), metavar="K", help="Batches at once; one per device."
 )
-@click.option("--front", is_flag=True, help="Also the best on fewer devices: time against memory.")
+@click.option("--front", is_flag=True, help="Also the best on fewer devices and in less memory.")
 @click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),
@@ -49,6 +53,8 @@ def _wish(text: str) -> tuple[str, str]:
     show_default=True,
     help="Seconds to search.",
 )
+@click.option("--page", metavar="FILE", help="Draw it: one HTML page, timeline and graph.")
+@click.option("--net", metavar="FILE", help="Exprimo: write MODEL again, with its devices.")
 @output_option("Write the placement here.")
 @model_options
 @common_options
@@ -60,6 +66,8 @@ def command(
     colocate: tuple[str, ...],
     front: bool,
     time_limit: float,
+    page: str | None,
+    net: str | None,
     output: OutputFile | None,
     options: ModelOptions,
     out: Output,
@@ -77,6 +85,9 @@ def command(
     from partita.jobs.place import place, place_again
     from partita.report.placement import front_text, placement_text
 
+    force = bool(click.get_current_context().params.get("force"))  # -o's own, for all files
+    drawn = None if page is None else OutputFile(Path(page), force)
+    filled = None if net is None else OutputFile(Path(net), force)
     if _is_placement(model):
         from partita.jobs.place_file import read_placement
 
@@ -93,6 +104,8 @@ def command(
     written = None
     if output is not None and found.saved is not None:
         written = output.write(found.saved.to_json())
+    if found.best is not None:
+        _write_more(model, found, drawn, filled)
     out.show(placement_text(found))
     if front and found.best is not None:
         out.show("\n" + front_text(found.front()))
@@ -109,6 +122,25 @@ def _is_placement(model: str) -> bool:
         return False
     found = decode_json(read_bytes(model), model).get("format")
     return isinstance(found, str) and found.startswith("partita/placement@")
+
+
+def _write_more(
+    model: str, found: "Placed", drawn: OutputFile | None, filled: OutputFile | None
+) -> None:
+    if drawn is not None:
+        from partita.report.placement_page import placement_page
+
+        drawn.write(placement_page(found))
+    if filled is not None:
+        from partita.capture.exprimo_net import with_devices
+        from partita.files import decode_json, encode_json, read_bytes
+
+        spec = found.subject.workload.spec
+        if found.subject.network is None:
+            raise InputError(
+                f"{model} is no network of Exprimo's", fix="use -o instead", field="--net"
+            )
+        filled.write(encode_json(with_devices(decode_json(read_bytes(spec)), found.devices())))
 
 
 def _as_data(model: str, cluster: str | None, found: Any, written: Path | None) -> dict[str, Any]:
@@ -134,6 +166,15 @@ def _as_data(model: str, cluster: str | None, found: Any, written: Path | None) 
         "peak_memory_bytes": None if best is None else list(best.peak_bytes),
         "candidates": [_row(item) for item in found.tried],
         "front": [_row(item) for item in found.front()],
+        "archive": [
+            {
+                "devices": elite.devices_used,
+                "communication_bytes": elite.communication_bytes,
+                "step_s": elite.makespan_ms / 1e3,
+                "fits": elite.score_ms <= elite.makespan_ms,
+            }
+            for elite in getattr(found.archive, "elites", ())
+        ],
         "plan": None if written is None else str(written),
     }
 

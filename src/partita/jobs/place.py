@@ -61,8 +61,8 @@ def place(
     """Find a device for every op of a model on a cluster, and time one step of it.
 
     `batches` of `batch` samples make a step, at most `in_flight` of them at once. Ops are named by
-    patterns (`encoder.*`), devices by number or name. `with_front` looks for the best placement on
-    one device, on two, and so on.
+    patterns (`encoder.*`), devices by number or name. `with_front` also looks for the best on fewer
+    devices and in less memory.
     """
     subject = load_subject(
         model, cluster, batch=batch, dtype=dtype, training=training, optimizer=optimizer
@@ -108,7 +108,8 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
         subject, layers, wishes.constraints(layers.layers), name, search, batches, in_flight,
         settings.get("stop", UNTIL_DONE), settings.get("seed", 0),
     )  # fmt: skip
-    return job.exprimo() if semantics == "exprimo" else job.own(settings.get("with_front", False))
+    with_front = settings.get("with_front", False)
+    return job.exprimo(with_front) if semantics == "exprimo" else job.own(with_front)
 
 
 def place_again(saved: SavedPlacement) -> Placed:

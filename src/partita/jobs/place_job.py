@@ -33,6 +33,7 @@ from partita.problems.placement import (
     simulate_exprimo,
 )
 from partita.search.base import Improvement, Result, Search, Status, Stop
+from partita.search.placement.front import sweep
 from partita.timeline import Timeline
 from partita.units import size
 
@@ -117,7 +118,7 @@ class Job:
         self.tried[placement] = best
         return best
 
-    def exprimo(self) -> Placed:
+    def exprimo(self, with_front: bool) -> Placed:
         """The search's answer on the record, which is the whole truth here."""
         problem = self._exprimo_problem()
         refusal = self._never_fits(
@@ -126,7 +127,7 @@ class Job:
         )
         if refusal:
             return self._infeasible(problem, "exprimo", refusal)
-        result = self._solve(problem, self._forwarding())
+        result = self._solve(problem, self._forwarding(0.6 if with_front else 1.0))
         self.bound_s = (result.lower_bound or 0.0) / 1e3
         if result.solution is None:
             return self._infeasible(problem, "exprimo", result.why, result.status)
@@ -135,14 +136,17 @@ class Job:
             over = size(best.excess_bytes)
             why = f"the best that {self.method} found needs {over} more memory"
             return self._infeasible(problem, "exprimo", why, Status.STOPPED)
+        if with_front and not self.stop.interrupted():
+            for _, placement in self._alternatives(problem):
+                self._scored(problem, placement)
         timeline = exprimo_timeline(problem, best.placement)
         proven = result.status is Status.OPTIMAL
         why = "no placement can be faster" if proven else result.why
         self.history = [_in_seconds(step) for step in result.history]
         return self._placed(problem, "exprimo", result.status, why, best, timeline, "")
 
-    def _forwarding(self) -> Stop:
-        """The stop rule with objectives of the record (ms) told in seconds."""
+    def _forwarding(self, part: float) -> Stop:
+        """The stop rule, for a part of the time, with the record's ms told in seconds."""
         told = self.stop.progress
 
         def tell(step: Improvement) -> None:
@@ -150,7 +154,9 @@ class Job:
             told(_in_seconds(step))
 
         target = None if self.stop.target is None else self.stop.target * 1e3
-        return replace(self.stop, target=target, progress=None if told is None else tell)
+        limit = None if self.stop.time_s is None else self.stop.time_s * part
+        progress = None if told is None else tell
+        return replace(self.stop, time_s=limit, target=target, progress=progress)
 
     # By our own rules.
 
@@ -179,8 +185,9 @@ class Job:
             if result.solution is not None:
                 self._offer(f"{self.method} x{communication:g}", result.solution.placement)
             self._elites()
-        if with_front:
-            self._fewer_devices()
+        if with_front and not self._out_of_time():
+            for name, placement in self._alternatives(problem):
+                self._offer(name, placement)
         self._refine(problem)
         return self._own_result(problem, why)
 
@@ -246,17 +253,12 @@ class Job:
                     break
         return budget
 
-    def _fewer_devices(self) -> None:
-        """The best placements on fewer devices, for the front."""
+    def _alternatives(self, problem: PlacementProblem) -> list[tuple[str, tuple[int, ...]]]:
+        """Placements on fewer devices and in less memory, named, for the front."""
         every = self.model.cluster.num_devices
         most = min(self.constraints.max_devices or every, every)
-        for count in range(most - 1, 1, -1):
-            if self._out_of_time():
-                return
-            fewer = replace(self.constraints, max_devices=count)
-            result = self._solve(self._record(1.0, fewer), self._share(0.4 / most))
-            if result.solution is not None:
-                self._offer(f"{self.method}, {count} devices", result.solution.placement)
+        found = sweep(problem, self.search, self._share(0.4 / (4 * most)), self.seed)
+        return [(f"front, {len(set(item.placement))} devices", item.placement) for item in found]
 
     def _offer(
         self, name: str, placement: tuple[int, ...], rules: Sequence[str] = tuple(DISPATCHES)

@@ -5,6 +5,7 @@ from partita.search.base import Search
 from partita.search.placement.annealing import Annealing
 from partita.search.placement.auto import Auto
 from partita.search.placement.brute import Brute
+from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.critical_path import CriticalPath
 from partita.search.placement.etf import Etf
 from partita.search.placement.genetic import Genetic
@@ -23,6 +24,7 @@ SEARCHES: dict[str, Search[PlacementProblem, PlacementSolution]] = {
     "map-elites": MapElites(),
     "particle-swarm": ParticleSwarm(),
     "random": RandomSearch(),
+    "cp-sat": CpSat(),
     "heft": Heft(),
     "etf": Etf(),
     "critical-path": CriticalPath(),

@@ -7,22 +7,27 @@ and twice as long, until two are left. Races follow one another, longer ones lat
 one has the best placement so far among its runners.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.problems.placement import PlacementProblem, PlacementSolution
-from partita.search.base import UNTIL_DONE, Result, Status, Stop
+from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
 from partita.search.placement.episodes import cheapest, make_episodes, memory_price
+from partita.search.placement.every import all_tried, num_placements
+from partita.search.placement.labels import LabelBound
 from partita.search.placement.lists import by_rank, critical_path, earliest_end
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_stages, single_devices, stages
 from partita.search.placement.tables import I64
-from partita.search.placement.variation import costs, layers_of_genes
+from partita.search.placement.variation import costs
 from partita.search.placement.walk import Walker, begin_episode, best_of, walker
+
+_WIDTHS = (50, 300)  # labels of the lower bound
+_USUAL_GENES = 128
+_FEWEST = 8  # runners of a large network
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +50,10 @@ class Auto:
         with Attempt(problem, stop, "auto", seed) as attempt:
             if not attempt.goes_on():
                 return attempt.result()
-            if math.prod(np.diff(attempt.net.allowed_start).tolist()) <= self.most_tried:
-                return _all_tried(attempt)
+            if num_placements(attempt.net) <= self.most_tried:
+                return all_tried(attempt)
             _Races(self, attempt, line_of(problem, attempt.net), seed).run()
             return attempt.result()
-
-
-def _all_tried(attempt: Attempt) -> Result[PlacementSolution]:
-    """Score every placement there is."""
-    net, before = attempt.net, attempt.run.evaluations
-    devices = [
-        net.allowed[begin:end].tolist()
-        for begin, end in itertools.pairwise(net.allowed_start.tolist())
-    ]
-    genes = np.array(list(itertools.product(*devices)), np.int64)
-    attempt.score(layers_of_genes(net, genes))
-    if attempt.run.evaluations - before < len(genes):
-        return attempt.result()
-    return attempt.result(Status.OPTIMAL, "every placement was tried")
 
 
 class _Races:
@@ -74,19 +65,40 @@ class _Races:
         net = attempt.net
         choices = len(line) * len(net.limit_bytes)
         self.budget = min(int(auto.effort_s / attempt.evaluation_s), 2000 * choices)
-        self.walkers = [walker(net, seed, number) for number in range(auto.runners)]
+        # In a large network a move changes little: cooler walks, and fewer, longer ones.
+        self.small = min(1.0, _USUAL_GENES / len(line))
+        self.num_runners = max(min(auto.runners, _FEWEST), int(auto.runners * self.small))
+        self.first_steps = auto.first_steps * auto.runners // self.num_runners
+        self.walkers = [walker(net, seed, number) for number in range(self.num_runners)]
         lists = [by_rank(net, earliest_end), critical_path(net)]
         built = [single_devices(net), *(found[None, :] for found in lists if found is not None)]
         self.built = np.concatenate((*built, stages(net, line, seed)))
         attempt.score(self.built)
         self.price = memory_price(net, attempt.makespan_ms)
+        self.labels: LabelBound | None = None
+        self.bounded_ms = math.inf  # the score that the bound was last asked to reach
 
     def run(self) -> None:
         """Race until effort or time is spent."""
         number = 0
         while self.goes_on():
             self.race(number)
+            self.raise_bound()
             number += 1
+
+    def raise_bound(self) -> None:
+        """Look for a better lower bound, if the best score is another one than last time."""
+        attempt = self.attempt
+        if attempt.best_score >= self.bounded_ms:
+            return
+        self.bounded_ms = attempt.best_score
+        if self.labels is None:
+            self.labels = LabelBound(attempt.net, attempt.goes_on)
+            attempt.run.bound(self.labels.root())
+        for width in _WIDTHS:
+            if attempt.goes_on():
+                found = self.labels.search(width, attempt.best_score, attempt.goes_on)
+                attempt.run.bound(found)
 
     def goes_on(self) -> bool:
         return self.attempt.goes_on() and self.attempt.run.evaluations < self.budget
@@ -95,9 +107,9 @@ class _Races:
         """One race: heats of ever fewer, longer walks."""
         auto, runners = self.auto, list(self.starts(with_best=number % 2 == 1))
         walkers = self.walkers[: len(runners)]
-        steps, heat = auto.first_steps * 2 ** min(number // 2, 3), 0
+        steps, heat = self.first_steps * 2 ** min(number // 2, 3), 0
         while self.goes_on():
-            scale = min(self.attempt.best_score, self.attempt.makespan_ms)
+            scale = min(self.attempt.best_score, self.attempt.makespan_ms) * self.small**2
             for walk, start in zip(walkers, runners, strict=True):
                 begin_episode(
                     walk,
@@ -117,13 +129,13 @@ class _Races:
     def starts(self, *, with_best: bool) -> I64:
         """The cheapest of the built placements and of new random stages."""
         auto, attempt, net = self.auto, self.attempt, self.attempt.net
-        count = max(2 * auto.runners, min(auto.splits, int(0.5 / attempt.evaluation_s)))
+        count = max(2 * self.num_runners, min(auto.splits, int(0.5 / attempt.evaluation_s)))
         staged = random_stages(net, self.line, count, self.generator)
         placements = np.concatenate((self.built, staged))
         cost = costs(attempt.details(placements), self.price)
-        found = cheapest(placements, cost, auto.runners)
+        found = cheapest(placements, cost, self.num_runners)
         if with_best or not len(found):
-            found = np.concatenate((attempt.best[None, :], found))[: auto.runners]
+            found = np.concatenate((attempt.best[None, :], found))[: self.num_runners]
         return found
 
 

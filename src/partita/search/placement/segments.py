@@ -17,28 +17,65 @@ keeps every bound valid. Alike stretches and alike devices are done once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 
-from partita.search.placement.bounds import there_and_back_ms
 from partita.search.placement.feasible import joined
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.symmetry import Symmetry
+from partita.search.placement.tables import B1, F64, I64, Tables
 
 _MOST_CONFIGURATIONS = 5000  # of one branch; a longer branch is left out, as if it cost nothing
-_MOST_OPTIONS = 400  # of one stretch with given ends
+_MOST_OPTIONS = 200  # of one stretch with given ends
+_MOST_OF_BRANCH = 48
+_DROPPED, _KEPT, _LEFT = range(3)
 
 
-def cut_layers(net: Tables) -> list[int]:
-    """The layers that every path passes; empty if the network has several first or last layers."""
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The layers on paths from one first layer to one last one, and the cut layers among them.
+
+    Other layers are left out, which only makes a bound lower.
+    """
+
+    kept: B1
+    cuts: tuple[int, ...]
+
+
+def chain_of(net: Tables) -> Chain:
+    """The chain between the ends of the longest path."""
     num_layers = len(net.output_bytes)
-    ends = np.diff(net.child_start) == 0
-    if len(net.inputs) != 1 or net.inputs[0] != 0 or ends.sum() != 1 or not ends[-1]:
-        return []
-    jumped = np.zeros(num_layers + 1, np.int64)
+    work = net.job_ms.min(axis=1)
+    work = work[:num_layers] + work[num_layers:]
+    before, after = work.copy(), work.copy()
     for layer in range(num_layers):
+        parents = net.parent[net.parent_start[layer] : net.parent_start[layer + 1]]
+        before[layer] += before[parents].max(initial=0.0)
+    for layer in range(num_layers - 1, -1, -1):
+        children = net.child[net.child_start[layer] : net.child_start[layer + 1]]
+        after[layer] += after[children].max(initial=0.0)
+    first = int(net.inputs[after[net.inputs].argmax()])
+    below = _reached(net.child_start, net.child, first, range(first, num_layers))
+    ends = np.flatnonzero(below & (np.diff(net.child_start) == 0))
+    last = int(ends[before[ends].argmax()])
+    kept = below & _reached(net.parent_start, net.parent, last, range(last, -1, -1))
+    jumped = np.zeros(num_layers + 1, np.int64)
+    for layer in np.flatnonzero(kept).tolist():
         for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
-            jumped[layer + 1] += 1
-            jumped[child] -= 1
-    return np.flatnonzero(np.cumsum(jumped)[:num_layers] == 0).tolist()
+            if kept[child]:
+                jumped[layer + 1] += 1
+                jumped[child] -= 1
+    free = np.cumsum(jumped)[:num_layers] == 0
+    return Chain(kept, tuple(np.flatnonzero(free & kept).tolist()))
+
+
+def _reached(start: I64, neighbour: I64, origin: int, order: range) -> B1:
+    """What can be reached from a layer, looking at the layers in this order."""
+    found = np.zeros(len(start) - 1, np.bool_)
+    found[origin] = True
+    for layer in order:
+        if found[layer]:
+            found[neighbour[start[layer] : start[layer + 1]]] = True
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +87,35 @@ class Layout:
 
     @property
     def load(self) -> slice:
+        """Work per device."""
         return slice(1, 1 + self.num_devices)
 
     @property
     def channel(self) -> slice:
+        """Time per channel."""
         return slice(1 + self.num_devices, 1 + self.num_devices + self.num_channels)
 
     @property
     def held(self) -> slice:
+        """Bytes per device."""
         begin = 1 + self.num_devices + self.num_channels
         return slice(begin, begin + self.num_devices)
 
     @property
     def size(self) -> int:
+        """How many entries there are."""
         return 1 + 2 * self.num_devices + self.num_channels
 
 
 class Stretches:
     """The options of all stretches between cut layers."""
 
-    def __init__(self, net: Tables, cuts: list[int], needed: F64) -> None:
-        self.net, self.cuts = net, cuts
+    def __init__(self, net: Tables, chain: Chain, symmetry: Symmetry, needed: B1) -> None:
+        self.net, self.kept, self.cuts = net, chain.kept, chain.cuts
+        self.symmetry = symmetry
         self.num_layers = len(net.output_bytes)
         self.layout = Layout(len(net.limit_bytes), net.transfer_ms.shape[1])
-        self.needed = needed.astype(np.bool_)  # which entries anyone looks at
+        self.needed = needed  # which entries anyone looks at
         self.may = net.may[net.gene_of]
         self.near = joined(net)
         self.remembered: dict[bytes, dict[tuple[int, int], F64]] = {}
@@ -82,23 +124,44 @@ class Stretches:
         """For the devices of both ends of a stretch: its options, [option, entry]."""
         first, last = self.cuts[number], self.cuts[number + 1]
         layers = np.arange(first, last + 1)
-        key = self._key(layers)
+        key = self._key(layers[self.kept[first : last + 1]])
         if key not in self.remembered:
-            self.remembered[key] = {
-                ends: found
-                for ends in np.ndindex(*self.near.shape)
-                if self.may[first, ends[0]] and self.may[last, ends[1]]
-                for found in [self._between(first, last, *ends)]
-                if len(found)
-            }
+            known: dict[tuple[int, int], F64] = {}
+            for source, target in np.ndindex(*self.near.shape):
+                if self.may[first, source] and self.may[last, target]:
+                    self._add(known, first, last, (source, target))
+            self.remembered[key] = {ends: found for ends, found in known.items() if len(found)}
         return self.remembered[key]
+
+    def _add(
+        self, known: dict[tuple[int, int], F64], first: int, last: int, ends: tuple[int, int]
+    ) -> F64:
+        """Options with these ends: those of alike devices with other names, where known."""
+        if ends in known:
+            return known[ends]
+        alike = self.symmetry.first
+        for end, other in ((ends[0], ends[1]), (ends[1], ends[0])):
+            kin = np.flatnonzero(alike == alike[end]).tolist()
+            # Each end goes to the first device of its kind that the other end does not have.
+            name = next(device for device in kin if device != other or end == other)
+            if name < end:
+                slots = self.symmetry.slots(end, name)
+                devices = slots[: self.layout.num_devices]
+                renamed = int(devices[ends[0]]), int(devices[ends[1]])
+                rows = self._add(known, first, last, renamed)
+                order = np.concatenate(([0], 1 + slots, 1 + len(slots) + devices))
+                known[ends] = rows[:, order]
+                return known[ends]
+        known[ends] = self._between(first, last, *ends)
+        return known[ends]
 
     def _key(self, layers: I64) -> bytes:
         """Equal for stretches that cost the same."""
-        net, first = self.net, int(layers[0])
+        net = self.net
         edges = [
-            net.child[net.child_start[layer] : net.child_start[layer + 1]] - first
+            np.searchsorted(layers, children[self.kept[children]])
             for layer in layers[:-1].tolist()
+            for children in [net.child[net.child_start[layer] : net.child_start[layer + 1]]]
         ]
         parts = [
             net.job_ms[layers],
@@ -122,13 +185,15 @@ class Stretches:
             combined = combined.plus(self._edge(first, source, target))
         for branch in self._branches(first, last):
             if self.layout.num_devices ** len(branch) <= _MOST_CONFIGURATIONS:
-                combined = combined.plus(self._branch(branch, first, last, source, target))
-                combined = combined.fewest(4 * _MOST_OPTIONS)
+                found = self._branch(branch, first, last, source, target)
+                combined = combined.plus(found.fewest(_MOST_OF_BRANCH))
+                combined = combined.fewest(_MOST_OPTIONS)
         return least(self._closed(combined, first, last, source, target), _MOST_OPTIONS)
 
     def _branches(self, first: int, last: int) -> Iterator[list[int]]:
         """The inner layers in groups that only the ends join."""
-        net, group = self.net, {layer: layer for layer in range(first + 1, last)}
+        net, kept = self.net, self.kept
+        group = {layer: layer for layer in range(first + 1, last) if kept[layer]}
 
         def root(layer: int) -> int:
             while group[layer] != layer:
@@ -137,7 +202,7 @@ class Stretches:
 
         for layer in group:
             for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
-                if child != last:
+                if child != last and kept[child]:
                     one, other = root(layer), root(child)
                     group[max(one, other)] = min(one, other)
         for begin in sorted({root(layer) for layer in group}):
@@ -164,11 +229,17 @@ class Stretches:
         count = grids[0].size
         on = {layer: grid.ravel() for layer, grid in zip(branch, grids, strict=True)}
         on[first], on[last] = np.full(count, source), np.full(count, target)
-        parts, valid, rows = _nothing(self.layout, count), np.ones(count, np.bool_), np.arange(count)
+        parts, valid, rows = (
+            _nothing(self.layout, count),
+            np.ones(count, np.bool_),
+            np.arange(count),
+        )
         end = {first: np.zeros(count)}
         for layer in [*branch, last]:
             start = np.zeros(count)
-            for parent in net.parent[net.parent_start[layer] : net.parent_start[layer + 1]].tolist():
+            for parent in net.parent[
+                net.parent_start[layer] : net.parent_start[layer + 1]
+            ].tolist():
                 if parent not in end or (layer == last and parent == first):
                     continue
                 away = on[parent] != on[layer]
@@ -199,10 +270,8 @@ class Stretches:
                 parts.send(net, layer, on[layer], reads)
         return parts.only(valid)
 
-    def _path_back(
-        self, branch: list[int], first: int, last: int, on: dict[int, I64]
-    ) -> F64:
-        """The longest path from the end of the last layer's backward to the start of the first's."""
+    def _path_back(self, branch: list[int], first: int, last: int, on: dict[int, I64]) -> F64:
+        """The longest path from the last layer's backward to the first's."""
         net = self.net
         end = {last: np.zeros(len(on[last]))}
         for layer in [*reversed(branch), first]:
@@ -268,7 +337,7 @@ class _Parts:
             each(self.held, other.held, np.add),
         )
 
-    def only(self, rows: np.ndarray) -> "_Parts":  # type: ignore[type-arg]
+    def only(self, rows: B1) -> "_Parts":
         """Some of the options."""
         return _Parts(*(getattr(self, name)[rows] for name in _Parts.__slots__))
 
@@ -306,30 +375,55 @@ def _nothing(layout: Layout, count: int) -> _Parts:
 def least(rows: F64, count: int) -> F64:
     """Rows such that every given one is at least some row in every entry; at most `count`.
 
-    Rows that another one undercuts are dropped. If more are left the cheapest stay as they are
+    Rows that another one undercuts are dropped. If too many are left the cheapest stay as they are
     and the others are put together, neighbours by their sums, by the least of their entries.
     """
-    if len(rows) <= 1:
-        return rows
-    scale = rows.max(axis=0)
+    rows = _cheap_first(rows)
+    whole = count - count // 4
+    kind = _undercut(rows, whole)
+    rest = rows[kind == _LEFT]
+    groups = np.array_split(rest, min(len(rest), count - whole)) if len(rest) else []
+    merged = [group.min(axis=0) for group in groups]
+    return np.array([*rows[kind == _KEPT], *merged]).reshape(-1, rows.shape[1])
+
+
+def undominated(rows: F64) -> F64:
+    """The rows that no other one undercuts in every entry."""
+    rows = _cheap_first(rows)
+    found: F64 = rows[_undercut(rows, len(rows)) == _KEPT]
+    return found
+
+
+def _cheap_first(rows: F64) -> F64:
+    """Rows by the sums of their entries, each entry by its greatest; a worse row comes later."""
+    scale = rows.max(axis=0, initial=0.0)
     weight = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    rows = rows[np.argsort(rows @ weight, kind="stable")]
-    kept, begin = np.empty_like(rows), 0
-    while len(rows) and begin < count:
-        kept[begin] = rows[0]
-        rows = rows[(rows < rows[0]).any(axis=1)]
-        begin += 1
-    if not len(rows):
-        return kept[:begin]
-    groups = np.array_split(rows, min(len(rows), count // 4))
-    merged = np.array([group.min(axis=0) for group in groups])
-    return np.concatenate((kept[: count - len(merged)], _merge_rest(kept, begin, merged, count)))
+    found: F64 = rows[np.argsort(rows @ weight, kind="stable")]
+    return found
 
 
-def _merge_rest(kept: F64, begin: int, merged: F64, count: int) -> F64:
-    """Make room for the merged rows: the last of the kept ones are put together with them."""
-    displaced = kept[count - len(merged) : begin]
-    if not len(displaced):
-        return merged
-    merged[0] = np.minimum(merged[0], displaced.min(axis=0))
-    return merged
+@numba.njit(cache=True, nogil=True)
+def _undercut(rows: F64, most: int) -> I64:
+    """Per row: dropped because one kept before is no worse; kept; or left when `most` are kept."""
+    kind = np.zeros(len(rows), np.int64)
+    kept = np.zeros(len(rows), np.int64)
+    size = 0
+    for row in range(len(rows)):
+        worse = False
+        for k in range(size):
+            worse = True
+            for entry in range(rows.shape[1]):
+                if rows[row, entry] < rows[kept[k], entry]:
+                    worse = False
+                    break
+            if worse:
+                break
+        if worse:
+            kind[row] = _DROPPED
+        elif size < most:
+            kind[row] = _KEPT
+            kept[size] = row
+            size += 1
+        else:
+            kind[row] = _LEFT
+    return kind

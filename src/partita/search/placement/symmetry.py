@@ -19,6 +19,12 @@ class Symmetry:
     first: I64  # per device: the first device that is like it
     channels: I64  # [one, other, channel] -> channel, where one and other are alike
 
+    def slots(self, one: int, other: int) -> I64:
+        """Devices and then channels, by the names they have after exchanging two alike devices."""
+        devices = np.arange(len(self.first))
+        devices[[one, other]] = other, one
+        return np.concatenate((devices, len(devices) + self.channels[one, other]))
+
 
 def symmetry_of(net: Tables) -> Symmetry:
     """The classes of alike devices."""

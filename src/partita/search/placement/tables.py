@@ -77,7 +77,7 @@ def tables(problem: PlacementProblem) -> Tables:
         inputs=np.array([i for i, layer in enumerate(layers) if not layer.parents], np.int64),
         one_sink=sum(not layer.children for layer in layers) == 1,
         job_ms=np.array(forward + backward, np.float64).reshape(-1, num_devices),
-        transfer_ms=np.array(transfer, np.float64).reshape(-1, num_channels),
+        transfer_ms=np.array(transfer, np.float64).reshape(len(layers), num_channels),
         output_bytes=np.array([layer.output_bytes for layer in layers], np.float64),
         weight_bytes=np.array([layer.weight_bytes for layer in layers], np.float64),
         limit_bytes=np.array([device.memory_limit_bytes for device in devices], np.float64),

@@ -1,0 +1,134 @@
+"""What the placement methods find, how fast, and how far from proven.
+
+    python benchmarks/placement_search.py [FOLDER] [--methods auto,...] [--seconds 10] [--seeds 1]
+
+FOLDER holds problems and may hold `recorded.json` with the best known scores; without it the
+problems of the tests are taken. Each method gets so many seconds of CPU per problem and seed: the
+worst score of the seeds, the bound, evaluations per CPU second, and the CPU seconds after which the
+score was within 1 % of that found. A generated network of 2,000 layers on eight unlike devices is
+added with `--large`; compare a run of 20 s with one of 300 s.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.problems.placement import Channel, Device, Layer, PlacementProblem, read
+from partita.search.base import Improvement, Stop
+from partita.search.placement import SEARCHES
+from partita.search.placement.fastsim import Simulator
+
+TESTS = Path(__file__).parent.parent / "tests" / "data" / "placement"
+SPEEDS = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.05)  # of the devices of the large problem
+
+
+def main() -> None:
+    """Run and print a line per problem and method."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=TESTS, help="problems to solve")
+    parser.add_argument("--methods", default="auto", help="names, separated by commas")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of CPU per problem and seed")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--large", action="store_true", help="only the generated large problem")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    Simulator(read(TESTS / "alexnet-malvik.json")).evaluate([1] * 15)  # compiled before the clock
+    for row in rows(args.folder, args.methods.split(","), args.seconds, args.seeds, args.large):
+        print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items()))
+
+
+def rows(
+    folder: Path, methods: list[str], seconds: float, seeds: int, large: bool
+) -> Iterator[dict[str, Any]]:
+    """One row per problem and method."""
+    at = folder / "recorded.json"
+    recorded = json.loads(at.read_bytes()) if at.exists() else {}
+    paths = [] if large else sorted(path for path in folder.glob("*.json") if path != at)
+    problems = [large_problem()] if large else [read(path) for path in paths]
+    for problem in problems:
+        best = recorded.get(problem.name, {}).get("best_known_ms")
+        for method in methods:
+            found = [_timed(problem, method, seconds, seed) for seed in range(seeds)]
+            worst = max(found, key=lambda row: row["ms"])
+            against = {"of recorded": round(worst["ms"] / best, 5)} if best else {}
+            yield {"problem": problem.name, "method": method, **worst, **against}
+
+
+def _timed(problem: PlacementProblem, method: str, seconds: float, seed: int) -> dict[str, Any]:
+    started = time.process_time()
+    steps: list[tuple[float, float]] = []
+
+    def note(step: Improvement) -> None:
+        if step.objective is not None:
+            steps.append((time.process_time() - started, step.objective))
+
+    stop = Stop(interrupted=lambda: time.process_time() - started > seconds, progress=note)
+    result = SEARCHES[method](problem, stop, seed)
+    used = time.process_time() - started
+    assert result.objective is not None
+    assert result.lower_bound is not None
+    return {
+        "ms": round(result.objective, 3),
+        "bound": round(result.lower_bound, 3),
+        "gap": f"{1 - result.lower_bound / result.objective:.1%}",
+        "status": str(result.status),
+        "evaluations/s": round(result.evaluations / used),
+        "cpu_s": round(used, 2),
+        "within 1 % after": round(
+            next(at for at, score in steps if score <= 1.01 * result.objective), 2
+        ),
+    }
+
+
+def large_problem(num_layers: int = 2000, seed: int = 0) -> PlacementProblem:
+    """Blocks of parallel branches, log-normal work and sizes; eight unlike devices.
+
+    Nothing is limited by memory.
+    """
+    generator = np.random.default_rng(seed)
+    parents: list[tuple[int, ...]] = [()]
+    while len(parents) < num_layers:
+        fork, ends = len(parents) - 1, []
+        for _ in range(int(generator.integers(1, 5))):
+            before = fork
+            for _ in range(int(generator.integers(1, 5))):
+                parents.append((before,))
+                before = len(parents) - 1
+            ends.append(before)
+        parents.append(tuple(ends))
+    children: list[list[int]] = [[] for _ in parents]
+    for layer, above in enumerate(parents):
+        for parent in above:
+            children[parent].append(layer)
+    work_ms, output, weight = generator.lognormal(0, 1, (3, len(parents)))
+    layers = tuple(
+        Layer(
+            name=f"l{index}",
+            parents=parents[index],
+            children=tuple(children[index]),
+            output_bytes=float(output[index] * 20e6),
+            weight_bytes=float(weight[index] * 4e6),
+            fwd_ms=tuple(float(work_ms[index] / speed) for speed in SPEEDS),
+            bwd_ms=tuple(float(2 * work_ms[index] / speed) for speed in SPEEDS),
+            transfer_ms=tuple(float(output[index] * 20 / (16 if c < 6 else 8)) for c in range(8)),
+        )
+        for index in range(len(parents))
+    )
+    # A transfer uses the link of its source; from the last device, a CPU, that of its target.
+    route = [[-1 if a == b else (a if a != 7 else b) for b in range(8)] for a in range(8)]
+    return PlacementProblem(
+        name="large",
+        devices=(Device(1e15),) * len(SPEEDS),
+        channels=(Channel(128.0),) * len(SPEEDS),
+        route=tuple(map(tuple, route)),
+        layers=layers,
+    )
+
+
+if __name__ == "__main__":
+    main()
