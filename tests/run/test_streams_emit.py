@@ -1,4 +1,5 @@
 import ast
+from functools import cache
 
 import pytest
 import torch
@@ -17,11 +18,17 @@ from partita.run.streams.record import Schedule, fingerprint
 from partita.run.streams.replay import Plain, Replay
 
 
-def streamed(name="branches"):
+@cache
+def exported():
+    module, image = made("branches")
+    return module, image, flow_of(module, (image,))
+
+
+def streamed():
     """A model scheduled by hand, as the GPU would."""
-    module, image = made(name)
+    module, image, read = exported()
     with torch.no_grad():
-        flow, placement = place(variants(flow_of(module, (image,)))["merge"])
+        flow, placement = place(variants(read)["merge"])
         bound = Bound(flow, placement, torch.device("cpu"))
         plan = order.listed(flow, 3, dict.fromkeys(order.launched(flow), 1.0))
         call = Replay(bound, plan, {})
@@ -61,9 +68,7 @@ def test_emitted_source_says_the_same_steps_and_waits(tmp_path):
 
 def test_what_is_not_ours_is_not_emitted(tmp_path):
     found, _, image = streamed()
-    module, _ = made("branches")
-    with torch.no_grad():
-        plain = Plain(fold_norms(flow_of(module, (image,))), (image,))
+    plain = Plain(fold_norms(exported()[2]), (image,))
     found.calls[found.schedules[0].shapes] = plain
     with pytest.raises(InputError, match="which is PyTorch's own"):
         emit(found, str(tmp_path / "weights.pt"))

@@ -209,3 +209,30 @@ def test_the_dense_lists_are_prefixes_of_one_buffer():
     _, placement = place(fold(exported("dense")[0]))
     widths = sorted(shape[1] for shape in placement.buffers.values())
     assert widths == [8, 32]  # the padded image and everything else
+
+
+def test_a_model_that_keeps_state_is_refused():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(InputError, match="the model changes count when it is called"):
+        flow_of(Counts(), (torch.randn(2),))
+
+
+def test_the_indices_of_a_maximum_can_be_read():
+    class Indices(nn.Module):
+        def forward(self, x):
+            value, index = nn.functional.max_pool2d(x, 2, return_indices=True)
+            return value + index
+
+    image = torch.randn(1, 8, 4, 4)
+    placed, placement = place(fold(flow_of(Indices(), (image,))))
+    bound = Bound(placed, placement, torch.device("cpu"))
+    run = Replay(bound, order.listed(placed, 2, dict.fromkeys(order.launched(placed), 1.0)), {})
+    assert relative(run(image)[0], Indices()(image)) == 0

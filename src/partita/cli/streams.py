@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from partita import files, units
+from partita.cli import INTERRUPTED
 from partita.cli.base import Output, OutputFile, common_options, output_option
 
 
@@ -105,16 +106,21 @@ def _measured(
     model: str, output: OutputFile | None, out: Output, *, batch: tuple[int, ...],
     dtype: str | None, time_limit: float | None, profile: str | None, no_compile: bool, **_: Any,
 ) -> int:  # fmt: skip
+    from partita.run.streams.choose import INTERRUPTED as STOPPED
     from partita.run.streams.emit import emit
     from partita.run.streams.model import streams_of
+
+    weights = None
+    if output is not None and output.path.suffix == ".py":
+        weights = OutputFile(output.path.with_suffix(".pt"), output.force)  # refused now if there
 
     found = streams_of(
         model, batches=batch, dtype=dtype, time_s=time_limit or 60.0, profile=profile,
         compile=not no_compile, seed=out.seed, note=out.note,
     )  # fmt: skip
     written = None
-    if output is not None and output.path.suffix == ".py":
-        written = output.write(emit(found, str(output.path.with_suffix(".pt"))))
+    if output is not None and weights is not None:
+        written = output.write(emit(found, str(weights.path)))
     elif output is not None:
         found.save(output.path, overwrite=output.force)
         written = output.path
@@ -139,4 +145,5 @@ def _measured(
             "plan": None if written is None else str(written),
         }
     )
-    return 0
+    stopped = any(STOPPED in schedule.notes for schedule in found.schedules)
+    return INTERRUPTED if stopped else 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from partita.errors import InputError
 from partita.run.streams.bound import Bound
@@ -54,6 +55,8 @@ def streams(
         chooser = Chooser(module, each, options, known, note or _silent)
         best, decided = chooser.choose()
         found.add(decided, best.call)
+        if chooser.interrupted:
+            break  # and leave the other batches
     return found
 
 
@@ -65,7 +68,7 @@ class Streamed:
         self.inputs = inputs
         self.schedules: tuple[Schedule, ...] = ()
         self.calls: dict[Key, Call] = {}
-        self.alone = _gives_one(module, inputs)
+        self.shape = _shape_of_output(module, inputs)
         self.unknown: set[Key] = set()
 
     def add(self, schedule: Schedule, call: Call) -> None:
@@ -91,8 +94,7 @@ class Streamed:
         for mine, given in zip(self.inputs, inputs, strict=True):
             if given.dtype != mine.dtype:
                 raise InputError(f"an input is {given.dtype}", fix=f"give {mine.dtype}")
-        outputs = call(*inputs)
-        return outputs[0] if self.alone else outputs
+        return tree_unflatten(list(call(*inputs)), self.shape)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the decisions as JSON; `partita.streams(..., schedule=path)` uses them again."""
@@ -173,9 +175,10 @@ def _like(inputs: tuple[T, ...], shapes: Key) -> tuple[T, ...]:
     return tuple(found)
 
 
-def _gives_one(module: nn.Module, inputs: tuple[T, ...]) -> bool:
+def _shape_of_output(module: nn.Module, inputs: tuple[T, ...]) -> TreeSpec:
+    """One tensor, a tuple, a dict...: what the outputs are put into again."""
     with evaluating(module), torch.no_grad():
-        return isinstance(module(*inputs), T)
+        return tree_flatten(module(*inputs))[1]
 
 
 def _silent(text: str) -> None:

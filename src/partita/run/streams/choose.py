@@ -28,7 +28,7 @@ from partita.run.streams.bound import Bound
 from partita.run.streams.export import evaluating, flow_of
 from partita.run.streams.fold import fold, fold_norms
 from partita.run.streams.improve import improve
-from partita.run.streams.measure import compare_us, replay_us
+from partita.run.streams.measure import compare_us, replay_us, wait
 from partita.run.streams.merge import merge, reorder
 from partita.run.streams.order import LaunchPlan
 from partita.run.streams.place import place
@@ -44,6 +44,7 @@ from partita.run.streams.ways import Way
 GAP_US = 1.0  # between dependent kernels of a graph: what list scheduling adds to every step
 STAGES_S, IMPROVE_S = 6.0, 15.0  # at most, of the time allowed
 FINALISTS = 3  # of ours; the baselines always take part
+INTERRUPTED = "interrupted: the best so far was kept"
 Note = Callable[[str], None]
 
 
@@ -95,6 +96,7 @@ class Chooser:
         self.began = time.perf_counter()
         self.candidates: list[Candidate] = []
         self.notes: list[str] = []
+        self.interrupted = False
         self.truth: Truth | None = None
         self.tuned: dict[str, tuple[Bound, dict[int, Timed]]] = {}
 
@@ -110,7 +112,8 @@ class Chooser:
         except KeyboardInterrupt:
             if not self.candidates:
                 raise
-            self.notes.append("interrupted: the best so far was kept")
+            self.interrupted = True
+            self.notes.append(INTERRUPTED)
         finally:
             self.profile.save()
         with torch.no_grad():
@@ -149,7 +152,7 @@ class Chooser:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             first = (str(error).splitlines() or [""])[0][:120]
             self.notes.append(f"{label}: left out ({type(error).__name__}: {first})")
-            torch.cuda.synchronize()
+            wait()
 
     def sequential(self, flow: Flow) -> None:
         """The baseline."""
@@ -222,7 +225,7 @@ class Chooser:
         assert self.truth is not None
         torch.manual_seed(self.options.seed)
         outputs = candidate.call(*self.inputs)
-        torch.cuda.synchronize()
+        wait()
         if self.truth.holds(outputs):
             self.candidates.append(candidate)
         else:

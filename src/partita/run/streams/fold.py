@@ -11,14 +11,13 @@
 Each takes a flow and gives one; a pass that finds nothing gives the same flow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 
 from partita.run.streams.steps import (
     CONVS,
-    POOLS,
     WINDOWS,
     Flow,
     Step,
@@ -287,7 +286,7 @@ def cats(flow: Flow) -> Flow:
     return flow.with_steps(steps.values())
 
 
-def _redirected(flow: Flow, steps: "object", instead: dict[str, str]) -> Flow:
+def _redirected(flow: Flow, steps: Iterable[Step], instead: dict[str, str]) -> Flow:
     """The flow with these steps, every use of a gone value replaced."""
 
     def final(name: str) -> str:
@@ -296,7 +295,7 @@ def _redirected(flow: Flow, steps: "object", instead: dict[str, str]) -> Flow:
         return name
 
     renamed = []
-    for step in list(steps):  # type: ignore[call-overload]
+    for step in list(steps):
         for old in dict.fromkeys(step.uses):
             if old in instead:
                 step = step.renamed(old, final(old))
@@ -308,5 +307,3 @@ def _redirected(flow: Flow, steps: "object", instead: dict[str, str]) -> Flow:
 PASSES: tuple[Pass, ...] = (
     once, norms, sums, pool_factors, relus_after, residuals, pre_ops, pixels, cats, once,
 )  # fmt: skip
-
-__all__ = ["CONVS", "PASSES", "POOLS", "fold", "fold_norms"]

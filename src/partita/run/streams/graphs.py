@@ -61,6 +61,13 @@ def _streams(plan: LaunchPlan, main: Any) -> dict[int, Any]:
     return streams
 
 
+class _Again:
+    """Without a GPU: what is replayed is run again."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.replay = run
+
+
 @contextmanager
 def quiet_capture() -> Iterator[None]:
     """Nothing else may touch the device while a graph is captured."""
@@ -71,6 +78,8 @@ def quiet_capture() -> Iterator[None]:
 
 def capture(run: Callable[[], object], warm_up: int = 1) -> Any:
     """A CUDA graph of whatever `run` launches; run before, so that all is compiled and chosen."""
+    if not torch.cuda.is_available():
+        return _Again(run)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

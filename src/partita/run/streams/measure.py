@@ -1,7 +1,11 @@
-"""Times on the GPU: CUDA events around replays, medians, candidates in turns against drift."""
+"""Times on the GPU: CUDA events around replays, medians, candidates in turns against drift.
+
+Without a GPU the clock of the host is read instead: for tests of what is done with the times.
+"""
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,9 +25,9 @@ def step_us(bound: Bound, step: Step, way: Way, replays: int = 8) -> float:
         for _ in range(COPIES):
             bound.run(step, way)
 
-    graph = capture(lambda: run(), warm_up=1)
-    graph.replay()
-    return replay_us(graph.replay, replays) / COPIES
+    replay = capture(run).replay
+    replay()
+    return replay_us(replay, replays) / COPIES
 
 
 def replay_us(run: Callable[[], object], replays: int) -> float:
@@ -31,7 +35,15 @@ def replay_us(run: Callable[[], object], replays: int) -> float:
     return statistics.median(_times_us(run, replays))
 
 
+def wait() -> None:
+    """Until the GPU has done all it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def _times_us(run: Callable[[], object], replays: int) -> list[float]:
+    if not torch.cuda.is_available():
+        return [_host_us(run) for _ in range(replays)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -39,6 +51,12 @@ def _times_us(run: Callable[[], object], replays: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+
+def _host_us(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return 1e6 * (time.perf_counter() - began)
 
 
 def compare_us(

@@ -63,6 +63,7 @@ def merge(flow: Flow) -> Flow:
         if dense and flow.shapes[step.name][1] % EIGHT == 0:
             key = (step.inputs, step.window, step.pre, step.pre_scale, step.pre_shift)
             groups[key].append(step)
+    flow = replace(flow, shapes=dict(flow.shapes), dtypes=dict(flow.dtypes))
     for group in groups.values():
         if len(group) > 1:
             flow = _merged(flow, group)

@@ -12,7 +12,7 @@ member of another width stays an operator.
 
 from dataclasses import dataclass, replace
 
-from partita.run.streams.steps import Flow, Step, sorted_steps
+from partita.run.streams.steps import Flow, Ref, Step, sorted_steps
 
 EIGHT = 8
 
@@ -41,7 +41,7 @@ def padded(channels: int) -> int:
 
 def place(flow: Flow) -> tuple[Flow, Placement]:
     """The flow with views and copies settled, and where everything lies."""
-    flow = _real_cats(flow)
+    flow = replace(_real_cats(flow), shapes=dict(flow.shapes), dtypes=dict(flow.dtypes))
     wishes = _Wishes(flow)
     steps: list[Step] = []
     for step in flow.steps:
@@ -68,8 +68,6 @@ def _real_cats(flow: Flow) -> Flow:
 
 def as_call(step: Step) -> Step:
     """A concatenation as an operator."""
-    from partita.run.streams.steps import Ref
-
     members = [Ref(name) for name in step.inputs]
     return replace(
         step, kind="call", target="aten.cat.default", arguments=(tuple(members), 1)

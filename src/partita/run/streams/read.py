@@ -23,10 +23,24 @@ RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "e
 
 def read_program(program: ExportedProgram) -> Flow:
     """The steps of an exported inference program with static shapes."""
+    _refuse_changes(program)
     reader = _Reader(program)
     for node in program.graph.nodes:
         reader.take(node)
     return reader.flow()
+
+
+def _refuse_changes(program: ExportedProgram) -> None:
+    """A replayed graph must not change what the model keeps or is given."""
+    signature = program.graph_signature
+    changed = [
+        *signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()
+    ]  # fmt: skip
+    if changed:
+        raise GraphError(
+            f"the model changes {', '.join(changed)} when it is called",
+            fix="give a model that keeps no state between calls",
+        )
 
 
 class _Reader:
@@ -91,10 +105,10 @@ class _Reader:
     def finish(self, results: Any) -> None:
         names = []
         for node in results:
-            found = self.known[node.name]
+            found = self.known[node.name] if isinstance(node, torch.fx.Node) else node
             if not isinstance(found, Ref):
                 raise GraphError(
-                    f"the output {node.name} does not depend on the input",
+                    f"the output {node} does not depend on the input",
                     fix="give a model whose outputs are computed from its inputs",
                 )
             names.append(found.name)
@@ -121,7 +135,7 @@ class _Reader:
         if name in IDENTITIES or (name == "aten.dropout.default" and not args[2]):
             self.known[node.name] = args[0]
             return
-        rule = RULES.get(name)
+        rule = None if _needs_more_than_first(node) else RULES.get(name)
         step = rule(self, node.name, list(args), kwargs) if rule else None
         if isinstance(step, Ref):
             self.known[node.name] = step
@@ -146,8 +160,7 @@ class _Reader:
             return
         source = args[0].name
         if source in self.shapes:  # a rule turned the operator into its first result
-            if args[1] == 0:
-                self.known[node.name] = args[0]
+            self.known[node.name] = args[0]
             return
         self.note(node, node.meta.get("val"))
         self.known[node.name] = Ref(node.name)
@@ -185,6 +198,13 @@ class Held(str):
 
     def __repr__(self) -> str:
         return f"Held({str(self)!r})"
+
+
+def _needs_more_than_first(node: Any) -> bool:
+    """Is a result other than the first read: the indices of a maximum, say?"""
+    if not isinstance(node.meta.get("val"), tuple | list):
+        return False
+    return any(user.args[1] != 0 and user.users for user in node.users)
 
 
 def _lookup(value: Any, known: dict[str, Any]) -> Any:

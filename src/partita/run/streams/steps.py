@@ -123,7 +123,8 @@ class Flow:
 
     def users(self) -> dict[str, list[Step]]:
         """Who reads each value; the caller of the model is not among them."""
-        found: dict[str, list[Step]] = {name: [] for name in self.shapes}
+        names = (*self.inputs, *(step.name for step in self.steps))
+        found: dict[str, list[Step]] = {name: [] for name in names}
         for step in self.steps:
             for name in dict.fromkeys(step.uses):
                 found[name].append(step)

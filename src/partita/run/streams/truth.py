@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from partita.errors import VerificationError
 from partita.run.streams.export import evaluating
@@ -85,11 +86,11 @@ def _wide(value: T) -> T:
 
 
 def as_tuple(outputs: object) -> tuple[T, ...]:
-    """The tensors of an output; one alone is a tuple of one."""
-    if isinstance(outputs, T):
-        return (outputs,)
-    if isinstance(outputs, tuple | list):
-        return tuple(each for some in outputs for each in as_tuple(some))
-    if isinstance(outputs, dict):
-        return tuple(each for some in outputs.values() for each in as_tuple(some))
-    raise VerificationError((f"an output of type {type(outputs).__name__} cannot be compared",))
+    """The tensors of an output, whatever it is nested in; one alone is a tuple of one."""
+    leaves = tree_flatten(outputs)[0]
+    for leaf in leaves:
+        if not isinstance(leaf, T):
+            raise VerificationError(
+                (f"an output of type {type(leaf).__name__} cannot be compared",)
+            )
+    return tuple(leaves)

@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 
 from partita.run.streams.bound import Bound
-from partita.run.streams.measure import step_us
+from partita.run.streams.measure import step_us, wait
 from partita.run.streams.order import launched
 from partita.run.streams.profile import Profile
 from partita.run.streams.steps import Step
-from partita.run.streams.ways import Way, ways
+from partita.run.streams.ways import EAGER, Way, ways
 
+NOTED = 16  # steps between two words of progress
 UNKNOWN_US = 6.0  # of a step that could not be measured in time
 COMPILERS = 12  # threads; the compiler lets go of Python's lock
 
@@ -30,7 +32,8 @@ def tune(
 ) -> dict[int, Timed]:
     """Per launched step its ways by time; steps not reached in time have their first way."""
     flow = bound.flow
-    jobs = {index: ways(flow, flow.steps[index]) for index in launched(flow)}
+    own = bound.device.type == "cuda" and find_spec("triton") is not None
+    jobs = {index: ways(flow, flow.steps[index]) if own else (EAGER,) for index in launched(flow)}
     keys = {index: structure(bound, flow.steps[index]) for index in jobs}
     first = {key: index for index, key in reversed(keys.items())}
     missing = {
@@ -42,7 +45,8 @@ def tune(
     for number, (key, open_ways) in enumerate(missing.items()):
         if not go_on():
             break
-        note(f"measuring steps: {number} of {len(missing)}")
+        if number % NOTED == 0:
+            note(f"measuring steps: {number} of {len(missing)}")
         for way in open_ways:
             profile.put(key, way, _time(bound, flow.steps[first[key]], way))
     profile.save()
@@ -87,6 +91,8 @@ def structure(bound: Bound, step: Step) -> str:
 
 def compile_all(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
     """Compile what the jobs need, side by side; what cannot be compiled fails again when run."""
+    if bound.device.type != "cuda":
+        return
     seen = set()
     some = []
     for step, way in jobs:
@@ -119,5 +125,5 @@ def _time(bound: Bound, step: Step, way: Way) -> float:
     except Exception as error:  # out of memory or out of resources: another way will do
         if isinstance(error, KeyboardInterrupt):
             raise
-        torch.cuda.synchronize()
+        wait()
         return -1.0

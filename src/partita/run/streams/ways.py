@@ -58,11 +58,10 @@ def ways(flow: Flow, step: Step, most: int = 10) -> tuple[Way, ...]:
     if step.kind == "conv":
         return (*conv_ways(*conv_size(flow, step), flow.dtypes[step.name].itemsize, most), EAGER)
     if step.kind == "combine":
-        return tuple(Way("combine", block) for block in ((8, 64), (16, 64), (32, 64), (8, 128)))
-    return tuple(
-        Way("window", block, warps)
-        for block, warps in (((4, 64), 2), ((8, 64), 4), ((16, 64), 4), ((32, 64), 4), ((8, 32), 2))
-    )
+        blocks = ((8, 64), (16, 64), (32, 64), (8, 128))
+        return (*(Way("combine", block) for block in blocks), EAGER)
+    sizes = (((4, 64), 2), ((8, 64), 4), ((16, 64), 4), ((32, 64), 4), ((8, 32), 2))
+    return (*(Way("window", block, warps) for block, warps in sizes), EAGER)
 
 
 def fits(flow: Flow, step: Step) -> bool:
