@@ -67,7 +67,11 @@ def _timed(problem: PlacementProblem, method: str, seconds: float, seed: int) ->
         if step.objective is not None:
             steps.append((time.process_time() - started, step.objective))
 
-    stop = Stop(interrupted=lambda: time.process_time() - started > seconds, progress=note)
+    stop = Stop(
+        time_s=100 * seconds,  # a limit at all: `auto` then uses what it is given
+        interrupted=lambda: time.process_time() - started > seconds,
+        progress=note,
+    )
     result = SEARCHES[method](problem, stop, seed)
     used = time.process_time() - started
     assert result.objective is not None

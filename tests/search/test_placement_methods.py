@@ -173,6 +173,13 @@ def test_pins_across_a_missing_route_are_infeasible() -> None:
     assert "route" in result.why
 
 
+def test_a_device_that_nothing_reaches_is_named() -> None:
+    route = ((-1, 0, -1), (0, -1, -1), (0, -1, -1))  # from 2 to 0, and not back
+    result = Auto()(chain(4, num_devices=3, route=route))
+    assert result.status is Status.OPTIMAL
+    assert result.why.endswith("; device 2 has no route to any other and back")
+
+
 def test_memory_that_never_suffices_is_penalised_and_said() -> None:
     problem = chain(12, devices=(Device(20.0), Device(20.0)))
     result = Auto(effort_s=0.01)(problem)

@@ -19,7 +19,7 @@ from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import Result, Run, Status, Stop
 from partita.search.placement.bounds import lower_bound
 from partita.search.placement.fastsim import MAKESPAN, PEAKS, SCORE, Pool
-from partita.search.placement.feasible import valid_placement
+from partita.search.placement.feasible import joined, valid_placement
 from partita.search.placement.tables import F64, I64, tables
 
 _EVENT_S = 4e-8  # about what one simulated event takes
@@ -105,20 +105,27 @@ class Attempt:
         return np.inf if self.run.objective is None else self.run.objective
 
     def result(self, status: Status | None = None, why: str = "") -> Result[PlacementSolution]:
-        """Close the attempt; the sentence says where memory does not suffice."""
+        """Close the attempt; the sentence says what memory or missing routes stand against."""
         if self.opening.placement is None:
-            proven = self.opening.proven
-            return self.run.result(
-                Status.INFEASIBLE if proven else Status.STOPPED, self.opening.why
-            )
+            status = Status.INFEASIBLE if self.opening.proven else Status.STOPPED
+            return self.run.result(status, self.opening.why)
         result = self.run.result(status, why)
+        notes = [result.why, *self._alone(), *self._over()]
+        return self.run.result(result.status, "; ".join(notes)) if len(notes) > 1 else result
+
+    def _alone(self) -> list[str]:
+        """Devices that can share no layers with any other."""
+        near = joined(self.net)
+        alone = np.flatnonzero(near.sum(axis=1) == 1).tolist() if len(near) > 1 else []
+        return [f"device {device} has no route to any other and back" for device in alone]
+
+    def _over(self) -> list[str]:
+        """The device whose limit is exceeded most."""
         over = self.peaks_bytes - self.net.limit_bytes
         if self.run.solution is None or not (over > 0).any():
-            return result
+            return []
         worst = int(over.argmax())
-        memory = (
-            f"{result.why}; memory does not suffice: device {worst} holds "
-            f"{self.peaks_bytes[worst] / 1e9:.3g} GB, its limit is "
-            f"{self.net.limit_bytes[worst] / 1e9:.3g} GB"
-        )
-        return self.run.result(result.status, memory)
+        return [
+            f"memory does not suffice: device {worst} holds {self.peaks_bytes[worst] / 1e9:.3g} "
+            f"GB, its limit is {self.net.limit_bytes[worst] / 1e9:.3g} GB"
+        ]

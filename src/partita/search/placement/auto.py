@@ -35,7 +35,7 @@ class Auto:
     """Races of annealing walks from built placements; small problems are solved by trying all."""
 
     most_tried: int = 2000  # a problem with at most so many placements is solved by trying all
-    effort_s: float = 10.0  # about so long on one core, by the size of the problem
+    effort_s: float = 10.0  # without a limit: about so long on one core, by the problem's size
     runners: int = 32
     splits: int = 1000  # random stages to choose runners from
     first_steps: int = 500  # evaluations of each runner in the first heat
@@ -46,7 +46,7 @@ class Auto:
     def __call__(
         self, problem: PlacementProblem, stop: Stop = UNTIL_DONE, seed: int = 0
     ) -> Result[PlacementSolution]:
-        """Ends when its effort is spent, or when the lower bound is reached."""
+        """Ends at the limit, without one when its effort is spent, or at the lower bound."""
         with Attempt(problem, stop, "auto", seed) as attempt:
             if not attempt.goes_on():
                 return attempt.result()
@@ -64,7 +64,9 @@ class _Races:
         self.generator = np.random.default_rng((seed, 0))
         net = attempt.net
         choices = len(line) * len(net.limit_bytes)
-        self.budget = min(int(auto.effort_s / attempt.evaluation_s), 2000 * choices)
+        self.budget = min(auto.effort_s / attempt.evaluation_s, 2000.0 * choices)
+        if attempt.run.stop.time_s is not None or attempt.run.stop.evaluations is not None:
+            self.budget = math.inf  # who sets a limit wants it used
         # In a large network a move changes little: cooler walks, and fewer, longer ones.
         self.small = min(1.0, _USUAL_GENES / len(line))
         self.num_runners = max(min(auto.runners, _FEWEST), int(auto.runners * self.small))
@@ -120,6 +122,8 @@ class _Races:
                     price=self.price,
                 )
             make_episodes(self.attempt, self.line, walkers)
+            if number == heat == 0:  # early, so that a run that is cut short has a bound too
+                self.raise_bound()
             if len(walkers) <= 2:
                 break
             walkers = sorted(walkers, key=lambda walk: best_of(walk)[1])[: len(walkers) // 2]

@@ -26,7 +26,7 @@ from partita.search.placement.segments import Stretches, chain_of, undominated
 from partita.search.placement.symmetry import symmetry_of
 from partita.search.placement.tables import F64, Tables
 
-_MOST_LAYERS, _MOST_DEVICES = 1000, 8
+_MOST_WORK = 6000  # layers times pairs of devices; more would take longer than it is worth
 _PRICES = 24  # of memory, tried to find the best
 
 
@@ -45,7 +45,7 @@ class LabelBound:
     def __init__(self, net: Tables, go_on: Callable[[], bool] = lambda: True) -> None:
         self.net = net
         self.symmetry = symmetry_of(net)
-        many = len(net.output_bytes) > _MOST_LAYERS or len(net.limit_bytes) > _MOST_DEVICES
+        many = len(net.output_bytes) * len(net.limit_bytes) ** 2 > _MOST_WORK
         chain = chain_of(net)
         self.cuts = () if many else chain.cuts
         self.in_a_row = -(-net.batches // net.in_flight)

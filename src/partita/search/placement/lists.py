@@ -84,10 +84,20 @@ class ListScheduler:
             now += self.both_ms[layer, device]
             self.placement[layer], self.end_ms[layer] = device, now
         self.free_ms[device] = now
-        self.held_bytes[device] += self._bytes(layers)
+        self.held_bytes[device] += self._bytes(layers)[device]
 
-    def _bytes(self, layers: I64) -> float:
-        return float(self.net.weight_bytes[layers].sum() + self.net.output_bytes[layers].sum())
+    def _bytes(self, layers: I64) -> F64:
+        """Per device: weights, outputs, and copies of inputs that come from elsewhere."""
+        net = self.net
+        own = net.weight_bytes[layers].sum() + net.output_bytes[layers].sum()
+        found = np.full(len(self.free_ms), own)
+        for layer in layers.tolist():
+            for parent in net.parent[net.parent_start[layer] : net.parent_start[layer + 1]]:
+                source = self.placement[parent]
+                if source >= 0:
+                    found += net.output_bytes[parent]
+                    found[source] -= net.output_bytes[parent]
+        return found
 
 
 def ranks(net: Tables) -> F64:
