@@ -6,6 +6,8 @@ import pytest
 
 from partita.cli.sizes import size_bytes
 from partita.errors import InputError
+from partita.files import encode_json
+from partita.problems.partition import PartitionEdge, PartitionNode, PartitionProblem
 
 QUICK = ("--time-limit", "5", "--gap", "0.2", "--quiet")
 
@@ -54,6 +56,21 @@ def test_mistakes_are_answered_in_words(run, words, message):
     result = run("partition", "alexnet", *words)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_a_saved_problem_is_solved_under_a_cap(run, run_json, tmp_path):
+    path = tmp_path / "problem.json"
+    nodes = (PartitionNode(id, "OP", 1.0, 1.0, param_bytes=10) for id in range(4))
+    edges = (PartitionEdge(id, id + 1, 10**9, 10**9) for id in range(3))
+    problem = PartitionProblem(tuple(nodes), tuple(edges), 2)
+    path.write_bytes(encode_json(problem.to_json()))
+    free = run_json("solve", str(path), "--quiet")
+    assert len(set(free["solution"]["device_of"].values())) == 1  # links are slow
+    capped = run_json("solve", str(path), "--memory", "20", "--quiet")
+    assert len(set(capped["solution"]["device_of"].values())) == 2
+    little = run("solve", str(path), "--memory", "5", "--quiet")
+    assert little.exit_code == 1
+    assert "node 0 alone needs 10 B" in little.stdout
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,31 @@ def test_one_node_heavier_than_every_cap_is_named_by_every_method() -> None:
         result = search(problem)
         assert result.status is Status.INFEASIBLE
         assert "node 0 (block.3) alone needs 50 B" in result.why
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_methods_agree_whether_random_graphs_can_be_cut(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, devices = int(rng.integers(10, 30)), int(rng.integers(2, 5))
+    nodes = tuple(
+        PartitionNode(id, "OP", rng.random(), rng.random(), param_bytes=int(rng.integers(1, 50)))
+        for id in range(count)
+    )
+    edges = tuple(
+        PartitionEdge(int(rng.integers(max(0, dst - 5), dst)), dst, int(rng.integers(10**6)), 0)
+        for dst in range(1, count)
+        for _ in range(2)
+    )
+    share = sum(node.param_bytes for node in nodes) / devices
+    problem = PartitionProblem(
+        nodes, edges, devices, 1e9, memory_bytes=(share * (1.02, 1.1, 1.4)[seed % 3],) * devices,
+        straight=seed % 2 == 1,
+    )  # fmt: skip
+    found = {}
+    for name, search in SEARCHES.items():
+        if name != "brute":
+            result = search(problem, Stop(evaluations=20_000))
+            found[name] = result.solution is not None
+            if result.solution is not None:
+                assert partition.check(problem, result.solution) == ()
+    assert len(set(found.values())) == 1, found

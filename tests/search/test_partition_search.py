@@ -110,7 +110,7 @@ class TestEverySearchOnEveryField(SearchContract):
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problem=rich_problems())
 def test_no_method_fails_where_an_answer_exists(
     search: Search[PartitionProblem, PartitionSolution], problem: PartitionProblem

@@ -17,7 +17,11 @@ from partita.units import number, seconds
 # What the files of a kind leave open: flag -> the reader's names for it.
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "schedule": {"--memory": ("memory",), "--microbatches": ("num_microbatches",)},
-    "partition": {"--devices": ("num_devices",), "--bandwidth": ("bandwidth",)},
+    "partition": {
+        "--devices": ("num_devices",),
+        "--bandwidth": ("bandwidth",),
+        "--memory": ("memory",),
+    },
     "streams": {"--prune": ("r", "s")},
 }
 FIELDS = {"memory_capacity": "--memory"} | {
@@ -73,7 +77,9 @@ def _prune(text: str) -> tuple[int, int]:
 @click.option("--method", metavar="NAME", help="Which search; `partita methods` lists them.")
 @click.option("--time-limit", metavar="SECONDS", type=_amount, help="Stop after this long.")
 @click.option("--gap", metavar="FRACTION", type=_amount, help="Stop this close to the bound.")
-@click.option("--memory", metavar="M", type=_memory, help="schedule: cap of a device, or M,M,...")
+@click.option(
+    "--memory", metavar="M", type=_memory, help="schedule, partition: cap of a device, or M,M,..."
+)
 @click.option("--microbatches", metavar="N", type=int, help="schedule: how many; else the period.")
 @click.option("--devices", metavar="P", type=int, help="partition: how many devices.")
 @click.option("--bandwidth", metavar="B", type=_amount, help="partition: bytes per second.")

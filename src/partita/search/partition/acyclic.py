@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.ending import ending
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Walk, offer_chains
 
@@ -29,5 +29,6 @@ class Acyclic:
         walk = Walk(problem, Run(stop, "acyclic", seed))
         if not walk.hopeless:
             offer_chains(walk, self.num_orders, self.max_cuts, seed)
+        if answered(walk):
             anneal_in_order(walk, InOrder(self.restarts), seed)
         return ending(walk)

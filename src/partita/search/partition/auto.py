@@ -8,17 +8,19 @@ communicate. Where stages are asked for, they are annealed in order, and a strai
 compute is proven.
 """
 
+import math
 from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.ending import ending
+from partita.search.partition.anneal import start
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.exact import TRIED, branch
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.straight import prove_straight
 from partita.search.partition.walk import Schedule, Walk, offer_chains, proven
 
-_HOT = (5e-4, 1e-3, 5e-4, 5e-3, 5e-4, 1e-3, 5e-4, 2e-2)  # per cycle, in turn
+_HOT = (5e-4, 1e-3, 5e-4, 5e-3)  # per cycle, in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Auto:
     num_orders: int = 6
     max_cuts: int = 700
     num_cycles: int = 100
+    patience: int = 6  # cycles without gain before another line is begun
     num_slow: int = 12
     slow_steps_per_node: int = 30_000
     steps_per_node: int = 200
@@ -46,11 +49,12 @@ class Auto:
         if walk.hopeless:
             return ending(walk)
         offer_chains(walk, self.num_orders, self.max_cuts, seed)
+        if not answered(walk):
+            return ending(walk)
         if walk.in_order:
             return self._in_order(walk, seed)
         if branch(walk, self.most_tree_nodes, self.most_first_tree):
             return run.result(Status.OPTIMAL, TRIED)
-        anneal_in_order(walk, InOrder(1, self.steps_per_node, self.most_steps, (1,)), seed)
         self._cycles(walk, seed)
         return ending(walk)
 
@@ -64,15 +68,27 @@ class Auto:
         return ending(walk)
 
     def _cycles(self, walk: Walk, seed: int) -> None:
+        """Cycles from the best of a line, which begins with the best of all or from scratch."""
         run, num_nodes = walk.run, walk.net.num_nodes
-        small = num_nodes <= 16 * walk.net.num_devices  # little to coarsen: cool slowly
+        if num_nodes <= 16 * walk.net.num_devices:  # little to coarsen: cool slowly
+            slow = Schedule(self.slow_steps_per_node * num_nodes, 1e-2, cold=2e-4)
+            for index in range(self.num_slow):
+                if not run.done() and not proven(run):
+                    walk.cycle(None, slow, seed + 7919 * index)
+            return
         steps = min(self.most_steps, max(self.least_steps, self.steps_per_node * num_nodes))
-        for index in range(self.num_slow if small else self.num_cycles):
+        line, line_ms, idle, from_scratch = walk.labels, math.inf, 0, False
+        for index in range(self.num_cycles):
             if run.done() or proven(run):
                 return
-            hot = _HOT[index % len(_HOT)]
-            fresh = small or hot == max(_HOT)
-            schedule = Schedule(steps, hot, cold=2e-5)
-            if small:
-                schedule = Schedule(self.slow_steps_per_node * num_nodes, 1e-2, cold=2e-4)
-            walk.cycle(None if fresh else walk.labels, schedule, seed + 7919 * index)
+            if idle == self.patience:
+                from_scratch = not from_scratch
+                line, line_ms, idle = None if from_scratch else walk.labels, math.inf, 0
+            hot = 2e-2 if line is None else _HOT[index % len(_HOT)]
+            found = walk.cycle(line, Schedule(steps, hot, cold=2e-5), seed + 7919 * index)
+            if found is None:
+                return
+            found_ms = float(start(walk.net, found, 0).best_ms[0])
+            idle = idle + 1 if found_ms >= line_ms else 0
+            if found_ms < line_ms or line is None:
+                line, line_ms = found, found_ms

@@ -1,16 +1,32 @@
-"""How every search here ends: with its answer, or after looking for any answer at all.
+"""How every search here begins and ends where not every labelling is an answer.
 
-Where memory is short or stages are asked for, a method may have found nothing that is valid. Then
-the whole question is put to CP-SAT (`model`), which finds an answer or proves that there is none.
+Where memory is short or stages are asked for, a method may find nothing that is valid. So a cut of
+the model's own order is looked at first, and if that is no answer, the whole question is put to
+CP-SAT (`model`), which finds one or proves that there is none; briefly at the beginning, at length
+at the end.
 """
 
 from partita.problems.partition import PartitionSolution
 from partita.search.base import Result, Status
 from partita.search.partition.model import Model
-from partita.search.partition.walk import Walk
+from partita.search.partition.walk import Walk, offer_chains
 from partita.search.schedule.solver import Outcome
 
 _EFFORT = 60.0  # of the solver, in its own count: about a minute or two
+_FIRST_EFFORT = 2.0
+
+
+def answered(walk: Walk) -> bool:
+    """Look for any answer before the best is looked for; False if there is none, proven."""
+    problem, run = walk.problem, walk.run
+    if walk.hopeless or not (problem.memory_bytes or walk.in_order):
+        return not walk.hopeless
+    if run.solution is None:
+        offer_chains(walk, 1, 700, run.seed)
+    if run.solution is None and not run.done():
+        outcome = Model(walk).solve(_FIRST_EFFORT)
+        walk.hopeless = _none(walk) if outcome is Outcome.INFEASIBLE else ""
+    return not walk.hopeless
 
 
 def ending(walk: Walk) -> Result[PartitionSolution]:

@@ -19,7 +19,7 @@ import numpy as np
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.partition.anneal import State, recount, start
-from partita.search.partition.ending import ending
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.model import Model
 from partita.search.partition.network import F64, I64, Network
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
@@ -45,9 +45,10 @@ class Exact:
         """Search until the tree is done."""
         run: Run[PartitionSolution] = Run(stop, "exact", seed)
         walk = Walk(problem, run)
-        if walk.hopeless:
+        if not walk.hopeless:
+            offer_chains(walk, 2, 700, seed)
+        if not answered(walk):
             return ending(walk)
-        offer_chains(walk, 2, 700, seed)
         if walk.in_order:
             anneal_in_order(walk, InOrder(restarts=1, steps_per_node=300), seed)
             if not proven(run):

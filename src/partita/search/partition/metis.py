@@ -13,7 +13,7 @@ import numpy as np
 from partita.errors import MissingExtraError
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.ending import ending
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.network import I64, Network
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, proven
@@ -33,7 +33,7 @@ class Metis:
         """Search until every imbalance was tried."""
         walk = Walk(problem, Run(stop, "metis", seed))
         run, net = walk.run, walk.net
-        if walk.hopeless:
+        if not answered(walk):
             return ending(walk)
         if walk.in_order:
             anneal_in_order(walk, InOrder(restarts=1), seed)

@@ -15,7 +15,7 @@ import numpy as np
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.partition.coarsen import levels
-from partita.search.partition.ending import ending
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.network import F64, I64
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, proven
@@ -35,9 +35,10 @@ class MixedPipe:
         """Search until every number of blocks was tried."""
         run: Run[PartitionSolution] = Run(stop, "mpipe", seed)
         walk = Walk(problem, run)
-        if walk.in_order and not walk.hopeless:
+        if not answered(walk):
+            return ending(walk)
+        if walk.in_order:
             anneal_in_order(walk, InOrder(restarts=2), seed)
-        if walk.in_order or walk.hopeless:
             return ending(walk)
         net, everything = walk.net, np.arange(walk.net.num_nodes)
         steps = min(self.most_steps, self.steps_per_node * net.num_nodes)

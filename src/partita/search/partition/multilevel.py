@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.partition.ending import ending
+from partita.search.partition.ending import answered, ending
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.walk import Schedule, Walk, proven
 
@@ -28,9 +28,10 @@ class Multilevel:
         """Search until all restarts are done."""
         run: Run[PartitionSolution] = Run(stop, "multilevel", seed)
         walk = Walk(problem, run)
-        if walk.in_order and not walk.hopeless:
+        if not answered(walk):
+            return ending(walk)
+        if walk.in_order:
             anneal_in_order(walk, InOrder(restarts=2), seed)
-        if walk.in_order or walk.hopeless:
             return ending(walk)
         walk.count_and_offer([0] * walk.net.num_nodes)
         steps = min(self.most_steps, self.steps_per_node * walk.net.num_nodes)
