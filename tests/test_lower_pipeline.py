@@ -229,14 +229,14 @@ def test_micro_batches_divide_the_batch():
 
 
 def test_a_deep_stage_is_timed_by_two_shorter_ones(monkeypatch):
-    import partita.lower.pipeline as pipeline
+    from partita.lower import known
 
     work = load("gpt2", batch=16)
     (stage,) = staged(work.graph, 1, size=2)
     kept = tuple(op for op in stage.dims() if op.endswith("ln_1"))
     for stages in ((stage,), (replace(stage, recompute=True, checkpoints=kept),)):
         short, quick = lowered(work.graph, stages, count=4)
-        monkeypatch.setattr(pipeline, "DEEP_OPS", 10**9)
+        monkeypatch.setattr(known, "DEEP_OPS", 10**9)
         whole, exact = lowered(work.graph, stages, count=4)
         monkeypatch.undo()
         assert short.blocks != whole.blocks
@@ -249,13 +249,13 @@ def test_a_deep_stage_is_timed_by_two_shorter_ones(monkeypatch):
 
 
 def test_checkpoints_that_do_not_repeat_are_lowered_in_full(monkeypatch):
-    import partita.lower.pipeline as pipeline
+    from partita.lower import known
 
     work = load("gpt2", batch=16)
     (stage,) = staged(work.graph, 1, size=2)
     odd = tuple(stage.dims())[::5]
     stages = (replace(stage, recompute=True, checkpoints=odd),)
     _, found = lowered(work.graph, stages, count=4)
-    monkeypatch.setattr(pipeline, "DEEP_OPS", 10**9)
+    monkeypatch.setattr(known, "DEEP_OPS", 10**9)
     _, exact = lowered(work.graph, stages, count=4)
     assert found.makespan == exact.makespan

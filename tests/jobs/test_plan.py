@@ -15,14 +15,13 @@ from partita.jobs.simulate import simulate, simulate_stages
 from partita.plans import plan_from_json
 from partita.search.base import Status, Stop
 
-QUICK = Stop(time_s=60.0, gap=0.01)
+QUICK = Stop(gap=0.01)  # no clock: a slow machine must not change the answer
 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
     [
         ("alexnet", "4xA100", 64),
-        ("t5-small", "4xV100", 16),
         ("squeezenet1_1", "2xV100+2xP100", 32),
         ("rnnlm", "2x2xA100", 16),
     ],
@@ -61,7 +60,7 @@ def test_the_next_best_plans_are_kept_in_order():
 
 
 def test_the_same_input_gives_the_same_plan():
-    first, second = (plan("squeezenet1_1", "2xA100", batch=8, stop=QUICK) for _ in range(2))
+    first, second = (plan("alexnet", "2xA100", batch=8, stop=QUICK) for _ in range(2))
     assert first.plan.stages == second.plan.stages
     assert first.plan.schedule == second.plan.schedule
 
@@ -137,7 +136,7 @@ def test_a_wish_that_nothing_fulfils_is_named():
 
 
 def test_a_batch_of_one_on_many_devices_is_planned():
-    found = plan("squeezenet1_1", "64xA100", batch=1, stop=QUICK)
+    found = plan("alexnet", "64xA100", batch=1, stop=QUICK)
     assert found.best is not None
     assert check_plan(found.plan) == ()
 
@@ -170,10 +169,23 @@ def test_a_stopped_search_gives_the_best_so_far():
 
 
 def test_unlike_devices_get_unlike_stages():
-    cluster = resolve("2xV100+2xP100")
-    found = plan("vit-b16", cluster, batch=64, stop=QUICK)
-    alike = simulate("vit-b16", cluster, batch=64)
-    assert found.best.step_s < alike.step_s
+    cluster = resolve("1xV100+1xP100")
+    found = plan("gpt2", cluster, batch=12, dtype="f16", stop=QUICK)
+    alike = simulate("gpt2", cluster, batch=12, dtype="f16")
+    assert found.best.step_s < 0.85 * alike.step_s
+
+
+def test_a_searched_order_is_a_plan_like_any_other():
+    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2", "microbatches=4"], stop=QUICK)
+    orders = [
+        candidate.simulation
+        for candidate in (found.best, *found.others)
+        if candidate.simulation.schedule.name == "searched"
+    ]
+    assert orders
+    for simulation in orders:
+        assert len(simulation.schedule.order) == 2
+        assert simulation.fits
 
 
 def test_a_plan_from_a_newer_version_or_for_another_model_is_refused():

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.patterns import Patterns
 from partita.search.joint.cuts import Stretches, best_cuts, joined, stretch_peaks, stretch_sums
-from partita.search.joint.meshes import arrangements, divisors, mesh_of, mesh_shapes
+from partita.search.joint.meshes import (
+    arrangements,
+    divisors,
+    mesh_of,
+    mesh_shapes,
+    weighted_meshes,
+)
 
 
 def table(seconds, held, saved):
@@ -116,3 +122,17 @@ def test_groups_that_lie_alike_have_one_pattern():
     assert patterns.inner_size == 8
     assert patterns.pattern(range(8)) == patterns.pattern(range(8, 16))
     assert patterns.pattern(range(8)) != patterns.pattern(range(4, 12))
+
+
+def test_weights_follow_speed_and_divide_the_batch():
+    cluster = resolve("4xV100+8xP100")
+    kinds = [kind.name for kind in cluster.kinds]
+    speed = dict(zip(kinds, (4.0, 1.0), strict=True))
+    meshes = weighted_meshes(cluster, speed, 96)
+    best = meshes[0].axes[0]
+    assert set(best.weights[:4]) == {4}
+    assert set(best.weights[4:]) == {1}
+    for mesh in meshes:
+        assert 96 % mesh.axes[0].parts == 0
+    assert weighted_meshes(resolve("4xA100"), {}, 96) == []
+    assert weighted_meshes(cluster, speed, 7) == []

@@ -27,8 +27,8 @@ from partita.costs.memory import model_memory
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS
 from partita.errors import InputError
-from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
+from partita.jobs.advice import what_would_fit
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.plan_schedule import searched_schedule
 from partita.jobs.shard import shard
@@ -59,14 +59,13 @@ DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
 MOST_STAGES = 32
 SIMULATED = 5  # drafts that are simulated, at least one for each number of stages in reach
 IN_REACH = 1.08  # of the best estimate: drafts beyond are not simulated
+FAR = 2.0  # doublings of the likely number of stages
 LEADERS = 2  # drafts around which other schedules are tried
 RETRIES = 3
 NEXT_BEST = 10
 CHUNKS = (2, 3, 4)
 MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
-MORE_MEMORY = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)
-MOST_DEVICES = 1024  # looked at when asked how many would be enough
-SMALL_OPS, SMALL_DEVICES = 2500, 64  # up to this size the sharding search is asked as well
+SMALL_OPS, SMALL_DEVICES = 1000, 64  # up to this size the sharding search is asked as well
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,10 @@ class _Job:
         for arrangement in self._arrangements():
             wanted = 1 if arrangement.num_stages == 1 else 6 * arrangement.num_stages
             counts = self.drafting.counts(arrangement)
-            for count in sorted(counts, key=lambda c: (abs(math.log2(c / wanted)), c)):
+            counts.sort(key=lambda c: (abs(math.log2(c / wanted)), c))
+            if self._is_far(arrangement):
+                del counts[1:]
+            for count in counts:
                 if self._done():
                     self.complete = False
                     return
@@ -217,6 +219,12 @@ class _Job:
         if self.cluster.is_homogeneous:
             found.sort(key=lambda a: (abs(math.log2(a.num_stages / likely)), a.num_stages))
         return found
+
+    def _is_far(self, arrangement: Arrangement) -> bool:
+        """Is the number of stages so unlikely that one number of micro-batches will do?"""
+        if not self.cluster.is_homogeneous or self.wishes.pinned_to("stages") is not None:
+            return False
+        return abs(math.log2(arrangement.num_stages / self._likely_stages())) > FAR
 
     def _likely_stages(self) -> int:
         """As many as it takes for parameters and states to fill half of a node's memory."""
@@ -542,61 +550,9 @@ class _Job:
         )[:NEXT_BEST]
 
     def _why_not(self) -> str:
-        """The smallest changes that would make it fit, as far as drafts tell."""
         if self.wishes:
             return f"nothing fits with what was asked for ({self.wishes}); drop one of these wishes"
-        changes = list(
-            filter(None, (self._more_memory(), self._more_devices(), self._less_batch()))
-        )
-        helps = "; ".join(changes) or "use many more or larger devices, or a smaller batch"
-        room = min(kind.memory_bytes for kind in self.cluster.kinds)
-        have = units.size(min(room, self.max_memory))
-        return f"no plan fits {have} per device, with recompute and states in shares: {helps}"
-
-    def _more_memory(self) -> str:
-        for part in MORE_MEMORY:
-            if self._can_fit(self.drafting, ROOM * part):
-                room = min(kind.memory_bytes for kind in self.cluster.kinds)
-                return f"{units.size(min(room, self.max_memory) * part)} per device would be enough"
-        return ""
-
-    def _more_devices(self) -> str:
-        if not self.cluster.is_homogeneous or self.max_memory < math.inf:
-            return ""
-        for times in (2, 4, 8, 16):
-            count = self.cluster.num_devices * times
-            if count > MOST_DEVICES:
-                break
-            larger = resolve(f"{count}x{self.cluster.kinds[0].name}")
-            drafting = Drafting(
-                self.workload.graph, self.workload.optimizer, larger, Collectives(larger),
-                self.wishes.allow,
-            )  # fmt: skip
-            if self._can_fit(drafting, ROOM):
-                return f"{count} such devices would be enough"
-        return ""
-
-    def _less_batch(self) -> str:
-        batch = self.workload.batch
-        smaller = [d for d in divisors(batch) if d < batch]
-        for size in sorted(smaller, reverse=True)[:6]:
-            drafting = Drafting(
-                rebatch(self.workload.graph, size), self.workload.optimizer, self.cluster,
-                self.memo.collectives, self.wishes.allow, max_memory=self.max_memory,
-            )  # fmt: skip
-            if self._can_fit(drafting, ROOM):
-                return f"a batch of {size} would fit"
-        return ""
-
-    def _can_fit(self, drafting: Drafting, room: float) -> bool:
-        """Is there a draft with so much room, for a few numbers of stages?"""
-        most = min(MOST_STAGES, drafting.chain.num_segments)
-        found = arrangements(drafting.cluster, most)
-        for arrangement in found[:: max(1, len(found) // 3)]:
-            for count in drafting.counts(arrangement)[-2:]:
-                if drafting.draft(arrangement, count, room=room) is not None:
-                    return True
-        return False
+        return what_would_fit(self.drafting, self.max_memory)
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

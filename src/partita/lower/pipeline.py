@@ -8,46 +8,26 @@ lane stands for all of them, with a memory for each kind among them.
     backward     waits for its forward and the gradients of what left; gives everything back
     end of step  parameters that several stages hold are exchanged, gradients synchronised, updated
 
-Stages that are alike (in ops, splits and links) are costed once. Of a deep stage whose layers
-repeat, two shorter ones are lowered and extended in a line. O(stages x micro-batches).
+O(stages x micro-batches).
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
-from partita.costs.patterns import Patterns
 from partita.errors import PlanError
-from partita.graph.chain import Repeat, longest_repeat
-from partita.graph.rebatch import batch_of, rebatch
-from partita.graph.record import Graph, Op
-from partita.lower.blocks import Blocks, Phase, Run, stage_blocks
+from partita.graph.record import Graph
+from partita.lower.blocks import Blocks, Phase, Run
+from partita.lower.known import Memo, known_blocks, microbatch_graph
 from partita.lower.orders import order_of
-from partita.lower.pieces import WHOLE, Homes, Shorter, homes, piece, shortened
+from partita.lower.pieces import homes
+from partita.lower.sends import Sends, Sent
 from partita.lower.stage import drawn_devices
-from partita.lower.transfer import transfer_seconds
-from partita.plans import Mesh, Schedule, Stage, device_groups
+from partita.plans import Schedule, Stage, device_groups
 from partita.program import Kind, Program, ProgramBuilder
 from partita.schedules.actions import Action, Order
-
-COMPARED_BY_LINKS = 64  # devices; larger clusters are compared by their hierarchy
-DEEP_OPS, DEEP_RUNS = 100, 6  # from so many forward ops and runs on, a stage is timed in part
-RUNS_TIMED = (2, 3)  # with so many runs of its pattern; time and memory are lines from there on
-PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What one stage sends another in each micro-batch; bytes are those of one device."""
-
-    seconds: float
-    source_bytes: float
-    target_bytes: float
 
 
 @dataclass(frozen=True)
@@ -60,48 +40,6 @@ class Pipelined:
     order: Order
     forward: dict[tuple[int, int], Sent]  # (from stage, to stage)
     backward: dict[tuple[int, int], Sent]
-
-
-@dataclass
-class Memo:
-    """What lowering many plans of one model on one cluster may remember."""
-
-    collectives: Collectives
-    blocks: dict[tuple[object, ...], Blocks] = field(default_factory=dict)
-    graphs: dict[int, Graph] = field(default_factory=dict)
-    sent: dict[tuple[object, ...], float] = field(default_factory=dict)
-
-    @cached_property
-    def patterns(self) -> Patterns:
-        """How devices lie in the hierarchy."""
-        return Patterns.of(self.collectives.cluster)
-
-    def geometry(self, mesh: Mesh) -> tuple[object, ...]:
-        """Equal for meshes of like devices on which collectives take the same."""
-        cluster, times = self.collectives.cluster, self.collectives
-        if cluster.num_devices > COMPARED_BY_LINKS:
-            return mesh.axes, self.patterns.pattern(mesh.devices)
-        kinds = tuple(cluster.devices[device].kind for device in mesh.devices)
-        probes = tuple(
-            times.seconds(name, size, mesh.groups(axis))
-            for axis in range(len(mesh.axes))
-            for name, size in PROBES
-        )
-        return mesh.axes, kinds[0] if len(set(kinds)) == 1 else kinds, probes
-
-    def transfer_s(
-        self, size_bytes: float, source: Mesh, have: Layout, target: Mesh, need: Layout
-    ) -> float:
-        """Seconds to bring a tensor from one mesh to another; pairs that lie alike once."""
-        place: tuple[object, ...] = (*source.devices, *target.devices)
-        if self.collectives.cluster.num_devices > COMPARED_BY_LINKS:
-            place = self.patterns.pattern((*source.devices, *target.devices))
-        key = (size_bytes, source.axes, target.axes, have, need, len(source.devices), place)
-        if key not in self.sent:
-            self.sent[key] = transfer_seconds(
-                size_bytes, source, have, target, need, self.collectives
-            )
-        return self.sent[key]
 
 
 def lower_plan(
@@ -121,236 +59,18 @@ def lower_plan(
     once = len(stages) == schedule.num_microbatches == 1  # must be what it is op by op
     where = homes(micro, stages)
     blocks = tuple(
-        _known_blocks(micro, stage, i, where, cluster, run, known, apart, once)
+        known_blocks(micro, stage, i, where, cluster, run, known, apart, once)
         for i, stage in enumerate(stages)
     )
-    sends = _Sends(micro, stages, where, blocks, known)
+    sends = Sends(micro, stages, where, blocks, known)
     program = _Builder(stages, groups, order, cluster, blocks, sends).build()
     return Pipelined(program, micro, blocks, order, sends.forward, sends.backward)
-
-
-def microbatch_graph(graph: Graph, num_microbatches: int, memo: Memo) -> Graph:
-    """The graph for one micro-batch."""
-    if num_microbatches not in memo.graphs:
-        batch, rest = divmod(batch_of(graph), num_microbatches)
-        if rest:
-            raise PlanError(
-                f"a batch of {batch_of(graph)} in {num_microbatches} micro-batches",
-                fix="give a number that divides the batch",
-                field="schedule",
-            )
-        memo.graphs[num_microbatches] = rebatch(graph, batch)
-    return memo.graphs[num_microbatches]
-
-
-def _known_blocks(
-    graph: Graph, stage: Stage, number: int, where: Homes, cluster: Cluster, run: Run, memo: Memo,
-    apart: bool, once: bool,
-) -> Blocks:  # fmt: skip
-    short = None if once else _shorter(graph, stage, number, where)
-    if short is None:
-        found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
-    else:
-        few, many = (
-            _timed_blocks(graph, stage, number, where, part, cluster, run, memo, apart)
-            for part in short.parts
-        )
-        found = extended(few, many, short.times - RUNS_TIMED[1])
-    return replace(found, devices=drawn_devices(stage, cluster, 1))
-
-
-def _timed_blocks(
-    graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter, cluster: Cluster,
-    run: Run, memo: Memo, apart: bool,
-) -> Blocks:  # fmt: skip
-    key = (apart, signature(graph, stage, number, where, part), memo.geometry(stage.mesh))
-    if key not in memo.blocks:
-        own = piece(graph, stage, number, where, part)
-        found = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
-        memo.blocks[key] = found if not graph.is_training else _with_backward(found, apart)
-    return memo.blocks[key]
-
-
-@dataclass(frozen=True)
-class _Short:
-    parts: tuple[Shorter, ...]
-    times: int
-
-
-def _shorter(graph: Graph, stage: Stage, number: int, where: Homes) -> _Short | None:
-    """Two shorter stages that a deep one is extended from; None where it is not worth it.
-
-    What leaves the stage must not come from what is left out, everything that enters it must still
-    be read, and splits and checkpoints must repeat as the ops do.
-    """
-    ops = where.forward[number]
-    if len(ops) < DEEP_OPS:
-        return None
-    repeat = longest_repeat(graph, ops)
-    if repeat is None or repeat.times < DEEP_RUNS or not _same_runs(stage, ops, repeat):
-        return None
-    entering, leaving = where.borders(number)
-    parts = []
-    for kept in RUNS_TIMED:
-        gone, renamed = repeat.without(kept)
-        part = Shorter(frozenset(ops[i].name for i in gone), renamed)
-        left = shortened(ops, part)
-        made = {name for op in left for name in op.outputs}
-        read = {name for op in left for name in op.inputs}
-        if not set(leaving) <= made or not set(entering) <= read:
-            return None
-        parts.append(part)
-    return _Short(tuple(parts), repeat.times)
-
-
-def _same_runs(stage: Stage, ops: Sequence[Op], repeat: Repeat) -> bool:
-    """Are all runs but the first split, kept and checkpointed alike?"""
-    splits = {split.op: (split.dims, split.sharded) for split in stage.splits}
-    firsts = set(stage.checkpoints)
-    first, length = repeat.first, repeat.length
-    looks = {
-        tuple(
-            (splits[op.name], op.name in firsts)
-            for op in ops[first + run * length : first + (run + 1) * length]
-        )
-        for run in range(1, repeat.times)
-    }
-    return len(looks) == 1
-
-
-def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
-    """A stage with so many more runs of its pattern than `many`, which has one more than `few`."""
-
-    def line(a: float, b: float) -> float:
-        return max(0.0, b + runs * (b - a))
-
-    def lines(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(map(line, a, b))
-
-    def phase(a: Phase | None, b: Phase | None) -> Phase | None:
-        if a is None or b is None:
-            return b
-        return Phase(
-            line(a.seconds, b.seconds),
-            lines(a.peak_bytes, b.peak_bytes),
-            lines(a.held_bytes, b.held_bytes),
-        )
-
-    forward = phase(few.forward, many.forward)
-    assert forward is not None, "every stage has a forward"
-    return replace(
-        many,
-        forward=forward,
-        backward=phase(few.backward, many.backward),
-        weight=phase(few.weight, many.weight),
-        sync_s=line(few.sync_s, many.sync_s),
-        update_s=line(few.update_s, many.update_s),
-        static_bytes=lines(few.static_bytes, many.static_bytes),
-    )
-
-
-def _with_backward(blocks: Blocks, apart: bool) -> Blocks:
-    """A stage without anything to differentiate still takes its turn, in no time."""
-    nothing = tuple(0.0 for _ in blocks.devices)
-    if blocks.backward is None:
-        blocks = replace(blocks, backward=Phase(0.0, blocks.forward.held_bytes, nothing))
-    if apart and blocks.weight is None:
-        assert blocks.backward is not None, "given just now"
-        blocks = replace(blocks, weight=Phase(0.0, blocks.backward.held_bytes, nothing))
-    return blocks
-
-
-def signature(
-    graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter = WHOLE
-) -> tuple[object, ...]:
-    """Equal for stages that cost the same on like meshes: ops, how they hang together, splits."""
-    ids: dict[str, int] = {}
-    splits = {split.op: split for split in stage.splits}
-    firsts = set(stage.checkpoints)
-    rows: list[tuple[object, ...]] = []
-    for op in shortened(where.forward[number], part):
-        seen = []
-        for name in (*op.inputs, *op.outputs):
-            if name not in ids:
-                ids[name] = len(ids)
-                tensor = graph.tensor(name)
-                users, givers = where.users.get(name, ()), where.givers.get(name, ())
-                made = where.maker.get(name, number) == number
-                rows.append((
-                    tensor.shape, tensor.dtype, tensor.role, made, name in graph.outputs,
-                    len(users), number in users, len(givers), number in givers,
-                ))  # fmt: skip
-            seen.append(ids[name])
-        split = splits[op.name]
-        rows.append((op.kind, op.attrs, *seen, split.dims, split.sharded, op.name in firsts))
-    return stage.recompute, tuple(rows)
-
-
-class _Sends:
-    """What passes between stages: activations one way, gradients the other, shared parameters."""
-
-    def __init__(
-        self, graph: Graph, stages: tuple[Stage, ...], where: Homes, blocks: tuple[Blocks, ...],
-        memo: Memo,
-    ) -> None:  # fmt: skip
-        self.graph, self.stages, self.memo = graph, stages, memo
-        self.forward: dict[tuple[int, int], Sent] = {}
-        self.backward: dict[tuple[int, int], Sent] = {}
-        self.tied: dict[tuple[int, int], float] = {}
-        borders = [where.borders(i) for i in range(len(stages))]
-        place = [{name: k for k, name in enumerate(leaving)} for _, leaving in borders]
-        for j, (entering, _) in enumerate(borders):
-            for k, name in enumerate(entering):
-                i = where.maker[name]
-                at = place[i][name]
-                self._add(self.forward, (i, j), name, blocks[i].leaves[at], blocks[j].enters[k])
-                sent = blocks[j].sends[k]
-                others = [user for user in where.givers.get(name, ()) if user != i]
-                if sent is not None and blocks[i].takes[at]:
-                    need = blocks[i].takes[at][others.index(j)]
-                    self._add(self.backward, (j, i), name, sent, need)
-        self._tie(where, blocks)
-
-    def _add(
-        self, into: dict[tuple[int, int], Sent], pair: tuple[int, int], name: str, have: Layout,
-        need: Layout,
-    ) -> None:  # fmt: skip
-        source, target = (self.stages[i].mesh for i in pair)
-        size = self.graph.tensor(name).size_bytes
-        before = into.get(pair, Sent(0.0, 0.0, 0.0))
-        into[pair] = Sent(
-            before.seconds + self.memo.transfer_s(size, source, have, target, need),
-            before.source_bytes + size / num_shards(have, [a.ways() for a in source.axes]),
-            before.target_bytes + size / num_shards(need, [a.ways() for a in target.axes]),
-        )
-
-    def _tie(self, where: Homes, blocks: tuple[Blocks, ...]) -> None:
-        """Gradients of a parameter that several stages hold, from each to the next and back."""
-        holders: dict[str, list[tuple[int, Layout]]] = {}
-        for i, found in enumerate(blocks):
-            if not found.shared:
-                continue
-            names = dict.fromkeys(
-                name
-                for op in where.forward[i]
-                for name in op.inputs
-                if self.graph.tensor(name).role == "parameter" and len(where.users[name]) > 1
-            )
-            for name, layout in zip(names, found.shared, strict=True):
-                holders.setdefault(name, []).append((i, layout))
-        for name, held in holders.items():
-            size = self.graph.tensor(name).size_bytes
-            for (i, have), (j, need) in pairwise(held):
-                a, b = self.stages[i].mesh, self.stages[j].mesh
-                if a.devices != b.devices and name in where.givers:
-                    seconds = self.memo.transfer_s(size, a, have, b, need)
-                    self.tied[i, j] = self.tied.get((i, j), 0.0) + seconds
 
 
 class _Builder:
     def __init__(
         self, stages: tuple[Stage, ...], groups: tuple[tuple[int, ...], ...], order: Order,
-        cluster: Cluster, blocks: tuple[Blocks, ...], sends: _Sends,
+        cluster: Cluster, blocks: tuple[Blocks, ...], sends: Sends,
     ) -> None:  # fmt: skip
         self.stages, self.groups, self.order = stages, groups, order
         self.cluster, self.blocks, self.sends = cluster, blocks, sends

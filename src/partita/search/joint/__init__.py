@@ -1,4 +1,7 @@
 """Choosing where to cut a chain into stages, together with how each stage is run.
 
+meshes   which devices form stages, and their meshes
 cuts     dynamic programming over cuts: the least bottleneck and fill, under a memory cap
+drafts   plans on paper for given groups of devices and numbers of micro-batches
+least    what a plan takes at the very least, before it is simulated
 """

@@ -1,0 +1,117 @@
+"""What the simulator will at least find for given stages: a quick look before a slow one.
+
+The busiest group of devices computes all its ops for every micro-batch, and its parameters,
+gradients and states lie there all the time. Worked out on the folded graph, op by op, each way to
+split an op once. A plan that is slower than the best by this alone, or larger than the memory, need
+not be simulated.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from partita.cluster import Cluster, DeviceKind
+from partita.costs.roofline import op_cost
+from partita.graph.chain import Folded
+from partita.graph.record import Graph, Op
+from partita.graph.splits import placements
+from partita.plans import Axis, OpSplit, Stage
+
+
+@dataclass
+class Least:
+    """Floors of plans of one model; `graph_of` gives the folded graph of one of m micro-batches."""
+
+    fold: Folded
+    cluster: Cluster
+    training: bool
+    graph_of: Callable[[int], Graph]
+    room: Callable[[Sequence[int]], float]
+    _phase_ops: dict[int, dict[str, list[Op]]] = field(default_factory=dict)
+    _shares: dict[tuple[object, ...], dict[object, tuple[float, float, float]]] = field(
+        default_factory=dict
+    )
+
+    def __call__(self, stages: Sequence[Stage], num_microbatches: int) -> tuple[float, float]:
+        """(seconds, bytes over the cap): what the simulator will at least find for these stages.
+
+        The busiest group computes all its ops for every micro-batch; parameters, gradients and
+        states lie there all the time. Worked out on the folded graph, op by op.
+        """
+        busy: dict[tuple[int, ...], float] = {}
+        held: dict[tuple[int, ...], float] = {}
+        for stage in stages:
+            devices = stage.mesh.devices
+            times = 2 if stage.recompute else 1
+            names = tuple(sorted({self.cluster.devices[d].kind for d in devices}))
+            kinds = tuple(kind for kind in self.cluster.kinds if kind.name in names)
+            axes = stage.mesh.axes
+            known = self._shares.setdefault((num_microbatches, axes, names), {})
+            seconds = size = 0.0
+            for split in stage.splits:
+                key = (self.fold.op_like[split.op], split.dims, split.sharded)
+                share = known.get(key)
+                if share is None:
+                    share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
+                seconds += times * share[0] + share[1]
+                size += share[2]
+            busy[devices] = busy.get(devices, 0.0) + seconds
+            held[devices] = held.get(devices, 0.0) + size
+        over = max(size - self.room(devices) for devices, size in held.items())
+        return num_microbatches * max(busy.values()), over
+
+    def _share(
+        self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], kinds: tuple[DeviceKind, ...]
+    ) -> tuple[float, float, float]:
+        """Forward and backward seconds of the luckiest device, and bytes that always lie there."""
+        graph = self.graph_of(m)
+        ways: dict[str, float] = {}
+        for dim, axis in zip(split.dims, axes, strict=True):
+            if dim and axis.size > 1:
+                least = axis.parts / min(axis.weights) if axis.weights else axis.size
+                ways[dim] = ways.get(dim, 1.0) * least
+        share = tuple(sorted(ways.items()))
+        seconds = [
+            min(op_cost(graph, phase, kind, share).seconds for kind in kinds)
+            for phase in self._phases(m)[op]
+        ]
+        return seconds[0], sum(seconds[1:]), self._lies(graph, op, split, axes)
+
+    def _lies(self, graph: Graph, op: str, split: OpSplit, axes: tuple[Axis, ...]) -> float:
+        """The least bytes of parameters, gradients and states that an op keeps on a device."""
+        mine = graph.op(op)
+        needed = placements(graph.call(mine), split.dims)[0]
+        total = 0.0
+        for name, layout in zip(mine.inputs, needed, strict=True):
+            tensor = graph.tensor(name)
+            users = [user for user in graph.consumers(name) if user.phase == "forward"]
+            if tensor.role != "parameter" or len(users) > 1:
+                continue
+            shards = copies = 1.0
+            for place, axis in zip(layout, axes, strict=True):
+                most = axis.parts / min(axis.weights) if axis.weights else axis.size
+                shards *= most if place.kind == "shard" else 1.0
+                copies *= axis.size if place.kind != "shard" else 1.0
+            size = tensor.size_bytes / shards
+            total += size / (copies if split.sharded == "parameters" else 1)
+            if self.training:
+                states = self._state_bytes(graph, name) / shards
+                total += states / (1 if split.sharded == "none" else copies)
+                kept = split.sharded in ("parameters", "gradients")
+                total += size / (copies if kept else 1)
+        return total
+
+    def _state_bytes(self, graph: Graph, parameter: str) -> float:
+        for user in graph.consumers(parameter):
+            if user.phase == "update":
+                return float(sum(graph.tensor(name).size_bytes for name in user.inputs[2:]))
+        return 0.0
+
+    def _phases(self, m: int) -> dict[str, list[Op]]:
+        if m not in self._phase_ops:
+            graph = self.graph_of(m)
+            found = {op.name: [op] for op in graph.ops if op.phase == "forward"}
+            for op in graph.ops:
+                if op.forward:
+                    found[op.forward].append(op)
+            self._phase_ops[m] = found
+        return self._phase_ops[m]
