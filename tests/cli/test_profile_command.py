@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from partita.costs.profiles import read_profile
+
 pytest.importorskip("torch")
 
 MODEL = """
@@ -58,3 +60,16 @@ def test_a_broken_database_is_named(run, words, tmp_path):
     result = run(*words)
     assert result.exit_code == 2
     assert "db.jsonl line 1" in result.stderr
+
+
+def test_the_profile_of_a_zoo_model_names_its_ops_and_cuts_it(run, run_json, tmp_path):
+    path = tmp_path / "profile.json"
+    model = ["squeezenet1_1", "--batch", "1", "--dtype", "f32"]
+    words = ["--repeats", "1", "--warmup", "0", "--database", str(tmp_path / "db.jsonl")]
+    assert run("profile", *model, *words, "-o", str(path), "-q").exit_code == 0
+    profile = read_profile(path)
+    assert {op.op for op in profile.ops} >= {"features.0", "features.3.squeeze"}
+    found = run_json("partition", *model, "--devices", "2", "--profile", str(path))
+    whole = (profile.forward_s + profile.backward_s) * 1e3
+    assert whole / 2 <= found["objective"] * 1.01
+    assert found["objective"] < whole

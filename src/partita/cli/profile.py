@@ -54,7 +54,6 @@ def command(
     from partita.capture.installed import need_torch
 
     need_torch("profiling")
-    from partita.capture import export_module
     from partita.costs.measured import merge as merge_databases
     from partita.run.load import load_module
     from partita.run.meter import Timing
@@ -64,11 +63,10 @@ def command(
         known = [path for path in (*merge, database) if path in merge or Path(path).exists()]
         merge_databases(known, database, overwrite=True)
     loaded = load_module(model, options.batch, options.dtype, options.training)
-    captured = export_module(loaded.module, loaded.args, loaded.kwargs, name=loaded.name)
     with out.stop() as stop:
         try:
             found = profile(
-                captured,
+                loaded.captured,
                 loaded.args,
                 loaded.kwargs,
                 device=device,
@@ -82,6 +80,8 @@ def command(
             out.note(f"{stopped}; they are kept in {database}: run this again to go on")
             out.result({"format": "partita/result@1", "problem": model, "status": "stopped"})
             return 130
+    if loaded.op_of:
+        found = found.by_op(loaded.graph, loaded.op_of)
     if output is not None:
         output.write(found.to_json())
     out.show(_text(found, depth))

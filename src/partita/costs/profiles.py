@@ -3,6 +3,7 @@
 Ops of a graph are looked up by name; modules at a chosen depth are sums over their ops.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +11,7 @@ from typing import ClassVar
 from partita.costs.measured import Environment
 from partita.errors import InputError
 from partita.files import encode_json, read_record
-from partita.graph.record import Graph
+from partita.graph.record import Graph, Op
 
 KIND = "profile"
 
@@ -94,9 +95,26 @@ class Profile:
             )
         return {op.op: op for op in self.ops}
 
+    def by_op(self, graph: Graph, op_of: Mapping[str, str]) -> "Profile":
+        """The same for another graph of the model, whose op `op_of` says for each of ours."""
+        times: dict[str, list[OpTime]] = {}
+        for mine in self.ops:
+            if mine.op in op_of:
+                times.setdefault(op_of[mine.op], []).append(mine)
+        forward = [op for op in graph.ops if op.phase == "forward"]
+        ops = tuple(_summed(op, times.get(op.name, [])) for op in forward)
+        return Profile(graph.name, graph.fingerprint(), self.environment, ops)
+
     def to_json(self) -> bytes:
         """As a file that `read_profile` reads."""
         return encode_json({"format": f"partita/{KIND}@1", **asdict(self)})
+
+
+def _summed(op: Op, parts: list[OpTime]) -> OpTime:
+    """What an op costs that is run in parts; the peak is that of the worst part."""
+    whole = {name: sum(getattr(part, name) for part in parts) for name in OpTime.MEASURED}
+    whole["peak_bytes"] = max((part.peak_bytes for part in parts), default=0)
+    return OpTime(op.name, op.kind, op.scope, **whole)
 
 
 def _module(scope: str, ops: list[OpTime]) -> ModuleTime:
