@@ -316,3 +316,18 @@ def test_watching_leaves_torch_as_it_was():
     module, args, _ = FEATURES["Checkpointed"].make()
     module(*args).sum().backward()
     assert module.b.weight.grad is not None
+
+
+class Boxed:
+    def __init__(self, inside):
+        self.inside = inside
+
+
+class Boxing(torch.nn.Module):
+    def forward(self, x):
+        return {"box": Boxed(x + 1), "plain": x}
+
+
+def test_an_output_that_cannot_be_taken_apart_is_named_with_what_to_do():
+    with pytest.raises(CaptureError, match=r"Boxing takes or returns a .*Boxed.* use_cache=False"):
+        capture(Boxing(), (torch.zeros(2),))

@@ -14,6 +14,7 @@ import copy
 import inspect
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -193,11 +194,24 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     elif scripted is not None:
         found = f"calls the module {scripted!r}, which is compiled by TorchScript"
         fix = "use the Python module that it was made from"
+    elif _unknown_type(error):
+        return CaptureError(
+            f"{type(module).__name__} takes or returns a {_unknown_type(error)}, which cannot be "
+            "taken apart into tensors",
+            fix="use tensors, tuples, lists, dicts (a Hugging Face model: pass use_cache=False), "
+            "or make the type known with torch.utils._pytree.register_pytree_node",
+        )
     else:
         said = (str(error).strip().splitlines() or [""])[0]
         found = f"cannot be captured: {type(error).__name__}: {said[:300]}"
         fix = "change this line, or keep this part outside the module that is captured"
     return CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
+
+
+def _unknown_type(error: BaseException) -> str:
+    """The name of the type that export could not take apart, if that is what it complains about."""
+    match = re.search(r"Found <class '([^']+)'> in \w+, which is not a known type", str(error))
+    return match[1] if match else ""
 
 
 def _short_name(node: torch.fx.Node) -> str:
