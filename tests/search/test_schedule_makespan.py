@@ -18,7 +18,7 @@ from partita.search.schedule.brute import Brute
 from partita.search.schedule.exact_makespan import ExactMakespan
 from partita.search.schedule.greedy import Greedy
 from partita.search.schedule.periodic import Periodic
-from partita.search.schedule.published import offer_published, published
+from partita.search.schedule.published import longest_span, offer_published, published
 from partita.search.schedule.solver import Allowance
 from partita.search.schedule.tessel import Tessel
 from partita.search.schedule.windows import Windows
@@ -111,6 +111,16 @@ class TestPublished:
         run = Run(Stop(), "test", 0)
         offer_published(problem, run)
         assert run.solution is None
+
+    @pytest.mark.parametrize(("cap", "span"), [(4, 27), (7, 24)])  # ZB-H1, ZB-H2 where it fits
+    def test_of_equal_makespans_the_smallest_bubble_is_kept(self, cap, span):
+        problem = shape("vshape", 4, SPLIT).problem(cap, 8)
+        found = Auto()(problem)
+        table = [[0] * len(problem.blocks) for _ in range(8)]
+        for microbatch, block, start in found.solution.starts:
+            table[microbatch][block] = start
+        assert found.objective == 27
+        assert longest_span(problem, table) == span
 
     def test_other_placements_have_none(self):
         problem = read(DATA / "mshape.train.nd4.json", memory=4, num_microbatches=4)

@@ -165,14 +165,14 @@ def command(
         csv_pipeline(what.problem)  # refused before the work begins
     if "save" in targets:
         targets["save"].write(files.encode_json(what.problem.to_json()))
-    if what.order is not None:
-        result = _given_order(what.problem, what.order)
-    else:
-        with out.stop(time_s=time_limit) as stop:
-            result = _searched(what.problem, method, stop, out.seed)
     compared = None
-    if comparing and result.found.solution is not None:
-        compared = _compared(result, out.seed)
+    with out.stop(time_s=time_limit) as stop:
+        if what.order is not None:
+            result = _given_order(what.problem, what.order)
+        else:
+            result = _searched(what.problem, method, stop, out.seed)
+        if comparing and result.found.solution is not None:
+            compared = _compared(result, stop, out.seed)
     rows = None if compared is None else compared.rows
     data = {**result.to_json(), "compare": rows}
     if output is not None:
@@ -303,7 +303,7 @@ def _given_order(problem: ScheduleProblem, order: Order) -> ScheduleResult:
     return ScheduleResult(problem, found, None)
 
 
-def _compared(result: ScheduleResult, seed: int) -> Compared:
+def _compared(result: ScheduleResult, stop: Stop, seed: int) -> Compared:
     """Published schedules and ours for the same number of micro-batches, the shortest first.
 
     Where a published one needs another placement, ours is there for that placement as well.
@@ -315,11 +315,12 @@ def _compared(result: ScheduleResult, seed: int) -> Compared:
         ours = result.unroll(4 * result.problem.num_devices)
     compared = compare(result.problem, ours.num_microbatches)
     rows = [_our_row(ours, "ours", "this schedule", "as given", compared.ways)]
+    briefly = Stop(time_s=PLACED_S, interrupted=stop.interrupted)
     placed = {b.placement: b for b in compared.ran if b.placement != "as given"}
     for baseline in placed.values():
         count = baseline.num_microbatches // baseline.ways
         problem = replace(baseline.problem, memory_capacity=result.problem.memory_capacity)
-        found = schedule(problem, microbatches=count, stop=Stop(time_s=PLACED_S), seed=seed)
+        found = schedule(problem, microbatches=count, stop=briefly, seed=seed)
         if found.found.solution is not None:
             names = ("ours-placed", "ours, placed so", baseline.placement)
             rows.append(_our_row(found, *names, baseline.ways))

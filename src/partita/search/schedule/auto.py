@@ -2,7 +2,7 @@
 
 With a number of micro-batches, in turn and each with more effort than before:
 
-    list schedules, and published ones where the problem is a pipeline (instant),
+    published schedules where the problem is a pipeline, and list schedules (instant),
     windows of the best schedule arranged anew (see `windows`),
     the shortest repetition with its ends (see `periodic`),
     all blocks at once, which proves what it finds (see `at_once`);
@@ -69,8 +69,8 @@ class Auto:
         lightest: Lightest,
         run: Run[ScheduleSolution],
     ) -> Result[ScheduleSolution]:
-        list_schedules(problem, count, lightest.order, run)
         offer_published(problem, run)
+        list_schedules(problem, count, lightest.order, run)
         if run.done():
             return run.result()
         half, settings = self.effort / 2, self.period

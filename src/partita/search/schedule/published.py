@@ -10,6 +10,7 @@ from partita.errors import ProblemError
 from partita.problems.schedule import (
     ScheduleProblem,
     ScheduleSolution,
+    blocks_per_device,
     check,
     predecessors,
     solution_of,
@@ -23,17 +24,47 @@ Table = list[list[float]]  # [microbatch][block]
 
 
 def offer_published(problem: ScheduleProblem, run: Run[ScheduleSolution]) -> None:
-    """Offer every published schedule that fits; nothing where the problem is no pipeline."""
+    """Offer every published schedule that fits; nothing where the problem is no pipeline.
+
+    Of those that end at the same time, the one whose devices wait least between their first start
+    and their last end is first, and so kept: that is how bubbles are counted in publications. Then
+    the one that holds least.
+    """
     assert problem.num_microbatches is not None
+    found: list[tuple[float, float, float, int, ScheduleSolution]] = []
     for table in published(problem, problem.num_microbatches):
         if run.done():
             return
         run.evaluations += 1
         solution = solution_of(problem, table)
-        if run.objective is not None and solution.makespan >= run.objective:
-            continue
+        span, held = longest_span(problem, table), most_held(problem, table)
+        found.append((solution.makespan, span, held, len(found), solution))
+    for makespan, _, _, _, solution in sorted(found, key=lambda entry: entry[:-1]):
+        if run.objective is not None and makespan >= run.objective:
+            return
         if not check(problem, solution):
-            run.offer(solution, solution.makespan)
+            run.offer(solution, makespan)
+
+
+def longest_span(problem: ScheduleProblem, table: Table) -> float:
+    """The longest that a device takes from its first start to its last end."""
+    return max(
+        max(row[block] + problem.blocks[block].span for row in table for block in here)
+        - min(row[block] for row in table for block in here)
+        for here in blocks_per_device(problem)
+        if here
+    )
+
+
+def most_held(problem: ScheduleProblem, table: Table) -> float:
+    """The most memory that any device holds at a time."""
+    most: float = 0
+    for here in blocks_per_device(problem):
+        held: float = 0
+        for _, block in sorted((row[block], block) for row in table for block in here):
+            held += problem.blocks[block].memory
+            most = max(most, held)
+    return most
 
 
 def published(problem: ScheduleProblem, count: int) -> Iterator[Table]:
