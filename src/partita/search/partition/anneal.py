@@ -10,7 +10,8 @@ O(pins of those nets + devices), whatever the size of the model.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -18,11 +19,19 @@ import numpy.typing as npt
 
 from partita.search.partition.network import F64, I64, Network
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 SHARPNESS = 64
 _SQUARINGS = 6  # 2^6 = SHARPNESS
 _LONGEST_RUN = 64
 _OVER = 2.0  # what holding twice the cap costs, in largest device times
 _TO_NEIGHBOUR, _ANYWHERE, _SWAP = 0.80, 0.83, 0.89  # shares of steps, summed up; the rest: runs
+
+
+def inner(function: _Function) -> _Function:
+    """Compile a function that only compiled code calls: without wrappers, in half the time."""
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled: _Function = numba.njit(cache=True, forceinline=True, **options)(function)
+    return compiled
 
 
 class State(NamedTuple):
@@ -82,7 +91,7 @@ def rebuild(net: Network, state: State) -> None:
                     charge(net, state, each, home, there, 1.0)
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def measure(net: Network, state: State, each: int, there: int) -> None:
     """Bring the largest fwd and bwd of a net's consumers on one device up to date."""
     first = net.pin_start[each]
@@ -99,7 +108,7 @@ def measure(net: Network, state: State, each: int, there: int) -> None:
     state.bwd[each, there] = bwd
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def charge(net: Network, state: State, each: int, home: int, there: int, sign: float) -> None:
     """Add (or, with sign -1, take away) what a net costs between two devices."""
     fwd, bwd = state.fwd[each, there], state.bwd[each, there]
@@ -140,7 +149,7 @@ def shift(net: Network, state: State, node: int, to: int) -> None:
         recount(net, state, each, home, to, 1)
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _rehome(net: Network, state: State, each: int, frm: int, to: int) -> None:
     """Move the producer of a net where all links are the same: others pay what they paid."""
     everywhere = 0.0
@@ -156,7 +165,7 @@ def _rehome(net: Network, state: State, each: int, frm: int, to: int) -> None:
     state.held_bytes[to] -= net.kept_received * state.fwd[each, to]
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def recount(net: Network, state: State, each: int, home: int, there: int, more: int) -> None:
     """One consumer of a net more or less on a device, whose label is set already."""
     state.consumers[each, there] += more
@@ -170,7 +179,7 @@ def recount(net: Network, state: State, each: int, home: int, there: int, more: 
         charge(net, state, each, home, there, 1.0)
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def fits(net: Network, state: State) -> bool:
     """Does no device hold more than its cap?"""
     for device in range(net.num_devices):
@@ -179,7 +188,7 @@ def fits(net: Network, state: State) -> bool:
     return True
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def energy(net: Network, state: State, scale: float) -> float:
     """The sum of (time * scale)^SHARPNESS; bytes over the cap count as time."""
     total = 0.0
@@ -194,7 +203,7 @@ def energy(net: Network, state: State, scale: float) -> float:
     return total
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def draw(state: State) -> float:
     """The next number in [0, 1): splitmix64."""
     state.random[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -205,7 +214,7 @@ def draw(state: State) -> float:
     return float(mixed >> np.uint64(11)) / 9007199254740992.0
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def accepts(state: State, now: float, after: float, temperature: float) -> bool:
     """Is a change of the energy taken? Always if it is for the better."""
     if after <= now:
@@ -214,7 +223,7 @@ def accepts(state: State, now: float, after: float, temperature: float) -> bool:
     return bool(after <= now * math.exp(luck * temperature * SHARPNESS))
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _neighbour(net: Network, state: State, node: int) -> int:
     """A producer or consumer of a node, at random; the node itself if there is none."""
     made = net.made_start[node + 1] - net.made_start[node]
@@ -229,7 +238,7 @@ def _neighbour(net: Network, state: State, node: int) -> int:
     return int(net.pin_node[first + int(draw(state) * (last - first))])
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _propose(net: Network, state: State, moved: I64, target: I64) -> int:
     """Draw nodes to move and their new devices; how many."""
     num_nodes, device = len(net.held_bytes), state.device

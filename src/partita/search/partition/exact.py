@@ -18,7 +18,7 @@ import numpy as np
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.anneal import State, recount, start
+from partita.search.partition.anneal import State, inner, recount, start
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.model import Model
 from partita.search.partition.network import F64, I64, Network
@@ -82,7 +82,7 @@ def branch(walk: Walk, most_tree_nodes: int, most_first: int | None = None) -> b
         bound = run.lower_bound
         assert bound is not None, "every search begins with a bound"
         goal = min(known, bound * (1 + share))
-        tree = _Tree(net, goal)
+        tree = Tree(net, goal)
         left -= tree.search(walk, left if most_first is None else min(left, most_first))
         most_first = None
         if not tree.finished:
@@ -94,7 +94,7 @@ def branch(walk: Walk, most_tree_nodes: int, most_first: int | None = None) -> b
     return False
 
 
-class _Tree:
+class Tree:
     """All labellings better than a goal, searched in chunks."""
 
     def __init__(self, net: Network, goal_ms: float) -> None:
@@ -112,6 +112,14 @@ class _Tree:
         """Is nothing left of the tree?"""
         return bool(self.cursor[0] < 0)
 
+    def step(self, most_tree_nodes: int) -> int:
+        """Go on for at most that many tree nodes; how many were visited."""
+        arrays = self.rest.arrays
+        visited: int = _search(
+            self.net, self.state, self.cursor, self.used, *arrays, most_tree_nodes
+        )
+        return visited
+
     def search(self, walk: Walk, most_tree_nodes: int) -> int:
         """Go on until finished, stopped or that many tree nodes; how many were visited."""
         run, spent = walk.run, 0
@@ -120,9 +128,7 @@ class _Tree:
             if run.stop.evaluations is not None:
                 chunk = min(chunk, run.stop.evaluations - run.evaluations)
             known = self.state.best_ms[0]
-            visited = _search(
-                self.net, self.state, self.cursor, self.used, *self.rest.arrays, chunk
-            )
+            visited = self.step(chunk)
             spent += visited
             run.evaluations += visited
             if self.state.best_ms[0] < known:
@@ -204,7 +210,7 @@ def _search(
     return visited
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _hopeless(net: Network, tree: State, weights: F64, rest: float, longest: F64) -> bool:
     """Can what is placed not become part of an answer better than the goal?"""
     goal = tree.best_ms[0]
@@ -228,7 +234,7 @@ def _hopeless(net: Network, tree: State, weights: F64, rest: float, longest: F64
     return False
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _put(net: Network, tree: State, node: int, device: int) -> None:
     """Place a node whose producers are placed."""
     tree.device[node] = device
@@ -239,7 +245,7 @@ def _put(net: Network, tree: State, node: int, device: int) -> None:
         recount(net, tree, each, tree.device[net.net_src[each]], device, 1)
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _take(net: Network, tree: State, node: int) -> None:
     """Undo `_put` of the node placed last."""
     device = tree.device[node]

@@ -5,9 +5,9 @@
     z[s, d]      stage s is on device d; x[v, s] and z[s, d] imply y[v, d]
     m[e, h, d]   net e goes from device h to device d: its producer is on h, a consumer on d
 
-Times are rounded down to integers, the largest about 2^40, so that what is proven is a bound of
-the true objective, at most (nodes + messages) / 2^40 below it. About nodes * devices^2 variables:
-for small problems, and to find any answer where memory is short.
+Times are rounded down to integers, all of them together at most 2^55, so that what is proven is a
+bound of the true objective, at most (nodes + messages) / 2^55 of that below it. About
+nodes * devices^2 variables: for small problems, and to find any answer where memory is short.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from partita.search.schedule.solver import Outcome, solve
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-_LARGEST = 2.0**40
+_LARGEST = 2.0**55
 
 
 class Model:
@@ -148,8 +148,10 @@ class Model:
 
     def _add_times(self) -> None:
         net, cp = self.net, self.cp
-        total = float(net.work_ms.max(axis=1).sum()) or 1.0
-        self.scale = _LARGEST / total
+        moved_ms = (net.pin_fwd + net.pin_bwd).sum() * net.per_byte_ms.max()
+        moved_ms += net.net_messages.sum() * net.latency_ms.max()
+        total = float(net.work_ms.max(axis=1).sum() + moved_ms)
+        self.scale = _LARGEST / max(total, 1e-200)
         devices = range(net.num_devices)
         terms: list[list[cp_model.LinearExprT]] = [
             [int(net.work_ms[v, d] * self.scale) * self.y[v, d] for v in range(net.num_nodes)]

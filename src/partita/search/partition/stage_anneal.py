@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from partita.search.partition.anneal import State, accepts, draw, energy, fits, rebuild, shift
+from partita.search.partition.anneal import (
+    State,
+    accepts,
+    draw,
+    energy,
+    fits,
+    inner,
+    rebuild,
+    shift,
+)
 from partita.search.partition.network import I64, Network
 
 _MOST = 64  # nodes that move together
@@ -41,7 +50,7 @@ def stages(stage: I64, device_of: I64) -> Stages:
     )
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _window(net: Network, staged: Stages, node: int) -> tuple[int, int]:
     """The stages a node may be in while nothing else moves."""
     low, high = 0, len(staged.device_of) - 1
@@ -54,7 +63,7 @@ def _window(net: Network, staged: Stages, node: int) -> tuple[int, int]:
     return low, high
 
 
-@numba.njit(cache=True, forceinline=True)
+@inner
 def _gather(net: Network, staged: Stages, node: int, onward: bool, moved: I64) -> int:
     """The node with all that follows (or precedes) it in its stage; 0 if that is too much."""
     here = staged.stage[node]

