@@ -91,7 +91,7 @@ class Mesh:
         return tuple(reversed(found))
 
     def __str__(self) -> str:
-        return " x ".join(map(str, self.axes))
+        return " x ".join(map(str, self.axes)) or "one device"
 
 
 @functools.lru_cache(maxsize=4096)  # one object for one mesh: costs are remembered by identity

@@ -95,7 +95,7 @@ def _decisions(first: Plan, second: Plan) -> tuple[tuple[str, str, str], ...]:
 
 
 def _meshes(plan: Plan) -> str:
-    return ", ".join(dict.fromkeys(str(stage.mesh) or "one device" for stage in plan.stages))
+    return ", ".join(dict.fromkeys(str(stage.mesh) for stage in plan.stages))
 
 
 def _recomputed(plan: Plan) -> str:
