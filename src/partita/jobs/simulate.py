@@ -144,6 +144,12 @@ class Simulation:
         return tuple(float(peak) for peak in self.timeline.peaks())
 
     @property
+    def fullest(self) -> tuple[float, float]:
+        """Peak and capacity of the device that has the least room left, in share."""
+        both = zip(self.peak_bytes, self.capacity_bytes, strict=True)
+        return max(both, key=lambda pair: pair[0] / max(pair[1], 1.0))
+
+    @property
     def capacity_bytes(self) -> tuple[float, ...]:
         """Memory each device drawn has."""
         memories = self.timeline.program.memories

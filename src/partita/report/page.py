@@ -108,11 +108,11 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     step = simulation.step_s
     bound = plan.prediction.lower_bound_s
     gap = 1 - bound / step if step else 0.0
-    peak, capacity = max(simulation.peak_bytes), min(simulation.capacity_bytes)
+    peak, capacity = simulation.fullest
     rate = plan.model.batch / step if step else 0.0
     cards = (
         ("step", units.seconds(step), f"{rate:,.0f} samples/s"),
-        ("from optimal", f"≤ {gap:.1%}", f"no split below {units.seconds(bound)}"),
+        ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
         ("of peak arithmetic", f"{simulation.utilisation:.0%}", "of all devices"),
         ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
         (

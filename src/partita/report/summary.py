@@ -26,7 +26,7 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
     rate = workload.batch / step if step else 0.0
     bounds = simulation.bounds()
     parts = ", ".join(f"{name} {share:.0%}" for name, share in _shares(bounds))
-    peak, capacity = max(simulation.peak_bytes), min(simulation.capacity_bytes)
+    peak, capacity = simulation.fullest
     verdict = "" if simulation.fits else "   DOES NOT FIT"
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "

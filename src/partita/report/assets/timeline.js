@@ -2,7 +2,7 @@
 // The timeline of a page: zoom with the wheel or + and -, drag or arrow keys to move, hover to read.
 // All data comes from the JSON element beside the canvas; nothing is fetched.
 (function () {
-  const LABEL = 130, ROW = 20, GAP = 4, AXIS = 24, MEMORY = 46;
+  const ROW = 20, GAP = 4, AXIS = 24, MEMORY = 46, FONT = "12px system-ui, sans-serif";
 
   function bytes(text) {
     const raw = atob(text), out = new Uint8Array(raw.length);
@@ -63,6 +63,10 @@
       // A lane's starts and ends in order: tasks of a lane never overlap, so both ascend.
       this.starts = Float64Array.from(this.data.slot_task, (task) => this.data.start[task]);
       this.ends = Float64Array.from(this.data.slot_task, (task) => this.data.end[task]);
+      this.pen.font = FONT;
+      const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name)];
+      const widest = Math.max(...names.map((name) => this.pen.measureText(name).width), 60);
+      this.labels = Math.min(widest + 16, 240);
       this.listen();
       this.resize();
     }
@@ -80,8 +84,8 @@
       this.draw();
     }
 
-    x(time) { return LABEL + (time - this.from) / (this.to - this.from) * (this.width - LABEL - 8); }
-    time(x) { return this.from + (x - LABEL) / (this.width - LABEL - 8) * (this.to - this.from); }
+    x(time) { return this.labels + (time - this.from) / (this.to - this.from) * (this.width - this.labels - 8); }
+    time(x) { return this.from + (x - this.labels) / (this.width - this.labels - 8) * (this.to - this.from); }
 
     show(from, to) {
       const whole = this.data.makespan || 1;
@@ -92,7 +96,7 @@
     }
 
     zoom(factor, x) {
-      const at = this.time(x === undefined ? (LABEL + this.width) / 2 : x);
+      const at = this.time(x === undefined ? (this.labels + this.width) / 2 : x);
       this.show(at - (at - this.from) * factor, at + (this.to - at) * factor);
     }
 
@@ -110,7 +114,7 @@
       this.soft = this.color("--soft");
       this.line = this.color("--line");
       pen.clearRect(0, 0, this.width, this.height);
-      pen.font = "12px system-ui, sans-serif";
+      pen.font = FONT;
       pen.textBaseline = "middle";
       this.paintAxis();
       for (let lane = 0; lane < this.data.lanes.length; lane++) this.paintLane(lane);
@@ -118,7 +122,7 @@
     }
 
     paintAxis() {
-      const pen = this.pen, rough = (this.to - this.from) / Math.max(2, (this.width - LABEL) / 110);
+      const pen = this.pen, rough = (this.to - this.from) / Math.max(2, (this.width - this.labels) / 110);
       const power = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
       pen.textAlign = "center";
@@ -139,22 +143,22 @@
       pen.textAlign = "right";
       pen.fillStyle = color;
       let shown = text;
-      while (shown.length > 4 && pen.measureText(shown).width > LABEL - 12)
+      while (shown.length > 4 && pen.measureText(shown).width > this.labels - 12)
         shown = "…" + shown.slice(shown.length > 24 ? shown.length - 22 : 2);
-      pen.fillText(shown, LABEL - 8, y);
+      pen.fillText(shown, this.labels - 8, y);
     }
 
     paintLane(lane) {
       const data = this.data, pen = this.pen, top = AXIS + lane * (ROW + GAP);
       pen.fillStyle = this.color("--card");
-      pen.fillRect(LABEL, top, this.width - LABEL - 8, ROW);
+      pen.fillRect(this.labels, top, this.width - this.labels - 8, ROW);
       this.label(data.lanes[lane], top + ROW / 2, this.ink);
       const low = data.slot_from[lane], high = data.slot_from[lane + 1];
       let index = above(this.ends, low, high, this.from);
       pen.textAlign = "center";
       while (index < high && this.starts[index] < this.to) {
         const task = data.slot_task[index], kind = data.kind[task];
-        const left = Math.max(LABEL, this.x(this.starts[index]));
+        const left = Math.max(this.labels, this.x(this.starts[index]));
         const right = Math.min(this.width - 8, this.x(this.ends[index]));
         if (right - left < 1) {
           index = this.paintPixel(index, high, Math.floor(left), top);
@@ -219,10 +223,10 @@
       const times = memory.times, amounts = memory.amounts;
       this.label(memory.name, top + MEMORY / 2, this.ink);
       pen.beginPath();
-      pen.moveTo(LABEL, bottom);
+      pen.moveTo(this.labels, bottom);
       let i = Math.max(0, above(times, 0, times.length, this.from) - 1);
       for (; i < times.length && times[i] < this.to; i++) {
-        const x = Math.max(LABEL, this.x(times[i]));
+        const x = Math.max(this.labels, this.x(times[i]));
         pen.lineTo(x, i ? y(amounts[i - 1]) : bottom);
         pen.lineTo(x, y(amounts[i]));
       }
@@ -241,7 +245,7 @@
         pen.strokeStyle = this.color("--k5");
         pen.setLineDash([4, 3]);
         pen.beginPath();
-        pen.moveTo(LABEL, y(memory.capacity));
+        pen.moveTo(this.labels, y(memory.capacity));
         pen.lineTo(this.width - 8, y(memory.capacity));
         pen.stroke();
         pen.setLineDash([]);
@@ -250,9 +254,9 @@
 
     taskAt(x, y) {
       const lane = Math.floor((y - AXIS) / (ROW + GAP));
-      if (x < LABEL || lane < 0 || lane >= this.data.lanes.length) return -1;
+      if (x < this.labels || lane < 0 || lane >= this.data.lanes.length) return -1;
       const low = this.data.slot_from[lane], high = this.data.slot_from[lane + 1], time = this.time(x);
-      const reach = (this.to - this.from) / (this.width - LABEL) * 2;
+      const reach = (this.to - this.from) / (this.width - this.labels) * 2;
       const index = above(this.ends, low, high, time);
       for (const near of [index, index - 1])
         if (near >= low && near < high && this.starts[near] - reach <= time && time <= this.ends[near] + reach)
@@ -272,7 +276,7 @@
       }
       const index = Math.floor((y - this.laneBottom) / (MEMORY + GAP));
       const memory = data.memories[index];
-      if (memory && x >= LABEL) {
+      if (memory && x >= this.labels) {
         const at = Math.max(0, above(memory.times, 0, memory.times.length, this.time(x)) - 1);
         const lines = [memory.name, sizeText(data, memory.amounts[at]) + " held",
           "at most " + sizeText(data, memory.peak)];
@@ -313,7 +317,7 @@
       canvas.addEventListener("pointermove", (event) => {
         if (!this.drag) return this.hover(event);
         const [x, from, to] = this.drag;
-        const moved = (x - event.clientX) / (this.width - LABEL - 8) * (to - from);
+        const moved = (x - event.clientX) / (this.width - this.labels - 8) * (to - from);
         this.show(from + moved, to + moved);
       });
       canvas.addEventListener("pointerup", () => { this.drag = null; });
