@@ -113,7 +113,8 @@ def test_the_demo_plans_reports_and_says_what_is_next(ready):
     result = ready.run("demo")
     assert result.returncode == 0, result.stderr
     assert ready.calls[-2:] == [
-        "partita shard gpt2 --cluster 4xA100 --batch 32 -o plan.json --force",
+        "partita plan gpt2-medium --cluster 4xV100+8xP100 --batch 96 --dtype f16"
+        " -o plan.json --force",
         "partita report plan.json -o report.html --force",
     ]
     assert "report.html" in result.stdout.splitlines()[-1]

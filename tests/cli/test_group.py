@@ -41,7 +41,7 @@ def test_alone_it_says_what_it_is_and_what_to_type_next(run):
     result = run()
     assert result.exit_code == 0
     assert "plans, proves and runs" in result.stdout
-    assert "partita shard gpt2 --cluster 4xA100" in result.stdout
+    assert "partita plan gpt2 --cluster 4xA100" in result.stdout
     assert "partita --help" in result.stdout
     assert result.stderr == ""
 

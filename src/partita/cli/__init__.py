@@ -57,7 +57,7 @@ COMMANDS: dict[str, dict[str, str]] = {
 }
 
 EXAMPLES = (
-    ("partita shard gpt2 --cluster 4xA100 --batch 32 -o plan.json", "plan"),
+    ("partita plan gpt2 --cluster 4xA100 --batch 32 -o plan.json", "plan"),
     ("partita report plan.json -o report.html", "look at it"),
     ("partita simulate llama-7b --cluster 8xH100", "without a plan"),
     ("partita solve problem.json --time-limit 10", "a problem of your own"),
