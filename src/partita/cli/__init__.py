@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
         "streams": "Run the ops of a model side by side on one GPU.",
+        "rtasks": "Plan a model as one persistent kernel, tile by tile.",
         "solve": "Solve a saved problem file of any kind.",
     },
     "Look": {

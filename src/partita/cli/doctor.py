@@ -34,6 +34,7 @@ EXTRAS = (
         "pip install 'partita[torch]'",
     ),
     Extra("onnx", "for reading models from .onnx files", "pip install 'partita[onnx]'"),
+    Extra("pymetis", "for the partition method metis", "pip install 'partita[metis]'"),
     Extra("triton", "for kernels of plans within one GPU", "pip install triton"),
 )
 

@@ -1,0 +1,126 @@
+"""`partita rtasks`: a whole model as one persistent kernel, planned tile by tile."""
+
+from pathlib import Path
+
+import click
+
+from partita import units
+from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.errors import FileError
+from partita.jobs.rtasks import FusedPlan
+
+FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", default="H200", show_default=True, help="A kind of device.")
+@click.option("--method", help="A search for rTasks; see: partita methods rtasks.")
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search.")
+@click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--dtype", help="Element type of the parameters.")
+@output_option(f"Write it here; the ending decides: {', '.join(FORMATS)}.")
+@common_options
+def command(
+    model: str,
+    device: str,
+    method: str | None,
+    time_limit: float | None,
+    batch: int,
+    dtype: str | None,
+    output: OutputFile | None,
+    out: Output,
+) -> int:
+    """Plan a MODEL as one persistent kernel: which tile of which op runs on which unit.
+
+    Every op is cut into tiles; tiles are dealt to the execution units of one GPU so that units wait
+    for data, not for each other's launches. The program of every unit (run, signal, wait) is proven
+    safe before it is shown: all programs resident, no wait without a signal, none for ever. Costs
+    are those of the roofline; no GPU is needed. The answer as -o FILE: .txt is the program of
+    every unit, .svg and .trace.json its timeline, .problem.json the problem for partita solve.
+    """
+    from partita.jobs.rtasks import plan_rtasks
+
+    suffix = None if output is None else _suffix(output.path)
+    with out.stop(time_s=time_limit, words=_microseconds) as stop:
+        found = plan_rtasks(
+            model, device, batch=batch, dtype=dtype, method=method, stop=stop, seed=out.seed
+        )
+    if output is not None and suffix is not None:
+        output.write(_content(suffix, found))
+    out.show(_text(found))
+    if output is not None:
+        out.show(f"written: {output.path}")
+    result = found.result
+    out.result(
+        {
+            "format": "partita/result@1",
+            "problem": found.model.problem.name,
+            "method": result.method,
+            "status": str(result.status),
+            "objective": result.objective,
+            "lower_bound": result.lower_bound,
+            "seconds": result.seconds,
+            "seed": result.seed,
+            "why": result.why,
+            "unfused_us": found.model.unfused_s * 1e6,
+            "islands": list(found.model.islands),
+            "solution": None if result.solution is None else result.solution.to_json(),
+        }
+    )
+    return 0 if result.solution is not None else 1
+
+
+def _microseconds(value: float) -> str:
+    return units.seconds(value * 1e-6)
+
+
+def _suffix(path: Path) -> str:
+    for suffix in (".problem.json", ".trace.json", *FORMATS):
+        if path.name.endswith(suffix):
+            return suffix
+    raise FileError(
+        f"has an ending that says nothing: {path.suffix or 'none'}",
+        fix=f"end the name in one of {', '.join(FORMATS)}",
+        file=str(path),
+    )
+
+
+def _content(suffix: str, found: FusedPlan) -> bytes | str:
+    from partita.files import encode_json
+
+    if suffix == ".problem.json":
+        return encode_json(found.model.problem.to_json())
+    if suffix == ".json":
+        solution = found.result.solution
+        return encode_json({} if solution is None else solution.to_json())
+    if suffix == ".txt":
+        return f"{found.program or ''}\n"
+    timeline = found.timeline()
+    if suffix == ".svg":
+        from partita.report.svg_timeline import timeline_svg
+
+        return timeline_svg(timeline, title=found.model.problem.name)
+    from partita.report.trace import chrome_trace
+
+    return chrome_trace(timeline)
+
+
+def _text(found: FusedPlan) -> str:
+    result, problem = found.result, found.model.problem
+    lines = [f"{problem} ({found.device}), method {result.method}"]
+    if found.fused_s is not None and found.program is not None:
+        unfused = found.model.unfused_s
+        steps = [step.action for veu in found.program.veus for step in veu]
+        lines += [
+            f"one kernel   {units.seconds(found.fused_s)}, at most {result.gap or 0:.1%} from "
+            f"optimal (no schedule below {_microseconds(result.lower_bound or 0.0)})",
+            f"op by op     {units.seconds(unfused)} as kernels of their own: "
+            f"x{unfused / found.fused_s:.2f}",
+            f"programs     {len(found.program.veus):,} of {steps.count('run'):,} tiles, "
+            f"{steps.count('wait'):,} waits, {steps.count('signal'):,} signals; proven safe",
+        ]
+    if found.model.islands:
+        named = ", ".join(found.model.islands[:5])
+        lines.append(f"islands      {len(found.model.islands)} ops have no tiles: {named}")
+    return "\n".join([*lines, result.why])

@@ -1,0 +1,126 @@
+"""Plan a model as one persistent kernel: tiles on execution units, proven safe, drawn per unit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.cluster import resolve
+from partita.costs.rtasks import RtasksModel, rtasks_model
+from partita.errors import InputError, VerificationError
+from partita.graph.record import Graph
+from partita.jobs.workload import load
+from partita.problems.rprogram import RProgram, check_rprogram, rprogram
+from partita.problems.rtasks import RtasksProblem, RtasksSolution, needed_tiles, simulate
+from partita.program import Kind, Program, ProgramBuilder
+from partita.search import searches
+from partita.search.base import UNTIL_DONE, Result, Stop
+from partita.suggest import suggest
+from partita.timeline import Timeline
+from partita.verify import check_timeline
+
+MOST_DRAWN = 20_000  # tiles of a timeline
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """Tiles on units: what was found, the program of every unit, and what it is worth."""
+
+    model: RtasksModel
+    device: str
+    result: Result[RtasksSolution]
+    program: RProgram | None
+
+    @property
+    def fused_s(self) -> float | None:
+        """Seconds of the one kernel, without its launch; None where nothing was found."""
+        objective = self.result.objective
+        return None if objective is None else objective * 1e-6
+
+    def timeline(self) -> Timeline:
+        """When every tile runs, a lane per unit program; checked by the verifier."""
+        if self.result.solution is None:
+            raise InputError("there is no schedule to draw", fix="give the search more time")
+        return timeline_of(self.model.problem, self.result.solution)
+
+
+def plan_rtasks(
+    model: str | Graph,
+    device: str = "H200",
+    *,
+    batch: int | None = 1,
+    dtype: str | None = None,
+    method: str | None = None,
+    stop: Stop = UNTIL_DONE,
+    seed: int = 0,
+) -> FusedPlan:
+    """Tiles of a model's ops on the units of one device, without having it."""
+    known = searches("rtasks")
+    name = method or next(iter(known))
+    if name not in known:
+        raise InputError(f"found {name!r}", fix=suggest(name, tuple(known)), field="method")
+    machine = resolve(device)
+    workload = load(model, batch=batch, dtype=dtype, training=False)
+    found = rtasks_model(workload.graph, machine.kinds[0])
+    result = known[name](found.problem, stop, seed)
+    program = None
+    if result.solution is not None:
+        program = rprogram(found.problem, result.solution)
+        unsafe = check_rprogram(
+            found.problem, program, found.problem.num_veus(result.solution.tilings)
+        )
+        if unsafe:
+            raise VerificationError(unsafe)
+    return FusedPlan(found, machine.kinds[0].name, result, program)
+
+
+def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:
+    """The run of a schedule as tasks on lanes, checked by the verifier."""
+    tiles = sum(map(len, solution.queues))
+    if tiles > MOST_DRAWN:
+        raise InputError(
+            f"{tiles:,} tiles are too many to draw", fix=f"draw a part of at most {MOST_DRAWN:,}"
+        )
+    ends, _ = simulate(problem, solution)
+    program, tasks = _program(problem, solution, sorted(ends, key=lambda task: ends[task]))
+    end = np.array([ends[task] if task in ends else _whole(ends, task) for task in tasks]) * 1e-6
+    timeline = Timeline(program, end - program.duration, end)
+    check_timeline(program, timeline)
+    return timeline
+
+
+def _whole(ends: dict[tuple[int, int], float], task: tuple[int, int]) -> float:
+    return max(end for (operator, _), end in ends.items() if operator == task[0])
+
+
+def _program(
+    problem: RtasksProblem, solution: RtasksSolution, order: list[tuple[int, int]]
+) -> tuple[Program, list[tuple[int, int]]]:
+    """Tiles in the order they end; a milestone (tile -1) stands for a whole operator."""
+    chosen = zip(problem.operators, solution.tilings, strict=True)
+    tilings = [operator.tilings[choice] for operator, choice in chosen]
+    builder = ProgramBuilder(time_unit="s")
+    lanes = [builder.lane(f"vEU {index}", "unit") for index in range(len(solution.queues))]
+    home = {task: veu for veu, queue in enumerate(solution.queues) for task in queue}
+    left = [tiling.num_tiles for tiling in tilings]
+    made: dict[tuple[int, int], int] = {}
+    tasks: list[tuple[int, int]] = []
+    for operator, tile in order:
+        waits = []
+        for edge in problem.before[operator]:
+            counts = tilings[edge.src].num_tiles, tilings[operator].num_tiles
+            needed = needed_tiles(edge, *counts, tile) if edge.aligned else (-1,)
+            waits += [made[edge.src, other] for other in needed]
+        made[operator, tile] = builder.add(
+            problem.operators[operator].name,
+            lanes[home[operator, tile]],
+            tilings[operator].tile_us * 1e-6,
+            waits,
+            kind=Kind.FORWARD,
+        )
+        tasks.append((operator, tile))
+        left[operator] -= 1
+        if left[operator] == 0:
+            whole = [made[operator, other] for other in range(tilings[operator].num_tiles)]
+            made[operator, -1] = builder.add(problem.operators[operator].name, (), 0.0, whole)
+            tasks.append((operator, -1))
+    return builder.build(), tasks

@@ -1,0 +1,84 @@
+"""Models as one persistent kernel: costs, proofs, timelines and the command."""
+
+import pytest
+
+from partita.cluster import resolve
+from partita.costs.rtasks import rtasks_model
+from partita.errors import InputError, ProblemError
+from partita.graph import GraphBuilder, training_graph
+from partita.jobs.rtasks import plan_rtasks, timeline_of
+from partita.problems.rprogram import check_rprogram
+from partita.problems.rtasks import evaluate
+from partita.search.base import Stop
+
+H200 = resolve("H200").kinds[0]
+
+
+def mlp(layers: int = 3, width: int = 512):
+    g = GraphBuilder("mlp")
+    x = g.input("x", (1, width))
+    for index in range(layers):
+        x = g.relu(g.linear(x, width, name=f"l{index}"), name=f"r{index}")
+    return g.finish(x)
+
+
+def test_elementwise_tiles_wait_for_their_part_and_products_for_the_whole():
+    problem = rtasks_model(mlp(), H200).problem
+    names = [operator.name for operator in problem.operators]
+    kinds = {(names[e.src], names[e.dst]): e.aligned for e in problem.edges}
+    assert kinds[("l0", "r0")] is True
+    assert kinds[("r0", "l1")] is False
+
+
+def test_views_are_read_through():
+    g = GraphBuilder("views")
+    x = g.linear(g.input("x", (4, 8)), 8, name="first")
+    y = g.reshape(x, (8, 4))
+    problem = rtasks_model(g.finish(g.linear(y, 2, name="second")), H200).problem
+    assert [operator.name for operator in problem.operators] == ["first", "second"]
+    assert len(problem.edges) == 1
+
+
+def test_more_tiles_are_shorter_but_not_free():
+    (operator, *_) = rtasks_model(mlp(), H200).problem.operators
+    times = [tiling.tile_us for tiling in operator.tilings]
+    assert times == sorted(times, reverse=True)
+    works = [tiling.num_tiles * tiling.tile_us for tiling in operator.tilings]
+    assert works == sorted(works)
+
+
+def test_ops_without_tiles_are_named():
+    g = GraphBuilder("odd")
+    (y,) = g.op("cumsum", g.input("x", (4, 8)), shapes=[(4, 8)], name="odd_one")
+    model = rtasks_model(g.finish(g.relu(y)), H200)
+    assert model.islands == ("odd_one",)
+
+
+def test_a_graph_with_a_backward_is_refused():
+    g = GraphBuilder("m")
+    logits = g.linear(g.input("x", (4, 8)), 3)
+    graph = training_graph(g.finish(g.cross_entropy(logits, g.input("t", (4,), "i64"))))
+    with pytest.raises(ProblemError, match="backward"):
+        rtasks_model(graph, H200)
+
+
+def test_a_plan_is_safe_drawn_and_faster_than_kernel_by_kernel():
+    found = plan_rtasks(mlp(6), stop=Stop(time_s=20))
+    problem, solution = found.model.problem, found.result.solution
+    assert check_rprogram(problem, found.program, problem.num_veus(solution.tilings)) == ()
+    timeline = found.timeline()
+    assert timeline.makespan * 1e6 == pytest.approx(evaluate(problem, solution))
+    assert {lane.kind for lane in timeline.program.lanes} == {"unit"}
+    assert found.fused_s < found.model.unfused_s
+
+
+def test_small_cells_of_a_recurrent_stack_gain_by_fusion():
+    found = plan_rtasks("lstm@6", method="list")
+    assert found.fused_s < found.model.unfused_s / 2
+
+
+def test_too_many_tiles_are_not_drawn(monkeypatch):
+    found = plan_rtasks(mlp(2), method="list")
+    monkeypatch.setattr("partita.jobs.rtasks.MOST_DRAWN", 3)
+    with pytest.raises(InputError, match="too many to draw"):
+        timeline_of(found.model.problem, found.result.solution)
