@@ -47,7 +47,7 @@ def test_as_json(run_json, no_gpus):
     assert found["problems"] == []
     assert found["cores"] >= 1
     assert found["packages"]["numpy"][0].isdigit()
-    assert {extra["package"] for extra in found["extras"]} == {"torch", "onnx", "triton"}
+    assert {extra["package"] for extra in found["extras"]} == {"torch", "onnx", "pymetis", "triton"}
     assert found["jit"]["works"]
 
 
