@@ -187,7 +187,8 @@ class Schedule:
             )
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.num_microbatches} micro-batches"
+        count = self.num_microbatches
+        return f"{self.name}, {count} micro-batch{'es' * (count != 1)}"
 
 
 @dataclass(frozen=True, slots=True)

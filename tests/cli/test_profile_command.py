@@ -73,3 +73,13 @@ def test_the_profile_of_a_zoo_model_names_its_ops_and_cuts_it(run, run_json, tmp
     whole = (profile.forward_s + profile.backward_s) * 1e3
     assert whole / 2 <= found["objective"] * 1.01
     assert found["objective"] < whole
+
+
+def test_a_profile_from_another_torch_is_used_with_a_word(run, words, tmp_path):
+    path = tmp_path / "profile.json"
+    run(*words, "-o", str(path), "-q")
+    path.write_text(path.read_text().replace('"torch": "2.', '"torch": "1.'))
+    model = words[1]
+    result = run("partition", model, "--devices", "2", "--profile", str(path))
+    assert result.exit_code == 0, result.output
+    assert "the profile was measured with torch 1." in result.stderr

@@ -7,8 +7,11 @@
 4. The plan is simulated and verified; what the search counted stands beside it.
 """
 
+import contextlib
+import logging
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
@@ -43,6 +46,8 @@ from partita.schedules.actions import Action
 from partita.search import searches
 from partita.search.base import Result, Status, Stop
 from partita.suggest import suggest
+
+log = logging.getLogger("partita")
 
 DEFAULT_KIND = "A100"
 QUICKLY = Stop(time_s=10.0, gap=0.005, evaluations=2_000_000)  # where nothing else is asked
@@ -165,8 +170,8 @@ def partition(
     spec = cluster if cluster is not None else f"{devices}x{DEFAULT_KIND}"
     machine = resolve(spec) if isinstance(spec, str) else spec
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    if profile is not None and isinstance(model, Graph) and not model.is_training:
-        profile.of(model)
+    if profile is not None:
+        _check_profile(profile, model)
     name = _method(method)
     found = partition_model(
         _microbatch(workload, microbatches),
@@ -181,6 +186,20 @@ def partition(
     result = searches("partition")[name](found.problem, stop, seed)
     job = _Answer(workload, machine, spec, found, result, microbatches)
     return job.partitioned()
+
+
+def _check_profile(profile: Profile, model: str | Graph) -> None:
+    """Refuse the profile of another graph; say if it comes from another version of PyTorch."""
+    if isinstance(model, Graph) and not model.is_training:
+        profile.of(model)
+    with contextlib.suppress(PackageNotFoundError):
+        here = version("torch")
+        measured = profile.environment.torch
+        if measured.partition("+")[0] != here.partition("+")[0]:
+            log.warning(
+                "the profile was measured with torch %s, this is %s: profile again for times of "
+                "this version", measured, here,
+            )  # fmt: skip
 
 
 def _method(method: str | None) -> str:
