@@ -41,7 +41,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "profile": "Time every op of a model on this machine.",
         "compare": "Named strategies and our searches in one table.",
         "simulate": "Time, bounds and memory of a model on a cluster.",
-        "explain": "Why a plan is as it is, op by op.",
+        "explain": "What bounds a plan, what would help, why an op is split so.",
         "diff": "What two plans do differently, and what it is worth.",
         "report": "Draw a plan: text here, HTML or a trace in a file.",
         "verify": "Check a plan, program or timeline, whatever made it.",

@@ -1,4 +1,4 @@
-"""`partita explain`: why an op is split as it is, and what the other ways would cost."""
+"""`partita explain`: what bounds a plan and what would help; why an op is split as it is."""
 
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +8,7 @@ import click
 from partita import units
 from partita.cli.base import Output, common_options
 from partita.jobs.explain import Explanation, describe, explain, parameter_placements
-from partita.jobs.simulate import Simulation
+from partita.jobs.explain_plan import BUDGET_S, explain_plan
 
 MOST = 8
 
@@ -16,61 +16,49 @@ MOST = 8
 @click.command()
 @click.argument("plan")
 @click.argument("op", required=False)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=BUDGET_S,
+    show_default=True,
+    help="Seconds after which no further change is simulated.",
+)
 @common_options
-def command(plan: str, op: str | None, out: Output) -> int:
+def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
     """Explain a PLAN, or the split of one OP of it.
 
-    Without OP: what bounds the plan, and how every parameter lies (as DTensor placements). With OP:
+    Without OP: what bounds the plan, where every second of its step goes on the busiest devices,
+    what fills the memory, what stood against the plans that were not taken, what would help most
+    (each change is simulated), and how every parameter lies (as DTensor placements). With OP:
     its split, what that sends, and what each other split would add to a step, both with all other
     ops left as they are and with all others free to follow.
     """
+    from partita.cli.explain_text import plan_json, plan_text
     from partita.cluster import resolve
-    from partita.jobs.simulate import simulate
+    from partita.jobs.workload import load_ref
     from partita.plans import read_plan
 
     record = read_plan(plan)
-    found = simulate(record)
     if op is None:
+        told = explain_plan(record, budget_s=time_limit)
         placements = {}
         for stage in record.stages:
-            placements.update(parameter_placements(stage, found.workload.graph))
-        out.show(_plan_text(found, placements))
+            placements.update(parameter_placements(stage, told.simulation.workload.graph))
+        out.show(plan_text(told, placements, record))
         out.result(
             {
                 "format": "partita/explanation@1",
                 "plan": plan,
-                "bounds_s": found.bounds(),
+                **plan_json(told),
                 "parameters": {name: list(p) for name, p in placements.items()},
             }
         )
         return 0
-    told = explain(record, found.workload.graph, resolve(record.cluster.spec), op)
-    out.show(_op_text(told))
-    out.result({"format": "partita/explanation@1", "plan": plan, **_op_json(told)})
+    graph = load_ref(record.model).graph
+    one = explain(record, graph, resolve(record.cluster.spec), op)
+    out.show(_op_text(one))
+    out.result({"format": "partita/explanation@1", "plan": plan, **_op_json(one)})
     return 0
-
-
-def _plan_text(found: Simulation, placements: dict[str, tuple[str, ...]]) -> str:
-    from partita.report.summary import headline
-
-    most = max(found.stages, key=lambda stage: len(stage.mesh.axes))
-    axes = [str(axis) for axis in most.mesh.axes]
-    if len(found.stages) > 1:
-        axes = [f"axis {i}" for i in range(len(axes))]
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, layout in placements.items():
-        groups.setdefault(layout, []).append(name)
-    rows = [
-        (
-            *layout,
-            *("",) * (len(axes) - len(layout)),
-            f"{len(names)}",
-            ", ".join(names[:3]) + (", ..." if len(names) > 3 else ""),
-        )
-        for layout, names in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
-    table = units.table((*axes, "count", "parameters"), rows, numbers=(len(axes),))
-    return "\n".join((*headline(found), "", table))
 
 
 def _op_text(told: Explanation) -> str:

@@ -106,6 +106,9 @@ def _measured(
     model: str, output: OutputFile | None, out: Output, *, batch: tuple[int, ...],
     dtype: str | None, time_limit: float | None, profile: str | None, no_compile: bool, **_: Any,
 ) -> int:  # fmt: skip
+    from partita.capture.installed import need_torch
+
+    need_torch("measuring on a GPU (--device analytic needs no GPU)")
     from partita.run.streams.choose import INTERRUPTED as STOPPED
     from partita.run.streams.emit import emit
     from partita.run.streams.model import streams_of

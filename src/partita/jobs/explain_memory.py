@@ -1,0 +1,139 @@
+"""What fills the memory of the fullest device of a plan.
+
+Parameters, gradients and states follow from how each parameter lies: with `shards` shares of it and
+`copies` of each share among the devices,
+
+    parameters   size / shards, and / copies where parameters are kept in shares
+    gradients    size / shards, and / copies where gradients are; of one stage that runs once, those
+                 that are there at the moment of the peak
+    states       size / shards, and / copies where states are
+    workspace    what drivers and libraries keep
+    activations  the rest of the peak: what waits for the backward, and what is being worked on
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partita.costs.layouts import Layout, num_shards
+from partita.costs.memory import workspace_bytes
+from partita.costs.sharding import Choice
+from partita.graph.record import Graph, Op
+from partita.graph.splits import REPLICATE
+from partita.jobs.explain import op_layouts
+from partita.jobs.simulate import Simulation
+from partita.lower import drawn_devices
+from partita.plans import Stage, device_groups
+from partita.program import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """The fullest device (or group of devices alike), at the moment it is fullest."""
+
+    name: str
+    capacity_bytes: float
+    peak_bytes: float
+    parameters_bytes: float
+    gradients_bytes: float
+    states_bytes: float
+    activations_bytes: float
+    workspace_bytes: float
+
+    def parts(self) -> dict[str, float]:
+        """What fills it, by name; adds up to the peak."""
+        return {
+            "parameters": self.parameters_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer states": self.states_bytes,
+            "activations": self.activations_bytes,
+            "workspace": self.workspace_bytes,
+        }
+
+
+def memory_account(found: Simulation) -> MemoryAccount:
+    """What fills the memory that has the least room left, by share."""
+    filled = [
+        peak / capacity if capacity else math.inf
+        for peak, capacity in zip(found.peak_bytes, found.capacity_bytes, strict=True)
+    ]
+    fullest = max(range(len(filled)), key=lambda i: filled[i])
+    members, device = _places(found)[fullest]
+    kept = [_kept(found.stages[i], found.workload.graph) for i in members]
+    parameters = sum(part[0] for part in kept)
+    states = sum(part[1] for part in kept)
+    gradients = sum(sum(part[2].values()) for part in kept)
+    if not _is_pipelined(found):
+        gradients = _made_by_peak(found, fullest, kept[0][2])
+    workspace = workspace_bytes(found.cluster.kind_of(device))
+    peak = found.peak_bytes[fullest]
+    rest = max(0.0, peak - parameters - states - gradients - workspace)
+    return MemoryAccount(
+        found.timeline.program.memories[fullest].name,
+        found.capacity_bytes[fullest],
+        peak, parameters, gradients, states, rest, workspace,
+    )  # fmt: skip
+
+
+def _is_pipelined(found: Simulation) -> bool:
+    return found.is_pipelined or found.stages[0].recompute
+
+
+def _places(found: Simulation) -> list[tuple[tuple[int, ...], int]]:
+    """For each memory of the program the stages it holds, and a device it stands for."""
+    if not _is_pipelined(found):
+        return [((0,), device) for device in drawn_devices(found.stage, found.cluster)]
+    return [
+        (members, device)
+        for members in device_groups(found.stages)
+        for device in drawn_devices(found.stages[members[0]], found.cluster, 1)
+    ]
+
+
+def _kept(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, float]]:
+    """Bytes of a device's parameters, of its states, and of each gradient."""
+    updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
+    ways = [axis.ways() for axis in stage.mesh.axes]
+    parameters = states = 0.0
+    gradients: dict[str, float] = {}
+    for name, layout, level in _lying(stage, graph):
+        shards = num_shards(layout, ways)
+        copies = math.prod(
+            axis.size for axis, p in zip(stage.mesh.axes, layout, strict=True) if p == REPLICATE
+        )
+        size = graph.tensor(name).size_bytes / shards
+        parameters += size / (copies if level == "parameters" else 1)
+        if name in updates:
+            op = updates[name]
+            own = sum(graph.tensor(state).size_bytes for state in op.inputs[2:]) / shards
+            states += own / (copies if level != "none" else 1)
+            whole = graph.tensor(op.inputs[1]).size_bytes / shards
+            in_shares = level in ("gradients", "parameters")
+            gradients[op.inputs[1]] = whole / (copies if in_shares else 1)
+    return parameters, states, gradients
+
+
+def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, str]]:
+    """Each parameter of a stage once: its layout and level are those its first reader asks for."""
+    splits = {split.op: split for split in stage.splits}
+    seen: set[str] = set()
+    for op in graph.ops:
+        split = splits.get(op.name)
+        if split is None:
+            continue
+        for name, layout in op_layouts(graph, op, Choice(split.dims, split.sharded)):
+            if graph.tensor(name).role == "parameter" and name not in seen:
+                seen.add(name)
+                yield name, layout, split.sharded
+
+
+def _made_by_peak(found: Simulation, memory: int, gradients: dict[str, float]) -> float:
+    """Bytes of the gradients whose ops have begun when the memory is fullest."""
+    times, amounts = found.timeline.memory_steps(memory)
+    moment = float(times[int(amounts.argmax())])
+    program, total = found.timeline.program, 0.0
+    for task in found.timeline.lane_tasks(memory).tolist():  # devices' lanes come first
+        if program.kind[task] == Kind.WGRAD and found.timeline.start[task] <= moment:
+            op: Op = found.workload.graph.op(program.blocks[program.block[task]])
+            total += sum(gradients.get(name, 0.0) for name in op.outputs)
+    return total

@@ -1,0 +1,116 @@
+"""A whole plan, explained: what bounds it, what stood against the others, what would help most.
+
+Time is accounted for on the busiest group of devices, where every second of the step is work, a
+communication that is waited for, or idle; memory on the fullest device. Computing is divided by the
+roofline of its ops into arithmetic, memory bandwidth and launches. What would help is simulated.
+"""
+
+from dataclasses import dataclass, replace
+
+from partita.cluster import Cluster, resolve
+from partita.errors import PlanError
+from partita.jobs.explain_account import Account, GroupAccount, account
+from partita.jobs.explain_memory import MemoryAccount, memory_account
+from partita.jobs.explain_time import Part, parts_of
+from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
+from partita.jobs.simulate import Simulation
+from partita.jobs.workload import load_ref
+from partita.plans import Alternative, Plan
+
+BUDGET_S = 15.0
+ROOFLINE = {"compute": "arithmetic", "memory": "memory bandwidth", "launch": "launching kernels"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Something that a step is bound by: its seconds on the busiest devices, its share."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """All there is to say of a plan."""
+
+    simulation: Simulation
+    lower_bound_s: float  # as the plan file has it; 0 where nothing is known
+    busiest: GroupAccount
+    groups: tuple[GroupAccount, ...]
+    bounds: tuple[Bound, ...]  # largest first; add up to the step
+    parts: tuple[Part, ...]  # of the busiest group, largest first; add up to the step
+    memory: MemoryAccount
+    alternatives: tuple[Alternative, ...]
+    what_ifs: tuple[WhatIf, ...]  # the most helpful first
+    untried: tuple[Untried, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.simulation.step_s
+
+    @property
+    def helpful(self) -> tuple[WhatIf, ...]:
+        """What shortens the step by more than nothing."""
+        return tuple(what for what in self.what_ifs if what.gain > CLEAR)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step that all groups of devices are idle, on average."""
+        idle = sum(group.seconds("idle") for group in self.groups)
+        return idle / len(self.groups) / self.step_s if self.step_s else 0.0
+
+
+def explain_plan(
+    plan: Plan, cluster: Cluster | None = None, budget_s: float = BUDGET_S
+) -> Explained:
+    """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
+    machine = resolve(plan.cluster.spec) if cluster is None else cluster
+    if machine.fingerprint() != plan.cluster.fingerprint:
+        raise PlanError(
+            f"the plan is for {plan.cluster.spec} (fingerprint {plan.cluster.fingerprint}), "
+            f"not for {machine.name}",
+            fix="plan again for this machine",
+            field="cluster",
+        )
+    told = account(load_ref(plan.model), machine, plan.stages, plan.schedule)
+    allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
+    found = told.simulation
+    if allowed > 0:
+        found = replace(found, cap_bytes=allowed)
+    helps, untried = what_ifs(found, plan, told.links, budget_s)
+    return Explained(
+        found,
+        min(max(0.0, plan.prediction.lower_bound_s), found.step_s),
+        told.busiest,
+        told.groups,
+        bounds_of(told),
+        parts_of(told.busiest.shares),
+        memory_account(found),
+        plan.origin.alternatives,
+        helps,
+        untried,
+    )
+
+
+def bounds_of(told: Account) -> tuple[Bound, ...]:
+    """The step by what bounds it: arithmetic, memory, launches, each link, the bubble."""
+    shares = told.busiest.shares
+    compute = told.busiest.seconds("compute") + told.busiest.seconds("update")
+    roofline = {name: told.simulation.bounds()[key] for key, name in ROOFLINE.items()}
+    total = sum(roofline.values())
+    found = {name: compute * s / total for name, s in roofline.items()} if total else {}
+    if not total and compute:
+        found = {ROOFLINE["compute"]: compute}
+    for item, seconds in shares.items():
+        if item.kind == "communication":
+            name = item.where or "links"
+        elif item.kind == "idle":
+            name = item.what
+        else:
+            continue
+        found[name] = found.get(name, 0.0) + seconds
+    step = sum(shares.values())
+    rows = [Bound(name, s, s / step if step else 0.0) for name, s in found.items() if s > 0]
+    return tuple(sorted(rows, key=lambda bound: (-bound.seconds, bound.name)))

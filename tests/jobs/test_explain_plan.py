@@ -1,0 +1,368 @@
+"""A plan explained as a whole: every second and byte is accounted for, every gain simulated."""
+
+from dataclasses import replace
+
+import pytest
+
+from partita.cluster import Cluster, resolve
+from partita.costs.roofline import op_cost
+from partita.engine import run
+from partita.errors import PlanError
+from partita.graph.chain import chain_of
+from partita.graph.rebatch import rebatch
+from partita.jobs.explain_account import account
+from partita.jobs.explain_blocks import UPDATE
+from partita.jobs.explain_links import Links
+from partita.jobs.explain_memory import memory_account
+from partita.jobs.explain_plan import bounds_of, explain_plan
+from partita.jobs.explain_time import Item, Walk, parts_of
+from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
+from partita.jobs.pipelines import PIPELINES
+from partita.jobs.shard import shard
+from partita.jobs.simulate import data_parallel, simulate_stages
+from partita.jobs.strategies import STRATEGIES
+from partita.jobs.workload import load
+from partita.plans import Alternative, Schedule, Stage
+from partita.program import Kind, ProgramBuilder
+
+ARRANGED = (  # model, cluster, batch, strategy, schedule instead of the strategy's
+    ("gpt2", "4xA100", 16, "1f1b", ""),
+    ("gpt2", "4xA100", 16, "gpipe", ""),
+    ("gpt2", "4xA100", 16, "interleaved", ""),
+    ("gpt2", "2x2xA100", 16, "megatron", ""),
+    ("gpt2", "4xA100", 16, "1f1b", "zb-h1"),
+    ("alexnet", "2x2xA100", 32, "fsdp", ""),
+    ("alexnet", "2xV100+2xP100", 32, "zero1", ""),
+    ("alexnet", "4xV100", 32, "data", ""),
+)
+
+
+def arranged(model, cluster, batch, strategy, schedule=""):
+    """A workload with a named strategy's stages (the deepest pipeline) on a cluster."""
+    machine, workload = resolve(cluster), load(model, batch=batch)
+    if strategy in STRATEGIES:
+        stages = STRATEGIES[strategy].stages(workload.graph, machine.num_devices)
+        return workload, machine, stages[:1], Schedule()
+    chain = chain_of(workload.graph)
+    stages, order = PIPELINES[strategy].plans(workload.graph, chain, machine, batch)[-1]
+    return workload, machine, stages, replace(order, name=schedule or order.name)
+
+
+@pytest.fixture(
+    scope="module", params=ARRANGED, ids=lambda row: "-".join(filter(None, map(str, row)))
+)
+def told(request):
+    return account(*arranged(*request.param))
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    return shard("alexnet", "4xV100", batch=64).plan
+
+
+class TestTime:
+    def test_the_seconds_of_every_group_add_up_to_the_step(self, told):
+        for group in told.groups:
+            assert sum(group.shares.values()) == pytest.approx(told.simulation.step_s, rel=1e-6)
+            assert all(seconds >= 0 for seconds in group.shares.values())
+        parts = parts_of(told.busiest.shares)
+        assert sum(part.share for part in parts) == pytest.approx(1)
+        assert [part.seconds for part in parts] == sorted((p.seconds for p in parts), reverse=True)
+
+    def test_the_step_is_the_simulators(self, told):
+        found = told.simulation
+        plain = simulate_stages(found.workload, found.cluster, found.stages, found.schedule)
+        assert found.step_s == pytest.approx(plain.step_s, rel=1e-12)
+
+    def test_what_bounds_it_adds_up_to_the_step_too(self, told):
+        bounds = bounds_of(told)
+        assert sum(bound.seconds for bound in bounds) == pytest.approx(told.simulation.step_s)
+
+    def test_communication_names_the_links_it_crosses(self, told):
+        names = {i.where for g in told.groups for i in g.shares if i.kind == "communication"}
+        assert names
+        assert names <= set(told.links.names)
+
+    def test_a_group_has_nothing_to_do_but_its_work_and_waits(self, told):
+        for group in told.groups:
+            work = group.seconds("compute") + group.seconds("update")
+            assert work <= group.busy_s * (1 + 1e-9)
+            assert group.busy_s <= told.simulation.step_s * (1 + 1e-9)
+
+    def test_computing_is_what_the_ops_of_a_lone_stage_cost(self):
+        """Two micro-batches of a deep stage on one device, timed by two shorter stages."""
+        workload, machine = load("gpt2", batch=8), resolve("1xA100")
+        stage = data_parallel(workload.graph, machine)
+        cost = dict.fromkeys(("forward", "dgrad", "wgrad", "update"), 0.0)
+        half = rebatch(workload.graph, 4)
+        for op in half.ops:
+            cost[op.phase] += 2 * op_cost(half, op, machine.kind_of(0)).seconds
+        for recompute in (False, True):
+            lone = replace(stage, recompute=recompute)
+            found = account(workload, machine, (lone,), Schedule("1f1b", 2))
+            shares = found.busiest.shares
+            again_s = shares.get(Item("compute", "recompute"), 0.0)
+            forward = shares[Item("compute", "forward")]
+            assert (again_s > 0) == recompute
+            assert forward == pytest.approx(cost["forward"], rel=1e-6)
+            assert again_s == pytest.approx(forward if recompute else 0.0, rel=0.05)
+            data, weight = "data gradient", "weight gradient"
+            assert shares[Item("compute", data)] == pytest.approx(cost["dgrad"], rel=1e-6)
+            assert shares[Item("compute", weight)] == pytest.approx(cost["wgrad"], rel=1e-6)
+            assert shares[UPDATE] > 0
+            assert not found.busiest.seconds("communication")
+
+    def test_a_pipeline_waits_for_other_stages_and_says_which(self):
+        found = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        first = found.groups[0]
+        waits = {item.where: s for item, s in first.shares.items() if item.kind == "idle"}
+        assert set(waits) <= {"stage1", "stage2", "stage3", ""}
+        assert sum(waits.values()) > 0.1 * found.simulation.step_s
+
+    def test_a_walk_by_hand(self):
+        builder = ProgramBuilder()
+        a, b = builder.lane("a"), builder.lane("b")
+        net = builder.lane("net", "link")
+        first = builder.add("one", a, 1.0, kind=Kind.FORWARD)
+        slow = builder.add("slow", b, 5.0, kind=Kind.FORWARD)
+        sent = builder.add("x all_reduce", net, 2.0, [first], kind=Kind.COLLECTIVE)
+        builder.add("two", a, 0.5, [sent], kind=Kind.FORWARD)
+        last = builder.add("three", a, 1.0, [(slow, 0.25)], kind=Kind.FORWARD)
+        builder.add("end", b, 2.0, [last], kind=Kind.FORWARD)
+        timeline = run(builder.build())
+
+        def name(task, seconds, own):
+            block = timeline.program.blocks[timeline.program.block[task]]
+            return {Item("compute" if own else "idle", block): seconds}
+
+        # a: one [0, 1), waits for x [1, 3), two [3, 3.5), waits for slow to 5, a delay to 5.25,
+        # three [5.25, 6.25), waits for the end [6.25, 8.25)
+        found = Walk(timeline, name).lane(a)
+        seconds = {(item.kind, item.what): s for item, s in found.items()}
+        assert seconds == pytest.approx(
+            {
+                ("compute", "one"): 1.0,
+                ("idle", "x all_reduce"): 2.0,
+                ("compute", "two"): 0.5,
+                ("idle", "slow"): 1.5,
+                ("idle", "latency and gaps"): 0.25,
+                ("compute", "three"): 1.0,
+                ("idle", "end"): 2.0,
+            }
+        )
+        half = Walk(timeline, name).lane(a, 0.5, 3.25)
+        assert sum(half.values()) == pytest.approx(2.75)
+
+    def test_names_of_stages_may_be_anything(self):
+        workload, machine, stages, schedule = arranged("gpt2", "4xA100", 16, "1f1b")
+        odd = ("a > b", "a > b gradients", "\x1b[31m", "x update")
+        renamed = tuple(replace(s, name=n) for s, n in zip(stages, odd, strict=True))
+        plain, found = (account(workload, machine, s, schedule) for s in (stages, renamed))
+        for one, other in zip(plain.groups, found.groups, strict=True):
+            for kind in ("compute", "communication", "idle", "update"):
+                assert other.seconds(kind) == pytest.approx(one.seconds(kind))
+
+
+class TestBounds:
+    def test_a_plan_bound_by_computing_says_so(self):
+        found = bounds_of(account(*arranged("gpt2", "4xA100", 64, "data")))
+        assert found[0].name == "arithmetic"
+        assert found[0].share > 0.5
+
+    def test_a_plan_bound_by_a_link_names_it(self):
+        slow = replace(
+            resolve("2x1xA100"),
+            links=tuple(
+                replace(link, bytes_per_s=125e6, latency_s=1.5e-5)
+                for link in resolve("2x1xA100").links
+            ),
+        )
+        workload = load("alexnet", batch=32)
+        stage = data_parallel(workload.graph, slow)
+        found = account(workload, slow, (stage,), Schedule())
+        assert bounds_of(found)[0].name == "ethernet-1 between nodes (125 MB/s)"
+        whats = {part.item.what for part in parts_of(found.busiest.shares)[:1]}
+        assert whats == {"all-reduce of gradients"}
+
+    def test_one_device_has_no_links(self):
+        workload, machine = load("alexnet", batch=4), resolve("1xA100")
+        found = account(workload, machine, (data_parallel(workload.graph, machine),), Schedule())
+        assert found.links.names == ()
+        assert not found.busiest.seconds("communication")
+
+
+class TestLinks:
+    def test_levels_have_the_names_of_their_cables(self):
+        assert Links(resolve("2x8xA100")).names == (
+            "nvlink3 inside nodes (300 GB/s)",
+            "infiniband-200 between nodes (25.0 GB/s)",
+        )
+
+    def test_unknown_cables_are_links(self):
+        machine = resolve("2xA100")
+        odd = replace(machine, links=tuple(replace(x, bytes_per_s=7e9) for x in machine.links))
+        assert Links(odd).names == ("links inside nodes (7.00 GB/s)",)
+
+    def test_a_collective_crosses_the_innermost_level_that_holds_it(self):
+        links = Links(resolve("2x2xA100"))
+        inside, between = links.names
+        assert links.crossed(((0, 1), (2, 3))) == inside
+        assert links.crossed(((0, 2), (1, 3))) == between
+        assert links.crossed(((0, 1, 2, 3),)) == between
+
+    def test_only_the_links_of_one_level_become_faster(self):
+        machine = resolve("2x2xA100")
+        links = Links(machine)
+        for level in range(2):
+            changed = links.faster(level, 2)
+            for old, new in zip(machine.links, changed.links, strict=True):
+                times = 2 if links.level_of(old) == level else 1
+                assert new.bytes_per_s == old.bytes_per_s * times
+                assert new.latency_s == old.latency_s / times
+        assert {links.level_of(link) for link in machine.links} == {0, 1}
+
+
+class TestMemory:
+    def test_the_parts_add_up_to_the_peak(self, told):
+        found = memory_account(told.simulation)
+        assert sum(found.parts().values()) == pytest.approx(found.peak_bytes)
+        assert found.peak_bytes == pytest.approx(max(told.simulation.peak_bytes), rel=0.2)
+
+    def test_what_always_lies_there_is_what_the_program_takes_first(self, told):
+        found, program = memory_account(told.simulation), told.simulation.timeline.program
+        names = [memory.name for memory in program.memories]
+        first = slice(program.effect_start[0], program.effect_start[1])
+        taken = dict(
+            zip(program.effect_memory[first], program.effect_at_start[first], strict=True)
+        )[names.index(found.name)]
+        always = found.parameters_bytes + found.states_bytes + found.workspace_bytes
+        if told.simulation.is_pipelined:
+            always += found.gradients_bytes
+        assert always == pytest.approx(taken)
+
+
+class TestWhatIf:
+    def test_nothing_changed_changes_nothing(self, told):
+        found = told.simulation
+        nothing = what_if(found, "nothing", again)
+        assert nothing.step_s == pytest.approx(found.step_s, rel=1e-12)
+        assert nothing.gain == pytest.approx(0, abs=1e-12)
+        assert nothing.peak_memory_bytes == pytest.approx(max(found.peak_bytes))
+        assert nothing.fits == found.fits
+
+    def test_faster_links_and_devices_never_slow_these_plans_down(self, told):
+        for name, change in changes(told.simulation, told.links):
+            if "fast" in name or "doubled" in name or "half the time" in name:
+                assert what_if(told.simulation, name, change).gain >= -1e-9, name
+
+    def test_everything_twice_as_fast_halves_the_step(self):
+        found = account(*arranged("alexnet", "4xV100", 32, "data")).simulation
+        old = found.cluster
+        kinds = tuple(
+            replace(
+                kind,
+                flops_per_s=tuple((d, 2 * rate) for d, rate in kind.flops_per_s),
+                memory_bytes_per_s=2 * kind.memory_bytes_per_s,
+                cache_bytes_per_s=2 * kind.cache_bytes_per_s,
+                launch_s=kind.launch_s / 2,
+            )
+            for kind in old.kinds
+        )
+        quick: Cluster = replace(Links(old).faster(0, 2), kinds=kinds)
+        twice = what_if(found, "all", lambda s: again(s, cluster=quick))
+        assert twice.step_s == pytest.approx(found.step_s / 2)
+        assert twice.gain == pytest.approx(0.5)
+
+    def test_recompute_is_offered_to_be_dropped_with_what_it_would_hold(self):
+        found = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        name, change = list(changes(found.simulation, found.links))[-1]
+        assert name == "nothing recomputed"
+        told = what_if(found.simulation, name, change)
+        assert told.gain > 0.1
+        assert told.peak_memory_bytes > max(found.simulation.peak_bytes)
+
+    def test_what_does_not_fit_says_so(self):
+        found = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation
+        capped = replace(found, cap_bytes=max(found.peak_bytes))
+        told = what_if(capped, "nothing recomputed", lambda s: again(s, recompute=False))
+        assert not told.fits
+        assert told.note.startswith("does not fit: ")
+
+    def test_of_unlike_devices_the_one_that_lacks_most_is_told(self):
+        found = account(*arranged("alexnet", "2xV100+2xP100", 32, "data")).simulation
+        small = found.cluster.kinds[1]
+        kinds = (found.cluster.kinds[0], replace(small, memory_bytes=2**30))
+        assert small.name == "P100-SXM2"
+        tight = replace(found.cluster, kinds=kinds)
+        told = what_if(found, "small", lambda s: again(s, cluster=tight))
+        assert not told.fits
+        assert told.note.endswith("of 1.00 GiB per device")
+
+    def test_a_searched_order_is_for_its_number_of_micro_batches(self, sharded):
+        workload, machine, stages, _ = arranged("alexnet", "2xA100", 8, "1f1b")
+        order = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
+        listed = Schedule("exact", 2, order)
+        found = account(workload, machine, stages, listed)
+        _, untried = what_ifs(found.simulation, sharded, found.links, 60.0)
+        assert {left.change for left in untried} == {
+            "4 micro-batches instead of 2",
+            "1 micro-batches instead of 2",
+        }
+        assert "searched for exactly 2" in untried[0].why
+
+    def test_out_of_time_is_said(self, sharded):
+        told = explain_plan(sharded, budget_s=-1.0)
+        assert told.what_ifs == ()
+        assert all("used up" in left.why for left in told.untried)
+
+
+class TestPlan:
+    def test_a_plan_is_explained_in_full(self, sharded):
+        told = explain_plan(sharded)
+        assert told.step_s == pytest.approx(sharded.prediction.step_s)
+        assert sum(part.seconds for part in told.parts) == pytest.approx(told.step_s)
+        assert 0 < told.lower_bound_s <= told.step_s
+        gains = [what.gain for what in told.what_ifs]
+        assert gains == sorted(gains, reverse=True)
+        assert told.helpful[0].gain > 0
+        assert told.alternatives == sharded.origin.alternatives
+
+    def test_more_memory_is_worth_the_faster_plan_it_lacks_for(self, sharded):
+        found = explain_plan(sharded, budget_s=0.0).simulation
+        room, step = min(found.capacity_bytes), found.step_s
+        others = (
+            Alternative("fsdp", "data=4", step * 0.75, room + 3 * 2**30, "needs more"),
+            Alternative("slow", "data=4", step * 1.5, room + 2**30, "needs more"),
+            Alternative("small", "data=4", step * 2, 1.0, "longer"),
+        )
+        plan = replace(sharded, origin=replace(sharded.origin, alternatives=others))
+        (told,) = more_memory(found, plan)
+        assert told.change == "3.00 GiB more memory per device"
+        assert told.gain == pytest.approx(0.25)
+        assert "fsdp fits" in told.note
+        assert more_memory(found, sharded) == []
+
+    def test_the_users_cap_on_memory_stays(self, sharded):
+        tight = replace(sharded.prediction, capacity_bytes=(2.0**30,))
+        told = explain_plan(replace(sharded, prediction=tight), budget_s=0.0)
+        assert told.memory.capacity_bytes == 2.0**30
+
+    def test_senseless_predictions_do_no_harm(self, sharded):
+        odd = replace(
+            sharded.prediction, lower_bound_s=-3.0, capacity_bytes=(), peak_memory_bytes=()
+        )
+        told = explain_plan(replace(sharded, prediction=odd), budget_s=0.0)
+        assert told.lower_bound_s == 0.0
+        assert told.memory.capacity_bytes == told.simulation.cluster.kinds[0].memory_bytes
+
+    def test_a_plan_for_another_machine_is_refused(self, sharded):
+        with pytest.raises(PlanError, match=r"the plan is for 4xV100 .*plan again"):
+            explain_plan(sharded, resolve("2xA100"))
+
+
+def test_stages_are_what_the_strategies_say():
+    """The pipelines above are pipelines, with the schedules asked for."""
+    _, _, stages, schedule = arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1")
+    assert len(stages) > 1
+    assert isinstance(stages[0], Stage)
+    assert schedule.name == "zb-h1"
