@@ -82,3 +82,12 @@ def test_too_many_tiles_are_not_drawn(monkeypatch):
     monkeypatch.setattr("partita.jobs.rtasks.MOST_DRAWN", 3)
     with pytest.raises(InputError, match="too many to draw"):
         timeline_of(found.model.problem, found.result.solution)
+
+
+def test_two_models_in_one_kernel_take_less_than_one_after_the_other():
+    found = plan_rtasks(mlp(4), beside=[mlp(4)], stop=Stop(time_s=20))
+    problem, solution = found.model.problem, found.result.solution
+    assert check_rprogram(problem, found.program, problem.num_veus(solution.tilings)) == ()
+    assert len(problem.operators) == 16
+    assert max(found.alone_s) <= found.fused_s * (1 + 1e-9)
+    assert found.fused_s < sum(found.alone_s)

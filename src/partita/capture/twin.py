@@ -81,7 +81,7 @@ class Twin(nn.Module):
 
     def _run(self, op: Op, values: dict[str, T]) -> tuple[T, ...]:
         if op.kind == "constant":
-            return (self._constant(op.outputs[0]),)
+            return (self.constant(op.outputs[0]),)
         layer = _find(self, op.name)
         if isinstance(layer, _LAYERS):
             return (layer(values[op.inputs[0]]),)
@@ -89,7 +89,7 @@ class Twin(nn.Module):
         found = RULES[op.kind](self, self.graph.call(op), *inputs)
         return found if isinstance(found, tuple) else (found,)
 
-    def _constant(self, name: str) -> T:
+    def constant(self, name: str) -> T:
         """Zeros; where ids are meant (positions, say), the numbers from 0 on, over and over."""
         tensor = self.graph.tensor(name)
         dtype, device = DTYPES[tensor.dtype], next(self.parameters()).device

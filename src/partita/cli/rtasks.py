@@ -14,6 +14,7 @@ FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
 
 @click.command()
 @click.argument("model")
+@click.option("--with", "beside", multiple=True, metavar="MODEL", help="In the same kernel.")
 @click.option("--device", default="H200", show_default=True, help="A kind of device.")
 @click.option("--method", help="A search for rTasks; see: partita methods rtasks.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search.")
@@ -23,6 +24,7 @@ FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
 @common_options
 def command(
     model: str,
+    beside: tuple[str, ...],
     device: str,
     method: str | None,
     time_limit: float | None,
@@ -36,16 +38,18 @@ def command(
     Every op is cut into tiles; tiles are dealt to the execution units of one GPU so that units wait
     for data, not for each other's launches. The program of every unit (run, signal, wait) is proven
     safe before it is shown: all programs resident, no wait without a signal, none for ever. Costs
-    are those of the roofline; no GPU is needed. The answer as -o FILE: .txt is the program of
-    every unit, .svg and .trace.json its timeline, .problem.json the problem for partita solve.
+    are those of the roofline; no GPU is needed. With --with another model shares the kernel. The
+    answer as -o FILE: .txt is the program of every unit, .svg and .trace.json its timeline,
+    .problem.json the problem for partita solve.
     """
     from partita.jobs.rtasks import plan_rtasks
 
     suffix = None if output is None else _suffix(output.path)
     with out.stop(time_s=time_limit, words=_microseconds) as stop:
         found = plan_rtasks(
-            model, device, batch=batch, dtype=dtype, method=method, stop=stop, seed=out.seed
-        )
+            model, device, beside=beside, batch=batch, dtype=dtype, method=method, stop=stop,
+            seed=out.seed,
+        )  # fmt: skip
     if output is not None and suffix is not None:
         output.write(_content(suffix, found))
     out.show(_text(found))
@@ -64,6 +68,7 @@ def command(
             "seed": result.seed,
             "why": result.why,
             "unfused_us": found.model.unfused_s * 1e6,
+            "alone_us": [seconds * 1e6 for seconds in found.alone_s],
             "islands": list(found.model.islands),
             "solution": None if result.solution is None else result.solution.to_json(),
         }
@@ -120,6 +125,13 @@ def _text(found: FusedPlan) -> str:
             f"programs     {len(found.program.veus):,} of {steps.count('run'):,} tiles, "
             f"{steps.count('wait'):,} waits, {steps.count('signal'):,} signals; proven safe",
         ]
+    if found.alone_s and found.fused_s:
+        total = sum(found.alone_s)
+        each = ", ".join(map(units.seconds, found.alone_s))
+        lines.append(
+            f"one by one   {units.seconds(total)} as kernels of their own, each fused ({each}): "
+            f"x{total / found.fused_s:.2f}"
+        )
     if found.model.islands:
         named = ", ".join(found.model.islands[:5])
         lines.append(f"islands      {len(found.model.islands)} ops have no tiles: {named}")

@@ -11,6 +11,7 @@ they stay outside as islands, are named, and count as one tile each. Elementwise
 need only the aligned tiles of each other, everything else all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partita.cluster import DeviceKind
@@ -60,6 +61,30 @@ def rtasks_model(graph: Graph, device: DeviceKind) -> RtasksModel:
     islands = tuple(op.name for op in ops if op.kind not in SHAPES)
     unfused = sum(op_cost(graph, op, device).seconds for op in ops)
     return RtasksModel(problem, tuple(op.name for op in ops), islands, unfused)
+
+
+def side_by_side(models: Sequence[RtasksModel]) -> RtasksModel:
+    """Several models in one program: their operators beside each other, named by model."""
+    if len(models) == 1:
+        return models[0]
+    operators: list[ROperator] = []
+    edges: list[Edge] = []
+    ops: list[str] = []
+    islands: list[str] = []
+    for index, model in enumerate(models):
+        first, prefix = len(operators), f"{index}:{model.problem.name}/"
+        operators += [replace(o, name=prefix + o.name) for o in model.problem.operators]
+        edges += [replace(e, src=e.src + first, dst=e.dst + first) for e in model.problem.edges]
+        ops += [prefix + name for name in model.ops]
+        islands += [prefix + name for name in model.islands]
+    problem = RtasksProblem(
+        models[0].problem.device,
+        tuple(operators),
+        tuple(edges),
+        " + ".join(model.problem.name for model in models),
+    )
+    unfused = sum(model.unfused_s for model in models)
+    return RtasksModel(problem, tuple(ops), tuple(islands), unfused)
 
 
 def _unit(device: DeviceKind) -> DeviceKind:

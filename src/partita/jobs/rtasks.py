@@ -1,11 +1,12 @@
 """Plan a model as one persistent kernel: tiles on execution units, proven safe, drawn per unit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from partita.cluster import resolve
-from partita.costs.rtasks import RtasksModel, rtasks_model
+from partita.costs.rtasks import RtasksModel, rtasks_model, side_by_side
 from partita.errors import InputError, VerificationError
 from partita.graph.record import Graph
 from partita.jobs.workload import load
@@ -29,6 +30,7 @@ class FusedPlan:
     device: str
     result: Result[RtasksSolution]
     program: RProgram | None
+    alone_s: tuple[float, ...] = ()  # of several models: each as a kernel of its own
 
     @property
     def fused_s(self) -> float | None:
@@ -47,21 +49,33 @@ def plan_rtasks(
     model: str | Graph,
     device: str = "H200",
     *,
+    beside: Sequence[str | Graph] = (),
     batch: int | None = 1,
     dtype: str | None = None,
     method: str | None = None,
     stop: Stop = UNTIL_DONE,
     seed: int = 0,
 ) -> FusedPlan:
-    """Tiles of a model's ops on the units of one device, without having it."""
+    """Tiles of a model's ops on the units of one device, without having it.
+
+    Models given as `beside` are independent of it and run in the same kernel.
+    """
     known = searches("rtasks")
     name = method or next(iter(known))
     if name not in known:
         raise InputError(f"found {name!r}", fix=suggest(name, tuple(known)), field="method")
     machine = resolve(device)
-    workload = load(model, batch=batch, dtype=dtype, training=False)
-    found = rtasks_model(workload.graph, machine.kinds[0])
+    kind = machine.kinds[0]
+    models = [
+        rtasks_model(load(each, batch=batch, dtype=dtype, training=False).graph, kind)
+        for each in (model, *beside)
+    ]
+    found = side_by_side(models)
     result = known[name](found.problem, stop, seed)
+    alone: tuple[float, ...] = ()
+    if beside:
+        each_result = [known[name](each.problem, stop, seed) for each in models]
+        alone = tuple((each.objective or 0.0) * 1e-6 for each in each_result)
     program = None
     if result.solution is not None:
         program = rprogram(found.problem, result.solution)
@@ -70,7 +84,7 @@ def plan_rtasks(
         )
         if unsafe:
             raise VerificationError(unsafe)
-    return FusedPlan(found, machine.kinds[0].name, result, program)
+    return FusedPlan(found, kind.name, result, program, alone)
 
 
 def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:

@@ -20,7 +20,7 @@ from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load, load_ref
 from partita.lower import MAX_DRAWN, Lowered, Memo, Pipelined, lower_plan, lower_stage
-from partita.plans import Axis, Mesh, OpSplit, Plan, Schedule, Stage
+from partita.plans import Axis, Mesh, OpSplit, Plan, Schedule, Stage, device_groups
 from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -71,7 +71,8 @@ def slowest_groups(ops: Sequence[OpReport], most: int) -> tuple[OpGroup, ...]:
 class Simulation:
     """What running a stage, or several in a pipeline, on a cluster would be like.
 
-    With several stages or micro-batches `ops` holds the busiest stage, all micro-batches together.
+    With several stages or micro-batches `ops` holds the busiest group of devices, all its stages
+    and micro-batches together.
     """
 
     workload: Workload
@@ -327,19 +328,22 @@ def _reports(graph: Graph, lowered: Lowered) -> tuple[OpReport, ...]:
 def _busiest_ops(
     lowered: Pipelined, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
 ) -> tuple[OpReport, ...]:
-    """What one device of the busiest stage does in a step, op by op (without the updates)."""
-    number = max(range(len(stages)), key=lambda i: lowered.blocks[i].busy_s)
-    stage, graph = stages[number], lowered.microbatch
-    dims, kind = stage.dims(), cluster.kind_of(stage.mesh.devices[0])
-    runs = {"forward": 2 if stage.recompute and graph.is_training else 1}
+    """What one device of the busiest group does in a step, op by op (without the updates)."""
+    groups = device_groups(stages)
+    busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
+    graph = lowered.microbatch
+    of_op = {split.op: (stages[i], split.dims) for i in busiest for split in stages[i].splits}
     found = []
     for op in graph.ops:
         origin = op.forward or op.name
-        if op.phase == "update" or origin not in dims:
+        if op.phase == "update" or origin not in of_op:
             continue
-        split = tuple(sorted(ways_of(dims[origin], stage.mesh.axes).items()))
+        stage, dims = of_op[origin]
+        kind = cluster.kind_of(stage.mesh.devices[0])
+        split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
         cost = op_cost(graph, op, kind, split)
-        times = schedule.num_microbatches * runs.get(op.phase, 1)
+        again = stage.recompute and graph.is_training and op.phase == "forward"
+        times = schedule.num_microbatches * (2 if again else 1)
         whole = OpCost(*(getattr(cost, item.name) * times for item in fields(cost)))
         found.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
     return tuple(found)
