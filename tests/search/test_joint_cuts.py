@@ -20,11 +20,13 @@ from partita.search.joint.meshes import (
 
 
 def table(seconds, held, saved):
+    nothing = np.zeros((1, len(seconds) + 1, len(seconds) + 1))
     return Stretches(
         stretch_sums(np.array(seconds))[None],
         stretch_sums(np.array(held))[None],
         stretch_sums(np.array(saved))[None],
-        np.zeros((1, len(seconds) + 1, len(seconds) + 1)),
+        nothing,
+        nothing,
     )
 
 
@@ -81,6 +83,47 @@ def test_cuts_are_as_good_as_trying_all_within_the_bottlenecks_tried(problem):
     assert all(start == before for (start, _, _), before in zip(found.stages, ends, strict=False))
     # The least bottleneck is exact; beyond it only a few are tried.
     assert found.step_s <= 2 * best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(numbers, min_size=5, max_size=14), st.integers(2, 3), st.integers(1, 6))
+def test_groups_that_take_turns_are_evened_out(seconds, groups, m):
+    count = 2 * groups if len(seconds) >= 2 * groups else groups
+    stages = [table(seconds, [0.0] * len(seconds), [0.0] * len(seconds))] * count
+    sends = np.zeros(len(seconds))
+    turns = [stage % groups for stage in range(count)]
+    plain = best_cuts(stages, [1] * count, [1.0] * count, sends, m)
+    found = best_cuts(stages, [1] * count, [1.0] * count, sends, m, turns)
+
+    def busiest(cuts):
+        own = [0.0] * groups
+        for stage, (a, b, _) in enumerate(cuts.stages):
+            assert a < b
+            own[turns[stage]] += sum(seconds[a:b])
+        return max(own)
+
+    assert [a for a, _, _ in found.stages] == [0, *(b for _, b, _ in found.stages)][:-1]
+    assert found.stages[-1][1] == len(seconds)
+    assert busiest(found) <= busiest(plain)
+    assert found.bottleneck_s * count / groups == pytest.approx(busiest(found))
+
+
+def test_a_head_moves_a_layer_to_another_group():
+    seconds = [1.0] * 8 + [1.0]  # eight layers and a head: two stages on each of two groups
+    stages = [table(seconds, [0.0] * 9, [0.0] * 9)] * 4
+    found = best_cuts(stages, [1] * 4, [1.0] * 4, np.zeros(9), 4, [0, 1, 0, 1])
+    assert found.bottleneck_s == pytest.approx(2.5)
+
+
+def test_a_longer_end_of_the_step_can_decide_between_ways():
+    once = stretch_sums(np.array([1.0, 1.0]))
+    nothing = np.zeros_like(once)[None]
+    quick = Stretches(once[None], nothing, nothing, nothing, nothing + 4.0)
+    calm = Stretches(once[None] * 1.2, nothing, nothing, nothing, nothing)
+    few = best_cuts([joined([quick, calm])], [1], [1.0], np.zeros(2), 2)
+    many = best_cuts([joined([quick, calm])], [1], [1.0], np.zeros(2), 20)
+    assert few.stages[0][2] == 1
+    assert many.stages[0][2] == 0
 
 
 def test_peaks_are_the_largest_of_each_stretch():

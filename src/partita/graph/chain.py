@@ -55,13 +55,13 @@ class Folded:
     op_like: dict[str, str]  # for each forward op of the whole graph
 
 
-def chain_of(graph: Graph, most: int = MOST_SEGMENTS) -> Chain:
-    """The chain of a graph's forward ops."""
+def chain_of(graph: Graph, most: int = MOST_SEGMENTS, unit_beyond: int = UNIT_BEYOND) -> Chain:
+    """The chain of a graph's forward ops, finer the more segments it may have."""
     ops = [op for op in graph.ops if op.phase == "forward"]
     crossing = _crossing(graph, ops)
     sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
     cuts = _small(graph, ops, crossing, sizes)
-    if len(cuts) > UNIT_BEYOND:
+    if len(cuts) > unit_beyond:
         cuts = _by_unit(graph, ops, cuts, crossing)
     cuts = _merged(graph, ops, cuts, most)
     kinds = _kinds(graph, ops, cuts, crossing)

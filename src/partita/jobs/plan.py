@@ -27,6 +27,7 @@ from partita.costs.memory import model_memory
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS
 from partita.errors import InputError
+from partita.graph.chain import chain_of
 from partita.graph.record import Graph
 from partita.jobs.advice import what_would_fit
 from partita.jobs.pipelines import PIPELINES
@@ -57,13 +58,18 @@ from partita.search.joint.meshes import Arrangement, arrangements, divisors, wei
 OBJECTIVES = ("throughput", "latency")
 DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
 MOST_STAGES = 32
-SIMULATED = 5  # drafts that are simulated, at least one for each number of stages in reach
-IN_REACH = 1.08  # of the best estimate: drafts beyond are not simulated
+SIMULATED = 3  # drafts that are simulated, at least one for each number of stages in reach
+IN_REACH = 1.04  # of the best estimate: drafts beyond are not simulated
+BEHIND = 1.08  # times the best estimate, and the best without waiting
 FAR = 2.0  # doublings of the likely number of stages
 LEADERS = 2  # drafts around which other schedules are tried
 RETRIES = 3
+HOPELESS = 1.12  # times the memory there is
 NEXT_BEST = 10
-CHUNKS = (2, 3, 4)
+FIRST = ("data", "zero1", "fsdp")
+ENOUGH = 5  # plans to show; from there on those that cannot win are not simulated
+PROMISING = 4  # drafts that are tried with several stages on each group of devices
+CHUNKED = (("zb-v", 2), ("interleaved", 4), ("interleaved", 2))
 MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
 SMALL_OPS, SMALL_DEVICES = 1000, 64  # up to this size the sharding search is asked as well
 
@@ -174,18 +180,27 @@ class _Job:
         self.work_s = work_bound_s(workload.graph, cluster)
         self.family_s = math.inf  # the least bound of all that was drafted
         self.complete = True
+        self.cut = False
 
     def run(self) -> Planned:
-        for step in (
-            self._draft_all,
-            self._simulate_leaders,
-            self._named,
-            self._closer,
-            self._ask_shard,
-        ):
+        for step in (self._first, self._draft_all, self._simulate_leaders, self._closer):
             if not self._done():
                 step()
+        if not self._is_cut():  # a gap that is small enough is no reason to lose to a named way
+            self._named()
+        if not self._done():
+            self._ask_shard()
         return self._result()
+
+    def _first(self) -> None:
+        """Something to show at once: the first plain way that fits on one stage."""
+        for name in FIRST:
+            if self.workload.training or name == FIRST[0]:
+                for stage in STRATEGIES[name].stages(self.workload.graph, self.cluster.num_devices):
+                    if self._allowed((stage,), Schedule()):
+                        self._try(name, (stage,), Schedule())
+            if self._best() is not None or self._done():
+                return
 
     # Drafts.
 
@@ -201,7 +216,9 @@ class _Job:
                 if self._done():
                     self.complete = False
                     return
-                self._draft(arrangement, count)
+                draft = self._draft(arrangement, count)
+                if draft is not None and self._is_behind(draft):
+                    break
         if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
             self._weighted()
 
@@ -225,6 +242,14 @@ class _Job:
         if not self.cluster.is_homogeneous or self.wishes.pinned_to("stages") is not None:
             return False
         return abs(math.log2(arrangement.num_stages / self._likely_stages())) > FAR
+
+    def _is_behind(self, draft: Draft) -> bool:
+        """Is a draft so slow, waiting or not, that its kin need not be drafted?"""
+        if not self.cluster.is_homogeneous or draft.arrangement.num_stages == 1:
+            return False
+        estimate = min(d.estimate_s for d in self.drafts)
+        ideal = min(d.ideal_s for d in self.drafts)
+        return draft.estimate_s > BEHIND * estimate and draft.ideal_s > BEHIND * ideal
 
     def _likely_stages(self) -> int:
         """As many as it takes for parameters and states to fill half of a node's memory."""
@@ -256,7 +281,10 @@ class _Job:
             found = self._try("search", draft.stages, draft.schedule)
             if found is None or found.fits or self._done():
                 return found
-            room = draft.room / (self._over(found) * 1.01)
+            best, over = self._best(), self._over(found)
+            if best is not None and (found.objective_s >= best.objective_s or over > HOPELESS):
+                return None  # with so much less room it would not be faster
+            room = draft.room / (over * 1.01)
             again = self.drafting.draft(
                 draft.arrangement, draft.schedule.num_microbatches, room=room,
                 chunks=draft.chunks, schedule=draft.schedule.name,
@@ -309,20 +337,31 @@ class _Job:
 
     def _closer(self) -> None:
         """Other schedules for the best stages found so far."""
+        if not self.workload.training:
+            return
+        promising = self._promising()
+        for draft in promising:
+            self._chunked(draft, CHUNKED[:1])
+        for draft in promising:
+            self._chunked(draft, CHUNKED[1:])
         leaders = sorted((c for c in self.tried if c.fits), key=lambda c: c.objective_s)[:LEADERS]
-        by_stages = {tuple(d.stages): d for d in self.drafts}
         for leader in leaders:
             simulation = leader.simulation
-            if self._done() or not self.workload.training:
+            if self._done():
                 return
             for name in self._schedules(simulation):
                 if not self._done():
                     self._try("search", simulation.stages, replace(simulation.schedule, name=name))
-            draft = by_stages.get(simulation.stages)
-            if draft is not None and draft.arrangement.num_stages > 1:
-                self._chunked(draft)
             if not self._done() and not self.wishes.pinned_to("schedule"):
                 self._searched(simulation)
+
+    def _promising(self) -> list[Draft]:
+        """Pipelines that would be the fastest if no group ever had to wait, one of each kind."""
+        kinds: dict[tuple[object, ...], Draft] = {}
+        for draft in sorted(self.drafts, key=lambda d: d.ideal_s):
+            if draft.arrangement.num_stages > 1 and draft.chunks == 1:
+                kinds.setdefault((draft.arrangement, draft.schedule), draft)
+        return list(kinds.values())[:PROMISING]
 
     def _schedules(self, simulation: Simulation) -> list[str]:
         stages, count = simulation.stages, simulation.schedule.num_microbatches
@@ -337,10 +376,10 @@ class _Job:
             and not refusal(name, groups, count)
         ]
 
-    def _chunked(self, draft: Draft) -> None:
+    def _chunked(self, draft: Draft, ways: Sequence[tuple[str, int]]) -> None:
         """Several stages on each group of devices."""
         count = draft.schedule.num_microbatches
-        for name, chunks in (*(("interleaved", v) for v in CHUNKS), ("zb-v", 2)):
+        for name, chunks in ways:
             if self._done() or not self.wishes.allow("schedule", name):
                 continue
             p = draft.arrangement.num_stages
@@ -352,7 +391,12 @@ class _Job:
             found = self.drafting.draft(
                 draft.arrangement, count, room=draft.room, chunks=chunks, schedule=name
             )
-            if found is not None:
+            best = self._best()
+            if found is None:
+                continue
+            # Of interleaved orders the estimate is never much too long; of zero-bubble ones it is.
+            hoped = found.ideal_s if name == "zb-v" else found.estimate_s
+            if best is None or hoped < best.objective_s:
                 self._try_draft(found)
 
     def _searched(self, simulation: Simulation) -> None:
@@ -367,19 +411,20 @@ class _Job:
 
     def _named(self) -> None:
         for name, stages, schedule in self._named_plans():
-            if self._done() and self.tried:
+            if self._is_cut() and self.tried:
                 return
             if self._allowed(stages, schedule):
                 self._try(name, stages, schedule)
 
     def _named_plans(self) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:
         graph, size = self.workload.graph, self.cluster.num_devices
+        chain = chain_of(graph)
         for name, strategy in STRATEGIES.items():
             if self.workload.training or name not in ("zero1", "fsdp"):
                 for stage in strategy.stages(graph, size):
                     yield name, (stage,), Schedule()
         for name, pipeline in PIPELINES.items():
-            found = pipeline.plans(graph, self.drafting.chain, self.cluster, self.workload.batch)
+            found = pipeline.plans(graph, chain, self.cluster, self.workload.batch)
             for stages, schedule in found:
                 yield name, stages, schedule
 
@@ -418,7 +463,7 @@ class _Job:
         self.seen.add(key)
         floor, over = self.drafting.floor(stages, schedule.num_microbatches)
         best = self._best()
-        hopeless = best is not None and floor >= best.objective_s and len(self.tried) > NEXT_BEST
+        hopeless = best is not None and floor >= best.objective_s and len(self.tried) > ENOUGH
         if over > 0 or hopeless:
             self.skipped[name] = min(floor, self.skipped.get(name, math.inf))
             return None
@@ -469,13 +514,17 @@ class _Job:
         if self.stop.progress is not None:
             self.stop.progress(step)
 
-    def _done(self) -> bool:
+    def _is_cut(self) -> bool:
+        """Is the time used up, or was the search interrupted?"""
         if self.stop.interrupted():
-            self.reason = "interrupted"
+            self.reason, self.cut = "interrupted", True
         elif self.stop.time_s is not None and self._seconds() >= self.stop.time_s:
-            self.reason = f"the time limit of {self.stop.time_s:g} s is used up"
+            self.reason, self.cut = f"the time limit of {self.stop.time_s:g} s is used up", True
+        return self.cut
+
+    def _done(self) -> bool:
         best = self._best()
-        if not self.reason and best is not None:
+        if not self._is_cut() and not self.reason and best is not None:
             gap = relative_gap(best.objective_s, self.work_s)
             if gap is not None and gap <= self.stop.gap:
                 self.reason = f"within the asked gap of {self.stop.gap:.2%}"
@@ -537,17 +586,18 @@ class _Job:
     def _alternatives(self, best: Candidate) -> tuple[Alternative, ...]:
         """The next best, and what stood against each; those that do not fit too."""
         others = sorted((c for c in self.tried if c is not best), key=lambda c: c.objective_s)
-        return tuple(
+        found = (
             Alternative(
                 other.name,
                 other.simulation.arrangement,
                 other.step_s,
-                max(other.simulation.peak_bytes),
+                other.simulation.fullest[0],
                 rejection(other, best),
             )
             for other in others
             if not _alike(other, best)
-        )[:NEXT_BEST]
+        )
+        return tuple(dict.fromkeys(found))[:NEXT_BEST]
 
     def _why_not(self) -> str:
         if self.wishes:
@@ -564,14 +614,15 @@ def rejection(other: Candidate, best: Candidate) -> str:
     """What stands against a plan: memory, or what it loses most by."""
     mine, its = other.simulation, best.simulation
     if not other.fits:
-        peak, room = max(mine.peak_bytes), min(mine.capacity_bytes)
+        peak, room = mine.fullest
         return f"needs {units.size(peak)} of {units.size(room)} per device"
     lost = {
         "longer in computing": mine.compute_s - its.compute_s,
-        "longer in waiting for communication": mine.exposed_s - its.exposed_s,
         "longer idle": mine.bubble * mine.step_s - its.bubble * its.step_s,
     }
+    if not mine.is_pipelined and not its.is_pipelined:  # else stages wait for each other, too
+        lost["longer in waiting for communication"] = mine.exposed_s - its.exposed_s
     what, seconds = max(lost.items(), key=lambda item: item[1])
-    if other.step_s <= best.step_s or seconds <= 0:
+    if other.step_s <= best.step_s * (1 + 1e-6) or seconds <= 0:
         return "no faster"
     return f"{units.seconds(seconds)} {what}"

@@ -9,8 +9,13 @@ pipeline has to hold. With seconds t_s per micro-batch and x_s to send what cros
 First the least bottleneck, by dynamic programming over (stage, cut); then, for that bottleneck and
 a few above it, the least sum of stretches that stay below it. Exact for each bottleneck tried.
 O(stages x ways x segments^2), in numpy.
+
+What a stage does once, at the end of a step, counts as so much more of every micro-batch. Where a
+group of devices takes turns with several stages, segments are then moved from stages of the busiest
+group to stages of others, all stages between moving along, while that makes the busiest less busy.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,18 +31,20 @@ SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)
 class Stretches:
     """Ways to run every stretch [i, j) of segments: arrays of ways x starts x ends.
 
-    Bytes of a stage: static + micro-batches in flight * saved + transient.
+    Bytes of a stage: static + micro-batches in flight * saved + transient. `tail` is what it takes
+    once, beyond the last micro-batch.
     """
 
     seconds: Floats
     static: Floats
     saved: Floats
     transient: Floats
+    tail: Floats
 
-    def within(self, in_flight: int, room: float) -> tuple[Floats, Ints]:
+    def within(self, in_flight: int, room: float, tail_share: float) -> tuple[Floats, Ints]:
         """The least seconds of each stretch that fits `room` bytes, and the way it is run."""
         held = self.static + in_flight * self.saved + self.transient
-        seconds = np.where(held <= room, self.seconds, np.inf)
+        seconds = np.where(held <= room, self.seconds + tail_share * self.tail, np.inf)
         way = seconds.argmin(axis=0)
         return np.take_along_axis(seconds, way[None], 0)[0], way
 
@@ -58,6 +65,7 @@ def joined(parts: Sequence[Stretches]) -> Stretches:
         np.concatenate([part.static for part in parts]),
         np.concatenate([part.saved for part in parts]),
         np.concatenate([part.transient for part in parts]),
+        np.concatenate([part.tail for part in parts]),
     )
 
 
@@ -84,12 +92,16 @@ def best_cuts(
     room: Sequence[float],
     sends: Floats,
     num_microbatches: int,
+    group_of: Sequence[int] = (),
 ) -> Cuts | None:
     """The best cuts for stages in a row, each with its ways; None where nothing fits.
 
-    `sends[i]` is the seconds to send what crosses the cut before segment i.
+    `sends[i]` is the seconds to send what crosses the cut before segment i. `group_of` names the
+    group of each stage where groups have several; `bottleneck_s` is then a stage's part of the
+    busiest group's time.
     """
-    tables = _tables(stages, in_flight, room)
+    chunks = len(stages) // (len(set(group_of)) or len(stages))
+    tables = _tables(stages, in_flight, room, 1 / (num_microbatches * chunks))
     least = _least_bottleneck([seconds for seconds, _ in tables])
     if not np.isfinite(least):
         return None
@@ -98,18 +110,20 @@ def best_cuts(
         found = _least_sum(tables, sends, least * slack, num_microbatches)
         if found is not None and (best is None or found.step_s < best.step_s):
             best = found
+    if best is not None and chunks > 1:
+        return _evened(tables, best, sends, group_of, num_microbatches)
     return best
 
 
 def _tables(
-    stages: Sequence[Stretches], in_flight: Sequence[int], room: Sequence[float]
+    stages: Sequence[Stretches], in_flight: Sequence[int], room: Sequence[float], share: float
 ) -> list[tuple[Floats, Ints]]:
     known: dict[tuple[int, int, float], tuple[Floats, Ints]] = {}
     found = []
     for stretches, count, cap in zip(stages, in_flight, room, strict=True):
         key = (id(stretches), count, cap)
         if key not in known:
-            known[key] = stretches.within(count, cap)
+            known[key] = stretches.within(count, cap, share)
         found.append(known[key])
     return found
 
@@ -147,3 +161,49 @@ def _least_sum(
         end = start
     step = (num_microbatches - 1) * bottleneck + float(before[-1])
     return Cuts(tuple(reversed(stages)), step, bottleneck)
+
+
+def _evened(
+    tables: Sequence[tuple[Floats, Ints]],
+    cuts: Cuts,
+    sends: Floats,
+    group_of: Sequence[int],
+    num_microbatches: int,
+) -> Cuts:
+    """Segments moved, one at a time, from the busiest group to others while that helps."""
+    ends = [0, *(end for _, end, _ in cuts.stages)]
+    count = len(tables)
+    members = np.zeros((max(group_of) + 1, count))
+    members[list(group_of), range(count)] = 1.0
+    seconds = np.stack([table for table, _ in tables])
+    stage = np.arange(count)
+
+    def times(ends: Sequence[int]) -> Floats:
+        at = np.array(ends)
+        found: Floats = seconds[stage, at[:-1], at[1:]]
+        return found
+
+    def rank(own: Floats) -> tuple[float, float]:
+        return float((members @ own).max()), float(own.max())
+
+    own = times(ends)
+    while True:
+        busiest = int((members @ own).argmax())
+        best, moved = rank(own), ends
+        for i, j in itertools.product(range(count), repeat=2):
+            if group_of[i] != busiest or group_of[j] == busiest:
+                continue
+            step = 1 if j < i else -1  # the cuts between the two stages go this way
+            low, high = min(i, j) + 1, max(i, j) + 1
+            other = [end + step * (low <= k < high) for k, end in enumerate(ends)]
+            found = rank(times(other)) if other[i] < other[i + 1] else best
+            if found < (best[0] * (1 - 1e-9), best[1]):
+                best, moved = found, other
+        if moved is ends:
+            break
+        ends, own = moved, times(moved)
+    ways = [int(tables[s][1][a, b]) for s, (a, b) in enumerate(itertools.pairwise(ends))]
+    fill = float(own.sum()) + 2 * float(sum(sends[a] for a in ends[:-1]))
+    bottleneck = rank(own)[0] * (max(group_of) + 1) / count
+    stages = tuple((a, b, way) for (a, b), way in zip(itertools.pairwise(ends), ways, strict=True))
+    return Cuts(stages, (num_microbatches - 1) * bottleneck + fill, bottleneck)

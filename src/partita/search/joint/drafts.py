@@ -18,7 +18,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.patterns import Patterns
-from partita.costs.segments import PRICES, MeshWays, Way, mesh_ways
+from partita.costs.segments import HIDDEN, PRICES, MeshWays, Way, mesh_ways
 from partita.costs.sharding import LEVELS
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
@@ -42,9 +42,13 @@ from partita.search.sharding import SEARCHES
 Floats = npt.NDArray[np.float64]
 Allow = Callable[[str, object], bool]
 
-MOST_COUNTS = 3  # numbers of micro-batches tried for a number of stages
+MOST_COUNTS = 3  # numbers of micro-batches tried for a number of stages; on large clusters 2
+LARGE = 128  # devices
 DEEPEST = 64  # micro-batches per stage at most
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
+BYTE_PRICES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # by which memory enters the bound
+GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
+FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
 ROOM = 0.94  # of the memory, before what is live only for a moment is known
 
 
@@ -58,6 +62,7 @@ class Draft:
     arrangement: Arrangement
     room: float = ROOM
     chunks: int = 1
+    ideal_s: float = 0.0  # the busiest group, if it never had to wait
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class _Table:
     options: list[Option]
     least_compute: Floats
     least_bytes: Floats
+    meshes: list[MeshWays]
 
 
 @dataclass
@@ -93,7 +99,7 @@ class Drafting:
     def __post_init__(self) -> None:
         self.batch = batch_of(self.graph)
         self.training = self.graph.is_training
-        self.chain = chain_of(self.graph)
+        self.chain = chain_of(self.graph, FINEST, FINEST)
         self.fold = folded(self.chain)
         short = self.fold.graph
         self.base = training_graph(short, self.optimizer) if self.training else short
@@ -128,13 +134,14 @@ class Drafting:
         pinned = [d for d in divisors(self.batch) if self.allow("microbatches", d)]
         if not good:
             good = pinned[:1] if len(pinned) == 1 else []
-        if len(good) <= MOST_COUNTS:
+        most = MOST_COUNTS if self.cluster.num_devices <= LARGE else MOST_COUNTS - 1
+        if len(good) <= most:
             return good
         # Around six micro-batches a stage bubbles are small and shares not yet tiny; a single
         # stage has no bubble, and needs more than one only for want of memory.
         wanted = 1 if stages == 1 else 6 * stages
         ranked = sorted(good, key=lambda c: (abs(math.log2(c / wanted)), c))
-        return sorted(ranked[:MOST_COUNTS])
+        return sorted(ranked[:most])
 
     # A draft.
 
@@ -166,6 +173,7 @@ class Drafting:
             [self._room(group) * room / chunks for group in groups],
             self._sends(groups, m),
             m,
+            [self._rank(s, p, schedule) for s in range(stages)] if chunks > 1 else (),
         )
         if cuts is None:
             return None
@@ -174,25 +182,37 @@ class Drafting:
             for s, (start, end, way) in enumerate(cuts.stages)
         )
         estimate = self._estimate(cuts, stages, chunks, m)
-        return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks)
+        ideal = m * chunks * cuts.bottleneck_s
+        return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks, ideal)
 
     def bound_s(self, arrangement: Arrangement, num_microbatches: int) -> float:
         """No plan with these groups and so many micro-batches takes less; inf: none can fit.
 
-        Every device computes its segments at their best for every micro-batch, so the busiest
-        group takes at least the average.
+        With T(c) the seconds of all segments when a byte costs c, each op at its best for that
+        price and what it saves kept or computed again, p stages and r bytes of room on a device,
+
+            step >= m T(c) / p - m c r        for every c >= 0
+
+        because no device computes longer than the step or holds more than its room. At c = 0
+        every device computes its segments at their best, the busiest group at least the average.
         """
-        groups = arrangement.groups
-        tables = [
-            self._table(g, num_microbatches, min(num_microbatches, len(groups))) for g in groups
-        ]
+        groups, m = arrangement.groups, num_microbatches
+        tables = [self._table(g, m, min(m, len(groups))) for g in groups]
         if any(table is None for table in tables):
             return math.inf
-        least = np.min([table.least_compute for table in tables if table is not None], axis=0)
-        held = np.min([table.least_bytes for table in tables if table is not None], axis=0)
-        if float(held.sum()) / len(groups) > max(map(self._room, groups)):
+        known = list({id(table): table for table in tables if table is not None}.values())
+        room = max(map(self._room, groups))
+        held = np.min([table.least_bytes for table in known], axis=0)
+        if float(held.sum()) / len(groups) > room:
             return math.inf
-        return num_microbatches * float(least.sum()) / len(groups)
+        seconds = float(np.min([table.least_compute for table in known], axis=0).sum())
+        best = seconds / len(groups)
+        for part in BYTE_PRICES if room > 0 else ():
+            price = part * best / room
+            floors = [ways.floors.priced(price) for table in known for ways in table.meshes]
+            least = float(np.min(floors, axis=0).sum())
+            best = max(best, least / len(groups) - price * room)
+        return m * best
 
     def least_bytes(self, arrangement: Arrangement, num_microbatches: int) -> float:
         """Roughly what a device must hold at the thriftiest."""
@@ -293,6 +313,7 @@ class Drafting:
             options,
             np.min([ways.least_compute for ways in found], axis=0),
             np.min([ways.least_bytes for ways in found], axis=0),
+            found,
         )
 
     def ways(self, mesh: Mesh, m: int, in_flight: int) -> MeshWays:
@@ -313,13 +334,20 @@ class Drafting:
 
 def _stretches(way: Way, recompute: bool, training: bool) -> Stretches:
     blocking, hidden = stretch_sums(way.blocking), stretch_sums(way.hidden)
-    seconds = blocking + np.maximum(stretch_sums(way.compute), hidden)
+    waited = blocking + HIDDEN * hidden  # of what may be hidden not all will be
+    seconds = waited + np.maximum(stretch_sums(way.compute), hidden)
     static = stretch_sums(way.static)
     saved = stretch_sums(way.saved)
     transient = np.zeros_like(saved)
     if recompute:
-        seconds = seconds + stretch_sums(way.forward)
+        # What is kept in shares is gathered once more.
+        again = stretch_sums(way.compute) + stretch_sums(way.forward)
+        seconds = waited + np.maximum(again, GATHERED_AGAIN * hidden)
         saved, transient = stretch_sums(way.entering), stretch_peaks(way.saved)
     elif not training:
         saved, transient = np.where(np.isfinite(saved), 0.0, np.inf), stretch_peaks(way.entering)
-    return Stretches(seconds[None], static[None], saved[None], transient[None])
+    # Gradients are synchronised while the last backward goes on.
+    beside = stretch_sums(way.compute - way.forward)
+    tail = np.maximum(0.0, stretch_sums(way.sync) - np.where(np.isfinite(beside), beside, 0.0))
+    tail = np.where(np.isfinite(tail), tail, 0.0)
+    return Stretches(seconds[None], static[None], saved[None], transient[None], tail[None])

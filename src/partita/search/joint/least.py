@@ -1,7 +1,8 @@
 """What the simulator will at least find for given stages: a quick look before a slow one.
 
 The busiest group of devices computes all its ops for every micro-batch, and its parameters,
-gradients and states lie there all the time. Worked out on the folded graph, op by op, each way to
+gradients and states lie there all the time, and without recompute all that is saved of at least one
+micro-batch, spread over all devices at best. Worked out on the folded graph, op by op, each way to
 split an op once. A plan that is slower than the best by this alone, or larger than the memory, need
 not be simulated.
 """
@@ -27,9 +28,10 @@ class Least:
     graph_of: Callable[[int], Graph]
     room: Callable[[Sequence[int]], float]
     _phase_ops: dict[int, dict[str, list[Op]]] = field(default_factory=dict)
-    _shares: dict[tuple[object, ...], dict[object, tuple[float, float, float]]] = field(
+    _shares: dict[tuple[object, ...], dict[object, tuple[float, float, float, float]]] = field(
         default_factory=dict
     )
+    _saved: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def __call__(self, stages: Sequence[Stage], num_microbatches: int) -> tuple[float, float]:
         """(seconds, bytes over the cap): what the simulator will at least find for these stages.
@@ -53,7 +55,7 @@ class Least:
                 if share is None:
                     share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
                 seconds += times * share[0] + share[1]
-                size += share[2]
+                size += share[2] + (0.0 if stage.recompute else share[3])
             busy[devices] = busy.get(devices, 0.0) + seconds
             held[devices] = held.get(devices, 0.0) + size
         over = max(size - self.room(devices) for devices, size in held.items())
@@ -61,8 +63,8 @@ class Least:
 
     def _share(
         self, m: int, op: str, split: OpSplit, axes: tuple[Axis, ...], kinds: tuple[DeviceKind, ...]
-    ) -> tuple[float, float, float]:
-        """Forward and backward seconds of the luckiest device, and bytes that always lie there."""
+    ) -> tuple[float, float, float, float]:
+        """Forward and backward seconds of the luckiest device; bytes that lie there, and saved."""
         graph = self.graph_of(m)
         ways: dict[str, float] = {}
         for dim, axis in zip(split.dims, axes, strict=True):
@@ -74,7 +76,21 @@ class Least:
             min(op_cost(graph, phase, kind, share).seconds for kind in kinds)
             for phase in self._phases(m)[op]
         ]
-        return seconds[0], sum(seconds[1:]), self._lies(graph, op, split, axes)
+        lies = self._lies(graph, op, split, axes)
+        return seconds[0], sum(seconds[1:]), lies, self._keeps(m, op, axes) if seconds[0] else 0.0
+
+    def _keeps(self, m: int, op: str, axes: tuple[Axis, ...]) -> float:
+        """The least bytes of an op's outputs that wait for the backward on a device."""
+        graph = self.graph_of(m)
+        if m not in self._saved:
+            self._saved[m] = frozenset(
+                name for o in graph.ops if o.phase in ("dgrad", "wgrad") for name in o.inputs
+            )
+        parts = 1.0
+        for axis in axes:
+            parts *= axis.parts / min(axis.weights) if axis.weights else axis.size
+        kept = (name for name in graph.op(op).outputs if name in self._saved[m])
+        return sum(graph.tensor(name).size_bytes for name in kept) / parts
 
     def _lies(self, graph: Graph, op: str, split: OpSplit, axes: tuple[Axis, ...]) -> float:
         """The least bytes of parameters, gradients and states that an op keeps on a device."""
