@@ -55,7 +55,7 @@ def command(
 
     need_torch("profiling")
     from partita.costs.measured import merge as merge_databases
-    from partita.run.load import load_module
+    from partita.run.load import capture_loaded, load_module
     from partita.run.meter import Timing
     from partita.run.profile import Stopped, profile
 
@@ -63,10 +63,11 @@ def command(
         known = [path for path in (*merge, database) if path in merge or Path(path).exists()]
         merge_databases(known, database, overwrite=True)
     loaded = load_module(model, options.batch, options.dtype, options.training)
+    captured, op_of = capture_loaded(loaded)
     with out.stop() as stop:
         try:
             found = profile(
-                loaded.captured,
+                captured,
                 loaded.args,
                 loaded.kwargs,
                 device=device,
@@ -80,8 +81,8 @@ def command(
             out.note(f"{stopped}; they are kept in {database}: run this again to go on")
             out.result({"format": "partita/result@1", "problem": model, "status": "stopped"})
             return 130
-    if loaded.op_of:
-        found = found.by_op(loaded.graph, loaded.op_of)
+    if loaded.graph is not None:
+        found = found.by_op(loaded.graph, op_of)
     if output is not None:
         output.write(found.to_json())
     out.show(_text(found, depth))

@@ -1,30 +1,29 @@
-"""From what a user types to a captured PyTorch module with arguments to call it with."""
+"""From what a user types to a PyTorch module with arguments to call it with, and its capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from partita import zoo
 from partita.capture import export_module
 from partita.capture.exported import Captured
 from partita.capture.python_file import is_python_spec, read_module
-from partita.capture.twin import example_inputs
+from partita.capture.twin import example_inputs, twin
 from partita.emit.plans import capture_twin
 from partita.graph.record import Graph
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A captured module, the arguments of one call, and the graph that a MODEL's name stands for.
+    """A module and the arguments of one call; `graph` is that of the zoo if it is a twin."""
 
-    For the twin of a graph `op_of` says which op of it every captured op comes from.
-    """
-
-    captured: Captured
+    spec: str
+    module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    graph: Graph
-    op_of: Mapping[str, str]
+    graph: Graph | None = None
 
 
 def load_module(
@@ -33,8 +32,13 @@ def load_module(
     """The module that `spec` names: a user's own, or the twin of a model of the zoo."""
     if is_python_spec(spec):
         module, args, kwargs = read_module(spec, batch)
-        captured = export_module(module.train(training), args, kwargs, name=spec)
-        return Loaded(captured, args, kwargs, captured.graph, {})
+        return Loaded(spec, module.train(training), args, kwargs)
     graph = zoo.build(spec, batch=batch, dtype=dtype, loss=training)
-    captured, op_of = capture_twin(graph, training, device="cpu")
-    return Loaded(captured, example_inputs(graph), {}, graph, op_of)
+    return Loaded(spec, twin(graph).train(training), example_inputs(graph), {}, graph)
+
+
+def capture_loaded(loaded: Loaded) -> tuple[Captured, Mapping[str, str]]:
+    """The module captured; for a twin also which op of its graph every captured op comes from."""
+    if loaded.graph is None:
+        return export_module(loaded.module, loaded.args, loaded.kwargs, name=loaded.spec), {}
+    return capture_twin(loaded.graph, loaded.module.training, device="cpu")
