@@ -1,6 +1,7 @@
 """The periodic search proves the least period, and unrolls it for any number of micro-batches."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule_search import problems
 
-from partita.problems.schedule import Block, ScheduleProblem, check, read
+from partita.problems.schedule import Block, ScheduleProblem, blocks_per_device, check, read
+from partita.schedules.shapes import SHAPES, shape
 from partita.search.base import Run, Status, Stop
 from partita.search.schedule.brute import Brute
+from partita.search.schedule.cyclic import Repetition
+from partita.search.schedule.grid import balanced, memory_on_grid, on_grid
+from partita.search.schedule.line import Line, line_of
+from partita.search.schedule.pattern import Pattern
 from partita.search.schedule.period_search import PeriodSearch
 from partita.search.schedule.periodic import Periodic
-from partita.search.schedule.solver import Allowance
+from partita.search.schedule.solver import Allowance, Outcome
 
 DATA = Path(__file__).parent.parent / "data" / "schedule"
 PROVEN = [  # file, cap, least period with one micro-batch per repetition
@@ -74,7 +80,7 @@ def test_one_and_two_micro_batches_per_repetition_meet_brute_force(problem):
     assert check(problem, found.solution) == ()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     problem=problems(
         most_blocks=6,
@@ -107,3 +113,82 @@ def test_times_that_floats_round_are_still_on_the_grid():
     found = Periodic()(one)
     assert found.status is Status.OPTIMAL
     assert found.objective == pytest.approx(2.8)
+
+
+@st.composite
+def chains_along_a_line(draw: st.DrawFn) -> ScheduleProblem:
+    """One or two walks along up to three devices, in which steps on all devices may come."""
+    devices = draw(st.integers(1, 3))
+    blocks: list[Block] = []
+    deps: list[tuple[int, int]] = []
+    for _ in range(draw(st.integers(1, 2))):
+        first, at = len(blocks), draw(st.integers(0, devices - 1))
+        for _ in range(draw(st.integers(1, 5))):
+            at = min(max(at + draw(st.integers(-1, 1)), 0), devices - 1)
+            common = draw(st.integers(0, 4)) == 0
+            on = tuple(range(devices)) if common else (at,)
+            blocks.append(Block(draw(st.integers(1, 3)), on, 0, f"b{len(blocks)}"))
+        deps += [(block, block + 1) for block in range(first, len(blocks) - 1)]
+        for taker in range(first, len(blocks)):
+            givers = [b for b in range(taker + 1, len(blocks)) if blocks[b].memory == 0]
+            givers = [b for b in givers if blocks[b].devices == blocks[taker].devices]
+            if givers and blocks[taker].memory == 0:
+                amount, giver = draw(st.integers(0, 2)), draw(st.sampled_from(givers))
+                blocks[taker] = replace(blocks[taker], memory=amount)
+                blocks[giver] = replace(blocks[giver], memory=-amount)
+    delays = tuple(draw(st.integers(0, 2)) for _ in deps) if draw(st.booleans()) else ()
+    caps = draw(st.tuples(*[st.integers(1, 4)] * devices))
+    return ScheduleProblem(devices, tuple(blocks), tuple(deps), delays, caps)
+
+
+def line_and_memory(problem: ScheduleProblem) -> tuple[Line | None, list]:
+    grid, memory = on_grid(problem), balanced(problem, memory_on_grid(problem))
+    return line_of(problem, grid, memory), memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=chains_along_a_line(), more=st.integers(0, 3))
+def test_along_a_line_of_devices_the_answer_is_that_of_the_solver(problem, more):
+    line, memory = line_and_memory(problem)
+    if line is None:  # more than two numbers at a cut
+        return
+    grid, here = on_grid(problem), blocks_per_device(problem)
+    work = max(sum(grid.spans[block] for block in blocks) for blocks in here)
+    length, run = work + more, Run(Stop(), "test", 0)
+    if line.effort(length) > 0.5:
+        return
+    found = line.decide(length, run)
+    asked = Repetition(problem, grid, memory, 1, length).decide(run)
+    assert (found.outcome is Outcome.SOLVED) == (asked.outcome is Outcome.SOLVED)
+    assert (found.outcome is Outcome.INFEASIBLE) == (asked.outcome is Outcome.INFEASIBLE)
+    if found.values is not None:
+        starts = tuple(grid.time(steps) for steps in found.values)
+        pattern = Pattern((starts,), grid.time(length))
+        assert check(problem, pattern.solution(problem)) == ()
+
+
+def test_all_shapes_but_rings_and_branches_are_lines():
+    lines = {name for name in SHAPES if line_and_memory(shape(name, 6).problem(6, None))[0]}
+    assert lines == SHAPES.keys() - {"kshape", "alphafold", "looped"}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "cap", "period"),
+    [("mshape", 16, 15, 10), ("wave", 4, 4, 13), ("interlace_mlm", 4, 6, 12), ("xshape", 4, 3, 9)],
+)
+def test_the_least_period_is_found_along_a_line_and_the_one_before_ruled_out(
+    name, devices, cap, period
+):
+    line, _ = line_and_memory(shape(name, devices).problem(cap, None))
+    assert line is not None
+    assert line.decide(period - 1, Run(Stop(), "test", 0)).outcome is Outcome.INFEASIBLE
+    assert line.decide(period, Run(Stop(), "test", 0)).outcome is Outcome.SOLVED
+
+
+def test_a_line_ends_without_an_answer_when_time_is_up():
+    line, _ = line_and_memory(shape("xshape", 16).problem(8, None))
+    assert line is not None
+    begin = time.monotonic()
+    found = line.decide(13, Run(Stop(time_s=0.2), "test", 0))
+    assert found.outcome is Outcome.UNKNOWN
+    assert time.monotonic() - begin < 5  # 17 s without a limit

@@ -11,6 +11,7 @@ The lower bound holds for any K. Where it is not met the repetitions up to `most
 ruled out, which proves the least period among them.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,9 +23,10 @@ from partita.search.base import Run
 from partita.search.schedule.bounds import period_bound
 from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.grid import as_fraction, balanced, memory_on_grid, on_grid
+from partita.search.schedule.line import Line, line_of
 from partita.search.schedule.modulo import fit
 from partita.search.schedule.pattern import Pattern, fastest
-from partita.search.schedule.solver import LARGE, Allowance, Outcome
+from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome
 from partita.search.schedule.steady import steady_states
 
 FIRST_EFFORT = 0.25
@@ -132,7 +134,8 @@ class PeriodSearch:
     def _ask(self, copies: int, length: int, effort: float, allowance: Allowance) -> Outcome:
         """Decide, in turn with and without linear relaxation, each time with more effort.
 
-        Where numbers are large the relaxation takes far longer than the solver counts.
+        Then along a line of devices, where there is one. Where numbers are large the relaxation
+        takes far longer than the solver counts.
         """
         asked = Repetition(self.problem, self.grid, self.memory, copies, length)
         spent = self.spent.get((copies, length), 0.0)
@@ -145,9 +148,26 @@ class PeriodSearch:
                     return answer.outcome
                 if answer.values is not None:
                     return self._take(asked, answer.values)
+            if copies == 1:
+                answer = self._along_line(length, _WORTH * step, allowance)
+                if answer.outcome is Outcome.INFEASIBLE:
+                    return answer.outcome
+                if answer.values is not None:
+                    return self._take(asked, answer.values)
             spent = self.spent[copies, length] = step
             step *= 4
         return Outcome.UNKNOWN
+
+    @functools.cached_property
+    def _line(self) -> Line | None:
+        return line_of(self.problem, self.grid, self.memory)
+
+    def _along_line(self, length: int, effort: float, allowance: Allowance) -> Answer:
+        if self._line is None:
+            return Answer(Outcome.UNKNOWN)
+        if self._line.effort(length) > min(effort, _WORTH * allowance.left):
+            return Answer(Outcome.UNKNOWN)
+        return self._line.decide(length, self.run, allowance)
 
     def _take(self, asked: Repetition, values: Sequence[int]) -> Outcome:
         size = len(self.problem.blocks)
@@ -161,4 +181,5 @@ class PeriodSearch:
 
 
 _ROUNDING = Fraction(1, 10**9)
+_WORTH = 64  # times the effort, for a way that is sure to answer and mostly does so earlier
 _LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole
