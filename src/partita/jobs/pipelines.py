@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from partita.cluster import Cluster
 from partita.graph.chain import Chain
 from partita.graph.flops import flops
+from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
 from partita.jobs.simulate import data_splits
 from partita.jobs.strategies import feature_splits
@@ -56,6 +57,7 @@ def _line(
 
 def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[Planned]:
     inner = max(len(group) for group in cluster.levels()[0].groups)
+    reshapes = any(op.kind == "reshape" for op in graph.ops)
     found = []
     for tensor in (n for n in divisors(cluster.num_devices) if 1 < n <= min(8, inner)):
         splits_of: dict[tuple[int, ...], tuple[OpSplit, ...]] = {}
@@ -66,7 +68,9 @@ def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[
             count = batch // width
             shape = (width, tensor) if width > 1 else (tensor,)
             if shape not in splits_of:
-                splits_of[shape] = feature_splits(graph, _mesh(shape, 0))
+                # How a reshape can be split depends on the batch it sees.
+                micro = rebatch(graph, width) if reshapes else graph
+                splits_of[shape] = feature_splits(micro, _mesh(shape, 0))
             for recompute in (False, True) if graph.is_training else (False,):
                 stages = _stages(chain, depth, splits_of[shape], shape, depth, recompute)
                 found.append((stages, Schedule("1f1b", count)))

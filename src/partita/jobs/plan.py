@@ -193,13 +193,14 @@ class _Job:
         return self._result()
 
     def _first(self) -> None:
-        """Something to show at once: the first plain way that fits on one stage."""
-        for name in FIRST:
-            if self.workload.training or name == FIRST[0]:
+        """Something to show at once: named ways on one stage, of a large model one that fits."""
+        small = len(self.workload.graph.ops) <= SMALL_OPS
+        for name in STRATEGIES if small else FIRST:
+            if self.workload.training or name not in FIRST[1:]:
                 for stage in STRATEGIES[name].stages(self.workload.graph, self.cluster.num_devices):
                     if self._allowed((stage,), Schedule()):
                         self._try(name, (stage,), Schedule())
-            if self._best() is not None or self._done():
+            if self._done() or (self._best() is not None and not small):
                 return
 
     # Drafts.

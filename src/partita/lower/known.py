@@ -24,7 +24,7 @@ from partita.lower.transfer import transfer_seconds
 from partita.plans import Mesh, Stage
 
 COMPARED_BY_LINKS = 64  # devices; larger clusters are compared by their hierarchy
-DEEP_OPS, DEEP_RUNS = 60, 5  # from so many forward ops and runs on, a stage is timed in part
+DEEP_OPS, DEEP_RUNS = 100, 6  # from so many forward ops and runs on, a stage is timed in part
 RUNS_TIMED = (2, 3)  # with so many runs of its pattern; time and memory are lines from there on
 PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
 

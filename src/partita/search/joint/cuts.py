@@ -15,7 +15,9 @@ group of devices takes turns with several stages, segments are then moved from s
 group to stages of others, all stages between moving along, while that makes the busiest less busy.
 """
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+MOVED = (1, 2)  # segments at a time: blocks are often two of them
+PACE = 0.1  # how much the longest of a group's stages counts beside all of them
+NOTHING = 1e-9  # differences by rounding
 SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)
 
 
@@ -73,8 +78,15 @@ def stretch_sums(values: Floats) -> Floats:
     """Sums over every stretch [i, j); infinite where there is none (j <= i)."""
     total = np.concatenate(([0.0], np.cumsum(values)))
     sums: Floats = total[None, :] - total[:, None]
-    sums[np.tril_indices(len(total))] = np.inf
+    sums += _nowhere(len(total))
     return sums
+
+
+@functools.lru_cache(maxsize=8)
+def _nowhere(size: int) -> Floats:
+    """Infinite where there is no stretch, else 0."""
+    found: Floats = np.where(np.tri(size, dtype=bool), np.inf, 0.0)
+    return found
 
 
 def stretch_peaks(values: Floats) -> Floats:
@@ -105,14 +117,14 @@ def best_cuts(
     least = _least_bottleneck([seconds for seconds, _ in tables])
     if not np.isfinite(least):
         return None
-    best: Cuts | None = None
-    for slack in SLACKS:
-        found = _least_sum(tables, sends, least * slack, num_microbatches)
-        if found is not None and (best is None or found.step_s < best.step_s):
-            best = found
-    if best is not None and chunks > 1:
-        return _evened(tables, best, sends, group_of, num_microbatches)
-    return best
+    found = dict.fromkeys(
+        _least_sum(tables, sends, least * slack, num_microbatches) for slack in SLACKS
+    )
+    tried = [cuts for cuts in found if cuts is not None]
+    if chunks > 1 and tried:
+        evened = [_evened(tables, cuts, sends, group_of, num_microbatches) for cuts in tried]
+        return min(evened, key=lambda pair: pair[0])[1]
+    return min(tried, key=lambda cuts: cuts.step_s, default=None)
 
 
 def _tables(
@@ -169,8 +181,11 @@ def _evened(
     sends: Floats,
     group_of: Sequence[int],
     num_microbatches: int,
-) -> Cuts:
-    """Segments moved, one at a time, from the busiest group to others while that helps."""
+) -> tuple[float, Cuts]:
+    """Segments moved, one or two at a time, from the busiest group to others while that helps.
+
+    With how good the cuts are: less is better.
+    """
     ends = [0, *(end for _, end, _ in cuts.stages)]
     count = len(tables)
     members = np.zeros((max(group_of) + 1, count))
@@ -183,27 +198,35 @@ def _evened(
         found: Floats = seconds[stage, at[:-1], at[1:]]
         return found
 
-    def rank(own: Floats) -> tuple[float, float]:
-        return float((members @ own).max()), float(own.max())
+    def score(own: Floats) -> tuple[float, float]:
+        """The busiest group; in part also the longest stage, at whose pace orders go."""
+        if not np.isfinite(own).all():  # a stage that does not fit
+            return math.inf, math.inf
+        busy, turns = members @ own, count / len(members)
+        longest = turns * float(own.max())
+        value = (1 - PACE) * float(busy.max()) + PACE * longest
+        return value, float(busy @ busy) + float(own @ own)
 
     own = times(ends)
     while True:
         busiest = int((members @ own).argmax())
-        best, moved = rank(own), ends
-        for i, j in itertools.product(range(count), repeat=2):
+        best, moved = score(own), ends
+        for i, j, size in itertools.product(range(count), range(count), MOVED):
             if group_of[i] != busiest or group_of[j] == busiest:
                 continue
-            step = 1 if j < i else -1  # the cuts between the two stages go this way
+            step = size if j < i else -size  # the cuts between the two stages go this way
             low, high = min(i, j) + 1, max(i, j) + 1
             other = [end + step * (low <= k < high) for k, end in enumerate(ends)]
-            found = rank(times(other)) if other[i] < other[i + 1] else best
-            if found < (best[0] * (1 - 1e-9), best[1]):
+            found = score(times(other)) if other[i] < other[i + 1] else best
+            less = found[0] < best[0] * (1 - NOTHING)
+            if less or (found[0] <= best[0] and found[1] < best[1] * (1 - NOTHING)):
                 best, moved = found, other
         if moved is ends:
             break
         ends, own = moved, times(moved)
     ways = [int(tables[s][1][a, b]) for s, (a, b) in enumerate(itertools.pairwise(ends))]
     fill = float(own.sum()) + 2 * float(sum(sends[a] for a in ends[:-1]))
-    bottleneck = rank(own)[0] * (max(group_of) + 1) / count
+    bottleneck = float((members @ own).max()) * len(members) / count
     stages = tuple((a, b, way) for (a, b), way in zip(itertools.pairwise(ends), ways, strict=True))
-    return Cuts(stages, (num_microbatches - 1) * bottleneck + fill, bottleneck)
+    step_s = (num_microbatches - 1) * bottleneck + fill
+    return score(own)[0], Cuts(stages, step_s, bottleneck)

@@ -302,9 +302,10 @@ class Drafting:
         parts, options = [], []
         for ways in found:
             for way in ways.ways:
-                for recompute in (False, True) if self.training else (False,):
+                made = _training(way) if self.training else (_inference(way),)
+                for recompute, part in zip((False, True), made, strict=False):
                     if self.allow("recompute", recompute):
-                        parts.append(_stretches(way, recompute, self.training))
+                        parts.append(part)
                         options.append(Option(way, recompute))
         if not parts:
             return None
@@ -332,22 +333,32 @@ class Drafting:
         return None if solution is None else tuple(solution.assignment)
 
 
-def _stretches(way: Way, recompute: bool, training: bool) -> Stretches:
-    blocking, hidden = stretch_sums(way.blocking), stretch_sums(way.hidden)
-    waited = blocking + HIDDEN * hidden  # of what may be hidden not all will be
-    seconds = waited + np.maximum(stretch_sums(way.compute), hidden)
-    static = stretch_sums(way.static)
-    saved = stretch_sums(way.saved)
-    transient = np.zeros_like(saved)
-    if recompute:
-        # What is kept in shares is gathered once more.
-        again = stretch_sums(way.compute) + stretch_sums(way.forward)
-        seconds = waited + np.maximum(again, GATHERED_AGAIN * hidden)
-        saved, transient = stretch_sums(way.entering), stretch_peaks(way.saved)
-    elif not training:
-        saved, transient = np.where(np.isfinite(saved), 0.0, np.inf), stretch_peaks(way.entering)
+def _training(way: Way) -> tuple[Stretches, Stretches]:
+    """Every stretch with all activations kept, and with all computed again."""
+    hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
+    waited = stretch_sums(way.blocking + HIDDEN * way.hidden)  # not all that may be hidden will be
+    static, saved = stretch_sums(way.static), stretch_sums(way.saved)
     # Gradients are synchronised while the last backward goes on.
-    beside = stretch_sums(way.compute - way.forward)
-    tail = np.maximum(0.0, stretch_sums(way.sync) - np.where(np.isfinite(beside), beside, 0.0))
-    tail = np.where(np.isfinite(tail), tail, 0.0)
-    return Stretches(seconds[None], static[None], saved[None], transient[None], tail[None])
+    late = np.concatenate(([0.0], np.cumsum(way.sync - way.compute + way.forward)))
+    tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
+    # What is kept in shares is gathered once more for a second forward.
+    again = np.maximum(compute + stretch_sums(way.forward), GATHERED_AGAIN * hidden)
+    return (
+        _one(waited + np.maximum(compute, hidden), static, saved, np.zeros_like(saved), tail),
+        _one(waited + again, static, stretch_sums(way.entering), stretch_peaks(way.saved), tail),
+    )
+
+
+def _inference(way: Way) -> Stretches:
+    """Every stretch when nothing is kept but what passes through it."""
+    hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
+    waited = stretch_sums(way.blocking + HIDDEN * way.hidden)
+    nothing = np.zeros_like(hidden)
+    static = stretch_sums(way.static)
+    return _one(
+        waited + np.maximum(compute, hidden), static, nothing, stretch_peaks(way.entering), nothing
+    )
+
+
+def _one(*arrays: Floats) -> Stretches:
+    return Stretches(*(array[None] for array in arrays))
