@@ -474,5 +474,5 @@ def _comparison(result: ScheduleResult, compared: Compared) -> list[str]:
 
 def _ending(result: ScheduleResult) -> str:
     tried = result.found.evaluations
-    more = f", {tried:,} evaluations" if tried else ""
+    more = f", {tried:,} evaluation{'s' * (tried != 1)}" if tried else ""
     return f"{ENDINGS[result.status]}: {result.why}; {seconds(result.found.seconds)}{more}"

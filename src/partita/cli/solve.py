@@ -221,5 +221,6 @@ def _as_text(name: str, kind: str, problem: Any, result: Result[Any]) -> str:
         lines.append(f"lower bound  {number(result.lower_bound)} {unit}".rstrip() + away)
     ending = "" if result.objective is None else f"{ENDINGS[result.status]}: "
     lines.append(f"{ending}{result.why}")
-    tried = f", {result.evaluations:,} evaluations" if result.evaluations else ""
+    count = result.evaluations
+    tried = f", {count:,} evaluation{'s' * (count != 1)}" if count else ""
     return "\n".join([*lines, f"{seconds(result.seconds)}{tried}"])
