@@ -62,7 +62,7 @@ SIMULATED = 3  # drafts that are simulated, at least one for each number of stag
 IN_REACH = 1.04  # of the best estimate: drafts beyond are not simulated
 BEHIND = 1.08  # times the best estimate, and the best without waiting
 FAR = 2.0  # doublings of the likely number of stages
-LEADERS = 2  # drafts around which other schedules are tried
+LEADERS = 2  # plain pipelines for which other orders are tried
 RETRIES = 3
 HOPELESS = 1.12  # times the memory there is
 NEXT_BEST = 10
@@ -345,8 +345,7 @@ class _Job:
             self._chunked(draft, CHUNKED[:1])
         for draft in promising:
             self._chunked(draft, CHUNKED[1:])
-        leaders = sorted((c for c in self.tried if c.fits), key=lambda c: c.objective_s)[:LEADERS]
-        for leader in leaders:
+        for leader in self._leaders():
             simulation = leader.simulation
             if self._done():
                 return
@@ -355,6 +354,23 @@ class _Job:
                     self._try("search", simulation.stages, replace(simulation.schedule, name=name))
             if not self._done() and not self.wishes.pinned_to("schedule"):
                 self._searched(simulation)
+
+    def _leaders(self) -> list[Candidate]:
+        """Pipelines to try other orders for: the best one, and the best with a stage per group.
+
+        Only the latter have orders that fill their bubbles, so they need not be ahead yet; those
+        that are behind even without bubbles are left out.
+        """
+        ranked = sorted((c for c in self.tried if c.fits), key=lambda c: c.objective_s)
+        pipelines = [c for c in ranked if len(c.simulation.stages) > 1]
+        plain = [
+            c
+            for c in pipelines
+            if len(device_groups(c.simulation.stages)) == len(c.simulation.stages)
+            and c.objective_s * (1 - c.simulation.bubble) < ranked[0].objective_s
+        ]
+        first = [c for c in pipelines[:1] if all(c is not other for other in plain[:LEADERS])]
+        return [*first, *plain[:LEADERS]]
 
     def _promising(self) -> list[Draft]:
         """Pipelines that would be the fastest if no group ever had to wait, one of each kind."""
