@@ -5,10 +5,11 @@ from hypothesis import given, settings
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, Op, Tensor, training_graph
-from partita.graph.backward import OPTIMIZER_STATES, saved_by
+from partita.graph.backward import OPTIMIZER_STATES, forward_part, saved_by
 from partita.graph.check import check_graph
 from partita.graph.flops import flops
 from partita.graph.record import Graph
+from partita.zoo import build
 from tests.graph.strategies import graphs
 
 
@@ -230,3 +231,12 @@ def test_a_model_without_parameters_has_nothing_to_train():
     op = Op("y", "elementwise", ("x",), ("y",), (("fn", "relu"),))
     with pytest.raises(GraphError, match="no parameter influences the output 'y'"):
         training_graph(Graph("still", (x, Tensor("y", (2,))), (op,), ("y",)))
+
+
+def test_the_forward_part_of_a_training_graph_is_the_graph_it_was_made_from():
+    graph = build("alexnet", batch=2)
+    part = forward_part(training_graph(graph))
+    assert [op.name for op in part.ops] == [op.name for op in graph.ops]
+    assert {tensor.name for tensor in part.tensors} == {tensor.name for tensor in graph.tensors}
+    assert part.outputs == graph.outputs
+    assert forward_part(graph) is graph

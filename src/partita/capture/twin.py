@@ -56,6 +56,7 @@ class Twin(nn.Module):
         super().__init__()
         self.graph = graph
         self._limits = _limits(graph)
+        self._last = _last_uses(graph)
         readers = _readers(graph)
         for op in graph.ops:
             layer = _layer(graph, op, readers, device)
@@ -70,11 +71,10 @@ class Twin(nn.Module):
     def forward(self, *inputs: T) -> Any:
         """The graph's outputs; one alone is not in a tuple."""
         values = dict(zip((t.name for t in self.graph.inputs), inputs, strict=True))
-        last = _last_uses(self.graph)
         for index, op in enumerate(self.graph.ops):
             found = self._run(op, values)
             values.update(zip(op.outputs, found, strict=True))
-            for name in last.get(index, ()):
+            for name in self._last.get(index, ()):
                 values.pop(name, None)
         outputs = tuple(values[name] for name in self.graph.outputs)
         return outputs[0] if len(outputs) == 1 else outputs

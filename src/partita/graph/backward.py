@@ -272,6 +272,17 @@ def _ops_with_gradient(graph: Graph, wanted: set[str]) -> set[str]:
     return live
 
 
+def forward_part(graph: Graph) -> Graph:
+    """The ops of a training graph that compute its loss; a forward graph is all of it."""
+    if not graph.is_training:
+        return graph
+    ops = tuple(op for op in graph.ops if op.phase == "forward")
+    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
+    outputs = tuple(name for name in graph.outputs if name in used) or ops[-1].outputs
+    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in used)
+    return Graph(graph.name, tensors, ops, outputs)
+
+
 def _tensors_with_gradient(graph: Graph) -> set[str]:
     """Parameters, and floating activations that depend on one; `detach` stops it."""
     wanted = {tensor.name for tensor in graph.parameters if tensor.dtype in FLOATS}

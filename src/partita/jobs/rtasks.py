@@ -96,14 +96,12 @@ def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:
         )
     ends, _ = simulate(problem, solution)
     program, tasks = _program(problem, solution, sorted(ends, key=lambda task: ends[task]))
-    end = np.array([ends[task] if task in ends else _whole(ends, task) for task in tasks]) * 1e-6
+    for (operator, _), moment in list(ends.items()):
+        ends[operator, -1] = max(moment, ends.get((operator, -1), moment))
+    end = np.array([ends[task] for task in tasks]) * 1e-6
     timeline = Timeline(program, end - program.duration, end)
     check_timeline(program, timeline)
     return timeline
-
-
-def _whole(ends: dict[tuple[int, int], float], task: tuple[int, int]) -> float:
-    return max(end for (operator, _), end in ends.items() if operator == task[0])
 
 
 def _program(

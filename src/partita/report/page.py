@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from html import escape
 
 from partita import units
+from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
-from partita.graph.record import Graph
 from partita.jobs.simulate import Simulation, slowest_groups
 from partita.plans import Plan
 from partita.report.charts import Line, line_chart
@@ -153,19 +153,9 @@ def _model(plan: Plan, simulation: Simulation) -> str:
                 if dim
             ]
             labels[split.op] = ", ".join(cut) or "whole"
-    picture = to_svg(_forward(simulation.workload.graph), stage_of, labels, max_nodes=MOST_BOXES)
+    forward = forward_part(simulation.workload.graph)
+    picture = to_svg(forward, stage_of, labels, max_nodes=MOST_BOXES)
     return f'<div class="model scroll">{picture}</div>'
-
-
-def _forward(graph: Graph) -> Graph:
-    """The part of a training graph that computes the loss."""
-    if not graph.is_training:
-        return graph
-    ops = tuple(op for op in graph.ops if op.phase == "forward")
-    used = {name for op in ops for name in (*op.inputs, *op.outputs)}
-    outputs = tuple(name for name in graph.outputs if name in used) or ops[-1].outputs
-    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in used)
-    return Graph(graph.name, tensors, ops, outputs)
 
 
 def _slowest(simulation: Simulation) -> str:

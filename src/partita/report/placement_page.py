@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 
 from partita import units
+from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.graph.record import Graph
 from partita.jobs.place_result import Placed
@@ -61,12 +62,7 @@ def placement_page(placed: Placed) -> str:
 
 def forward_svg(graph: Graph, groups: Mapping[str, str]) -> str:
     """The forward ops of a graph, those of one group in one colour."""
-    forward = tuple(op for op in graph.ops if op.phase == "forward")
-    kept = {name for op in forward for name in (*op.inputs, *op.outputs)}
-    tensors = tuple(tensor for tensor in graph.tensors if tensor.name in kept)
-    outputs = tuple(name for name in graph.outputs if name in kept)
-    drawn = Graph(graph.name, tensors, forward, outputs)
-    return to_svg(drawn, groups, max_nodes=MAX_DRAWN_OPS)
+    return to_svg(forward_part(graph), groups, max_nodes=MAX_DRAWN_OPS)
 
 
 def _framed(picture: str) -> str:
