@@ -9,7 +9,8 @@ from torch import nn
 
 from partita.errors import VerificationError
 from partita.run.streams import choose
-from partita.run.streams.choose import INTERRUPTED, Chooser, Options
+from partita.run.streams.candidates import Options
+from partita.run.streams.choose import INTERRUPTED, Chooser
 from partita.run.streams.export import flow_of
 from partita.run.streams.profile import Profile
 from partita.run.streams.replay import Plain
@@ -82,6 +83,20 @@ def test_ctrl_c_before_anything_is_built_is_one():
 
     with pytest.raises(KeyboardInterrupt):
         chooser(note=interrupt)[0].choose()
+
+
+def test_ctrl_c_while_a_graph_is_captured_is_not_taken_for_an_error(monkeypatch):
+    class Interrupted(Plain):
+        def __init__(self, *args):
+            super().__init__(*args)
+            try:
+                raise KeyboardInterrupt
+            finally:  # as the end of a capture does
+                raise RuntimeError("the capture was not ended")
+
+    monkeypatch.setattr(choose, "Plain", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chooser()[0].choose()
 
 
 def test_a_candidate_without_memory_is_left_out(monkeypatch):

@@ -9,7 +9,7 @@ from partita.errors import InputError
 from partita.run.streams import order
 from partita.run.streams.api import Streamed
 from partita.run.streams.bound import Bound
-from partita.run.streams.choose import variants
+from partita.run.streams.candidates import variants
 from partita.run.streams.emit import emit
 from partita.run.streams.export import flow_of
 from partita.run.streams.fold import fold_norms

@@ -3,9 +3,13 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partita.errors import FileError, PlanError, VerificationError
+from partita.run.streams import precision
 from partita.run.streams.order import Launch, LaunchPlan
+from partita.run.streams.precision import cut, nearest
 from partita.run.streams.profile import Profile
 from partita.run.streams.record import (
     Schedule,
@@ -121,6 +125,54 @@ def test_an_output_may_be_as_far_off_as_the_model_itself():
     assert truth.errors[0] < 1e-6
     assert truth.holds(tuple(each.float() for each in truth.outputs))
     assert not truth.holds(tuple(each.float() * 1.001 for each in truth.outputs))
+
+
+def test_the_yardstick_is_pytorch_s_own_run_and_not_what_rounding_might_explain():
+    module = torch.nn.Linear(64, 64).half()
+    wide = truth_of(module, (torch.randn(2, 64).half(),), depth=400)
+    assert wide.floor == pytest.approx(40 * 2.0**-11)
+    off = [tuple((each * factor).float() for each in wide.outputs) for factor in (1.002, 1.005)]
+    assert all(map(wide.holds, off))
+    narrow = wide.beside(off[0])
+    assert narrow.errors[0] == pytest.approx(2e-3, rel=1e-2)
+    assert narrow.holds(off[0])
+    assert narrow.holds(tuple((each * 1.0039).float() for each in wide.outputs))
+    assert not narrow.holds(off[1])
+
+
+@given(st.floats(2.0**-100, 2.0**100))
+def test_tf32_keeps_ten_bits(value):
+    exact = torch.tensor([value], dtype=torch.float32)
+    for how, most in ((nearest, 2.0**-11), (cut, 2.0**-10)):
+        rounded = how(exact)
+        assert abs(float(rounded) / float(exact) - 1) <= most
+        assert torch.equal(how(rounded), rounded)
+        assert int(rounded.view(torch.int32)) % 2**13 == 0
+
+
+@pytest.mark.parametrize("how", [None, nearest, cut])
+def test_a_convolution_that_rounds_its_factors_is_found_out(how, monkeypatch):
+    def conv2d(x, w, *rest):
+        return plain(x, w, *rest) if how is None else plain(how(x), how(w), *rest)
+
+    plain = precision.nnf.conv2d
+    monkeypatch.setattr(precision.nnf, "conv2d", conv2d)
+    mine = replace_dtype(flow(), torch.float32)
+    found = precision.rounds(mine, mine.steps[0], torch.device("cpu"))
+    assert found == (how is not None)
+    assert not precision.needs_exact(mine, mine.steps[0], torch.device("cpu"))
+
+
+def replace_dtype(flow, dtype):
+    weight = {"w": torch.zeros(32, 16, 3, 3)}
+    return dataclasses.replace(flow, dtypes=dict.fromkeys(flow.dtypes, dtype), constants=weight)
+
+
+def test_exact_convolutions_have_the_same_tiles():
+    found = ways(flow(), flow().steps[0], exact=True)
+    assert [way.block for way in found] == [way.block for way in ways(flow(), flow().steps[0])]
+    assert {way.kernel for way in found} == {"exactconv", "eager"}
+    assert Way.parse(str(found[0])) == found[0]
 
 
 def test_nothing_can_be_checked_against_nan():

@@ -11,7 +11,7 @@ from partita.errors import CaptureError, InputError
 from partita.run.streams import eager, order
 from partita.run.streams.api import streams
 from partita.run.streams.bound import Bound
-from partita.run.streams.choose import variants
+from partita.run.streams.candidates import variants
 from partita.run.streams.export import flow_of
 from partita.run.streams.fold import fold, fold_norms
 from partita.run.streams.interleave import interleaved

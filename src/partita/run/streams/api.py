@@ -11,14 +11,23 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from partita.errors import InputError
 from partita.run.streams.bound import Bound
-from partita.run.streams.choose import Chooser, Options, compiled_call, variants
+from partita.run.streams.candidates import Options, compiled_call, variants
+from partita.run.streams.choose import Chooser
+from partita.run.streams.compiled import Compiler
 from partita.run.streams.export import evaluating, flow_of
 from partita.run.streams.fold import fold_norms
-from partita.run.streams.place import place
+from partita.run.streams.pieces import contracted, groups
+from partita.run.streams.place import Placement, place
 from partita.run.streams.profile import Profile, here
-from partita.run.streams.record import Schedule, check_plan, read_schedules, write_schedules
+from partita.run.streams.record import (
+    Schedule,
+    check_plan,
+    other_steps,
+    read_schedules,
+    write_schedules,
+)
 from partita.run.streams.replay import Plain, Replay
-from partita.run.streams.steps import T
+from partita.run.streams.steps import Flow, T
 from partita.run.streams.tune import compile_all
 
 Call = Callable[..., tuple[T, ...]]
@@ -123,7 +132,9 @@ def built(module: nn.Module, inputs: tuple[T, ...], schedule: Schedule) -> Call:
         flow = flow_of(module, inputs)
         if schedule.form == "sequential":
             return Plain(fold_norms(flow), inputs)
-        chosen, placement = place(variants(flow)[schedule.variant])
+        if schedule.form == "compiled":
+            return Plain(fold_norms(flow), inputs, Compiler())
+        chosen, placement = _placed(flow, schedule)
         check_plan(schedule, chosen)
         bound = Bound(chosen, placement, inputs[0].device)
         bound.set_inputs(inputs)
@@ -131,6 +142,17 @@ def built(module: nn.Module, inputs: tuple[T, ...], schedule: Schedule) -> Call:
         steps = chosen.maker()
         compile_all(bound, [(steps[name], way) for name, way in ways.items()])
         return Replay(bound, schedule.plan, ways)
+
+
+def _placed(flow: Flow, schedule: Schedule) -> tuple[Flow, Placement]:
+    """The steps of a schedule, and where their values lie."""
+    known = variants(flow)
+    if schedule.variant not in known:
+        raise other_steps(schedule, f"here without {schedule.variant!r}")
+    chosen, placement = place(known[schedule.variant])
+    if not set(schedule.pieces) <= set(groups(chosen)):
+        raise other_steps(schedule, "whose pieces are other ones")
+    return contracted(chosen, schedule.pieces), placement
 
 
 def _inputs(module: nn.Module, example: T | Sequence[T]) -> tuple[T, ...]:

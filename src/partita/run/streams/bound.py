@@ -4,13 +4,16 @@ Nothing is freed or used twice while a bound flow lives: no step overwrites what
 only true dependencies have to be kept when steps run side by side.
 """
 
+import copy
 from collections import Counter
 from typing import Any
 
 import torch
 
 from partita.run.streams import eager
+from partita.run.streams.compiled import Compiler
 from partita.run.streams.place import Placement, padded
+from partita.run.streams.precision import nearest
 from partita.run.streams.steps import Flow, Step, T
 from partita.run.streams.ways import EAGER, GROUP, Way, block_width
 
@@ -20,8 +23,15 @@ PRE = {"": 0, "relu": 1, "affine": 2, "affine_relu": 3}
 class Bound:
     """A flow with its values in memory."""
 
-    def __init__(self, flow: Flow, placement: Placement, device: torch.device) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        placement: Placement,
+        device: torch.device,
+        compiler: Compiler | None = None,
+    ) -> None:
         self.flow = flow
+        self.compiler = compiler or Compiler()
         self.placement = placement
         self.device = device
         self.buffers: dict[str, T] = {}
@@ -35,6 +45,7 @@ class Bound:
         self.values: dict[str, Any] = {}  # where each value is now
         self.homes: dict[str, T] = {}  # where kernels write it
         self.packed: dict[tuple[str, str], T] = {}
+        self.exact: dict[str, bool] = {}  # by structure: may factors not be rounded to TF32?
         self.scratch: dict[tuple[str, str], tuple[T, T]] = {}
         self.constants = {
             name: value.to(device) for name, value in flow.constants.items()
@@ -44,6 +55,12 @@ class Bound:
         for name, value in self.constants.items():
             if value.dim() == 4:
                 self.constants[name] = value.contiguous(memory_format=torch.channels_last)
+
+    def with_flow(self, flow: Flow) -> "Bound":
+        """The same memory for a flow with pieces of the same steps."""
+        other = copy.copy(self)
+        other.flow = flow
+        return other
 
     def allocate(self, name: str) -> None:
         """The whole of a value: with the channels it is padded by."""
@@ -89,9 +106,11 @@ class Bound:
         """Launch one step on the current stream."""
         if step.is_view:
             return
-        if way.kernel == "eager":
+        if step.kind == "piece":
+            self.run_piece(step, way)
+        elif way.kernel == "eager":
             self.run_eager(step)
-        elif way.kernel == "conv":
+        elif way.kernel in ("conv", "exactconv"):
             self.run_conv(step, way)
         elif way.kernel == "window":
             self.run_window(step, way)
@@ -101,19 +120,36 @@ class Bound:
     def run_eager(self, step: Step) -> None:
         """By PyTorch's operators."""
         values = {name: self.logical(name) for name in step.uses}
-        result = eager.compute(step, values, self.constants)
-        name = step.name
+        self.keep(step.name, eager.compute(step, values, self.constants))
+
+    def keep(self, name: str, result: Any) -> None:
+        """Let a value be what an operator made; copied where it belongs, if it must lie there."""
         free = name not in self.placement.places
         if free or (name in self.alone and result.is_contiguous(memory_format=torch.channels_last)):
             self.values[name] = result
         else:
-            self.home(step)
+            self.values[name] = self.homes[name]
             self.logical(name).copy_(result)
 
     def home(self, step: Step) -> T:
         """Where a step's value belongs; from now on it is there."""
         self.values[step.name] = self.homes[step.name]
         return self.homes[step.name]
+
+    def run_piece(self, piece: Step, way: Way) -> None:
+        """Several steps: as one that was compiled, or operator by operator."""
+        values: dict[str, Any] = {name: self.logical(name) for name in piece.inputs}
+        if way.kernel == "eager":
+            for step in piece.members:
+                values[step.name] = eager.compute(step, values, self.constants)
+            for name in piece.makes:
+                self.keep(name, values[name])
+            return
+        placed = [name for name in piece.makes if name in self.homes]
+        for name in placed:
+            self.values[name] = self.homes[name]
+        homes = {name: self.logical(name) for name in placed}
+        self.values |= self.compiler.piece(piece, values, self.constants, homes)
 
     def run_conv(self, step: Step, way: Way) -> None:
         """By the kernel for convolutions."""
@@ -129,7 +165,9 @@ class Bound:
         pixels = batch * oh * ow
         grid = (-(-pixels // bm), -(-cout // bn), way.splits)
         part, count = self.parts(step, way, grid)
-        w, b = self.weight(step), self.vector(step, "bias", cout)
+        precision = "tf32x3" if way.kernel == "exactconv" else _precision(out.dtype)
+        rounds = out.dtype == torch.float32 and precision == "tf32"
+        w, b = self.weight(step, rounds), self.vector(step, "bias", cout)
         scale = self.vector(step, "pre_scale", x.shape[1]) if step.pre_scale else b
         shift = self.vector(step, "pre_shift", x.shape[1]) if step.pre_shift else b
         window = step.window
@@ -142,7 +180,7 @@ class Bound:
             self.pitch8(step.residual) if step.residual else 0, self.pitch8(step.name),
             step.relu_from, last if step.relu else 0, way.splits,
             BM=bm, BN=bn, BK=bk, PRE=PRE[step.pre], PIXEL=window.is_pixel,
-            PRECISION=_precision(out.dtype), ROUND=_rounds(out.dtype),
+            PRECISION=precision, ROUND=rounds,
             num_warps=way.warps, num_stages=way.stages,
         )  # fmt: skip
 
@@ -214,9 +252,9 @@ class Bound:
             self.packed[key] = packed
         return self.packed[key]
 
-    def weight(self, step: Step) -> T:
+    def weight(self, step: Step, rounds: bool) -> T:
         """The weight of a convolution: output channels x (taps x input channels), padded."""
-        key = (step.name, "weight")
+        key = (step.name, "rounded weight" if rounds else "weight")
         if key not in self.packed:
             weight = self.constants[step.weight]
             cout, _, kh, kw = weight.shape
@@ -226,7 +264,7 @@ class Bound:
                 packed[:cout, :, :, : weight.shape[1]] = weight.permute(0, 2, 3, 1)
             else:
                 _fill_diagonal(packed, weight)
-            self.packed[key] = _rounded(packed) if _rounds(packed.dtype) else packed
+            self.packed[key] = nearest(packed) if rounds else packed
         return self.packed[key]
 
     def taps(self, step: Step) -> T:
@@ -251,15 +289,6 @@ def _fill_diagonal(packed: T, weight: T) -> None:
     begin = (rows // width * width) % GROUP
     for offset in range(width):
         packed[rows, :, :, begin + offset] = ordered[:, :, :, offset]
-
-
-def _rounds(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 and _precision(dtype) == "tf32"
-
-
-def _rounded(values: T) -> T:
-    """To the nearest tf32: ten bits of mantissa."""
-    return ((values.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -2,22 +2,23 @@
 
     sequential graph   PyTorch's operators, norms folded, one stream, one CUDA graph
     torch.compile      the whole model, mode "reduce-overhead"
+    compiled graph     the operators of the sequential graph as torch.compile makes them, one graph
     fold, k streams    our steps, each in its fastest way, over k streams
     merge, k streams   the same with convolutions of one input merged
+    ... with pieces    the better of them, with steps that torch.compile makes one launch of
     ..., stages        IOS: stages with barriers, found with measured costs
     ..., improved      the best so far, changed step by step and measured as a whole
 
 Inner rounds time replays; the last one times whole calls in turns, copies included. What fails the
 check, does not fit into memory or cannot be captured is left out and noted. Whatever was built
-before the time is over, or before Ctrl-C, takes part.
+before the time is over, or before Ctrl-C, takes part. `prepare` does what needs the host rather
+than the GPU; without it everything happens when it is needed, the safe candidates first.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -25,63 +26,38 @@ from torch import nn
 from partita.errors import VerificationError
 from partita.run.streams import order
 from partita.run.streams.bound import Bound
+from partita.run.streams.candidates import (
+    Call,
+    Candidate,
+    Options,
+    Tuned,
+    compiled_call,
+    depth,
+    different,
+    variants,
+)
+from partita.run.streams.compiled import Compiler, stop_workers
 from partita.run.streams.export import evaluating, flow_of
-from partita.run.streams.fold import fold, fold_norms
+from partita.run.streams.fold import fold_norms
+from partita.run.streams.fuse import compile_pieces, fuse
 from partita.run.streams.improve import improve
-from partita.run.streams.measure import compare_us, replay_us, wait
-from partita.run.streams.merge import merge, reorder
+from partita.run.streams.measure import compare_us, raise_interrupt, replay_us, wait
 from partita.run.streams.order import LaunchPlan
 from partita.run.streams.place import place
 from partita.run.streams.profile import Profile
-from partita.run.streams.record import Schedule, fingerprint
+from partita.run.streams.record import Schedule, fingerprint, label_of
 from partita.run.streams.replay import Plain, Replay
 from partita.run.streams.stages import staged_plan
 from partita.run.streams.steps import Flow, T
-from partita.run.streams.truth import Truth, as_tuple, truth_of
-from partita.run.streams.tune import Timed, tune
+from partita.run.streams.truth import Truth, truth_of
+from partita.run.streams.tune import compile_steps, tune
 from partita.run.streams.ways import Way
 
 GAP_US = 1.0  # between dependent kernels of a graph: what list scheduling adds to every step
-STAGES_S, IMPROVE_S = 6.0, 15.0  # at most, of the time allowed
+PIECES_S, STAGES_S, IMPROVE_S = 10.0, 6.0, 15.0  # at most, of the time allowed
 FINALISTS = 3  # of ours; the baselines always take part
 INTERRUPTED = "interrupted: the best so far was kept"
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What may be tried, and for how long."""
-
-    time_s: float = 60.0
-    streams: tuple[int, ...] = (2, 3, 4, 6, 8)
-    compile: bool = True
-    stages: bool = True
-    improve: bool = True
-    seed: int = 0
-
-
-@dataclass(slots=True)
-class Candidate:
-    """One way to run the whole model."""
-
-    label: str
-    form: str
-    call: Callable[..., tuple[T, ...]]
-    replay_us: float
-    variant: str = ""
-    flow: Flow | None = None
-    plan: LaunchPlan | None = None
-    ways: dict[str, Way] | None = None
-
-
-def variants(flow: Flow) -> dict[str, Flow]:
-    """The same model after different passes."""
-    folded = fold(flow)
-    merged = merge(reorder(folded))
-    found = {"fold": folded}
-    if fingerprint(merged) != fingerprint(folded):
-        found["merge"] = merged
-    return found
 
 
 class Chooser:
@@ -93,19 +69,90 @@ class Chooser:
     ) -> None:  # fmt: skip
         self.module, self.inputs, self.options = module, inputs, options
         self.profile, self.note = profile, note
+        self.compiler = Compiler(options.backend)
         self.began = time.perf_counter()
+        self.prepared_s = 0.0
+        self.compile_s = 0.0  # what torch.compile took
         self.candidates: list[Candidate] = []
         self.notes: list[str] = []
         self.interrupted = False
-        self.truth: Truth | None = None
-        self.tuned: dict[str, tuple[Bound, dict[int, Timed]]] = {}
 
     def left_s(self) -> float:
         """Seconds left of the time allowed."""
         return self.options.time_s - (time.perf_counter() - self.began)
 
+    @cached_property
+    def flow(self) -> Flow:
+        """The steps of the model as it was given."""
+        self.note("exporting")
+        return flow_of(self.module, self.inputs)
+
+    @cached_property
+    def truth(self) -> Truth:
+        """What is right."""
+        self.note("computing the truth")
+        return truth_of(self.module, self.inputs, depth(self.flow), self.options.seed)
+
+    @cached_property
+    def bounds(self) -> dict[str, Bound]:
+        """Variants of the steps that fit into memory."""
+        found: dict[str, Bound] = {}
+        for variant, flow in variants(self.flow).items():
+            self.attempt(variant, partial(self.bind, variant, flow, found))
+        return found
+
+    def bind(self, variant: str, flow: Flow, found: dict[str, Bound]) -> None:
+        """One variant in memory."""
+        placed, placement = place(flow)
+        found[variant] = Bound(placed, placement, self.inputs[0].device, self.compiler)
+        found[variant].set_inputs(self.inputs)
+
+    @cached_property
+    def module_call(self) -> Call:
+        """The whole model through torch.compile, warmed up."""
+        self.note("torch.compile")
+        began = time.perf_counter()
+        with evaluating(self.module):
+            call = compiled_call(self.module, self.options.backend)
+            try:
+                for _ in range(3):
+                    call(*self.inputs)
+            finally:
+                stop_workers()
+        self.compile_s = time.perf_counter() - began
+        return call
+
+    @cached_property
+    def compiled_plain(self) -> Plain:
+        """The folded model through the compiler, in a graph of ours."""
+        self.note("compiling the folded model")
+        try:
+            return Plain(fold_norms(self.flow), self.inputs, self.compiler)
+        finally:
+            stop_workers()
+
+    def prepare(self) -> None:
+        """Read, bind and compile everything, and time nothing.
+
+        Several models can do this side by side; `choose` starts its clock afterwards.
+        """
+        with torch.no_grad():
+            _ = self.truth
+            if not self.flow.random_ops:
+                for bound in self.bounds.values():
+                    compile_steps(bound, self.profile, self.note)
+            if self.options.compile:
+                self.attempt("torch.compile", lambda: self.module_call)
+                for bound in () if self.flow.random_ops else self.bounds.values():
+                    compile_pieces(bound)
+                self.attempt("compiled graph", lambda: self.compiled_plain)
+        wait()
+        self.prepared_s = time.perf_counter() - self.began
+
     def choose(self) -> tuple[Candidate, Schedule]:
         """Build, check, time, keep the best."""
+        if self.prepared_s:
+            self.began = time.perf_counter()
         try:
             with torch.no_grad():
                 self.build()
@@ -121,28 +168,34 @@ class Chooser:
 
     def build(self) -> None:
         """All candidates, the safe ones first."""
-        self.note("exporting")
-        flow = flow_of(self.module, self.inputs)
-        if flow.random_ops:
+        random = self.flow.random_ops
+        if random:
             self.notes.append(
-                f"draws random numbers ({', '.join(flow.random_ops)}): seeded with "
+                f"draws random numbers ({', '.join(random)}): seeded with "
                 f"{self.options.seed} for the check, different in every call after it"
             )
-        self.note("computing the truth")
-        self.truth = truth_of(self.module, self.inputs, _depth(flow), self.options.seed)
-        self.attempt("sequential graph", lambda: self.sequential(fold_norms(flow)))
-        if not flow.random_ops:
-            for variant, each in variants(flow).items():
-                self.attempt(variant, partial(self.streams, variant, each))
+        _ = self.truth  # or the refusal of a model that gives no numbers
+        self.attempt("sequential graph", self.sequential)
+        if not random:
+            for variant, bound in self.bounds.items():
+                self.attempt(variant, partial(self.streams, variant, bound))
         if self.options.compile:
+            best = self.best()
+            if best is not None:
+                self.attempt("pieces", partial(self.pieced, best))
             self.attempt("torch.compile", self.compiled)
-        ours = [each for each in self.candidates if each.form == "streams"]
-        if ours:
-            best = min(ours, key=lambda each: each.replay_us)
-            self.attempt(f"{best.variant}, stages", partial(self.staged, best))
-            self.attempt(f"{best.variant}, improved", partial(self.improved, best))
+            self.attempt("compiled graph", self.compiled_graph)
+        for change in (self.staged, self.improved):
+            best = self.best()
+            if best is not None:
+                self.attempt(f"{best.label}, {change.__name__}", partial(change, best))
 
-    def attempt(self, label: str, build: Callable[[], None]) -> None:
+    def best(self) -> Candidate | None:
+        """The fastest of ours so far."""
+        ours = [each for each in self.candidates if each.form == "streams"]
+        return min(ours, key=lambda each: each.replay_us, default=None)
+
+    def attempt(self, label: str, build: Callable[[], object]) -> None:
         """Build something that may fail; the rest goes on without it."""
         try:
             build()
@@ -150,93 +203,110 @@ class Chooser:
             torch.cuda.empty_cache()
             self.notes.append(f"{label}: out of memory, left out")
         except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise_interrupt(error)
             first = (str(error).splitlines() or [""])[0][:120]
             self.notes.append(f"{label}: left out ({type(error).__name__}: {first})")
             wait()
 
-    def sequential(self, flow: Flow) -> None:
+    def sequential(self) -> None:
         """The baseline."""
         self.note("capturing the sequential graph")
-        plain = Plain(flow, self.inputs)
-        self.admit(Candidate("sequential graph", "sequential", plain, replay_us(plain.replay, 20)))
+        plain = Plain(fold_norms(self.flow), self.inputs)
+        time_us = replay_us(plain.replay, 20)
+        right = self.admit(Candidate("sequential graph", "sequential", plain, time_us))
+        if right and not self.flow.random_ops:
+            self.truth = self.truth.beside(plain(*self.inputs))
 
     def compiled(self) -> None:
         """The whole model through torch.compile."""
-        self.note("torch.compile")
+        call = self.module_call
         with evaluating(self.module):
-            call = compiled_call(self.module)
-            for _ in range(3):
-                call(*self.inputs)
             time_us = replay_us(lambda: call(*self.inputs), 20)
         self.admit(Candidate("torch.compile", "compile", call, time_us))
 
-    def streams(self, variant: str, flow: Flow) -> None:
+    def compiled_graph(self) -> None:
+        """The folded model compiled, if there is time: it takes about as long as torch.compile."""
+        if "compiled_plain" not in self.__dict__ and self.left_s() < self.compile_s:
+            self.notes.append("compiled graph: left out (no time)")
+            return
+        plain = self.compiled_plain
+        self.admit(Candidate("compiled graph", "compiled", plain, replay_us(plain.replay, 20)))
+
+    def streams(self, variant: str, bound: Bound) -> None:
         """Our steps over streams."""
-        placed, placement = place(flow)
-        bound = Bound(placed, placement, self.inputs[0].device)
-        bound.set_inputs(self.inputs)
         timed = tune(bound, self.profile, lambda: self.left_s() > 0, self.note)
-        ways = {placed.steps[index].name: each.ways[0] for index, each in timed.items()}
-        times = {index: each.times_us[0] + GAP_US for index, each in timed.items()}
-        plans = [order.sequential(placed)]
-        plans += [order.listed(placed, k, times) for k in self.options.streams]
-        self.tuned[variant] = (bound, timed)
-        for plan in _different(plans):
-            self.note(f"{variant}: capturing {plan.name}")
-            self.replayed(variant, bound, plan, ways)
+        self.over_streams(Tuned(variant, bound, timed))
+
+    def over_streams(self, tuned: Tuned) -> None:
+        """Plans over one and more streams."""
+        times = {index: each.times_us[0] + GAP_US for index, each in tuned.timed.items()}
+        plans = [order.sequential(tuned.bound.flow)]
+        plans += [order.listed(tuned.bound.flow, k, times) for k in self.options.streams]
+        for plan in different(plans):
+            self.note(f"{tuned.name}: capturing {plan.name}")
+            self.replayed(tuned, plan, tuned.ways())
+
+    def pieced(self, best: Candidate) -> None:
+        """The steps of the best so far, some of them together."""
+        end = time.perf_counter() + min(PIECES_S, 0.4 * self.left_s())
+        if best.tuned is None or (self.left_s() <= 0 and not self.prepared_s):
+            return
+        self.note(f"{best.tuned.name}: compiling pieces")
+        found = fuse(
+            best.tuned.bound, best.tuned.timed, self.profile, lambda: time.perf_counter() < end
+        )
+        self.notes += found.notes
+        if found.pieces:
+            self.over_streams(replace(
+                best.tuned, bound=found.bound, timed=found.timed, pieces=found.pieces
+            ))  # fmt: skip
 
     def staged(self, best: Candidate) -> None:
         """Stages of the steps of the best so far."""
         limit_s = min(STAGES_S, 0.4 * self.left_s())
-        if limit_s <= 0 or not self.options.stages or best.ways is None:
+        if limit_s <= 0 or not self.options.stages or best.tuned is None:
             return
-        self.note(f"{best.variant}: searching stages")
-        bound, timed = self.tuned[best.variant]
-        plan = staged_plan(bound, timed, self.profile, limit_s)
-        self.replayed(best.variant, bound, plan, best.ways)
+        self.note(f"{best.tuned.name}: searching stages")
+        plan = staged_plan(best.tuned.bound, best.tuned.timed, self.profile, limit_s)
+        self.replayed(best.tuned, plan, best.ways)
 
     def improved(self, best: Candidate) -> None:
         """The best plan and ways, changed and measured for a while."""
         limit_s = min(IMPROVE_S, self.left_s())
-        if limit_s <= 0 or not self.options.improve or best.plan is None or best.ways is None:
+        if limit_s <= 0 or not self.options.improve or best.tuned is None or best.plan is None:
             return
-        self.note(f"{best.variant}: improving")
-        bound, timed = self.tuned[best.variant]
-        plan, ways = improve(bound, best.plan, best.ways, timed, limit_s, self.options.seed)
+        self.note(f"{best.tuned.name}: improving")
+        plan, ways = improve(
+            best.tuned.bound, best.plan, best.ways, best.tuned.timed, limit_s, self.options.seed
+        )
         better = order.renamed(plan, f"{plan.name}, improved")
-        self.replayed(best.variant, bound, better, ways)
+        self.replayed(best.tuned, better, ways)
 
-    def replayed(
-        self, variant: str, bound: Bound, plan: LaunchPlan, ways: dict[str, Way]
-    ) -> Candidate:
+    def replayed(self, tuned: Tuned, plan: LaunchPlan, ways: dict[str, Way]) -> None:
         """Capture a plan, time it, let it take part if it is right."""
-        wrong = order.uncovered(plan, order.depends(bound.flow))
+        wrong = order.uncovered(plan, order.depends(tuned.bound.flow))
         assert not wrong, f"{plan.name} does not keep {wrong[:3]}"
-        replay = Replay(bound, plan, ways)
-        found = Candidate(
-            f"{variant}, {plan.name}", "streams", replay, replay_us(replay.replay, 20), variant,
-            bound.flow, plan, dict(replay.ways),
-        )  # fmt: skip
-        self.admit(found)
-        return found
+        replay = Replay(tuned.bound, plan, ways)
+        time_us = replay_us(replay.replay, 20)
+        label = label_of(tuned.variant, tuned.pieces, plan)
+        self.admit(Candidate(label, "streams", replay, time_us, tuned, plan, dict(replay.ways)))
 
-    def admit(self, candidate: Candidate) -> None:
+    def admit(self, candidate: Candidate) -> bool:
         """Into the list, unless its outputs are wrong."""
-        assert self.truth is not None
         torch.manual_seed(self.options.seed)
         outputs = candidate.call(*self.inputs)
         wait()
         if self.truth.holds(outputs):
             self.candidates.append(candidate)
-        else:
-            self.notes.append(
-                f"{candidate.label}: error {self.truth.error(outputs):.1e} where the model itself "
-                f"has {max(self.truth.errors):.1e}, left out"
-            )
+            return True
+        self.notes.append(
+            f"{candidate.label}: error {self.truth.error(outputs):.1e} where the model itself has "
+            f"{max(self.truth.errors):.1e}, left out"
+        )
+        return False
 
     def finish(self) -> tuple[Candidate, Schedule]:
         """The last round, whole calls in turns."""
-        assert self.truth is not None
         if not self.candidates:
             raise VerificationError(tuple(self.notes) or ("no candidate could be built",))
         ours = [each for each in self.candidates if each.form == "streams"]
@@ -255,50 +325,24 @@ class Chooser:
         self, best: Candidate, times: tuple[tuple[str, float], ...], error: float
     ) -> Schedule:
         """What was decided."""
-        assert self.truth is not None
-        plan = best.plan or LaunchPlan(best.label, ())
-        ways = tuple(sorted((step, str(way)) for step, way in (best.ways or {}).items()))
+        tuned = best.tuned
         return Schedule(
             shapes=tuple(tuple(each.shape) for each in self.inputs),
             dtype=str(self.inputs[0].dtype).removeprefix("torch."),
             on=self.profile.on,
             form=best.form,
-            variant=best.variant,
-            fingerprint=fingerprint(best.flow) if best.flow is not None else "",
-            plan=plan,
-            ways=ways,
+            variant=tuned.variant if tuned is not None else "",
+            pieces=tuned.pieces if tuned is not None else (),
+            fingerprint=fingerprint(tuned.bound.flow) if tuned is not None else "",
+            plan=best.plan or LaunchPlan(best.label, ()),
+            ways=tuple(sorted((step, str(way)) for step, way in best.ways.items())),
             times_us=times,
             error=error,
             model_error=max(self.truth.errors),
-            seconds=time.perf_counter() - self.began,
-            notes=tuple(self.notes),
+            seconds=self.prepared_s + time.perf_counter() - self.began,
+            notes=tuple(dict.fromkeys(self.notes)),
         )
-
-
-def compiled_call(module: nn.Module) -> Callable[..., tuple[T, ...]]:
-    """The module through torch.compile; outputs are copied out of its buffers."""
-    compiled: Any = torch.compile(module, mode="reduce-overhead", dynamic=False)
-
-    def call(*inputs: T) -> tuple[T, ...]:
-        with torch.no_grad(), evaluating(module) if module.training else nullcontext():
-            return tuple(each.clone() for each in as_tuple(compiled(*inputs)))
-
-    return call
-
-
-def _depth(flow: Flow) -> int:
-    """Operators on the longest way from input to output that may round."""
-    deep: dict[str, int] = {}
-    for step in flow.steps:
-        here = 0 if step.is_view else 1
-        deep[step.name] = here + max((deep.get(name, 0) for name in step.uses), default=0)
-    return max(deep.values(), default=1)
 
 
 def _call(candidate: Candidate, inputs: tuple[T, ...]) -> Callable[[], object]:
     return lambda: candidate.call(*inputs)
-
-
-def _different(plans: Sequence[LaunchPlan]) -> list[LaunchPlan]:
-    """Without plans that launch the same as an earlier one."""
-    return list({plan.launches: plan for plan in reversed(plans)}.values())[::-1]

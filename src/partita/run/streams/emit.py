@@ -127,11 +127,14 @@ def source(flow: Flow, schedule: Schedule, name: str, weights: str) -> str:
 
 
 def shown(step: Step) -> str:
-    """A step as the expression that makes it, defaults left out."""
+    """A step as the expression that makes it, defaults left out; members of a piece on lines."""
     parts = [repr(step.name), repr(step.kind), repr(step.inputs)]
     for each in fields(step)[3:]:
         value = getattr(step, each.name)
-        if each.default is MISSING or value != each.default:
+        if each.name == "members":
+            lines = "".join(f"        {shown(member)},\n" for member in value)
+            parts += [f"members=(\n{lines}    )"] if value else []
+        elif each.default is MISSING or value != each.default:
             parts.append(f"{each.name}={value!r}")
     return f"Step({', '.join(parts)})"
 
@@ -162,6 +165,8 @@ def _words(flow: Flow, step: Step) -> str:
     """What a step computes, for people."""
     if step.kind == "call":
         return step.target
+    if step.kind == "piece":
+        return f"{len(step.members)} steps as one, compiled when first launched"
     size = "x".join(map(str, flow.shapes[step.name]))
     kernel = "" if step.window is None else "x".join(map(str, step.window.kernel)) + " "
     after = " + residual" if step.residual else ""

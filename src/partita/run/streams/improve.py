@@ -13,6 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
+import torch
+
 from partita.run.streams import order
 from partita.run.streams.bound import Bound
 from partita.run.streams.measure import compare_us
@@ -39,7 +41,10 @@ def improve(
     moves = _Moves(bound, timed, draw, plan.num_streams)
     while time.perf_counter() < end:
         next_plan, next_ways = moves.change(best.plan, best_ways)
-        other = Replay(bound, next_plan, next_ways)
+        try:
+            other = Replay(bound, next_plan, next_ways)
+        except torch.OutOfMemoryError:
+            continue
         mine, yours = compare_us([best.replay, other.replay], rounds=3, replays=8)
         if yours < mine * (1 - MARGIN):
             best, best_ways = other, next_ways

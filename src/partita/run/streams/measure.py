@@ -20,12 +20,17 @@ COPIES = 10  # of a step in the graph that is timed, so that a launch is small b
 
 def step_us(bound: Bound, step: Step, way: Way, replays: int = 8) -> float:
     """One step by itself, run over and over in one graph."""
+    return run_us(lambda: bound.run(step, way), replays)
 
-    def run() -> None:
+
+def run_us(run: Callable[[], object], replays: int = 8) -> float:
+    """Some launches on one stream, over and over in one graph."""
+
+    def again() -> None:
         for _ in range(COPIES):
-            bound.run(step, way)
+            run()
 
-    replay = capture(run).replay
+    replay = capture(again).replay
     replay()
     return replay_us(replay, replays) / COPIES
 
@@ -39,6 +44,14 @@ def wait() -> None:
     """Until the GPU has done all it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def raise_interrupt(error: BaseException | None) -> None:
+    """Raise Ctrl-C again where a graph that was just being captured has made an error of it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        error = error.__context__
 
 
 def _times_us(run: Callable[[], object], replays: int) -> list[float]:

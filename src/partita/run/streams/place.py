@@ -104,7 +104,7 @@ class _Wishes:
         for name in flow.inputs:
             self.add(name, written=True)
         for step in flow.steps:
-            self.add(step.name, written=not step.is_view)
+            self.add(step.name, written=not step.is_view or step.kind == "made")
 
     def add(self, name: str, *, written: bool) -> None:
         if len(self.flow.shapes.get(name, ())) == 4:

@@ -12,11 +12,18 @@ from typing import Any
 from partita import files
 from partita.errors import PlanError
 from partita.run.streams.order import Launch, LaunchPlan
+from partita.run.streams.pieces import Group
 from partita.run.streams.steps import Flow
 from partita.run.streams.ways import Way
 
 FORMAT = "streams-schedule"
 VERSION = 1
+FORMS = {
+    "sequential": "sequential graph",  # PyTorch's operators
+    "compile": "torch.compile",
+    "compiled": "compiled graph",  # torch.compile's kernels in a graph of ours
+    "streams": "",  # our own, see label_of
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Schedule:
     shapes: tuple[tuple[int, ...], ...]  # of the inputs
     dtype: str
     on: str  # GPU and versions
-    form: str  # "streams": our graph; "sequential": PyTorch's operators; "compile": torch.compile
+    form: str  # one of FORMS
     variant: str  # which passes ran: "fold" or "merge"
     fingerprint: str  # of the steps
     plan: LaunchPlan
@@ -36,6 +43,7 @@ class Schedule:
     model_error: float  # the given model's own
     seconds: float  # it took to find
     notes: tuple[str, ...] = ()
+    pieces: tuple[Group, ...] = ()  # steps that are one launch
 
     @property
     def time_us(self) -> float:
@@ -45,9 +53,7 @@ class Schedule:
     @property
     def label(self) -> str:
         """The name of the candidate that was kept."""
-        return {"sequential": "sequential graph", "compile": "torch.compile"}.get(
-            self.form, f"{self.variant}, {self.plan.name}"
-        )
+        return FORMS.get(self.form) or label_of(self.variant, self.pieces, self.plan)
 
     def way_of(self) -> dict[str, Way]:
         """The way of every step."""
@@ -75,7 +81,13 @@ class Schedule:
             "model_error": self.model_error,
             "seconds": round(self.seconds, 2),
             "notes": list(self.notes),
+            "pieces": [list(each) for each in self.pieces],
         }
+
+
+def label_of(variant: str, pieces: tuple[Group, ...], plan: LaunchPlan) -> str:
+    """The name of a candidate of ours."""
+    return f"{variant} with pieces, {plan.name}" if pieces else f"{variant}, {plan.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +124,15 @@ def fingerprint(flow: Flow) -> str:
 def check_plan(schedule: Schedule, flow: Flow) -> None:
     """Refuse a schedule that is not for these steps."""
     if fingerprint(flow) != schedule.fingerprint:
-        raise PlanError(
-            f"the schedule is for other steps ({schedule.fingerprint}, here {fingerprint(flow)})",
-            fix="give the model it was made for, or optimise again",
-        )
+        raise other_steps(schedule, f"here {fingerprint(flow)}")
+
+
+def other_steps(schedule: Schedule, found: str) -> PlanError:
+    """The refusal of a schedule that does not belong to the model."""
+    return PlanError(
+        f"the schedule is for other steps ({schedule.fingerprint}, {found})",
+        fix="give the model it was made for, or optimise again",
+    )
 
 
 __all__ = ["Launch", "Schedule", "check_plan", "fingerprint", "read_schedules", "write_schedules"]

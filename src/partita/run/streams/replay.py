@@ -11,6 +11,7 @@ import torch
 
 from partita.run.streams import eager
 from partita.run.streams.bound import Bound
+from partita.run.streams.compiled import Compiler
 from partita.run.streams.graphs import capture, launch_all
 from partita.run.streams.order import LaunchPlan
 from partita.run.streams.steps import Flow, T
@@ -47,9 +48,12 @@ class Replay:
 
 
 class Plain:
-    """PyTorch's own operators in the order of the model, as one graph: the baseline."""
+    """PyTorch's own operators in the order of the model, as one graph: the baseline.
 
-    def __init__(self, flow: Flow, inputs: tuple[T, ...]) -> None:
+    With a compiler, what that makes of them.
+    """
+
+    def __init__(self, flow: Flow, inputs: tuple[T, ...], compiler: Compiler | None = None) -> None:
         self.flow = flow
         self.inputs = tuple(each.clone() for each in inputs)
         self.constants = {
@@ -57,6 +61,9 @@ class Plain:
             for name, value in flow.constants.items()
         }
         self.results: tuple[T, ...] = ()
+        self.compiled = None
+        if compiler is not None:
+            self.compiled = compiler.whole(flow, self.inputs, self.constants)
         self.replay: Callable[[], object] = self.launch
         if inputs[0].is_cuda:
             self.graph = capture(self.launch, warm_up=2)
@@ -64,6 +71,9 @@ class Plain:
 
     def launch(self) -> None:
         """Every step, once."""
+        if self.compiled is not None:
+            self.results = self.compiled(*self.inputs)
+            return
         values: dict[str, Any] = dict(zip(self.flow.inputs, self.inputs, strict=True))
         for step in self.flow.steps:
             values[step.name] = eager.compute(step, values, self.constants)

@@ -8,6 +8,7 @@ channels last. What stands around a convolution is part of it:
     combine           y = relu((w0 x0 + w1 x1 + ...) * scale + shift)
     cat, part         channels side by side, some of the channels: views, where memory allows
     call              any other operator of PyTorch
+    piece, made       several steps as one launch (pieces.py), and one of the values it makes
 
 `pre` is nothing, a ReLU, or a scale and shift per channel with or without one.
 """
@@ -24,7 +25,7 @@ Pair = tuple[int, int]
 CONVS = ("conv", "depthwise")
 POOLS = ("maxpool", "avgpool")
 WINDOWS = (*CONVS, *POOLS)
-VIEWS = ("cat", "part")
+VIEWS = ("cat", "part", "made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Step:
     target: str = ""  # of a call: "aten.linear.default"
     arguments: tuple[Any, ...] = ()  # with Ref for values
     keywords: tuple[tuple[str, Any], ...] = ()
+    members: tuple["Step", ...] = ()  # of a piece
+    makes: tuple[str, ...] = ()  # values of a piece that are read outside of it
 
     @property
     def uses(self) -> tuple[str, ...]:

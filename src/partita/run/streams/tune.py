@@ -8,8 +8,10 @@ from importlib.util import find_spec
 import torch
 
 from partita.run.streams.bound import Bound
-from partita.run.streams.measure import step_us, wait
+from partita.run.streams.measure import raise_interrupt, step_us, wait
 from partita.run.streams.order import launched
+from partita.run.streams.pieces import alike
+from partita.run.streams.precision import needs_exact
 from partita.run.streams.profile import Profile
 from partita.run.streams.steps import Step
 from partita.run.streams.ways import EAGER, Way, ways
@@ -32,16 +34,8 @@ def tune(
 ) -> dict[int, Timed]:
     """Per launched step its ways by time; steps not reached in time have their first way."""
     flow = bound.flow
-    own = bound.device.type == "cuda" and find_spec("triton") is not None
-    jobs = {index: ways(flow, flow.steps[index]) if own else (EAGER,) for index in launched(flow)}
-    keys = {index: structure(bound, flow.steps[index]) for index in jobs}
-    first = {key: index for index, key in reversed(keys.items())}
-    missing = {
-        key: [way for way in jobs[index] if profile.get(key, way) is None]
-        for key, index in first.items()
-    }
-    note(f"compiling kernels of {len(first)} different steps")
-    compile_all(bound, [(flow.steps[first[key]], way) for key in missing for way in missing[key]])
+    jobs, keys, first, missing = _jobs(bound, profile)
+    compile_steps(bound, profile, note)
     for number, (key, open_ways) in enumerate(missing.items()):
         if not go_on():
             break
@@ -53,6 +47,36 @@ def tune(
     found = {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
     compile_all(bound, [(flow.steps[index], each.ways[0]) for index, each in found.items()])
     return found
+
+
+def compile_steps(bound: Bound, profile: Profile, note: Callable[[str], None]) -> None:
+    """Compile what has to be measured."""
+    _, _, first, missing = _jobs(bound, profile)
+    note(f"compiling kernels of {len(first)} different steps")
+    steps = bound.flow.steps
+    compile_all(bound, [(steps[first[key]], way) for key in missing for way in missing[key]])
+
+
+def _jobs(
+    bound: Bound, profile: Profile
+) -> tuple[dict[int, tuple[Way, ...]], dict[int, str], dict[str, int], dict[str, list[Way]]]:
+    """Per step its ways and its structure; per structure its first step and what is not known."""
+    flow = bound.flow
+    own = bound.device.type == "cuda" and find_spec("triton") is not None
+    keys = {index: structure(bound, flow.steps[index]) for index in launched(flow)}
+    first = {key: index for index, key in reversed(keys.items())}
+    for key, index in first.items() if own else ():
+        if key not in bound.exact:
+            bound.exact[key] = needs_exact(flow, flow.steps[index], bound.device)
+    jobs = {
+        index: ways(flow, flow.steps[index], exact=bound.exact[key]) if own else (EAGER,)
+        for index, key in keys.items()
+    }
+    missing = {
+        key: [way for way in jobs[index] if profile.get(key, way) is None]
+        for key, index in first.items()
+    }
+    return jobs, keys, first, missing
 
 
 def _timed(profile: Profile, key: str, candidates: tuple[Way, ...]) -> Timed:
@@ -68,6 +92,11 @@ def _timed(profile: Profile, key: str, candidates: tuple[Way, ...]) -> Timed:
 def structure(bound: Bound, step: Step) -> str:
     """Equal for steps that take the same time: kind, sizes, strides, what is fused."""
     flow = bound.flow
+    if step.kind == "piece":
+        memory = [tuple(bound.logical(name).stride()) for name in (*step.inputs, *step.makes)]
+        sizes = [flow.shapes[name] for name in (*step.inputs, *step.makes)]
+        dtypes = [flow.dtypes[name] for name in (*step.inputs, *step.makes)]
+        return f"piece {alike(step)} {sizes} {memory} {dtypes}"
     shapes = [
         (flow.shapes[name], bound.pitch8(name) if name in bound.placement.places else 0)
         for name in (*step.uses, step.name)
@@ -101,7 +130,7 @@ def compile_all(bound: Bound, jobs: Iterable[tuple[Step, Way]]) -> None:
             bool(step.scale), step.include_pad, bound.flow.dtypes.get(step.name),
             step.window and (step.window.is_pixel or step.window.kernel),
         )  # fmt: skip
-        if way.kernel != "eager" and key not in seen:
+        if way.block and key not in seen:
             seen.add(key)
             some.append((step, way))
 
@@ -123,7 +152,6 @@ def _time(bound: Bound, step: Step, way: Way) -> float:
     try:
         return step_us(bound, step, way)
     except Exception as error:  # out of memory or out of resources: another way will do
-        if isinstance(error, KeyboardInterrupt):
-            raise
+        raise_interrupt(error)
         wait()
         return -1.0

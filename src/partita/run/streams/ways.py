@@ -1,11 +1,13 @@
 """The ways a step can be run: PyTorch's operators, or a Triton kernel in one of several sizes.
 
+A piece of several steps is run operator by operator, or as torch.compile makes it.
+
 Which is fastest is measured; here are the candidates, the promising first. Of a convolution's tiles
 the estimate is rough: waves of programs, each walking its share of the sum in steps of `bk`.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from partita.run.streams.place import padded
@@ -19,7 +21,7 @@ MOST_TAPS = 64  # of an unrolled window
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a step is run: `eager`, or a kernel with its block sizes."""
+    """How a step is run: `eager`, `compiled` (a piece), or a kernel with its block sizes."""
 
     kernel: str = "eager"
     block: tuple[int, ...] = ()
@@ -28,7 +30,7 @@ class Way:
     splits: int = 1
 
     def __str__(self) -> str:
-        if self.kernel == "eager":
+        if not self.block:
             return self.kernel
         block = "x".join(map(str, self.block))
         return f"{self.kernel} {block} w{self.warps} s{self.stages} k{self.splits}"
@@ -37,26 +39,30 @@ class Way:
     def parse(cls, text: str) -> "Way":
         """Read what `str` wrote."""
         words = text.split()
-        if words == ["eager"]:
-            return cls()
+        if len(words) == 1:
+            return cls(text)
         kernel, block, *rest = words
         warps, stages, splits = (int(word[1:]) for word in rest)
         return cls(kernel, tuple(map(int, block.split("x"))), warps, stages, splits)
 
 
 EAGER = Way()
+COMPILED = Way("compiled")
 TILES = (
     (16, 32, 4), (16, 64, 4), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 4), (128, 32, 4),
     (64, 128, 4), (128, 64, 4), (128, 128, 8),
 )  # fmt: skip  # pixels, channels, warps
 
 
-def ways(flow: Flow, step: Step, most: int = 10) -> tuple[Way, ...]:
-    """The candidates for a step on a GPU."""
+def ways(flow: Flow, step: Step, most: int = 10, *, exact: bool = False) -> tuple[Way, ...]:
+    """The candidates for a step on a GPU; `exact`: without rounding factors to TF32."""
     if step.kind == "call" or not fits(flow, step):
         return (EAGER,)
     if step.kind == "conv":
-        return (*conv_ways(*conv_size(flow, step), flow.dtypes[step.name].itemsize, most), EAGER)
+        found = conv_ways(*conv_size(flow, step), flow.dtypes[step.name].itemsize, most)
+        if exact:
+            found = tuple(replace(way, kernel="exactconv") for way in found)
+        return (*found, EAGER)
     if step.kind == "combine":
         blocks = ((8, 64), (16, 64), (32, 64), (8, 128))
         return (*(Way("combine", block) for block in blocks), EAGER)
