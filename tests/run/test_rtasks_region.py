@@ -70,15 +70,34 @@ def test_a_task_of_the_table_knows_its_waits_its_counter_and_its_operands():
     chosen = [Tile(1, 64, 8), Tile(1, 64, 8)]
     program = program_of(ops, chosen, edges, units=1)
     rows, starts, waits = _table(ops, (7, 9), program, _queues(program))
-    assert starts[-1] == len(rows) == 3
-    assert all(len(row) == WIDTH for row in rows)
+    assert starts[-1] == 3
+    assert [len(row) for row in rows] == [WIDTH] * 4  # and one to read ahead
+    assert waits == []
     last = next(row for row in rows if row[0] == 9)
-    assert waits[last[2] : last[2] + last[3]] == [[0, 2]]
+    assert (last[3], last[20:22]) == (1, [0, 2])
     assert last[4] == -1  # nobody waits for it
     assert sorted(row[4] for row in rows if row[0] == 7) == [0, 0]
     assert last[5] == ops[1].reads[0].at // 8
     assert last[6] == ops[1].reads[1].at // 8
     assert last[16] == ops[1].writes[0].at // 8
+
+
+def test_waits_beyond_six_lie_outside_of_the_row():
+    arena = Arena()
+    values = [arena.place(1, 8) for _ in range(9)]
+    steps = (("relu", "r0"),)
+    ops = [
+        TileOp(f"v{i}", "chain", (values[8],), (values[i],), attrs=(("steps", steps),))
+        for i in range(8)
+    ]
+    ops.append(replace(ops[0], name="last", reads=(values[0],), writes=(values[8],)))
+    tile = Tile(8, 32)
+    program = program_of(ops, [tile] * 9, [(i, 8) for i in range(8)], units=8)
+    rows, _, waits = _table(ops, (0,) * 9, program, _queues(program))
+    last = next(row for row in rows if row[3] > 0)
+    assert last[3] == 7  # it runs where one of the eight ran
+    assert last[2] == 0
+    assert len(waits) == 1
 
 
 def test_a_wait_for_one_tile_is_refused():
@@ -120,7 +139,7 @@ arena = Arena()
 ops, edges, _ = CASES[0](arena)
 chosen = [tiles(op)[-1] for op in ops]
 region = Region(ops, chosen, program_of(ops, chosen, edges), *arena.build(torch.float32, "cpu"))
-region.table = region.table.flip(0)
+region.table[:-1] = region.table[:-1].flip(0)
 try:
     region()
 except VerificationError as caught:
@@ -143,8 +162,8 @@ for case in CASES:
     for kind in ("fp16", "bf16", "fp32"):
         region = Source(ops, [tiles(op)[-1] for op in ops]).module().region
         types = ["*" + kind, "*fp32", *["*i32"] * 5]
-        signature = dict(zip(names, types)) | {"NUM": "constexpr", "SPIN": "constexpr"}
-        fixed = {"NUM": 264, "SPIN": True}
+        fixed = {"NUM": 264, "SPIN": True, "DELAY": 0}
+        signature = dict(zip(names, types)) | dict.fromkeys(fixed, "constexpr")
         aligned = {(index,): [["tt.divisibility", 16]] for index in range(len(names))}
         made = triton.compile(
             ASTSource(region, signature, fixed, aligned), target=GPUTarget("cuda", 90, 32),

@@ -28,15 +28,19 @@ from partita.run.rtasks import kernels as K
 LOOP = '''
 
 @triton.jit
-def region(data, wide, table, starts, waits, flags, state, NUM: tl.constexpr, SPIN: tl.constexpr):
+def region(data, wide, table, starts, waits, flags, state, NUM: tl.constexpr, SPIN: tl.constexpr,
+           DELAY: tl.constexpr):
     """Every program runs its tasks in order; the last one to end counts the launch."""
     program = tl.program_id(0)
     epoch = tl.load(state, volatile=True)
-    for at in range(tl.load(starts + program), tl.load(starts + program + 1)):
+    first = tl.load(starts + program)
+    code = tl.load(table + first * K.WIDTH)
+    for at in range(first, tl.load(starts + program + 1)):
         row = table + at * K.WIDTH
-        code = tl.load(row)
+        following = tl.load(row + K.WIDTH)  # brings the next row near; there is one after the last
 {branches}
-        K.signal(row, flags)
+        K.signal(row, flags, state, epoch + at, DELAY)
+        code = following
     ended = tl.atomic_add(state + 1, 1, sem="acq_rel", scope="gpu")
     if ended == NUM - 1:
         tl.store(state + 1, 0)

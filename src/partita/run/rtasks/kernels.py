@@ -16,11 +16,13 @@ itself with acquire. With SPIN off (one program runs everything in order) a wait
 import triton
 import triton.language as tl
 
-WIDTH: tl.constexpr = tl.constexpr(20)  # columns of the table
+WIDTH: tl.constexpr = tl.constexpr(32)  # columns of the table: a row is one line of the cache
 READS: tl.constexpr = tl.constexpr(5)  # the first of six
 WEIGHTS: tl.constexpr = tl.constexpr(11)  # of two
 WIDE: tl.constexpr = tl.constexpr(13)  # of three
 WRITES: tl.constexpr = tl.constexpr(16)  # of two
+WAITS: tl.constexpr = tl.constexpr(20)  # of six pairs (counter, tiles); further ones lie in `waits`
+INLINE: tl.constexpr = tl.constexpr(6)
 
 
 @triton.jit
@@ -35,11 +37,11 @@ def seen(counter):
 @triton.jit
 def wait(row, waits, flags, state, epoch, SPIN: tl.constexpr):
     """Go on when everything that the task needs has been written."""
-    begin = tl.load(row + 2)
-    for at in range(begin, begin + tl.load(row + 3)):
-        counter = flags + tl.load(waits + 2 * at)
-        need = tl.load(waits + 2 * at + 1)
-        target = need * (epoch + 1)
+    further = waits + 2 * tl.load(row + 2)
+    for at in range(tl.load(row + 3)):
+        pair = tl.where(at < INLINE, row + WAITS + 2 * at, further + 2 * (at - INLINE))
+        counter = flags + tl.load(pair)
+        target = tl.load(pair + 1) * (epoch + 1)
         if SPIN:
             while seen(counter) - target < 0:
                 pass
@@ -48,9 +50,12 @@ def wait(row, waits, flags, state, epoch, SPIN: tl.constexpr):
 
 
 @triton.jit
-def signal(row, flags):
-    """Say that the task's tile is written."""
+def signal(row, flags, state, salt, DELAY: tl.constexpr):
+    """Say that the task's tile is written; under test up to DELAY reads later, by chance."""
     flag = tl.load(row + 4)
+    if DELAY:
+        for _ in range(((salt * 1103515245 + 12345) >> 8) % DELAY):
+            tl.load(state, volatile=True)
     tl.debug_barrier()  # every warp has written its part
     if flag >= 0:
         tl.atomic_add(flags + flag, 1, sem="release", scope="gpu")

@@ -22,7 +22,7 @@ from partita.run.rtasks.residency import check_resident, resident_programs, reso
 from partita.run.rtasks.tileops import NOWHERE, Tile, TileOp
 
 T = torch.Tensor
-READS, WEIGHTS, WIDE, WRITES, WIDTH = 5, 11, 13, 16, 20  # columns, as in kernels.py
+READS, WEIGHTS, WIDE, WRITES, WAITS, WIDTH = 5, 11, 13, 16, 20, 32  # columns, as in kernels.py
 Row = list[int]
 
 
@@ -37,8 +37,9 @@ class Region:
         data: T,
         wide: T,
         num_warps: int = 4,
+        delay: int = 0,
     ) -> None:
-        self.data, self.wide, self.num_warps = data, wide, num_warps
+        self.data, self.wide, self.num_warps, self.delay = data, wide, num_warps, delay
         self.source = Source(ops, tiles)
         self.spins = data.device.type == "cuda"
         queues = _queues(program) if self.spins else [_in_order(program)]
@@ -58,7 +59,7 @@ class Region:
     def _arguments(self) -> tuple[Any, ...]:
         return (
             self.data, self.wide, self.table, self.starts, self.waits, self.flags, self.state,
-            self.num_programs, self.spins,
+            self.num_programs, self.spins, self.delay,
         )  # fmt: skip
 
     def __call__(self) -> None:
@@ -138,15 +139,17 @@ def _table(
     for queue in queues:
         for operator, tile, before, heard in queue:
             first = [codes[operator], tile, len(waits), len(before), operator if heard else -1]
-            rows.append(first + operands[operator])
-            waits += [[each, program.num_tiles[each]] for each in before]
+            pairs = [[each, program.num_tiles[each]] for each in before]
+            row = first + operands[operator] + [number for pair in pairs for number in pair]
+            rows.append((row + [0] * WIDTH)[:WIDTH])
+            waits += pairs[(WIDTH - WAITS) // 2 :]
         starts.append(len(rows))
-    return rows, starts, waits
+    return [*rows, [0] * WIDTH], starts, waits  # a program reads ahead by one
 
 
 def _operands(op: TileOp) -> Row:
     """Where an op's operands are; the arena of values is counted in eights."""
-    row = [NOWHERE] * (WIDTH - READS)
+    row = [NOWHERE] * (WAITS - READS)
     for first, places in ((READS, op.reads), (WEIGHTS, op.weights), (WRITES, op.writes)):
         for index, place in enumerate(places):
             row[first + index - READS] = place.at // 8
