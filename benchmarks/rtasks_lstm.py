@@ -52,7 +52,8 @@ def main() -> None:
 
 def compare(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
     """A line for PyTorch, then one per shape of the persistent kernel."""
-    from partita.run.rtasks.recurrent import compile_stack, shapes
+    from partita.run.rtasks.recurrent import compile_module, spec_of
+    from partita.run.rtasks.recurrent_spec import shapes
 
     torch.manual_seed(0)
     model = torch.nn.LSTM(chosen.hidden, chosen.hidden, chosen.layers).cuda().to(dtype).eval()
@@ -64,9 +65,8 @@ def compare(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
         graphed = timed(in_graph(lambda: model(x)))
         error = (model(x)[0].float() - exact).abs().max().item()
     print(f"{dtype}: nn.LSTM {plain:.3f} ms, in a graph {graphed:.3f} ms, error {error:.1e}")
-    tried = shapes(chosen.hidden, chosen.hidden, chosen.layers, dtype, x.device)
-    for shape in tried[: chosen.shapes]:
-        stack = compile_stack(model, x.device, shape)
+    for shape in shapes(spec_of(model))[: chosen.shapes]:
+        stack = compile_module(model, x.device, shape)
         try:
             error = (stack(x)[0].float() - exact).abs().max().item()
             ours = timed(in_graph(lambda stack=stack: stack(x)))

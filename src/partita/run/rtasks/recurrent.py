@@ -1,11 +1,18 @@
-"""A stack of LSTM layers as one persistent kernel, for batch 1 and any length at call time.
+"""Recurrent layers as persistent kernels, for batches of up to eight and any length at call time.
 
-`compile_stack` takes an `nn.LSTM` (one direction, no projection, no dropout) and gives a callable
-with its arguments and outputs. Before the first launch it is checked that all programs fit on the
-device at once, from the registers and shared memory of the compiled kernel: otherwise a program
-could wait for one that has not started.
+    run = compile_recurrent(spec, weights, device)
+    output, h, c = run(x, h0, c0)              c is None but for an LSTM
+
+Layers of one direction are pipelined in one launch, as many as fit; a layer of two directions is a
+launch, since the next needs both ends of it. Before the first launch of a kernel it is checked that
+all its programs fit on the device at once. A call can be captured in a CUDA graph, once a call of
+the same length was made. One call at a time: two streams must not run the same callable.
+
+Without a GPU, Triton's interpreter runs the same kernels as one program that takes all turns; waits
+are then checks (`faults`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,202 +20,238 @@ import torch
 from torch import nn
 
 from partita.errors import ProblemError
+from partita.run.rtasks.recurrent_pack import Packed, pack
+from partita.run.rtasks.recurrent_resident import about, check_resident
+from partita.run.rtasks.recurrent_spec import (
+    H200_UNITS,
+    KINDS,
+    Recurrent,
+    Shape,
+    fits,
+    num_groups,
+    power,
+    recurrent_refusal,
+    shapes,
+)
 
 T = torch.Tensor
+MOST_ELEMENTS = 2**31 - 1  # of the hidden states of a launch: offsets are 32 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """How the rows of a layer are dealt: blocks of `rows + extra`; what stays in registers."""
+class _Scratch:
+    """What calls of up to `capacity` steps share; columns beyond the hidden size stay zero."""
 
-    rows: int
-    extra: int
-    num_warps: int
-    input_resident: bool
-
-    def num_blocks(self, size: int) -> int:
-        """Programs per layer."""
-        return -(size // -(self.rows + self.extra))
-
-    def __str__(self) -> str:
-        kept = "all weights" if self.input_resident else "recurrent weights"
-        return f"{self.rows}+{self.extra} rows, {self.num_warps} warps, {kept} in registers"
+    hidden: T
+    carry: T
+    capacity: int
 
 
-def shapes(
-    inputs: int, size: int, num_layers: int, dtype: torch.dtype, device: torch.device
-) -> list[Shape]:
-    """Shapes worth trying, the most promising first: resident, weights within the registers."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count
-    found = []
-    for rows in (4, 8, 16, 32):
-        for extra in (0, rows // 4, rows // 2):
-            for warps in (4, 8, 16):
-                for resident in (False, True):
-                    shape = Shape(
-                        rows, extra if extra in (0, 1, 2, 4, 8, 16) else 0, warps, resident
-                    )
-                    if _plausible(shape, inputs, size, num_layers, dtype, units):
-                        found.append(shape)
-    return sorted(
-        dict.fromkeys(found),
-        key=lambda shape: (
-            num_layers * shape.num_blocks(size) > units,  # two on a unit share its caches
-            not shape.input_resident,
-            abs(shape.num_warps - 8),
-            shape.rows + shape.extra,
-        ),
+class Persistent:
+    """The compiled layers; call it with the input and the states."""
+
+    def __init__(
+        self,
+        spec: Recurrent,
+        weights: Sequence[T],
+        device: torch.device,
+        shape: Shape,
+        delay_ns: int = 0,
+    ) -> None:
+        self.spec, self.device, self.shape, self.delay_ns = spec, device, shape, delay_ns
+        self.launches = pack(spec, weights, shape, device)
+        self.num_groups = num_groups(spec, shape)
+        self.num_blocks = shape.num_blocks(spec.hidden_size)
+        self.width_h = power(spec.hidden_size)
+        self.spins = device.type == "cuda"
+        # where a program cannot keep its states: its steps are not all of one sequence, one by one
+        self.carries = spec.batch > 1 or not (self.spins or self.num_blocks == 1)
+        self._counters = [
+            self._zeros(self.num_groups + 2, dtype=torch.int32) for _ in self.launches
+        ]
+        self._faults = self._zeros(1, dtype=torch.int32)
+        self._start = self._zeros(
+            spec.num_layers * spec.directions, spec.batch, spec.hidden_size, dtype=spec.dtype
+        )
+        self._scratch: dict[int, _Scratch] = {}
+        self._compiled: dict[tuple[int, bool, int], Any] = {}
+        self.turns: T | None = None  # for the interpreter: (step, program) in another order
+
+    def _zeros(self, *size: int, dtype: torch.dtype) -> T:
+        return torch.zeros(*size, dtype=dtype, device=self.device)
+
+    def __call__(self, x: T, h0: T | None = None, c0: T | None = None) -> tuple[T, T, T | None]:
+        """Output, h and c as PyTorch gives them; the length may differ from call to call."""
+        num_times = self._check(x)
+        spec = self.spec
+        if spec.batch_first and spec.batch > 1:
+            x = x.transpose(0, 1)
+        value = _aligned(x.reshape(num_times * spec.batch, spec.input_size))
+        h0 = self._start if h0 is None else _aligned(h0)
+        c0 = self._start if c0 is None else _aligned(c0)
+        h = torch.empty_like(self._start)
+        c = torch.empty_like(self._start) if spec.cell == "lstm" else None
+        scratch = self._scratch_for(num_times * spec.batch)
+        for index, packed in enumerate(self.launches):
+            value = self._launch(index, packed, value, h0, c0, h, c, scratch, num_times)
+        output = value.reshape(num_times, spec.batch, -1)
+        return output.transpose(0, 1) if spec.batch_first else output, h, c
+
+    def _check(self, x: T) -> int:
+        spec = self.spec
+        times = 1 if spec.batch_first else 0
+        wanted: list[Any] = [spec.batch, spec.batch, spec.input_size]
+        wanted[times] = "steps"
+        found = list(x.shape)
+        if len(found) == 3 and found[times] > 0:
+            steps = found[times]
+            found[times] = "steps"  # type: ignore[call-overload]
+            if found == wanted and x.dtype == spec.dtype:
+                return steps
+        raise ProblemError(
+            f"an input of {tuple(x.shape)} {x.dtype}",
+            fix=f"give ({', '.join(map(str, wanted))}) {spec.dtype}",
+        )
+
+    def _scratch_for(self, num_steps: int) -> _Scratch:
+        capacity = max(power(num_steps), 16)
+        if self.num_groups * capacity * self.width_h > MOST_ELEMENTS:
+            raise ProblemError(f"{num_steps} steps are too many", fix="cut the sequence")
+        if capacity not in self._scratch:
+            size, spec = self.num_groups, self.spec
+            self._scratch[capacity] = _Scratch(
+                self._zeros(size, capacity, self.width_h, dtype=spec.dtype),
+                self._zeros(size, spec.batch, spec.hidden_size, dtype=torch.float32),
+                capacity,
+            )
+        return self._scratch[capacity]
+
+    def _launch(
+        self,
+        index: int,
+        packed: Packed,
+        value: T,
+        h0: T,
+        c0: T,
+        h: T,
+        c: T | None,
+        scratch: _Scratch,
+        num_times: int,
+    ) -> T:
+        """The layers of one launch on [steps * batch, columns]; the states are those of all."""
+        from partita.run.rtasks.recurrent_kernel import recurrent_layers
+
+        spec, shape = self.spec, self.shape
+        out = value.new_empty(value.shape[0], spec.directions * spec.hidden_size)
+        fed = value if packed.w_pre is None else torch.mm(value, packed.w_pre.t())
+        part = slice(packed.first * spec.directions, packed.last * spec.directions)
+        groups = part.stop - part.start
+        counters = self._counters[index]
+        programs = groups * self.num_blocks
+        if self.spins:
+            turns, num_turns = counters, 0
+        else:
+            turns = self._turns(num_times * spec.batch, programs)
+            num_turns = turns.shape[0]
+        arguments = (
+            value, fed, packed.w_x, packed.w_h, packed.bias, h0[part],
+            (c0 if spec.cell == "lstm" else h0)[part], scratch.hidden, scratch.carry, out, h[part],
+            (h if c is None else c)[part], counters, self._faults, turns,
+            num_times, scratch.capacity, num_turns,
+            KINDS.index(spec.cell), spec.slots, spec.gates,
+            0 if packed.w_pre is not None else packed.inputs, spec.hidden_size, spec.batch,
+            groups, self.num_blocks, shape.rows, shape.extra,
+            packed.w_x.shape[2], self.width_h, packed.w_pre is not None, spec.bidirectional,
+            shape.input_resident, self.carries, self.spins, self.delay_ns,
+        )  # fmt: skip
+        options = {"grid": (programs if self.spins else 1,), "num_warps": shape.num_warps}
+        key = (groups, packed.w_pre is not None, packed.inputs)
+        if self.spins and key not in self._compiled:
+            compiled = recurrent_layers.warmup(*arguments, **options)
+            compiled._init_handles()
+            check_resident(compiled, programs, shape.num_warps, self.device)
+            self._compiled[key] = compiled
+        recurrent_layers.run(*arguments, warmup=False, **options)
+        return out
+
+    def _turns(self, num_steps: int, programs: int) -> T:
+        if self.turns is not None:
+            return self.turns
+        turns = num_steps * programs if self.carries else programs
+        return torch.arange(turns, dtype=torch.int32, device=self.device)
+
+    @property
+    def faults(self) -> int:
+        """How many waits came too early in the interpreter."""
+        return int(self._faults.item())
+
+    def about(self) -> str:
+        """The resources of the compiled kernels."""
+        programs = self.num_groups * self.num_blocks
+        found = [about(compiled, programs) for compiled in self._compiled.values()]
+        return "; ".join(found) or "not compiled"
+
+
+def _aligned(tensor: T) -> T:
+    """Contiguous and on a boundary of 16 bytes, so that no other kernel is compiled for it."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def compile_recurrent(
+    spec: Recurrent,
+    weights: Sequence[T],
+    device: torch.device,
+    shape: Shape | None = None,
+    delay_ns: int = 0,
+) -> Persistent:
+    """The layers as a callable, by the most promising shape unless one is given.
+
+    `weights` as PyTorch lists them: w_ih, w_hh, b_ih, b_hh per layer and direction. Kernels are
+    compiled and checked at the first call. `delay_ns` holds programs up at random, for stress.
+    """
+    units = num_units(device)
+    refusal = recurrent_refusal(spec, units)
+    if refusal is not None:
+        raise ProblemError(refusal, fix="run these layers as they are")
+    if shape is None:
+        shape = shapes(spec, units)[0]
+    elif not fits(spec, shape, units) or shape.layers > spec.num_layers:
+        raise ProblemError(f"{spec} does not fit as {shape}", fix="take one of shapes(spec)")
+    return Persistent(spec, weights, device, shape, delay_ns)
+
+
+def num_units(device: torch.device) -> int:
+    """Multiprocessors of a GPU; those of an H200 where there is none."""
+    if device.type != "cuda":
+        return H200_UNITS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def spec_of(module: nn.RNNBase, batch: int = 1) -> Recurrent:
+    """The spec of a PyTorch module, in evaluation: dropout between layers does nothing."""
+    if module.proj_size > 0:
+        raise ProblemError(
+            "an LSTM with a projection has no persistent form", fix="run it as it is"
+        )
+    if module.dropout > 0 and module.training:
+        raise ProblemError("dropout in training has no persistent form", fix="call eval() on it")
+    return Recurrent(
+        cell=module.mode.lower(),
+        input_size=module.input_size,
+        hidden_size=module.hidden_size,
+        num_layers=module.num_layers,
+        bidirectional=module.bidirectional,
+        bias=module.bias,
+        batch_first=module.batch_first,
+        batch=batch,
+        dtype=next(module.parameters()).dtype,
     )
 
 
-def _plausible(
-    shape: Shape, inputs: int, size: int, num_layers: int, dtype: torch.dtype, units: int
-) -> bool:
-    programs = num_layers * shape.num_blocks(size)
-    width = _power(size) + (_power(max(inputs, size)) if shape.input_resident else 0)
-    held = 4 * (shape.rows + shape.extra) * width * dtype.itemsize
-    per_thread = held / 4 / (32 * shape.num_warps)
-    per_unit = -(programs // -units)
-    return per_thread <= 176 and per_unit * (per_thread + 60) * 32 * shape.num_warps <= 65536 + 8192
-
-
-def _power(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()
-
-
-@dataclass
-class _Buffers:
-    """What a call of one length needs; hidden states begin with zeros until a state is given."""
-
-    x: T
-    hidden: T
-    cell: T
-    started: bool = False
-
-
-class Stack:
-    """The compiled stack: call it as the module it was made from."""
-
-    def __init__(self, module: nn.LSTM, device: torch.device, shape: Shape) -> None:
-        _check(module)
-        self.shape, self.device = shape, device
-        self.size, self.num_layers = module.hidden_size, module.num_layers
-        self.inputs, self.batch_first = module.input_size, module.batch_first
-        self.dtype: torch.dtype = next(module.parameters()).dtype
-        self.width_h = _power(self.size)
-        self.width_x = _power(max(self.inputs, self.size))
-        self.w_x = self._packed(module, "weight_ih_l{}", self.width_x)
-        self.w_h = self._packed(module, "weight_hh_l{}", self.width_h)
-        self.bias = self._biases(module)
-        self.num_blocks = shape.num_blocks(self.size)
-        self.counters = torch.zeros(self.num_layers + 2, dtype=torch.int32, device=device)
-        self._zeros = torch.zeros(self.num_layers, self.size, device=device)
-        self._buffers: dict[int, _Buffers] = {}
-        self._compiled: Any = None
-
-    def _packed(self, module: nn.LSTM, name: str, width: int) -> T:
-        layers = []
-        for layer in range(self.num_layers):
-            weight = getattr(module, name.format(layer)).detach()
-            padded = weight.new_zeros(weight.shape[0], width)
-            padded[:, : weight.shape[1]] = weight
-            layers.append(padded)
-        return torch.stack(layers).contiguous().to(self.device)
-
-    def _biases(self, module: nn.LSTM) -> T:
-        if not module.bias:
-            return torch.zeros(self.num_layers, 4 * self.size, device=self.device)
-        rows = [
-            getattr(module, f"bias_ih_l{layer}").detach().float()
-            + getattr(module, f"bias_hh_l{layer}").detach().float()
-            for layer in range(self.num_layers)
-        ]
-        return torch.stack(rows).contiguous().to(self.device)
-
-    def __call__(self, x: T, state: tuple[T, T] | None = None) -> tuple[T, tuple[T, T]]:
-        """As `nn.LSTM`: output and (h, c); the length may differ from call to call."""
-        steps = x.shape[1] if self.batch_first else x.shape[0]
-        buffers = self._buffer(steps)
-        buffers.x[:, : self.inputs].copy_(x.reshape(steps, self.inputs))
-        cell = self._zeros if state is None else state[1].float().reshape(self._zeros.shape)
-        if state is not None or buffers.started:
-            first = 0 if state is None else state[0].reshape(self._zeros.shape)
-            buffers.hidden[:, 0, : self.size] = first
-            buffers.started = state is not None
-        self._launch(buffers, cell, steps)
-        output = buffers.hidden[-1, 1:, : self.size].reshape(x.shape[0], x.shape[1], self.size)
-        last = buffers.hidden[:, -1, : self.size].unsqueeze(1)
-        return output.clone(), (last.clone(), buffers.cell.unsqueeze(1).to(self.dtype, copy=True))
-
-    def _buffer(self, steps: int) -> "_Buffers":
-        if steps not in self._buffers:
-            options: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            self._buffers[steps] = _Buffers(
-                torch.zeros(steps, self.width_x, **options),
-                torch.zeros(self.num_layers, steps + 1, self.width_h, **options),
-                torch.zeros_like(self._zeros),
-            )
-        return self._buffers[steps]
-
-    def _launch(self, buffers: "_Buffers", cell: T, steps: int) -> None:
-        from partita.run.rtasks.recurrent_kernel import lstm_stack
-
-        grid = (self.num_layers * self.num_blocks,)
-        arguments = (
-            buffers.x, self.w_x, self.w_h, self.bias, buffers.hidden, cell, buffers.cell,
-            self.counters, steps, self.size,
-            self.num_layers, self.num_blocks, self.shape.rows, self.shape.extra,
-            self.width_x, self.width_h, self.shape.input_resident,
-        )  # fmt: skip
-        if self._compiled is None:
-            self._compiled = lstm_stack.warmup(
-                *arguments, grid=grid, num_warps=self.shape.num_warps
-            )
-            self._compiled._init_handles()
-            self._check_resident()
-        lstm_stack[grid](*arguments, num_warps=self.shape.num_warps)
-
-    def _check_resident(self) -> None:
-        """Refuse a kernel of which some program could wait for one that has not started."""
-        resident = self.num_resident()
-        programs = self.num_layers * self.num_blocks
-        if programs > resident:
-            raise ProblemError(
-                f"{programs} programs, but only {resident} are resident at once ({self.about()})",
-                fix="use larger blocks or fewer warps",
-            )
-
-    def num_resident(self) -> int:
-        """How many programs of the compiled kernel the device holds at once."""
-        properties = torch.cuda.get_device_properties(self.device)
-        threads = 32 * self.shape.num_warps
-        registers = -(max(self._compiled.n_regs, 16) // -8) * 8 * threads
-        fit = min(65536 // registers, properties.max_threads_per_multi_processor // threads, 32)
-        shared = self._compiled.metadata.shared + 1024
-        fit = min(fit, properties.shared_memory_per_multiprocessor // shared)
-        return int(fit * properties.multi_processor_count)
-
-    def about(self) -> str:
-        """The resources of the compiled kernel."""
-        if self._compiled is None:
-            return "not compiled"
-        return (
-            f"{self.num_layers * self.num_blocks} programs, {self._compiled.n_regs} registers, "
-            f"{self._compiled.n_spills} spills, {self._compiled.metadata.shared} bytes shared"
-        )
-
-
-def compile_stack(module: nn.LSTM, device: torch.device, shape: Shape) -> Stack:
-    """The stack for one shape; it is compiled and checked at its first call."""
-    return Stack(module, device, shape)
-
-
-def _check(module: nn.LSTM) -> None:
-    refused = {
-        "two directions": module.bidirectional,
-        "a projection": module.proj_size > 0,
-        "dropout between layers in training": module.dropout > 0 and module.training,
-    }
-    for what, found in refused.items():
-        if found:
-            raise ProblemError(f"an LSTM with {what} has no persistent form", fix="run it as it is")
+def compile_module(
+    module: nn.RNNBase, device: torch.device, shape: Shape | None = None, batch: int = 1
+) -> Persistent:
+    """An `nn.LSTM`, `nn.GRU` or `nn.RNN` as a callable."""
+    weights = [weight for weight in module._flat_weights if weight is not None]
+    return compile_recurrent(spec_of(module, batch), weights, device, shape)
