@@ -1,0 +1,111 @@
+"""Pieces one after the other: regions fused or not, islands by PyTorch, values where they lie.
+
+What a fused region reads lies in the arena: inputs of the model are put there by the call itself,
+results of islands are copied there as soon as they are made. Islands read the arena in place.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from partita.run.rtasks.arena import Lowered
+from partita.run.rtasks.drafts import OUTSIDE
+from partita.run.streams import eager
+from partita.run.streams.steps import Step
+
+T = torch.Tensor
+Launch = Callable[[], object]
+Island = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Pipeline:
+    """A lowered flow that can be run: `launches` has a call for every piece that is fused."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        launches: Sequence[Launch | None],
+        islands: dict[str, Island] | None = None,
+    ) -> None:
+        self.lowered, self.launches = lowered, tuple(launches)
+        self.islands = islands or {}
+        arena, flow = lowered.arena, lowered.flow
+        device = arena.data.device
+        self.constants = {
+            name: _channels_last(value.to(device)) for name, value in flow.constants.items()
+        }
+        self.wanted = _wanted(lowered, self.launches)
+        self.inputs: dict[str, T] = {}
+        for name in flow.inputs:
+            if name in self.wanted:
+                self.inputs[name] = arena.view(name)
+            else:
+                empty = torch.zeros(flow.shapes[name], dtype=flow.dtypes[name], device=device)
+                self.inputs[name] = _channels_last(empty)
+        self.views = {name: arena.view(name) for name in arena.places}
+        self.work = [self._work(index) for index in range(len(lowered.pieces))]
+        self.results: tuple[T, ...] = ()
+
+    def _work(self, index: int) -> tuple[Step, ...]:
+        """The steps of a piece that PyTorch runs."""
+        if self.launches[index] is not None:
+            return ()
+        return self.lowered.pieces[index].unfused(self.lowered.flow)
+
+    def set_inputs(self, inputs: Sequence[T]) -> None:
+        """Put the model's inputs where they are read."""
+        for name, value in zip(self.lowered.flow.inputs, inputs, strict=True):
+            self.inputs[name].copy_(value)
+
+    def launch(self) -> None:
+        """Everything once, on the current stream."""
+        values: dict[str, Any] = dict(self.inputs)
+        for index in range(len(self.work)):
+            self.run_piece(index, values)
+        self.results = tuple(values[name] for name in self.lowered.flow.outputs)
+
+    def run_piece(self, index: int, values: dict[str, Any]) -> None:
+        """One piece: what it makes is in `values` afterwards, and in the arena where needed."""
+        launch, piece = self.launches[index], self.lowered.pieces[index]
+        if launch is not None:
+            launch()
+            for draft in piece.drafts:
+                for name in draft.makes:
+                    values[name] = self.views[name]
+            return
+        for step in self.work[index]:
+            if step.name in self.islands:
+                values.update(self.islands[step.name](values))
+            else:
+                values[step.name] = eager.compute(step, values, self.constants)
+            if step.name in self.wanted:
+                self.views[step.name].copy_(values[step.name])
+
+    def __call__(self, *inputs: T) -> tuple[T, ...]:
+        """The outputs for these inputs, as copies."""
+        self.set_inputs(inputs)
+        self.launch()
+        return tuple(each.clone() for each in self.results)
+
+
+def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[str]:
+    """The values that fused regions read and that are made outside of fused regions."""
+    read: set[str] = set()
+    made: set[str] = set()
+    for index, piece in enumerate(lowered.pieces):
+        if launches[index] is None:
+            continue
+        read |= lowered.outside(index)
+        made |= {name for draft in piece.drafts for name in draft.makes}
+    return read - made
+
+
+def is_empty(lowered: Lowered, index: int) -> bool:
+    """Is a piece only places in the arena: nothing to launch?"""
+    drafts = lowered.pieces[index].drafts
+    return not any(draft.is_tiled or draft.kind in OUTSIDE for draft in drafts)
+
+
+def _channels_last(value: T) -> T:
+    return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value

@@ -1,0 +1,95 @@
+"""From a PyTorch module to fused regions and islands: the passes, in order."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from partita.errors import InputError
+from partita.run.rtasks.arena import Lowered, lower
+from partita.run.rtasks.pieces import cut
+from partita.run.streams.export import flow_of
+from partita.run.streams.fold import fold
+from partita.run.streams.read import Held
+from partita.run.streams.steps import Flow, Ref, Step
+
+T = torch.Tensor
+
+
+def lower_module(
+    module: nn.Module, inputs: tuple[T, ...], device: torch.device | None = None
+) -> Lowered:
+    """A module for inputs of these shapes, as regions and islands in memory."""
+    return lower_flow(captured(module, inputs), device or inputs[0].device)
+
+
+def captured(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
+    """The module's steps: norms folded, sums and ReLUs absorbed, equal steps once."""
+    flow = fold(flow_of(module, inputs))
+    if flow.random_ops:
+        raise InputError(
+            f"the model draws random numbers ({', '.join(flow.random_ops)})",
+            fix="give a model that computes the same every time",
+        )
+    return flow
+
+
+def lower_flow(flow: Flow, device: torch.device | None = None) -> Lowered:
+    """Steps as regions and islands in memory."""
+    return lower(cut(flow), device)
+
+
+def side_by_side(flows: Sequence[Flow]) -> Flow:
+    """Several independent models as one; values are named `0:linear`, `1:linear`."""
+    if len(flows) == 1:
+        return flows[0]
+    named = [_prefixed(flow, f"{index}:") for index, flow in enumerate(flows)]
+    return Flow(
+        tuple(step for flow in named for step in flow.steps),
+        tuple(name for flow in named for name in flow.inputs),
+        tuple(name for flow in named for name in flow.outputs),
+        {name: shape for flow in named for name, shape in flow.shapes.items()},
+        {name: dtype for flow in named for name, dtype in flow.dtypes.items()},
+        {name: value for flow in named for name, value in flow.constants.items()},
+    )
+
+
+def _prefixed(flow: Flow, prefix: str) -> Flow:
+    return replace(
+        flow,
+        steps=tuple(_renamed(step, prefix) for step in flow.steps),
+        inputs=tuple(prefix + name for name in flow.inputs),
+        outputs=tuple(prefix + name for name in flow.outputs),
+        shapes={prefix + name: shape for name, shape in flow.shapes.items()},
+        dtypes={prefix + name: dtype for name, dtype in flow.dtypes.items()},
+        constants={prefix + name: value for name, value in flow.constants.items()},
+    )
+
+
+CONSTANTS = ("weight", "bias", "pre_scale", "pre_shift", "scale", "shift", "residual")
+
+
+def _renamed(step: Step, prefix: str) -> Step:
+    names: dict[str, Any] = {
+        field: prefix + getattr(step, field) for field in CONSTANTS if getattr(step, field)
+    }
+    return replace(
+        step,
+        name=prefix + step.name,
+        inputs=tuple(prefix + name for name in step.inputs),
+        arguments=_deep(step.arguments, prefix),
+        keywords=tuple((key, _deep(value, prefix)) for key, value in step.keywords),
+        **names,
+    )
+
+
+def _deep(value: Any, prefix: str) -> Any:
+    if isinstance(value, Ref):
+        return Ref(prefix + value.name)
+    if isinstance(value, Held):
+        return Held(prefix + value)
+    if isinstance(value, tuple | list):
+        return type(value)(_deep(each, prefix) for each in value)
+    return value

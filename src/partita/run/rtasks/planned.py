@@ -1,0 +1,107 @@
+"""Regions with their programs: a tile shape for every op, a queue for every unit, proven safe."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from partita.cluster import DeviceKind
+from partita.errors import VerificationError
+from partita.problems.rprogram import RProgram, check_rprogram, rprogram
+from partita.problems.rtasks import RtasksProblem, RtasksSolution, VDevice
+from partita.run.rtasks.arena import Lowered, RegionOps
+from partita.run.rtasks.lower_rules import VIEW_TARGETS
+from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, region_problem, shapes_of, unfused_us
+from partita.run.rtasks.tileops import Tile
+from partita.search import searches
+from partita.search.base import Result, Stop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRegion:
+    """One region: its problem, what was found, and the program of every unit."""
+
+    region: RegionOps
+    problem: RtasksProblem
+    result: Result[RtasksSolution]
+    tiles: tuple[Tile, ...]
+    program: RProgram
+    unfused_us: float  # by the same costs
+    seconds: float  # that planning took
+
+    @property
+    def fused_us(self) -> float:
+        """What the costs say of it, without its launch."""
+        assert self.result.objective is not None
+        return self.result.objective
+
+
+def plan_regions(
+    lowered: Lowered,
+    kind: DeviceKind,
+    *,
+    method: str = "search",
+    time_s: float = 4.0,
+    per_unit: int = 2,
+    seed: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> tuple[PlannedRegion | None, ...]:
+    """A plan for every piece that is a region with ops; the time is shared by their tiles."""
+    unit = _unit(lowered, kind, per_unit)
+    device = VDevice(kind.num_units, per_unit, signal_us=SIGNAL_US)
+    sizes = [0 if each is None else len(each.ops) for each in lowered.regions]
+    found: list[PlannedRegion | None] = []
+    for index, region in enumerate(lowered.regions):
+        if region is None or not region.ops:
+            found.append(None)
+            continue
+        stop = Stop(time_s=time_s * sizes[index] / sum(sizes), interrupted=interrupted)
+        problem = region_problem(region, device, unit, f"region {index}")
+        expected = unfused_us(region, kind, unit, _launches(lowered, index))
+        found.append(_planned(region, problem, expected, method, stop, seed))
+    return tuple(found)
+
+
+def _launches(lowered: Lowered, index: int) -> int:
+    """Kernels that PyTorch starts for the steps of a piece."""
+    steps = lowered.pieces[index].unfused(lowered.flow)
+    return sum(not step.is_view and step.target not in VIEW_TARGETS for step in steps)
+
+
+def _unit(lowered: Lowered, kind: DeviceKind, per_unit: int) -> Unit:
+    data = lowered.arena.data
+    convs = [
+        op.attr("tf32")
+        for region in lowered.regions
+        if region is not None
+        for op in region.ops
+        if op.kind == "conv"
+    ]
+    return Unit.of(
+        kind, data.dtype, tf32=bool(convs) and all(convs),
+        arena_bytes=data.numel() * data.element_size(), per_unit=per_unit,
+    )  # fmt: skip
+
+
+def _planned(
+    region: RegionOps,
+    problem: RtasksProblem,
+    expected_us: float,
+    method: str,
+    stop: Stop,
+    seed: int,
+) -> PlannedRegion:
+    began = time.perf_counter()
+    result = searches("rtasks")[method](problem, stop, seed)
+    if result.solution is None:  # stopped before its first schedule
+        result = searches("rtasks")["list"](problem, seed=seed)
+    assert result.solution is not None
+    tiles = tuple(
+        shapes_of(op)[choice]
+        for op, choice in zip(region.ops, result.solution.tilings, strict=True)
+    )
+    program = rprogram(problem, result.solution)
+    unsafe = check_rprogram(problem, program, problem.num_veus(result.solution.tilings))
+    if unsafe:
+        raise VerificationError(unsafe)
+    seconds = time.perf_counter() - began
+    return PlannedRegion(region, problem, result, tiles, program, expected_us, seconds)
