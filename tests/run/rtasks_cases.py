@@ -201,8 +201,10 @@ CASES: tuple[Callable[[Arena], Found], ...] = (
 )  # fmt: skip
 
 
-def run_cases(device: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Every case with its smallest and its largest tiles, launched three times."""
+def run_cases(
+    device: str, dtype: torch.dtype, tolerance: float, launches: int = 3, delay: int = 0
+) -> None:
+    """Every case with its smallest and its largest tiles, launched several times."""
     from partita.run.rtasks.region import Region
     from partita.run.rtasks.tileops import tiles
 
@@ -213,8 +215,9 @@ def run_cases(device: str, dtype: torch.dtype, tolerance: float) -> None:
             ops, edges, checks = case(arena)
             chosen = [tiles(op)[pick] for op in ops]
             data, wide = arena.build(dtype, device)
-            region = Region(ops, chosen, program_of(ops, chosen, edges), data, wide)
-            for _ in range(3):
+            program = program_of(ops, chosen, edges)
+            region = Region(ops, chosen, program, data, wide, delay=delay)
+            for _ in range(launches):
                 for place, _ in checks:
                     view(data, place).fill_(float("nan"))
                 region()

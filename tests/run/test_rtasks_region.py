@@ -191,3 +191,8 @@ def test_every_kind_compiles_for_a_hopper_gpu_without_having_one(tmp_path):
 )
 def test_every_kind_computes_what_pytorch_does_on_a_gpu(dtype, tolerance):
     run_cases("cuda", dtype, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_signals_that_come_late_by_chance_change_nothing_on_a_gpu():
+    run_cases("cuda", torch.float32, 1e-5, launches=100, delay=500)

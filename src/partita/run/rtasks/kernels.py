@@ -260,24 +260,25 @@ def window(
     LEAST: tl.constexpr = float("-inf") if MODE == "maxpool" else 0.0
     acc = tl.full((BM, BN), LEAST, tl.float32)
     number = tl.zeros((BM,), tl.float32)
-    for tap in tl.static_range(KH * KW):
-        i = i0 + tap // KW * DH
-        j = j0 + tap % KW * DW
-        inside = in_m & (i >= 0) & (i < H) & (j >= 0) & (j < W)
-        a = tl.load(
-            x + ((image * H + i) * W + j)[:, None] * SX + n[None, :],
-            mask=inside[:, None] & in_n[None, :], other=LEAST, cache_modifier=".cg",
-        ).to(tl.float32)  # fmt: skip
-        if PRE == "relu":
-            a = tl.maximum(a, 0.0)
-        if MODE == "depthwise":
-            k = tl.load(operand(data, row, WEIGHTS) + tap * SW + n, mask=in_n, other=0.0)
-            acc += a * k.to(tl.float32)[None, :]
-        elif MODE == "maxpool":
-            acc = tl.maximum(acc, a)
-        else:
-            acc += a
-            number += inside.to(tl.float32)
+    for kh in range(KH):
+        for kw in tl.static_range(KW):
+            i = i0 + kh * DH
+            j = j0 + kw * DW
+            inside = in_m & (i >= 0) & (i < H) & (j >= 0) & (j < W)
+            a = tl.load(
+                x + ((image * H + i) * W + j)[:, None] * SX + n[None, :],
+                mask=inside[:, None] & in_n[None, :], other=LEAST, cache_modifier=".cg",
+            ).to(tl.float32)  # fmt: skip
+            if PRE == "relu":
+                a = tl.maximum(a, 0.0)
+            if MODE == "depthwise":
+                k = operand(data, row, WEIGHTS) + (kh * KW + kw) * SW + n
+                acc += a * tl.load(k, mask=in_n, other=0.0).to(tl.float32)[None, :]
+            elif MODE == "maxpool":
+                acc = tl.maximum(acc, a)
+            else:
+                acc += a
+                number += inside.to(tl.float32)
     if MODE == "avgpool":
         if ALL:
             acc = acc * (FACTOR / (KH * KW))
