@@ -114,6 +114,25 @@ def test_interleaved_stages_take_turns_on_their_devices():
     assert looped.makespan < line.makespan
 
 
+def test_gradients_that_are_complete_first_are_synchronised_first():
+    graph = chain(batch=32, width=2048, depth=16)
+    found, timeline = lowered(
+        graph, staged(graph, 8, groups=2, size=4), name="interleaved", count=4
+    )
+    labels = [found.program.task_label(task) for task in range(found.program.num_tasks)]
+    synced = {
+        label.block: float(timeline.start[task])
+        for task, label in enumerate(labels)
+        if label.block.endswith("gradients")
+    }
+    # The last stage of a group is the first to have all its gradients.
+    for group in (0, 1):
+        starts = [synced[f"stage{k} gradients"] for k in range(group, 8, 2)]
+        assert starts == sorted(starts, reverse=True)
+    ended = max(float(timeline.end[t]) for t, label in enumerate(labels) if label.microbatch >= 0)
+    assert synced["stage7 gradients"] < ended
+
+
 def test_recomputing_holds_less_and_runs_the_forward_twice():
     graph = chain(batch=1024, width=1024)
     plain, _ = lowered(graph, staged(graph, 2))

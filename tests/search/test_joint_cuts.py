@@ -17,6 +17,8 @@ from partita.search.joint.meshes import (
     mesh_shapes,
     weighted_meshes,
 )
+from partita.search.joint.rounds import round_ends
+from partita.search.joint.turns import Turns
 
 
 def table(seconds, held, saved):
@@ -93,7 +95,7 @@ def test_groups_that_take_turns_are_evened_out(seconds, groups, m):
     sends = np.zeros(len(seconds))
     turns = [stage % groups for stage in range(count)]
     plain = best_cuts(stages, [1] * count, [1.0] * count, sends, m)
-    found = best_cuts(stages, [1] * count, [1.0] * count, sends, m, turns)
+    found = Turns(stages, [1] * count, turns, [1.0] * groups, sends, m, looped=False).best()
 
     def busiest(cuts):
         own = [0.0] * groups
@@ -111,8 +113,47 @@ def test_groups_that_take_turns_are_evened_out(seconds, groups, m):
 def test_a_head_moves_a_layer_to_another_group():
     seconds = [1.0] * 8 + [1.0]  # eight layers and a head: two stages on each of two groups
     stages = [table(seconds, [0.0] * 9, [0.0] * 9)] * 4
-    found = best_cuts(stages, [1] * 4, [1.0] * 4, np.zeros(9), 4, [0, 1, 0, 1])
+    found = Turns(stages, [1] * 4, [0, 1, 1, 0], [1.0] * 2, np.zeros(9), 4, looped=False).best()
     assert found.bottleneck_s == pytest.approx(2.5)
+
+
+def brute_rounds(seconds, p, rounds):
+    """The least sum of the rounds' longest stages, over all cuts."""
+    size, best = len(seconds), np.inf
+    for cuts in itertools.combinations(range(1, size), p * rounds - 1):
+        ends = (0, *cuts, size)
+        times = [sum(seconds[a:b]) for a, b in itertools.pairwise(ends)]
+        best = min(best, sum(max(times[k : k + p]) for k in range(0, p * rounds, p)))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(numbers, min_size=4, max_size=9), st.integers(2, 3), st.integers(1, 2))
+def test_rounds_have_longest_stages_that_add_up_to_about_the_least(seconds, p, rounds):
+    found = round_ends([stretch_sums(np.array(seconds))] * p, rounds, len(seconds))
+    best = brute_rounds(seconds, p, rounds)
+    if not np.isfinite(best):
+        assert found is None
+        return
+    assert (found[0], found[-1], len(found)) == (0, len(seconds), p * rounds + 1)
+    times = [sum(seconds[a:b]) for a, b in itertools.pairwise(found)]
+    total = sum(max(times[k : k + p]) for k in range(0, p * rounds, p))
+    assert best - 1e-9 <= total <= 1.25 * best  # even rounds are worth a little
+    if rounds == 1:
+        assert total == pytest.approx(best)
+
+
+def test_one_round_runs_thriftier_where_groups_would_not_fit():
+    layers = [1.0] * 8
+    quick, thrifty = table(layers, layers, layers), table([1.5] * 8, [0.0] * 8, [0.0] * 8)
+    stages = [joined([quick, thrifty])] * 8
+    turns = [0, 1] * 4
+    found = Turns(stages, [2.0] * 8, turns, [9.0, 9.0], np.zeros(8), 8, looped=True).best()
+    again = [k for k, (_, _, way) in enumerate(found.stages) if way == 1]
+    assert len(again) == 2
+    assert again[0] // 2 == again[1] // 2  # both groups in the same round: nobody waits
+    none = Turns(stages, [2.0] * 8, turns, [12.0, 12.0], np.zeros(8), 8, looped=True).best()
+    assert all(way == 0 for _, _, way in none.stages)
 
 
 def test_a_longer_end_of_the_step_can_decide_between_ways():

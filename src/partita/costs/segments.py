@@ -22,6 +22,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
 from partita.costs.roofline import op_cost
+from partita.costs.saved import Saved
 from partita.costs.sharding import (
     LEVELS,
     Choice,
@@ -30,6 +31,7 @@ from partita.costs.sharding import (
     sharding_model,
     ways_of,
 )
+from partita.costs.tied import Tied, kept_alike, later_readers, state_bytes, tied_bytes
 from partita.graph.chain import Chain, Folded
 from partita.graph.record import Graph
 from partita.graph.splits import placements
@@ -58,6 +60,7 @@ class Way:
     static: Floats
     saved: Floats
     entering: Floats
+    tied: tuple[Tied, ...] = ()
 
     def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
         """The splits of some ops of the whole graph."""
@@ -173,6 +176,10 @@ class _Reader:
         self.sizes = [axis.ways() for axis in model.mesh.axes]
         self.producer = {name: i for i, op in enumerate(model.ops) for name in graph.op(op).outputs}
         self.enters = _entering(graph, fold)
+        at = dict(zip(model.ops, map(int, segment_of), strict=True))
+        self.saved = Saved(graph, at, self.count)
+        self.at, self.later = at, later_readers(graph)
+        self.states = state_bytes(graph)
 
     def spread(self, per_op: Floats, like: npt.NDArray[np.int64]) -> Floats:
         """Sums per segment of the whole chain."""
@@ -221,22 +228,39 @@ class _Reader:
             blocking[v] += model.matrices[m][chosen[u], chosen[v]]
         hidden = np.array([t.hidden[x] for t, x in zip(model.tables, chosen, strict=True)])
         shared = np.array([choice.sharded == "parameters" for choice in choices])
-        saved = np.array([t.activations[x] for t, x in zip(model.tables, chosen, strict=True)])
-        memory = np.array([t.memory[x] for t, x in zip(model.tables, chosen, strict=True)])
+        static = np.array(
+            [t.memory[x] - t.activations[x] for t, x in zip(model.tables, chosen, strict=True)]
+        )
+        kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
+        dims_of = {op: choice.dims for op, choice in kept.items()}
         forward: Floats = self._forward(choices)
         part = np.divide(forward, compute, out=np.zeros_like(forward), where=compute > 0)
         entering = np.array([self._entering(k, choices) for k in range(self.count)])
         return Way(
             model.mesh,
-            dict(zip(model.ops, choices, strict=True)),
+            kept,
             self.spread(compute, like),
             self.spread(blocking, like),
             self.spread(np.where(shared, hidden, 0.0), like),
             self.spread(np.where(shared, 0.0, hidden * self.num_microbatches), like),
             self.spread(forward + part * blocking, like),
-            self.spread(memory - saved, like),
-            self.spread(saved, like),
+            self.spread(static, like),
+            self.saved.bytes_of(dims_of, self.sizes)[like],
             entering[like],
+            self._tied(kept, like),
+        )
+
+    def _tied(self, choice_of: dict[str, Choice], like: npt.NDArray[np.int64]) -> tuple[Tied, ...]:
+        first = {k: i for i, k in reversed(list(enumerate(map(int, like))))}
+        return tuple(
+            Tied(
+                first[self.at[reader.owner]],
+                first[self.at[reader.op]],
+                tied_bytes(
+                    self.graph, reader, choice_of[reader.op], self.model.mesh.axes, self.states
+                ),
+            )
+            for reader in self.later
         )
 
     def _forward(self, choices: Sequence[Choice]) -> Floats:

@@ -69,7 +69,10 @@ NEXT_BEST = 10
 FIRST = ("data", "zero1", "fsdp")
 ENOUGH = 5  # plans to show; from there on those that cannot win are not simulated
 PROMISING = 4  # drafts that are tried with several stages on each group of devices
-CHUNKED = (("zb-v", 2), ("interleaved", 4), ("interleaved", 2))
+TURNS = (("zb-v", (2,)), ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
+WORSE = 1.01  # times the best estimate: more stages on a group will not help any more
+KEPT_TURNS = 2  # numbers of stages on a group that may be simulated
+CLOSE = 1.01  # times the best plan: estimates beyond are not simulated
 MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
 SMALL_OPS, SMALL_DEVICES = 1000, 64  # up to this size the sharding search is asked as well
 
@@ -175,6 +178,7 @@ class _Job:
         self.skipped: dict[str, float] = {}
         self.history: list[Improvement] = []
         self.drafts: list[Draft] = []
+        self.turned: list[Draft] = []  # with several stages on each group of devices
         self.num_drafted = 0
         self.reason = ""
         self.work_s = work_bound_s(workload.graph, cluster)
@@ -183,7 +187,10 @@ class _Job:
         self.cut = False
 
     def run(self) -> Planned:
-        for step in (self._first, self._draft_all, self._simulate_leaders, self._closer):
+        steps = (
+            self._first, self._draft_all, self._take_turns, self._simulate_leaders, self._closer,
+        )  # fmt: skip
+        for step in steps:
             if not self._done():
                 step()
         if not self._is_cut():  # a gap that is small enough is no reason to lose to a named way
@@ -293,7 +300,6 @@ class _Job:
             if again is None:
                 return None
             draft = again
-            self.drafts.append(draft)
         return None
 
     def _over(self, candidate: Candidate) -> float:
@@ -321,8 +327,44 @@ class _Job:
 
     # Simulations.
 
+    def _take_turns(self) -> None:
+        """Drafts with several stages on each group, for the pipelines that may gain by it."""
+        if not self.workload.training:
+            return
+        for draft in self._promising():
+            for name, all_chunks in TURNS:
+                if self._done():
+                    return
+                if self.wishes.allow("schedule", name):
+                    self.turned += self._turned(draft, name, all_chunks)
+
+    def _turned(self, draft: Draft, name: str, all_chunks: Sequence[int]) -> list[Draft]:
+        """More and more stages on each group, as long as the estimate does not grow."""
+        found: list[Draft] = []
+        p, count = draft.arrangement.num_stages, draft.schedule.num_microbatches
+        for chunks in all_chunks:
+            if p * chunks > self.drafting.chain.num_segments:
+                break
+            if NAMED[name].refuses(p, chunks, count):
+                continue
+            other = self.drafting.draft(
+                draft.arrangement, count, room=draft.room, chunks=chunks, schedule=name
+            )
+            if other is None:
+                continue
+            found.append(other)
+            if other.estimate_s > WORSE * min(d.estimate_s for d in found):
+                break
+        return sorted(found, key=lambda d: d.estimate_s)[:KEPT_TURNS]
+
     def _simulate_leaders(self) -> None:
-        """The drafts with the best estimates, and the best of each number of stages."""
+        """The drafts with the best estimates; plain ones also if they would win without waiting."""
+        for draft in sorted(self.turned, key=lambda d: d.estimate_s):
+            best = self._best()
+            if self._done():
+                return
+            if best is None or draft.estimate_s < best.objective_s * CLOSE:
+                self._try_draft(draft)
         ranked = sorted(self.drafts, key=lambda d: d.estimate_s)
         if not ranked:
             return
@@ -330,21 +372,18 @@ class _Job:
         firsts: dict[int, Draft] = {}
         for draft in ranked:
             firsts.setdefault(len(draft.stages), draft)
-        chosen = [*ranked[:SIMULATED], *(d for d in firsts.values() if d.estimate_s <= reach)]
-        for draft in chosen:
+        for draft in (*ranked[:SIMULATED], *firsts.values()):
+            best = self._best()
             if self._done():
                 return
-            self._try_draft(draft)
+            near = draft.estimate_s <= reach or draft in ranked[:SIMULATED]
+            if near and (best is None or draft.ideal_s < best.objective_s):
+                self._try_draft(draft)
 
     def _closer(self) -> None:
-        """Other schedules for the best stages found so far."""
+        """Other orders for the best stages found so far."""
         if not self.workload.training:
             return
-        promising = self._promising()
-        for draft in promising:
-            self._chunked(draft, CHUNKED[:1])
-        for draft in promising:
-            self._chunked(draft, CHUNKED[1:])
         for leader in self._leaders():
             simulation = leader.simulation
             if self._done():
@@ -392,29 +431,6 @@ class _Job:
             and self.wishes.allow("schedule", name)
             and not refusal(name, groups, count)
         ]
-
-    def _chunked(self, draft: Draft, ways: Sequence[tuple[str, int]]) -> None:
-        """Several stages on each group of devices."""
-        count = draft.schedule.num_microbatches
-        for name, chunks in ways:
-            if self._done() or not self.wishes.allow("schedule", name):
-                continue
-            p = draft.arrangement.num_stages
-            if (
-                NAMED[name].refuses(p, chunks, count)
-                or p * chunks > self.drafting.chain.num_segments
-            ):
-                continue
-            found = self.drafting.draft(
-                draft.arrangement, count, room=draft.room, chunks=chunks, schedule=name
-            )
-            best = self._best()
-            if found is None:
-                continue
-            # Of interleaved orders the estimate is never much too long; of zero-bubble ones it is.
-            hoped = found.ideal_s if name == "zb-v" else found.estimate_s
-            if best is None or hoped < best.objective_s:
-                self._try_draft(found)
 
     def _searched(self, simulation: Simulation) -> None:
         """An order found for exactly these stages and the memory that is left."""

@@ -256,7 +256,8 @@ class _Builder:
             )  # fmt: skip
             ready[i].append(task)
             ready[j].append(task)
-        for stage, blocks in enumerate(self.blocks):
+        for stage in sorted(ready, key=lambda s: max(ready[s])):  # whose gradients come first
+            blocks = self.blocks[stage]
             group, name = self.group_of[stage], self.stages[stage].name
             waits = ready[stage]
             if blocks.sync_s > 0:

@@ -10,14 +10,11 @@ First the least bottleneck, by dynamic programming over (stage, cut); then, for 
 a few above it, the least sum of stretches that stay below it. Exact for each bottleneck tried.
 O(stages x ways x segments^2), in numpy.
 
-What a stage does once, at the end of a step, counts as so much more of every micro-batch. Where a
-group of devices takes turns with several stages, segments are then moved from stages of the busiest
-group to stages of others, all stages between moving along, while that makes the busiest less busy.
+What a stage does once, at the end of a step, counts as so much more of every micro-batch. Groups of
+devices that take turns with several stages are another matter: see `turns`.
 """
 
 import functools
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,9 +23,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOVED = (1, 2)  # segments at a time: blocks are often two of them
-PACE = 0.1  # how much the longest of a group's stages counts beside all of them
-NOTHING = 1e-9  # differences by rounding
 SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)
 
 
@@ -46,7 +40,7 @@ class Stretches:
     transient: Floats
     tail: Floats
 
-    def within(self, in_flight: int, room: float, tail_share: float) -> tuple[Floats, Ints]:
+    def within(self, in_flight: float, room: float, tail_share: float) -> tuple[Floats, Ints]:
         """The least seconds of each stretch that fits `room` bytes, and the way it is run."""
         held = self.static + in_flight * self.saved + self.transient
         seconds = np.where(held <= room, self.seconds + tail_share * self.tail, np.inf)
@@ -100,37 +94,37 @@ def stretch_peaks(values: Floats) -> Floats:
 
 def best_cuts(
     stages: Sequence[Stretches],
-    in_flight: Sequence[int],
+    in_flight: Sequence[float],
     room: Sequence[float],
     sends: Floats,
     num_microbatches: int,
-    group_of: Sequence[int] = (),
 ) -> Cuts | None:
     """The best cuts for stages in a row, each with its ways; None where nothing fits.
 
-    `sends[i]` is the seconds to send what crosses the cut before segment i. `group_of` names the
-    group of each stage where groups have several; `bottleneck_s` is then a stage's part of the
-    busiest group's time.
+    `sends[i]` is the seconds to send what crosses the cut before segment i.
     """
-    chunks = len(stages) // (len(set(group_of)) or len(stages))
-    tables = _tables(stages, in_flight, room, 1 / (num_microbatches * chunks))
-    least = _least_bottleneck([seconds for seconds, _ in tables])
-    if not np.isfinite(least):
-        return None
-    found = dict.fromkeys(
-        _least_sum(tables, sends, least * slack, num_microbatches) for slack in SLACKS
-    )
-    tried = [cuts for cuts in found if cuts is not None]
-    if chunks > 1 and tried:
-        evened = [_evened(tables, cuts, sends, group_of, num_microbatches) for cuts in tried]
-        return min(evened, key=lambda pair: pair[0])[1]
+    tables = _tables(stages, in_flight, room, 1 / num_microbatches)
+    tried = cuts_with_slack(tables, sends, num_microbatches)
     return min(tried, key=lambda cuts: cuts.step_s, default=None)
 
 
+def cuts_with_slack(
+    tables: Sequence[tuple[Floats, Ints]], sends: Floats, num_microbatches: int
+) -> list[Cuts]:
+    """The cuts of the least sum for the least bottleneck, and for a few above it."""
+    least = _least_bottleneck([seconds for seconds, _ in tables])
+    if not np.isfinite(least):
+        return []
+    found = dict.fromkeys(
+        _least_sum(tables, sends, least * slack, num_microbatches) for slack in SLACKS
+    )
+    return [cuts for cuts in found if cuts is not None]
+
+
 def _tables(
-    stages: Sequence[Stretches], in_flight: Sequence[int], room: Sequence[float], share: float
+    stages: Sequence[Stretches], in_flight: Sequence[float], room: Sequence[float], share: float
 ) -> list[tuple[Floats, Ints]]:
-    known: dict[tuple[int, int, float], tuple[Floats, Ints]] = {}
+    known: dict[tuple[int, float, float], tuple[Floats, Ints]] = {}
     found = []
     for stretches, count, cap in zip(stages, in_flight, room, strict=True):
         key = (id(stretches), count, cap)
@@ -173,60 +167,3 @@ def _least_sum(
         end = start
     step = (num_microbatches - 1) * bottleneck + float(before[-1])
     return Cuts(tuple(reversed(stages)), step, bottleneck)
-
-
-def _evened(
-    tables: Sequence[tuple[Floats, Ints]],
-    cuts: Cuts,
-    sends: Floats,
-    group_of: Sequence[int],
-    num_microbatches: int,
-) -> tuple[float, Cuts]:
-    """Segments moved, one or two at a time, from the busiest group to others while that helps.
-
-    With how good the cuts are: less is better.
-    """
-    ends = [0, *(end for _, end, _ in cuts.stages)]
-    count = len(tables)
-    members = np.zeros((max(group_of) + 1, count))
-    members[list(group_of), range(count)] = 1.0
-    seconds = np.stack([table for table, _ in tables])
-    stage = np.arange(count)
-
-    def times(ends: Sequence[int]) -> Floats:
-        at = np.array(ends)
-        found: Floats = seconds[stage, at[:-1], at[1:]]
-        return found
-
-    def score(own: Floats) -> tuple[float, float]:
-        """The busiest group; in part also the longest stage, at whose pace orders go."""
-        if not np.isfinite(own).all():  # a stage that does not fit
-            return math.inf, math.inf
-        busy, turns = members @ own, count / len(members)
-        longest = turns * float(own.max())
-        value = (1 - PACE) * float(busy.max()) + PACE * longest
-        return value, float(busy @ busy) + float(own @ own)
-
-    own = times(ends)
-    while True:
-        busiest = int((members @ own).argmax())
-        best, moved = score(own), ends
-        for i, j, size in itertools.product(range(count), range(count), MOVED):
-            if group_of[i] != busiest or group_of[j] == busiest:
-                continue
-            step = size if j < i else -size  # the cuts between the two stages go this way
-            low, high = min(i, j) + 1, max(i, j) + 1
-            other = [end + step * (low <= k < high) for k, end in enumerate(ends)]
-            found = score(times(other)) if other[i] < other[i + 1] else best
-            less = found[0] < best[0] * (1 - NOTHING)
-            if less or (found[0] <= best[0] and found[1] < best[1] * (1 - NOTHING)):
-                best, moved = found, other
-        if moved is ends:
-            break
-        ends, own = moved, times(moved)
-    ways = [int(tables[s][1][a, b]) for s, (a, b) in enumerate(itertools.pairwise(ends))]
-    fill = float(own.sum()) + 2 * float(sum(sends[a] for a in ends[:-1]))
-    bottleneck = float((members @ own).max()) * len(members) / count
-    stages = tuple((a, b, way) for (a, b), way in zip(itertools.pairwise(ends), ways, strict=True))
-    step_s = (num_microbatches - 1) * bottleneck + fill
-    return score(own)[0], Cuts(stages, step_s, bottleneck)

@@ -7,6 +7,7 @@ cuts then choose, stage by stage, shape, splits and recompute under the memory t
 (`cuts`). A draft carries an estimate; what it really takes is for the simulator to say.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.costs.segments import HIDDEN, PRICES, MeshWays, Way, mesh_ways
 from partita.costs.sharding import LEVELS
+from partita.costs.tied import tied_stretches
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
 from partita.plans import Mesh, Schedule, Stage
 from partita.problems.sharding import ShardingProblem
+from partita.schedules.named import NAMED
 from partita.search.base import Stop
 from partita.search.joint.cuts import (
     Cuts,
@@ -37,6 +40,7 @@ from partita.search.joint.cuts import (
 )
 from partita.search.joint.least import Least
 from partita.search.joint.meshes import Arrangement, divisors, mesh_of, mesh_shapes
+from partita.search.joint.turns import Turns
 from partita.search.sharding import SEARCHES
 
 Floats = npt.NDArray[np.float64]
@@ -49,6 +53,8 @@ SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
 BYTE_PRICES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # by which memory enters the bound
 GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
 FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
+WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
+CHANGES = {"F": 1.0, "B": -1.0, "I": WAITING, "W": -1.0 - WAITING}
 ROOM = 0.94  # of the memory, before what is live only for a moment is known
 
 
@@ -167,21 +173,23 @@ class Drafting:
         if any(table is None for table in tables):
             return None
         known = [table for table in tables if table is not None]
-        cuts = best_cuts(
-            [table.stretches for table in known],
-            [self._in_flight(s, p, chunks, m, schedule) for s in range(stages)],
-            [self._room(group) * room / chunks for group in groups],
-            self._sends(groups, m),
-            m,
-            [self._rank(s, p, schedule) for s in range(stages)] if chunks > 1 else (),
-        )
+        ranks = [self._rank(s, p, schedule) for s in range(stages)]
+        held = in_flight(schedule, p, chunks, m) if self.training else (1.0,) * p
+        own, flights = [table.stretches for table in known], [held[rank] for rank in ranks]
+        rooms = [self._room(group) * room for group in groups[:p]]
+        sends = self._sends(groups, m)
+        if chunks == 1:
+            cuts = best_cuts(own, flights, rooms, sends, m)
+        else:
+            looped = NAMED[schedule].layout == "looped"
+            cuts = Turns(own, flights, ranks, rooms, sends, m, looped).best()
         if cuts is None:
             return None
         found = tuple(
             self._stage(s, groups[s], known[s].options[way], start, end)
             for s, (start, end, way) in enumerate(cuts.stages)
         )
-        estimate = self._estimate(cuts, stages, chunks, m)
+        estimate = self._estimate(cuts, schedule, chunks, m)
         ideal = m * chunks * cuts.bottleneck_s
         return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks, ideal)
 
@@ -233,32 +241,17 @@ class Drafting:
             self._graphs[m] = rebatch(self.base, self.batch // m)
         return self._graphs[m]
 
-    def _estimate(self, cuts: Cuts, stages: int, chunks: int, m: int) -> float:
+    def _estimate(self, cuts: Cuts, schedule: str, chunks: int, m: int) -> float:
         if chunks == 1:
             return cuts.step_s
         fill = cuts.step_s - (m - 1) * cuts.bottleneck_s
-        return m * cuts.bottleneck_s * chunks + fill / chunks
+        hidden = 2 if NAMED[schedule].split else 1  # weight gradients fill about half of the wait
+        return m * cuts.bottleneck_s * chunks + fill / chunks / hidden
 
     @staticmethod
     def _rank(stage: int, p: int, schedule: str) -> int:
         chunk, rank = divmod(stage, p)
         return p - 1 - rank if schedule in ("zb-v", "dualpipe-v") and chunk % 2 else rank
-
-    def _in_flight(self, stage: int, p: int, chunks: int, m: int, schedule: str) -> int:
-        """Micro-batches whose activations a stage holds at a time."""
-        if not self.training:
-            return 1
-        if schedule == "gpipe":
-            return m
-        rank = self._rank(stage, p, schedule)
-        if schedule == "interleaved":
-            warm = 2 * (p - 1 - rank) + (chunks - 1) * p + 1
-            return min(m, -(-warm // chunks) + 1)
-        if schedule in ("zb-h1", "zb-v"):
-            return min(m, p)
-        if schedule == "zb-h2":
-            return min(m, 2 * p - 1)
-        return min(m, p - rank)
 
     def _room(self, group: Sequence[int]) -> float:
         kinds = {self.cluster.devices[device].kind: device for device in group}
@@ -333,11 +326,28 @@ class Drafting:
         return None if solution is None else tuple(solution.assignment)
 
 
+@functools.lru_cache(maxsize=256)
+def in_flight(schedule: str, p: int, chunks: int, m: int) -> tuple[float, ...]:
+    """Per rank, the most activations of a micro-batch that it holds, as parts of all its stages'.
+
+    Read off the order itself; where weight gradients wait, gradients of activations wait with them.
+    """
+    found = []
+    for row in NAMED[schedule].order(p, chunks, m):
+        level = peak = 0.0
+        for action in row:
+            level += CHANGES[action.kind]
+            peak = max(peak, level)
+        found.append(peak / chunks)
+    return tuple(found)
+
+
 def _training(way: Way) -> tuple[Stretches, Stretches]:
     """Every stretch with all activations kept, and with all computed again."""
     hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
     waited = stretch_sums(way.blocking + HIDDEN * way.hidden)  # not all that may be hidden will be
-    static, saved = stretch_sums(way.static), stretch_sums(way.saved)
+    static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
+    saved = stretch_sums(way.saved)
     # Gradients are synchronised while the last backward goes on.
     late = np.concatenate(([0.0], np.cumsum(way.sync - way.compute + way.forward)))
     tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
@@ -354,7 +364,7 @@ def _inference(way: Way) -> Stretches:
     hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
     waited = stretch_sums(way.blocking + HIDDEN * way.hidden)
     nothing = np.zeros_like(hidden)
-    static = stretch_sums(way.static)
+    static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
     return _one(
         waited + np.maximum(compute, hidden), static, nothing, stretch_peaks(way.entering), nothing
     )

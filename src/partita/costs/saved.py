@@ -1,0 +1,106 @@
+"""Bytes that a device keeps of a micro-batch between forward and backward, segment by segment.
+
+What a gradient reads is kept as it lies where the forward left it: as it was made, or, where the
+forward had to bring it into the layout that the gradient needs as well, as that copy. So a tensor
+that is gathered for a layer is kept gathered for the layer's weight gradient. Views keep what they
+look at. Each counts to the segment whose gradient reads it first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.costs.layouts import Layout, conversion, num_shards
+from partita.graph.record import Call, Graph, Op
+from partita.graph.splits import placements
+from partita.graph.traffic import VIEWS, passes_through
+
+Floats = npt.NDArray[np.float64]
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one gradient op of a forward op reads: (input, tensor) of every activation."""
+
+    origin: str
+    call: Call
+    tensors: tuple[tuple[int, str], ...]
+
+
+class Saved:
+    """Reads of all gradients of a folded training graph, worked out once for all its splits."""
+
+    def __init__(self, graph: Graph, segment_of: Mapping[str, int], count: int) -> None:
+        self.graph, self.segment_of, self.count = graph, segment_of, count
+        self.maker: dict[str, Op] = {}
+        self.looks_at: dict[str, str] = {}  # a view, what it is a view of
+        self.reads: list[Read] = []
+        self.users: dict[str, list[tuple[str, Call, int]]] = {}  # forward: (op, call, input)
+        for op in graph.ops:
+            if op.phase == "forward":
+                self._forward(op)
+        for op in graph.ops:
+            if op.phase in ("dgrad", "wgrad") and op.forward:
+                reads = [(k, name) for k, name in enumerate(op.inputs) if name in self.maker]
+                if reads:
+                    self.reads.append(Read(op.forward, graph.call(op), tuple(reads)))
+
+    def _forward(self, op: Op) -> None:
+        call = self.graph.call(op)
+        for name in op.outputs:
+            self.maker[name] = op
+            if is_view(call):
+                self.looks_at[name] = op.inputs[0]
+        for k, name in enumerate(op.inputs):
+            if name in self.maker:
+                self.users.setdefault(name, []).append((op.name, call, k))
+
+    def bytes_of(self, dims_of: Mapping[str, Dims], sizes: Sequence[float]) -> Floats:
+        """Bytes per segment, with every forward op split by `dims_of` on axes of these sizes."""
+        found: Floats = np.zeros(self.count)
+        seen: set[tuple[str, Layout]] = set()
+        for read in self.reads:
+            dims = dims_of[read.origin]
+            needed = placements(read.call, dims)[0]
+            for k, name in read.tensors:
+                held, layout = self._held(name, needed[k], dims_of, sizes)
+                if held in self.maker and (held, layout) not in seen:
+                    seen.add((held, layout))
+                    size = self.graph.tensor(held).size_bytes / num_shards(layout, sizes)
+                    found[self.segment_of[read.origin]] += size
+        return found
+
+    def _held(
+        self, name: str, need: Layout, dims_of: Mapping[str, Dims], sizes: Sequence[float]
+    ) -> tuple[str, Layout]:
+        """Which tensor is kept, and how it lies, for a gradient that reads `name` as `need`."""
+        made = self._made(name, dims_of)
+        if made != need and self._is_copied(name, made, need, dims_of, sizes):
+            return name, need
+        while name in self.looks_at:
+            name = self.looks_at[name]
+        return name, self._made(name, dims_of) if name in self.maker else made
+
+    def _made(self, name: str, dims_of: Mapping[str, Dims]) -> Layout:
+        op = self.maker[name]
+        return placements(self.graph.call(op), dims_of[op.name])[1][op.outputs.index(name)]
+
+    def _is_copied(
+        self, name: str, made: Layout, need: Layout, dims_of: Mapping[str, Dims],
+        sizes: Sequence[float],
+    ) -> bool:  # fmt: skip
+        """Does the forward itself bring the tensor into this layout, by more than a slice?"""
+        if not any(step.collective for step in conversion(1.0, sizes, made, need)):
+            return False
+        return any(
+            placements(call, dims_of[user])[0][k] == need
+            for user, call, k in self.users.get(name, ())
+        )
+
+
+def is_view(call: Call) -> bool:
+    """Are the outputs of a forward op its first input, seen otherwise?"""
+    return call.kind in VIEWS or (call.kind == "elementwise" and passes_through(call))

@@ -1,0 +1,107 @@
+"""Parameters that several segments read: every stage with one of them holds its own.
+
+A sharding problem counts such a parameter to the op that reads it first. In a pipeline another
+reader's stage has a copy of its own, with gradient and states, kept in the manner that the first
+reader's choice says. `Tied` is what that adds where the first reader is in an earlier stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.costs.layouts import num_shards
+from partita.costs.sharding import Choice
+from partita.graph.record import Graph
+from partita.graph.splits import REPLICATE, placements
+from partita.plans import Axis
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A forward op that reads a parameter after the op it is counted to."""
+
+    op: str
+    position: int  # among its inputs
+    owner: str
+    parameter: str
+    alone: bool  # does it read no parameter that is its own?
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Bytes that a stage with segment `user` holds, unless it has segment `owner` too."""
+
+    owner: int
+    user: int
+    size_bytes: float
+
+
+def later_readers(graph: Graph) -> tuple[Reader, ...]:
+    """All readers of parameters but the first of each."""
+    owner: dict[str, str] = {}
+    later: list[tuple[str, int, str]] = []
+    owns: set[str] = set()
+    for op in graph.ops:
+        if op.phase != "forward":
+            continue
+        for position, name in enumerate(op.inputs):
+            if graph.tensor(name).role != "parameter":
+                continue
+            if owner.setdefault(name, op.name) == op.name:
+                owns.add(op.name)
+            else:
+                later.append((op.name, position, name))
+    return tuple(
+        Reader(op, position, owner[name], name, op not in owns) for op, position, name in later
+    )
+
+
+def kept_alike(choice_of: dict[str, Choice], readers: Sequence[Reader]) -> dict[str, Choice]:
+    """The choices with later readers keeping states in shares where the first one does.
+
+    Parameters themselves are not: gathering them again and again was not counted to the reader.
+    """
+    found = dict(choice_of)
+    for reader in readers:
+        if reader.alone and found[reader.owner].sharded != "none":
+            found[reader.op] = Choice(found[reader.op].dims, "states")
+    return found
+
+
+def tied_bytes(
+    graph: Graph, reader: Reader, choice: Choice, axes: Sequence[Axis], update: Mapping[str, int]
+) -> float:
+    """What a device holds of a parameter at a later reader; `update` has the bytes of states."""
+    layout = placements(graph.call(graph.op(reader.op)), choice.dims)[0][reader.position]
+    copies = 1
+    for place, axis in zip(layout, axes, strict=True):
+        copies *= axis.size if place == REPLICATE else 1
+    shards = num_shards(layout, [axis.ways() for axis in axes])
+    held = graph.tensor(reader.parameter).size_bytes / shards
+    total = held
+    if reader.parameter in update:
+        total *= 2  # its gradient
+        states = update[reader.parameter] / shards
+        total += states / (1 if choice.sharded == "none" else copies)
+    return total
+
+
+def state_bytes(graph: Graph) -> dict[str, int]:
+    """Bytes of the optimizer's states of every parameter that is updated."""
+    return {
+        op.inputs[0]: sum(graph.tensor(name).size_bytes for name in op.inputs[2:])
+        for op in graph.ops
+        if op.phase == "update"
+    }
+
+
+def tied_stretches(tied: Sequence[Tied], num_segments: int) -> Floats:
+    """What tied parameters add to every stretch [i, j) of segments."""
+    found: Floats = np.zeros((num_segments + 1, num_segments + 1))
+    for one in tied:
+        found[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
+    return found
