@@ -61,7 +61,7 @@ PUBLIC = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate",
+    "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
     "streams", "training_graph",
 ]  # fmt: skip
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
     from partita.run.pipe import pipe as pipe
+    from partita.run.rtasks.api import rtasks as rtasks
     from partita.run.streams.api import streams as streams
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
@@ -69,6 +70,7 @@ _PUBLIC = {
     "plan": "partita.jobs.plan",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
+    "rtasks": "partita.run.rtasks.api",
     "schedule": "partita.jobs.schedule",
     "shard": "partita.jobs.shard",
     "simulate": "partita.jobs.simulate",
@@ -80,7 +82,7 @@ __all__ = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
     "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "pipe", "place", "plan", "read_graph", "read_plan", "schedule", "shard", "simulate",
+    "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
     "streams", "training_graph",
 ]  # fmt: skip
 

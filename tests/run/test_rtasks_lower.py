@@ -157,7 +157,7 @@ def test_written_values_do_not_overlap():
 def test_two_models_side_by_side_give_what_each_gives():
     (a, xs), (b, ys) = EXAMPLES["mlp"], EXAMPLES["resnet"]
     both = side_by_side([captured(a, xs), captured(b, ys)])
-    lowered = lower_flow(both)
+    lowered = lower_flow(both, torch.device("cpu"))
     found = interpreted(lowered, planned(lowered), 0)(*xs, *ys)
     for mine, theirs in zip(found, (*wanted(a, xs), *wanted(b, ys)), strict=True):
         assert relative(mine, theirs.double()) < 2e-6

@@ -93,7 +93,7 @@ def _scale(source: Draft, draft: Draft, values: Values) -> Draft | None:
     scaled = (weight.double() * scale.double().view(shape)).to(weight.dtype)
     moved = shift.double() if bias is None else bias.double() * scale.double() + shift.double()
     return replace(
-        source, name=draft.name, weights=(Weight(scaled),),
+        source, name=draft.name, weights=(Weight(scaled, source.weights[0].tf32),),
         wide=(moved.float(), *source.wide[1:]),
     )  # fmt: skip
 

@@ -87,12 +87,12 @@ class Lowered:
         return frozenset(found)
 
 
-def lower(found: Pieces, device: torch.device | None = None) -> Lowered:
+def lower(found: Pieces, device: torch.device) -> Lowered:
     """Give every value and weight its place, and fill in what is constant."""
     placement, pieces = _placed(found)
     builder = _Builder(found.values, placement)
     regions = [builder.region(piece.drafts) if piece.fused else None for piece in pieces]
-    arena = builder.arena(device or torch.device("cpu"))
+    arena = builder.arena(device)
     return Lowered(found.flow, pieces, tuple(regions), arena)
 
 

@@ -38,6 +38,7 @@ class Weight:
     """A constant matrix [rows, cols], or [rows, taps, cols] with the columns of a tap in eights."""
 
     value: T
+    tf32: bool = False  # kept as the nearest such number: a tensor unit would cut the low bits off
 
     @property
     def cols(self) -> int:
@@ -51,12 +52,14 @@ class Weight:
         rows, taps, cols = value.shape
         found = value.new_zeros(rows, taps, padded(cols))
         found[:, :, :cols] = value
+        if self.tf32 and value.dtype == torch.float32:
+            found = ((found.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         return found.reshape(rows, -1)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for the same memory read in the same way."""
-        return self.value.data_ptr(), tuple(self.value.shape), self.value.stride()
+        return self.value.data_ptr(), tuple(self.value.shape), self.value.stride(), self.tf32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from partita.run.streams.steps import Step
 
 T = torch.Tensor
 Launch = Callable[[], object]
-Island = Callable[[dict[str, Any]], dict[str, Any]]
+Island = Callable[[dict[str, Any]], Any]
 
 
 class Pipeline:
@@ -58,6 +58,11 @@ class Pipeline:
         for name, value in zip(self.lowered.flow.inputs, inputs, strict=True):
             self.inputs[name].copy_(value)
 
+    def replay(self) -> None:
+        """Once more, on the inputs of the last call."""
+        with torch.no_grad():
+            self.launch()
+
     def launch(self) -> None:
         """Everything once, on the current stream."""
         values: dict[str, Any] = dict(self.inputs)
@@ -76,7 +81,7 @@ class Pipeline:
             return
         for step in self.work[index]:
             if step.name in self.islands:
-                values.update(self.islands[step.name](values))
+                values[step.name] = self.islands[step.name](values)
             else:
                 values[step.name] = eager.compute(step, values, self.constants)
             if step.name in self.wanted:
@@ -84,9 +89,10 @@ class Pipeline:
 
     def __call__(self, *inputs: T) -> tuple[T, ...]:
         """The outputs for these inputs, as copies."""
-        self.set_inputs(inputs)
-        self.launch()
-        return tuple(each.clone() for each in self.results)
+        with torch.no_grad():
+            self.set_inputs(inputs)
+            self.launch()
+            return tuple(each.clone() for each in self.results)
 
 
 def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[str]:

@@ -36,9 +36,9 @@ def captured(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
     return flow
 
 
-def lower_flow(flow: Flow, device: torch.device | None = None) -> Lowered:
+def lower_flow(flow: Flow, device: torch.device) -> Lowered:
     """Steps as regions and islands in memory."""
-    return lower(cut(flow), device)
+    return lower(cut(flow, device), device)
 
 
 def side_by_side(flows: Sequence[Flow]) -> Flow:

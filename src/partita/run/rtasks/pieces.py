@@ -12,9 +12,12 @@ A view of what is in the arena is a place there; a view of anything else is left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from partita.run.rtasks.absorb import absorb
 from partita.run.rtasks.drafts import OUTSIDE, Draft, Values
-from partita.run.rtasks.lower_rules import Reading, read_drafts
+from partita.run.rtasks.lower_rules import read_drafts
+from partita.run.rtasks.reading import Reading
 from partita.run.streams.steps import Flow, Step
 
 
@@ -55,9 +58,9 @@ class Pieces:
         return tuple(draft for piece in self.pieces for draft in piece.drafts)
 
 
-def cut(flow: Flow) -> Pieces:
+def cut(flow: Flow, device: torch.device) -> Pieces:
     """The largest regions between islands."""
-    reading = Reading(flow)
+    reading = Reading(flow, device)
     drafts = absorb(read_drafts(reading), reading.values, flow.outputs)
     levels, drafts = _levels(drafts, flow.inputs)
     pieces = []

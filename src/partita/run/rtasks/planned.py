@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.cluster import DeviceKind
-from partita.errors import VerificationError
+from partita.errors import InputError, VerificationError
 from partita.problems.rprogram import RProgram, check_rprogram, rprogram
 from partita.problems.rtasks import RtasksProblem, RtasksSolution, VDevice
 from partita.run.rtasks.arena import Lowered, RegionOps
@@ -14,6 +14,7 @@ from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, region_problem, shapes
 from partita.run.rtasks.tileops import Tile
 from partita.search import searches
 from partita.search.base import Result, Stop
+from partita.suggest import suggest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,20 +46,40 @@ def plan_regions(
     seed: int = 0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[PlannedRegion | None, ...]:
-    """A plan for every piece that is a region with ops; the time is shared by their tiles."""
-    unit = _unit(lowered, kind, per_unit)
-    device = VDevice(kind.num_units, per_unit, signal_us=SIGNAL_US)
+    """A plan for every piece that is a region with ops; the time is shared by their ops."""
     sizes = [0 if each is None else len(each.ops) for each in lowered.regions]
-    found: list[PlannedRegion | None] = []
-    for index, region in enumerate(lowered.regions):
-        if region is None or not region.ops:
-            found.append(None)
-            continue
-        stop = Stop(time_s=time_s * sizes[index] / sum(sizes), interrupted=interrupted)
-        problem = region_problem(region, device, unit, f"region {index}")
-        expected = unfused_us(region, kind, unit, _launches(lowered, index))
-        found.append(_planned(region, problem, expected, method, stop, seed))
-    return tuple(found)
+    return tuple(
+        plan_region(
+            lowered, index, kind, method=method, time_s=time_s * size / sum(sizes),
+            per_unit=per_unit, seed=seed, interrupted=interrupted,
+        )
+        if size
+        else None
+        for index, size in enumerate(sizes)
+    )  # fmt: skip
+
+
+def plan_region(
+    lowered: Lowered,
+    index: int,
+    kind: DeviceKind,
+    *,
+    method: str = "search",
+    time_s: float = 4.0,
+    per_unit: int = 2,
+    seed: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> PlannedRegion:
+    """Tile shapes and queues for the region of one piece, on `per_unit` programs of every unit."""
+    region = lowered.regions[index]
+    assert region is not None
+    unit = _unit(lowered, kind, per_unit)
+    problem = region_problem(
+        region, VDevice(kind.num_units, per_unit, signal_us=SIGNAL_US), unit, f"piece {index}"
+    )
+    expected = unfused_us(region, kind, unit, _launches(lowered, index))
+    stop = Stop(time_s=time_s, interrupted=interrupted)
+    return _planned(region, problem, expected, method, stop, seed)
 
 
 def _launches(lowered: Lowered, index: int) -> int:
@@ -91,9 +112,12 @@ def _planned(
     seed: int,
 ) -> PlannedRegion:
     began = time.perf_counter()
-    result = searches("rtasks")[method](problem, stop, seed)
+    known = searches("rtasks")
+    if method not in known:
+        raise InputError(f"found {method!r}", fix=suggest(method, tuple(known)), field="method")
+    result = known[method](problem, stop, seed)
     if result.solution is None:  # stopped before its first schedule
-        result = searches("rtasks")["list"](problem, seed=seed)
+        result = known["list"](problem, seed=seed)
     assert result.solution is not None
     tiles = tuple(
         shapes_of(op)[choice]

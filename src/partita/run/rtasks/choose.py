@@ -1,0 +1,95 @@
+"""Which regions stay fused: each is timed against its own steps run by PyTorch, both in a graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita.run.rtasks.arena import Lowered
+from partita.run.rtasks.execute import Island, Launch, Pipeline
+from partita.run.streams.graphs import capture
+from partita.run.streams.measure import compare_us
+
+T = torch.Tensor
+COPIES = 5  # of a piece in the graph that is timed
+Times = Callable[[Sequence[Callable[[], object]]], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTimes:
+    """One region, fused and not."""
+
+    fused_us: float
+    unfused_us: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Does fusing pay?"""
+        return self.fused_us < self.unfused_us
+
+
+def piece_times(
+    lowered: Lowered,
+    launches: Sequence[Launch | None],
+    inputs: Sequence[T],
+    islands: dict[str, Island],
+    times: Times = compare_us,
+) -> dict[int, PieceTimes]:
+    """By piece: the region as it is launched against PyTorch's operators for the same steps."""
+    fused = Pipeline(lowered, launches, islands)
+    plain = Pipeline(lowered, [None] * len(lowered.pieces), islands)
+    fused.set_inputs(inputs)
+    plain.set_inputs(inputs)
+    ours: dict[str, Any] = dict(fused.inputs)
+    theirs: dict[str, Any] = dict(plain.inputs)
+    found = {}
+    for index in range(len(lowered.pieces)):
+        regions = lowered.regions[index]
+        if launches[index] is not None and regions is not None and regions.ops:
+            runs = [_graph(fused, index, ours), _graph(plain, index, theirs)]
+            found[index] = PieceTimes(*(each / COPIES for each in times(runs)))
+        fused.run_piece(index, ours)
+        plain.run_piece(index, theirs)
+    return found
+
+
+def _graph(pipeline: Pipeline, index: int, values: dict[str, Any]) -> Callable[[], object]:
+    """A piece some times over, as one graph."""
+    held: list[dict[str, Any]] = []
+
+    def run() -> None:
+        for _ in range(COPIES):
+            here = dict(values)
+            pipeline.run_piece(index, here)
+            held.append(here)  # what a graph writes must stay
+
+    graph = capture(run, warm_up=2)
+
+    def replay() -> None:
+        assert held
+        graph.replay()
+
+    return replay
+
+
+class Captured:
+    """A pipeline as one CUDA graph; without a GPU it is run again at every call."""
+
+    def __init__(self, pipeline: Pipeline, inputs: Sequence[T]) -> None:
+        self.pipeline = pipeline
+        pipeline.set_inputs(inputs)
+        self.graph = capture(pipeline.launch, warm_up=2)
+        self.replay: Callable[[], object] = self.graph.replay
+        if not pipeline.results:
+            self.replay()
+        self.results = pipeline.results
+
+    def __call__(self, *inputs: T) -> tuple[T, ...]:
+        """The outputs for these inputs, as copies."""
+        with torch.no_grad():
+            self.pipeline.set_inputs(inputs)
+            self.replay()
+            if not self.pipeline.lowered.arena.data.is_cuda:
+                self.results = self.pipeline.results
+            return tuple(each.clone() for each in self.results)

@@ -1,0 +1,75 @@
+"""Whole recurrent layers among the islands: a persistent kernel of their own, where one fits.
+
+`aten.lstm.input`, `aten.gru.input` and the plain `rnn` operators are loops over a sequence; they
+are no tiles of a region, but `recurrent.py` has a kernel for most of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from partita.errors import PartitaError
+from partita.run.rtasks.arena import Lowered
+from partita.run.streams.read import Held
+from partita.run.streams.steps import Ref, Step
+
+T = torch.Tensor
+CELLS = {
+    "aten.lstm.input": "lstm",
+    "aten.gru.input": "gru",
+    "aten.rnn_tanh.input": "rnn_tanh",
+    "aten.rnn_relu.input": "rnn_relu",
+}
+Island = Callable[[dict[str, Any]], Any]
+
+
+def recurrent_islands(
+    lowered: Lowered, device: torch.device
+) -> tuple[dict[str, Island], dict[str, str]]:
+    """By step: what runs its layers, and for the others why nothing does."""
+    found: dict[str, Island] = {}
+    refused: dict[str, str] = {}
+    for step in lowered.flow.steps:
+        if step.target in CELLS:
+            try:
+                found[step.name] = _layers(lowered, step, device)
+            except PartitaError as error:
+                refused[step.name] = str(error)
+    return found, refused
+
+
+def _layers(lowered: Lowered, step: Step, device: torch.device) -> Island:
+    from partita.run.rtasks.recurrent import compile_recurrent
+    from partita.run.rtasks.recurrent_spec import Recurrent
+
+    flow, cell = lowered.flow, CELLS[step.target]
+    x, states, weights, bias, layers, _, _, both, batch_first = step.arguments
+    shape = flow.shapes[x.name]
+    given = states if cell == "lstm" else [states]
+    packed = [flow.constants[each].to(device) for each in weights]
+    spec = Recurrent(
+        cell=cell,
+        input_size=shape[2],
+        hidden_size=packed[1].shape[1],
+        num_layers=layers,
+        bidirectional=both,
+        bias=bias,
+        batch_first=batch_first,
+        batch=shape[0 if batch_first else 1],
+        dtype=flow.dtypes[x.name],
+    )
+    run = compile_recurrent(spec, packed, device)
+    constants = {each: flow.constants[each].to(device) for each in given if isinstance(each, Held)}
+    zero = {name for name, value in constants.items() if not bool(value.any())}
+
+    def state(values: dict[str, Any], each: Any) -> T | None:
+        if isinstance(each, Ref):
+            return values[each.name]  # type: ignore[no-any-return]
+        return None if each in zero else constants[each]
+
+    def island(values: dict[str, Any]) -> Any:
+        output, h, c = run(values[x.name], *(state(values, each) for each in given))
+        return (output, h, c) if cell == "lstm" else (output, h)
+
+    return island

@@ -1,0 +1,181 @@
+"""From modules to something to call: lowered, planned, compiled, checked, timed; step by step."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from partita.cluster import DeviceKind
+from partita.errors import VerificationError
+from partita.run.rtasks.arena import Lowered
+from partita.run.rtasks.choose import Captured, PieceTimes, piece_times
+from partita.run.rtasks.execute import Island, Pipeline
+from partita.run.rtasks.fused import Call, Fused
+from partita.run.rtasks.islands import recurrent_islands
+from partita.run.rtasks.launches import Launched, compiled, interpreted
+from partita.run.rtasks.lower import captured, lower_flow, side_by_side
+from partita.run.rtasks.outcome import Outcome, RegionOutcome
+from partita.run.rtasks.planned import plan_region, plan_regions
+from partita.run.streams.export import flow_of
+from partita.run.streams.fold import fold_norms
+from partita.run.streams.measure import compare_us
+from partita.run.streams.replay import Plain
+from partita.run.streams.steps import Flow
+from partita.run.streams.truth import Truth, truth_of
+
+T = torch.Tensor
+
+
+class Job:
+    """From modules to something to call, step by step."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        examples: Sequence[tuple[T, ...]],
+        device: torch.device,
+        note: Callable[[str], None],
+    ) -> None:
+        self.modules, self.examples, self.device, self.note = modules, examples, device, note
+        self.inputs = tuple(each for example in examples for each in example)
+        self.name = " + ".join(type(each).__name__ for each in modules)
+        self.notes: list[str] = []
+
+    def lower(self) -> None:
+        """Capture the modules; give their values places."""
+        began = time.perf_counter()
+        pairs = list(zip(self.modules, self.examples, strict=True))
+        with torch.no_grad():
+            flows = [captured(*pair) for pair in pairs]
+            self.flow: Flow = side_by_side(flows)
+            self.lowered: Lowered = lower_flow(self.flow, self.device)
+            plain = side_by_side([fold_norms(flow_of(*pair)) for pair in pairs])
+            truths = [truth_of(*pair, depth=len(plain.steps)) for pair in pairs]
+        self.plain_flow = plain
+        self.truth = Truth(
+            tuple(each for truth in truths for each in truth.outputs),
+            tuple(each for truth in truths for each in truth.errors),
+            max(truth.floor for truth in truths),
+        )
+        self.lower_s = time.perf_counter() - began
+
+    def plan(self, kind: DeviceKind, method: str, time_s: float, per_unit: int, seed: int) -> None:
+        """A program for every region."""
+        began = time.perf_counter()
+        options: dict[str, Any] = {"method": method, "time_s": time_s, "seed": seed}
+        self.kind = kind
+        self.plans = plan_regions(self.lowered, kind, per_unit=per_unit, **options)
+        self.replan = lambda index: plan_region(self.lowered, index, kind, per_unit=1, **options)
+        self.plan_s = time.perf_counter() - began
+        self.note(f"{sum(plan is not None for plan in self.plans)} regions planned")
+
+    def interpret(self, seed: int) -> Fused:
+        """Tile by tile, without a GPU."""
+        launched = interpreted(self.lowered, self.plans, seed)
+        pipeline = Pipeline(self.lowered, launched.launches)
+        with torch.no_grad():
+            error = self.check(pipeline(*self.inputs))
+        outcome = self.outcome("interpreted", launched, {}, error)
+        return Fused(self.modules, self.examples, pipeline, self.plans, outcome)
+
+    def compile(self, num_warps: int) -> Launched:
+        """A kernel for every region."""
+        return compiled(self.lowered, self.plans, num_warps=num_warps, replan=self.replan)
+
+    def measure(self, launched: Launched) -> Fused:
+        """Timed piece by piece and as a whole, in CUDA graphs; what is slower is not used."""
+        began = time.perf_counter()
+        islands, refused = recurrent_islands(self.lowered, self.device)
+        self.notes += [f"{self.region_name(i)} {text}" for i, text in launched.refused.items()]
+        self.notes += [f"{name} stays with PyTorch: {text}" for name, text in refused.items()]
+        with torch.no_grad():
+            sequential = Plain(self.plain_flow, self.inputs)
+            self.truth = self.truth.beside(sequential(*self.inputs))
+            self.check(Pipeline(self.lowered, launched.launches, islands)(*self.inputs))
+            compile_s = time.perf_counter() - began + sum(launched.seconds.values())
+            times = piece_times(self.lowered, launched.launches, self.inputs, islands)
+            kept = [
+                launch if index not in times or times[index].is_faster else None
+                for index, launch in enumerate(launched.launches)
+            ]
+            islands = self.faster_islands(kept, islands)
+            found = Captured(Pipeline(self.lowered, kept, islands), self.inputs)
+            error = self.check(found(*self.inputs))
+            fused_us, sequential_us = compare_us([found.replay, sequential.replay])
+        used = "fused" if fused_us < sequential_us else "sequential"
+        outcome = replace(
+            self.outcome(used, launched, times, error),
+            compile_s=compile_s, fused_us=fused_us, sequential_us=sequential_us,
+        )  # fmt: skip
+        call: Call = found if used == "fused" else sequential
+        return Fused(self.modules, self.examples, call, launched.plans, outcome)
+
+    def faster_islands(self, kept: Sequence[Any], islands: dict[str, Island]) -> dict[str, Island]:
+        """Persistent kernels for whole layers, if the model is faster with them."""
+        if not islands:
+            return islands
+        ways = [Captured(Pipeline(self.lowered, kept, each), self.inputs) for each in (islands, {})]
+        times = compare_us([way.replay for way in ways])
+        names = ", ".join(islands)
+        self.notes.append(
+            f"{names} as persistent kernels: {times[0]:.1f} us for the model, "
+            f"{times[1]:.1f} us with PyTorch's own"
+        )
+        return islands if times[0] < times[1] else {}
+
+    def check(self, outputs: tuple[T, ...]) -> float:
+        """Refuse outputs that are not the model's."""
+        error = self.truth.error(outputs)
+        if not self.truth.holds(outputs):
+            raise VerificationError(
+                (
+                    f"the fused model is {error:.2e} off float64, the model itself "
+                    f"{max(self.truth.errors):.2e}",
+                )
+            )
+        return error
+
+    def region_name(self, index: int) -> str:
+        """Regions are numbered as they run."""
+        number = sum(plan is not None for plan in self.plans[:index])
+        return f"region {number}"
+
+    def outcome(
+        self, used: str, launched: Launched, times: dict[int, PieceTimes], error: float
+    ) -> Outcome:
+        """Everything there is to say."""
+        regions = []
+        for index, plan in enumerate(launched.plans):
+            if plan is None:
+                continue
+            timed = times.get(index)
+            regions.append(
+                RegionOutcome(
+                    self.region_name(index),
+                    len(plan.region.ops),
+                    sum(plan.program.num_tiles),
+                    len(plan.program.veus),
+                    plan.fused_us,
+                    plan.result.lower_bound or 0.0,
+                    plan.unfused_us,
+                    plan.seconds,
+                    launched.seconds.get(index, 0.0),
+                    None if timed is None else timed.fused_us,
+                    None if timed is None else timed.unfused_us,
+                    index not in launched.refused and (timed is None or timed.is_faster),
+                    launched.about.get(index, launched.refused.get(index, "")),
+                )
+            )
+        islands = tuple(
+            (draft.name, draft.reason) for piece in self.lowered.pieces for draft in piece.islands
+        )
+        name = self.kind.name if self.device.type == "cpu" else torch.cuda.get_device_name()
+        dtype = str(self.lowered.arena.data.dtype).removeprefix("torch.")
+        return Outcome(
+            self.name, name, dtype, used, tuple(regions), islands, self.lower_s, self.plan_s,
+            sum(launched.seconds.values()), error, max(self.truth.errors),
+            notes=tuple(self.notes),
+        )  # fmt: skip

@@ -1,0 +1,64 @@
+"""A flow as it is lowered: its values' layout, its constants, and why a step does not fit."""
+
+from typing import Any
+
+import torch
+
+from partita.run.rtasks.drafts import Values
+from partita.run.rtasks.lower_chain import UnfitError
+from partita.run.streams.read import Held
+from partita.run.streams.steps import Flow, Ref, Step
+
+T = torch.Tensor
+
+
+class Reading:
+    """A flow, the layout of its values, and which results of an operator have which name."""
+
+    def __init__(self, flow: Flow, device: torch.device) -> None:
+        self.flow = flow
+        self.values = Values(flow)
+        self.items: dict[str, dict[int, str]] = {}
+        for step in flow.steps:
+            if step.target == "getitem" and isinstance(step.arguments[1], int):
+                self.items.setdefault(step.inputs[0], {})[step.arguments[1]] = step.name
+        gpu = device.type == "cuda"  # there as PyTorch does it, elsewhere without rounding
+        self.tf32_conv = gpu and bool(torch.backends.cudnn.allow_tf32)
+        self.tf32_product = gpu and bool(torch.backends.cuda.matmul.allow_tf32)
+
+    def held(self, value: Any) -> T | None:
+        """A constant among the arguments of a call, if it is one."""
+        return self.flow.constants[value] if isinstance(value, Held) else None
+
+    def constant(self, name: str) -> T | None:
+        """A constant of a step, in f32; None where the step has none."""
+        return self.flow.constants[name].float() if name else None
+
+    def need(self, name: str, *, image: bool = False) -> None:
+        """Read or make a value in this layout, or say why not."""
+        if name not in self.values.shapes:
+            raise UnfitError(f"{name} is several values")
+        if not self.values.is_tensor(name):
+            raise UnfitError(
+                f"{name} is {list(self.values.shapes[name])} of {self.values.dtypes[name]}"
+            )
+        if not self.values.take(name, image=image):
+            raise UnfitError(f"{name} lies otherwise in memory")
+
+
+def source_of(step: Step) -> str:
+    """The value that an operator takes first."""
+    value = step.arguments[0]
+    if not isinstance(value, Ref):
+        raise UnfitError("its first argument is no value")
+    return value.name
+
+
+def first_item(r: Reading, step: Step) -> tuple[str, tuple[str, ...]]:
+    """The only result of several that is read, and the step that takes it."""
+    items = r.items.get(step.name)
+    if step.name in r.values.shapes or items is None:
+        return step.name, ()
+    if set(items) != {0}:
+        raise UnfitError("more of its results than the first are read")
+    return items[0], (items[0],)
