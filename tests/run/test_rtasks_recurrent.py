@@ -1,5 +1,6 @@
 """Recurrent layers as persistent kernels: in Triton's interpreter, and on a GPU if any."""
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from counted_turns import too_early
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,10 +55,17 @@ def test_weights_beyond_the_registers_are_not_tried():
     assert fits(spec, Shape(16, 4, 16, True, 10))
 
 
-@pytest.mark.parametrize(("dtype", "warps"), [(torch.float32, 16), (torch.float16, 8)])
-def test_the_first_shape_is_the_one_that_was_measured_fastest(dtype, warps):
-    spec = Recurrent("lstm", 256, 256, 10, dtype=dtype)
-    assert shapes(spec)[0] == Shape(16, 4, warps, True, 10)
+MEASURED = [
+    (Recurrent("lstm", 256, 256, 10), Shape(16, 4, 8, True, 10)),
+    (Recurrent("lstm", 128, 128, 8), Shape(8, 0, 4, True, 8)),
+    (Recurrent("gru", 1312, 512, 5, True), Shape(8, 0, 4, True, 1)),
+]
+
+
+@pytest.mark.parametrize(("spec", "shape"), MEASURED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_first_shape_is_the_one_that_was_measured_fastest(spec, shape, dtype):
+    assert shapes(replace(spec, dtype=dtype))[0] == shape
 
 
 @given(
@@ -180,6 +189,22 @@ class TestTheProgram:
                     found = check_rprogram(problem, replace(program, veus=veus), groups * blocks)
                     assert "does not wait for it" in found[0]
 
+    @pytest.mark.parametrize("seed", range(5))
+    @pytest.mark.parametrize(("groups", "blocks", "steps", "batch", "both"), CASES)
+    def test_counters_that_add_up_all_programs_of_a_group_are_enough(
+        self, groups, blocks, steps, batch, both, seed
+    ):
+        problem, program = recurrent_rprogram(groups, blocks, 4 * steps, batch, both)
+        early = too_early(
+            problem, program, groups, lambda step: (step % batch, step // batch), seed
+        )
+        assert not early
+
+    def test_one_counter_for_all_sequences_would_not_be(self):
+        problem, program = recurrent_rprogram(1, 3, 20, 2)
+        found = [too_early(problem, program, 1, lambda step: (0, step), s) for s in range(5)]
+        assert any(found)
+
     def test_more_programs_than_are_resident_are_refused(self):
         problem, program = recurrent_rprogram(4, 3, 2)
         assert "12 programs, but only 11" in check_rprogram(problem, program, 11)[0]
@@ -213,7 +238,7 @@ def turns(layers, num_steps, seed):
     return torch.tensor(order, dtype=torch.int32)
 
 
-def check(module, shape, steps=4, batch=1, shuffled=False):
+def check(module, shape, steps=3, batch=1, shuffled=False):
     module.eval()
     layers = compile_module(module, CPU, shape, batch)
     first = [batch, steps] if module.batch_first else [steps, batch]
@@ -252,12 +277,12 @@ check(nn.RNN(4, 11, 2).bfloat16(), Shape(8, 2, 4, True, 2))
 check(nn.RNN(4, 11, 1, "relu", bidirectional=True), Shape(8, 2, 4, True))
 
 layers, x = check(nn.LSTM(4, 6, 2), Shape(4, 0, 4, True, 2))
-layers._counters[0][2] = 2**30  # a counter that will run over
+layers._counters[0][2] = 2**30  # times done before: counters that will run over
 layers._counters[0][:2] = (2**30 * layers.num_blocks + 2**31) % 2**32 - 2**31
 wanted = layers(x)[0]
 torch.testing.assert_close(layers(x)[0], wanted)
 assert layers.faults == 0
-layers.turns = torch.arange(4 * 4, dtype=torch.int32).flip(0)
+layers.turns = torch.arange(3 * 4, dtype=torch.int32).flip(0)
 layers(x)
 assert layers.faults > 0, "a reversed order was not noticed"
 print("all right")
@@ -281,7 +306,15 @@ def test_interpreted_kernels_agree_with_pytorch_in_any_order_that_waits_allow():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def _watched(self, monkeypatch):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # to compare with exact sums
+        faulthandler.dump_traceback_later(120, exit=True)  # a kernel that hangs: says in which test
+        yield
+        faulthandler.cancel_dump_traceback_later()
+
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("batch", [1, 3])
     @pytest.mark.parametrize("both", [False, True])

@@ -21,7 +21,6 @@ from torch import nn
 
 from partita.errors import ProblemError
 from partita.run.rtasks.recurrent_pack import Packed, pack
-from partita.run.rtasks.recurrent_resident import about, check_resident
 from partita.run.rtasks.recurrent_spec import (
     H200_UNITS,
     KINDS,
@@ -33,6 +32,7 @@ from partita.run.rtasks.recurrent_spec import (
     recurrent_refusal,
     shapes,
 )
+from partita.run.rtasks.residency import check_resident, resident_programs, resources
 
 T = torch.Tensor
 MOST_ELEMENTS = 2**31 - 1  # of the hidden states of a launch: offsets are 32 bits
@@ -66,9 +66,8 @@ class Persistent:
         self.spins = device.type == "cuda"
         # where a program cannot keep its states: its steps are not all of one sequence, one by one
         self.carries = spec.batch > 1 or not (self.spins or self.num_blocks == 1)
-        self._counters = [
-            self._zeros(self.num_groups + 2, dtype=torch.int32) for _ in self.launches
-        ]
+        count = self.num_groups * spec.batch + 2
+        self._counters = [self._zeros(count, dtype=torch.int32) for _ in self.launches]
         self._faults = self._zeros(1, dtype=torch.int32)
         self._start = self._zeros(
             spec.num_layers * spec.directions, spec.batch, spec.hidden_size, dtype=spec.dtype
@@ -86,9 +85,9 @@ class Persistent:
         spec = self.spec
         if spec.batch_first and spec.batch > 1:
             x = x.transpose(0, 1)
-        value = _aligned(x.reshape(num_times * spec.batch, spec.input_size))
-        h0 = self._start if h0 is None else _aligned(h0)
-        c0 = self._start if c0 is None else _aligned(c0)
+        value = aligned(x.reshape(num_times * spec.batch, spec.input_size))
+        h0 = self._start if h0 is None else aligned(h0)
+        c0 = self._start if c0 is None else aligned(c0)
         h = torch.empty_like(self._start)
         c = torch.empty_like(self._start) if spec.cell == "lstm" else None
         scratch = self._scratch_for(num_times * spec.batch)
@@ -169,7 +168,8 @@ class Persistent:
         if self.spins and key not in self._compiled:
             compiled = recurrent_layers.warmup(*arguments, **options)
             compiled._init_handles()
-            check_resident(compiled, programs, shape.num_warps, self.device)
+            resident = resident_programs(compiled, shape.num_warps, self.device)
+            check_resident(programs, resident, resources(compiled))
             self._compiled[key] = compiled
         recurrent_layers.run(*arguments, warmup=False, **options)
         return out
@@ -188,11 +188,11 @@ class Persistent:
     def about(self) -> str:
         """The resources of the compiled kernels."""
         programs = self.num_groups * self.num_blocks
-        found = [about(compiled, programs) for compiled in self._compiled.values()]
-        return "; ".join(found) or "not compiled"
+        found = {f"{programs} programs, {resources(kernel)}" for kernel in self._compiled.values()}
+        return "; ".join(sorted(found)) or "not compiled"
 
 
-def _aligned(tensor: T) -> T:
+def aligned(tensor: T) -> T:
     """Contiguous and on a boundary of 16 bytes, so that no other kernel is compiled for it."""
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

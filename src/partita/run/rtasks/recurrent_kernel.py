@@ -12,10 +12,12 @@ too, else they are read from the L2 cache while the program would wait anyway). 
     3. updates its rows of the state, and signals.
 
 There is no barrier: layers run as far ahead as data allows. The sequences of a batch take turns:
-step s is time s // BATCH of sequence s % BATCH. One counter per group only grows; how many steps
-were done before is kept on the device, so that nothing is reset between launches and the length is
-an argument. Hidden states of all steps are kept: nothing is written twice. All programs must be
-resident at once (`recurrent.py` checks it).
+step s is time s // BATCH of sequence s % BATCH. One counter per group and sequence only grows: what
+all programs of the group have signalled for it. That is enough, since none of them gets a step of a
+sequence ahead of another that has not signalled the one before. How many times were done before is
+kept on the device, so that nothing is reset between launches and the length is an argument. Hidden
+states of all steps are kept: nothing is written twice. All programs must be resident at once
+(`recurrent.py` checks it).
 
 The gates of a row are neighbouring rows of one matrix, in `SLOTS`: one sum over columns instead of
 one per gate, since each may have to cross warps. A GRU has four slots: reset, update, and of the
@@ -164,8 +166,8 @@ def _walk(
     WIDE: tl.constexpr = 2 * SIZE if BOTH else SIZE
     group = program // NUM_BLOCKS
     first = program % NUM_BLOCKS * (BH + BX)
-    own = counters + group
-    below = counters + tl.maximum(group - 1, 0)
+    own = counters + group * BATCH
+    below = counters + tl.maximum(group - 1, 0) * BATCH
     in_x = tl.arange(0, WIDTH_X)
     in_h = tl.arange(0, WIDTH_H)
     wx = w_x + group * GATES * SIZE * WIDTH_X
@@ -208,7 +210,7 @@ def _walk(
         else:
             if group > 0:
                 pause(program + 4 * step, DELAY)
-                wait(below, (epoch + step + 1) * NUM_BLOCKS, faults, SPIN)
+                wait(below + sequence, (epoch + time + 1) * NUM_BLOCKS, faults, SPIN)
                 source = hidden_below + step * WIDTH_H
                 width = SIZE
             else:
@@ -241,7 +243,7 @@ def _walk(
                 d = _start(s_first, carry, group, sequence, more, time, SIZE, BATCH)
         if time > 0:
             pause(program + 4 * step + 1, DELAY)
-            wait(own, (epoch + step - BATCH + 1) * NUM_BLOCKS, faults, SPIN)
+            wait(own + sequence, (epoch + time) * NUM_BLOCKS, faults, SPIN)
             past = hidden_here + (step - BATCH) * WIDTH_H
         else:
             past = h_first + (group * BATCH + sequence) * SIZE
@@ -261,7 +263,7 @@ def _walk(
             if BX:
                 tl.store(carry + (group * BATCH + sequence) * SIZE + more, d, mask=there)
         pause(program + 4 * step + 2, DELAY)
-        signal(own)
+        signal(own + sequence)
         if BOTH or group == NUM_GROUPS - 1:
             tl.store(out_here + line * WIDE + rows, kept, mask=here)
             if BX:
@@ -301,11 +303,12 @@ def recurrent_layers(
 ):  # fmt: skip
     """x [T B, INPUTS]; pre [T B, directions GATES SIZE]; w_x [G, GATES SIZE, WIDTH_X];
     w_h [G, GATES SIZE, WIDTH_H]; bias [G, SLOTS, SIZE]; h_first, s_first, carry, h_last, c_last
-    [G, B, SIZE]; hidden [G, capacity, WIDTH_H]; out [T B, directions SIZE]; counters [G + 2]: one
-    per group, the steps done before, the programs that are done; turns: (step, program) one after
-    the other, for one program that does all."""
+    [G, B, SIZE]; hidden [G, capacity, WIDTH_H]; out [T B, directions SIZE]; counters [G B + 2]: one
+    per group and sequence, the times done before, the programs that are done; turns: (step,
+    program) one after the other, for one program that does all."""
     PROGRAMS: tl.constexpr = NUM_GROUPS * NUM_BLOCKS
-    epoch = tl.load(counters + NUM_GROUPS, volatile=True)
+    COUNTERS: tl.constexpr = NUM_GROUPS * BATCH
+    epoch = tl.load(counters + COUNTERS, volatile=True)
     if SPIN:
         _walk(
             tl.program_id(0), 0, num_times * BATCH, epoch, num_times, capacity, x, pre, w_x, w_h,
@@ -314,10 +317,10 @@ def recurrent_layers(
             WIDTH_H, PRE, BOTH, X_RESIDENT, CARRY, SPIN, DELAY,
         )  # fmt: skip
         tl.debug_barrier()
-        done = tl.atomic_add(counters + NUM_GROUPS + 1, 1, sem="acq_rel", scope="gpu")
+        done = tl.atomic_add(counters + COUNTERS + 1, 1, sem="acq_rel", scope="gpu")
         if done == PROGRAMS - 1:
-            tl.store(counters + NUM_GROUPS + 1, 0)
-            tl.store(counters + NUM_GROUPS, epoch + num_times * BATCH)
+            tl.store(counters + COUNTERS + 1, 0)
+            tl.store(counters + COUNTERS, epoch + num_times)
     else:
         for turn in range(num_turns):
             begin, end = 0, num_times  # a group of one program: all its steps, states in registers
@@ -331,4 +334,4 @@ def recurrent_layers(
                 KIND, SLOTS, GATES, INPUTS, SIZE, BATCH, NUM_GROUPS, NUM_BLOCKS, BH, BX, WIDTH_X,
                 WIDTH_H, PRE, BOTH, X_RESIDENT, CARRY, SPIN, DELAY,
             )  # fmt: skip
-        tl.store(counters + NUM_GROUPS, epoch + num_times * BATCH)
+        tl.store(counters + COUNTERS, epoch + num_times)

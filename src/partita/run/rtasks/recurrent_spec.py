@@ -9,7 +9,8 @@ matter of numbers:
     held per thread   = slots * rows of a program * columns held / threads   32-bit registers
 
 `shapes` lists what fits, by a rule: fewest steps one after the other first, then what a step takes
-(a signal seen across the device, the products, input weights that come from the L2 cache).
+(a signal seen across the device, the products, input weights that come from the L2 cache), then
+the fewest warps that need not spill: their sums cross fewer of them.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ MOST_SEQUENCES = 8  # they take turns: beyond, products of matrices are faster
 H200_UNITS = 132
 REGISTERS = 65536  # of a unit
 SPARE = 48  # registers a thread needs beside the weights it holds
-COMFORT = 96  # held by a thread: beyond, fewer warps do not pay
+COMFORT = 160  # weights of a thread, all as f32 as compilers may keep them: beyond, they spill
 SIGNAL_US = 2.0  # write, signal, see, read: measured, roughly
 L2_BYTES_PER_US = 5e6
 PRODUCTS_PER_US = 80e3  # of a unit that converts, multiplies and adds
@@ -121,13 +122,17 @@ def input_width(spec: Recurrent, shape: Shape) -> int:
     return wide if fed_before(spec, shape, spec.input_size) else max(wide, first)
 
 
-def held_registers(spec: Recurrent, shape: Shape) -> float:
-    """32-bit registers of a thread that hold weights."""
+def held_weights(spec: Recurrent, shape: Shape) -> float:
+    """Weights that a thread holds."""
     columns = power(spec.hidden_size)
     if shape.input_resident and input_width(spec, shape) > 1:
         columns += input_width(spec, shape)
-    held = spec.slots * (shape.rows + shape.extra) * columns * spec.dtype.itemsize / 4
-    return held / (32 * shape.num_warps)
+    return spec.slots * (shape.rows + shape.extra) * columns / (32 * shape.num_warps)
+
+
+def held_registers(spec: Recurrent, shape: Shape) -> float:
+    """32-bit registers of a thread that they take."""
+    return held_weights(spec, shape) * spec.dtype.itemsize / 4
 
 
 def fits(spec: Recurrent, shape: Shape, units: int = H200_UNITS) -> bool:
@@ -158,7 +163,7 @@ def shapes(spec: Recurrent, units: int = H200_UNITS) -> list[Shape]:
         (shape for shape in _all_shapes(spec) if fits(spec, shape, units)),
         key=lambda shape: (
             round(estimate_us(spec, shape), 3),
-            held_registers(spec, shape) > COMFORT,
+            held_weights(spec, shape) > COMFORT,
             shape.num_warps,
             shape.extra,
             shape.rows,
