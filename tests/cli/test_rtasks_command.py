@@ -29,3 +29,60 @@ def test_unknown_methods_and_endings_are_refused(run, tmp_path):
     result = run("rtasks", "lstm@2", "-o", str(tmp_path / "x.docx"))
     assert result.exit_code == 2
     assert "end the name in one of" in result.stderr
+
+
+class TestRunning:
+    """`--interpret` and `--run`: the model itself."""
+
+    SOURCE = """
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    layers = nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8), nn.Softmax(-1)
+    return nn.Sequential(*layers), (torch.randn(1, 16),)
+"""
+
+    @pytest.fixture
+    def spec(self, tmp_path):
+        pytest.importorskip("torch")
+        path = tmp_path / "small.py"
+        path.write_text(self.SOURCE)
+        return f"{path}:model"
+
+    def test_a_users_model_runs_tile_by_tile(self, run, spec, tmp_path):
+        path = tmp_path / "programs.txt"
+        result = run("rtasks", spec, "--interpret", "--method", "list", "-o", str(path))
+        assert result.exit_code == 0, result.output
+        assert "1 fused regions, 0 islands; run tile by tile without a GPU" in result.stdout
+        assert path.read_text().startswith("veu 0\n  run ")
+
+    def test_the_report_is_json(self, run_json, spec):
+        found = run_json("rtasks", spec, "--interpret", "--method", "list")
+        assert found["format"] == "partita/rtasks-report@1"
+        assert found["regions"][0]["num_ops"] == 3
+        assert found["error"] < 1e-6
+
+    def test_two_models_share_a_program(self, run, spec):
+        result = run("rtasks", spec, "--with", spec, "--interpret", "--method", "list")
+        assert "one after the other" in result.stdout
+
+    def test_a_zoo_model_runs_through_its_twin(self, run_json):
+        pytest.importorskip("torch")
+        found = run_json("rtasks", "lstm@2", "--interpret", "--method", "list")
+        assert found["regions"][0]["num_ops"] == 20
+        assert found["islands"] == []
+
+    def test_without_a_gpu_it_says_what_to_do(self, run, spec):
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        result = run("rtasks", spec, "--run")
+        assert result.exit_code == 2
+        assert "leave --run out to plan, or use --interpret" in result.stderr
+
+    def test_an_ending_that_says_nothing_is_refused(self, run, spec, tmp_path):
+        result = run("rtasks", spec, "--interpret", "-o", str(tmp_path / "x.svg"))
+        assert result.exit_code == 2
+        assert "end the name in one of .json, .txt" in result.stderr

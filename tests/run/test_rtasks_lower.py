@@ -14,6 +14,7 @@ from partita.errors import CaptureError, GraphError, InputError, ProblemError  #
 from partita.run.rtasks import arena  # noqa: E402
 from partita.run.rtasks.lower import captured, lower_flow, lower_module, side_by_side  # noqa: E402
 from partita.run.rtasks.tileops import num_tiles, rectangle, tiles  # noqa: E402
+from partita.run.streams.fold import fold  # noqa: E402
 from partita.run.streams.truth import as_tuple, relative  # noqa: E402
 
 EXAMPLES = examples()
@@ -156,7 +157,7 @@ def test_written_values_do_not_overlap():
 
 def test_two_models_side_by_side_give_what_each_gives():
     (a, xs), (b, ys) = EXAMPLES["mlp"], EXAMPLES["resnet"]
-    both = side_by_side([captured(a, xs), captured(b, ys)])
+    both = side_by_side([fold(captured(a, xs)), fold(captured(b, ys))])
     lowered = lower_flow(both, torch.device("cpu"))
     found = interpreted(lowered, planned(lowered), 0)(*xs, *ys)
     for mine, theirs in zip(found, (*wanted(a, xs), *wanted(b, ys)), strict=True):

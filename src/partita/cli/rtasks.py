@@ -18,6 +18,8 @@ FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
 @click.option("--device", default="H200", show_default=True, help="A kind of device.")
 @click.option("--method", help="A search for rTasks; see: partita methods rtasks.")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search.")
+@click.option("--run", "on_gpu", is_flag=True, help="Fuse it on this machine's GPU and measure.")
+@click.option("--interpret", is_flag=True, help="Run it tile by tile, without a GPU: slow.")
 @click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--dtype", help="Element type of the parameters.")
 @output_option(f"Write it here; the ending decides: {', '.join(FORMATS)}.")
@@ -28,6 +30,8 @@ def command(
     device: str,
     method: str | None,
     time_limit: float | None,
+    on_gpu: bool,
+    interpret: bool,
     batch: int,
     dtype: str | None,
     output: OutputFile | None,
@@ -41,7 +45,18 @@ def command(
     are those of the roofline; no GPU is needed. With --with another model shares the kernel. The
     answer as -o FILE: .txt is the program of every unit, .svg and .trace.json its timeline,
     .problem.json the problem for partita solve.
+
+    With --run the model is lowered to fused regions and islands, compiled, checked and timed on
+    this machine's GPU; --interpret does the same tile by tile in PyTorch, to see what is fused and
+    that its numbers are the model's. -o FILE is then the report (.json) or the programs (.txt).
     """
+    if on_gpu or interpret:
+        from partita.cli.rtasks_run import run_it
+
+        return run_it(
+            model, output, out, beside=beside, device="cuda" if on_gpu else "cpu", kind=device,
+            batch=batch, dtype=dtype, method=method, time_s=time_limit,
+        )  # fmt: skip
     from partita.jobs.rtasks import plan_rtasks
 
     suffix = None if output is None else _suffix(output.path)

@@ -59,13 +59,16 @@ def rprogram(problem: RtasksProblem, solution: RtasksSolution) -> RProgram:
     """The instructions of a valid schedule."""
     counts = _counts(problem, solution)
     home = {task: veu for veu, queue in enumerate(solution.queues) for task in queue}
-    heard = _heard(problem, solution, counts, home)
+    homes: dict[int, set[int]] = defaultdict(set)  # the vEUs that run some tile of an operator
+    for (operator, _), veu in home.items():
+        homes[operator].add(veu)
+    heard = _heard(problem, solution, counts, home, homes)
     veus = []
     for veu, queue in enumerate(solution.queues):
         known: set[Task] = set()  # run here or waited for; ALL stands for every tile
         lines: list[Instruction] = []
         for operator, tile in queue:
-            for source, wanted in _waits(problem, counts, home, veu, (operator, tile)):
+            for source, wanted in _waits(problem, counts, home, homes, veu, (operator, tile)):
                 if not _is_known(known, source, wanted, counts[source]):
                     known.add((source, wanted))
                     lines.append(Instruction("wait", source, wanted))
@@ -89,31 +92,38 @@ def _counts(problem: RtasksProblem, solution: RtasksSolution) -> tuple[int, ...]
 
 
 def _waits(
-    problem: RtasksProblem, counts: tuple[int, ...], home: dict[Task, int], veu: int, task: Task
+    problem: RtasksProblem,
+    counts: tuple[int, ...],
+    home: dict[Task, int],
+    homes: dict[int, set[int]],
+    veu: int,
+    task: Task,
 ) -> Iterator[Task]:
     """What a tile must wait for: nothing that its own vEU has run before."""
     operator, tile = task
     for edge in problem.before[operator]:
-        needed = needed_tiles(edge, counts[edge.src], counts[operator], tile)
-        others = [other for other in needed if home[edge.src, other] != veu]
-        if not others:
+        if not edge.aligned:
+            if homes[edge.src] != {veu}:
+                yield edge.src, ALL
             continue
-        if edge.aligned:
-            for other in others:
+        for other in needed_tiles(edge, counts[edge.src], counts[operator], tile):
+            if home[edge.src, other] != veu:
                 yield edge.src, other
-        else:
-            yield edge.src, ALL
 
 
 def _heard(
-    problem: RtasksProblem, solution: RtasksSolution, counts: tuple[int, ...], home: dict[Task, int]
+    problem: RtasksProblem,
+    solution: RtasksSolution,
+    counts: tuple[int, ...],
+    home: dict[Task, int],
+    homes: dict[int, set[int]],
 ) -> set[Task]:
     """The tiles that another vEU waits for; of an operator waited for as a whole, all of them."""
     found: set[Task] = set()
     whole: set[int] = set()
     for veu, queue in enumerate(solution.queues):
         for task in queue:
-            for source, wanted in _waits(problem, counts, home, veu, task):
+            for source, wanted in _waits(problem, counts, home, homes, veu, task):
                 if wanted == ALL:
                     whole.add(source)
                 else:

@@ -23,7 +23,7 @@ def rtasks(
     module: nn.Module | Sequence[nn.Module],
     example: Example | Sequence[Example],
     *,
-    time_s: float = 4.0,
+    time_s: float = 3.0,
     method: str = "search",
     dtype: str | None = None,
     device: str | None = None,

@@ -132,7 +132,7 @@ def _as_steps(draft: Draft, values: Values) -> list[Step]:
     if draft.kind == "part":
         end = draft.begin + values.matrix(draft.name).cols
         return [Step(draft.name, "part", draft.reads, begin=draft.begin, end=end)]
-    kind = "cat" if draft.kind == "cat" else "call"
+    kind = "cat" if draft.kind == "cat" else "combine"  # whatever writes all of a matrix
     return [Step(name, kind, draft.reads) for name in draft.makes]
 
 

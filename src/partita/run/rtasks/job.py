@@ -19,8 +19,7 @@ from partita.run.rtasks.launches import Launched, compiled, interpreted
 from partita.run.rtasks.lower import captured, lower_flow, side_by_side
 from partita.run.rtasks.outcome import Outcome, RegionOutcome
 from partita.run.rtasks.planned import plan_region, plan_regions
-from partita.run.streams.export import flow_of
-from partita.run.streams.fold import fold_norms
+from partita.run.streams.fold import fold, fold_norms
 from partita.run.streams.measure import compare_us
 from partita.run.streams.replay import Plain
 from partita.run.streams.steps import Flow
@@ -50,9 +49,9 @@ class Job:
         pairs = list(zip(self.modules, self.examples, strict=True))
         with torch.no_grad():
             flows = [captured(*pair) for pair in pairs]
-            self.flow: Flow = side_by_side(flows)
+            self.flow: Flow = side_by_side([fold(flow) for flow in flows])
             self.lowered: Lowered = lower_flow(self.flow, self.device)
-            plain = side_by_side([fold_norms(flow_of(*pair)) for pair in pairs])
+            plain = side_by_side([fold_norms(flow) for flow in flows])
             truths = [truth_of(*pair, depth=len(plain.steps)) for pair in pairs]
         self.plain_flow = plain
         self.truth = Truth(

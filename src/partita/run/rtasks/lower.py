@@ -22,12 +22,12 @@ def lower_module(
     module: nn.Module, inputs: tuple[T, ...], device: torch.device | None = None
 ) -> Lowered:
     """A module for inputs of these shapes, as regions and islands in memory."""
-    return lower_flow(captured(module, inputs), device or inputs[0].device)
+    return lower_flow(fold(captured(module, inputs)), device or inputs[0].device)
 
 
 def captured(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
-    """The module's steps: norms folded, sums and ReLUs absorbed, equal steps once."""
-    flow = fold(flow_of(module, inputs))
+    """The module's steps as they are; refused if they would not compute the same every time."""
+    flow = flow_of(module, inputs)
     if flow.random_ops:
         raise InputError(
             f"the model draws random numbers ({', '.join(flow.random_ops)})",

@@ -162,7 +162,7 @@ def _gru_cell(r: Reading, step: Step) -> list[Draft]:
 def _cell(
     r: Reading, step: Step, names: list[str], reads: tuple[Any, ...], constants: Sequence[Any]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, T], ...]]:
-    """The values a cell reads, and those of them that are constant: a state that begins as zeros."""
+    """The values a cell reads, and those of them that are constant: states that begin as zeros."""
     if any(isinstance(each, Ref) for each in constants) or r.held(constants[0]) is None:
         raise UnfitError("a cell with computed weights has no tile form")
     found: list[str] = []

@@ -98,8 +98,9 @@ def _is_outside(draft: Draft, drafts: Sequence[Draft]) -> bool:
     """May PyTorch make this view? Not a part of our own making, nor what a tile op joins."""
     if draft.kind == "part":
         return bool(draft.steps)
-    read = any(each.is_tiled and draft.name in each.reads for each in drafts)
-    return draft.kind == "cat" and not read
+    return draft.kind == "cat" and not any(
+        each.is_tiled and draft.name in each.reads for each in drafts
+    )
 
 
 def _left_outside(draft: Draft) -> Draft:
