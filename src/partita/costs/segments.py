@@ -21,6 +21,7 @@ import numpy.typing as npt
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
+from partita.costs.least import LeastSegments, least_segments
 from partita.costs.roofline import op_cost
 from partita.costs.saved import Saved
 from partita.costs.sharding import (
@@ -41,7 +42,6 @@ from partita.problems.sharding import ShardingProblem
 Floats = npt.NDArray[np.float64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
 
-BACKWARD = ("dgrad", "wgrad")
 HIDDEN = 0.2  # of the communication that may be hidden, what counts when splits are chosen
 PRICES = (0.0, 0.05, 0.5, 5.0)  # of a byte, in units of the model's time per byte
 
@@ -73,44 +73,10 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class MeshWays:
-    """The ways on one mesh, with bounds that hold for all splits on it.
-
-    `least_compute` and `least_bytes` are per segment: the busiest kind's least seconds, and the
-    least that must lie on a device even with recompute.
-    """
+    """The ways on one mesh, and what all ways to split on it take at the least."""
 
     ways: tuple[Way, ...]
-    least_compute: Floats
-    least_bytes: Floats
-    floors: "Floors"
-
-
-@dataclass(frozen=True, eq=False)
-class Floors:
-    """Every choice of every op in one row: its seconds and bytes; per segment, what is saved."""
-
-    first: npt.NDArray[np.int64]  # of each op, its first choice
-    compute: Floats
-    again: Floats  # the forward's part, once more with recompute
-    static: Floats
-    saved: Floats  # for the backward, spread over all devices of the mesh whatever the choice
-    segment_of: npt.NDArray[np.int64]
-    like: npt.NDArray[np.int64]
-
-    def priced(self, s_per_byte: float) -> Floats:
-        """Per segment of the chain, the least seconds with a price on what a device holds.
-
-        Each op is at its best for this price; a segment is saved as a whole or computed again.
-        """
-        once = self.compute + s_per_byte * self.static
-        saved = self._sums(once) + s_per_byte * self.saved
-        found: Floats = np.minimum(saved, self._sums(once + self.again))[self.like]
-        return found
-
-    def _sums(self, values: Floats) -> Floats:
-        sums: Floats = np.zeros(len(self.saved))
-        np.add.at(sums, self.segment_of, np.minimum.reduceat(values, self.first))
-        return sums
+    least: LeastSegments
 
 
 def mesh_ways(
@@ -143,14 +109,8 @@ def mesh_ways(
             unit = _unit_price(model, chosen, in_flight)
         if chosen not in found:
             found[chosen] = reader.way(chosen, like)
-    least = np.array([table.compute.min(axis=0).max() for table in model.tables])
-    held = np.array([(table.memory - table.activations).min() for table in model.tables])
-    return MeshWays(
-        tuple(found.values()),
-        reader.spread(least, like),
-        reader.spread(held, like),
-        reader.floors(like),
-    )
+    least = least_segments(graph, fold, cluster, model, num_microbatches, collectives, solve)
+    return MeshWays(tuple(found.values()), least)
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
@@ -186,38 +146,6 @@ class _Reader:
         sums: Floats = np.zeros(self.count)
         np.add.at(sums, self.segment_of, per_op)
         return sums[like]
-
-    def floors(self, like: npt.NDArray[np.int64]) -> Floors:
-        """What every choice of every op costs and holds at the least.
-
-        Only what a backward reads must be computed again, and not what is kept between segments.
-        """
-        model, axes = self.model, self.model.mesh.axes
-        kept = {name for op in self.graph.ops if op.phase in BACKWARD for name in op.inputs}
-        between = {name for names in self.enters for name in names}
-        again: list[float] = []
-        saved: Floats = np.zeros(self.count)
-        for name, choices, segment in zip(model.ops, model.choices, self.segment_of, strict=True):
-            op = self.graph.op(name)
-            mine = [output for output in op.outputs if output in kept]
-            forgotten = bool(mine) and not between.intersection(mine)
-            for choice in choices:
-                split = tuple(sorted(ways_of(choice.dims, axes).items()))
-                seconds = op_cost(self.graph, op, self.kind, split).seconds
-                again.append(seconds if forgotten else 0.0)
-            if any(again[-len(choices) :]):  # what takes no time is a view of something else
-                size = sum(self.graph.tensor(output).size_bytes for output in mine)
-                saved[segment] += size / len(model.mesh.devices)
-        counts = [len(choices) for choices in model.choices]
-        return Floors(
-            np.cumsum([0, *counts[:-1]]),
-            np.concatenate([table.compute.min(axis=1) for table in model.tables]),
-            np.array(again),
-            np.concatenate([table.memory - table.activations for table in model.tables]),
-            saved,
-            self.segment_of,
-            like,
-        )
 
     def way(self, chosen: tuple[int, ...], like: npt.NDArray[np.int64]) -> Way:
         model = self.model

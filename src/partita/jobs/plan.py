@@ -52,6 +52,7 @@ from partita.plans import (
 )
 from partita.schedules.named import NAMED
 from partita.search.base import Improvement, Status, Stop, relative_gap
+from partita.search.joint.bounds import Bound
 from partita.search.joint.drafts import ROOM, Draft, Drafting
 from partita.search.joint.meshes import Arrangement, arrangements, divisors, weighted_meshes
 
@@ -182,7 +183,7 @@ class _Job:
         self.num_drafted = 0
         self.reason = ""
         self.work_s = work_bound_s(workload.graph, cluster)
-        self.family_s = math.inf  # the least bound of all that was drafted
+        self.bounds: list[Bound] = []  # of all that was drafted
         self.complete = True
         self.cut = False
 
@@ -270,11 +271,13 @@ class _Job:
 
     def _draft(self, arrangement: Arrangement, count: int, room: float = ROOM) -> Draft | None:
         self.num_drafted += 1
-        bound = self.drafting.bound_s(arrangement, count)
-        if self.cluster.is_homogeneous and room == ROOM:
-            self.family_s = min(self.family_s, bound)
-        if not math.isfinite(bound):
+        bound = self.drafting.bound(arrangement, count)
+        if bound is None or not math.isfinite(bound.quick_s):
             return None
+        self.bounds.append(bound)
+        best = self._best()
+        if self.cluster.is_homogeneous and best is not None and bound.quick_s >= best.objective_s:
+            return None  # nothing with these stages can win
         draft = self.drafting.draft(arrangement, count, room=room)
         if draft is None:
             return None
@@ -537,9 +540,15 @@ class _Job:
     def _bound(self) -> float:
         """Named plans outside the family were simulated themselves: none is below the best."""
         best = self._best()
-        if self.complete and math.isfinite(self.family_s) and best is not None:
-            return max(self.work_s, min(self.family_s, best.objective_s))
-        return self.work_s
+        if not self.complete or not self.bounds or best is None or not self.cluster.is_homogeneous:
+            return self.work_s
+        least, climbed = best.objective_s, self.cut  # out of time: as they are
+        ranked = sorted(self.bounds, key=lambda bound: bound.quick_s)
+        for bound in ranked:
+            if bound.quick_s >= least:
+                break
+            least = min(least, bound.quick_s if climbed else bound.seconds)
+        return max(self.work_s, least)
 
     def _record(self, objective: float) -> None:
         step = Improvement(self._seconds(), objective, self.work_s, len(self.tried))

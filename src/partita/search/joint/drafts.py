@@ -29,7 +29,8 @@ from partita.graph.record import Graph
 from partita.plans import Mesh, Schedule, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
-from partita.search.base import Stop
+from partita.search.base import Status, Stop
+from partita.search.joint.bounds import Bound
 from partita.search.joint.cuts import (
     Cuts,
     Stretches,
@@ -50,7 +51,6 @@ MOST_COUNTS = 3  # numbers of micro-batches tried for a number of stages; on lar
 LARGE = 128  # devices
 DEEPEST = 64  # micro-batches per stage at most
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
-BYTE_PRICES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # by which memory enters the bound
 GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
 FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
 WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
@@ -83,8 +83,6 @@ class Option:
 class _Table:
     stretches: Stretches
     options: list[Option]
-    least_compute: Floats
-    least_bytes: Floats
     meshes: list[MeshWays]
 
 
@@ -193,34 +191,16 @@ class Drafting:
         ideal = m * chunks * cuts.bottleneck_s
         return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks, ideal)
 
-    def bound_s(self, arrangement: Arrangement, num_microbatches: int) -> float:
-        """No plan with these groups and so many micro-batches takes less; inf: none can fit.
-
-        With T(c) the seconds of all segments when a byte costs c, each op at its best for that
-        price and what it saves kept or computed again, p stages and r bytes of room on a device,
-
-            step >= m T(c) / p - m c r        for every c >= 0
-
-        because no device computes longer than the step or holds more than its room. At c = 0
-        every device computes its segments at their best, the busiest group at least the average.
-        """
+    def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
+        """What no plan with these groups and so many micro-batches is below; None: no such plan."""
         groups, m = arrangement.groups, num_microbatches
         tables = [self._table(g, m, min(m, len(groups))) for g in groups]
         if any(table is None for table in tables):
-            return math.inf
-        known = list({id(table): table for table in tables if table is not None}.values())
+            return None
+        known = {id(table): table for table in tables if table is not None}
+        meshes = [ways.least for table in known.values() for ways in table.meshes]
         room = max(map(self._room, groups))
-        held = np.min([table.least_bytes for table in known], axis=0)
-        if float(held.sum()) / len(groups) > room:
-            return math.inf
-        seconds = float(np.min([table.least_compute for table in known], axis=0).sum())
-        best = seconds / len(groups)
-        for part in BYTE_PRICES if room > 0 else ():
-            price = part * best / room
-            floors = [ways.floors.priced(price) for table in known for ways in table.meshes]
-            least = float(np.min(floors, axis=0).sum())
-            best = max(best, least / len(groups) - price * room)
-        return m * best
+        return Bound(meshes, len(groups), m, room, self.training)
 
     def least_bytes(self, arrangement: Arrangement, num_microbatches: int) -> float:
         """Roughly what a device must hold at the thriftiest."""
@@ -289,8 +269,7 @@ class Drafting:
     def _make_table(self, group: Sequence[int], m: int, flight: int) -> _Table | None:
         found = [
             self.ways(mesh_of(shape, group), m, flight)
-            for shape in mesh_shapes(len(group), self.patterns.inner_size)
-            if self.allow("mesh", shape)
+            for shape in self._shapes(len(group), m)
         ]
         parts, options = [], []
         for ways in found:
@@ -302,13 +281,15 @@ class Drafting:
                         options.append(Option(way, recompute))
         if not parts:
             return None
-        return _Table(
-            joined(parts),
-            options,
-            np.min([ways.least_compute for ways in found], axis=0),
-            np.min([ways.least_bytes for ways in found], axis=0),
-            found,
-        )
+        return _Table(joined(parts), options, found)
+
+    def _shapes(self, size: int, m: int) -> list[tuple[int, ...]]:
+        """The shapes of a group's mesh; of many devices, those that the samples reach."""
+        allowed = [s for s in mesh_shapes(size, self.patterns.inner_size) if self.allow("mesh", s)]
+        if self.cluster.num_devices <= LARGE:
+            return allowed
+        reached = [shape for shape in allowed if shape[0] <= self.batch // m]
+        return reached or allowed
 
     def ways(self, mesh: Mesh, m: int, in_flight: int) -> MeshWays:
         """The answers on one mesh, shared by all that lie alike."""
@@ -322,8 +303,10 @@ class Drafting:
         return self._ways[key]
 
     def _solve(self, problem: ShardingProblem) -> tuple[int, ...] | None:
-        solution = self.search(problem, Stop(), 0).solution
-        return None if solution is None else tuple(solution.assignment)
+        result = self.search(problem, Stop(), 0)
+        if result.solution is None or result.status is not Status.OPTIMAL:
+            return None
+        return tuple(result.solution.assignment)
 
 
 @functools.lru_cache(maxsize=256)
