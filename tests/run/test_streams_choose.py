@@ -8,7 +8,7 @@ from streams_modules import Branches, made
 from torch import nn
 
 from partita.errors import VerificationError
-from partita.run.streams import choose
+from partita.run.streams import choose, improve, measure, tune
 from partita.run.streams.candidates import Options
 from partita.run.streams.choose import INTERRUPTED, Chooser
 from partita.run.streams.export import flow_of
@@ -60,6 +60,24 @@ def test_the_fastest_right_candidate_is_kept(tmp_path, monkeypatch):
     assert Profile(tmp_path / "times.jsonl", on="here").times.keys() == profile.times.keys()
 
 
+def test_drift_is_taken_out_of_what_is_timed(monkeypatch):
+    now = [0.0]
+    slow = [1.0]
+
+    def work(seconds):
+        def run():
+            now[0] += seconds * slow[0]
+
+        return run
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: False)
+    reference = measure.Reference(work(2e-6))
+    assert reference.timed_us(work(5e-6)) == pytest.approx(5.0)
+    slow[0] = 1.5  # the clock of the GPU has gone down
+    assert reference.timed_us(work(5e-6)) == pytest.approx(5.0)
+
+
 def test_ctrl_c_keeps_the_best_so_far_and_the_profile(tmp_path):
     def interrupt(text):
         if text.startswith("fold: capturing 2 streams"):
@@ -75,6 +93,23 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_profile(tmp_path):
         "fold, sequential",
     }
     assert (tmp_path / "times.jsonl").exists()
+
+
+def test_ctrl_c_while_improving_keeps_what_was_found(monkeypatch):
+    calls = []
+
+    def compared(runs, **settings):
+        calls.append(runs)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return [2.0, 1.0]  # every change is better
+
+    monkeypatch.setattr(improve, "compare_us", compared)
+    monkeypatch.setattr(choose, "STAGES_S", 0.0)
+    mine, _, _ = chooser(options=Options(time_s=300.0, streams=(2,), compile=False))
+    _, schedule = mine.choose()
+    assert INTERRUPTED in schedule.notes
+    assert any("improved" in label for label, _ in schedule.times_us)
 
 
 def test_ctrl_c_before_anything_is_built_is_one():
@@ -107,6 +142,21 @@ def test_a_candidate_without_memory_is_left_out(monkeypatch):
     _, schedule = chooser()[0].choose()
     assert schedule.form == "sequential"
     assert "fold: out of memory, left out" in schedule.notes
+
+
+def test_a_way_without_memory_is_skipped_and_the_others_are_measured(monkeypatch):
+    def measured(bound, step, way):
+        if step.kind == "maxpool":
+            raise torch.OutOfMemoryError("out of memory")
+        return 1.0
+
+    monkeypatch.setattr(tune, "step_us", measured)
+    profile = Profile(on="here")
+    mine, module, image = chooser(options=Options(10.0, (2,), False, False, False), profile=profile)
+    best, _ = mine.choose()
+    with torch.no_grad():
+        assert relative(best.call(image)[0], module(image)) < 1e-5
+    assert sorted(set(profile.times.values())) == [-1.0, 1.0]
 
 
 def test_a_wrong_candidate_is_left_out(monkeypatch):

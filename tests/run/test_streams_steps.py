@@ -165,6 +165,24 @@ def test_control_flow_is_refused_with_its_line():
         flow_of(Chooses(), (torch.randn(2),))
 
 
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (lambda x: x[x > 0], r"aten.index.Tensor\) has the dynamic shape \[u0\]"),
+        (lambda x: torch.nonzero(x), r"aten.nonzero.default\) has the dynamic shape"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "unknown operator: cond"),
+    ],
+    ids=["mask", "nonzero", "cond"],
+)
+def test_dynamic_shapes_and_control_flow_are_refused_with_the_operator(forward, said):
+    class Dynamic(nn.Module):
+        def forward(self, x):
+            return forward(x)
+
+    with pytest.raises(InputError, match=said):
+        flow_of(Dynamic(), (torch.randn(4),))
+
+
 def test_an_output_without_input_is_refused():
     class Constant(nn.Module):
         def forward(self, x):

@@ -1,5 +1,9 @@
 """`partita streams`: the ops of a model side by side on one GPU."""
 
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -102,6 +106,27 @@ def _analytic(
     return 0 if best.solution is not None else 1
 
 
+@contextmanager
+def _progress(out: Output, time_s: float) -> Iterator[Callable[[str], None]]:
+    """Says what is being done: on a terminal beside a bar of the time allowed, else in lines."""
+    if out.quiet or not sys.stderr.isatty():
+        yield out.note
+        return
+    from rich.console import Console  # only a terminal pays for this import
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=time_s)
+        began = time.monotonic()
+
+        def note(text: str) -> None:
+            done = min(time_s, time.monotonic() - began)
+            bar.update(task, description=text, completed=done)
+
+        yield note
+
+
 def _measured(
     model: str, output: OutputFile | None, out: Output, *, batch: tuple[int, ...],
     dtype: str | None, time_limit: float | None, profile: str | None, no_compile: bool, **_: Any,
@@ -117,10 +142,12 @@ def _measured(
     if output is not None and output.path.suffix == ".py":
         weights = OutputFile(output.path.with_suffix(".pt"), output.force)  # refused now if there
 
-    found = streams_of(
-        model, batches=batch, dtype=dtype, time_s=time_limit or 60.0, profile=profile,
-        compile=not no_compile, seed=out.seed, note=out.note,
-    )  # fmt: skip
+    time_s = time_limit or 60.0
+    with _progress(out, time_s * len(batch)) as say:
+        found = streams_of(
+            model, batches=batch, dtype=dtype, time_s=time_s, profile=profile,
+            compile=not no_compile, seed=out.seed, note=say,
+        )  # fmt: skip
     written = None
     if output is not None and weights is not None:
         written = output.write(emit(found, str(weights.path)))

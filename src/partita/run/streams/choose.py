@@ -15,6 +15,7 @@ before the time is over, or before Ctrl-C, takes part. `prepare` does what needs
 than the GPU; without it everything happens when it is needed, the safe candidates first.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +37,7 @@ from partita.run.streams.candidates import (
     different,
     variants,
 )
-from partita.run.streams.compiled import Compiler, stop_workers
+from partita.run.streams.compiled import Compiler, stop_workers, warm_up
 from partita.run.streams.export import evaluating, flow_of
 from partita.run.streams.fold import fold_norms
 from partita.run.streams.fuse import compile_pieces, fuse
@@ -55,6 +56,7 @@ from partita.run.streams.ways import Way
 
 GAP_US = 1.0  # between dependent kernels of a graph: what list scheduling adds to every step
 PIECES_S, STAGES_S, IMPROVE_S = 10.0, 6.0, 15.0  # at most, of the time allowed
+FINISH = 0.04  # of the time allowed, for the last round
 FINALISTS = 3  # of ours; the baselines always take part
 INTERRUPTED = "interrupted: the best so far was kept"
 Note = Callable[[str], None]
@@ -78,8 +80,8 @@ class Chooser:
         self.interrupted = False
 
     def left_s(self) -> float:
-        """Seconds left of the time allowed."""
-        return self.options.time_s - (time.perf_counter() - self.began)
+        """Seconds left of the time allowed, before the last round."""
+        return self.options.time_s * (1 - FINISH) - (time.perf_counter() - self.began)
 
     @cached_property
     def flow(self) -> Flow:
@@ -109,14 +111,13 @@ class Chooser:
 
     @cached_property
     def module_call(self) -> Call:
-        """The whole model through torch.compile, warmed up."""
+        """The whole model through torch.compile, called once."""
         self.note("torch.compile")
         began = time.perf_counter()
         with evaluating(self.module):
             call = compiled_call(self.module, self.options.backend)
             try:
-                for _ in range(3):
-                    call(*self.inputs)
+                call(*self.inputs)
             finally:
                 stop_workers()
         self.compile_s = time.perf_counter() - began
@@ -131,10 +132,12 @@ class Chooser:
         finally:
             stop_workers()
 
-    def prepare(self) -> None:
+    def prepare(self, limit_s: float = math.inf) -> None:
         """Read, bind and compile everything, and time nothing.
 
-        Several models can do this side by side; `choose` starts its clock afterwards.
+        Several models can do this side by side; `choose` starts its clock afterwards. What depends
+        on times that cuDNN takes itself (`torch.backends.cudnn.benchmark`) is done again then.
+        After `limit_s` nothing more is begun that can be left out.
         """
         with torch.no_grad():
             _ = self.truth
@@ -143,9 +146,11 @@ class Chooser:
                     compile_steps(bound, self.profile, self.note)
             if self.options.compile:
                 self.attempt("torch.compile", lambda: self.module_call)
+                end = min(self.began + limit_s, time.perf_counter() + 3 * PIECES_S)
                 for bound in () if self.flow.random_ops else self.bounds.values():
-                    compile_pieces(bound)
-                self.attempt("compiled graph", lambda: self.compiled_plain)
+                    compile_pieces(bound, lambda: time.perf_counter() < end)
+                if time.perf_counter() - self.began + self.compile_s < limit_s:
+                    self.attempt("compiled graph", lambda: self.compiled_plain)
         wait()
         self.prepared_s = time.perf_counter() - self.began
 
@@ -153,6 +158,8 @@ class Chooser:
         """Build, check, time, keep the best."""
         if self.prepared_s:
             self.began = time.perf_counter()
+            for bound in self.bounds.values():
+                bound.exact.clear()
         try:
             with torch.no_grad():
                 self.build()
@@ -221,6 +228,10 @@ class Chooser:
         """The whole model through torch.compile."""
         call = self.module_call
         with evaluating(self.module):
+            if self.prepared_s:
+                warm_up(call, self.inputs)
+            for _ in range(3):
+                call(*self.inputs)
             time_us = replay_us(lambda: call(*self.inputs), 20)
         self.admit(Candidate("torch.compile", "compile", call, time_us))
 
@@ -230,6 +241,8 @@ class Chooser:
             self.notes.append("compiled graph: left out (no time)")
             return
         plain = self.compiled_plain
+        if self.prepared_s:
+            plain.capture()
         self.admit(Candidate("compiled graph", "compiled", plain, replay_us(plain.replay, 20)))
 
     def streams(self, variant: str, bound: Bound) -> None:
@@ -248,9 +261,12 @@ class Chooser:
 
     def pieced(self, best: Candidate) -> None:
         """The steps of the best so far, some of them together."""
-        end = time.perf_counter() + min(PIECES_S, 0.4 * self.left_s())
-        if best.tuned is None or (self.left_s() <= 0 and not self.prepared_s):
+        limit_s = min(PIECES_S, 0.4 * self.left_s())
+        if self.prepared_s:
+            limit_s = max(1.0, limit_s)  # they are compiled
+        if best.tuned is None or limit_s <= 0:
             return
+        end = time.perf_counter() + limit_s
         self.note(f"{best.tuned.name}: compiling pieces")
         found = fuse(
             best.tuned.bound, best.tuned.timed, self.profile, lambda: time.perf_counter() < end
@@ -276,11 +292,13 @@ class Chooser:
         if limit_s <= 0 or not self.options.improve or best.tuned is None or best.plan is None:
             return
         self.note(f"{best.tuned.name}: improving")
-        plan, ways = improve(
+        found = improve(
             best.tuned.bound, best.plan, best.ways, best.tuned.timed, limit_s, self.options.seed
         )
-        better = order.renamed(plan, f"{plan.name}, improved")
-        self.replayed(best.tuned, better, ways)
+        better = order.renamed(found.plan, f"{found.plan.name}, improved")
+        self.replayed(best.tuned, better, found.ways)
+        if found.interrupted:
+            raise KeyboardInterrupt
 
     def replayed(self, tuned: Tuned, plan: LaunchPlan, ways: dict[str, Way]) -> None:
         """Capture a plan, time it, let it take part if it is right."""

@@ -6,6 +6,7 @@ compiled, and nothing is copied afterwards. Examples of the arguments are fresh 
 lie side by side in one buffer are not mistaken for one that is changed.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -126,10 +127,16 @@ def _flow_function(flow: Flow, held: Sequence[str]) -> Function:
     return run
 
 
+def warm_up(call: Function, inputs: Sequence[T]) -> None:
+    """Call what torch.compile made without its CUDA graph, which is recorded in a later call."""
+    from torch._inductor import config
+
+    with config.patch({"triton.force_cudagraphs_warmup": True}):
+        call(*inputs)
+
+
 def stop_workers() -> None:
     """End the processes in which Inductor compiles; it starts new ones when it needs them."""
-    import sys
-
     if "torch._inductor.async_compile" in sys.modules:
         from torch._inductor.async_compile import shutdown_compile_workers
 

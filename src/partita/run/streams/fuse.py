@@ -41,7 +41,8 @@ def fuse(
     pieces = {step.members[-1].name: step for step in trial.flow.steps if step.kind == "piece"}
     by_name = {bound.flow.steps[index].name: each for index, each in timed.items()}
     judge = _Judge(trial, by_name, profile)
-    won, seconds = [], {}
+    won: list[Group] = []
+    times_us: dict[str, float] = {}
     for group in found:
         piece = pieces[group[-1]]
         if not judge.knows(piece) and not go_on():
@@ -50,11 +51,11 @@ def fuse(
         alone_us, together_us = judge.times(piece)
         if 0 < together_us < (1 - MARGIN) * alone_us:
             won.append(group)
-            seconds[piece.name] = together_us
+            times_us[piece.name] = together_us
     flow = contracted(bound.flow, won)
     mine = bound.with_flow(flow)
     ways = {
-        index: Timed((COMPILED,), (seconds[flow.steps[index].name],))
+        index: Timed((COMPILED,), (times_us[flow.steps[index].name],))
         if flow.steps[index].kind == "piece"
         else by_name[flow.steps[index].name]
         for index in launched(flow)
@@ -62,11 +63,11 @@ def fuse(
     return Fused(tuple(won), mine, ways, tuple(dict.fromkeys(judge.notes)))
 
 
-def compile_pieces(bound: Bound) -> None:
-    """Compile all pieces; what fails, fails again when it is timed."""
+def compile_pieces(bound: Bound, go_on: Callable[[], bool]) -> None:
+    """Compile pieces while there is time; what fails, fails again when it is timed."""
     trial = bound.with_flow(contracted(bound.flow, groups(bound.flow)))
     for step in trial.flow.steps:
-        if step.kind == "piece":
+        if step.kind == "piece" and go_on():
             with suppress(RuntimeError):
                 trial.run(step, COMPILED)
 

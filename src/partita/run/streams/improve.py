@@ -5,19 +5,18 @@
             the ways of all equal steps change together
 
 A change is timed in turns with the best so far and kept if it is faster by more than noise. What
-runs fastest alone is not what runs best in company: here that is found out.
+runs fastest alone is not what runs best in company: here that is found out. Ctrl-C ends it early.
 """
 
 import random
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-
-import torch
+from dataclasses import dataclass
 
 from partita.run.streams import order
 from partita.run.streams.bound import Bound
-from partita.run.streams.measure import compare_us
+from partita.run.streams.measure import compare_us, raise_interrupt
 from partita.run.streams.order import LaunchPlan
 from partita.run.streams.replay import Replay
 from partita.run.streams.tune import Timed, structure
@@ -27,6 +26,15 @@ MARGIN = 0.002  # a change must win by this fraction
 STREAMS = (2, 3, 4, 5, 6, 8)
 
 
+@dataclass(frozen=True, slots=True)
+class Improved:
+    """The best that was found; was it cut short by Ctrl-C?"""
+
+    plan: LaunchPlan
+    ways: dict[str, Way]
+    interrupted: bool = False
+
+
 def improve(
     bound: Bound,
     plan: LaunchPlan,
@@ -34,21 +42,32 @@ def improve(
     timed: Mapping[int, Timed],
     limit_s: float,
     seed: int,
-) -> tuple[LaunchPlan, dict[str, Way]]:
+) -> Improved:
     """The best plan and ways found within the time; at least as fast as what was given."""
     draw, end = random.Random(seed), time.perf_counter() + limit_s
     best, best_ways = Replay(bound, plan, ways), dict(ways)
     moves = _Moves(bound, timed, draw, plan.num_streams)
-    while time.perf_counter() < end:
-        next_plan, next_ways = moves.change(best.plan, best_ways)
-        try:
-            other = Replay(bound, next_plan, next_ways)
-        except torch.OutOfMemoryError:
-            continue
-        mine, yours = compare_us([best.replay, other.replay], rounds=3, replays=8)
-        if yours < mine * (1 - MARGIN):
-            best, best_ways = other, next_ways
-    return best.plan, best_ways
+    try:
+        while time.perf_counter() < end:
+            next_plan, next_ways = moves.change(best.plan, best_ways)
+            other = _replay(bound, next_plan, next_ways)
+            if other is None:
+                continue
+            mine, yours = compare_us([best.replay, other.replay], rounds=3, replays=8)
+            if yours < mine * (1 - MARGIN):
+                best, best_ways = other, next_ways
+    except KeyboardInterrupt:
+        return Improved(best.plan, best_ways, interrupted=True)
+    return Improved(best.plan, best_ways)
+
+
+def _replay(bound: Bound, plan: LaunchPlan, ways: Mapping[str, Way]) -> Replay | None:
+    """The graph of a plan, if it can be had."""
+    try:
+        return Replay(bound, plan, ways)
+    except RuntimeError as error:  # no memory, or Ctrl-C in the middle of a capture
+        raise_interrupt(error)
+        return None
 
 
 class _Moves:

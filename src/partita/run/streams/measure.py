@@ -35,6 +35,19 @@ def run_us(run: Callable[[], object], replays: int = 8) -> float:
     return replay_us(replay, replays) / COPIES
 
 
+class Reference:
+    """Work that is always the same: what it takes now against what it took first is the drift."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.replay: Callable[[], object] = capture(run).replay
+        self.first_us = compare_us([self.replay])[0]
+
+    def timed_us(self, replay: Callable[[], object]) -> float:
+        """A replay in turns with the reference, as if it had been timed when that was."""
+        mine_us, now_us = compare_us([replay, self.replay], rounds=2, replays=4)
+        return mine_us * self.first_us / now_us
+
+
 def replay_us(run: Callable[[], object], replays: int) -> float:
     """The median of some runs back to back."""
     return statistics.median(_times_us(run, replays))

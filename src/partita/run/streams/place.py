@@ -7,7 +7,8 @@ could not be placed is copied. So the lists of a dense block, each a prefix of t
 buffer, and a merged convolution can end where a concatenation begins.
 
 Channels come in eights (`EIGHT`): a value by itself is padded with zeros, a concatenation with a
-member of another width stays an operator.
+member of another width stays an operator. Values with four dimensions that only operators of
+PyTorch make and read (the heads of an attention, say) are no images: they lie as they are made.
 """
 
 from dataclasses import dataclass, replace
@@ -92,6 +93,15 @@ def _settle(step: Step, flow: Flow, wishes: "_Wishes") -> tuple[Step, list[Step]
     return replace(step, inputs=tuple(members)), copies
 
 
+def _images(flow: Flow) -> set[str]:
+    """The values that a step other than an operator of PyTorch makes or reads."""
+    found: set[str] = set()
+    for step in flow.steps:
+        if step.kind not in ("call", "piece", "made"):
+            found |= {step.name, *step.uses}
+    return {name for name in found if len(flow.shapes.get(name, ())) == 4}
+
+
 class _Wishes:
     """Values tied together at fixed distances."""
 
@@ -101,17 +111,20 @@ class _Wishes:
         self.offset: dict[str, int] = {}  # to the parent
         self.members: dict[str, list[str]] = {}  # of every root
         self.written: set[str] = set()
+        images = _images(flow)
         for name in flow.inputs:
-            self.add(name, written=True)
+            if name in images:
+                self.add(name, written=True)
         for step in flow.steps:
+            if step.name not in images:
+                continue
             self.add(step.name, written=not step.is_view or step.kind == "made")
 
     def add(self, name: str, *, written: bool) -> None:
-        if len(self.flow.shapes.get(name, ())) == 4:
-            self.parent[name], self.offset[name] = name, 0
-            self.members[name] = [name]
-            if written:
-                self.written.add(name)
+        self.parent[name], self.offset[name] = name, 0
+        self.members[name] = [name]
+        if written:
+            self.written.add(name)
 
     def root(self, name: str) -> tuple[str, int]:
         """The root of a value and its distance from there."""

@@ -30,6 +30,13 @@ def read_program(program: ExportedProgram) -> Flow:
     return reader.flow()
 
 
+def _control_flow(name: str) -> GraphError:
+    return GraphError(
+        f"the model has control flow or an unknown operator: {name}",
+        fix="give a model without data-dependent control flow",
+    )
+
+
 def _refuse_changes(program: ExportedProgram) -> None:
     """A replayed graph must not change what the model keeps or is given."""
     signature = program.graph_signature
@@ -72,11 +79,9 @@ class _Reader:
             self.finish(node.args[0])
         elif node.op == "call_function":
             self.call(node)
-        else:
-            raise GraphError(
-                f"the exported program has a node {node.op} {node.name}",
-                fix="export it with torch.export.export and static shapes",
-            )
+        else:  # a branch or a body, held for the operator that reads it
+            users = ", ".join(sorted({str(user.target) for user in node.users})) or node.op
+            raise _control_flow(users)
 
     def placeholder(self, node: Any) -> None:
         spec = self.lifted[node.name]
@@ -123,10 +128,7 @@ class _Reader:
             return
         name = str(target)
         if not isinstance(target, torch._ops.OpOverload):
-            raise GraphError(
-                f"the model has control flow or an unknown operator: {name}",
-                fix="give a model without data-dependent control flow",
-            )
+            raise _control_flow(name)
         if any(word in name for word in RANDOM) and not _is_off(name, args):
             self.random.append(name)
         if not _has_value((args, tuple(kwargs.values()))) and name not in self.random:

@@ -65,7 +65,11 @@ class Plain:
         if compiler is not None:
             self.compiled = compiler.whole(flow, self.inputs, self.constants)
         self.replay: Callable[[], object] = self.launch
-        if inputs[0].is_cuda:
+        self.capture()
+
+    def capture(self) -> None:
+        """As one graph; without a GPU nothing is captured."""
+        if self.inputs[0].is_cuda:
             self.graph = capture(self.launch, warm_up=2)
             self.replay = self.graph.replay
 
