@@ -120,7 +120,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gru": lambda: recurrent_case("GRU", (48, 96, 3)),
     "gru-both": lambda: recurrent_case("GRU", (100, 128, 2), both=True),
     "lstm-both-bf16": lambda: recurrent_case("LSTM", (64, 128, 2), True, dtype=torch.bfloat16),
-    "lstm-batch": lambda: recurrent_case("LSTM", (64, 64, 3), batch=5),
+    "lstm-batch": lambda: recurrent_case("LSTM", (64, 64, 3), batch=3),
     "gru-batch-both": lambda: recurrent_case("GRU", (64, 96, 2), both=True, batch=2),
     "rnn": lambda: recurrent_case("RNN", (40, 200, 2)),
     "decode-lstm": lambda: decoder_case("LSTM", 128, 4, 1000),

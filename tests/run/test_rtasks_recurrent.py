@@ -73,7 +73,7 @@ def test_the_first_shape_is_the_one_that_was_measured_fastest(spec, shape, dtype
     sizes=st.tuples(st.integers(1, 1500), st.integers(1, 1500)),
     num_layers=st.integers(1, 12),
     both=st.booleans(),
-    batch=st.integers(1, 8),
+    batch=st.integers(1, 4),
     dtype=st.sampled_from(DTYPES),
     units=st.sampled_from([20, 108, 132]),
 )
@@ -94,7 +94,7 @@ def test_every_shape_has_a_unit_per_program_and_room_in_its_registers(
     ("spec", "said"),
     [
         (Recurrent("lstm", 8, 4096), "268.4 MB, more than the registers of 132 units"),
-        (Recurrent("lstm", 8, 8, batch=9), "a batch of 9"),
+        (Recurrent("lstm", 8, 8, batch=5), "a batch of 5"),
         (Recurrent("gru", 8, 8, dtype=torch.float64), "float64 has no persistent form"),
     ],
 )
@@ -336,7 +336,8 @@ class TestOnAGpu:
                 with torch.no_grad():
                     wanted, last = module(x, theirs)
                 found = layers(x, *(start or ()))
-                close = {} if dtype == torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+                exact = dtype == torch.float32
+                close = dict.fromkeys(("rtol", "atol"), 1e-4 if exact else 4e-2)
                 states = last if lstm else (last,)
                 for ours, theirs in zip(found, (wanted, *states), strict=False):
                     torch.testing.assert_close(ours, theirs, **close)

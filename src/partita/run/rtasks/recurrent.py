@@ -1,4 +1,4 @@
-"""Recurrent layers as persistent kernels, for batches of up to eight and any length at call time.
+"""Recurrent layers as persistent kernels, for batches of up to four and any length at call time.
 
     run = compile_recurrent(spec, weights, device)
     output, h, c = run(x, h0, c0)              c is None but for an LSTM
