@@ -83,6 +83,12 @@ def model():
         assert "leave --run out to plan, or use --interpret" in result.stderr
 
     def test_an_ending_that_says_nothing_is_refused(self, run, spec, tmp_path):
-        result = run("rtasks", spec, "--interpret", "-o", str(tmp_path / "x.svg"))
+        result = run("rtasks", spec, "--interpret", "-o", str(tmp_path / "x.pdf"))
         assert result.exit_code == 2
-        assert "end the name in one of .json, .txt" in result.stderr
+        assert "end the name in one of .json, .txt, .svg, .trace.json" in result.stderr
+
+    @pytest.mark.parametrize(("ending", "start"), [(".svg", "<svg"), (".trace.json", "{")])
+    def test_the_planned_timeline_is_drawn(self, run, spec, tmp_path, ending, start):
+        path = tmp_path / f"x{ending}"
+        assert run("rtasks", spec, "--interpret", "-o", str(path)).exit_code == 0
+        assert path.read_text().startswith(start)

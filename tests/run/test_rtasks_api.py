@@ -12,9 +12,13 @@ from torch import nn  # noqa: E402
 import partita  # noqa: E402
 from partita.errors import InputError, MissingExtraError, VerificationError  # noqa: E402
 from partita.run.rtasks import api, job, launches  # noqa: E402
-from partita.run.rtasks.choose import PieceTimes, piece_times  # noqa: E402
+from partita.run.rtasks.choose import PieceTimes, op_times, piece_times  # noqa: E402
 from partita.run.rtasks.execute import Pipeline  # noqa: E402
 from partita.run.rtasks.job import Job  # noqa: E402
+from partita.run.rtasks.plan_cache import keep_plan, plan_path, read_plan  # noqa: E402
+from partita.run.rtasks.planned import plan_region  # noqa: E402
+from partita.run.rtasks.regroup import split_by_branches  # noqa: E402
+from partita.run.streams import eager  # noqa: E402
 from partita.run.streams.truth import as_tuple  # noqa: E402
 
 EXAMPLES = examples()
@@ -91,6 +95,20 @@ def test_programs_can_be_printed():
     module, inputs = EXAMPLES["mlp"]
     (program,) = small(module, *inputs).programs
     assert str(program).startswith("veu 0\n  run ")
+
+
+def test_the_timeline_is_as_long_as_planned():
+    module, inputs = EXAMPLES["mlp"]
+    fused = small(module, *inputs)
+    assert fused.timeline().makespan == pytest.approx(fused.report().planned_us * 1e-6)
+    with pytest.raises(InputError, match="there is no region 3; there are 1"):
+        fused.timeline(3)
+
+
+def test_inputs_that_want_gradients_are_only_read():
+    module, inputs = EXAMPLES["mlp"]
+    fused = small(module, *inputs)
+    assert not fused(inputs[0].clone().requires_grad_()).requires_grad
 
 
 def test_two_models_share_a_program_and_the_report_compares():
@@ -211,3 +229,90 @@ def test_a_region_that_cannot_be_resident_is_refused_with_numbers(monkeypatch):
 
 def test_the_gpu_at_hand_is_found_by_its_name():
     assert api._kind_of(torch.device("cpu"), "A100").name.startswith("A100")
+
+
+def test_plans_are_kept_between_processes_and_checked_when_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = job_of("nasnet")
+    options = {"method": "search", "time_s": 0.5, "seed": 0, "keep": True}
+    first = plan_region(found.lowered, 0, SMALL, **options)
+    again = plan_region(found.lowered, 0, SMALL, **options)
+    assert again.result.why == "kept from an earlier search"
+    assert again.program == first.program
+    assert again.tiles == first.tiles
+    path = plan_path(first.problem, "search", 0)
+    assert tmp_path in path.parents
+    text = path.read_text()
+    for spoilt in (text[:-20], text.replace('"queues"', '"cues"'), "{}"):
+        path.write_text(spoilt)
+        assert read_plan(first.problem, "search", 0) is None
+    assert plan_region(found.lowered, 0, SMALL, **options).result.why != again.result.why
+    assert read_plan(first.problem, "search", 0) is not None
+
+
+def test_a_plan_of_another_problem_is_not_taken(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found, other = job_of("mlp").plans[0], job_of("resnet").plans[0]
+    keep_plan(found.problem, found.result, "list")
+    kept, wanted = (plan_path(plan.problem, "list", 0) for plan in (found, other))
+    assert kept != wanted
+    wanted.write_bytes(kept.read_bytes())
+    assert read_plan(other.problem, "list", 0) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tiles would be timed on the CPU")
+def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
+    found = job_of("nasnet")
+    count = len(found.plans[0].region.ops)
+    slow = PieceTimes(100.0, 90.0)
+    launched = launches.interpreted(found.lowered, found.plans)
+    half = count // 2
+    monkeypatch.setattr(job, "op_times", lambda *args: [0.01] * half + [1000.0] * (count - half))
+    monkeypatch.setattr(
+        job, "compiled", lambda lowered, plans, **options: launches.interpreted(lowered, plans)
+    )
+    monkeypatch.setattr(job, "piece_times", lambda *args: {1: PieceTimes(1.0, 2.0)})
+    found.num_warps = 4
+    after, times = found.without_slow(launched, {0: slow}, {})
+    assert [piece.fused for piece in found.lowered.pieces] == [False, True]
+    assert after.launches[0] is None
+    assert len(after.plans[1].region.ops) <= count - half
+    assert times == {1: PieceTimes(1.0, 2.0)}
+    assert "slower than unfused" in found.notes[0]
+    pipeline = Pipeline(found.lowered, after.launches)
+    torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the clock of the host is read without one")
+def test_unfused_ops_are_timed_one_by_one():
+    found = job_of("wide")
+    times = op_times(found.lowered, 0, found.inputs)
+    assert len(times) == len(found.lowered.regions[0].ops)
+    assert times[0] == times[1] > 0  # two groups of one convolution
+
+
+def test_a_region_of_too_many_kinds_becomes_several(monkeypatch):
+    monkeypatch.setattr(job, "MOST_BRANCHES", 3)
+    monkeypatch.setattr(job, "split_by_branches", lambda ops: split_by_branches(ops, most=3))
+    module, inputs = EXAMPLES["nasnet"]
+    found = job_of("nasnet")
+    assert sum(plan is not None for plan in found.plans) > 1
+    fused = found.interpret(0)
+    torch.testing.assert_close(fused(*inputs), module(*inputs).detach())
+
+
+def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
+    found = job_of("resnet")
+    pipeline = Pipeline(found.lowered, [None] * len(found.lowered.pieces))
+    whole = eager.compute
+
+    def fussy(step, values, constants):
+        if step.kind == "conv" and step.relu:
+            raise RuntimeError("not supported")
+        return whole(step, values, constants)
+
+    monkeypatch.setattr(eager, "compute", fussy)
+    for _ in range(2):
+        found_now = pipeline(*found.inputs)[0]
+        torch.testing.assert_close(found_now, found.modules[0](*found.inputs).detach())
+    assert len(pipeline.apart) == 2

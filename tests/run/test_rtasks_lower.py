@@ -1,5 +1,6 @@
 """Modules become regions and islands: which ops, which reasons, and the model's own numbers."""
 
+import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -7,12 +8,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from rtasks_modules import Block, Mlp, examples, interpreted, planned  # noqa: E402
 from torch import nn  # noqa: E402
 
 from partita.errors import CaptureError, GraphError, InputError, ProblemError  # noqa: E402
 from partita.run.rtasks import arena  # noqa: E402
 from partita.run.rtasks.lower import captured, lower_flow, lower_module, side_by_side  # noqa: E402
+from partita.run.rtasks.regroup import (  # noqa: E402
+    REGION_US,
+    branches,
+    runs_by_cost,
+    split_by_branches,
+    split_piece,
+)
 from partita.run.rtasks.tileops import num_tiles, rectangle, tiles  # noqa: E402
 from partita.run.streams.fold import fold  # noqa: E402
 from partita.run.streams.truth import as_tuple, relative  # noqa: E402
@@ -261,3 +271,49 @@ def test_channels_last_products_read_the_image_where_it_is():
     assert [op.kind for op in lowered.regions[0].ops][:4] == ["conv", "conv", "rows", "conv"]
     image, norm = lowered.arena.places["conv2d"], lowered.regions[0].ops[2]
     assert norm.reads == (image,)
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=st.sampled_from(sorted(EXAMPLES)), data=st.data())
+def test_any_cut_of_a_region_gives_the_same(name, data):
+    module, inputs = EXAMPLES[name]
+    lowered = lowered_example(name)
+    index = data.draw(st.sampled_from([i for i, r in enumerate(lowered.regions) if r is not None]))
+    count = len(lowered.regions[index].ops)
+    marks = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    runs = [(mark, (op,)) for op, mark in enumerate(marks)]
+    parts = split_piece(lowered, index, runs)
+    kept = sum(len(region.ops) for region in parts.regions if region is not None)
+    assert kept <= sum(len(region.ops) for region in lowered.regions if region is not None)
+    found = interpreted(parts, planned(parts), 0)(*inputs)
+    for mine, theirs in zip(found, wanted(module, inputs), strict=True):
+        assert relative(mine, theirs.double()) < 2e-6
+
+
+@settings(deadline=None)
+@given(times=st.lists(st.tuples(st.floats(0.1, 20), st.floats(0.1, 20)), min_size=1, max_size=8))
+def test_runs_by_cost_are_the_cheapest(times):
+    fused, unfused = zip(*times, strict=True)
+
+    def cost(states):
+        total, before = 0.0, False
+        for state, f, u in zip(states, fused, unfused, strict=True):
+            total += f if state else u
+            total += REGION_US if state and not before else 0.0
+            before = state
+        return total
+
+    runs = runs_by_cost(fused, unfused)
+    assert [op for _, ops in runs for op in ops] == list(range(len(times)))
+    found = [state for state, ops in runs for _ in ops]
+    every = itertools.product([False, True], repeat=len(times))
+    assert cost(found) == pytest.approx(min(map(cost, every)))
+
+
+def test_a_region_of_many_kinds_is_cut_where_its_code_gets_long():
+    ops = lowered_example("nasnet").regions[0].ops
+    runs = split_by_branches(ops, most=3)
+    assert len(runs) > 1
+    assert [op for _, some in runs for op in some] == list(range(len(ops)))
+    assert all(branches([ops[op] for op in some]) <= 3 for _, some in runs)
+    assert split_by_branches(ops, most=99) == [(True, range(len(ops)))]

@@ -48,7 +48,8 @@ def command(
 
     With --run the model is lowered to fused regions and islands, compiled, checked and timed on
     this machine's GPU; --interpret does the same tile by tile in PyTorch, to see what is fused and
-    that its numbers are the model's. -o FILE is then the report (.json) or the programs (.txt).
+    that its numbers are the model's. -o FILE is then the report (.json), the programs of all
+    regions (.txt) or the planned timeline of the first (.svg, .trace.json).
     """
     if on_gpu or interpret:
         from partita.cli.rtasks_run import run_it

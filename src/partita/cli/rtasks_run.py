@@ -7,7 +7,7 @@ from partita.cli.base import Output, OutputFile
 from partita.errors import FileError
 from partita.files import encode_json
 
-FORMATS = (".json", ".txt")
+FORMATS = (".json", ".txt", ".svg", ".trace.json")
 
 
 def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -> int:
@@ -22,10 +22,8 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
     found = rtasks_of(model, seed=out.seed, note=out.note, **options)
     report = found.report()
     data = {**report.to_json(), "problem": model, "seed": out.seed}
-    if output is not None and output.path.suffix == ".txt":
-        output.write("\n\n".join(map(str, found.programs)) + "\n")
-    elif output is not None:
-        output.write(encode_json(data))
+    if output is not None:
+        output.write(_content(output.path.name, found, data))
     out.show(str(report))
     if output is not None:
         out.show(f"written: {output.path}")
@@ -33,8 +31,23 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
     return 0
 
 
+def _content(name: str, found: Any, data: dict[str, Any]) -> bytes | str:
+    """The report, the programs of all regions, or the timeline of the first."""
+    if name.endswith(".txt"):
+        return "\n\n".join(map(str, found.programs)) + "\n"
+    if name.endswith(".svg"):
+        from partita.report.svg_timeline import timeline_svg
+
+        return timeline_svg(found.timeline(), title=found.report().model)
+    if name.endswith(".trace.json"):
+        from partita.report.trace import chrome_trace
+
+        return chrome_trace(found.timeline())
+    return encode_json(data)
+
+
 def _check_ending(path: Path) -> None:
-    if path.suffix not in FORMATS:
+    if not path.name.endswith(FORMATS):
         raise FileError(
             f"has an ending that says nothing: {path.suffix or 'none'}",
             fix=f"end the name in one of {', '.join(FORMATS)}",

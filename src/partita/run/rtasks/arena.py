@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from partita.errors import ProblemError
-from partita.run.rtasks.drafts import PLACES, Draft, Values, Weight
+from partita.run.rtasks.drafts import Draft, Values, Weight
 from partita.run.rtasks.pieces import Piece, Pieces
 from partita.run.rtasks.tileops import NOWHERE, Place, TileOp
 from partita.run.streams.place import Placement, place
@@ -65,26 +65,6 @@ class Lowered:
     pieces: tuple[Piece, ...]
     regions: tuple[RegionOps | None, ...]
     arena: Arena
-
-    def outside(self, index: int) -> frozenset[str]:
-        """The values that region `index` reads and does not make: copied in, where not there."""
-        piece = self.pieces[index]
-        made = {name for draft in piece.drafts for name in draft.makes}
-        constant = {name for draft in piece.drafts for name, _ in draft.constants}
-        maker = {name: draft for each in self.pieces for draft in each.drafts
-                 for name in draft.makes}  # fmt: skip
-        found: set[str] = set()
-        open_names = [name for draft in piece.drafts for name in draft.reads]
-        while open_names:
-            name = open_names.pop()
-            source = maker.get(name)
-            if name in made or name in constant or name in found:
-                continue
-            if source is not None and source.kind in PLACES:
-                open_names += source.reads
-            else:
-                found.add(name)
-        return frozenset(found)
 
 
 def lower(found: Pieces, device: torch.device) -> Lowered:

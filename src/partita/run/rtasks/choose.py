@@ -1,5 +1,6 @@
 """Which regions stay fused: each is timed against its own steps run by PyTorch, both in a graph."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from partita.run.rtasks.arena import Lowered
 from partita.run.rtasks.execute import Island, Launch, Pipeline
 from partita.run.streams.graphs import capture
-from partita.run.streams.measure import compare_us
+from partita.run.streams.measure import compare_us, run_us
+from partita.run.streams.steps import Step
 
 T = torch.Tensor
 COPIES = 5  # of a piece in the graph that is timed
@@ -52,6 +54,27 @@ def piece_times(
         fused.run_piece(index, ours)
         plain.run_piece(index, theirs)
     return found
+
+
+def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
+    """What PyTorch takes for each tile op of a piece, in a graph; shared steps count in part."""
+    plain = Pipeline(lowered, [None] * len(lowered.pieces))
+    plain.set_inputs(inputs)
+    values: dict[str, Any] = dict(plain.inputs)
+    for each in range(len(lowered.pieces)):
+        plain.run_piece(each, values)
+    steps = lowered.flow.maker()
+    tiled = [draft for draft in lowered.pieces[index].drafts if draft.is_tiled]
+    shares = Counter(name for draft in tiled for name in draft.steps)
+    known: dict[str, float] = {}
+    for name in shares:
+        known[name] = 0.0 if steps[name].is_view else _step_us(plain, steps[name], values)
+    return [sum(known[name] / shares[name] for name in draft.steps) for draft in tiled]
+
+
+def _step_us(plain: Pipeline, step: Step, values: dict[str, Any]) -> float:
+    held: list[Any] = []
+    return run_us(lambda: held.append(plain.computed(step, values)))
 
 
 def _graph(pipeline: Pipeline, index: int, values: dict[str, Any]) -> Callable[[], object]:

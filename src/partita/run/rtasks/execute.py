@@ -5,14 +5,15 @@ results of islands are copied there as soon as they are made. Islands read the a
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from partita.run.rtasks.arena import Lowered
-from partita.run.rtasks.drafts import OUTSIDE
+from partita.run.rtasks.drafts import Draft
 from partita.run.streams import eager
-from partita.run.streams.steps import Step
+from partita.run.streams.steps import CONVS, Step
 
 T = torch.Tensor
 Launch = Callable[[], object]
@@ -45,6 +46,7 @@ class Pipeline:
                 self.inputs[name] = _channels_last(empty)
         self.views = {name: arena.view(name) for name in arena.places}
         self.work = [self._work(index) for index in range(len(lowered.pieces))]
+        self.apart: set[str] = set()  # convolutions whose ReLU runs by itself
         self.results: tuple[T, ...] = ()
 
     def _work(self, index: int) -> tuple[Step, ...]:
@@ -83,9 +85,22 @@ class Pipeline:
             if step.name in self.islands:
                 values[step.name] = self.islands[step.name](values)
             else:
-                values[step.name] = eager.compute(step, values, self.constants)
+                values[step.name] = self.computed(step, values)
             if step.name in self.wanted:
                 self.views[step.name].copy_(values[step.name])
+
+    def computed(self, step: Step, values: dict[str, Any]) -> Any:
+        """A step by PyTorch; cuDNN has a ReLU inside for most convolutions, not for all."""
+        if step.name not in self.apart:
+            try:
+                return eager.compute(step, values, self.constants)
+            except RuntimeError:
+                if step.kind not in CONVS or not step.relu:
+                    raise
+                self.apart.add(step.name)
+        bare = replace(step, relu=False, residual="")
+        y = eager.compute(bare, values, self.constants)
+        return torch.relu(y + values[step.residual] if step.residual else y)
 
     def __call__(self, *inputs: T) -> tuple[T, ...]:
         """The outputs for these inputs, as copies."""
@@ -96,21 +111,36 @@ class Pipeline:
 
 
 def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[str]:
-    """The values that fused regions read and that are made outside of fused regions."""
-    read: set[str] = set()
-    made: set[str] = set()
+    """The values that PyTorch makes and fused regions read: they must be in the arena.
+
+    What no step is called (a group of a convolution, say) is there when what it is a part of is.
+    """
+    steps = {step.name for step in lowered.flow.steps} | set(lowered.flow.inputs)
+    maker: dict[str, tuple[int, Draft]] = {}
+    constant: set[str] = set()
     for index, piece in enumerate(lowered.pieces):
-        if launches[index] is None:
+        for draft in piece.drafts:
+            maker.update(dict.fromkeys(draft.makes, (index, draft)))
+            constant |= {name for name, _ in draft.constants}
+    found: set[str] = set()
+    open_names = [
+        name
+        for index, piece in enumerate(lowered.pieces)
+        if launches[index] is not None
+        for draft in piece.drafts
+        for name in draft.reads
+    ]
+    while open_names:
+        name = open_names.pop()
+        if name in found or name in constant:
             continue
-        read |= lowered.outside(index)
-        made |= {name for draft in piece.drafts for name in draft.makes}
-    return read - made
-
-
-def is_empty(lowered: Lowered, index: int) -> bool:
-    """Is a piece only places in the arena: nothing to launch?"""
-    drafts = lowered.pieces[index].drafts
-    return not any(draft.is_tiled or draft.kind in OUTSIDE for draft in drafts)
+        if name in maker and launches[maker[name][0]] is not None:
+            continue  # a fused region makes it, in its place
+        if name in steps:
+            found.add(name)
+        else:
+            open_names += maker[name][1].reads
+    return found
 
 
 def _channels_last(value: T) -> T:

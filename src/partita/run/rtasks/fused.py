@@ -9,12 +9,14 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from partita.errors import InputError
+from partita.jobs.rtasks import timeline_of
 from partita.problems.rprogram import RProgram
 from partita.run.rtasks.outcome import Outcome
 from partita.run.rtasks.planned import PlannedRegion
 from partita.run.streams.export import evaluating
 from partita.run.streams.measure import compare_us
 from partita.run.streams.truth import as_tuple
+from partita.timeline import Timeline
 
 T = torch.Tensor
 
@@ -53,6 +55,14 @@ class Fused:
         """The program of every planned region; `print` shows run, wait and signal per unit."""
         return tuple(plan.program for plan in self.plans)
 
+    def timeline(self, region: int = 0) -> Timeline:
+        """When every tile of a planned region runs by the costs, a lane per program; checked."""
+        if not 0 <= region < len(self.plans):
+            raise InputError(f"there is no region {region}", fix=f"there are {len(self.plans)}")
+        plan = self.plans[region]
+        assert plan.result.solution is not None
+        return timeline_of(plan.problem, plan.result.solution)
+
     def report(self) -> Outcome:
         """What was fused, what was not and why, predicted and measured times."""
         return self.outcome
@@ -73,7 +83,8 @@ class Fused:
                     f"an input of {list(given.shape)} {given.dtype}",
                     fix=f"give {list(mine.shape)} {mine.dtype}, or fuse for this shape",
                 )
-        outputs = list(self.call(*inputs))
+        with torch.no_grad():
+            outputs = list(self.call(*inputs))
         found = []
         for shape in self._shapes:
             found.append(tree_unflatten(outputs[: shape.num_leaves], shape))

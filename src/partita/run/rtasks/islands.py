@@ -21,6 +21,7 @@ CELLS = {
     "aten.rnn_tanh.input": "rnn_tanh",
     "aten.rnn_relu.input": "rnn_relu",
 }
+TUNE_S = 15.0  # to time shapes of one spec
 Island = Callable[[dict[str, Any]], Any]
 
 
@@ -42,6 +43,7 @@ def recurrent_islands(
 def _layers(lowered: Lowered, step: Step, device: torch.device) -> Island:
     from partita.run.rtasks.recurrent import compile_recurrent
     from partita.run.rtasks.recurrent_spec import Recurrent
+    from partita.run.rtasks.recurrent_tune import tune
 
     flow, cell = lowered.flow, CELLS[step.target]
     x, states, weights, bias, layers, _, _, both, batch_first = step.arguments
@@ -59,7 +61,10 @@ def _layers(lowered: Lowered, step: Step, device: torch.device) -> Island:
         batch=shape[0 if batch_first else 1],
         dtype=flow.dtypes[x.name],
     )
-    run = compile_recurrent(spec, packed, device)
+    best = None
+    if device.type == "cuda":
+        best = tune(spec, packed, device, shape[1 if batch_first else 0], TUNE_S)[0][0]
+    run = compile_recurrent(spec, packed, device, best)
     constants = {each: flow.constants[each].to(device) for each in given if isinstance(each, Held)}
     zero = {name for name, value in constants.items() if not bool(value.any())}
 

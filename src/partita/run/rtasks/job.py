@@ -11,14 +11,21 @@ from torch import nn
 from partita.cluster import DeviceKind
 from partita.errors import VerificationError
 from partita.run.rtasks.arena import Lowered
-from partita.run.rtasks.choose import Captured, PieceTimes, piece_times
+from partita.run.rtasks.choose import Captured, PieceTimes, op_times, piece_times
 from partita.run.rtasks.execute import Island, Pipeline
 from partita.run.rtasks.fused import Call, Fused
 from partita.run.rtasks.islands import recurrent_islands
-from partita.run.rtasks.launches import Launched, compiled, interpreted
+from partita.run.rtasks.launches import Launched, compiled, interpreted, merged
 from partita.run.rtasks.lower import captured, lower_flow, side_by_side
 from partita.run.rtasks.outcome import Outcome, RegionOutcome
-from partita.run.rtasks.planned import plan_region, plan_regions
+from partita.run.rtasks.planned import PlannedRegion, plan_region, plan_regions
+from partita.run.rtasks.regroup import (
+    MOST_BRANCHES,
+    branches,
+    split_by_branches,
+    split_by_cost,
+    split_piece,
+)
 from partita.run.streams.fold import fold, fold_norms
 from partita.run.streams.measure import compare_us
 from partita.run.streams.replay import Plain
@@ -26,6 +33,7 @@ from partita.run.streams.steps import Flow
 from partita.run.streams.truth import Truth, truth_of
 
 T = torch.Tensor
+LEAST_OPS = 3  # of a region that is cut where it is slow
 
 
 class Job:
@@ -42,6 +50,7 @@ class Job:
         self.inputs = tuple(each for example in examples for each in example)
         self.name = " + ".join(type(each).__name__ for each in modules)
         self.notes: list[str] = []
+        self.persistent: dict[str, str] = {}  # islands that are kernels of ours, as the report says
 
     def lower(self) -> None:
         """Capture the modules; give their values places."""
@@ -62,14 +71,24 @@ class Job:
         self.lower_s = time.perf_counter() - began
 
     def plan(self, kind: DeviceKind, method: str, time_s: float, per_unit: int, seed: int) -> None:
-        """A program for every region."""
+        """A program for every region; one with too many kinds of tasks becomes several."""
         began = time.perf_counter()
-        options: dict[str, Any] = {"method": method, "time_s": time_s, "seed": seed}
+        for index in reversed(range(len(self.lowered.pieces))):
+            region = self.lowered.regions[index]
+            if region is not None and branches(region.ops) > MOST_BRANCHES:
+                runs = split_by_branches(region.ops)
+                self.lowered = split_piece(self.lowered, index, runs)
+        options: dict[str, Any] = {"method": method, "seed": seed, "time_s": time_s}
+        options["keep"] = self.device.type == "cuda"  # together with the kernels
         self.kind = kind
         self.plans = plan_regions(self.lowered, kind, per_unit=per_unit, **options)
-        self.replan = lambda index: plan_region(self.lowered, index, kind, per_unit=1, **options)
+        self.options, self.per_unit = options, per_unit
         self.plan_s = time.perf_counter() - began
         self.note(f"{sum(plan is not None for plan in self.plans)} regions planned")
+
+    def plan_one(self, index: int, per_unit: int) -> PlannedRegion:
+        """A program for the region of one piece."""
+        return plan_region(self.lowered, index, self.kind, per_unit=per_unit, **self.options)
 
     def interpret(self, seed: int) -> Fused:
         """Tile by tile, without a GPU."""
@@ -82,13 +101,22 @@ class Job:
 
     def compile(self, num_warps: int) -> Launched:
         """A kernel for every region."""
-        return compiled(self.lowered, self.plans, num_warps=num_warps, replan=self.replan)
+        self.num_warps = num_warps
+        return self.compiled(self.plans)
+
+    def compiled(self, plans: Sequence[PlannedRegion | None]) -> Launched:
+        """Kernels for some plans; one that does not fit is planned for one program per unit."""
+        return compiled(
+            self.lowered,
+            plans,
+            num_warps=self.num_warps,
+            replan=lambda index: self.plan_one(index, 1),
+        )
 
     def measure(self, launched: Launched) -> Fused:
         """Timed piece by piece and as a whole, in CUDA graphs; what is slower is not used."""
         began = time.perf_counter()
         islands, refused = recurrent_islands(self.lowered, self.device)
-        self.notes += [f"{self.region_name(i)} {text}" for i, text in launched.refused.items()]
         self.notes += [f"{name} stays with PyTorch: {text}" for name, text in refused.items()]
         with torch.no_grad():
             sequential = Plain(self.plain_flow, self.inputs)
@@ -96,6 +124,7 @@ class Job:
             self.check(Pipeline(self.lowered, launched.launches, islands)(*self.inputs))
             compile_s = time.perf_counter() - began + sum(launched.seconds.values())
             times = piece_times(self.lowered, launched.launches, self.inputs, islands)
+            launched, times = self.without_slow(launched, times, islands)
             kept = [
                 launch if index not in times or times[index].is_faster else None
                 for index, launch in enumerate(launched.launches)
@@ -104,6 +133,7 @@ class Job:
             found = Captured(Pipeline(self.lowered, kept, islands), self.inputs)
             error = self.check(found(*self.inputs))
             fused_us, sequential_us = compare_us([found.replay, sequential.replay])
+        self.notes += [f"{self.region_name(i)} {text}" for i, text in launched.refused.items()]
         used = "fused" if fused_us < sequential_us else "sequential"
         outcome = replace(
             self.outcome(used, launched, times, error),
@@ -111,6 +141,40 @@ class Job:
         )  # fmt: skip
         call: Call = found if used == "fused" else sequential
         return Fused(self.modules, self.examples, call, launched.plans, outcome)
+
+    def without_slow(
+        self, launched: Launched, times: dict[int, PieceTimes], islands: dict[str, Island]
+    ) -> tuple[Launched, dict[int, PieceTimes]]:
+        """Regions slower than their steps, cut into runs that may be faster: once."""
+        origin: list[int | None] = list(range(len(self.lowered.pieces)))
+        for index in sorted(times, reverse=True):
+            plan = launched.plans[index]
+            if times[index].is_faster or plan is None or len(plan.region.ops) < LEAST_OPS:
+                continue
+            alone = op_times(self.lowered, index, self.inputs)
+            runs = split_by_cost(plan, times[index].fused_us, alone)
+            if len(runs) > 1:
+                before = len(self.lowered.pieces)
+                self.lowered = split_piece(self.lowered, index, runs)
+                new: list[int | None] = [None] * (len(self.lowered.pieces) - before + 1)
+                origin[index : index + 1] = new
+                count = sum(len(ops) for fused, ops in runs if fused)
+                self.notes.append(
+                    f"of a region of {len(plan.region.ops)} ops, slower than unfused, {count} are "
+                    f"fused in {sum(fused for fused, _ in runs)} regions"
+                )
+        if None not in origin:
+            return launched, times
+        plans = [
+            self.plan_one(index, self.per_unit)
+            if old is None and region is not None and region.ops
+            else None
+            for index, (old, region) in enumerate(zip(origin, self.lowered.regions, strict=True))
+        ]
+        launched = merged(launched, self.compiled(plans), origin)
+        self.plans = launched.plans
+        self.check(Pipeline(self.lowered, launched.launches, islands)(*self.inputs))
+        return launched, piece_times(self.lowered, launched.launches, self.inputs, islands)
 
     def faster_islands(self, kept: Sequence[Any], islands: dict[str, Island]) -> dict[str, Island]:
         """Persistent kernels for whole layers, if the model is faster with them."""
@@ -123,7 +187,10 @@ class Job:
             f"{names} as persistent kernels: {times[0]:.1f} us for the model, "
             f"{times[1]:.1f} us with PyTorch's own"
         )
-        return islands if times[0] < times[1] else {}
+        if times[0] >= times[1]:
+            return {}
+        self.persistent = dict.fromkeys(islands, "a persistent kernel of its own")
+        return islands
 
     def check(self, outputs: tuple[T, ...]) -> float:
         """Refuse outputs that are not the model's."""
@@ -169,7 +236,9 @@ class Job:
                 )
             )
         islands = tuple(
-            (draft.name, draft.reason) for piece in self.lowered.pieces for draft in piece.islands
+            (draft.name, self.persistent.get(draft.name, draft.reason))
+            for piece in self.lowered.pieces
+            for draft in piece.islands
         )
         name = self.kind.name if self.device.type == "cpu" else torch.cuda.get_device_name()
         dtype = str(self.lowered.arena.data.dtype).removeprefix("torch.")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from partita.errors import MissingExtraError, ProblemError
 from partita.run.rtasks.arena import Lowered
@@ -12,6 +13,7 @@ from partita.run.rtasks.planned import PlannedRegion
 from partita.run.rtasks.reference import Tiles
 
 Plans = Sequence[PlannedRegion | None]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +91,27 @@ def compiled(
         launches.append(launch)
         seconds[index] = time.perf_counter() - began
     return Launched(tuple(launches), tuple(kept), about, refused, seconds)
+
+
+def merged(old: Launched, new: Launched, origin: Sequence[int | None]) -> Launched:
+    """By piece: what there was (`origin` says which piece it was), or what is new."""
+
+    def both(mine: dict[int, S], theirs: dict[int, S]) -> dict[int, S]:
+        kept = {
+            index: theirs[was]
+            for index, was in enumerate(origin)
+            if was is not None and was in theirs
+        }
+        return {**kept, **mine}
+
+    choice = list(enumerate(origin))
+    return Launched(
+        tuple(new.launches[i] if was is None else old.launches[was] for i, was in choice),
+        tuple(new.plans[i] if was is None else old.plans[was] for i, was in choice),
+        both(new.about, old.about),
+        both(new.refused, old.refused),
+        both(new.seconds, old.seconds),
+    )
 
 
 def _region(lowered: Lowered, plan: PlannedRegion, num_warps: int) -> tuple[Launch, str]:

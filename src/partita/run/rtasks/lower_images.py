@@ -35,10 +35,11 @@ def _conv_draft(
         None if value is None else value[some]
         for value, some in ((bias, rows), (scale, cols), (shift, cols))
     )
+    tf32 = r.rounds(step)
     return Draft(
         name, "conv", (x, residual) if residual else (x,), (step.name,),
-        {**_window_attrs(r, step), "pre": step.pre, "tf32": r.tf32_conv},
-        weights=(Weight(weight[rows], r.tf32_conv),), wide=wide,
+        {**_window_attrs(r, step), "pre": step.pre, "tf32": tf32},
+        weights=(Weight(weight[rows], tf32),), wide=wide,
     )  # fmt: skip
 
 

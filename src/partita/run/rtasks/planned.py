@@ -10,6 +10,7 @@ from partita.problems.rprogram import RProgram, check_rprogram, rprogram
 from partita.problems.rtasks import RtasksProblem, RtasksSolution, VDevice
 from partita.run.rtasks.arena import Lowered, RegionOps
 from partita.run.rtasks.lower_rules import VIEW_TARGETS
+from partita.run.rtasks.plan_cache import keep_plan, read_plan
 from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, region_problem, shapes_of, unfused_us
 from partita.run.rtasks.tileops import Tile
 from partita.search import searches
@@ -44,6 +45,7 @@ def plan_regions(
     time_s: float = 3.0,
     per_unit: int = 2,
     seed: int = 0,
+    keep: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[PlannedRegion | None, ...]:
     """A plan for every piece that is a region with ops; the time is shared by their ops."""
@@ -51,7 +53,7 @@ def plan_regions(
     return tuple(
         plan_region(
             lowered, index, kind, method=method, time_s=time_s * size / sum(sizes),
-            per_unit=per_unit, seed=seed, interrupted=interrupted,
+            per_unit=per_unit, seed=seed, keep=keep, interrupted=interrupted,
         )
         if size
         else None
@@ -68,9 +70,13 @@ def plan_region(
     time_s: float = 3.0,
     per_unit: int = 2,
     seed: int = 0,
+    keep: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> PlannedRegion:
-    """Tile shapes and queues for the region of one piece, on `per_unit` programs of every unit."""
+    """Tile shapes and queues for the region of one piece, on `per_unit` programs of every unit.
+
+    With `keep` a plan is kept under the user's cache folder, and taken from there the next time.
+    """
     region = lowered.regions[index]
     assert region is not None
     unit = _unit(lowered, kind, per_unit)
@@ -79,7 +85,7 @@ def plan_region(
     )
     expected = unfused_us(region, kind, unit, _launches(lowered, index))
     stop = Stop(time_s=time_s, interrupted=interrupted)
-    return _planned(region, problem, expected, method, stop, seed)
+    return _planned(region, problem, expected, method, stop, seed, keep=keep)
 
 
 def _launches(lowered: Lowered, index: int) -> int:
@@ -90,17 +96,8 @@ def _launches(lowered: Lowered, index: int) -> int:
 
 def _unit(lowered: Lowered, kind: DeviceKind, per_unit: int) -> Unit:
     data = lowered.arena.data
-    convs = [
-        op.attr("tf32")
-        for region in lowered.regions
-        if region is not None
-        for op in region.ops
-        if op.kind == "conv"
-    ]
-    return Unit.of(
-        kind, data.dtype, tf32=bool(convs) and all(convs),
-        arena_bytes=data.numel() * data.element_size(), per_unit=per_unit,
-    )  # fmt: skip
+    size = data.numel() * data.element_size()
+    return Unit.of(kind, data.dtype, arena_bytes=size, per_unit=per_unit)
 
 
 def _planned(
@@ -110,14 +107,19 @@ def _planned(
     method: str,
     stop: Stop,
     seed: int,
+    *,
+    keep: bool,
 ) -> PlannedRegion:
     began = time.perf_counter()
     known = searches("rtasks")
     if method not in known:
         raise InputError(f"found {method!r}", fix=suggest(method, tuple(known)), field="method")
-    result = known[method](problem, stop, seed)
+    kept = read_plan(problem, method, seed) if keep else None
+    result = kept or known[method](problem, stop, seed)
     if result.solution is None:  # stopped before its first schedule
         result = known["list"](problem, seed=seed)
+    if keep and kept is None:
+        keep_plan(problem, result, method)
     assert result.solution is not None
     tiles = tuple(
         shapes_of(op)[choice]

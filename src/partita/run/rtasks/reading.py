@@ -6,6 +6,7 @@ import torch
 
 from partita.run.rtasks.drafts import Values
 from partita.run.rtasks.lower_chain import UnfitError
+from partita.run.streams.precision import needs_exact
 from partita.run.streams.read import Held
 from partita.run.streams.steps import Flow, Ref, Step
 
@@ -16,7 +17,7 @@ class Reading:
     """A flow, the layout of its values, and which results of an operator have which name."""
 
     def __init__(self, flow: Flow, device: torch.device) -> None:
-        self.flow = flow
+        self.flow, self.device = flow, device
         self.values = Values(flow)
         self.items: dict[str, dict[int, str]] = {}
         for step in flow.steps:
@@ -33,6 +34,10 @@ class Reading:
     def constant(self, name: str) -> T | None:
         """A constant of a step, in f32; None where the step has none."""
         return self.flow.constants[name].float() if name else None
+
+    def rounds(self, step: Step) -> bool:
+        """Are the factors of this convolution TF32: allowed, and done so by PyTorch itself?"""
+        return self.tf32_conv and not needs_exact(self.flow, step, self.device)
 
     def need(self, name: str, *, image: bool = False) -> None:
         """Read or make a value in this layout, or say why not."""

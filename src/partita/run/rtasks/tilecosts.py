@@ -18,11 +18,12 @@ from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDev
 from partita.run.rtasks.arena import RegionOps
 from partita.run.rtasks.tileops import Tile, TileOp, num_tiles, tiles
 
-START_US = 1.0  # a row of the table, addresses, the first loads, the signal's release
+START_US = 0.8  # a row of the table, addresses, the first loads, the signal's release
 SIGNAL_US = 0.8  # until a release on one unit is seen by another
 COUNT_US = 0.003  # every tile of an op adds to the same counter
 BLOCK_US = 0.12  # every further block of a sum: what prefetching does not hide
-MEMORY_PART = 0.7  # of the memory's bandwidth that many small tiles reach
+MEMORY_PART = 0.85  # of the memory's bandwidth that many small tiles reach
+SHARED_PART = 0.25  # of a vector that all tiles of an op read: most of it comes from near
 MOST_SHARE = 1.5  # times the even share that one program reads at most
 PLAIN_PART = 0.35  # of the peak without tensor units
 TENSOR_PART = 0.2  # of the peak with them, by tiles of at most 64 x 64
@@ -42,16 +43,14 @@ class Unit:
     num_programs: int
 
     @classmethod
-    def of(
-        cls, kind: DeviceKind, dtype: torch.dtype, *, tf32: bool, arena_bytes: int, per_unit: int
-    ) -> "Unit":
+    def of(cls, kind: DeviceKind, dtype: torch.dtype, *, arena_bytes: int, per_unit: int) -> "Unit":
         """The even share of a program; `arena_bytes` decides where weights come from."""
         rate = kind.memory_bytes_per_s * MEMORY_PART
         if arena_bytes <= kind.cache_bytes:
             rate = max(rate, kind.cache_bytes_per_s)
         plain = kind.peak("f32") * PLAIN_PART
         name = NAMES[dtype] if dtype != torch.float32 else "tf32"
-        tensor = kind.peak(name) * TENSOR_PART if tf32 or dtype != torch.float32 else plain
+        tensor = kind.peak(name) * TENSOR_PART
         programs = kind.num_units * per_unit
         share = 1e-6 / programs
         return cls(rate * share, plain * share, tensor * share, dtype.itemsize, programs)
@@ -63,10 +62,16 @@ def tile_us(op: TileOp, tile: Tile, unit: Unit) -> float:
     work = _work(op, tile, rows, cols)
     number = num_tiles(op, tile)
     more = min(MOST_SHARE, max(1.0, unit.num_programs / number))
-    rate = unit.tensor_per_us if op.kind == "conv" else unit.plain_per_us
+    rate = _rate(op, unit)
     moved_us = work.elements * unit.itemsize / (unit.bytes_per_us * more)
     time_us = max(moved_us, work.flops / (rate * min(more, 2.0)))
     return START_US + COUNT_US * number + time_us + max(work.blocks - 1, 0) * BLOCK_US
+
+
+def _rate(op: TileOp, unit: Unit) -> float:
+    """Flops per microsecond: products of many rows on tensor units, unless f32 stays f32."""
+    tensor = op.kind == "conv" and (unit.itemsize < 4 or op.attr("tf32"))
+    return unit.tensor_per_us if tensor else unit.plain_per_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class Work:
 def _work(op: TileOp, tile: Tile, rows: int, cols: int) -> Work:
     if op.kind in ("gemv", "conv"):
         depth = op.weights[0].cols
-        elements = (rows + cols) * depth + rows * cols * len(op.reads)
+        part = SHARED_PART if op.kind == "gemv" else 1.0
+        elements = (part * rows + cols) * depth + rows * cols * len(op.reads)
         return Work(elements, 2.0 * rows * cols * depth, -(depth // -max(tile.depth, 1)))
     if op.kind in ("lstm_cell", "gru_cell"):
         depth, gates = sum(weight.cols for weight in op.weights), 4
@@ -119,7 +125,7 @@ def unfused_us(region: RegionOps, kind: DeviceKind, unit: Unit, launches: int) -
     for op in region.ops:
         out = op.writes[0]
         work = _work(op, Tile(out.rows, out.cols, 64), out.rows, out.cols)
-        rate = unit.tensor_per_us if op.kind == "conv" else unit.plain_per_us
+        rate = _rate(op, unit)
         moved = work.elements * unit.itemsize / (kind.memory_bytes_per_s * 1e-6)
         total += max(moved, work.flops / (rate * unit.num_programs))
     return total
