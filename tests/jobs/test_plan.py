@@ -175,6 +175,21 @@ def test_unlike_devices_get_unlike_stages():
     assert found.best.step_s < 0.85 * alike.step_s
 
 
+def test_plain_pipelines_get_orders_without_bubbles_behind_others_that_are_ahead():
+    found = plan(
+        "gpt2-medium", "4xV100+8xP100", batch=96, dtype="f16",
+        pin=["stages=2", "microbatches=6"], stop=QUICK,
+    )  # fmt: skip
+    step = {
+        (len(c.simulation.stages), c.simulation.schedule.name): c.step_s
+        for c in (found.best, *found.others)
+    }
+    in_turns = min(seconds for (stages, _), seconds in step.items() if stages > 2)
+    assert in_turns < step[2, "1f1b"]  # so that the plain pipeline was not the leader
+    assert step[2, "zb-h2"] < 0.97 * step[2, "zb-h1"] < step[2, "1f1b"]
+    assert found.best.step_s <= step[2, "zb-h2"] < 0.68
+
+
 def test_a_searched_order_is_a_plan_like_any_other():
     found = plan("gpt2", "2xA100", batch=8, pin=["stages=2", "microbatches=4"], stop=QUICK)
     orders = [

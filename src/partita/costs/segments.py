@@ -12,6 +12,7 @@ Lagrangian for memory); each answer is a `Way` to run every segment. Per segment
 Everything is one device's share. A stage is a stretch of segments: sums of these, by prefix sums.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,12 @@ class MeshWays:
     """The ways on one mesh, and what all ways to split on it take at the least."""
 
     ways: tuple[Way, ...]
-    least: LeastSegments
+    make_least: Callable[[], LeastSegments]
+
+    @functools.cached_property
+    def least(self) -> LeastSegments:
+        """Worked out when it is asked for."""
+        return self.make_least()
 
 
 def mesh_ways(
@@ -109,8 +115,12 @@ def mesh_ways(
             unit = _unit_price(model, chosen, in_flight)
         if chosen not in found:
             found[chosen] = reader.way(chosen, like)
-    least = least_segments(graph, fold, cluster, model, num_microbatches, collectives, solve)
-    return MeshWays(tuple(found.values()), least)
+    return MeshWays(
+        tuple(found.values()),
+        functools.partial(
+            least_segments, graph, fold, cluster, model, num_microbatches, collectives, solve
+        ),
+    )
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:

@@ -12,6 +12,7 @@
 by its rows where its input comes in shares of features, by its columns elsewhere.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -140,6 +141,7 @@ def _all_copies(graph: Graph, op: Op, lies: dict[str, Placement]) -> bool:
     return op.kind not in MATRICES and all(p in (REPLICATE, Placement("shard", 0)) for p in made)
 
 
+@functools.lru_cache(maxsize=4096)  # a deep model asks the same of every layer
 def _with_batch(legal: tuple[tuple[str, ...], ...], inner: str) -> tuple[str, ...]:
     """The inner dim if it is legal, and the batch along as many other axes as can be."""
 

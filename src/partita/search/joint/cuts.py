@@ -42,8 +42,12 @@ class Stretches:
 
     def within(self, in_flight: float, room: float, tail_share: float) -> tuple[Floats, Ints]:
         """The least seconds of each stretch that fits `room` bytes, and the way it is run."""
-        held = self.static + in_flight * self.saved + self.transient
-        seconds = np.where(held <= room, self.seconds + tail_share * self.tail, np.inf)
+        held = in_flight * self.saved
+        held += self.static
+        held += self.transient
+        seconds = tail_share * self.tail
+        seconds += self.seconds
+        seconds[held > room] = np.inf
         way = seconds.argmin(axis=0)
         return np.take_along_axis(seconds, way[None], 0)[0], way
 
@@ -59,6 +63,8 @@ class Cuts:
 
 def joined(parts: Sequence[Stretches]) -> Stretches:
     """All ways of several tables in one, in this order."""
+    if len(parts) == 1:
+        return parts[0]
     return Stretches(
         np.concatenate([part.seconds for part in parts]),
         np.concatenate([part.static for part in parts]),

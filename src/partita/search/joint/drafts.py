@@ -268,8 +268,7 @@ class Drafting:
 
     def _make_table(self, group: Sequence[int], m: int, flight: int) -> _Table | None:
         found = [
-            self.ways(mesh_of(shape, group), m, flight)
-            for shape in self._shapes(len(group), m)
+            self.ways(mesh_of(shape, group), m, flight) for shape in self._shapes(len(group), m)
         ]
         parts, options = [], []
         for ways in found:
