@@ -1,0 +1,291 @@
+"""The pipelines of a plan: every number of stages drafted, the promising ones simulated.
+
+1. Numbers of stages and micro-batches are drafted, likely ones first; one whose bound is above the
+   best plan is left out, and where a draft is far behind the best its kin are.
+2. The drafts that would be the fastest if nobody had to wait are drafted again with several stages
+   on each group of devices.
+3. The best estimates are simulated; what does not fit after all is drafted again with less room.
+4. Around the leaders other orders are tried under the memory that is left.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partita.costs.memory import model_memory
+from partita.costs.roofline import op_cost
+from partita.jobs.plan_schedule import searched_schedule
+from partita.jobs.plan_tried import Candidate, Tried
+from partita.jobs.simulate import Simulation
+from partita.lower.orders import refusal
+from partita.plans import Schedule, Stage, device_groups
+from partita.schedules.named import NAMED
+from partita.search.joint.bounds import Bound
+from partita.search.joint.drafts import Draft
+from partita.search.joint.meshes import Arrangement, arrangements, divisors, weighted_meshes
+
+MOST_STAGES = 32
+SIMULATED = 3  # drafts that are simulated, at least one for each number of stages in reach
+IN_REACH = 1.04  # of the best estimate: drafts beyond are not simulated
+BEHIND = 1.08  # times the best estimate, and the best without waiting
+BEHIND_UNLIKE = 1.3  # the same on unlike devices, whose estimates differ more
+EARLY = 0.7  # times the best plan so far: an estimate so much better is simulated at once
+FAR = 2.0  # doublings of the likely number of stages
+LEADERS = 2  # plain pipelines for which other orders are tried
+PROMISING = 4  # drafts that are tried with several stages on each group of devices
+TURNS = (("zb-v", (2,)), ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
+WORSE = 1.01  # times the best estimate: more stages on a group will not help any more
+KEPT_TURNS = 2  # numbers of stages on a group that may be simulated
+CLOSE = 1.01  # times the best plan: estimates beyond are not simulated
+MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
+
+
+class Pipelines:
+    """Drafts and simulates pipelines for one question; knows what bounds them."""
+
+    def __init__(self, tried: Tried, seed: int) -> None:
+        self.tried, self.seed = tried, seed
+        self.workload, self.cluster = tried.workload, tried.cluster
+        self.wishes, self.drafting = tried.wishes, tried.drafting
+        self.drafts: list[Draft] = []
+        self.turned: list[Draft] = []  # with several stages on each group of devices
+        self.num_drafted = 0
+        self.bounds: list[Bound] = []  # of all that was looked at
+        self.complete = True  # did the time last for all drafts?
+        self.passed_over = False  # was a number of micro-batches left out?
+
+    def draft_all(self) -> None:
+        """Every number of stages with every number of micro-batches, likely ones first."""
+        for arrangement in self._arrangements():
+            wanted = 1 if arrangement.num_stages == 1 else 6 * arrangement.num_stages
+            counts = self.drafting.counts(arrangement)
+            counts.sort(key=lambda c: (abs(math.log2(c / wanted)), c))
+            if self._is_far(arrangement):
+                self.passed_over |= len(counts) > 1
+                del counts[1:]
+            for count in counts:
+                if self.tried.done():
+                    self.complete = False
+                    return
+                draft = None
+                hopeless = self._cannot_win(arrangement, count)
+                if not hopeless:
+                    draft = self._draft(arrangement, count)
+                if hopeless or (draft is not None and self._is_behind(draft)):
+                    self.passed_over |= count != counts[-1]
+                    break
+        if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
+            self._weighted()
+
+    def _arrangements(self) -> list[Arrangement]:
+        most = min(MOST_STAGES, self.drafting.chain.num_segments)
+        wanted = self.wishes.pinned_to("stages")
+        if wanted is not None:
+            most = min(int(wanted), self.drafting.chain.num_segments)
+        found = [
+            arrangement
+            for arrangement in arrangements(self.cluster, most)
+            if self.wishes.allow("stages", arrangement.num_stages)
+        ]
+        likely = self._likely_stages()
+        if self.cluster.is_homogeneous:
+            found.sort(key=lambda a: (abs(math.log2(a.num_stages / likely)), a.num_stages))
+        else:  # few stages first: all devices, then those of each kind alone, are soon compared
+            found.sort(key=lambda a: a.num_stages)
+        return found
+
+    def _is_far(self, arrangement: Arrangement) -> bool:
+        """Is the number of stages so unlikely that one number of micro-batches will do?"""
+        if not self.cluster.is_homogeneous or self.wishes.pinned_to("stages") is not None:
+            return False
+        return abs(math.log2(arrangement.num_stages / self._likely_stages())) > FAR
+
+    def _is_behind(self, draft: Draft) -> bool:
+        """Is a draft so slow, waiting or not, that its kin need not be drafted?"""
+        if draft.arrangement.num_stages == 1:
+            return False
+        behind = BEHIND if self.cluster.is_homogeneous else BEHIND_UNLIKE
+        estimate = min(d.estimate_s for d in self.drafts)
+        ideal = min(d.ideal_s for d in self.drafts)
+        return draft.estimate_s > behind * estimate and draft.ideal_s > behind * ideal
+
+    def _likely_stages(self) -> int:
+        """As many as it takes for parameters and states to fill half of a node's memory."""
+        memory = model_memory(self.workload.graph)
+        held = memory.parameters + memory.gradients + memory.states
+        inner = self.drafting.patterns.inner_size
+        room = min(kind.memory_bytes for kind in self.cluster.kinds)
+        wanted = max(1.0, held / (0.5 * room * inner))
+        return int(min(1 << math.ceil(math.log2(wanted)), self.cluster.num_devices))
+
+    def _cannot_win(self, arrangement: Arrangement, count: int) -> bool:
+        """Is everything with these stages and micro-batches slower than the best, by its bound?"""
+        if not self.cluster.is_homogeneous:
+            return False
+        bound = self.drafting.bound(arrangement, count)
+        if bound is None or not math.isfinite(bound.quick_s):
+            return False  # it does not fit, which says nothing of other numbers
+        self.bounds.append(bound)
+        best = self.tried.best()
+        return best is not None and bound.quick_s >= best.objective_s
+
+    def _draft(self, arrangement: Arrangement, count: int) -> Draft | None:
+        self.num_drafted += 1
+        draft = self.drafting.draft(arrangement, count)
+        if draft is None:
+            return None
+        self.drafts.append(draft)
+        best = self.tried.best()
+        if best is None or draft.estimate_s < EARLY * best.objective_s:  # something to show early
+            self.tried.add_draft(draft)
+        return draft
+
+    def _weighted(self) -> None:
+        """One stage over unlike devices, each with a share as large as it is fast."""
+        graph = self.drafting.micro(1)
+        speed = {
+            kind.name: 1 / (sum(op_cost(graph, op, kind).seconds for op in graph.ops) or 1.0)
+            for kind in self.cluster.kinds
+        }
+        ops = [op for segment in self.drafting.chain.segments for op in segment.ops]
+        for count in (d for d in divisors(self.workload.batch) if d <= MOST_WEIGHTED):
+            if not self.wishes.allow("microbatches", count):
+                continue
+            for mesh in weighted_meshes(self.cluster, speed, self.workload.batch // count):
+                for way in self.drafting.ways(mesh, count, 1).ways[:2]:
+                    if self.tried.done():
+                        return
+                    splits = way.splits(ops, self.drafting.fold)
+                    self.tried.add(
+                        "search", (Stage("stage0", mesh, splits),), Schedule("1f1b", count)
+                    )
+
+    def take_turns(self) -> None:
+        """Drafts with several stages on each group, for the pipelines that may gain by it."""
+        if not self.workload.training:
+            return
+        for draft in self._promising():
+            for name, all_chunks in TURNS:
+                if self.tried.done():
+                    return
+                if self.wishes.allow("schedule", name):
+                    self.turned += self._turned(draft, name, all_chunks)
+
+    def _turned(self, draft: Draft, name: str, all_chunks: Sequence[int]) -> list[Draft]:
+        """More and more stages on each group, as long as the estimate does not grow."""
+        found: list[Draft] = []
+        p, count = draft.arrangement.num_stages, draft.schedule.num_microbatches
+        for chunks in all_chunks:
+            if p * chunks > self.drafting.chain.num_segments:
+                break
+            if NAMED[name].refuses(p, chunks, count):
+                continue
+            other = self.drafting.draft(
+                draft.arrangement, count, room=draft.room, chunks=chunks, schedule=name
+            )
+            if other is None:
+                continue
+            found.append(other)
+            if other.estimate_s > WORSE * min(d.estimate_s for d in found):
+                break
+        return sorted(found, key=lambda d: d.estimate_s)[:KEPT_TURNS]
+
+    def simulate_leaders(self) -> None:
+        """The drafts with the best estimates; plain ones also if they would win without waiting."""
+        for draft in sorted(self.turned, key=lambda d: d.estimate_s):
+            best = self.tried.best()
+            if self.tried.done():
+                return
+            if best is None or draft.estimate_s < best.objective_s * CLOSE:
+                self.tried.add_draft(draft)
+        ranked = sorted(self.drafts, key=lambda d: d.estimate_s)
+        if not ranked:
+            return
+        reach = ranked[0].estimate_s * IN_REACH
+        firsts: dict[int, Draft] = {}
+        for draft in ranked:
+            firsts.setdefault(len(draft.stages), draft)
+        for draft in (*ranked[:SIMULATED], *firsts.values()):
+            best = self.tried.best()
+            if self.tried.done():
+                return
+            near = draft.estimate_s <= reach or draft in ranked[:SIMULATED]
+            if near and (best is None or draft.ideal_s < best.objective_s):
+                self.tried.add_draft(draft)
+
+    def other_orders(self) -> None:
+        """Other orders for the best stages found so far."""
+        if not self.workload.training:
+            return
+        for leader in self._leaders():
+            simulation = leader.simulation
+            if self.tried.done():
+                return
+            for name in self._schedules(simulation):
+                if not self.tried.done():
+                    self.tried.add(
+                        "search", simulation.stages, replace(simulation.schedule, name=name)
+                    )
+            if not self.tried.done() and not self.wishes.pinned_to("schedule"):
+                self._searched(simulation)
+
+    def _leaders(self) -> list[Candidate]:
+        """Pipelines to try other orders for: the best one, and the best with a stage per group.
+
+        Only the latter have orders that fill their bubbles, so they need not be ahead yet; those
+        that are behind even without bubbles are left out.
+        """
+        ranked = sorted((c for c in self.tried.candidates if c.fits), key=lambda c: c.objective_s)
+        pipelines = [c for c in ranked if len(c.simulation.stages) > 1]
+        plain = [
+            c
+            for c in pipelines
+            if len(device_groups(c.simulation.stages)) == len(c.simulation.stages)
+            and c.objective_s * (1 - c.simulation.bubble) < ranked[0].objective_s
+        ]
+        first = [c for c in pipelines[:1] if all(c is not other for other in plain[:LEADERS])]
+        return [*first, *plain[:LEADERS]]
+
+    def _promising(self) -> list[Draft]:
+        """Pipelines that would be the fastest if no group ever had to wait, one of each kind."""
+        kinds: dict[tuple[object, ...], Draft] = {}
+        for draft in sorted(self.drafts, key=lambda d: d.ideal_s):
+            if draft.arrangement.num_stages > 1 and draft.chunks == 1:
+                kinds.setdefault((draft.arrangement, draft.schedule), draft)
+        return list(kinds.values())[:PROMISING]
+
+    def _schedules(self, simulation: Simulation) -> list[str]:
+        stages, count = simulation.stages, simulation.schedule.num_microbatches
+        if len(stages) == 1:
+            return []
+        groups = device_groups(stages)
+        return [
+            name
+            for name in ("1f1b", "zb-h1", "zb-h2")
+            if name != simulation.schedule.name
+            and self.wishes.allow("schedule", name)
+            and not refusal(name, groups, count)
+        ]
+
+    def _searched(self, simulation: Simulation) -> None:
+        """An order found for exactly these stages and the memory that is left."""
+        if len(simulation.stages) == 1:
+            return
+        found = searched_schedule(simulation, self.tried.memo, self.tried.left(), self.seed)
+        if found is not None:
+            self.tried.add("search", simulation.stages, found)
+
+    def bound_s(self) -> float:
+        """What no plan takes less than, of those looked at.
+
+        Named plans outside the family were simulated themselves: none is below the best.
+        """
+        best, work_s = self.tried.best(), self.tried.work_s
+        if not self.complete or not self.bounds or best is None or not self.cluster.is_homogeneous:
+            return work_s
+        least = best.objective_s
+        for bound in sorted(self.bounds, key=lambda bound: bound.quick_s):
+            if bound.quick_s >= least:
+                break
+            least = min(least, bound.quick_s if self.tried.cut else bound.seconds)  # no time left
+        return max(work_s, least)
