@@ -1,5 +1,7 @@
 """From a plan to the program that runs it.
 
+tasks      tasks while they are written: lanes, waits, memory from first use to last
+parameters how a stage's parameters are kept, added up and updated
 stage      one stage that holds the whole model: every op on every device, collectives between
 pieces     the part of a graph that a stage runs, with what enters and leaves it
 blocks     what a stage's forward and backward of one micro-batch take and hold

@@ -21,7 +21,8 @@ from partita.costs.memory import workspace_bytes
 from partita.graph.record import Op, Tensor
 from partita.graph.splits import PARTIAL, REPLICATE
 from partita.lower.pieces import Piece
-from partita.lower.stage import Buffer, Made, StageLowering, drawn_devices
+from partita.lower.stage import StageLowering, drawn_devices
+from partita.lower.tasks import Buffer, Made
 from partita.plans import Stage
 from partita.program import Kind, Program
 from partita.timeline import Timeline

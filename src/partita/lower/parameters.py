@@ -1,0 +1,177 @@
+"""The parameters of a stage: how they are kept, how gradients are added up, the optimizer.
+
+A parameter is kept in copies, in copies with its states in shares, or in shares itself. What is
+kept in shares is gathered a few layers ahead of its use. Gradients are synchronised in buckets
+while the backward goes on, then one fused optimizer step runs for each bucket.
+"""
+
+import math
+
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
+from partita.costs.layouts import Layout, num_shards
+from partita.costs.memory import workspace_bytes
+from partita.costs.roofline import OpCost, Split, op_cost
+from partita.graph.record import Graph, Op
+from partita.graph.splits import PARTIAL, REPLICATE
+from partita.lower.tasks import Buffer, Made, TaskWriter, after, last_of
+from partita.plans import Stage
+from partita.program import Kind
+
+BUCKET_BYTES = 25 * 1024 * 1024
+PREFETCH = 2  # parameters are gathered this many layers ahead of their use
+
+
+class ParameterWriter(TaskWriter):
+    """Writes what a stage's parameters need: gathering, sums of gradients, updates."""
+
+    def __init__(
+        self, stage: Stage, graph: Graph, cluster: Cluster, devices: tuple[int, ...],
+        collectives: Collectives,
+    ) -> None:  # fmt: skip
+        super().__init__(stage, graph, cluster, devices, collectives)
+        self.axes = stage.mesh.axes
+        self.ways = [axis.ways() for axis in self.axes]
+        self.levels = _levels(stage, graph)
+        self.buffers: dict[str, Buffer] = {}
+        self.gathered: dict[tuple[str, bool], Buffer] = {}
+        self.update_of = {op.inputs[1]: op for op in graph.ops if op.phase == "update"}
+        self.buckets: dict[tuple[str, Layout], list[Buffer]] = {}
+        self.num_buckets = 0
+        self.synced: list[tuple[list[Buffer], Made]] = []
+        self.used: dict[str, Split] = {}
+        self.costs: dict[str, OpCost] = {}
+        self.last_compute: list[Made] = []  # tasks of ops with parameters, latest last
+
+    # Parameters in shares.
+
+    def _gather_parameter(self, buffer: Buffer, user: Op) -> Buffer:
+        """A parameter kept in shares, whole again for the forward or the backward."""
+        key = (buffer.name, user.phase == "forward")
+        if key not in self.gathered:
+            whole = Buffer(buffer.name, buffer.layout, buffer.size_bytes)
+            ahead = self.last_compute[-PREFETCH] if len(self.last_compute) >= PREFETCH else {}
+            made: Made = dict(ahead)
+            for axis in self._copied_axes(buffer.layout):
+                made = self._group_tasks(
+                    f"{buffer.name} all_gather", "all_gather", buffer.size_bytes, axis,
+                    {device: [made[device]] if device in made else [] for device in self.devices},
+                )  # fmt: skip
+            whole.made_by = made
+            self._take(whole, made)
+            self.gathered[key] = whole
+        return self.gathered[key]
+
+    # Parameter gradients and the optimizer.
+
+    def _collect(self, gradient: Buffer) -> None:
+        """Gradients that are synchronised alike wait for each other until they are worth it."""
+        level = self.levels[self.update_of[gradient.name].inputs[0]]
+        sums = tuple(p if p == PARTIAL else REPLICATE for p in gradient.layout)
+        key = (level, sums)
+        bucket = self.buckets.setdefault(key, [])
+        bucket.append(gradient)
+        if sum(item.size_bytes for item in bucket) >= BUCKET_BYTES:
+            self._flush(key)
+
+    def _flush(self, key: tuple[str, Layout]) -> None:
+        """Synchronise the gradients collected so far; each ends as its parameter lies."""
+        bucket = self.buckets.pop(key)
+        level, sums = key
+        number = self.num_buckets
+        self.num_buckets += 1
+        ready = self._ready(bucket)
+        size = sum(gradient.size_bytes for gradient in bucket)
+        name = "all_reduce" if level == "none" else "reduce_scatter"
+        for axis, placement in enumerate(sums):
+            if placement == PARTIAL and self.axes[axis].size > 1:
+                made = self._group_tasks(f"gradients.{number} {name}", name, size, axis, ready)
+                ready = after(made)
+        last = last_of(ready)
+        if level in ("gradients", "parameters"):
+            for gradient in bucket:
+                shard = Buffer(gradient.name, gradient.layout, self._sharded_bytes(gradient))
+                self._take(shard, last)
+                self._use([gradient], last)
+                self.buffers[gradient.name] = shard
+        self.synced.append((bucket, last))
+
+    def _update(self, number: int, gradients: list[Buffer], ready: Made) -> None:
+        """One fused optimizer step for a bucket."""
+        made = {}
+        for device in self.devices:
+            kind = self.kinds[device]
+            seconds = kind.launch_s
+            for gradient in gradients:
+                op = self.update_of[gradient.name]
+                cost = op_cost(self.graph, op, kind).scaled(self._update_share(op))
+                self._note(op, device, (), cost)
+                seconds += cost.seconds
+            made[device] = self._task(
+                f"update.{number}", (self._lane(device),), seconds, [ready[device]], Kind.UPDATE
+            )
+        self._use([self.buffers[gradient.name] for gradient in gradients], made)
+        for axis in range(len(self.axes)):
+            copied = sum(
+                self.buffers[op.inputs[0]].size_bytes
+                for op in (self.update_of[gradient.name] for gradient in gradients)
+                if self.levels[op.inputs[0]] in ("states", "gradients")
+                and axis in self._copied_axes(self._stored_layout(op))
+            )
+            if copied:
+                made = self._group_tasks(
+                    f"parameters.{number} all_gather", "all_gather", copied, axis, after(made)
+                )
+
+    def _update_share(self, op: Op) -> float:
+        """The part of a parameter that one device updates."""
+        layout = self._stored_layout(op)
+        share = 1 / num_shards(layout, self.ways)
+        return share if self.levels[op.inputs[0]] == "none" else share / self._copies(layout)
+
+    def _copies(self, layout: Layout) -> int:
+        return math.prod(self.axes[axis].size for axis in self._copied_axes(layout))
+
+    def _stored_layout(self, op: Op) -> Layout:
+        return self.buffers[op.inputs[0]].layout
+
+    def _sharded_bytes(self, gradient: Buffer) -> float:
+        layout = self._stored_layout(self.update_of[gradient.name])
+        return gradient.size_bytes / self._copies(layout)
+
+    # Memory.
+
+    def _static_bytes(self, device: int) -> float:
+        total = workspace_bytes(self.kinds[device])
+        updates = {op.inputs[0]: op for op in self.graph.ops if op.phase == "update"}
+        for tensor in self.graph.parameters:
+            buffer = self.buffers.get(tensor.name)
+            layout = buffer.layout if buffer else (REPLICATE,) * len(self.axes)
+            level = self.levels.get(tensor.name, "none")
+            shards, copies = num_shards(layout, self.ways), self._copies(layout)
+            total += tensor.size_bytes / shards / (copies if level == "parameters" else 1)
+            op = updates.get(tensor.name)
+            states = [self.graph.tensor(name) for name in op.inputs[2:]] if op else []
+            split = 1 if level == "none" else copies
+            total += sum(state.size_bytes for state in states) / shards / split
+        return total
+
+    def _copied_axes(self, layout: Layout) -> list[int]:
+        return [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
+
+    def _note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
+        if device == self.devices[0]:
+            self.used[op.name] = split
+            self.costs[op.name] = cost
+
+
+def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
+    """How each parameter is kept: as the first op that reads it says."""
+    sharded = {split.op: split.sharded for split in stage.splits}
+    found: dict[str, str] = {}
+    for op in graph.ops:
+        if op.phase == "forward":
+            for name in op.inputs:
+                if graph.tensor(name).role == "parameter":
+                    found.setdefault(name, sharded.get(op.name, "none"))
+    return found
