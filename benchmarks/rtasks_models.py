@@ -135,6 +135,7 @@ ROWS = {
     "resnet-14": lambda: residual(256, 14),  # the third stage of ResNet-18
     "decoder-768": lambda: (Decoder(768), (1, 768)),
 }
+ZOO = ("seq2seq", "deepspeech2")  # unrolled cells; convolutions and bidirectional layers
 PAIRS = {
     "mlp-1024 + mlp-1024": ("mlp-1024", "mlp-1024"),
     "mlp-512 + nasnet-cifar-8": ("mlp-512", "nasnet-cifar-8"),
@@ -144,6 +145,15 @@ PAIRS = {
 def made(name: str, dtype: torch.dtype, seed: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A model of a row on the GPU, with what it is called with."""
     torch.manual_seed(seed)
+    if name in ZOO:
+        from partita.run.load import load_module
+
+        loaded = load_module(name, batch=1, training=False)
+        module = loaded.module.cuda().to(dtype).eval()
+        return module, tuple(
+            each.cuda().to(dtype) if each.is_floating_point() else each.cuda()
+            for each in loaded.args
+        )
     module, shape = ROWS[name]()
     for part in module.modules():
         if isinstance(part, nn.BatchNorm2d):
@@ -264,7 +274,7 @@ def main() -> None:
         return
     print(torch.cuda.get_device_name(), torch.__version__, vars(chosen), flush=True)
     wanted = chosen.rows.split(",")
-    for name in (*ROWS, *PAIRS):
+    for name in (*ROWS, *PAIRS, *ZOO):
         if any(word in name for word in wanted):
             for dtype in [chosen.dtype] if chosen.dtype else ["f32", "f16"]:
                 launch(name, dtype, chosen)

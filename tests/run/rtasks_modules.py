@@ -122,6 +122,21 @@ class Wide(nn.Module):
         return self.out(value) * gate.mean(-1, keepdim=True)
 
 
+class Lenet(nn.Module):
+    """Convolutions, then products with the whole image as one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 11, 3)
+        self.size = nn.AdaptiveAvgPool2d((3, 2))
+        self.three, self.four = nn.Linear(66, 20), nn.Linear(20, 5)
+
+    def forward(self, x):
+        x = self.two(nnf.max_pool2d(nnf.relu(self.one(x)), 2, 1))
+        x = torch.flatten(self.size(nnf.max_pool2d(nnf.relu(x), (1, 2), 1)), 1)
+        return self.four(nnf.relu(self.three(x)))
+
+
 def examples():
     """Every model with inputs for it: name -> (module, inputs)."""
     torch.manual_seed(0)
@@ -136,6 +151,7 @@ def examples():
         "cells": (Cells(), (torch.randn(1, 8), torch.randn(1, 20), torch.randn(1, 20))),
         "resnet": (Resnet(), (image,)),
         "nasnet": (Nasnet(), (image,)),
+        "lenet": (Lenet(), (torch.randn(2, 3, 8, 8),)),
         "wide": (Wide(), (torch.randn(1, 16, 5, 4),)),
     }
     for module, _ in found.values():

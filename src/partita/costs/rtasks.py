@@ -21,8 +21,8 @@ from partita.graph.record import Graph, Op
 from partita.graph.shapes import SHAPES
 from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
 
-TILE_US = 0.35  # starting a tile: its indices, its first loads
-SIGNAL_US = 1.0  # a release on one unit seen by an acquire on another (H200)
+TILE_US = 0.8  # starting a tile: its row of the table, its first loads (H200)
+SIGNAL_US = 0.8  # a release on one unit seen by an acquire on another (H200)
 SLOTS = 2  # programs a unit holds, if nothing is known of their registers
 VIEWS = frozenset({"reshape", "slice", "split", "transpose", "expand", "constant"})
 

@@ -10,12 +10,17 @@ from torch import nn
 from partita.errors import InputError
 from partita.run.rtasks.arena import Lowered, lower
 from partita.run.rtasks.pieces import cut
+from partita.run.streams import eager
 from partita.run.streams.export import flow_of
 from partita.run.streams.fold import fold
 from partita.run.streams.read import Held
 from partita.run.streams.steps import Flow, Ref, Step
 
 T = torch.Tensor
+SHAPED = frozenset(  # operators that only look at the shape of what they are given
+    f"aten.{name}.default"
+    for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+)
 
 
 def lower_module(
@@ -36,9 +41,49 @@ def captured(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
     return flow
 
 
+def settled(flow: Flow, device: torch.device) -> Flow:
+    """With the values that only depend on a shape (states that begin as zeros) as constants."""
+    users, steps = flow.users(), flow.maker()
+    constants = dict(flow.constants)
+    gone: dict[str, Held] = {}
+    for step in flow.steps:
+        plain = step.target in SHAPED and step.name not in flow.outputs
+        if not plain or any(user.kind != "call" for user in users[step.name]):
+            continue
+        like = {name: _empty(flow, name, device) for name in step.inputs}
+        name = Held(f"{step.name}.constant")
+        constants[name] = eager.compute(step, like, constants)
+        gone[step.name] = name
+        for user in users[step.name]:
+            steps[user.name] = _with_constant(steps[user.name], step.name, name)
+    kept = [step for name, step in steps.items() if name not in gone]
+    return replace(flow, steps=tuple(kept), constants=constants)
+
+
+def _empty(flow: Flow, name: str, device: torch.device) -> T:
+    return torch.zeros(flow.shapes[name], dtype=flow.dtypes[name], device=device)
+
+
+def _with_constant(step: Step, name: str, constant: Held) -> Step:
+    return replace(
+        step,
+        inputs=tuple(each for each in step.inputs if each != name),
+        arguments=_held(step.arguments, name, constant),
+        keywords=tuple((key, _held(value, name, constant)) for key, value in step.keywords),
+    )
+
+
+def _held(value: Any, name: str, constant: Held) -> Any:
+    if isinstance(value, Ref):
+        return constant if value.name == name else value
+    if isinstance(value, tuple | list):
+        return type(value)(_held(each, name, constant) for each in value)
+    return value
+
+
 def lower_flow(flow: Flow, device: torch.device) -> Lowered:
     """Steps as regions and islands in memory."""
-    return lower(cut(flow, device), device)
+    return lower(cut(settled(flow, device), device), device)
 
 
 def side_by_side(flows: Sequence[Flow]) -> Flow:

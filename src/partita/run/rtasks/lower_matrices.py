@@ -13,6 +13,7 @@ from partita.run.streams.steps import Ref, Step
 
 T = torch.Tensor
 MOST_ROW = 16384  # columns of a softmax or norm
+FLATTENING = ("aten.view.default", "aten.reshape.default", "aten.flatten.using_ints")
 
 
 def _linear(r: Reading, step: Step) -> list[Draft]:
@@ -44,9 +45,12 @@ def _product(r: Reading, step: Step, x: Any, weight: T | None, bias: Any) -> lis
         raise UnfitError("a bias that is computed, or not a vector, has no tile form")
     if weight.dtype != r.values.dtype:
         raise UnfitError(f"a weight of {weight.dtype} beside values of {r.values.dtype}")
-    r.need(x.name)
     r.need(step.name)
     wide = None if vector is None else vector.float()
+    flattened = r.maker.get(x.name)
+    if flattened is not None and _is_flat_image(r, flattened):
+        return [_over_image(r, step, flattened, weight, wide)]
+    r.need(x.name)
     rows = r.values.matrix(x.name).rows
     if rows <= MOST_ROWS:
         attrs: dict[str, Any] = {"act": ""}
@@ -61,6 +65,29 @@ def _product(r: Reading, step: Step, x: Any, weight: T | None, bias: Any) -> lis
     return [
         Draft(step.name, "conv", (x.name,), (step.name,), attrs, taps, (wide, None, None))
     ]  # fmt: skip
+
+
+def _is_flat_image(r: Reading, step: Step) -> bool:
+    """Has an image of several pixels become a row of numbers?"""
+    if step.target not in FLATTENING or len(r.values.shapes.get(step.inputs[0], ())) != 4:
+        return False
+    batch, channels, height, width = r.values.shapes[step.inputs[0]]
+    size = channels * height * width
+    return height * width > 1 and r.values.shapes[step.name] == (batch, size)
+
+
+def _over_image(r: Reading, step: Step, flattened: Step, weight: T, wide: T | None) -> Draft:
+    """A product with a flattened image is a convolution with a window as large as the image."""
+    source = flattened.inputs[0]
+    r.need(source, image=True)
+    _, channels, height, width = r.values.shapes[source]
+    taps = weight.reshape(len(weight), channels, height * width).transpose(1, 2)
+    attrs = {
+        "act": "", "pre": "", "image": (height, width), "out": (1, 1), "kernel": (height, width),
+        "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "tf32": r.tf32_product,
+    }  # fmt: skip
+    weights, steps = (Weight(taps, r.tf32_product),), (flattened.name, step.name)
+    return Draft(step.name, "conv", (source,), steps, attrs, weights, (wide, None, None))
 
 
 def _softmax(r: Reading, step: Step) -> list[Draft]:

@@ -3,7 +3,7 @@
 A rule gives the drafts of a step, or raises `UnfitError` with the sentence that the report shows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from partita.run.rtasks import lower_images, lower_matrices, lower_views
 from partita.run.rtasks.drafts import DTYPES, Draft
@@ -38,7 +38,18 @@ def read_drafts(reading: Reading) -> list[Draft]:
         for draft in drafts:
             done |= set(draft.steps)
         found += drafts
-    return found
+    return _without_unread_views(found, reading.flow.outputs)
+
+
+def _without_unread_views(drafts: list[Draft], outputs: Sequence[str]) -> list[Draft]:
+    """Who needed them reads what they are a view of."""
+    read = set(outputs)
+    kept = []
+    for draft in reversed(drafts):
+        if draft.kind != "view" or draft.name in read:
+            kept.append(draft)
+            read |= set(draft.reads)
+    return kept[::-1]
 
 
 def _drafts_of(reading: Reading, step: Step) -> list[Draft]:

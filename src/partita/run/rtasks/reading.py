@@ -19,6 +19,7 @@ class Reading:
     def __init__(self, flow: Flow, device: torch.device) -> None:
         self.flow, self.device = flow, device
         self.values = Values(flow)
+        self.maker = flow.maker()
         self.items: dict[str, dict[int, str]] = {}
         for step in flow.steps:
             if step.target == "getitem" and isinstance(step.arguments[1], int):
