@@ -94,11 +94,15 @@ def mesh_ways(
     num_microbatches: int,
     in_flight: float,
     solve: Solve,
+    prove: Solve,
     collectives: Collectives,
     prices: Sequence[float] = PRICES,
     levels: tuple[str, ...] = LEVELS,
 ) -> MeshWays:
-    """Solve a mesh for every price; `graph` is the folded one for one micro-batch."""
+    """Solve a mesh for every price; `graph` is the folded one for one micro-batch.
+
+    `solve` may give good splits, `prove` only the best.
+    """
     model = sharding_model(graph, cluster, mesh, levels, collectives, num_microbatches)
     like = np.array(fold.like)
     at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
@@ -118,7 +122,7 @@ def mesh_ways(
     return MeshWays(
         tuple(found.values()),
         functools.partial(
-            least_segments, graph, fold, cluster, model, num_microbatches, collectives, solve
+            least_segments, graph, fold, cluster, model, num_microbatches, collectives, prove
         ),
     )
 

@@ -23,7 +23,7 @@ from partita.graph.record import Graph
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_result import Planned, planned, rejection
-from partita.jobs.plan_tried import Candidate, Tried
+from partita.jobs.plan_tried import Candidate, Clock, Tried
 from partita.jobs.wishes import parse_wishes
 from partita.jobs.workload import load
 from partita.lower import Memo
@@ -67,13 +67,13 @@ def plan(
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     spec = cluster if isinstance(cluster, str) else cluster.name
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    limit, memo = max_memory or math.inf, Memo(Collectives(machine))
+    limit, memo, clock = max_memory or math.inf, Memo(Collectives(machine)), Clock(stop)
     level = wishes.pinned_to("sharded")
     drafting = Drafting(
         workload.graph, workload.optimizer, machine, memo.collectives, wishes.allow,
-        LEVELS if level is None else (level,), limit,
+        LEVELS if level is None else (level,), limit, clock.must_end,
     )  # fmt: skip
-    tried = Tried(workload, machine, objective, wishes, limit, stop, drafting, memo)
+    tried = Tried(workload, machine, objective, wishes, limit, stop, drafting, memo, clock)
     pipelines = Pipelines(tried, seed)
     something_at_once(tried)
     for step in (

@@ -21,7 +21,7 @@ from partita.lower.orders import refusal
 from partita.plans import Schedule, Stage, device_groups
 from partita.schedules.named import NAMED
 from partita.search.joint.bounds import Bound
-from partita.search.joint.drafts import Draft
+from partita.search.joint.drafts import Draft, wanted_count
 from partita.search.joint.meshes import Arrangement, arrangements, divisors, weighted_meshes
 
 MOST_STAGES = 32
@@ -57,23 +57,30 @@ class Pipelines:
     def draft_all(self) -> None:
         """Every number of stages with every number of micro-batches, likely ones first."""
         for arrangement in self._arrangements():
-            wanted = 1 if arrangement.num_stages == 1 else 6 * arrangement.num_stages
             counts = self.drafting.counts(arrangement)
+            wanted = wanted_count(arrangement.num_stages)
             counts.sort(key=lambda c: (abs(math.log2(c / wanted)), c))
             if self._is_far(arrangement):
                 self.passed_over |= len(counts) > 1
                 del counts[1:]
+            few, many = 0.0, math.inf  # numbers beyond these need not be tried
             for count in counts:
-                if self.tried.done():
+                if self.tried.pressed():
                     self.complete = False
                     return
-                draft = None
-                hopeless = self._cannot_win(arrangement, count)
-                if not hopeless:
+                if not few < count < many:
+                    self.passed_over = True
+                elif self._cannot_win(arrangement, count):
+                    many = count  # smaller shares are no quicker
+                else:
                     draft = self._draft(arrangement, count)
-                if hopeless or (draft is not None and self._is_behind(draft)):
-                    self.passed_over |= count != counts[-1]
-                    break
+                    if draft is None or not self._is_behind(draft):
+                        continue
+                    again = any(stage.recompute for stage in draft.stages)
+                    if again or not self.cluster.is_homogeneous:
+                        few = count  # larger shares would hold even more
+                    if not again or not self.cluster.is_homogeneous:
+                        many = count
         if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
             self._weighted()
 
@@ -105,8 +112,9 @@ class Pipelines:
         if draft.arrangement.num_stages == 1:
             return False
         behind = BEHIND if self.cluster.is_homogeneous else BEHIND_UNLIKE
-        estimate = min(d.estimate_s for d in self.drafts)
-        ideal = min(d.ideal_s for d in self.drafts)
+        pipelines = [d for d in self.drafts if d.arrangement.num_stages > 1]
+        estimate = min(d.estimate_s for d in pipelines)
+        ideal = min(d.ideal_s for d in pipelines)
         return draft.estimate_s > behind * estimate and draft.ideal_s > behind * ideal
 
     def _likely_stages(self) -> int:
@@ -153,7 +161,7 @@ class Pipelines:
                 continue
             for mesh in weighted_meshes(self.cluster, speed, self.workload.batch // count):
                 for way in self.drafting.ways(mesh, count, 1).ways[:2]:
-                    if self.tried.done():
+                    if self.tried.pressed():
                         return
                     splits = way.splits(ops, self.drafting.fold)
                     self.tried.add(
@@ -166,7 +174,7 @@ class Pipelines:
             return
         for draft in self._promising():
             for name, all_chunks in TURNS:
-                if self.tried.done():
+                if self.tried.pressed():
                     return
                 if self.wishes.allow("schedule", name):
                     self.turned += self._turned(draft, name, all_chunks)
@@ -194,7 +202,7 @@ class Pipelines:
         """The drafts with the best estimates; plain ones also if they would win without waiting."""
         for draft in sorted(self.turned, key=lambda d: d.estimate_s):
             best = self.tried.best()
-            if self.tried.done():
+            if self.tried.pressed():
                 return
             if best is None or draft.estimate_s < best.objective_s * CLOSE:
                 self.tried.add_draft(draft)
@@ -207,7 +215,7 @@ class Pipelines:
             firsts.setdefault(len(draft.stages), draft)
         for draft in (*ranked[:SIMULATED], *firsts.values()):
             best = self.tried.best()
-            if self.tried.done():
+            if self.tried.pressed():
                 return
             near = draft.estimate_s <= reach or draft in ranked[:SIMULATED]
             if near and (best is None or draft.ideal_s < best.objective_s):
@@ -219,14 +227,14 @@ class Pipelines:
             return
         for leader in self._leaders():
             simulation = leader.simulation
-            if self.tried.done():
+            if self.tried.pressed():
                 return
             for name in self._schedules(simulation):
-                if not self.tried.done():
+                if not self.tried.pressed():
                     self.tried.add(
                         "search", simulation.stages, replace(simulation.schedule, name=name)
                     )
-            if not self.tried.done() and not self.wishes.pinned_to("schedule"):
+            if not self.tried.pressed() and not self.wishes.pinned_to("schedule"):
                 self._searched(simulation)
 
     def _leaders(self) -> list[Candidate]:

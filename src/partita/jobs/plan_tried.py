@@ -21,6 +21,7 @@ from partita.search.joint.drafts import Draft, Drafting
 ENOUGH = 5  # plans to show; from there on those that cannot win are not simulated
 RETRIES = 3
 HOPELESS = 1.12  # times the memory there is
+SEARCHING = 0.7  # of the time: the rest is for named strategies
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,27 @@ def rank(candidate: Candidate) -> tuple[float, float]:
     return float(f"{candidate.objective_s:.9g}"), candidate.step_s
 
 
+@dataclass(frozen=True)
+class Clock:
+    """How long a search goes on already."""
+
+    stop: Stop
+    started: float = field(default_factory=time.perf_counter)
+
+    def seconds(self) -> float:
+        """Since the search began."""
+        return time.perf_counter() - self.started
+
+    def is_late(self) -> bool:
+        """Is it time to leave the rest to the named strategies, which must not be faster?"""
+        limit = self.stop.time_s
+        return limit is not None and self.seconds() >= SEARCHING * limit
+
+    def must_end(self) -> bool:
+        """Must drafting end, also in the middle of a step?"""
+        return self.stop.interrupted() or self.is_late()
+
+
 @dataclass
 class Tried:
     """Simulates plans one by one for one question, and remembers them."""
@@ -56,6 +78,7 @@ class Tried:
     stop: Stop
     drafting: Drafting
     memo: Memo
+    clock: Clock
     candidates: list[Candidate] = field(default_factory=list)
     history: list[Improvement] = field(default_factory=list)
     reason: str = ""  # why the search ends before its time
@@ -63,7 +86,6 @@ class Tried:
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
         self.work_s = work_bound_s(self.workload.graph, self.cluster)
 
     def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
@@ -159,7 +181,7 @@ class Tried:
         if self.stop.interrupted():
             self.reason, self.cut = "interrupted", True
         elif self.stop.time_s is not None and self.seconds() >= self.stop.time_s:
-            self.reason, self.cut = f"the time limit of {self.stop.time_s:g} s is used up", True
+            self.reason, self.cut = self._used_up(), True
         return self.cut
 
     def done(self) -> bool:
@@ -171,9 +193,18 @@ class Tried:
                 self.reason = f"within the asked gap of {self.stop.gap:.2%}"
         return bool(self.reason)
 
+    def pressed(self) -> bool:
+        """Must the search for pipelines end?"""
+        if not self.done() and self.clock.is_late():
+            self.reason = self._used_up()
+        return bool(self.reason)
+
+    def _used_up(self) -> str:
+        return f"the time limit of {self.stop.time_s:g} s is used up"
+
     def seconds(self) -> float:
         """Since the search began."""
-        return time.perf_counter() - self.started
+        return self.clock.seconds()
 
     def left(self) -> Stop:
         """What a search inside this one may take."""

@@ -50,6 +50,9 @@ Allow = Callable[[str, object], bool]
 MOST_COUNTS = 3  # numbers of micro-batches tried for a number of stages; on large clusters 2
 LARGE = 128  # devices
 DEEPEST = 64  # micro-batches per stage at most
+CLOSE = 1e-5  # splits so near to the best are good enough to draft with
+MOST_SWEEPS = 400  # of the sharding search for one mesh and price; most need a few
+PER_STAGE = 4  # micro-batches, where there is a choice
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
 GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
 FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
@@ -97,6 +100,7 @@ class Drafting:
     allow: Allow
     levels: tuple[str, ...] = LEVELS
     max_memory: float = math.inf
+    interrupted: Callable[[], bool] = field(default=lambda: False)
     chain: Chain = field(init=False)
     fold: Folded = field(init=False)
 
@@ -141,9 +145,7 @@ class Drafting:
         most = MOST_COUNTS if self.cluster.num_devices <= LARGE else MOST_COUNTS - 1
         if len(good) <= most:
             return good
-        # Around six micro-batches a stage bubbles are small and shares not yet tiny; a single
-        # stage has no bubble, and needs more than one only for want of memory.
-        wanted = 1 if stages == 1 else 6 * stages
+        wanted = wanted_count(stages)
         ranked = sorted(good, key=lambda c: (abs(math.log2(c / wanted)), c))
         return sorted(ranked[:most])
 
@@ -296,16 +298,32 @@ class Drafting:
         if key not in self._ways:
             self._ways[key] = mesh_ways(
                 self.micro(m), self.chain, self.fold, self.cluster, mesh, m, in_flight,
-                self._solve, self.collectives, PRICES if self.training else PRICES[:3],
+                self._solve, self._prove, self.collectives, PRICES if self.training else PRICES[:3],
                 self.levels,
             )  # fmt: skip
         return self._ways[key]
 
     def _solve(self, problem: ShardingProblem) -> tuple[int, ...] | None:
-        result = self.search(problem, Stop(), 0)
+        """Splits that are good enough to draft with."""
+        stop = Stop(gap=CLOSE, evaluations=MOST_SWEEPS, interrupted=self.interrupted)
+        solution = self.search(problem, stop, 0).solution
+        return None if solution is None else tuple(solution.assignment)
+
+    def _prove(self, problem: ShardingProblem) -> tuple[int, ...] | None:
+        """Splits than which none are better, or nothing."""
+        stop = Stop(evaluations=MOST_SWEEPS, interrupted=self.interrupted)
+        result = self.search(problem, stop, 0)
         if result.solution is None or result.status is not Status.OPTIMAL:
             return None
         return tuple(result.solution.assignment)
+
+
+def wanted_count(num_stages: int) -> int:
+    """Micro-batches to begin with: with some for each stage bubbles are small, shares not yet tiny.
+
+    A single stage has no bubble, and needs more than one only for want of memory.
+    """
+    return 1 if num_stages == 1 else PER_STAGE * num_stages
 
 
 @functools.lru_cache(maxsize=256)
