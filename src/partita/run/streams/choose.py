@@ -56,7 +56,7 @@ from partita.run.streams.ways import Way
 
 GAP_US = 1.0  # between dependent kernels of a graph: what list scheduling adds to every step
 PIECES_S, STAGES_S, IMPROVE_S = 10.0, 6.0, 15.0  # at most, of the time allowed
-FINISH = 0.04  # of the time allowed, for the last round
+FINISH = 0.08  # of the time allowed, for the last round and what a step runs over
 FINALISTS = 3  # of ours; the baselines always take part
 INTERRUPTED = "interrupted: the best so far was kept"
 Note = Callable[[str], None]
