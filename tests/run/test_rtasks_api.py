@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 
 import partita  # noqa: E402
 from partita.errors import InputError, MissingExtraError, VerificationError  # noqa: E402
-from partita.run.rtasks import api, job, launches  # noqa: E402
+from partita.run.rtasks import api, improve, job, launches  # noqa: E402
 from partita.run.rtasks.choose import PieceTimes, op_times, piece_times  # noqa: E402
 from partita.run.rtasks.execute import Pipeline  # noqa: E402
 from partita.run.rtasks.job import Job  # noqa: E402
@@ -80,7 +80,7 @@ def test_the_report_names_regions_islands_and_reasons():
     module, inputs = EXAMPLES["block"]
     report = small(module, *inputs).report()
     text = str(report)
-    assert "2 fused regions, 1 islands; run tile by tile without a GPU, slowly" in text
+    assert "2 fused regions, 1 island; run tile by tile without a GPU, slowly" in text
     assert "island scaled_dot_product_attention: aten.scaled_dot_product" in text
     data = json.loads(json.dumps(report.to_json()))
     assert data["format"] == "partita/rtasks-report@1"
@@ -196,6 +196,7 @@ def test_what_is_slower_than_the_sequential_graph_is_not_used(monkeypatch):
     found = job_of("block")
     launched = launches.interpreted(found.lowered, found.plans)
     monkeypatch.setattr(job, "piece_times", lambda *args: {})
+    found.num_warps = 4
     for numbers, used in (([9.0, 3.0], "sequential"), ([3.0, 9.0], "fused")):
         monkeypatch.setattr(job, "compare_us", lambda runs, numbers=numbers: numbers)
         fused = found.measure(launched)
@@ -267,18 +268,20 @@ def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
     slow = PieceTimes(100.0, 90.0)
     launched = launches.interpreted(found.lowered, found.plans)
     half = count // 2
-    monkeypatch.setattr(job, "op_times", lambda *args: [0.01] * half + [1000.0] * (count - half))
+    monkeypatch.setattr(
+        improve, "op_times", lambda *args: [0.01] * half + [1000.0] * (count - half)
+    )
     monkeypatch.setattr(
         job, "compiled", lambda lowered, plans, **options: launches.interpreted(lowered, plans)
     )
-    monkeypatch.setattr(job, "piece_times", lambda *args: {1: PieceTimes(1.0, 2.0)})
+    monkeypatch.setattr(improve, "piece_times", lambda *args: {1: PieceTimes(1.0, 2.0)})
     found.num_warps = 4
-    after, times = found.without_slow(launched, {0: slow}, {})
+    after, times = improve.without_slow(found, launched, {0: slow}, {})
     assert [piece.fused for piece in found.lowered.pieces] == [False, True]
     assert after.launches[0] is None
     assert len(after.plans[1].region.ops) <= count - half
     assert times == {1: PieceTimes(1.0, 2.0)}
-    assert "slower than unfused" in found.notes[0]
+    assert "100.0 us fused" in found.notes[0]
     pipeline = Pipeline(found.lowered, after.launches)
     torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
 
@@ -316,3 +319,36 @@ def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
         found_now = pipeline(*found.inputs)[0]
         torch.testing.assert_close(found_now, found.modules[0](*found.inputs).detach())
     assert len(pipeline.apart) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tiles would be timed on the CPU")
+def test_fewer_programs_are_used_where_they_are_faster(monkeypatch):
+    found = job_of("block, 11 rows")
+    launched = launches.interpreted(found.lowered, found.plans)
+    monkeypatch.setattr(
+        job, "compiled", lambda lowered, plans, **options: launches.interpreted(lowered, plans)
+    )
+    found.num_warps = 4
+    before = {0: PieceTimes(5.0, 9.0), 2: PieceTimes(5.0, 9.0)}
+    again = {0: PieceTimes(4.0, 9.0), 2: PieceTimes(6.0, 9.0)}
+    monkeypatch.setattr(improve, "piece_times", lambda *args: again)
+    after, times = improve.with_fewer(found, launched, before, {})
+    assert times == {0: again[0], 2: before[2]}
+    assert after.plans[2] is launched.plans[2]
+    assert after.plans[0].problem.device.slots_per_unit == 1
+    pipeline = Pipeline(found.lowered, after.launches)
+    torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
+
+
+def test_what_is_said_of_a_piece_goes_with_its_launch():
+    def launched(word, count):
+        return launches.Launched(
+            (word,) * count, (None,) * count, dict.fromkeys(range(count), word), {0: word},
+            {1: 1.0 if word == "old" else 2.0},
+        )  # fmt: skip
+
+    found = launches.merged(launched("old", 2), launched("new", 3), [0, None, 1])
+    assert found.launches == ("old", "new", "old")
+    assert found.about == {0: "old", 1: "new", 2: "old"}
+    assert found.refused == {0: "old"}
+    assert found.seconds == {1: 2.0, 2: 1.0}

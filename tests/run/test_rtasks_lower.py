@@ -342,3 +342,35 @@ def test_a_product_with_a_flattened_image_is_a_convolution():
     assert kinds(lowered) == [["conv", "window", "conv", "window", "conv", "gemv"]]
     assert not any(piece.islands for piece in lowered.pieces)
     assert lowered.regions[0].ops[4].attr("kernel") == (3, 2)
+
+
+@pytest.mark.parametrize("square", [lambda x: x**2, lambda x: x * x, torch.square])
+def test_a_norm_that_is_written_out_is_recognised(square):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.out = nn.Parameter(torch.rand(24)), nn.Linear(24, 8)
+
+        def forward(self, x):
+            mean = square(x).mean(-1, keepdim=True)
+            return self.out(self.scale * (x * torch.rsqrt(mean + 1e-5)))
+
+    module, x = Written().eval(), torch.randn(1, 3, 24)
+    lowered = lower_module(module, (x,))
+    assert kinds(lowered) == [["rows", "gemv"]]
+    found = interpreted(lowered, planned(lowered), 0)(x)[0]
+    assert relative(found, wanted(module, (x,))[0].double()) < 2e-6
+
+
+def test_a_norm_whose_insides_are_read_is_left_as_it_is():
+    class Read(nn.Module):
+        def forward(self, x):
+            scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+            return x * scale, scale
+
+    module, x = Read(), torch.randn(3, 24)
+    lowered = lower_module(module, (x,))
+    assert [draft.name for piece in lowered.pieces for draft in piece.islands] == ["mean"]
+    found = interpreted(lowered, planned(lowered), 0)(x)
+    for mine, theirs in zip(found, wanted(module, (x,)), strict=True):
+        assert relative(mine, theirs.double()) < 2e-6

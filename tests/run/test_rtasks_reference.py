@@ -201,14 +201,14 @@ print("all agree")
 """
 
 
-def test_the_kernels_agree_on_whole_models():
+def test_the_kernels_agree_on_whole_models(tmp_path):
     pytest.importorskip("triton")
     path = os.pathsep.join(
         [str(HERE / "src"), str(HERE / "tests" / "run"), os.environ.get("PYTHONPATH", "")]
     )
     everything = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": "1",
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path),
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", KERNELS], env=everything, capture_output=True, text=True, timeout=300

@@ -2,6 +2,7 @@
 
     aliases    who reads another shape of a matrix reads the matrix
     scales     scale and shift per column after a product go into its weights
+    weights    a factor per column goes into the norm it follows
     acts       an activation goes into what makes its input
     residuals  a sum of two goes into the product or window that makes one of them
     chains     an expression goes into the only expression that reads it
@@ -28,7 +29,7 @@ Merge = Callable[[Draft, Draft, Values], Draft | None]
 def absorb(drafts: Sequence[Draft], values: Values, outputs: Sequence[str]) -> list[Draft]:
     """All passes; one after the other until nothing changes."""
     found = _aliases(drafts, values, outputs)
-    for merges in ((_scale, _act, _residual), (_chain,)):
+    for merges in ((_scale, _weight, _act, _residual), (_chain,)):
         count = -1
         while count != len(found):
             count = len(found)
@@ -96,6 +97,16 @@ def _scale(source: Draft, draft: Draft, values: Values) -> Draft | None:
         source, name=draft.name, weights=(Weight(scaled, source.weights[0].tf32),),
         wide=(moved.float(), *source.wide[1:]),
     )  # fmt: skip
+
+
+def _weight(source: Draft, draft: Draft, values: Values) -> Draft | None:
+    if source.kind != "rows" or draft.kind != "chain" or source.attrs["fn"] == "softmax":
+        return None
+    if draft.attrs["steps"] not in ((("mul", "r0", "w0"),), (("mul", "w0", "r0"),)):
+        return None
+    if any(each is not None for each in source.wide):
+        return None
+    return replace(source, name=draft.name, wide=(draft.wide[0], None))
 
 
 def _act(source: Draft, draft: Draft, values: Values) -> Draft | None:

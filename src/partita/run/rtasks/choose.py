@@ -9,6 +9,7 @@ import torch
 
 from partita.run.rtasks.arena import Lowered
 from partita.run.rtasks.execute import Island, Launch, Pipeline
+from partita.run.rtasks.lower_rules import VIEW_TARGETS
 from partita.run.streams.graphs import capture
 from partita.run.streams.measure import compare_us, run_us
 from partita.run.streams.steps import Step
@@ -57,7 +58,11 @@ def piece_times(
 
 
 def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
-    """What PyTorch takes for each tile op of a piece, in a graph; shared steps count in part."""
+    """What PyTorch takes for each tile op of a piece, in a graph; shared steps count in part.
+
+    A step that is run over and over finds its weights in the cache; so the times are scaled to add
+    up to that of the piece as a whole.
+    """
     plain = Pipeline(lowered, [None] * len(lowered.pieces))
     plain.set_inputs(inputs)
     values: dict[str, Any] = dict(plain.inputs)
@@ -68,8 +73,10 @@ def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
     shares = Counter(name for draft in tiled for name in draft.steps)
     known: dict[str, float] = {}
     for name in shares:
-        known[name] = 0.0 if steps[name].is_view else _step_us(plain, steps[name], values)
-    return [sum(known[name] / shares[name] for name in draft.steps) for draft in tiled]
+        nothing = steps[name].is_view or steps[name].target in VIEW_TARGETS
+        known[name] = 0.0 if nothing else _step_us(plain, steps[name], values)
+    scale = run_us(lambda: plain.run_piece(index, dict(values))) / max(sum(known.values()), 1e-9)
+    return [scale * sum(known[name] / shares[name] for name in draft.steps) for draft in tiled]
 
 
 def _step_us(plain: Pipeline, step: Step, values: dict[str, Any]) -> float:

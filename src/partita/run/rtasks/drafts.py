@@ -22,7 +22,6 @@ from partita.run.streams.steps import Flow
 T = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OUTSIDE = ("view", "island")
-PLACES = ("cat", "part")
 
 
 @dataclass(frozen=True, slots=True)

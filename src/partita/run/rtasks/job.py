@@ -11,11 +11,12 @@ from torch import nn
 from partita.cluster import DeviceKind
 from partita.errors import VerificationError
 from partita.run.rtasks.arena import Lowered
-from partita.run.rtasks.choose import Captured, PieceTimes, op_times, piece_times
+from partita.run.rtasks.choose import Captured, PieceTimes, piece_times
 from partita.run.rtasks.execute import Island, Pipeline
 from partita.run.rtasks.fused import Call, Fused
+from partita.run.rtasks.improve import with_fewer, without_slow
 from partita.run.rtasks.islands import recurrent_islands
-from partita.run.rtasks.launches import Launched, compiled, interpreted, merged
+from partita.run.rtasks.launches import Launched, compiled, interpreted
 from partita.run.rtasks.lower import captured, lower_flow, side_by_side
 from partita.run.rtasks.outcome import Outcome, RegionOutcome
 from partita.run.rtasks.planned import PlannedRegion, plan_region, plan_regions
@@ -23,17 +24,14 @@ from partita.run.rtasks.regroup import (
     MOST_BRANCHES,
     branches,
     split_by_branches,
-    split_by_cost,
     split_piece,
 )
 from partita.run.streams.fold import fold, fold_norms
 from partita.run.streams.measure import compare_us
 from partita.run.streams.replay import Plain
-from partita.run.streams.steps import Flow
 from partita.run.streams.truth import Truth, truth_of
 
 T = torch.Tensor
-LEAST_OPS = 3  # of a region that is cut where it is slow
 
 
 class Job:
@@ -58,8 +56,8 @@ class Job:
         pairs = list(zip(self.modules, self.examples, strict=True))
         with torch.no_grad():
             flows = [captured(*pair) for pair in pairs]
-            self.flow: Flow = side_by_side([fold(flow) for flow in flows])
-            self.lowered: Lowered = lower_flow(self.flow, self.device)
+            folded = side_by_side([fold(flow) for flow in flows])
+            self.lowered: Lowered = lower_flow(folded, self.device)
             plain = side_by_side([fold_norms(flow) for flow in flows])
             truths = [truth_of(*pair, depth=len(plain.steps)) for pair in pairs]
         self.plain_flow = plain
@@ -102,6 +100,7 @@ class Job:
     def compile(self, num_warps: int) -> Launched:
         """A kernel for every region."""
         self.num_warps = num_warps
+        self.note("compiling")
         return self.compiled(self.plans)
 
     def compiled(self, plans: Sequence[PlannedRegion | None]) -> Launched:
@@ -123,8 +122,10 @@ class Job:
             self.truth = self.truth.beside(sequential(*self.inputs))
             self.check(Pipeline(self.lowered, launched.launches, islands)(*self.inputs))
             compile_s = time.perf_counter() - began + sum(launched.seconds.values())
+            self.note("measuring")
             times = piece_times(self.lowered, launched.launches, self.inputs, islands)
-            launched, times = self.without_slow(launched, times, islands)
+            launched, times = without_slow(self, launched, times, islands)
+            launched, times = with_fewer(self, launched, times, islands)
             kept = [
                 launch if index not in times or times[index].is_faster else None
                 for index, launch in enumerate(launched.launches)
@@ -141,40 +142,6 @@ class Job:
         )  # fmt: skip
         call: Call = found if used == "fused" else sequential
         return Fused(self.modules, self.examples, call, launched.plans, outcome)
-
-    def without_slow(
-        self, launched: Launched, times: dict[int, PieceTimes], islands: dict[str, Island]
-    ) -> tuple[Launched, dict[int, PieceTimes]]:
-        """Regions slower than their steps, cut into runs that may be faster: once."""
-        origin: list[int | None] = list(range(len(self.lowered.pieces)))
-        for index in sorted(times, reverse=True):
-            plan = launched.plans[index]
-            if times[index].is_faster or plan is None or len(plan.region.ops) < LEAST_OPS:
-                continue
-            alone = op_times(self.lowered, index, self.inputs)
-            runs = split_by_cost(plan, times[index].fused_us, alone)
-            if len(runs) > 1:
-                before = len(self.lowered.pieces)
-                self.lowered = split_piece(self.lowered, index, runs)
-                new: list[int | None] = [None] * (len(self.lowered.pieces) - before + 1)
-                origin[index : index + 1] = new
-                count = sum(len(ops) for fused, ops in runs if fused)
-                self.notes.append(
-                    f"of a region of {len(plan.region.ops)} ops, slower than unfused, {count} are "
-                    f"fused in {sum(fused for fused, _ in runs)} regions"
-                )
-        if None not in origin:
-            return launched, times
-        plans = [
-            self.plan_one(index, self.per_unit)
-            if old is None and region is not None and region.ops
-            else None
-            for index, (old, region) in enumerate(zip(origin, self.lowered.regions, strict=True))
-        ]
-        launched = merged(launched, self.compiled(plans), origin)
-        self.plans = launched.plans
-        self.check(Pipeline(self.lowered, launched.launches, islands)(*self.inputs))
-        return launched, piece_times(self.lowered, launched.launches, self.inputs, islands)
 
     def faster_islands(self, kept: Sequence[Any], islands: dict[str, Island]) -> dict[str, Island]:
         """Persistent kernels for whole layers, if the model is faster with them."""

@@ -96,18 +96,22 @@ def compiled(
 def merged(old: Launched, new: Launched, origin: Sequence[int | None]) -> Launched:
     """By piece: what there was (`origin` says which piece it was), or what is new."""
 
-    def both(mine: dict[int, S], theirs: dict[int, S]) -> dict[int, S]:
-        kept = {
-            index: theirs[was]
-            for index, was in enumerate(origin)
-            if was is not None and was in theirs
-        }
-        return {**kept, **mine}
+    choice = [
+        (index, new, index) if was is None else (index, old, was)
+        for index, was in enumerate(origin)
+    ]
 
-    choice = list(enumerate(origin))
+    def both(mine: dict[int, S], theirs: dict[int, S]) -> dict[int, S]:
+        found = {}
+        for index, source, at in choice:
+            held = mine if source is new else theirs
+            if at in held:
+                found[index] = held[at]
+        return found
+
     return Launched(
-        tuple(new.launches[i] if was is None else old.launches[was] for i, was in choice),
-        tuple(new.plans[i] if was is None else old.plans[was] for i, was in choice),
+        tuple(source.launches[at] for _, source, at in choice),
+        tuple(source.plans[at] for _, source, at in choice),
         both(new.about, old.about),
         both(new.refused, old.refused),
         both(new.seconds, old.seconds),

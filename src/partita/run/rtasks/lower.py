@@ -9,6 +9,7 @@ from torch import nn
 
 from partita.errors import InputError
 from partita.run.rtasks.arena import Lowered, lower
+from partita.run.rtasks.patterns import recognised
 from partita.run.rtasks.pieces import cut
 from partita.run.streams import eager
 from partita.run.streams.export import flow_of
@@ -83,7 +84,7 @@ def _held(value: Any, name: str, constant: Held) -> Any:
 
 def lower_flow(flow: Flow, device: torch.device) -> Lowered:
     """Steps as regions and islands in memory."""
-    return lower(cut(settled(flow, device), device), device)
+    return lower(cut(recognised(settled(flow, device)), device), device)
 
 
 def side_by_side(flows: Sequence[Flow]) -> Flow:

@@ -101,7 +101,7 @@ class Outcome:
 
     def _headline(self) -> str:
         regions = sum(each.kept for each in self.regions)
-        what = f"{regions} fused regions, {len(self.islands)} islands"
+        what = f"{_many(regions, 'fused region')}, {_many(len(self.islands), 'island')}"
         if self.fused_us is None or self.sequential_us is None:
             return f"{what}; run tile by tile without a GPU, slowly"
         ratio = self.sequential_us / self.fused_us
@@ -109,6 +109,10 @@ class Outcome:
         if self.kept == "sequential":
             return f"{what}, {times}: the sequential graph is kept"
         return f"{what}, {times}: x{ratio:.2f}"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _us(value: float) -> str:

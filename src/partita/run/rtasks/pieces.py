@@ -52,11 +52,6 @@ class Pieces:
     pieces: tuple[Piece, ...]
     values: Values
 
-    @property
-    def drafts(self) -> tuple[Draft, ...]:
-        """All drafts, in order."""
-        return tuple(draft for piece in self.pieces for draft in piece.drafts)
-
 
 def cut(flow: Flow, device: torch.device) -> Pieces:
     """The largest regions between islands."""
