@@ -1,6 +1,7 @@
 """Plans: records that refuse contradictions and survive a file."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -31,10 +32,31 @@ PLAN = Plan(
 )
 
 
+def again(*ops, recompute=False):
+    return Stage("s", MESH, (OpSplit("a", ("",)),), recompute, again=ops)
+
+
 def test_a_plan_survives_its_file(tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(PLAN.to_json())
     assert read_plan(path) == PLAN
+
+
+def test_what_runs_again_survives_its_file_and_older_files_run_nothing_again():
+    stage = replace(PLAN.stages[0], again=("h.0.fc",))
+    light = replace(PLAN, stages=(stage,))
+    value = json.loads(light.to_json())
+    assert plan_from_json(value) == light
+    for old in value["stages"]:
+        del old["again"]
+    assert plan_from_json(value | {"format": "partita/plan@2"}) == PLAN
+
+
+def test_a_stage_says_what_it_recomputes():
+    (stage,) = PLAN.stages
+    assert stage.recomputed == "no"
+    assert replace(stage, again=("wte",)).recomputed == "light"
+    assert replace(stage, recompute=True).recomputed == "yes"
 
 
 def test_it_says_what_it_is_for():
@@ -64,6 +86,9 @@ def test_devices_know_their_place():
         (lambda: Mesh((Axis("x", 2), Axis("x", 1)), (0, 1)), "two axes have the same name"),
         (lambda: OpSplit("a", ("b",), "zero3"), "found 'zero3'; use one of none, states"),
         (lambda: Stage("s", MESH, (OpSplit("a", ()),)), "op 'a' has 0 dims for 1 axes"),
+        (lambda: again("b"), "runs op 'b' again, which is not in it"),
+        (lambda: again("a", "a"), "names an op twice; name ops of the stage, each once"),
+        (lambda: again("a", recompute=True), "has recompute, which runs all ops again, and more"),
         (lambda: Axis("x", 2, (1,)), "axis 'x' of 2 has the weights [1]"),
         (lambda: Axis("x", 2, (1, 0)), "give one whole number of at least 1 per place"),
         (lambda: Plan(PLAN.model, PLAN.cluster, (), PLAN.prediction, PLAN.origin), "no stages"),
@@ -76,7 +101,7 @@ def test_contradictions_are_refused(make, message):
 
 
 def test_a_newer_plan_asks_for_an_upgrade():
-    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@3"}
+    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@4"}
     with pytest.raises(InputError, match=r"p\.json: format: .* newer partita .* pip install -U"):
         plan_from_json(value, "p.json")
 

@@ -1,4 +1,4 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@2`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@3`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
@@ -6,7 +6,8 @@ axis. The batch passes through the stages in micro-batches; the schedule says in
 was predicted and how it was found stand beside the decisions, so that a plan explains itself.
 
 Stages have all their devices in common (several stages take turns on one mesh) or none. Files of
-version 1 hold one stage and no schedule: the whole batch passes once.
+version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages keep
+all their activations or recompute all.
 """
 
 import functools
@@ -19,9 +20,10 @@ from typing import Any
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-VERSION = 2
+VERSION = 3
 FORMAT = f"partita/plan@{VERSION}"
 SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0 to 3
+RECOMPUTE = ("no", "light", "yes")  # what of a stage's forward the backward runs again
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Stage:
 
     With `recompute` the backward runs the forward again instead of keeping its activations: in
     pieces, of which the ops in `checkpoints` are the first, and only what passes from piece to
-    piece is kept.
+    piece is kept. Light recompute names the ops that run `again`, each right before the gradients
+    of the first op that need what it makes; all else is kept.
     """
 
     name: str
@@ -142,15 +145,29 @@ class Stage:
     splits: tuple[OpSplit, ...]
     recompute: bool = False
     checkpoints: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = set(self.checkpoints) - {split.op for split in self.splits}
+        ops = {split.op for split in self.splits}
+        unknown = set(self.checkpoints) - ops
         if unknown or (self.checkpoints and not self.recompute):
             what = f"op {min(unknown)!r}, which is not in it" if unknown else "no recompute"
             raise PlanError(
                 f"has checkpoints and {what}",
                 fix="name ops of the stage, with recompute",
                 field=f"stage {self.name!r} checkpoints",
+            )
+        unknown = set(self.again) - ops
+        if unknown or (self.again and self.recompute) or len(set(self.again)) < len(self.again):
+            what = "has recompute, which runs all ops again, and more to run again"
+            if unknown:
+                what = f"runs op {min(unknown)!r} again, which is not in it"
+            elif not self.recompute:
+                what = "names an op twice"
+            raise PlanError(
+                what,
+                fix="name ops of the stage, each once, without recompute",
+                field=f"stage {self.name!r} again",
             )
         for split in self.splits:
             if len(split.dims) != len(self.mesh.axes):
@@ -159,6 +176,11 @@ class Stage:
                     fix="give one dim per axis, '' for none",
                     field=f"stage {self.name!r} splits",
                 )
+
+    @property
+    def recomputed(self) -> str:
+        """What the backward runs again: one of `RECOMPUTE`."""
+        return "yes" if self.recompute else "light" if self.again else "no"
 
     def dims(self) -> dict[str, tuple[str, ...]]:
         """The dims of every op, by name."""

@@ -196,6 +196,19 @@ def test_a_backward_op_reads_only_what_its_forward_has():
         Graph("g", tensors, (FC, stray)).call(stray)
 
 
+@pytest.mark.parametrize("told", [("i1",), ("i2",), "i1", ("i1", "i0"), (1,)])
+def test_a_backward_op_may_say_for_what_it_reads_another_tensor(told):
+    attrs = (("grads", (0,)), ("reads", told), ("wrt", (0,)))
+    back = Op("b", "linear", ("g", "v"), ("d",), attrs, phase="dgrad", forward="fc")
+    tensors = (X, W, Y, Tensor("g", (2, 4), role="input"), Tensor("d", (2, 3)))
+    graph = Graph("g", (*tensors, dataclasses.replace(W, name="v")), (FC, back))
+    if told == ("i1",):
+        assert graph.call(back).reads == ("g0", "i1")
+    else:
+        with pytest.raises(GraphError, match=r"attribute reads is .*; 1 places such as i0 or o0"):
+            graph.call(back)
+
+
 @pytest.mark.parametrize(
     ("read", "words"),
     [

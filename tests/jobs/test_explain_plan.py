@@ -112,6 +112,17 @@ class TestTime:
             assert shares[UPDATE] > 0
             assert not found.busiest.seconds("communication")
 
+    def test_what_light_recompute_runs_again_is_told_apart(self):
+        workload, machine = load("gpt2", batch=8), resolve("1xA100")
+        stage = data_parallel(workload.graph, machine)
+        light = tuple(op for op in stage.dims() if op.endswith(("gelu", "ln_2")))
+        half = rebatch(workload.graph, 4)
+        cost = sum(2 * op_cost(half, half.op(op), machine.kind_of(0)).seconds for op in light)
+        lone = replace(stage, again=light)
+        found = account(workload, machine, (lone,), Schedule("1f1b", 2))
+        again_s = found.busiest.shares[Item("compute", "recompute")]
+        assert again_s == pytest.approx(cost, rel=1e-6)
+
     def test_a_pipeline_waits_for_other_stages_and_says_which(self):
         found = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
         first = found.groups[0]

@@ -11,6 +11,7 @@ from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
 from partita.jobs.compare import compare
 from partita.jobs.plan import plan
+from partita.jobs.plan_pipelines import _least_s
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.plans import plan_from_json
 from partita.search.base import Status, Stop
@@ -106,6 +107,30 @@ def test_a_pinned_recompute_is_in_every_stage():
     assert check_plan(found.plan) == ()
 
 
+def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
+    found = plan("gpt2", "2xA100", batch=8, pin=["recompute=light", "stages=2"], stop=QUICK)
+    assert {stage.recomputed for stage in found.plan.stages} == {"light"}
+    kinds = {op.name: op.kind for op in found.best.simulation.workload.graph.ops}
+    again = [op for stage in found.plan.stages for op in stage.again]
+    assert {kinds[op] for op in again} == {"layer_norm", "elementwise"}
+    assert check_plan(found.plan) == ()
+    assert plan_from_json(json.loads(found.plan.to_json())) == found.plan
+    assert "lightly recomputed" in found.best.simulation.arrangement
+
+
+def test_where_nothing_is_cheap_enough_a_pinned_light_recompute_keeps_all():
+    found = plan("rnnlm", "2xA100", batch=8, pin=["recompute=light", "stages=1"], stop=QUICK)
+    assert {stage.recomputed for stage in found.plan.stages} <= {"no", "light"}
+
+
+def test_light_recompute_makes_room_for_less_than_recomputing_all():
+    room = {"batch": 32, "max_memory": 5.6e9, "stop": QUICK}
+    light = plan("gpt2", "2xA100", **room)
+    without = plan("gpt2", "2xA100", **room, forbid=["recompute=light"])
+    assert any(stage.again for stage in light.plan.stages)
+    assert light.best.step_s < without.best.step_s
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -117,7 +142,7 @@ def test_a_pinned_recompute_is_in_every_stage():
         ({"pin": ["stage=2"]}, "did you mean .*stages"),
         ({"pin": ["stages"]}, "write one of stages"),
         ({"pin": ["stages=two"]}, "a whole number from 1 on"),
-        ({"pin": ["recompute=maybe"]}, "give yes or no"),
+        ({"pin": ["recompute=maybe"]}, "give yes, light or no"),
         ({"forbid": ["schedule=2f2b"]}, "schedule=2f2b"),
         ({"pin": ["mesh=axb"]}, "write sizes such as 16x8"),
         ({"objective": "beauty"}, "use one of throughput, latency"),
@@ -223,6 +248,20 @@ def test_a_checker_does_not_believe_a_plan():
     assert "the plan predicts" in check_plan(plan_from_json(value))[0]
     value["stages"][0]["splits"] = value["stages"][0]["splits"][1:]
     assert "has no split" in check_plan(plan_from_json(value))[0]
+
+
+def test_no_order_is_quicker_than_its_first_forward_and_its_work():
+    found = plan("gpt2", "4xA100", batch=16, pin=["stages=4", "microbatches=8"], stop=QUICK)
+    plain = [c for c in (found.best, *found.others) if len(c.simulation.stages) == 4]
+    by_stages = {}
+    for candidate in plain:
+        by_stages.setdefault(candidate.simulation.stages, []).append(candidate)
+    same = max(by_stages.values(), key=len)
+    assert len({c.simulation.schedule.name for c in same}) > 2
+    quickest = min(c.step_s for c in same)
+    whole = [c for c in same if c.simulation.schedule.name == "1f1b"]
+    for candidate in whole:
+        assert 0 < _least_s(candidate.simulation.timeline) <= quickest * (1 + 1e-9)
 
 
 def test_simulating_the_stages_gives_the_candidates_time():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.costs.light import KINDS
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
@@ -80,7 +81,14 @@ class Maker:
         name, chunks = rng.choice(
             [("1f1b", 1)]
             if p == 1
-            else [("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2)]
+            else [
+                ("1f1b", 1),
+                ("zb-h1", 1),
+                ("zb-h2", 1),
+                ("zb-v", 2),
+                ("interleaved", 2),
+                ("interleaved", 3),
+            ]
         )
         if p * chunks > chain.num_segments:
             return None
@@ -95,7 +103,11 @@ class Maker:
             mesh, splits = self.splits(rng, m, group, ops)
             again = rng.random() < 0.25
             kept = tuple(segment.ops[0] for segment in segments[1:]) if again else ()
-            stages.append(Stage(f"stage{s}", Mesh(mesh.axes, tuple(group)), splits, again, kept))
+            part = 0.0 if again else rng.choice([0.0, 0.5, 1.0])
+            kinds = {op.name: op.kind for op in self.work.graph.ops}
+            light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
+            mesh = Mesh(mesh.axes, tuple(group))
+            stages.append(Stage(f"stage{s}", mesh, splits, again, kept, light))
         if refusal(name, device_groups(tuple(stages)), m):
             return None
         return arrangement, tuple(stages), Schedule(name, m)
@@ -136,8 +148,8 @@ maker = functools.cache(Maker)
 @given(
     st.sampled_from([
         ("alexnet", "4xA100", 8, math.inf),
-        ("squeezenet1_1", "4xV100", 8, math.inf),
-        ("rnnlm", "2x2xA100", 8, math.inf),
+        ("squeezenet1_1", "4xV100", 12, math.inf),
+        ("rnnlm", "2x2xA100", 12, math.inf),
         ("gpt2", "4xA100", 8, 4.2e9),
     ]),
     st.integers(0, 10**6),
@@ -152,7 +164,8 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     if made.fits(simulation):
         assert bound.seconds <= simulation.step_s * (1 + ROUNDING)
-    elif math.isfinite(bound.quick_s):  # without prices memory does not enter
+    elif math.isfinite(bound.quick_s) and arrangement.num_stages > 1:
+        # Without prices memory does not enter, except that meshes where one stage cannot fit go.
         assert bound.quick_s <= simulation.step_s * (1 + ROUNDING)
 
 

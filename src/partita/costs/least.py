@@ -6,10 +6,13 @@ splits of a segment's ops of
     m ((1 - w) (compute + waits) + w network) + c (static + k saved)
 
 with m micro-batches, of which k are in flight at least; or, with recompute, the forward twice and
-nothing saved. Below every plan, by what lowering does:
+nothing saved; or, with light recompute, cheap ops twice and what they make not saved, if that is
+less (`least_light`). These may run while the backward waits, so that either they count or the waits
+of the backward, whichever is more. Below every plan, by what lowering does:
 
     waits    a device runs its ops in order, so where an op reads what the op right before it made,
-             it waits for the conversion between them: forward, twice with recompute
+             it waits for the conversion between them: forward, twice with recompute; in the
+             backward less the weight gradients that run meanwhile (`least_back`)
     network  conversions, parameters gathered for each micro-batch and sums of their gradients; sums
              that go in buckets count by bandwidth only
     saved    what a gradient reads is kept at least as large as its forward read it
@@ -18,8 +21,9 @@ Conversions between segments do not count: a stage may end there. So each segmen
 of its own, and the exact sharding search solves all of them at once.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +31,24 @@ import numpy.typing as npt
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import Layout, conversion_seconds, num_shards
+from partita.costs.least_back import BACKWARD, Backward, Near
+from partita.costs.least_light import Cheap, Freed
+from partita.costs.light import KINDS
 from partita.costs.roofline import op_cost
 from partita.costs.saved import is_view
-from partita.costs.sharding import Choice, ShardingModel, ways_of
+from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
 from partita.graph.chain import Folded
+from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import PARTIAL, REPLICATE, placements
+from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
 from partita.problems.sharding import ShardingProblem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]  # None where nothing is proven
 
-BACKWARD = ("dgrad", "wgrad")
+NEXT, GATHERS = 1, 2  # an op right after another, the first such edge of the later op
+BUCKET_BYTES = 25 * 1024 * 1024  # gradients so large are added up as soon as they are there
 HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
 
 
@@ -52,35 +61,42 @@ class Prices:
     in_flight: float = 1.0
     sync: bool = False  # do sums of gradients, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
+    in_line: bool = False  # do weight gradients always run right after data gradients?
 
 
 @dataclass(frozen=True, eq=False)
 class LeastSegments:
-    """Every choice of every op in one row, with what it costs; edges inside segments."""
+    """Every choice of every op and every sum of gradients in one row; edges inside segments."""
 
     solve: Solve
     num_microbatches: int
     first: Ints  # of each op, its first choice
     compute: Floats
     forward: Floats  # of ops that are run again with recompute, else 0
+    waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
     sync: Floats  # once a step
     static: Floats
     gradients: Floats  # of static, the gradients
     saved: Floats
     edges: tuple[tuple[int, int], ...]
-    waits: tuple[Floats, ...]
+    waits: tuple[Floats, ...]  # of the forward
+    back_waits: tuple[Floats, ...]  # infinite for pairs that cannot be
+    in_line: tuple[Floats, ...]  # more of them where weight gradients are in line
     moved: tuple[Floats, ...]
     segment_of: Ints
     like: Ints
+    make_freed: Callable[[], Freed]
     _known: dict[Prices, Floats] = field(default_factory=dict, repr=False)
 
     def priced(self, prices: Prices) -> Floats:
         """Per segment of the chain, the least seconds of a whole step."""
         if prices not in self._known:
-            found = self._solved(prices, again=False)
-            if prices.s_per_byte > 0 and self.saved.any():
-                found = np.minimum(found, self._solved(prices, again=True))
+            if prices.s_per_byte > 0 and self.saved.any():  # what is kept is not recomputed lightly
+                light = np.maximum(self._solved(prices, "again"), self._solved(prices, "waits"))
+                found = np.minimum(self._solved(prices, "all again"), light)
+            else:
+                found = self._solved(prices, "waits")
             self._known[prices] = found[self.like]
         return self._known[prices]
 
@@ -93,24 +109,43 @@ class LeastSegments:
         held = self.static - (0.0 if gradients else self.gradients)
         return self._sums(np.minimum.reduceat(held, self.first))[self.like]
 
-    def _solved(self, prices: Prices, *, again: bool) -> Floats:
+    def _solved(self, prices: Prices, counted: str) -> Floats:
+        """Counted is that all runs again, that cheap ops do, or the waits of the backward."""
         m, w, c = self.num_microbatches, prices.network, prices.s_per_byte
-        own = m * (1 - w) * self.compute
+        times = 2 if counted == "all again" else 1
+        own = m * (1 - w) * (self.compute + times * self.waited)
         held = self.static if prices.gradients else self.static - self.gradients
-        if again:
+        if counted == "all again":
             own = own + m * (1 - w) * self.forward
         elif c:
             held = held + prices.in_flight * self.saved
         if c:
             own = own + c * held
+        if c and counted != "all again":
+            per_second = m * (1 - w) if counted == "again" else 0.0
+            own = own - self.freed.less(len(own), per_second, c * prices.in_flight)
         if w:
             own = own + m * w * self.network + (w * self.sync if prices.sync else 0.0)
-        times = 2 if again else 1
+        back_waits = self._without_waits if counted == "again" else self.back_waits
         matrices = [
-            m * ((1 - w) * times * waits + w * moved)
-            for waits, moved in zip(self.waits, self.moved, strict=True)
+            m * ((1 - w) * (times * waits + back) + w * moved)
+            for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True)
         ]
+        if prices.in_line and counted != "again":
+            matrices = [
+                matrix + m * (1 - w) * more
+                for matrix, more in zip(matrices, self.in_line, strict=True)
+            ]
         return self._least(own, matrices)
+
+    @functools.cached_property
+    def freed(self) -> Freed:
+        """What light recompute need not keep; worked out when bytes have a price."""
+        return self.make_freed()
+
+    @functools.cached_property
+    def _without_waits(self) -> tuple[Floats, ...]:
+        return tuple(np.where(np.isinf(back), back, 0.0) for back in self.back_waits)
 
     def _least(self, own: Floats, matrices: Sequence[Floats]) -> Floats:
         costs = tuple(np.split(own, self.first[1:]))
@@ -150,6 +185,17 @@ def least_segments(
     return _Builder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
 
 
+@dataclass(frozen=True, eq=False)
+class _Edge:
+    """Seconds of a pair of choices: waited for, forward and backward, and on the network."""
+
+    ends: tuple[int, int]
+    waits: Floats
+    back_waits: Floats
+    in_line: Floats
+    moved: Floats
+
+
 class _Builder:
     def __init__(
         self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
@@ -168,11 +214,24 @@ class _Builder:
             if op.phase in BACKWARD and op.forward:
                 self.gradient_ops[op.forward].append(op)
         self.updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
+        self.synced = {op.inputs[1] for op in graph.ops if op.phase == "update"}
         self.owner = self._owners()
+        self.num_readers = {
+            name: sum(user.phase == "forward" for user in graph.consumers(name))
+            for name in self.owner
+        }
         self.kept = self._kept()
         self.layouts: dict[Layout, int] = {}  # layouts are slow to hash: known by number
         self.converted: dict[tuple[float, int, int], float] = {}
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
+        self.exchanges: dict[tuple[object, ...], Floats] = {}
+        self.number = {name: i for i, name in enumerate(model.ops)}
+        self.back = Backward(
+            graph, model, self.kind, self.segment_of, self._conversions, self._exchanged
+        )
+        self.led: set[int] = set()  # ops that read what the op right before them made, and
+        self.leads: set[int] = set()  # those that made it
+        self.paired: set[int] = set()  # ops whose sums of gradients are counted
 
     def build(self) -> LeastSegments:
         trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
@@ -182,24 +241,53 @@ class _Builder:
         ]
         columns = np.array([row for own in rows for row in own])
         forward, network, sync, gradients, saved = columns.T
-        edges, waits, moved = self._edges()
+        pairs = self._pairs()
+        edges = [*self._edges(), *pairs]
+        sums = self.back.sums(self._look)
+        for number, found in enumerate(sums, start=len(rows)):
+            for op, waited, sent in found.edges:
+                edges.append(_Edge((op, number), 0.0 * sent, waited, 0.0 * sent, sent))
+        seconds = [found.seconds for found in sums]
+        none = np.zeros(sum(map(len, seconds)))
+        counts = [*map(len, rows), *map(len, seconds)]
         return LeastSegments(
             self.solve,
             self.m,
-            np.cumsum([0, *(len(own) for own in rows[:-1])]),
-            np.concatenate([table.compute.min(axis=1) for table in self.model.tables]),
-            forward,
-            network,
-            sync,
-            np.concatenate([table.memory - table.activations for table in self.model.tables]),
-            gradients,
-            saved,
-            edges,
-            waits,
-            moved,
-            self.segment_of,
+            np.cumsum([0, *counts[:-1]]),
+            np.concatenate([*(table.compute.min(axis=1) for table in self.model.tables), *seconds]),
+            np.concatenate([forward, none]),
+            np.concatenate([*self._waited(), none]),
+            np.concatenate([network, none]),
+            np.concatenate([sync, none]),
+            np.concatenate([*(t.memory - t.activations for t in self.model.tables), none]),
+            np.concatenate([gradients, none]),
+            np.concatenate([saved, none]),
+            tuple(edge.ends for edge in edges),
+            tuple(edge.waits for edge in edges),
+            tuple(edge.back_waits for edge in edges),
+            tuple(edge.in_line for edge in edges),
+            tuple(edge.moved for edge in edges),
+            np.array([*self.segment_of, *(found.segment for found in sums)]),
             np.array(self.fold.like),
+            self._freed,
         )
+
+    def _freed(self) -> Freed:
+        """What light recompute need not keep, choice by choice."""
+        roots = frozenset(root for pairs in self.read.values() for _, root in pairs)
+        cheap = Cheap(self.graph, self.model, self.kind, self.looks_at, roots)
+        found: list[tuple[float, ...]] = []
+        first = 0
+        for number, name in enumerate(self.model.ops):
+            op = self.graph.op(name)
+            for one, pair in zip(self.kept.get(name, ()), self.read.get(name, ()), strict=True):
+                again = cheap.again(*pair)
+                if again is not None:
+                    for x, choice in enumerate(self.model.choices[number]):
+                        found.append((first + x, self._saved_bytes(op, choice, *one), *again))
+            first += len(self.model.choices[number])
+        columns = np.array(found).reshape(-1, 4).T
+        return Freed(columns[0].astype(np.int64), *columns[1:])
 
     # What a choice costs by itself.
 
@@ -247,8 +335,8 @@ class _Builder:
         sums = self._sums(op, choice)
         return network + (sums if shared else 0.0), sync + (0.0 if shared else sums), gradients
 
-    def _sums(self, op: Op, choice: Choice) -> float:
-        """Seconds to add up the gradients of an op's parameters, by bandwidth alone."""
+    def _sums(self, op: Op, choice: Choice, least: float = 0.0) -> float:
+        """Seconds to add up an op's gradients of so many bytes and more, by bandwidth alone."""
         collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
         seconds = 0.0
         for gradient in self.gradient_ops[op.name]:
@@ -256,6 +344,8 @@ class _Builder:
                 given = placements(self.graph.call(gradient), choice.dims)[1]
                 for name, layout in zip(gradient.outputs, given, strict=True):
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
+                    if size < least or (least and name not in self.synced):
+                        continue
                     for axis, place in enumerate(layout):
                         if place == PARTIAL and self.axes[axis].size > 1:
                             seconds += self._bandwidth(collective, size, axis)
@@ -281,6 +371,8 @@ class _Builder:
         """
         maker: set[str] = set()
         looks_at: dict[str, str] = {}
+        self.looks_at = looks_at
+        self.read: dict[str, list[tuple[str, str]]] = {}  # of each, what is read and what is kept
         for op in self.graph.ops:
             if op.phase == "forward":
                 maker.update(op.outputs)
@@ -301,6 +393,7 @@ class _Builder:
                     seen.add(root)
                     sizes = (self.graph.tensor(t).size_bytes for t in (tensor, root))
                     found.setdefault(name, []).append((call, place, min(sizes)))
+                    self.read.setdefault(name, []).append((tensor, root))
         return found
 
     def _owners(self) -> dict[str, str]:
@@ -311,15 +404,47 @@ class _Builder:
                     found.setdefault(tensor, name)
         return found
 
+    def _waited(self) -> list[Floats]:
+        """Of every op's choices, statistics that the next op waits for, and halos of its own."""
+        found = []
+        for i, name in enumerate(self.model.ops):
+            op, total = self.graph.op(name), np.zeros(len(self.model.choices[i]))
+            for halos, some in ((False, self.leads), (True, self.led)):
+                if i in some:
+                    total += self._exchanged(op, halos)
+            found.append(total)
+        return found
+
+    def _exchanged(self, op: Op, halos: bool) -> Floats:
+        """Seconds of the halos that an op gets first, or of the statistics it shares after."""
+        number = self.number[op.forward or op.name]
+        key = (self._look(number), op.phase, "exchanged", halos)
+        if key not in self.exchanges:
+            known: dict[tuple[str, ...], float] = {}
+            for choice in self.model.choices[number]:
+                if choice.dims not in known:
+                    known[choice.dims] = self._exchange_seconds(op, choice.dims, halos)
+            self.exchanges[key] = np.array([known[c.dims] for c in self.model.choices[number]])
+        return self.exchanges[key]
+
+    def _exchange_seconds(self, op: Op, dims: tuple[str, ...], halos: bool) -> float:
+        width = dtype_bytes(self.graph.dtype(op)) if halos else STAT_BYTES
+        factors = ways_of(dims, self.axes)
+        return sum(
+            self.collectives.seconds(found.collective, found.elements * width, self.groups[axis])
+            for axis, dim in enumerate(dims)
+            if dim
+            for found in communication(self.graph.call(op), factors, along=dim)
+            if found.tensor < 0 and (found.collective == "halo") == halos
+        )
+
     # What a pair of choices costs along an edge inside a segment.
 
-    def _edges(
-        self,
-    ) -> tuple[tuple[tuple[int, int], ...], tuple[Floats, ...], tuple[Floats, ...]]:
-        number = {name: i for i, name in enumerate(self.model.ops)}
+    def _edges(self) -> list[_Edge]:
+        number = self.number
         busy = [bool(table.compute.max() > 0) for table in self.model.tables]
-        edges, waits, moved = [], [], []
-        known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        edges: list[_Edge] = []
+        known: dict[tuple[object, ...], _Edge] = {}
         for i, name in enumerate(self.model.ops):
             op = self.graph.op(name)
             for position, tensor in enumerate(op.outputs):
@@ -331,54 +456,169 @@ class _Builder:
                 for j in dict.fromkeys(users):
                     if self.segment_of[i] != self.segment_of[j]:
                         continue
-                    next_to = j == users[0] and not any(busy[i + 1 : j])
+                    next_to = int(j == users[0] and not any(busy[i + 1 : j]))
+                    if next_to:
+                        self.leads.add(i)
+                        next_to = NEXT if j in self.led else GATHERS
+                        self.led.add(j)
                     place = self.graph.op(self.model.ops[j]).inputs.index(tensor)
-                    key = (self._look(i), position, self._look(j), place, next_to, len(users))
+                    back = self._gradients(i, j, position, place) if len(users) == 1 else None
+                    near = self.back.take(*back) if back else ()
+                    key = (
+                        self._look(i), position, self._look(j), place, next_to, len(users), near,
+                        j in self.paired,
+                    )  # fmt: skip
                     if key not in known:
-                        known[key] = self._matrices(i, j, tensor, next_to, len(users))
-                    edges.append((i, j))
-                    waits.append(known[key][0])
-                    moved.append(known[key][1])
-        return tuple(edges), tuple(waits), tuple(moved)
+                        known[key] = self._matrices(i, j, tensor, next_to, len(users), back, near)
+                    edges.append(replace(known[key], ends=(i, j)))
+        return edges
 
-    def _look(self, number: int) -> tuple[object, ...]:
-        op = self.graph.op(self.model.ops[number])
-        calls = (self.graph.call(g) for g in self.gradient_ops[op.name])
-        return (self.graph.call(op), self.graph.dtype(op), tuple(calls), self.model.choices[number])
+    def _look(self, number: int) -> int:
+        """Equal for ops whose choices, gradients and costs are: those share a table."""
+        return id(self.model.tables[number])
 
     def _matrices(
-        self, i: int, j: int, tensor: str, next_to: bool, users: int
-    ) -> tuple[Floats, Floats]:
+        self,
+        i: int,
+        j: int,
+        tensor: str,
+        next_to: int,
+        users: int,
+        back: tuple[Op, Op] | None,
+        near: Near,
+    ) -> _Edge:
         maker, user = (self.graph.op(self.model.ops[k]) for k in (i, j))
         size = float(self.graph.tensor(tensor).size_bytes)
         out, into = maker.outputs.index(tensor), user.inputs.index(tensor)
         made = [placements(self.graph.call(maker), c.dims)[1][out] for c in self.model.choices[i]]
         need = [placements(self.graph.call(user), c.dims)[0][into] for c in self.model.choices[j]]
         there = self._conversions(size, made, need)
-        waits = there if next_to else np.zeros_like(there)
-        moved = there / users
-        if users == 1 and user.inputs.count(tensor) == 1:
-            moved = moved + self._back(i, j, out, into, size)
-        return waits, moved
+        nothing = np.zeros_like(there)
+        waits = there if next_to else nothing
+        if next_to == GATHERS:
+            waits = there + np.where(there > 0, self._gathered(user, into)[None, :], 0.0)
+        if back is None:
+            return _Edge((i, j), waits, nothing, nothing, there / users)
+        again = self._back(i, j, out, into, size, back)
+        later = nothing
+        if near and near[1]:
+            place = self.graph.call(back[1]).reads.index(f"g{out}")
+            later = np.where(again > 0, self._gathered(back[1], place)[:, None], 0.0)
+        waited = self.back.waits(*back, again + later, near)
+        in_line = self._behind(j, again, self.back.waits(*back, again, near), near)
+        return _Edge((i, j), waits, waited, in_line - waited, there + again)
 
-    def _back(self, i: int, j: int, out: int, into: int, size: float) -> Floats:
+    def _behind(self, j: int, conversion: Floats, waited: Floats, near: Near) -> Floats:
+        """What is waited for where the sums of an op's gradients go before a conversion.
+
+        Parameters gathered after it count to pairs of ops instead.
+        """
+        if not near or j in self.paired:
+            return waited
+        summed, often = self._summed(j)
+        more = np.maximum(0.0, conversion + summed - waited)
+        return waited + np.where((conversion > 0) & (summed > 0), often * more, 0.0)
+
+    def _summed(self, j: int) -> tuple[Floats, Floats]:
+        """Seconds to add up an op's large gradients, and in what part of the micro-batches."""
+        key = (self._look(j), "summed")
+        op, choices = self.graph.op(self.model.ops[j]), self.model.choices[j]
+        if key not in self.exchanges:
+            found = [self._sums(op, choice, BUCKET_BYTES) for choice in choices]
+            self.exchanges[key] = np.array(found)
+        often = np.array([1.0 if c.sharded == "parameters" else 1 / self.m for c in choices])
+        return self.exchanges[key], often
+
+    def _pairs(self) -> list[_Edge]:
+        """What data gradients wait for where sums of other gradients go before their parameters.
+
+        The sums of an op's large gradients follow its weight gradient; on the network the gathering
+        of what the next data gradients read comes after them.
+        """
+        found = []
+        known: dict[tuple[object, ...], Floats] = {}
+        for i, name in enumerate(self.model.ops):
+            op = self.graph.op(name)
+            taker = next((g for g in self.gradient_ops[name] if g.phase == "dgrad"), None)
+            if taker is None or op.kind in KINDS:
+                continue
+            later = self.back.weights_before(taker)
+            if later is None or self.segment_of[self.number[later.forward]] != self.segment_of[i]:
+                continue
+            j = self.number[later.forward]
+            if j in self.paired:
+                continue
+            self.paired.add(j)
+            between = self.back.most_between(later, taker)
+            key = (self._look(i), self._look(j), between)
+            if key not in known:
+                known[key] = self._pair(taker, j, between)
+            zero = np.zeros_like(known[key])
+            found.append(_Edge((i, j), zero, zero, known[key], zero))
+        return found
+
+    def _pair(self, taker: Op, j: int, between: float) -> Floats:
+        first = len([r for r in self.graph.call(taker).reads if r[0] == "g"]) - 1
+        gathered = self._gathered(taker, first)
+        summed, often = self._summed(j)
+        waited = np.maximum(0.0, gathered[:, None] + summed[None, :] - between)
+        found: Floats = np.where((gathered[:, None] > 0) & (summed > 0), often * waited, 0.0)
+        return found
+
+    def _gathered(self, op: Op, place: int) -> Floats:
+        """Seconds to gather an op's parameters once its input at a place is converted.
+
+        Collectives of a device keep their order: what is asked for later waits as well. Where a
+        parameter has several readers, or its op ran again just now, it may be there already.
+        """
+        own = self.graph.op(op.forward or op.name)
+        number = self.number[own.name]
+        key = (self._look(number), op.phase, "gathered", place)
+        if key not in self.exchanges:
+            later = {
+                name
+                for name in op.inputs[place + 1 :]
+                if self.owner.get(name) == own.name and self.num_readers[name] == 1
+            }
+            if op.phase != "forward" and own.kind in KINDS:
+                later.clear()
+            self.exchanges[key] = np.array([
+                self._gather_seconds(own, choice, later) for choice in self.model.choices[number]
+            ])  # fmt: skip
+        return self.exchanges[key]
+
+    def _gather_seconds(self, op: Op, choice: Choice, names: set[str]) -> float:
+        if choice.sharded != "parameters" or not names:
+            return 0.0
+        seconds = 0.0
+        for name, layout in zip(
+            op.inputs, placements(self.graph.call(op), choice.dims)[0], strict=True
+        ):
+            if name in names:
+                held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
+                for axis, placed in enumerate(layout):
+                    if placed == REPLICATE and self.axes[axis].size > 1:
+                        seconds += self.collectives.seconds("all_gather", held, self.groups[axis])
+        return seconds
+
+    def _gradients(self, i: int, j: int, out: int, into: int) -> tuple[Op, Op] | None:
+        """The op that gives the gradient of a tensor with one reader, and the first to take it."""
+        maker, user = (self.graph.op(self.model.ops[k]) for k in (i, j))
+        if user.inputs.count(user.inputs[into]) > 1:
+            return None
+        gives = (g for g in self.gradient_ops[user.name] if into in self.graph.call(g).wrt)
+        takes = (g for g in self.gradient_ops[maker.name] if f"g{out}" in self.graph.call(g).reads)
+        giver, taker = next(gives, None), next(takes, None)
+        return None if giver is None or taker is None else (giver, taker)
+
+    def _back(
+        self, i: int, j: int, out: int, into: int, size: float, back: tuple[Op, Op]
+    ) -> Floats:
         """Conversions of the gradient of a tensor that one op makes and one reads."""
-        nothing = np.zeros((len(self.model.choices[i]), len(self.model.choices[j])))
-        gives = [
-            (g, self.graph.call(g).wrt.index(into))
-            for g in self.gradient_ops[self.model.ops[j]]
-            if into in self.graph.call(g).wrt
-        ]
-        takes = [
-            (g, self.graph.call(g).reads.index(f"g{out}"))
-            for g in self.gradient_ops[self.model.ops[i]]
-            if f"g{out}" in self.graph.call(g).reads
-        ]
-        if not gives or not takes:
-            return nothing
-        (giver, a), (taker, b) = gives[0], takes[0]
-        have = [placements(self.graph.call(giver), c.dims)[1][a] for c in self.model.choices[j]]
-        need = [placements(self.graph.call(taker), c.dims)[0][b] for c in self.model.choices[i]]
+        giver, taker = map(self.graph.call, back)
+        a, b = giver.wrt.index(into), taker.reads.index(f"g{out}")
+        have = [placements(giver, c.dims)[1][a] for c in self.model.choices[j]]
+        need = [placements(taker, c.dims)[0][b] for c in self.model.choices[i]]
         return self._conversions(size, have, need).T
 
     def _conversions(self, size: float, have: list[Layout], need: list[Layout]) -> Floats:

@@ -3,10 +3,11 @@
 What a gradient reads is kept as it lies where the forward left it: as it was made, or, where the
 forward had to bring it into the layout that the gradient needs as well, as that copy. So a tensor
 that is gathered for a layer is kept gathered for the layer's weight gradient. Views keep what they
-look at. Each counts to the segment whose gradient reads it first.
+look at. Each counts to the segment whose gradient reads it first. What ops make that run again is
+not kept; what they read is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +39,14 @@ class Saved:
         self.maker: dict[str, Op] = {}
         self.looks_at: dict[str, str] = {}  # a view, what it is a view of
         self.reads: list[Read] = []
+        self.gradients: dict[str, list[Op]] = {}  # of each forward op
         self.users: dict[str, list[tuple[str, Call, int]]] = {}  # forward: (op, call, input)
         for op in graph.ops:
             if op.phase == "forward":
                 self._forward(op)
         for op in graph.ops:
             if op.phase in ("dgrad", "wgrad") and op.forward:
+                self.gradients.setdefault(op.forward, []).append(op)
                 reads = [(k, name) for k, name in enumerate(op.inputs) if name in self.maker]
                 if reads:
                     self.reads.append(Read(op.forward, graph.call(op), tuple(reads)))
@@ -58,33 +61,50 @@ class Saved:
             if name in self.maker:
                 self.users.setdefault(name, []).append((op.name, call, k))
 
-    def bytes_of(self, dims_of: Mapping[str, Dims], sizes: Sequence[float]) -> Floats:
-        """Bytes per segment, with every forward op split by `dims_of` on axes of these sizes."""
+    def bytes_of(
+        self, dims_of: Mapping[str, Dims], sizes: Sequence[float], again: Set[str] = frozenset()
+    ) -> Floats:
+        """Bytes per segment, with every forward op split by `dims_of` on axes of these sizes.
+
+        The ops of `again` run again for the gradients that read what they make.
+        """
         found: Floats = np.zeros(self.count)
         seen: set[tuple[str, Layout]] = set()
-        for read in self.reads:
+        for read in (*self.reads, *self._second_reads(again)):
             dims = dims_of[read.origin]
             needed = placements(read.call, dims)[0]
             for k, name in read.tensors:
-                held, layout = self._held(name, needed[k], dims_of, sizes)
+                if self.maker[name].name in again:
+                    continue
+                held, layout = self.held(name, needed[k], dims_of, sizes)
                 if held in self.maker and (held, layout) not in seen:
                     seen.add((held, layout))
                     size = self.graph.tensor(held).size_bytes / num_shards(layout, sizes)
                     found[self.segment_of[read.origin]] += size
         return found
 
-    def _held(
+    def _second_reads(self, again: Set[str]) -> list[Read]:
+        """What ops read that run again."""
+        found = []
+        for name in sorted(again):
+            op = self.graph.op(name)
+            reads = [(k, tensor) for k, tensor in enumerate(op.inputs) if tensor in self.maker]
+            found.append(Read(name, self.graph.call(op), tuple(reads)))
+        return found
+
+    def held(
         self, name: str, need: Layout, dims_of: Mapping[str, Dims], sizes: Sequence[float]
     ) -> tuple[str, Layout]:
         """Which tensor is kept, and how it lies, for a gradient that reads `name` as `need`."""
-        made = self._made(name, dims_of)
+        made = self.made(name, dims_of)
         if made != need and self._is_copied(name, made, need, dims_of, sizes):
             return name, need
         while name in self.looks_at:
             name = self.looks_at[name]
-        return name, self._made(name, dims_of) if name in self.maker else made
+        return name, self.made(name, dims_of) if name in self.maker else made
 
-    def _made(self, name: str, dims_of: Mapping[str, Dims]) -> Layout:
+    def made(self, name: str, dims_of: Mapping[str, Dims]) -> Layout:
+        """How a tensor comes to lie."""
         op = self.maker[name]
         return placements(self.graph.call(op), dims_of[op.name])[1][op.outputs.index(name)]
 

@@ -8,6 +8,8 @@ Lagrangian for memory); each answer is a `Way` to run every segment. Per segment
     forward    the forward's part of both
     static     parameters, gradients, states    saved    activations kept for the backward
     entering   bytes of what enters the segment: all that is kept of it with recompute
+    light_s, light_sent, light_saved   with light recompute: what runs again, what is sent for it
+               once more (which may run beside it), and what is saved then
 
 Everything is one device's share. A stage is a stretch of segments: sums of these, by prefix sums.
 """
@@ -23,6 +25,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
 from partita.costs.least import LeastSegments, least_segments
+from partita.costs.light import Again, Light
 from partita.costs.roofline import op_cost
 from partita.costs.saved import Saved
 from partita.costs.sharding import (
@@ -61,6 +64,10 @@ class Way:
     static: Floats
     saved: Floats
     entering: Floats
+    light_s: Floats
+    light_sent: Floats
+    light_saved: Floats
+    again: frozenset[str] = frozenset()  # ops of the folded graph that light recompute runs again
     tied: tuple[Tied, ...] = ()
 
     def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
@@ -107,7 +114,7 @@ def mesh_ways(
     like = np.array(fold.like)
     at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
     segment_of = np.array([at[name] for name in model.ops])
-    reader = _Reader(graph, chain, fold, cluster, model, segment_of, num_microbatches)
+    reader = _Reader(graph, chain, fold, cluster, model, segment_of, num_microbatches, collectives)
     found: dict[tuple[int, ...], Way] = {}
     unit = 0.0
     for price in prices:
@@ -141,11 +148,11 @@ class _Reader:
 
     def __init__(
         self, graph: Graph, chain: Chain, fold: Folded, cluster: Cluster, model: ShardingModel,
-        segment_of: npt.NDArray[np.int64], num_microbatches: int,
+        segment_of: npt.NDArray[np.int64], num_microbatches: int, collectives: Collectives,
     ) -> None:  # fmt: skip
         self.graph, self.chain, self.fold, self.model = graph, chain, fold, model
         self.segment_of, self.count = segment_of, len(fold.segments)
-        self.num_microbatches = num_microbatches
+        self.num_microbatches, self.collectives = num_microbatches, collectives
         self.kind = cluster.kind_of(model.mesh.devices[0])
         self.sizes = [axis.ways() for axis in model.mesh.axes]
         self.producer = {name: i for i, op in enumerate(model.ops) for name in graph.op(op).outputs}
@@ -178,6 +185,12 @@ class _Reader:
         forward: Floats = self._forward(choices)
         part = np.divide(forward, compute, out=np.zeros_like(forward), where=compute > 0)
         entering = np.array([self._entering(k, choices) for k in range(self.count)])
+        light = self._light(kept, forward)
+        again = light.ops
+        twice = np.where([op in again for op in model.ops], forward, 0.0)
+        sent = np.array([light.sent_s.get(op, 0.0) for op in model.ops])
+        saved = self.saved.bytes_of(dims_of, self.sizes)[like]
+        lightly = self.saved.bytes_of(dims_of, self.sizes, again)[like] if again else saved
         return Way(
             model.mesh,
             kept,
@@ -187,10 +200,23 @@ class _Reader:
             self.spread(np.where(shared, 0.0, hidden * self.num_microbatches), like),
             self.spread(forward + part * blocking, like),
             self.spread(static, like),
-            self.saved.bytes_of(dims_of, self.sizes)[like],
+            saved,
             entering[like],
+            self.spread(twice, like),
+            self.spread(sent, like),
+            lightly,
+            again,
             self._tied(kept, like),
         )
+
+    def _light(self, choice_of: dict[str, Choice], forward: Floats) -> Again:
+        """What light recompute runs again."""
+        seconds = dict(zip(self.model.ops, forward.tolist(), strict=True))
+        mesh = self.model.mesh
+        groups = [mesh.groups(axis) for axis in range(len(mesh.axes))]
+        return Light(
+            self.saved, self.kind, mesh.axes, groups, self.collectives, choice_of, seconds
+        ).chosen()
 
     def _tied(self, choice_of: dict[str, Choice], like: npt.NDArray[np.int64]) -> tuple[Tied, ...]:
         first = {k: i for i, k in reversed(list(enumerate(map(int, like))))}

@@ -337,7 +337,9 @@ class Graph:
         origin = self._op[op.forward]
         grads = _positions(op, "grads", len(origin.outputs))
         reads = [f"g{i}" for i in grads]
-        for name in op.inputs[len(grads) :]:
+        if op.attr("reads") is not None:  # other tensors in place of the forward's
+            reads.extend(_told(op, len(op.inputs) - len(grads), origin))
+        for name in op.inputs[len(reads) :]:
             if name in origin.inputs:
                 reads.append(f"i{origin.inputs.index(name)}")
             elif name in origin.outputs:
@@ -433,6 +435,22 @@ def _positions(op: Op, attr: str, limit: int) -> tuple[int, ...]:
         raise GraphError(
             f"attribute {attr} is {value!r}",
             fix=f"positions below {limit} in the forward op {op.forward!r} are needed",
+            field=f"op {op.name!r}",
+        )
+    return good
+
+
+def _told(op: Op, count: int, origin: Op) -> tuple[str, ...]:
+    """For what tensors of its forward op a backward op reads others, such as `i0` and `o1`."""
+    value = op.attr("reads")
+    places = {f"i{i}" for i in range(len(origin.inputs))}
+    places |= {f"o{i}" for i in range(len(origin.outputs))}
+    found = value if isinstance(value, tuple) else ()
+    good = tuple(text for text in found if isinstance(text, str) and text in places)
+    if len(good) != count or len(found) != count:
+        raise GraphError(
+            f"attribute reads is {value!r}",
+            fix=f"{count} places such as i0 or o0 in the forward op {op.forward!r} are needed",
             field=f"op {op.name!r}",
         )
     return good

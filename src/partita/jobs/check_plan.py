@@ -89,7 +89,7 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     plain = len(plan.stages) == 1 and plan.schedule.num_microbatches == 1
     try:
-        if plain and not plan.stages[0].recompute:
+        if plain and plan.stages[0].recomputed == "no":
             program = lower_stage(plan.stages[0], graph, cluster).program
         else:
             program = lower_plan(plan.stages, plan.schedule, graph, cluster, run).program

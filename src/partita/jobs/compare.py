@@ -115,6 +115,6 @@ def _named(
 def _simulate(
     stages: tuple[Stage, ...], schedule: Schedule, work: Workload, machine: Cluster, memo: Memo
 ) -> Simulation:
-    if len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute:
+    if len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no":
         return simulate_stage(work, machine, stages[0], 1, memo.collectives)
     return simulate_stages(work, machine, stages, schedule, memo)

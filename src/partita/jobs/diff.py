@@ -85,7 +85,8 @@ def _decisions(first: Plan, second: Plan) -> tuple[tuple[str, str, str], ...]:
         ("stages", str(len(first.stages)), str(len(second.stages))),
         ("meshes", _meshes(first), _meshes(second)),
         ("schedule", str(first.schedule), str(second.schedule)),
-        ("recomputed stages", _recomputed(first), _recomputed(second)),
+        ("recomputed stages", _recomputed(first, "yes"), _recomputed(second, "yes")),
+        ("recomputed lightly", _recomputed(first, "light"), _recomputed(second, "light")),
         ("element type", first.model.dtype, second.model.dtype),
         ("optimizer", first.model.optimizer, second.model.optimizer),
         ("job", _job(first), _job(second)),
@@ -98,8 +99,8 @@ def _meshes(plan: Plan) -> str:
     return ", ".join(dict.fromkeys(str(stage.mesh) for stage in plan.stages))
 
 
-def _recomputed(plan: Plan) -> str:
-    return str(sum(stage.recompute for stage in plan.stages))
+def _recomputed(plan: Plan, level: str) -> str:
+    return str(sum(stage.recomputed == level for stage in plan.stages))
 
 
 def _job(plan: Plan) -> str:

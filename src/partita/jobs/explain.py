@@ -115,7 +115,7 @@ def _stage_of(plan: Plan, graph: Graph, op: str) -> tuple[Stage, Graph]:
     if len(plan.stages) == count == 1:
         return plan.stages[0], graph
     micro = rebatch(graph, plan.model.batch // count)
-    stage = replace(plan.stages[number], recompute=False, checkpoints=())
+    stage = replace(plan.stages[number], recompute=False, checkpoints=(), again=())
     return stage, piece(micro, stage, number, homes(micro, plan.stages)).graph
 
 

@@ -60,7 +60,7 @@ def account(
 ) -> Account:
     """Simulate a plan and account for its step."""
     links, times = Links(cluster), Listening(cluster)
-    if len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute:
+    if len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no":
         found = simulate_stage(workload, cluster, stages[0], collectives=times)
         return Account(found, links, _one_stage(found, links, times))
     memo = Memo(times)

@@ -76,7 +76,7 @@ def memory_account(found: Simulation) -> MemoryAccount:
 
 
 def _is_pipelined(found: Simulation) -> bool:
-    return found.is_pipelined or found.stages[0].recompute
+    return found.is_pipelined or found.stages[0].recomputed != "no"
 
 
 def _places(found: Simulation) -> list[tuple[tuple[int, ...], int]]:

@@ -73,7 +73,9 @@ def again(
     if microbatches is not None:
         schedule = replace(schedule, num_microbatches=microbatches)
     if recompute is False:
-        stages = tuple(replace(stage, recompute=False, checkpoints=()) for stage in stages)
+        stages = tuple(
+            replace(stage, recompute=False, checkpoints=(), again=()) for stage in stages
+        )
     memo = Memo(Collectives(machine))
     other = simulate_stages(found.workload, machine, stages, schedule, memo)
     return replace(other, cap_bytes=found.cap_bytes)
@@ -110,7 +112,7 @@ def changes(found: Simulation, links: Links) -> Iterator[tuple[str, Change]]:
             yield f"{2 * count} micro-batches instead of {count}", _of(2 * count)
         if count % 2 == 0:
             yield f"{count // 2} micro-batches instead of {count}", _of(count // 2)
-    if any(stage.recompute for stage in found.stages):
+    if any(stage.recomputed != "no" for stage in found.stages):
         yield "nothing recomputed", lambda old: again(old, recompute=False)
 
 

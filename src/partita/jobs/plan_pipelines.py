@@ -23,6 +23,7 @@ from partita.schedules.named import NAMED
 from partita.search.joint.bounds import Bound
 from partita.search.joint.drafts import Draft, wanted_count
 from partita.search.joint.meshes import Arrangement, arrangements, divisors, weighted_meshes
+from partita.timeline import Timeline
 
 MOST_STAGES = 32
 SIMULATED = 3  # drafts that are simulated, at least one for each number of stages in reach
@@ -76,7 +77,7 @@ class Pipelines:
                     draft = self._draft(arrangement, count)
                     if draft is None or not self._is_behind(draft):
                         continue
-                    again = any(stage.recompute for stage in draft.stages)
+                    again = any(stage.recomputed != "no" for stage in draft.stages)
                     if again or not self.cluster.is_homogeneous:
                         few = count  # larger shares would hold even more
                     if not again or not self.cluster.is_homogeneous:
@@ -205,7 +206,7 @@ class Pipelines:
             if self.tried.pressed():
                 return
             if best is None or draft.estimate_s < best.objective_s * CLOSE:
-                self.tried.add_draft(draft)
+                self._simulate(draft)
         ranked = sorted(self.drafts, key=lambda d: d.estimate_s)
         if not ranked:
             return
@@ -219,7 +220,20 @@ class Pipelines:
                 return
             near = draft.estimate_s <= reach or draft in ranked[:SIMULATED]
             if near and (best is None or draft.ideal_s < best.objective_s):
-                self.tried.add_draft(draft)
+                self._simulate(draft)
+
+    def _simulate(self, draft: Draft) -> None:
+        """A draft, and what light recompute was chosen over where that is close."""
+        self.tried.add_draft(draft)
+        if self.tried.pressed() or all(stage.recomputed != "light" for stage in draft.stages):
+            return
+        other = self.drafting.draft(
+            draft.arrangement, draft.schedule.num_microbatches, room=draft.room,
+            chunks=draft.chunks, schedule=draft.schedule.name, light=False,
+        )  # fmt: skip
+        best = self.tried.best()
+        if other is not None and (best is None or other.estimate_s < best.objective_s * CLOSE):
+            self.tried.add_draft(other)
 
     def other_orders(self) -> None:
         """Other orders for the best stages found so far."""
@@ -241,7 +255,7 @@ class Pipelines:
         """Pipelines to try other orders for: the best one, and the best with a stage per group.
 
         Only the latter have orders that fill their bubbles, so they need not be ahead yet; those
-        that are behind even without bubbles are left out.
+        that are behind even if no group waits after its first forward are left out.
         """
         ranked = sorted((c for c in self.tried.candidates if c.fits), key=lambda c: c.objective_s)
         pipelines = [c for c in ranked if len(c.simulation.stages) > 1]
@@ -249,7 +263,7 @@ class Pipelines:
             c
             for c in pipelines
             if len(device_groups(c.simulation.stages)) == len(c.simulation.stages)
-            and c.objective_s * (1 - c.simulation.bubble) < ranked[0].objective_s
+            and _least_s(c.simulation.timeline) < ranked[0].objective_s
         ]
         first = [c for c in pipelines[:1] if all(c is not other for other in plain[:LEADERS])]
         return [*first, *plain[:LEADERS]]
@@ -297,3 +311,12 @@ class Pipelines:
                 break
             least = min(least, bound.quick_s if self.tried.cut else bound.seconds)  # no time left
         return max(work_s, least)
+
+
+def _least_s(timeline: Timeline) -> float:
+    """The longest of a group's work after its first forward, which comes as early in any order."""
+    busy, found = timeline.busy(), [0.0]
+    for lane, what in enumerate(timeline.program.lanes):
+        if what.kind == "device" and busy[lane] > 0:
+            found.append(float(timeline.start[timeline.lane_tasks(lane)[0]] + busy[lane]))
+    return max(found)

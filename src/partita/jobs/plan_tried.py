@@ -90,7 +90,7 @@ class Tried:
 
     def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
-        key = (tuple((s.mesh, s.splits, s.recompute) for s in stages), schedule)
+        key = (tuple((s.mesh, s.splits, s.recompute, s.again) for s in stages), schedule)
         if key in self._seen:
             return None
         self._seen.add(key)
@@ -99,7 +99,7 @@ class Tried:
         hopeless = best is not None and floor >= best.objective_s and len(self.candidates) > ENOUGH
         if over > 0 or hopeless:
             return None
-        plain = len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute
+        plain = len(stages) == schedule.num_microbatches == 1 and stages[0].recomputed == "no"
         if plain:
             simulation = simulate_stage(
                 self.workload, self.cluster, stages[0], 1, self.memo.collectives
@@ -144,7 +144,7 @@ class Tried:
             room = draft.room / (over * 1.01)
             again = self.drafting.draft(
                 draft.arrangement, draft.schedule.num_microbatches, room=room,
-                chunks=draft.chunks, schedule=draft.schedule.name,
+                chunks=draft.chunks, schedule=draft.schedule.name, light=draft.light,
             )  # fmt: skip
             if again is None:
                 return None
@@ -165,7 +165,7 @@ class Tried:
             allow("stages", len(device_groups(stages)))
             and allow("microbatches", schedule.num_microbatches)
             and allow("schedule", schedule.name)
-            and all(allow("recompute", stage.recompute) for stage in stages)
+            and all(allow("recompute", stage.recomputed) for stage in stages)
             and all(allow("mesh", shape) for shape in shapes)
             and all(allow("sharded", level) for level in levels)
         )

@@ -25,6 +25,7 @@ from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
+RECOMPUTED = {"yes": "recomputed", "light": "lightly recomputed"}  # words for stages
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z_])[0-9]+(?![0-9a-zA-Z_])")  # whole parts of a dotted name
 
 
@@ -102,12 +103,16 @@ class Simulation:
     @property
     def arrangement(self) -> str:
         """The mesh; of a pipeline, how many stages on which meshes, and the schedule."""
-        if not self.is_pipelined:
-            return str(self.stages[0].mesh)
         meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
         shown = ", ".join(meshes[:3]) + (", ..." if len(meshes) > 3 else "")
-        again, count = sum(stage.recompute for stage in self.stages), len(self.stages)
-        what = "" if not again else f", {again} recomputed" if again < count else ", recomputed"
+        count = len(self.stages)
+        what = "".join(
+            f", {f'{again} ' * (again < count)}{words}"
+            for level, words in RECOMPUTED.items()
+            if (again := sum(stage.recomputed == level for stage in self.stages))
+        )
+        if not self.is_pipelined:
+            return f"{self.stages[0].mesh}{what}"
         stages = "1 stage" if count == 1 else f"{count} stages"
         return f"{stages} of {shown}{what}; {self.schedule}"
 
@@ -235,7 +240,7 @@ def simulate_stages(
     memo: Memo | None = None,
 ) -> Simulation:
     """Simulate stages in a pipeline; one stage that runs once is simulated op by op."""
-    plain = len(stages) == 1 and schedule.num_microbatches == 1 and not stages[0].recompute
+    plain = len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no"
     if plain:
         collectives = None if memo is None else memo.collectives
         return simulate_stage(workload, cluster, stages[0], collectives=collectives)
@@ -342,8 +347,9 @@ def _busiest_ops(
         kind = cluster.kind_of(stage.mesh.devices[0])
         split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
         cost = op_cost(graph, op, kind, split)
-        again = stage.recompute and graph.is_training and op.phase == "forward"
-        times = schedule.num_microbatches * (2 if again else 1)
+        again = stage.recompute or op.name in stage.again
+        twice = again and graph.is_training and op.phase == "forward"
+        times = schedule.num_microbatches * (2 if twice else 1)
         whole = OpCost(*(getattr(cost, item.name) * times for item in fields(cost)))
         found.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
     return tuple(found)

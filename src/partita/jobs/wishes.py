@@ -1,7 +1,7 @@
 """What the user has decided or ruled out before the search: `--pin` and `--forbid`.
 
     stages=4           microbatches=16     schedule=1f1b
-    recompute=yes      mesh=16x8           sharded=states
+    recompute=light    mesh=16x8           sharded=states
 
 A pin leaves one value of that decision, a ban all others. Two wishes that contradict each other are
 refused, both named.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partita.errors import InputError
-from partita.plans import SHARDING_LEVELS
+from partita.plans import RECOMPUTE, SHARDING_LEVELS
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
 
@@ -81,9 +81,9 @@ def _parse(text: str, field: str) -> tuple[str, str]:
             raise InputError(f"found {text!r}", fix="give a whole number from 1 on", field=field)
         value = str(int(value))
     elif key == "recompute":
-        if value not in ANSWERS:
-            raise InputError(f"found {text!r}", fix="give yes or no", field=field)
-        value = ANSWERS[value]
+        value = ANSWERS.get(value, value)
+        if value not in RECOMPUTE:
+            raise InputError(f"found {text!r}", fix="give yes, light or no", field=field)
     elif key == "schedule" and value not in NAMED:
         raise InputError(f"found {text!r}", fix=suggest(value, NAMED), field=field)
     elif key == "sharded" and value not in SHARDING_LEVELS:

@@ -175,9 +175,10 @@ class _Lowering(StageLowering):
                 self._update(number, gradients, ready)
 
     def _backward(self, ops: list[Op]) -> None:
-        later = [op for op in ops if self.apart and op.phase == "wgrad"]
+        late = self._late(ops) if self.apart else set()
+        later = [op for op in ops if op.name in late]
         for op in ops:
-            if not (self.apart and op.phase == "wgrad"):
+            if op.name not in late:
                 self._run_op(op)
         self._settle(name for _, name in self.part.gradients_out)
         if self.apart:
@@ -188,6 +189,16 @@ class _Lowering(StageLowering):
             for bucket in list(self.buckets):
                 self._flush(bucket)
             self._barrier()
+
+    def _late(self, ops: list[Op]) -> set[str]:
+        """Weight gradients, and what runs again for nothing else."""
+        late: set[str] = set()
+        for op in reversed(ops):
+            users = (user for name in op.outputs for user in self.graph.consumers(name))
+            alone = op.name in self.part.light and all(user.name in late for user in users)
+            if op.phase == "wgrad" or alone:
+                late.add(op.name)
+        return late
 
     def _barrier(self) -> None:
         """All that comes later waits for all that came before."""

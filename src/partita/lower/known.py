@@ -149,11 +149,11 @@ def _shorter(graph: Graph, stage: Stage, number: int, where: Homes) -> _Short | 
 def _same_runs(stage: Stage, ops: Sequence[Op], repeat: Repeat) -> bool:
     """Are all runs but the first split, kept and checkpointed alike?"""
     splits = {split.op: (split.dims, split.sharded) for split in stage.splits}
-    firsts = set(stage.checkpoints)
+    firsts, again = set(stage.checkpoints), set(stage.again)
     first, length = repeat.first, repeat.length
     looks = {
         tuple(
-            (splits[op.name], op.name in firsts)
+            (splits[op.name], op.name in firsts, op.name in again)
             for op in ops[first + run * length : first + (run + 1) * length]
         )
         for run in range(1, repeat.times)
@@ -209,7 +209,7 @@ def signature(
     """Equal for stages that cost the same on like meshes: ops, how they hang together, splits."""
     ids: dict[str, int] = {}
     splits = {split.op: split for split in stage.splits}
-    firsts = set(stage.checkpoints)
+    firsts, again = set(stage.checkpoints), set(stage.again)
     rows: list[tuple[object, ...]] = []
     for op in shortened(where.forward[number], part):
         seen = []
@@ -225,5 +225,6 @@ def signature(
                 ))  # fmt: skip
             seen.append(ids[name])
         split = splits[op.name]
-        rows.append((op.kind, op.attrs, *seen, split.dims, split.sharded, op.name in firsts))
+        runs = (op.name in firsts, op.name in again)
+        rows.append((op.kind, op.attrs, *seen, split.dims, split.sharded, runs))
     return stage.recompute, tuple(rows)

@@ -6,7 +6,9 @@ is sent back. A parameter that two stages read is held, and updated, by both.
 
 With recompute the forward's ops stand twice: the first time for what leaves the stage and passes
 from piece to piece, the second time (`op.again`) right before the backward of their piece, which
-reads what the second run made.
+reads what the second run made. With light recompute only the ops that the stage names stand twice,
+the second time right before the gradients of the first op that need what they make, if any do: so
+what has to be sent for a weight gradient can be sent while the data gradient is computed.
 """
 
 from collections.abc import Iterable
@@ -34,6 +36,7 @@ class Piece:
     gradients_out: tuple[tuple[str, str], ...]  # (activation, its name here)
     shared: tuple[str, ...]  # parameters that other stages hold too
     num_forward: int  # the first so many ops are the forward; what follows is the backward
+    light: frozenset[str] = frozenset()  # second runs of single ops among the backward
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,10 @@ class _Piece:
         self.kept: set[str] = set()
         self.made_in: dict[str, int] = {}
         self.again: set[int] = set()
+        self.light = self._light()
+        self.reads: dict[str, list[str]] = {}  # per op what its gradients read
+        self.place = {op.name: i for i, op in enumerate(self.forward)}
+        self.done: set[str] = set()  # the ops of light recompute that ran again
 
     def build(self) -> Piece:
         where, number = self.where, self.number
@@ -157,6 +164,8 @@ class _Piece:
         for op in self.backward:
             for part in op.outputs:
                 self.local.setdefault(self._read(where.origin[part]), []).append(part)
+            if self.light:
+                self.reads.setdefault(op.forward, []).extend(map(self._read, op.inputs))
         for op in self.backward:
             self._backward(op)
         gradients_out = [
@@ -179,6 +188,7 @@ class _Piece:
             tuple(gradients_out),
             tuple(shared),
             len(self.forward),
+            frozenset(name + AGAIN for name in self.done),
         )
 
     # Forward ops, and their second run.
@@ -214,19 +224,36 @@ class _Piece:
     def _run_again(self, segment: int) -> None:
         self.again.add(segment)
         for op in self.forward:
-            if self.segment_of[op.name] != segment:
-                continue
-            for name in op.outputs:
-                tensor = self.graph.tensor(name)
-                self.tensors[name + AGAIN] = replace(tensor, name=name + AGAIN)
-            self.ops.append(
-                replace(
-                    op,
-                    name=op.name + AGAIN,
-                    inputs=tuple(map(self._second, op.inputs)),
-                    outputs=tuple(name + AGAIN for name in op.outputs),
-                )
-            )
+            if self.segment_of[op.name] == segment:
+                self._second_run(op, tuple(map(self._second, op.inputs)))
+
+    def _second_run(self, op: Op, inputs: tuple[str, ...]) -> None:
+        for name in op.outputs:
+            tensor = self.graph.tensor(name)
+            self.tensors[name + AGAIN] = replace(tensor, name=name + AGAIN)
+        outputs = tuple(name + AGAIN for name in op.outputs)
+        self.ops.append(replace(op, name=op.name + AGAIN, inputs=inputs, outputs=outputs))
+
+    def _light(self) -> dict[str, Op]:
+        """The ops that run again one by one, by what they make."""
+        named = set(self.stage.again)
+        return {name: op for op in self.forward if op.name in named for name in op.outputs}
+
+    def _made_again(self, name: str) -> str:
+        """What a gradient reads for a tensor: where its op runs again, that second run's."""
+        if name not in self.light:
+            return name
+        found, left = [], [self.light[name]]
+        while left:
+            op = left.pop()
+            if op.name not in self.done:
+                self.done.add(op.name)
+                found.append(op)
+                left.extend(self.light[read] for read in op.inputs if read in self.light)
+        for op in sorted(found, key=lambda op: self.place[op.name]):
+            reads = (read + AGAIN if read in self.light else read for read in op.inputs)
+            self._second_run(op, tuple(reads))
+        return name + AGAIN
 
     # Backward ops.
 
@@ -235,6 +262,8 @@ class _Piece:
 
     def _backward(self, op: Op) -> None:
         origin = self.op_of[op.forward]
+        for name in self.reads.pop(op.forward, ()):
+            self._made_again(name)
         grads = self.graph.call(op).reads
         inputs = []
         for given, read in zip(op.inputs, grads, strict=True):
@@ -242,7 +271,7 @@ class _Piece:
             if read[0] == "g":
                 inputs.append(self._gradient(origin.outputs[int(read[1:])]))
             elif not self.segment_of:
-                inputs.append(name)
+                inputs.append(self._made_again(name))
             elif read[0] == "o":
                 inputs.append(name + AGAIN)
             else:
@@ -252,6 +281,9 @@ class _Piece:
             if segment not in self.again:
                 self._run_again(segment)
             op = replace(op, forward=origin.name + AGAIN)
+        elif self.light:  # what it reads may have another name than its forward's
+            told = tuple(read for read in grads if read[0] != "g")
+            op = replace(op, attrs=tuple(sorted((*op.attrs, ("reads", told)))))
         for name in op.outputs:
             self.tensors[name] = self.graph.tensor(name)
         self.ops.append(replace(op, inputs=tuple(inputs)))
@@ -308,6 +340,6 @@ class _Piece:
         found += [
             replace(split, op=split.op + AGAIN)
             for split in found
-            if self.segment_of.get(split.op) in self.again
+            if self.segment_of.get(split.op) in self.again or split.op in self.done
         ]
         return tuple(found)

@@ -4,7 +4,7 @@ from typing import Any
 
 from partita import units
 from partita.jobs.plan import Candidate, Planned
-from partita.jobs.simulate import Simulation
+from partita.jobs.simulate import RECOMPUTED, Simulation
 from partita.report.summary import arrangement, headline
 
 MOST_STAGES = 16
@@ -49,7 +49,7 @@ def stages_text(simulation: Simulation) -> str:
                 stage.splits[0].op,
                 split_words(stage.splits),
                 KEPT[kept],
-                "recomputed" if stage.recompute else "",
+                RECOMPUTED.get(stage.recomputed, ""),
             )
         )
     header = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
@@ -133,6 +133,7 @@ def _plan_json(candidate: Candidate) -> dict[str, Any]:
                 "devices": list(stage.mesh.devices),
                 "num_ops": len(stage.splits),
                 "recompute": stage.recompute,
+                "again": len(stage.again),
             }
             for stage in simulation.stages
         ],

@@ -91,6 +91,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
                 "devices": list(stage.mesh.devices),
                 "num_ops": len(stage.splits),
                 "recompute": stage.recompute,
+                "again": len(stage.again),
             }
             for stage in simulation.stages
         ],

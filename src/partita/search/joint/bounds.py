@@ -10,6 +10,7 @@ network
 with T the least of `costs.least`, which adds up over segments. The bound lets every segment go to
 the rank where it is cheapest; mu makes all ranks about equally cheap. Families of orders:
 
+    single      one stage, so one mesh for all segments
     one stage   rank r waits for a forward of all before it; k_r = 1 holds for every order
     turns       k_r is the most micro-batches that all chunks of a rank hold at one moment, read off
                 the orders themselves; waits are left out, since first stages may be short
@@ -50,34 +51,37 @@ class Bound:
     @functools.cached_property
     def quick_s(self) -> float:
         """The bound without prices; infinite where not even what must lie on a device fits."""
-        held = np.min([mesh.least_bytes(gradients=not self._alone) for mesh in self.meshes], axis=0)
-        if float(held.sum()) / self.num_ranks > self.room:
-            return math.inf
-        return min(family(0.0, 0.0) for family in self._families())
+        return min((family(0.0, 0.0) for family in self._families), default=math.inf)
 
     @functools.cached_property
     def seconds(self) -> float:
         """The bound at the best prices tried."""
         if not math.isfinite(self.quick_s):
             return math.inf
-        values = {family.__name__: family(0.0, 0.0) for family in self._families()}
-        found: dict[str, float] = {}
-        for family in sorted(self._families(), key=lambda family: values[family.__name__]):
-            name = family.__name__
-            if not found or values[name] < min(found.values()):
-                found[name] = self._climbed(family)
-            else:  # another family is below in any case
-                found[name] = values[name]
-        return min(found.values())
+        least = math.inf
+        for family in sorted(self._families, key=lambda family: family(0.0, 0.0)):
+            if family(0.0, 0.0) >= least:
+                break  # another family is below in any case
+            least = min(least, self._climbed(family))
+        return least
 
     @property
     def _alone(self) -> bool:
         """One stage that runs once: there gradients come as activations go."""
         return self.num_ranks == self.num_microbatches == 1
 
+    @functools.cached_property
     def _families(self) -> list[Family]:
+        """The kinds of plans that may fit: on a single rank one for each mesh."""
+        held = [mesh.least_bytes(gradients=not self._alone) for mesh in self.meshes]
         if self.num_ranks == 1:
-            return [self._single]
+            return [
+                functools.partial(self._single, mesh)
+                for mesh, own in zip(self.meshes, held, strict=True)
+                if float(own.sum()) <= self.room
+            ]
+        if float(np.min(held, axis=0).sum()) / self.num_ranks > self.room:
+            return []
         return [self._one_stage, self._turns] if self.training else [self._turns]
 
     def _climbed(self, family: Family) -> float:
@@ -107,9 +111,10 @@ class Bound:
 
     # Families.
 
-    def _single(self, network: float, price: float) -> float:
-        prices = Prices(network, price, 1.0, sync=True, gradients=not self._alone)
-        return float(self._least(prices).sum()) - price * self.room
+    def _single(self, mesh: LeastSegments, network: float, price: float) -> float:
+        """One stage has one mesh."""
+        prices = Prices(network, price, 1.0, sync=True, gradients=not self._alone, in_line=True)
+        return float(mesh.priced(prices).sum()) - price * self.room
 
     def _one_stage(self, network: float, price: float) -> float:
         """Ranks in a line, each with one stage: rank r waits for a forward of those before it."""

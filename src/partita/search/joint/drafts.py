@@ -72,14 +72,15 @@ class Draft:
     room: float = ROOM
     chunks: int = 1
     ideal_s: float = 0.0  # the busiest group, if it never had to wait
+    light: bool = True  # may stages be recomputed lightly?
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way of the table of a group: splits, and whether the forward runs again."""
+    """One way of the table of a group: splits, and what of the forward runs again."""
 
     way: Way
-    recompute: bool
+    recompute: str  # of plans.RECOMPUTE
 
 
 @dataclass
@@ -87,6 +88,17 @@ class _Table:
     stretches: Stretches
     options: list[Option]
     meshes: list[MeshWays]
+
+    @functools.cached_property
+    def without_light(self) -> "_Table | None":
+        """The same without light recompute."""
+        left = [i for i, option in enumerate(self.options) if option.recompute != "light"]
+        if len(left) == len(self.options):
+            return self
+        known = self.stretches
+        parts = (known.seconds, known.static, known.saved, known.transient, known.tail)
+        stretches = Stretches(*(part[left] for part in parts))
+        return _Table(stretches, [self.options[i] for i in left], self.meshes) if left else None
 
 
 @dataclass
@@ -159,6 +171,7 @@ class Drafting:
         room: float = ROOM,
         chunks: int = 1,
         schedule: str = "1f1b",
+        light: bool = True,
     ) -> Draft | None:
         """The best cuts for these devices; None where nothing fits.
 
@@ -173,6 +186,10 @@ class Drafting:
         if any(table is None for table in tables):
             return None
         known = [table for table in tables if table is not None]
+        if not light:
+            known = [table.without_light for table in known if table.without_light is not None]
+            if len(known) < len(tables):
+                return None
         ranks = [self._rank(s, p, schedule) for s in range(stages)]
         held = in_flight(schedule, p, chunks, m) if self.training else (1.0,) * p
         own, flights = [table.stretches for table in known], [held[rank] for rank in ranks]
@@ -191,7 +208,8 @@ class Drafting:
         )
         estimate = self._estimate(cuts, schedule, chunks, m)
         ideal = m * chunks * cuts.bottleneck_s
-        return Draft(found, Schedule(schedule, m), estimate, arrangement, room, chunks, ideal)
+        plan = Schedule(schedule, m)
+        return Draft(found, plan, estimate, arrangement, room, chunks, ideal, light)
 
     def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
         """What no plan with these groups and so many micro-batches is below; None: no such plan."""
@@ -253,10 +271,35 @@ class Drafting:
     def _stage(self, number: int, group: Sequence[int], option: Option, a: int, b: int) -> Stage:
         segments = self.chain.segments[a:b]
         ops = [name for segment in segments for name in segment.ops]
-        kept = tuple(segment.ops[0] for segment in segments[1:]) if option.recompute else ()
+        whole = option.recompute == "yes"
+        kept = tuple(segment.ops[0] for segment in segments[1:]) if whole else ()
+        again = self._again(option.way, ops) if option.recompute == "light" else ()
         mesh = Mesh(option.way.mesh.axes, tuple(group))
         splits = option.way.splits(ops, self.fold)
-        return Stage(f"stage{number}", mesh, splits, option.recompute, kept)
+        return Stage(f"stage{number}", mesh, splits, whole, kept, again)
+
+    def _again(self, way: Way, ops: Sequence[str]) -> tuple[str, ...]:
+        """The ops of a stage that light recompute runs again: for gradients of this stage."""
+        found: set[str] = set()
+        mine = set(ops)
+        for op in reversed(ops):
+            readers, users = self.readers[op]
+            if self.fold.op_like[op] in way.again and (readers & mine or users & found):
+                found.add(op)
+        return tuple(op for op in ops if op in found)
+
+    @functools.cached_property
+    def readers(self) -> dict[str, tuple[set[str], set[str]]]:
+        """Per op the ops whose gradients read what it makes, and those that read it themselves."""
+        found: dict[str, tuple[set[str], set[str]]] = {}
+        for op in self.graph.ops:
+            if op.phase == "forward":
+                users = [user for name in op.outputs for user in self.graph.consumers(name)]
+                found[op.name] = (
+                    {user.forward for user in users if user.forward},
+                    {user.name for user in users if user.phase == "forward"},
+                )
+        return found
 
     # Tables.
 
@@ -275,8 +318,10 @@ class Drafting:
         parts, options = [], []
         for ways in found:
             for way in ways.ways:
-                made = _training(way) if self.training else (_inference(way),)
-                for recompute, part in zip((False, True), made, strict=False):
+                made = _training(way) if self.training else {"no": _inference(way)}
+                if not self.allow("recompute", "no"):  # then what has nothing cheap keeps all
+                    made.setdefault("light", made["no"])
+                for recompute, part in made.items():
                     if self.allow("recompute", recompute):
                         parts.append(part)
                         options.append(Option(way, recompute))
@@ -342,8 +387,8 @@ def in_flight(schedule: str, p: int, chunks: int, m: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _training(way: Way) -> tuple[Stretches, Stretches]:
-    """Every stretch with all activations kept, and with all computed again."""
+def _training(way: Way) -> dict[str, Stretches]:
+    """Every stretch with all activations kept, with cheap ones and with all computed again."""
     hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
     waited = stretch_sums(way.blocking + HIDDEN * way.hidden)  # not all that may be hidden will be
     static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
@@ -353,10 +398,23 @@ def _training(way: Way) -> tuple[Stretches, Stretches]:
     tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
     # What is kept in shares is gathered once more for a second forward.
     again = np.maximum(compute + stretch_sums(way.forward), GATHERED_AGAIN * hidden)
-    return (
-        _one(waited + np.maximum(compute, hidden), static, saved, np.zeros_like(saved), tail),
-        _one(waited + again, static, stretch_sums(way.entering), stretch_peaks(way.saved), tail),
+    found = {
+        "no": _one(waited + np.maximum(compute, hidden), static, saved, np.zeros_like(saved), tail)
+    }
+    if way.again:
+        light = compute + stretch_sums(way.light_s)
+        sent = stretch_sums(way.light_sent)
+        found["light"] = _one(
+            waited + HIDDEN * sent + np.maximum(light, hidden + sent),
+            static,
+            stretch_sums(way.light_saved),
+            stretch_peaks(way.saved - way.light_saved),
+            tail,
+        )
+    found["yes"] = _one(
+        waited + again, static, stretch_sums(way.entering), stretch_peaks(way.saved), tail
     )
+    return found
 
 
 def _inference(way: Way) -> Stretches:

@@ -1,7 +1,7 @@
 """What the simulator will at least find for given stages: a quick look before a slow one.
 
 The busiest group of devices computes all its ops for every micro-batch, and its parameters,
-gradients and states lie there all the time, and without recompute all that is saved of at least one
+gradients and states lie there all the time, and what is saved and not recomputed of at least one
 micro-batch, spread over all devices at best. Worked out on the folded graph, op by op, each way to
 split an op once. A plan that is slower than the best by this alone, or larger than the memory, need
 not be simulated.
@@ -43,7 +43,7 @@ class Least:
         held: dict[tuple[int, ...], float] = {}
         for stage in stages:
             devices = stage.mesh.devices
-            times = 2 if stage.recompute else 1
+            times, again = 2 if stage.recompute else 1, set(stage.again)
             names = tuple(sorted({self.cluster.devices[d].kind for d in devices}))
             kinds = tuple(kind for kind in self.cluster.kinds if kind.name in names)
             axes = stage.mesh.axes
@@ -55,7 +55,8 @@ class Least:
                 if share is None:
                     share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
                 seconds += times * share[0] + share[1]
-                size += share[2] + (0.0 if stage.recompute else share[3])
+                kept = not stage.recompute and split.op not in again
+                size += share[2] + (share[3] if kept else 0.0)
             busy[devices] = busy.get(devices, 0.0) + seconds
             held[devices] = held.get(devices, 0.0) + size
         over = max(size - self.room(devices) for devices, size in held.items())

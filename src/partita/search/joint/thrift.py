@@ -53,6 +53,7 @@ def thrifty(
     `pace` judges the seconds of all stages.
     """
     at = [0] * len(menus)
+    held = [[item.held_bytes for item in menu] for menu in menus]
     while True:
         chosen = [menu[k] for menu, k in zip(menus, at, strict=True)]
         over = _over(chosen, group_of, room)
@@ -66,8 +67,7 @@ def thrifty(
             for down in range(1, max((len(menus[s]) - at[s] for s in needy), default=1)):
                 new = {s: min(at[s] + down, len(menus[s]) - 1) for s in needy}
                 freed = sum(
-                    min(over[group_of[s]], chosen[s].held_bytes - menus[s][k].held_bytes)
-                    for s, k in new.items()
+                    min(over[group_of[s]], held[s][at[s]] - held[s][k]) for s, k in new.items()
                 )
                 trial = own.copy()
                 trial[list(new)] = [menus[s][k].seconds for s, k in new.items()]

@@ -1,0 +1,150 @@
+"""Which ops light recompute runs again, and that drafts know what it holds and takes."""
+
+import numpy as np
+import pytest
+
+from partita.cluster import resolve
+from partita.costs.collectives import Collectives
+from partita.costs.least_light import Freed
+from partita.costs.light import Again, Light
+from partita.costs.saved import Saved
+from partita.costs.sharding import Choice
+from partita.engine import run
+from partita.graph import GraphBuilder, training_graph
+from partita.jobs.workload import load
+from partita.lower import lower_plan
+from partita.plans import Axis, Mesh
+from partita.search.joint.drafts import Drafting
+from partita.search.joint.meshes import arrangements
+
+CLUSTER = resolve("8xA100")
+MESH = Mesh((Axis("x", 8),), tuple(range(8)))
+
+
+def chosen(graph, choices=None, second=1e-5, machine=CLUSTER):
+    """What is run again on eight devices, with `choices` other than to split the batch."""
+    forward = [op.name for op in graph.ops if op.phase == "forward"]
+    choice_of = {op: Choice(("b",)) for op in forward} | (choices or {})
+    saved = Saved(graph, dict.fromkeys(forward, 0), 1)
+    times = dict.fromkeys(forward, second)
+    found = Light(
+        saved, CLUSTER.kinds[0], MESH.axes, [MESH.groups(0)], Collectives(machine), choice_of, times
+    ).chosen()
+    dims_of = {op: choice.dims for op, choice in choice_of.items()}
+    before, after = (float(saved.bytes_of(dims_of, [8.0], a).sum()) for a in ((), found.ops))
+    return found, before - after
+
+
+def block(batch=8192, width=4096):
+    g = GraphBuilder("block")
+    x = g.linear(g.input("x", (batch, width)), width, "first", bias=False)
+    y = g.linear(g.norm(x, "layer_norm", name="norm"), width, "up", bias=False)
+    y = g.linear(g.elementwise("gelu", y, name="gelu"), width, "down", bias=False)
+    return training_graph(g.finish(g.linear(g.add(x, y, name="sum"), 8, "last", bias=False)))
+
+
+WHOLE = 8192 * 4096 * 4  # bytes of an activation of the block
+
+
+def test_what_is_made_from_what_is_kept_anyway_runs_again():
+    found, freed = chosen(block())
+    assert found == Again(frozenset({"norm", "gelu"}))  # for a sum two others would be kept
+    assert freed == 2 * WHOLE / 8
+
+
+def test_what_takes_long_for_what_it_frees_does_not():
+    assert chosen(block(), second=1.0)[0] == Again()
+
+
+def test_an_op_between_two_that_are_kept_runs_again_with_the_next():
+    g = GraphBuilder("convs")
+    x = g.conv(g.input("x", (8, 3, 64, 64)), 64, 3, padding=1, name="a")
+    x = g.relu(g.norm(x, "group_norm", name="norm", groups=8), name="relu")
+    graph = training_graph(g.finish(g.conv(x, 64, 3, padding=1, name="b")))
+    found, freed = chosen(graph, second=1e-7)
+    assert found.ops == {"norm", "relu"}
+    assert freed == graph.tensor("relu").size_bytes / 8
+
+
+def test_views_go_along():
+    g = GraphBuilder("views")
+    x = g.linear(g.input("x", (64, 32, 256)), 256, "a", bias=False)
+    x = g.reshape(g.elementwise("gelu", x, name="gelu"), (64 * 32, 256), name="flat")
+    graph = training_graph(g.finish(g.linear(x, 256, "b", bias=False)))
+    choices = {"b": Choice(("",)), "flat": Choice(("",)), "gelu": Choice(("",)), "a": Choice(("",))}
+    found, freed = chosen(graph, choices, second=1e-8)
+    assert found.ops == {"gelu", "flat"}
+    assert freed == graph.tensor("gelu").size_bytes
+
+
+def test_what_has_to_agree_with_other_devices_does_not_run_again():
+    found, _ = chosen(block(), {"norm": Choice(("c",)), "gelu": Choice(("c",))})
+    assert "norm" not in found.ops  # its sums would be exchanged once more
+
+
+def test_a_gathered_copy_is_gathered_again_where_the_data_gradient_is_longer():
+    columns = {"up": Choice(("n",)), "gelu": Choice(("c",)), "down": Choice(("k",))}
+    found, freed = chosen(block(), columns)
+    assert found.ops == {"norm", "gelu"}
+    assert set(found.sent_s) == {"up"}
+    assert freed == WHOLE + WHOLE / 8
+    far, freed = chosen(block(), columns, machine=resolve("8x1xA100"))
+    assert far == Again(frozenset({"gelu"}))
+    assert freed == WHOLE / 8
+
+
+@pytest.mark.parametrize(
+    ("model", "spec", "batch"), [("gpt2", "2x2xA100", 16), ("t5-small", "2xV100", 8)]
+)
+def test_a_stage_holds_what_its_draft_says(model, spec, batch):
+    work, cluster = load(model, batch=batch), resolve(spec)
+    drafting = Drafting(
+        work.graph, "adamw", cluster, Collectives(cluster),
+        lambda what, value: what != "recompute" or value == "light",
+    )  # fmt: skip
+    arrangement = next(a for a in arrangements(cluster, 8) if a.num_stages == 2)
+    draft = drafting.draft(arrangement, 4)
+    lowered = lower_plan(draft.stages, draft.schedule, work.graph, cluster, run)
+    at = {op: k for k, segment in enumerate(drafting.chain.segments) for op in segment.ops}
+    for stage, blocks in zip(draft.stages, lowered.blocks, strict=True):
+        assert stage.recomputed == "light"
+        ops = [split.op for split in stage.splits]
+        ways = drafting.ways(stage.mesh, 4, 2).ways
+        way = next(w for w in ways if w.splits(ops, drafting.fold) == stage.splits)
+        a, b = at[ops[0]], at[ops[-1]] + 1
+        held = blocks.forward.held_bytes[0]
+        assert float(np.sum(way.light_saved[a:b])) == pytest.approx(held, rel=0.1)
+        assert held < float(np.sum(way.saved[a:b]))
+        assert 0 < float(np.sum(way.light_s[a:b])) < 0.1 * float(np.sum(way.compute[a:b]))
+
+
+def test_a_draft_may_leave_light_recompute_out():
+    work, cluster = load("gpt2", batch=32), resolve("2xA100")
+    drafting = Drafting(
+        work.graph, "adamw", cluster, Collectives(cluster), lambda *_: True, max_memory=6e9
+    )
+    arrangement = next(a for a in arrangements(cluster, 8) if a.num_stages == 2)
+    light, other = (drafting.draft(arrangement, 4, light=light) for light in (True, False))
+    assert "light" in {stage.recomputed for stage in light.stages}
+    assert "light" not in {stage.recomputed for stage in other.stages}
+    assert light.estimate_s < other.estimate_s
+    assert (light.light, other.light) == (True, False)
+
+
+def test_stages_name_only_what_their_own_gradients_read():
+    work, cluster = load("gpt2", batch=8), resolve("2xA100")
+    drafting = Drafting(work.graph, "adamw", cluster, Collectives(cluster), lambda *_: True)
+    (way, *_) = drafting.ways(Mesh((Axis("x", 1),), (0,)), 1, 1).ways
+    norm, reads = "h.0.ln_1", ("h.0.attn.q", "h.0.attn.c_attn")
+    after = next(op for op in reads if op in drafting.fold.op_like)
+    assert drafting._again(way, [norm, after]) == (norm,)
+    assert drafting._again(way, [norm]) == ()
+
+
+def test_the_less_of_keeping_and_making_again_counts():
+    freed = Freed(
+        np.array([0, 0, 2]), np.array([10.0, 10.0, 4.0]), np.array([1.0, 100.0, 1.0]),
+        np.array([0.0, 0.0, 2.0]),
+    )  # fmt: skip
+    assert freed.less(3, 1.0, 1.0).tolist() == [9.0, 0.0, 1.0]
+    assert freed.less(3, 1.0, 0.0).tolist() == [0.0, 0.0, 0.0]
