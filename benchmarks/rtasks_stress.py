@@ -98,6 +98,56 @@ def decoder_case(kind: str, size: int, num_layers: int, vocabulary: int) -> Case
     return Case(make, wanted, lengths, 2e-5)
 
 
+def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
+    """The fused region of a small model; a "length" is which of some inputs it gets."""
+    from partita.cluster import resolve
+    from partita.run.rtasks.execute import Pipeline
+    from partita.run.rtasks.lower import lower_module
+    from partita.run.rtasks.planned import plan_regions
+    from partita.run.rtasks.region import Region
+
+    torch.backends.cudnn.allow_tf32 = False  # a region rounds where PyTorch would
+    module, shape = REGIONS[kind]()
+    module = module.to(device, dtype).eval()
+    inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
+    with torch.no_grad():
+        lowered = lower_module(module, (inputs[0],))
+        plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
+
+    def make(delay_ns: int) -> Run:
+        arena = lowered.arena
+        launches = [
+            plan
+            and Region(plan.region.ops, plan.tiles, plan.program, arena.data, arena.wide,
+                       delay=delay_ns // 5)  # counted in reads of memory
+            for plan in plans
+        ]  # fmt: skip
+        pipeline = Pipeline(lowered, launches)
+        return lambda n: pipeline(inputs[n])
+
+    def wanted(n: int) -> tuple[T, ...]:
+        with torch.no_grad():
+            return (module(inputs[n]),)
+
+    return Case(make, wanted, tuple(range(4)), 2e-5 if dtype == torch.float32 else 2e-2)
+
+
+def _mlp() -> tuple[torch.nn.Module, tuple[int, ...]]:
+    layers = [torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.LayerNorm(256)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(256, 200), torch.nn.Softmax(-1)), (1, 256)
+
+
+def _convolutions() -> tuple[torch.nn.Module, tuple[int, ...]]:
+    conv, act = torch.nn.Conv2d, torch.nn.ReLU
+    layers = [conv(16, 32, 3, padding=1), act(), conv(32, 32, 5, padding=2, groups=32), act()]
+    return torch.nn.Sequential(*layers, torch.nn.MaxPool2d(3, 2, 1), conv(32, 40, 1)), (
+        1, 16, 14, 14,
+    )  # fmt: skip
+
+
+REGIONS = {"mlp": _mlp, "convolutions": _convolutions}
+
+
 def hanging_case() -> Case:
     """A kernel that waits for ever, since it is told that more was done before than was."""
     from partita.run.rtasks.recurrent import compile_module
@@ -125,6 +175,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "rnn": lambda: recurrent_case("RNN", (40, 200, 2)),
     "decode-lstm": lambda: decoder_case("LSTM", 128, 4, 1000),
     "decode-gru": lambda: decoder_case("GRU", 96, 2, 5000),
+    "region-mlp": lambda: region_case("mlp"),
+    "region-mlp-f16": lambda: region_case("mlp", torch.float16),
+    "region-convolutions": lambda: region_case("convolutions"),
     "tiny": lambda: recurrent_case("LSTM", (16, 16, 2)),
     "tiny-decode": lambda: decoder_case("GRU", 16, 1, 32),
     "hang": hanging_case,
@@ -248,7 +301,7 @@ def main() -> None:
     for check in ("memcheck", "racecheck"):
         print(f"under {check}:", flush=True)
         command = [tool, "--tool", check, "--error-exitcode", "9", *own]
-        failed += watched(["tiny", "tiny-decode"], command, chosen.seconds)
+        failed += watched(["tiny", "tiny-decode", "region-mlp"], command, chosen.seconds)
     raise SystemExit(1 if failed else 0)
 
 
