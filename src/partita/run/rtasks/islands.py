@@ -37,6 +37,9 @@ def recurrent_islands(
                 found[step.name] = _layers(lowered, step, device)
             except PartitaError as error:
                 refused[step.name] = str(error)
+            except Exception as error:  # of Triton's compiler: the layers stay with PyTorch
+                first = (str(error).strip().splitlines() or [""])[0]
+                refused[step.name] = f"cannot be compiled: {type(error).__name__}: {first[:200]}"
     return found, refused
 
 

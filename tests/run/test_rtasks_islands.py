@@ -1,0 +1,88 @@
+"""Recurrent layers inside a model: persistent kernels between fused regions, in the interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from partita.run.rtasks import islands  # noqa: E402
+from partita.run.rtasks.lower import lower_module  # noqa: E402
+
+HERE = Path(__file__).parents[2]
+CODE = """
+import torch
+from torch import nn
+from partita.cluster import resolve
+from partita.run.rtasks.execute import Pipeline
+from partita.run.rtasks.islands import recurrent_islands
+from partita.run.rtasks.launches import interpreted
+from partita.run.rtasks.lower import lower_module
+from partita.run.rtasks.planned import plan_regions
+
+
+class Layers(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        width = layers.hidden_size * (2 if layers.bidirectional else 1)
+        self.one, self.layers, self.two = nn.Linear(8, 16), layers, nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.two(self.layers(torch.relu(self.one(x)))[0])
+
+
+class Translate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.write, self.head = nn.LSTM(8, 16, 2), nn.LSTM(8, 16, 2), nn.Linear(16, 5)
+
+    def forward(self, x, y):
+        _, state = self.read(x)
+        return self.head(self.write(y, state)[0])
+
+
+torch.manual_seed(0)
+for module, shapes in (
+    (Layers(nn.LSTM(16, 16, 2, bidirectional=True)), [(5, 1, 8)]),
+    (Layers(nn.GRU(16, 16, batch_first=True)), [(1, 5, 8)]),
+    (Layers(nn.RNN(16, 16)), [(5, 1, 8)]),
+    (Translate(), [(4, 1, 8), (3, 1, 8)]),
+):
+    module.eval()
+    inputs = tuple(torch.randn(shape) for shape in shapes)
+    with torch.no_grad():
+        lowered = lower_module(module, inputs)
+        plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
+        found, refused = recurrent_islands(lowered, torch.device("cpu"))
+        assert not refused and len(found) == len(shapes)
+        outputs = Pipeline(lowered, interpreted(lowered, plans).launches, found)(*inputs)
+        torch.testing.assert_close(outputs[0], module(*inputs))
+print("all right")
+"""
+
+
+def test_layers_between_regions_give_what_the_model_gives():
+    pytest.importorskip("triton")
+    path = os.pathsep.join([str(HERE / "src"), os.environ.get("PYTHONPATH", "")])
+    settings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=settings, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "all right\n", done.stderr
+
+
+def test_what_the_compiler_does_not_take_stays_with_pytorch(monkeypatch):
+    def fails(*args):
+        raise RuntimeError("out of registers\nand a long story")
+
+    monkeypatch.setattr(islands, "_layers", fails)
+    with torch.no_grad():
+        lowered = lower_module(nn.LSTM(8, 8).eval(), (torch.randn(3, 1, 8),))
+    found, refused = islands.recurrent_islands(lowered, torch.device("cpu"))
+    assert not found
+    assert list(refused.values()) == ["cannot be compiled: RuntimeError: out of registers"]
