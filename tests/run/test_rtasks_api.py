@@ -321,25 +321,6 @@ def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
     assert len(pipeline.apart) == 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tiles would be timed on the CPU")
-def test_fewer_programs_are_used_where_they_are_faster(monkeypatch):
-    found = job_of("block, 11 rows")
-    launched = launches.interpreted(found.lowered, found.plans)
-    monkeypatch.setattr(
-        job, "compiled", lambda lowered, plans, **options: launches.interpreted(lowered, plans)
-    )
-    found.num_warps = 4
-    before = {0: PieceTimes(5.0, 9.0), 2: PieceTimes(5.0, 9.0)}
-    again = {0: PieceTimes(4.0, 9.0), 2: PieceTimes(6.0, 9.0)}
-    monkeypatch.setattr(improve, "piece_times", lambda *args: again)
-    after, times = improve.with_fewer(found, launched, before, {})
-    assert times == {0: again[0], 2: before[2]}
-    assert after.plans[2] is launched.plans[2]
-    assert after.plans[0].problem.device.slots_per_unit == 1
-    pipeline = Pipeline(found.lowered, after.launches)
-    torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
-
-
 def test_what_is_said_of_a_piece_goes_with_its_launch():
     def launched(word, count):
         return launches.Launched(

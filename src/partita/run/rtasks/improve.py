@@ -1,10 +1,7 @@
-"""Other cuts and other numbers of programs, where measurements speak against the first.
+"""Regions that were measured slower than their ops unfused: cut into the runs of ops that pay.
 
-    without_slow  regions slower than their ops unfused, cut into the runs of ops that pay
-                  (`regroup.py`), with PyTorch's times for the others measured op by op
-    with_fewer    the others again with one program per unit
-
-Costs alone do not decide against a region: of large products they expect a third too much.
+PyTorch's times are measured op by op for that (`regroup.py` finds the runs). Costs alone do not
+decide against a region: of large products they expect a third too much.
 """
 
 from collections.abc import Sequence
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from partita.run.rtasks.job import Job
 
 LEAST_OPS = 3  # of a region that is cut
-MOST_COMPILE_S = 20.0  # beyond, nothing else is compiled to be tried
 Origin = list[int | None]  # by piece: which it was, or None for a new one
 
 
@@ -40,35 +36,6 @@ def without_slow(
     job.plans = launched.plans
     job.check(Pipeline(job.lowered, launched.launches, islands)(*job.inputs))
     return launched, piece_times(job.lowered, launched.launches, job.inputs, islands)
-
-
-def with_fewer(
-    job: "Job", launched: Launched, times: dict[int, PieceTimes], islands: dict[str, Island]
-) -> tuple[Launched, dict[int, PieceTimes]]:
-    """Regions with one program per unit, where that is faster than several."""
-    long = sum(launched.seconds.values()) > MOST_COMPILE_S
-    if job.per_unit == 1 or long or not any(each.is_faster for each in times.values()):
-        return launched, times
-    plans = [
-        job.plan_one(index, 1) if index in times and times[index].is_faster else None
-        for index in range(len(job.lowered.pieces))
-    ]
-    job.note("trying one program per unit")
-    other = job.compiled(plans)
-    tried = [
-        other.launches[index] if plans[index] is not None else launch
-        for index, launch in enumerate(launched.launches)
-    ]
-    again = piece_times(job.lowered, tried, job.inputs, islands)
-    better = {
-        index
-        for index, each in again.items()
-        if plans[index] is not None and each.fused_us < times[index].fused_us
-    }
-    origin = [None if index in better else index for index in range(len(plans))]
-    launched = merged(launched, other, origin)
-    job.plans = launched.plans
-    return launched, {**times, **{index: again[index] for index in better}}
 
 
 def _cut(

@@ -14,7 +14,7 @@ from partita.run.rtasks.arena import Lowered
 from partita.run.rtasks.choose import Captured, PieceTimes, piece_times
 from partita.run.rtasks.execute import Island, Pipeline
 from partita.run.rtasks.fused import Call, Fused
-from partita.run.rtasks.improve import with_fewer, without_slow
+from partita.run.rtasks.improve import without_slow
 from partita.run.rtasks.islands import recurrent_islands
 from partita.run.rtasks.launches import Launched, compiled, interpreted
 from partita.run.rtasks.lower import captured, lower_flow, side_by_side
@@ -125,7 +125,6 @@ class Job:
             self.note("measuring")
             times = piece_times(self.lowered, launched.launches, self.inputs, islands)
             launched, times = without_slow(self, launched, times, islands)
-            launched, times = with_fewer(self, launched, times, islands)
             kept = [
                 launch if index not in times or times[index].is_faster else None
                 for index, launch in enumerate(launched.launches)
