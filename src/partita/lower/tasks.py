@@ -4,6 +4,7 @@ Each device drawn has a compute lane and a network lane. Memory is taken where a
 given back after its last use; a view keeps what it looks at.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -47,7 +48,7 @@ class StageTask:
     gives: dict[int, float] = field(default_factory=dict)  # memory -> bytes back at the end
 
 
-class TaskWriter:
+class TaskWriter(ABC):
     """Writes the tasks of a stage's drawn devices, and builds their program."""
 
     def __init__(
@@ -138,9 +139,9 @@ class TaskWriter:
             )
         return builder.build()
 
+    @abstractmethod
     def _static_bytes(self, device: int) -> float:
         """What lies on a device all the time."""
-        raise NotImplementedError
 
     def _lane(self, device: int) -> int:
         return self.place[device]

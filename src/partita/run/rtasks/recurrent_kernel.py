@@ -31,34 +31,16 @@ check that what it waits for is there, and `faults` counts those that fail.
 import triton
 import triton.language as tl
 
+from partita.run.rtasks.kernels import seen, sigmoid, tanh
+
 LSTM, GRU, TANH, RELU = (tl.constexpr(number) for number in range(4))
-
-
-@triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x))."""
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def tanh(x):
-    """By the exponential function, as `sigmoid`."""
-    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
-
-
-@triton.jit
-def _seen(counter):
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter.to(tl.int64)],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
 def wait(counter, target, faults, SPIN: tl.constexpr):
     """Until the counter is there; by the difference, so that it may run over."""
     if SPIN:
-        while _seen(counter) - target < 0:
+        while seen(counter) - target < 0:
             pass
     else:
         missing = (tl.load(counter) - target < 0).to(tl.int32)
