@@ -7,7 +7,7 @@ from partita.jobs.advice import what_would_fit
 from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_tried import Candidate, Tried, rank
 from partita.jobs.simulate import simulate_stages
-from partita.plans import Alternative, ClusterRef, Origin, Plan, Prediction, Progress
+from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
 from partita.search.base import Improvement, Status, relative_gap
 
 NEXT_BEST = 10
@@ -76,14 +76,7 @@ def _plan(
     tried: Tried, best: Candidate, said: tuple[Status, str], bound: float, asked: tuple[str, int]
 ) -> Plan:
     simulation, (status, why), (spec, seed) = best.simulation, said, asked
-    prediction = Prediction(
-        step_s=simulation.step_s,
-        lower_bound_s=bound,
-        compute_s=simulation.compute_s,
-        communication_s=simulation.communication_s,
-        peak_memory_bytes=simulation.peak_bytes,
-        capacity_bytes=simulation.capacity_bytes,
-    )
+    prediction = simulation.prediction(bound)
     cluster = ClusterRef(spec, tried.cluster.num_devices, tried.cluster.fingerprint())
     origin = Origin(
         best.name, str(status), why, seed, tried.seconds(), __version__,

@@ -24,7 +24,7 @@ from partita.graph.record import Graph
 from partita.jobs.simulate import Simulation, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, load
-from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Prediction, Stage
+from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Stage
 from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
@@ -411,14 +411,7 @@ class _Job:
 
     def _plan(self, best: Candidate, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
-        prediction = Prediction(
-            step_s=simulation.step_s,
-            lower_bound_s=bound,
-            compute_s=simulation.compute_s,
-            communication_s=simulation.communication_s,
-            peak_memory_bytes=simulation.peak_bytes,
-            capacity_bytes=simulation.capacity_bytes,
-        )
+        prediction = simulation.prediction(bound)
         cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
         origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
         return Plan(self.workload.ref(), cluster, (simulation.stage,), prediction, origin)

@@ -20,7 +20,16 @@ from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load, load_ref
 from partita.lower import MAX_DRAWN, Lowered, Memo, Pipelined, lower_plan, lower_stage
-from partita.plans import Axis, Mesh, OpSplit, Plan, Schedule, Stage, device_groups
+from partita.plans import (
+    Axis,
+    Mesh,
+    OpSplit,
+    Plan,
+    Prediction,
+    Schedule,
+    Stage,
+    device_groups,
+)
 from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -89,6 +98,17 @@ class Simulation:
     def stage(self) -> Stage:
         """The first stage; often the only one."""
         return self.stages[0]
+
+    def prediction(self, lower_bound_s: float) -> Prediction:
+        """What a plan says of itself."""
+        return Prediction(
+            step_s=self.step_s,
+            lower_bound_s=lower_bound_s,
+            compute_s=self.compute_s,
+            communication_s=self.communication_s,
+            peak_memory_bytes=self.peak_bytes,
+            capacity_bytes=self.capacity_bytes,
+        )
 
     @property
     def num_devices(self) -> int:
