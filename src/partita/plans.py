@@ -236,7 +236,11 @@ class ClusterRef:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulator says of a plan."""
+    """What the simulator says of a plan.
+
+    `interval_s` is the time from one batch to the next where the plan was made for that, and not
+    for the time of one batch; the lower bound is of whichever was asked for.
+    """
 
     step_s: float
     lower_bound_s: float
@@ -244,6 +248,12 @@ class Prediction:
     communication_s: float
     peak_memory_bytes: tuple[float, ...]
     capacity_bytes: tuple[float, ...]
+    interval_s: float | None = None
+
+    @property
+    def objective_s(self) -> float:
+        """What the plan was made to be short in."""
+        return self.step_s if self.interval_s is None else self.interval_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +274,12 @@ class Alternative:
     step_s: float
     peak_memory_bytes: float
     why: str  # what stood against it
+    interval_s: float | None = None  # from batch to batch, where that was asked for
+
+    @property
+    def objective_s(self) -> float:
+        """What it was tried for to be short in."""
+        return self.step_s if self.interval_s is None else self.interval_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +331,11 @@ class Plan:
         if len(self.stages) > 1:
             stages = f"{len(self.stages)} stages on {', '.join(meshes[:4])}; {self.schedule}"
         return f"{self.model.spec} on {self.cluster.spec}: {stages}"
+
+
+def runs_once(stages: tuple[Stage, ...], schedule: Schedule) -> bool:
+    """Is it one stage that runs one micro-batch? Then the plan is simulated op by op."""
+    return len(stages) == 1 and schedule.num_microbatches == 1
 
 
 def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:

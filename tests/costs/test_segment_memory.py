@@ -1,10 +1,13 @@
 """What a pipeline's drafts think a stage holds is what lowering it finds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.costs.least import Prices
 from partita.costs.sharding import Choice
 from partita.costs.tied import Tied, kept_alike, later_readers, tied_stretches
 from partita.engine import run
@@ -12,7 +15,7 @@ from partita.jobs.workload import load
 from partita.lower import lower_plan
 from partita.search.joint.cuts import stretch_sums
 from partita.search.joint.drafts import Drafting, in_flight
-from partita.search.joint.meshes import arrangements
+from partita.search.joint.meshes import arrangements, mesh_of
 
 
 def drafted(model, spec, batch, count, **options):
@@ -80,3 +83,50 @@ def test_activations_in_flight_are_read_off_the_order(schedule, chunks, held):
 def test_activations_wait_for_weight_gradients():
     assert min(in_flight("zb-h1", 4, 1, 16)) >= 3
     assert max(in_flight("zb-h2", 4, 1, 16)) > max(in_flight("zb-h1", 4, 1, 16))
+
+
+def ways_of(model, spec, batch, shape):
+    """The ways of one micro-batch on all devices of a cluster."""
+    work, cluster = load(model, batch=batch), resolve(spec)
+    drafting = Drafting(work.graph, "adamw", cluster, Collectives(cluster), lambda *_: True)
+    return drafting.ways(mesh_of(shape, range(cluster.num_devices)), 1, 1)
+
+
+def test_bytes_have_a_price_where_light_recompute_keeps_them():
+    """Norms split along channels exchange statistics, so that no device makes theirs again alone.
+
+    At a price they are split along the sequence, though if all is kept that takes no less room.
+    """
+    ways = ways_of("gpt3-175b", "8x8xA100", 96, (32, 2))
+    light, all_kept = (
+        min(float(way.light_saved.sum()) for way in priced.ways)
+        for priced in (ways, replace(ways, light=False))
+    )
+    assert light < 0.8 * all_kept
+
+
+@pytest.fixture(scope="module")
+def of_gpt2():
+    return ways_of("gpt2", "2x4xA100", 32, (2, 4))
+
+
+def test_what_cheap_ops_make_is_held_at_no_price_where_each_device_makes_it_again(of_gpt2):
+    model = of_gpt2.model
+    held = {}
+    for name, choices, table in zip(model.ops, model.choices, model.tables, strict=True):
+        both = zip(table.activations, table.lightly, strict=True)
+        held[name.rsplit(".", 1)[-1]] = dict(zip((c.dims for c in choices), both, strict=True))
+    kept, lightly = held["gelu"]["b", "c"]
+    assert kept > 0 == lightly
+    kept, lightly = held["ln_1"]["b", "c"]  # exchanges statistics
+    assert kept == lightly > 0
+    kept, lightly = held["ln_1"]["b", "s"]
+    assert kept > 0 == lightly
+    kept, lightly = held["c_fc"]["b", "n"]  # a product
+    assert kept == lightly > 0
+
+
+def test_computing_alone_is_below_all_that_is_counted(of_gpt2):
+    counted = of_gpt2.least.priced(Prices())
+    assert (of_gpt2.least_compute <= counted * (1 + 1e-9)).all()
+    assert of_gpt2.least_compute.sum() > 0.8 * counted.sum()

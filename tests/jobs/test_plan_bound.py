@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
+from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
-from partita.costs.light import KINDS
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan

@@ -33,7 +33,6 @@ from partita.costs.collectives import Collectives
 from partita.costs.layouts import Layout, conversion_seconds, num_shards
 from partita.costs.least_back import BACKWARD, Backward, Near
 from partita.costs.least_light import Cheap, Freed
-from partita.costs.light import KINDS
 from partita.costs.roofline import op_cost
 from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
@@ -47,8 +46,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]  # None where nothing is proven
 
-NEXT, GATHERS = 1, 2  # an op right after another, the first such edge of the later op
-BUCKET_BYTES = 25 * 1024 * 1024  # gradients so large are added up as soon as they are there
 HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
 
 
@@ -61,7 +58,6 @@ class Prices:
     in_flight: float = 1.0
     sync: bool = False  # do sums of gradients, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
-    in_line: bool = False  # do weight gradients always run right after data gradients?
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +78,6 @@ class LeastSegments:
     edges: tuple[tuple[int, int], ...]
     waits: tuple[Floats, ...]  # of the forward
     back_waits: tuple[Floats, ...]  # infinite for pairs that cannot be
-    in_line: tuple[Floats, ...]  # more of them where weight gradients are in line
     moved: tuple[Floats, ...]
     segment_of: Ints
     like: Ints
@@ -131,11 +126,6 @@ class LeastSegments:
             m * ((1 - w) * (times * waits + back) + w * moved)
             for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True)
         ]
-        if prices.in_line and counted != "again":
-            matrices = [
-                matrix + m * (1 - w) * more
-                for matrix, more in zip(matrices, self.in_line, strict=True)
-            ]
         return self._least(own, matrices)
 
     @functools.cached_property
@@ -192,7 +182,6 @@ class _Edge:
     ends: tuple[int, int]
     waits: Floats
     back_waits: Floats
-    in_line: Floats
     moved: Floats
 
 
@@ -214,12 +203,7 @@ class _Builder:
             if op.phase in BACKWARD and op.forward:
                 self.gradient_ops[op.forward].append(op)
         self.updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
-        self.synced = {op.inputs[1] for op in graph.ops if op.phase == "update"}
         self.owner = self._owners()
-        self.num_readers = {
-            name: sum(user.phase == "forward" for user in graph.consumers(name))
-            for name in self.owner
-        }
         self.kept = self._kept()
         self.layouts: dict[Layout, int] = {}  # layouts are slow to hash: known by number
         self.converted: dict[tuple[float, int, int], float] = {}
@@ -231,7 +215,6 @@ class _Builder:
         )
         self.led: set[int] = set()  # ops that read what the op right before them made, and
         self.leads: set[int] = set()  # those that made it
-        self.paired: set[int] = set()  # ops whose sums of gradients are counted
 
     def build(self) -> LeastSegments:
         trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
@@ -241,12 +224,11 @@ class _Builder:
         ]
         columns = np.array([row for own in rows for row in own])
         forward, network, sync, gradients, saved = columns.T
-        pairs = self._pairs()
-        edges = [*self._edges(), *pairs]
+        edges = self._edges()
         sums = self.back.sums(self._look)
         for number, found in enumerate(sums, start=len(rows)):
             for op, waited, sent in found.edges:
-                edges.append(_Edge((op, number), 0.0 * sent, waited, 0.0 * sent, sent))
+                edges.append(_Edge((op, number), 0.0 * sent, waited, sent))
         seconds = [found.seconds for found in sums]
         none = np.zeros(sum(map(len, seconds)))
         counts = [*map(len, rows), *map(len, seconds)]
@@ -265,7 +247,6 @@ class _Builder:
             tuple(edge.ends for edge in edges),
             tuple(edge.waits for edge in edges),
             tuple(edge.back_waits for edge in edges),
-            tuple(edge.in_line for edge in edges),
             tuple(edge.moved for edge in edges),
             np.array([*self.segment_of, *(found.segment for found in sums)]),
             np.array(self.fold.like),
@@ -312,31 +293,37 @@ class _Builder:
 
     def _parameters(self, op: Op, choice: Choice) -> tuple[float, float, float]:
         """Network seconds for each micro-batch and once a step; bytes of gradients."""
-        network = sync = gradients = 0.0
+        sync = gradients = 0.0
         shared = choice.sharded == "parameters"
+        gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         needed = placements(self.graph.call(op), choice.dims)[0]
         for name, layout in zip(op.inputs, needed, strict=True):
             if self.owner.get(name) != op.name:
                 continue
             held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-            copied = [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
+            copied = tuple(
+                i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1
+            )
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
             if shared:
-                uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
-                for axis in copied:
-                    once = self.collectives.seconds("all_gather", held, self.groups[axis])
-                    network += uses * once
+                gathered[copied] = gathered.get(copied, 0.0) + held
             if name in self.updates:
                 gradients += held / (copies if shared else 1)
                 if choice.sharded == "states":
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
+        uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
+        network = uses * sum(
+            self.collectives.seconds("all_gather", held, self.groups[axis])
+            for axes, held in gathered.items()
+            for axis in axes
+        )
         sums = self._sums(op, choice)
         return network + (sums if shared else 0.0), sync + (0.0 if shared else sums), gradients
 
-    def _sums(self, op: Op, choice: Choice, least: float = 0.0) -> float:
-        """Seconds to add up an op's gradients of so many bytes and more, by bandwidth alone."""
+    def _sums(self, op: Op, choice: Choice) -> float:
+        """Seconds to add up an op's gradients, by bandwidth alone."""
         collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
         seconds = 0.0
         for gradient in self.gradient_ops[op.name]:
@@ -344,8 +331,6 @@ class _Builder:
                 given = placements(self.graph.call(gradient), choice.dims)[1]
                 for name, layout in zip(gradient.outputs, given, strict=True):
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                    if size < least or (least and name not in self.synced):
-                        continue
                     for axis, place in enumerate(layout):
                         if place == PARTIAL and self.axes[axis].size > 1:
                             seconds += self._bandwidth(collective, size, axis)
@@ -456,18 +441,14 @@ class _Builder:
                 for j in dict.fromkeys(users):
                     if self.segment_of[i] != self.segment_of[j]:
                         continue
-                    next_to = int(j == users[0] and not any(busy[i + 1 : j]))
+                    next_to = j == users[0] and not any(busy[i + 1 : j])
                     if next_to:
                         self.leads.add(i)
-                        next_to = NEXT if j in self.led else GATHERS
                         self.led.add(j)
                     place = self.graph.op(self.model.ops[j]).inputs.index(tensor)
                     back = self._gradients(i, j, position, place) if len(users) == 1 else None
                     near = self.back.take(*back) if back else ()
-                    key = (
-                        self._look(i), position, self._look(j), place, next_to, len(users), near,
-                        j in self.paired,
-                    )  # fmt: skip
+                    key = (self._look(i), position, self._look(j), place, next_to, len(users), near)
                     if key not in known:
                         known[key] = self._matrices(i, j, tensor, next_to, len(users), back, near)
                     edges.append(replace(known[key], ends=(i, j)))
@@ -482,7 +463,7 @@ class _Builder:
         i: int,
         j: int,
         tensor: str,
-        next_to: int,
+        next_to: bool,
         users: int,
         back: tuple[Op, Op] | None,
         near: Near,
@@ -495,111 +476,10 @@ class _Builder:
         there = self._conversions(size, made, need)
         nothing = np.zeros_like(there)
         waits = there if next_to else nothing
-        if next_to == GATHERS:
-            waits = there + np.where(there > 0, self._gathered(user, into)[None, :], 0.0)
         if back is None:
-            return _Edge((i, j), waits, nothing, nothing, there / users)
+            return _Edge((i, j), waits, nothing, there / users)
         again = self._back(i, j, out, into, size, back)
-        later = nothing
-        if near and near[1]:
-            place = self.graph.call(back[1]).reads.index(f"g{out}")
-            later = np.where(again > 0, self._gathered(back[1], place)[:, None], 0.0)
-        waited = self.back.waits(*back, again + later, near)
-        in_line = self._behind(j, again, self.back.waits(*back, again, near), near)
-        return _Edge((i, j), waits, waited, in_line - waited, there + again)
-
-    def _behind(self, j: int, conversion: Floats, waited: Floats, near: Near) -> Floats:
-        """What is waited for where the sums of an op's gradients go before a conversion.
-
-        Parameters gathered after it count to pairs of ops instead.
-        """
-        if not near or j in self.paired:
-            return waited
-        summed, often = self._summed(j)
-        more = np.maximum(0.0, conversion + summed - waited)
-        return waited + np.where((conversion > 0) & (summed > 0), often * more, 0.0)
-
-    def _summed(self, j: int) -> tuple[Floats, Floats]:
-        """Seconds to add up an op's large gradients, and in what part of the micro-batches."""
-        key = (self._look(j), "summed")
-        op, choices = self.graph.op(self.model.ops[j]), self.model.choices[j]
-        if key not in self.exchanges:
-            found = [self._sums(op, choice, BUCKET_BYTES) for choice in choices]
-            self.exchanges[key] = np.array(found)
-        often = np.array([1.0 if c.sharded == "parameters" else 1 / self.m for c in choices])
-        return self.exchanges[key], often
-
-    def _pairs(self) -> list[_Edge]:
-        """What data gradients wait for where sums of other gradients go before their parameters.
-
-        The sums of an op's large gradients follow its weight gradient; on the network the gathering
-        of what the next data gradients read comes after them.
-        """
-        found = []
-        known: dict[tuple[object, ...], Floats] = {}
-        for i, name in enumerate(self.model.ops):
-            op = self.graph.op(name)
-            taker = next((g for g in self.gradient_ops[name] if g.phase == "dgrad"), None)
-            if taker is None or op.kind in KINDS:
-                continue
-            later = self.back.weights_before(taker)
-            if later is None or self.segment_of[self.number[later.forward]] != self.segment_of[i]:
-                continue
-            j = self.number[later.forward]
-            if j in self.paired:
-                continue
-            self.paired.add(j)
-            between = self.back.most_between(later, taker)
-            key = (self._look(i), self._look(j), between)
-            if key not in known:
-                known[key] = self._pair(taker, j, between)
-            zero = np.zeros_like(known[key])
-            found.append(_Edge((i, j), zero, zero, known[key], zero))
-        return found
-
-    def _pair(self, taker: Op, j: int, between: float) -> Floats:
-        first = len([r for r in self.graph.call(taker).reads if r[0] == "g"]) - 1
-        gathered = self._gathered(taker, first)
-        summed, often = self._summed(j)
-        waited = np.maximum(0.0, gathered[:, None] + summed[None, :] - between)
-        found: Floats = np.where((gathered[:, None] > 0) & (summed > 0), often * waited, 0.0)
-        return found
-
-    def _gathered(self, op: Op, place: int) -> Floats:
-        """Seconds to gather an op's parameters once its input at a place is converted.
-
-        Collectives of a device keep their order: what is asked for later waits as well. Where a
-        parameter has several readers, or its op ran again just now, it may be there already.
-        """
-        own = self.graph.op(op.forward or op.name)
-        number = self.number[own.name]
-        key = (self._look(number), op.phase, "gathered", place)
-        if key not in self.exchanges:
-            later = {
-                name
-                for name in op.inputs[place + 1 :]
-                if self.owner.get(name) == own.name and self.num_readers[name] == 1
-            }
-            if op.phase != "forward" and own.kind in KINDS:
-                later.clear()
-            self.exchanges[key] = np.array([
-                self._gather_seconds(own, choice, later) for choice in self.model.choices[number]
-            ])  # fmt: skip
-        return self.exchanges[key]
-
-    def _gather_seconds(self, op: Op, choice: Choice, names: set[str]) -> float:
-        if choice.sharded != "parameters" or not names:
-            return 0.0
-        seconds = 0.0
-        for name, layout in zip(
-            op.inputs, placements(self.graph.call(op), choice.dims)[0], strict=True
-        ):
-            if name in names:
-                held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                for axis, placed in enumerate(layout):
-                    if placed == REPLICATE and self.axes[axis].size > 1:
-                        seconds += self.collectives.seconds("all_gather", held, self.groups[axis])
-        return seconds
+        return _Edge((i, j), waits, self.back.waits(*back, again, near), there + again)
 
     def _gradients(self, i: int, j: int, out: int, into: int) -> tuple[Op, Op] | None:
         """The op that gives the gradient of a tensor with one reader, and the first to take it."""

@@ -104,20 +104,6 @@ class Backward:
             for op in self._between(giver, taker)
         )
 
-    def weights_before(self, taker: Op) -> Op | None:
-        """The last weight gradient of an op before some data gradients."""
-        before = reversed(self.ops[: self.place[taker.name]])
-        return next((op for op in before if op.phase == "wgrad" and op.forward), None)
-
-    def most_between(self, giver: Op, taker: Op) -> float:
-        """The most seconds that ops between two others take under any choice."""
-        total = 0.0
-        for op in self._between(giver, taker):
-            choices = self.model.choices[self.number[op.forward]] if op.forward else ()
-            dims = {choice.dims for choice in choices} | {("",) * len(self.axes)}
-            total += max(self._seconds(op, own) for own in dims)
-        return total
-
     def _between(self, giver: Op, taker: Op) -> list[Op]:
         return self.ops[self.place[giver.name] + 1 : self.place[taker.name]]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import DeviceKind
-from partita.costs.light import KINDS
+from partita.costs.cheap import KINDS
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, ways_of
 from partita.graph.record import Graph, Op

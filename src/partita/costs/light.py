@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.cluster import DeviceKind
+from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion, conversion_seconds, num_shards
 from partita.costs.roofline import op_cost
@@ -27,13 +28,8 @@ from partita.costs.saved import Dims, Saved
 from partita.costs.sharding import Choice, ways_of
 from partita.graph.record import Op
 from partita.graph.splits import communication, placements
-from partita.graph.traffic import VIEWS
 from partita.plans import Axis
 
-KINDS = VIEWS | {
-    "elementwise", "layer_norm", "rms_norm", "group_norm", "batch_norm", "softmax", "transpose",
-    "pool", "pad", "concat", "resize", "reduce",
-}  # fmt: skip
 WORTH = 8.0  # times the seconds that the freed bytes take to read: a norm after another op is below
 Held = tuple[str, Layout]
 

@@ -33,13 +33,15 @@ from partita.costs.sharding import (
     Choice,
     ShardingModel,
     Weights,
+    dims_of,
     sharding_model,
     ways_of,
 )
 from partita.costs.tied import Tied, kept_alike, later_readers, state_bytes, tied_bytes
 from partita.graph.chain import Chain, Folded
-from partita.graph.record import Graph
+from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
+from partita.graph.traffic import elements
 from partita.plans import Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
@@ -81,57 +83,94 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class MeshWays:
-    """The ways on one mesh, and what all ways to split on it take at the least."""
+    """The question of one mesh at one micro-batch size; every answer is found when asked for.
 
-    ways: tuple[Way, ...]
-    make_least: Callable[[], LeastSegments]
+    `graph` is the folded one for one micro-batch; `solve` may give good splits, `prove` only the
+    best. With `light`, bytes have their price where light recompute would keep them.
+    """
+
+    graph: Graph
+    chain: Chain
+    fold: Folded
+    cluster: Cluster
+    mesh: Mesh
+    num_microbatches: int
+    in_flight: float
+    solve: Solve
+    prove: Solve
+    collectives: Collectives
+    prices: Sequence[float] = PRICES
+    levels: tuple[str, ...] = LEVELS
+    light: bool = True
+
+    @functools.cached_property
+    def model(self) -> ShardingModel:
+        """What every choice costs."""
+        return sharding_model(
+            self.graph, self.cluster, self.mesh, self.levels, self.collectives,
+            self.num_microbatches,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def ways(self) -> tuple[Way, ...]:
+        """The best splits for every price."""
+        model, like = self.model, np.array(self.fold.like)
+        at = {name: k for k, ops in enumerate(self.fold.segments) for name in ops}
+        segment_of = np.array([at[name] for name in model.ops])
+        reader = _Reader(
+            self.graph, self.chain, self.fold, self.cluster, model, segment_of,
+            self.num_microbatches, self.collectives,
+        )  # fmt: skip
+        found: dict[tuple[int, ...], Way] = {}
+        unit = 0.0
+        for price in self.prices:
+            weights = Weights(
+                hidden=HIDDEN, s_per_byte=price * unit, in_flight=self.in_flight, light=self.light
+            )
+            chosen = self.solve(model.problem(weights))
+            if chosen is None:
+                break
+            if not unit:
+                unit = _unit_price(model, chosen, self.in_flight)
+            if chosen not in found:
+                found[chosen] = reader.way(chosen, like)
+        return tuple(found.values())
 
     @functools.cached_property
     def least(self) -> LeastSegments:
-        """Worked out when it is asked for."""
-        return self.make_least()
+        """What all ways to split take at the least."""
+        return least_segments(
+            self.graph, self.fold, self.cluster, self.model, self.num_microbatches,
+            self.collectives, self.prove,
+        )  # fmt: skip
 
-
-def mesh_ways(
-    graph: Graph,
-    chain: Chain,
-    fold: Folded,
-    cluster: Cluster,
-    mesh: Mesh,
-    num_microbatches: int,
-    in_flight: float,
-    solve: Solve,
-    prove: Solve,
-    collectives: Collectives,
-    prices: Sequence[float] = PRICES,
-    levels: tuple[str, ...] = LEVELS,
-) -> MeshWays:
-    """Solve a mesh for every price; `graph` is the folded one for one micro-batch.
-
-    `solve` may give good splits, `prove` only the best.
-    """
-    model = sharding_model(graph, cluster, mesh, levels, collectives, num_microbatches)
-    like = np.array(fold.like)
-    at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
-    segment_of = np.array([at[name] for name in model.ops])
-    reader = _Reader(graph, chain, fold, cluster, model, segment_of, num_microbatches, collectives)
-    found: dict[tuple[int, ...], Way] = {}
-    unit = 0.0
-    for price in prices:
-        weights = Weights(hidden=HIDDEN, s_per_byte=price * unit, in_flight=in_flight)
-        chosen = solve(model.problem(weights))
-        if chosen is None:
-            break
-        if not unit:
-            unit = _unit_price(model, chosen, in_flight)
-        if chosen not in found:
-            found[chosen] = reader.way(chosen, like)
-    return MeshWays(
-        tuple(found.values()),
-        functools.partial(
-            least_segments, graph, fold, cluster, model, num_microbatches, collectives, prove
-        ),
-    )
+    @functools.cached_property
+    def least_compute(self) -> Floats:
+        """Per segment of the chain the seconds of its ops, each at its quickest split: a floor
+        of `least` for all micro-batches that takes next to no time."""
+        kind, axes = self.cluster.kind_of(self.mesh.devices[0]), self.mesh.axes
+        phases: dict[str, list[Op]] = {}
+        for op in self.graph.ops:
+            if op.phase != "update" and (op.forward or op.phase == "forward"):
+                phases.setdefault(op.forward or op.name, []).append(op)
+        known: dict[object, float] = {}
+        sums = np.zeros(len(self.fold.segments))
+        for k, ops in enumerate(self.fold.segments):
+            for name in ops:
+                forward = self.graph.op(name)
+                call, dtype = self.graph.call(forward), self.graph.dtype(forward)
+                key = (call, dtype, elements(self.graph, forward), len(phases[name]))
+                if key not in known:
+                    splits = {
+                        tuple(sorted(ways_of(dims, axes).items())) for dims in dims_of(call, axes)
+                    }
+                    known[key] = min(
+                        sum(op_cost(self.graph, op, kind, split).seconds for op in phases[name])
+                        for split in splits
+                    )
+                sums[k] += known[key]
+        found: Floats = self.num_microbatches * sums[np.array(self.fold.like)]
+        return found
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:

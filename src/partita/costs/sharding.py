@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster
+from partita.costs.cheap import made_again
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion_seconds, num_shards
 from partita.costs.roofline import Split, op_cost
@@ -68,6 +69,7 @@ class Weights:
     hidden: float = 1.0
     s_per_byte: float = 0.0
     in_flight: float = 1.0  # micro-batches whose activations are held at a time
+    light: bool = False  # are cheap ops run again rather than what they make held?
 
 
 PLAIN = Weights()
@@ -82,17 +84,19 @@ class OpTable:
     hidden: Floats
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
+    lightly: Floats  # of that, what is held where cheap ops run again
 
-    def held(self, in_flight: float) -> Floats:
+    def held(self, in_flight: float, *, light: bool = False) -> Floats:
         """Each choice's bytes with so many micro-batches on their way."""
-        total: Floats = self.memory + (in_flight - 1) * self.activations
+        each = self.lightly if light else self.activations
+        total: Floats = self.memory - self.activations + in_flight * each
         return total
 
     def cost(self, weights: Weights) -> Floats:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
         total += weights.blocking * self.blocking + weights.hidden * self.hidden
-        total += weights.s_per_byte * self.held(weights.in_flight)
+        total += weights.s_per_byte * self.held(weights.in_flight, light=weights.light)
         return total
 
 
@@ -218,6 +222,7 @@ class _Facts:
             tensor.name: sum(1 for op in graph.consumers(tensor.name) if op.phase == "forward")
             for tensor in graph.tensors
         }
+        self.again = made_again(graph, self.saved)
         self.pairs = self._pairs(graph)
         numbers: dict[tuple[object, ...], int] = {}
         self.signature = {  # ops with equal signatures have equal choices and costs
@@ -244,7 +249,7 @@ class _Facts:
             (t.dtype, t.role, t.name in self.saved, self.owner.get(t.name) == op.name)
             for t in map(graph.tensor, (*op.inputs, *op.outputs))
         )
-        return (graph.call(op), tensors)
+        return (graph.call(op), tensors, op.name in self.again)
 
 
 class _Builder:
@@ -269,7 +274,7 @@ class _Builder:
         assert isinstance(facts, _Facts)
         self.forward, self.phases, self.update_of = facts.forward, facts.phases, facts.update_of
         self.owner, self.saved, self.users = facts.owner, facts.saved, facts.users
-        self.signature, self.pairs = facts.signature, facts.pairs
+        self.signature, self.pairs, self.again = facts.signature, facts.pairs, facts.again
         self.known: dict[int, tuple[tuple[Choice, ...], OpTable]] = {}
         self.by_dims: dict[tuple[int, Dims], tuple[list[float], float, float]] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
@@ -316,7 +321,7 @@ class _Builder:
             found.extend(Choice(dims, n) for n in levels if n != "states" or self.update_of)
         return tuple(found)
 
-    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float, float, float]:
+    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], *tuple[float, ...]]:
         hidden, updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
@@ -327,7 +332,8 @@ class _Builder:
             + self.once * sum(op_cost(self.graph, u, kind).scaled(s).seconds for u, s in updates)
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
-        return compute, blocking, hidden, memory + activations, activations
+        lightly = 0.0 if self._is_made_again(op, choice.dims) else activations
+        return compute, blocking, hidden, memory + activations, activations, lightly
 
     def _dims_parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float]:
         """What does not depend on how parameters are kept: seconds of all phases, and so on."""
@@ -355,6 +361,7 @@ class _Builder:
     def _parameters(self, op: Op, choice: Choice) -> tuple[float, list[tuple[Op, float]], float]:
         """Seconds of hidden communication, updates with their share, and bytes held."""
         hidden, memory = 0.0, 0.0
+        gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         updates: list[tuple[Op, float]] = []
         nest = loop_nest(self.graph.call(op))
         for name, access in zip(op.inputs, nest.inputs, strict=True):
@@ -362,15 +369,16 @@ class _Builder:
                 continue
             tensor = self.graph.tensor(name)
             layout = tuple(input_placement(access, dim) for dim in choice.dims)
-            copied = [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
+            copied = tuple(
+                i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1
+            )
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
             held = tensor.size_bytes / num_shards(layout, self.ways)
             memory += held / (copies if choice.sharded == "parameters" else 1)
             if choice.sharded == "parameters":
-                uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
-                hidden += uses * sum(self._time("all_gather", held, axis) for axis in copied)
+                gathered[copied] = gathered.get(copied, 0.0) + held
             update = self.update_of.get(name)
             if update is None:
                 continue
@@ -382,6 +390,9 @@ class _Builder:
             if choice.sharded == "states":
                 gather = sum(self._time("all_gather", held, axis) for axis in copied)
                 hidden += self.once * gather
+        uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
+        for axes, held in gathered.items():
+            hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
         hidden += self._gradient_sums(op, choice)
         return hidden, updates, memory
 
@@ -411,6 +422,11 @@ class _Builder:
                 layout = tuple(output_placement(nest, access, dim) for dim in choice.dims)
                 total += self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
         return total
+
+    def _is_made_again(self, op: Op, dims: Dims) -> bool:
+        """Can light recompute make an op's outputs once more, each device by itself?"""
+        again = op.name in self.again
+        return again and not communication(self.graph.call(op), ways_of(dims, self.axes))
 
     def _copies(self, op: Op, name: str, dims: Dims) -> int:
         access = loop_nest(self.graph.call(op)).inputs[op.inputs.index(name)]

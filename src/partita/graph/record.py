@@ -134,6 +134,14 @@ class Call:
     phase: str = "forward"
     wrt: tuple[int, ...] = ()
     reads: tuple[str, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = (self.kind, self.attrs, self.inputs, self.outputs, self.phase, self.wrt, self.reads)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash  # a key of many tables: worked out once
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """The attribute, or `default`."""

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from partita.errors import GraphError
 from partita.graph.loops import Access, Nest, loop_nest
@@ -25,9 +26,11 @@ Factors = Mapping[str, float]  # loop dim -> how many ways it is split
 REPEAT = ""  # the split that gives an axis no dim
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a tensor's elements are along one mesh axis. Text form: `S(0)`, `R`, `P`."""
+class Placement(NamedTuple):
+    """Where a tensor's elements are along one mesh axis. Text form: `S(0)`, `R`, `P`.
+
+    A named tuple because searches hash and compare millions of them.
+    """
 
     kind: str
     dim: int = -1

@@ -15,7 +15,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
 from partita.lower import lower_plan, lower_stage
-from partita.plans import Axis, OpSplit, Plan, Stage
+from partita.plans import Axis, OpSplit, Plan, Stage, runs_once
 from partita.verify import verify_program, verify_timeline
 
 TOLERANCE = 1e-6
@@ -87,9 +87,8 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
 
 
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
-    plain = len(plan.stages) == 1 and plan.schedule.num_microbatches == 1
     try:
-        if plain and plan.stages[0].recomputed == "no":
+        if runs_once(plan.stages, plan.schedule):
             program = lower_stage(plan.stages[0], graph, cluster).program
         else:
             program = lower_plan(plan.stages, plan.schedule, graph, cluster, run).program

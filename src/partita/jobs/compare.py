@@ -20,7 +20,7 @@ from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
-from partita.plans import Schedule, Stage
+from partita.plans import Schedule, Stage, runs_once
 from partita.search.base import Stop
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
@@ -115,6 +115,6 @@ def _named(
 def _simulate(
     stages: tuple[Stage, ...], schedule: Schedule, work: Workload, machine: Cluster, memo: Memo
 ) -> Simulation:
-    if len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no":
+    if runs_once(stages, schedule):
         return simulate_stage(work, machine, stages[0], 1, memo.collectives)
     return simulate_stages(work, machine, stages, schedule, memo)

@@ -20,7 +20,7 @@ from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import Memo, lower_plan
 from partita.lower.transfer import paired
-from partita.plans import Schedule, Stage, device_groups
+from partita.plans import Schedule, Stage, device_groups, runs_once
 from partita.program import Kind
 
 BUBBLE = "bubble"
@@ -60,7 +60,7 @@ def account(
 ) -> Account:
     """Simulate a plan and account for its step."""
     links, times = Links(cluster), Listening(cluster)
-    if len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no":
+    if runs_once(stages, schedule):
         found = simulate_stage(workload, cluster, stages[0], collectives=times)
         return Account(found, links, _one_stage(found, links, times))
     memo = Memo(times)

@@ -18,7 +18,7 @@ from partita.lower import Memo
 from partita.lower.blocks import Blocks, Phase
 from partita.lower.known import known_blocks, microbatch_graph
 from partita.lower.orders import order_of
-from partita.lower.pieces import homes
+from partita.lower.pieces import AGAIN, homes
 from partita.plans import Schedule, Stage, device_groups
 from partita.program import Kind, Program
 from partita.timeline import Timeline
@@ -38,13 +38,12 @@ def busiest_lane(timeline: Timeline) -> int:
 
 @dataclass(frozen=True)
 class OpMeaning:
-    """What the tasks of a stage lowered op by op are; with `again` its forwards run again."""
+    """What the tasks of a stage lowered op by op are."""
 
     program: Program
     links: Links
     times: Listening
     parameters: set[str]
-    again: bool = False
 
     def __call__(self, task: int, seconds: float, own: bool) -> Shares:
         """What so many seconds of a task are, for the lane it runs on or one that waits for it."""
@@ -56,7 +55,7 @@ class OpMeaning:
             return {Item("idle", "waiting for other devices", lane): seconds}
         if kind is Kind.UPDATE:
             return {UPDATE: seconds}
-        if kind is Kind.FORWARD and self.again:
+        if kind is Kind.FORWARD and self.program.blocks[self.program.block[task]].endswith(AGAIN):
             return {RECOMPUTE: seconds}
         return {Item("compute", PHASES.get(kind, kind.words)): seconds}
 
@@ -155,13 +154,13 @@ def _read(
     lane, before = busiest_lane(steady), 0.0
     for cut in cuts:
         moment = float(steady.end[cut])
-        meaning = OpMeaning(steady.program, links, times, parameters, again=bool(phases))
+        meaning = OpMeaning(steady.program, links, times, parameters)
         phases.append(Walk(steady, meaning).lane(lane, before, moment, cut))
         before = moment
     if len(runs) == 1:
         return _Timed(tuple(phases))
     whole = runs[1]
-    meaning = OpMeaning(whole.program, links, times, parameters, again=True)
+    meaning = OpMeaning(whole.program, links, times, parameters)
     end = Walk(whole, meaning).lane(busiest_lane(whole), min(before, whole.makespan))
     sent = {item: s for item, s in end.items() if item.kind == "communication"}
     return _Timed(tuple(phases), sent)

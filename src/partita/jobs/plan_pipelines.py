@@ -96,8 +96,14 @@ class Pipelines:
             if self.wishes.allow("stages", arrangement.num_stages)
         ]
         likely = self._likely_stages()
-        if self.cluster.is_homogeneous:
-            found.sort(key=lambda a: (abs(math.log2(a.num_stages / likely)), a.num_stages))
+        if self.cluster.is_homogeneous:  # one stage first: nothing waits there, if it fits
+            found.sort(
+                key=lambda a: (
+                    a.num_stages > 1,
+                    abs(math.log2(a.num_stages / likely)),
+                    a.num_stages,
+                )
+            )
         else:  # few stages first: all devices, then those of each kind alone, are soon compared
             found.sort(key=lambda a: a.num_stages)
         return found
@@ -131,12 +137,16 @@ class Pipelines:
         """Is everything with these stages and micro-batches slower than the best, by its bound?"""
         if not self.cluster.is_homogeneous:
             return False
-        bound = self.drafting.bound(arrangement, count)
-        if bound is None or not math.isfinite(bound.quick_s):
-            return False  # it does not fit, which says nothing of other numbers
-        self.bounds.append(bound)
         best = self.tried.best()
-        return best is not None and bound.quick_s >= best.objective_s
+        if best and self.drafting.least_compute_s(arrangement, count) >= best.objective_s:
+            return True
+        bound = self.drafting.bound(arrangement, count)
+        if bound is None:
+            return False  # there is no such plan, which says nothing of other numbers
+        self.bounds.append(bound)
+        if best is None or not math.isfinite(bound.quick_s):
+            return False
+        return bound.quick_s >= best.objective_s
 
     def _draft(self, arrangement: Arrangement, count: int) -> Draft | None:
         self.num_drafted += 1
@@ -144,8 +154,8 @@ class Pipelines:
         if draft is None:
             return None
         self.drafts.append(draft)
-        best = self.tried.best()
-        if best is None or draft.estimate_s < EARLY * best.objective_s:  # something to show early
+        best, near = self.tried.best(), 1.0 if arrangement.num_stages == 1 else EARLY
+        if best is None or draft.estimate_s < near * best.objective_s:  # something to show early
             self.tried.add_draft(draft)
         return draft
 

@@ -7,7 +7,8 @@ from partita.jobs.advice import what_would_fit
 from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_tried import Candidate, Tried, rank
 from partita.jobs.simulate import simulate_stages
-from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
+from partita.lower import MAX_DRAWN
+from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress, runs_once
 from partita.search.base import Improvement, Status, relative_gap
 
 NEXT_BEST = 10
@@ -66,7 +67,8 @@ def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned
 def _drawn(tried: Tried, best: Candidate) -> Candidate:
     """The winner again, with all its devices where it is one stage that runs once."""
     simulation = best.simulation
-    if len(simulation.stages) > 1 or simulation.schedule.num_microbatches > 1:
+    few = simulation.num_devices <= MAX_DRAWN  # of more only one of each kind is drawn anyway
+    if not few or not runs_once(simulation.stages, simulation.schedule):
         return best
     whole = simulate_stages(tried.workload, tried.cluster, simulation.stages, simulation.schedule)
     return replace(best, simulation=tried.capped(whole))

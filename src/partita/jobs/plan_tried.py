@@ -14,7 +14,7 @@ from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
 from partita.jobs.wishes import Wishes
 from partita.jobs.workload import Workload
 from partita.lower import Memo
-from partita.plans import Schedule, Stage, device_groups
+from partita.plans import Schedule, Stage, device_groups, runs_once
 from partita.search.base import Improvement, Stop, relative_gap
 from partita.search.joint.drafts import Draft, Drafting
 
@@ -99,8 +99,7 @@ class Tried:
         hopeless = best is not None and floor >= best.objective_s and len(self.candidates) > ENOUGH
         if over > 0 or hopeless:
             return None
-        plain = len(stages) == schedule.num_microbatches == 1 and stages[0].recomputed == "no"
-        if plain:
+        if runs_once(stages, schedule):
             simulation = simulate_stage(
                 self.workload, self.cluster, stages[0], 1, self.memo.collectives
             )

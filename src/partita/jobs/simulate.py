@@ -29,6 +29,7 @@ from partita.plans import (
     Schedule,
     Stage,
     device_groups,
+    runs_once,
 )
 from partita.program import Memory, Program
 from partita.timeline import Timeline
@@ -99,8 +100,18 @@ class Simulation:
         """The first stage; often the only one."""
         return self.stages[0]
 
-    def prediction(self, lower_bound_s: float) -> Prediction:
-        """What a plan says of itself."""
+    def capped(self, cap_bytes: float) -> "Simulation":
+        """The same with less memory allowed on each device; pictures of it show the cap, too."""
+        program = self.timeline.program
+        memories = tuple(
+            replace(memory, capacity=min(memory.capacity or 0.0, cap_bytes))
+            for memory in program.memories
+        )
+        timeline = replace(self.timeline, program=replace(program, memories=memories))
+        return replace(self, timeline=timeline, cap_bytes=cap_bytes)
+
+    def prediction(self, lower_bound_s: float, interval_s: float | None = None) -> Prediction:
+        """What a plan says of itself; with an interval where that was asked for, not the step."""
         return Prediction(
             step_s=self.step_s,
             lower_bound_s=lower_bound_s,
@@ -108,6 +119,7 @@ class Simulation:
             communication_s=self.communication_s,
             peak_memory_bytes=self.peak_bytes,
             capacity_bytes=self.capacity_bytes,
+            interval_s=interval_s,
         )
 
     @property
@@ -142,12 +154,17 @@ class Simulation:
         busy = self.timeline.busy()
         lanes = self.timeline.program.lanes
         mine = [float(b) for b, lane in zip(busy, lanes, strict=True) if lane.kind == "device"]
-        return 1 - sum(mine) / len(mine) / self.step_s if self.step_s else 0.0
+        return max(0.0, 1 - sum(mine) / len(mine) / self.step_s) if self.step_s else 0.0
 
     @property
     def step_s(self) -> float:
         """Seconds of one step (or one inference)."""
         return self.timeline.makespan
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from one batch to the next when many follow: what the busiest lane needs."""
+        return float(self.timeline.busy().max())
 
     @property
     def compute_s(self) -> float:
@@ -249,7 +266,9 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
             fix="plan again for this machine",
             field="cluster",
         )
-    return simulate_stages(load_ref(plan.model), cluster, plan.stages, plan.schedule)
+    found = simulate_stages(load_ref(plan.model), cluster, plan.stages, plan.schedule)
+    allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
+    return found.capped(allowed) if allowed > 0 else found
 
 
 def simulate_stages(
@@ -260,8 +279,7 @@ def simulate_stages(
     memo: Memo | None = None,
 ) -> Simulation:
     """Simulate stages in a pipeline; one stage that runs once is simulated op by op."""
-    plain = len(stages) == 1 and schedule.num_microbatches == 1 and stages[0].recomputed == "no"
-    if plain:
+    if runs_once(stages, schedule):
         collectives = None if memo is None else memo.collectives
         return simulate_stage(workload, cluster, stages[0], collectives=collectives)
     lowered = lower_plan(stages, schedule, workload.graph, cluster, run, memo)
@@ -295,7 +313,7 @@ def simulate_stage(
         (stage,),
         Schedule(),
         timeline,
-        _reports(workload.graph, lowered),
+        _reports(lowered),
         model_memory(workload.graph),
     )
     _check(found)
@@ -341,8 +359,8 @@ def _batch_parts(dims: Dims, mesh: Mesh) -> int:
     return parts
 
 
-def _reports(graph: Graph, lowered: Lowered) -> tuple[OpReport, ...]:
-    found = []
+def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
+    found, graph = [], lowered.graph
     for op in graph.ops:
         kind = graph.op(op.forward).kind if op.forward else op.kind
         split, cost = lowered.splits[op.name], lowered.costs[op.name]

@@ -108,7 +108,7 @@ class _Lowering(StageLowering):
         collectives: Collectives, *, apart: bool, ends: bool,
     ) -> None:  # fmt: skip
         super().__init__(stage, part.graph, cluster, devices, collectives)
-        self.part, self.apart, self.ends = part, apart, ends
+        self.part, self.apart, self.ends_step = part, apart, ends
         self.borders = {*part.entering, *(name for _, _, name in part.gradients_in)}
         self.sent_for = {name: tensor for tensor, _, name in part.gradients_in}
         self.leaves: dict[str, Layout] = {}
@@ -161,33 +161,28 @@ class _Lowering(StageLowering):
 
     def _lower(self) -> None:
         ops, first = self.graph.ops, self.part.num_forward
-        for op in ops[:first]:
-            self._run_op(op)
+        self._run_ops(ops[:first])
         self._settle(self.part.leaving)
         self._barrier()
         rest = [op for op in ops[first:] if op.phase != "update"]
         if rest:
             self._backward(rest)
-        if self.ends:
-            for bucket in list(self.buckets):
-                self._flush(bucket)
+        if self.ends_step:
+            self._flush_all()
             for number, (gradients, ready) in enumerate(self.synced):
                 self._update(number, gradients, ready)
 
     def _backward(self, ops: list[Op]) -> None:
         late = self._late(ops) if self.apart else set()
         later = [op for op in ops if op.name in late]
-        for op in ops:
-            if op.name not in late:
-                self._run_op(op)
+        self._run_ops([op for op in ops if op.name not in late])
         self._settle(name for _, name in self.part.gradients_out)
         if self.apart:
+            self._drain()
             self._barrier()
-            for op in later:
-                self._run_op(op)
-        if not self.ends:
-            for bucket in list(self.buckets):
-                self._flush(bucket)
+            self._run_ops(later)
+        if not self.ends_step:
+            self._flush_all()
             self._barrier()
 
     def _late(self, ops: list[Op]) -> set[str]:
@@ -206,7 +201,7 @@ class _Lowering(StageLowering):
         waits = tuple(range(since, len(self.tasks)))
         self.floor = self._task(f"phase {len(self.cuts)}", (), 0.0, waits, Kind.OTHER)
         self.cuts.append(self.floor)
-        self.last_compute.clear()
+        self.last_compute = {}
         self.gathered.clear()  # parameters kept in shares are gathered anew in each phase
 
     def _task(
@@ -248,7 +243,7 @@ class _Lowering(StageLowering):
         self.buffers[name] = buffer
         if level in SHARED_GRADIENTS:
             self._take(buffer, made)
-        if level in SHARED_GRADIENTS or self.ends:
+        if level in SHARED_GRADIENTS or self.ends_step:
             self._collect(buffer)
 
     def _take(self, buffer: Buffer, made: Made) -> None:

@@ -1,11 +1,15 @@
 """The parameters of a stage: how they are kept, how gradients are added up, the optimizer.
 
 A parameter is kept in copies, in copies with its states in shares, or in shares itself. What is
-kept in shares is gathered a few layers ahead of its use. Gradients are synchronised in buckets
-while the backward goes on, then one fused optimizer step runs for each bucket.
+kept in shares is gathered a few ops ahead of its use. Gradients are synchronised in buckets while
+the backward goes on, then one fused optimizer step runs for each bucket. Both can wait until the
+network has nothing to do that is waited for (`background`).
 """
 
+import functools
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
@@ -14,15 +18,16 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.graph.record import Graph, Op
 from partita.graph.splits import PARTIAL, REPLICATE
-from partita.lower.tasks import Buffer, Made, TaskWriter, after, last_of
+from partita.lower.background import BackgroundWriter, Later
+from partita.lower.tasks import Buffer, Made, Ready, after, last_of
 from partita.plans import Stage
 from partita.program import Kind
 
 BUCKET_BYTES = 25 * 1024 * 1024
-PREFETCH = 2  # parameters are gathered this many layers ahead of their use
+PREFETCH = 4  # ops whose parameters are gathered: the one that runs, and those after it
 
 
-class ParameterWriter(TaskWriter):
+class ParameterWriter(BackgroundWriter):
     """Writes what a stage's parameters need: gathering, sums of gradients, updates."""
 
     def __init__(
@@ -41,25 +46,52 @@ class ParameterWriter(TaskWriter):
         self.synced: list[tuple[list[Buffer], Made]] = []
         self.used: dict[str, Split] = {}
         self.costs: dict[str, OpCost] = {}
-        self.last_compute: list[Made] = []  # tasks of ops with parameters, latest last
+        self.last_compute: Made = {}  # the latest of an op with parameters in shares
 
     # Parameters in shares.
 
-    def _gather_parameter(self, buffer: Buffer, user: Op) -> Buffer:
-        """A parameter kept in shares, whole again for the forward or the backward."""
-        key = (buffer.name, user.phase == "forward")
-        if key not in self.gathered:
-            whole = Buffer(buffer.name, buffer.layout, buffer.size_bytes)
-            ahead = self.last_compute[-PREFETCH] if len(self.last_compute) >= PREFETCH else {}
-            made: Made = dict(ahead)
-            for axis in self._copied_axes(buffer.layout):
-                made = self._group_tasks(
-                    f"{buffer.name} all_gather", "all_gather", buffer.size_bytes, axis,
-                    {device: [made[device]] if device in made else [] for device in self.devices},
-                )  # fmt: skip
-            whole.made_by = made
+    def _ask_for(self, op: Op, needed: Sequence[Layout]) -> None:
+        """Gather an op's parameters that are kept in shares, those that lie alike together."""
+        together: dict[tuple[int, ...], list[Buffer]] = {}
+        for name, layout in zip(op.inputs, needed, strict=True):
+            if self.levels.get(name) != "parameters":
+                continue
+            if name not in self.buffers:  # laid out as its first user wants it
+                self.buffers[name] = Buffer(name, layout, self._held_bytes(name, layout))
+            key = (name, op.phase == "forward")
+            if key not in self.gathered and not self._is_asked_for(key):
+                axes = tuple(self._copied_axes(self.buffers[name].layout))
+                together.setdefault(axes, []).append(self.buffers[name])
+        last = self.last_compute
+        ready: Ready = {device: [last[device]] if last else [] for device in self.devices}
+        for axes, buffers in together.items():
+            size = sum(buffer.size_bytes for buffer in buffers)
+            seconds = sum(
+                self.collectives.seconds("all_gather", size, self.groups[axis]) for axis in axes
+            )
+            keys = tuple((buffer.name, op.phase == "forward") for buffer in buffers)
+            write = functools.partial(self._gather, keys, buffers, axes, ready)
+            self.ahead.append(Later(ready, seconds, write, keys))
+
+    def _gather(
+        self, keys: Sequence[tuple[str, bool]], buffers: Sequence[Buffer], axes: Sequence[int],
+        ready: Ready,
+    ) -> None:  # fmt: skip
+        size = sum(buffer.size_bytes for buffer in buffers)
+        made: Made = {}
+        for axis in axes:
+            label = f"{buffers[0].name} all_gather"
+            made = self._group_tasks(label, "all_gather", size, axis, ready)
+            ready = after(made)
+        for key, buffer in zip(keys, buffers, strict=True):
+            whole = Buffer(buffer.name, buffer.layout, buffer.size_bytes, made)
             self._take(whole, made)
             self.gathered[key] = whole
+
+    def _gathered(self, name: str, user: Op) -> Buffer:
+        """A parameter kept in shares, whole again for the forward or the backward."""
+        key = (name, user.phase == "forward")
+        self._needed(key)
         return self.gathered[key]
 
     # Parameter gradients and the optimizer.
@@ -80,13 +112,27 @@ class ParameterWriter(TaskWriter):
         level, sums = key
         number = self.num_buckets
         self.num_buckets += 1
-        ready = self._ready(bucket)
-        size = sum(gradient.size_bytes for gradient in bucket)
         name = "all_reduce" if level == "none" else "reduce_scatter"
-        for axis, placement in enumerate(sums):
-            if placement == PARTIAL and self.axes[axis].size > 1:
-                made = self._group_tasks(f"gradients.{number} {name}", name, size, axis, ready)
-                ready = after(made)
+        size = sum(gradient.size_bytes for gradient in bucket)
+        axes = [i for i, p in enumerate(sums) if p == PARTIAL and self.axes[i].size > 1]
+        seconds = sum(self.collectives.seconds(name, size, self.groups[axis]) for axis in axes)
+        write = functools.partial(self._synchronise, bucket, level, f"gradients.{number}", axes)
+        self._put_off(Later(self._ready(bucket), seconds, write))
+
+    def _flush_all(self) -> None:
+        """Synchronise all gradients that are left."""
+        for bucket in list(self.buckets):
+            self._flush(bucket)
+        self._drain()
+
+    def _synchronise(
+        self, bucket: list[Buffer], level: str, label: str, axes: Sequence[int]
+    ) -> None:
+        name = "all_reduce" if level == "none" else "reduce_scatter"
+        size = sum(gradient.size_bytes for gradient in bucket)
+        ready = self._ready(bucket)
+        for axis in axes:
+            ready = after(self._group_tasks(f"{label} {name}", name, size, axis, ready))
         last = last_of(ready)
         if level in ("gradients", "parameters"):
             for gradient in bucket:
@@ -140,6 +186,10 @@ class ParameterWriter(TaskWriter):
         return gradient.size_bytes / self._copies(layout)
 
     # Memory.
+
+    @abstractmethod
+    def _held_bytes(self, name: str, layout: Layout) -> float:
+        """What a device holds of a tensor."""
 
     def _static_bytes(self, device: int) -> float:
         total = workspace_bytes(self.kinds[device])

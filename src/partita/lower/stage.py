@@ -10,6 +10,7 @@ Devices that do the same are drawn once: beyond `MAX_DRAWN` only one per device 
 while collectives still cost what they cost among all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
@@ -29,7 +30,8 @@ from partita.graph.splits import (
     placements,
 )
 from partita.graph.traffic import VIEWS, passes_through
-from partita.lower.parameters import ParameterWriter
+from partita.lower.parameters import PREFETCH, ParameterWriter
+from partita.lower.pieces import homes, piece
 from partita.lower.tasks import Buffer, Made, Ready, after, last_of
 from partita.plans import Stage
 from partita.program import Kind, Program
@@ -47,8 +49,12 @@ PHASE_KINDS = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A stage's program, and what each op costs on the first device under its split."""
+    """A stage's program, and what each op costs on the first device under its split.
 
+    The graph is the one that was lowered: with recompute, some ops stand there twice.
+    """
+
+    graph: Graph
     program: Program
     splits: dict[str, Split]
     costs: dict[str, OpCost]
@@ -63,7 +69,11 @@ def lower_stage(
 ) -> Lowered:
     """The program of a stage that holds the whole model."""
     devices = drawn_devices(stage, cluster, most_devices)
-    return StageLowering(stage, graph, cluster, devices, collectives or Collectives(cluster)).run()
+    times = collectives or Collectives(cluster)
+    if stage.recomputed != "no" and graph.is_training:
+        part = piece(graph, stage, 0, homes(graph, [stage]))
+        stage, graph = Stage(stage.name, stage.mesh, part.splits), part.graph
+    return StageLowering(stage, graph, cluster, devices, times).run()
 
 
 def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:
@@ -93,14 +103,15 @@ class StageLowering(ParameterWriter):
 
     def run(self) -> Lowered:
         """The program of all ops in the graph's order."""
-        for op in self.graph.ops:
-            if op.phase != "update":
-                self._run_op(op)
-        for bucket in list(self.buckets):
-            self._flush(bucket)
+        ops = [op for op in self.graph.ops if op.phase != "update"]
+        first = next((i for i, op in enumerate(ops) if op.phase != "forward"), len(ops))
+        self._run_ops(ops[:first])
+        self.gathered.clear()  # what is gathered for the forward is not kept for the backward
+        self._run_ops(ops[first:])
+        self._flush_all()
         for number, (gradients, ready) in enumerate(self.synced):
             self._update(number, gradients, ready)
-        return Lowered(self._build(), self.used, self.costs)
+        return Lowered(self.graph, self._build(), self.used, self.costs)
 
     def _check_splits(self) -> None:
         for op in self.graph.ops:
@@ -119,6 +130,23 @@ class StageLowering(ParameterWriter):
             check_split(self.graph.call(op), parts)
 
     # One op on every device.
+
+    def _run_ops(self, ops: Sequence[Op]) -> None:
+        """Ops in their order; what is kept in shares is gathered for some of them at a time."""
+        sharing = [op for op in ops if self._reads_shares(op)]
+        asked, running = 0, 0
+        for op in ops:
+            if running < len(sharing) and op is sharing[running]:
+                for other in sharing[asked : running + PREFETCH]:
+                    self._ask_for(other, self._needs(other))
+                asked, running = max(asked, running + PREFETCH), running + 1
+            self._run_op(op)
+
+    def _reads_shares(self, op: Op) -> bool:
+        return any(self.levels.get(name) == "parameters" for name in op.inputs)
+
+    def _needs(self, op: Op) -> tuple[Layout, ...]:
+        return placements(self.graph.call(op), self.splits[op.forward or op.name])[0]
 
     def _run_op(self, op: Op) -> None:
         if op.phase != "forward" and not op.forward:
@@ -159,8 +187,8 @@ class StageLowering(ParameterWriter):
                 op.name, (self._lane(device),), cost.seconds, ready[device], PHASE_KINDS[op.phase]
             )
         self._use(buffers, made)
-        if any(self.graph.tensor(name).role == "parameter" for name in op.inputs):
-            self.last_compute.append(made)
+        if self._reads_shares(op):
+            self.last_compute = made
         return made
 
     def _produce(self, op: Op, name: str, layout: Layout, made: Made, inputs: list[Buffer]) -> None:
@@ -182,7 +210,7 @@ class StageLowering(ParameterWriter):
             self.buffers[name] = Buffer(name, need, self._held_bytes(name, need))
         have = self.buffers[name]
         if self.levels.get(name) == "parameters":
-            have = self._gather_parameter(have, user)
+            have = self._gathered(name, user)
         if have.layout == need or self._is_free(tensor):
             return have
         key = (have.name, need)
@@ -202,7 +230,7 @@ class StageLowering(ParameterWriter):
                 buffer = Buffer(buffer.name, step.layout, step.held_bytes, made, root)
                 continue
             label = f"{buffer.name} {step.collective}"
-            made = self._group_tasks(
+            made = self._urgent(
                 label, step.collective, step.size_bytes, step.axis, self._ready([buffer])
             )
             self._use([buffer], made)
@@ -225,7 +253,7 @@ class StageLowering(ParameterWriter):
                 size = exchange.elements * (
                     dtype_bytes(self.graph.dtype(op)) if halos else STAT_BYTES
                 )
-                made = self._group_tasks(
+                made = self._urgent(
                     f"{op.name} {exchange.collective}", exchange.collective, size, axis, ready
                 )
                 ready = after(made)

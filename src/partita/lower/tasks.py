@@ -65,6 +65,8 @@ class TaskWriter(ABC):
             for lines in self.groups
         ]
         self.tasks: list[StageTask] = []
+        self.ends: list[float] = []  # of every task, if lanes run them in this order
+        self.free = [0.0] * (2 * len(devices))  # of every lane
         self.made: list[Buffer] = []  # every buffer that occupies memory of its own
 
     def _group_tasks(self, label: str, name: str, size: float, axis: int, ready: Ready) -> Made:
@@ -83,7 +85,14 @@ class TaskWriter(ABC):
     def _task(
         self, block: str, lanes: tuple[int, ...], seconds: float, waits: Iterable[int], kind: Kind
     ) -> int:
-        self.tasks.append(StageTask(block, lanes, seconds, tuple(sorted(set(waits))), kind))
+        known = tuple(sorted(set(waits)))
+        self.tasks.append(StageTask(block, lanes, seconds, known, kind))
+        begin = max((self.ends[task] for task in known), default=0.0)
+        for lane in lanes:
+            begin = max(begin, self.free[lane])
+        for lane in lanes:
+            self.free[lane] = begin + seconds
+        self.ends.append(begin + seconds)
         return len(self.tasks) - 1
 
     def _ready(self, buffers: Iterable[Buffer]) -> Ready:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.costs.least import LeastSegments, Prices
+from partita.costs.segments import MeshWays
 from partita.schedules.named import NAMED
 
 Floats = npt.NDArray[np.float64]
@@ -39,14 +40,19 @@ TURNS = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two chunks hold lea
 
 @dataclass
 class Bound:
-    """The question: least costs on every mesh, the ranks, the room of a device."""
+    """The question: ways on every mesh, the ranks, the room of a device."""
 
-    meshes: Sequence[LeastSegments]
+    ways: Sequence[MeshWays]
     num_ranks: int
     num_microbatches: int
     room: float
     training: bool
     _known: dict[Prices, Floats] = field(default_factory=dict)
+
+    @functools.cached_property
+    def meshes(self) -> list[LeastSegments]:
+        """The least costs on every mesh."""
+        return [ways.least for ways in self.ways]
 
     @functools.cached_property
     def quick_s(self) -> float:
@@ -113,7 +119,7 @@ class Bound:
 
     def _single(self, mesh: LeastSegments, network: float, price: float) -> float:
         """One stage has one mesh."""
-        prices = Prices(network, price, 1.0, sync=True, gradients=not self._alone, in_line=True)
+        prices = Prices(network, price, 1.0, sync=True, gradients=not self._alone)
         return float(mesh.priced(prices).sum()) - price * self.room
 
     def _one_stage(self, network: float, price: float) -> float:

@@ -19,7 +19,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.patterns import Patterns
-from partita.costs.segments import HIDDEN, PRICES, MeshWays, Way, mesh_ways
+from partita.costs.segments import HIDDEN, PRICES, MeshWays, Way
 from partita.costs.sharding import LEVELS
 from partita.costs.tied import tied_stretches
 from partita.graph.backward import training_graph
@@ -87,7 +87,6 @@ class Option:
 class _Table:
     stretches: Stretches
     options: list[Option]
-    meshes: list[MeshWays]
 
     @functools.cached_property
     def without_light(self) -> "_Table | None":
@@ -98,7 +97,7 @@ class _Table:
         known = self.stretches
         parts = (known.seconds, known.static, known.saved, known.transient, known.tail)
         stretches = Stretches(*(part[left] for part in parts))
-        return _Table(stretches, [self.options[i] for i in left], self.meshes) if left else None
+        return _Table(stretches, [self.options[i] for i in left]) if left else None
 
 
 @dataclass
@@ -213,14 +212,27 @@ class Drafting:
 
     def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
         """What no plan with these groups and so many micro-batches is below; None: no such plan."""
-        groups, m = arrangement.groups, num_microbatches
-        tables = [self._table(g, m, min(m, len(groups))) for g in groups]
-        if any(table is None for table in tables):
+        meshes = self._all_meshes(arrangement, num_microbatches)
+        if not meshes:
             return None
-        known = {id(table): table for table in tables if table is not None}
-        meshes = [ways.least for table in known.values() for ways in table.meshes]
-        room = max(map(self._room, groups))
-        return Bound(meshes, len(groups), m, room, self.training)
+        room = max(map(self._room, arrangement.groups))
+        return Bound(meshes, arrangement.num_stages, num_microbatches, room, self.training)
+
+    def least_compute_s(self, arrangement: Arrangement, num_microbatches: int) -> float:
+        """A lower bound that counts nothing but computing, found at once."""
+        meshes = self._all_meshes(arrangement, num_microbatches)
+        if not meshes:
+            return 0.0
+        least = np.min([ways.least_compute for ways in meshes], axis=0)
+        return float(least.sum()) / arrangement.num_stages
+
+    def _all_meshes(self, arrangement: Arrangement, m: int) -> list[MeshWays]:
+        """The meshes of all groups of devices, those that lie alike once."""
+        flight = min(m, arrangement.num_stages)
+        found = [self._meshes(group, m, flight) for group in arrangement.groups]
+        if not all(found):
+            return []
+        return list({id(ways): ways for own in found for ways in own}.values())
 
     def least_bytes(self, arrangement: Arrangement, num_microbatches: int) -> float:
         """Roughly what a device must hold at the thriftiest."""
@@ -305,18 +317,20 @@ class Drafting:
 
     def _table(self, group: Sequence[int], m: int, in_flight: int) -> _Table | None:
         """Every way to run every stretch of segments on a group, for one micro-batch size."""
-        flight = 1 << max(0, in_flight.bit_length() - 1)
-        key = (self.patterns.pattern(group), m, flight)
+        key = (self.patterns.pattern(group), m, _rounded(in_flight))
         if key not in self._tables:
-            self._tables[key] = self._make_table(group, m, flight)
+            self._tables[key] = self._make_table(self._meshes(group, m, in_flight))
         return self._tables[key]
 
-    def _make_table(self, group: Sequence[int], m: int, flight: int) -> _Table | None:
-        found = [
+    def _meshes(self, group: Sequence[int], m: int, in_flight: int) -> list[MeshWays]:
+        flight = _rounded(in_flight)
+        return [
             self.ways(mesh_of(shape, group), m, flight) for shape in self._shapes(len(group), m)
         ]
+
+    def _make_table(self, meshes: Sequence[MeshWays]) -> _Table | None:
         parts, options = [], []
-        for ways in found:
+        for ways in meshes:
             for way in ways.ways:
                 made = _training(way) if self.training else {"no": _inference(way)}
                 if not self.allow("recompute", "no"):  # then what has nothing cheap keeps all
@@ -327,7 +341,7 @@ class Drafting:
                         options.append(Option(way, recompute))
         if not parts:
             return None
-        return _Table(joined(parts), options, found)
+        return _Table(joined(parts), options)
 
     def _shapes(self, size: int, m: int) -> list[tuple[int, ...]]:
         """The shapes of a group's mesh; of many devices, those that the samples reach."""
@@ -341,10 +355,10 @@ class Drafting:
         """The answers on one mesh, shared by all that lie alike."""
         key = (mesh.axes, self.patterns.pattern(mesh.devices), m, in_flight)
         if key not in self._ways:
-            self._ways[key] = mesh_ways(
+            self._ways[key] = MeshWays(
                 self.micro(m), self.chain, self.fold, self.cluster, mesh, m, in_flight,
                 self._solve, self._prove, self.collectives, PRICES if self.training else PRICES[:3],
-                self.levels,
+                self.levels, self.allow("recompute", "light"),
             )  # fmt: skip
         return self._ways[key]
 
@@ -361,6 +375,11 @@ class Drafting:
         if result.solution is None or result.status is not Status.OPTIMAL:
             return None
         return tuple(result.solution.assignment)
+
+
+def _rounded(in_flight: int) -> int:
+    """A power of two: numbers that are near share their answers."""
+    return 1 << max(0, in_flight.bit_length() - 1)
 
 
 def wanted_count(num_stages: int) -> int:

@@ -1,0 +1,131 @@
+"""What can wait on the network does: parameters come early, sums of gradients hold up nobody."""
+
+import numpy as np
+import pytest
+
+from partita.cluster import resolve
+from partita.engine import run
+from partita.graph import GraphBuilder, training_graph
+from partita.lower import lower_stage
+from partita.lower.parameters import PREFETCH
+from partita.plans import Axis, Mesh, OpSplit, Stage
+from partita.program import Kind
+from partita.verify import verify_program, verify_timeline
+
+CLUSTER = resolve("2x4xA100")
+MESH = Mesh((Axis("x", 2), Axis("y", 4)), tuple(range(8)))
+LAYERS = 12
+
+
+def towers(batch=4096, width=4096):
+    """Pairs of layers, split as columns and rows along y."""
+    g = GraphBuilder("towers")
+    x = g.input("x", (batch, width))
+    for i in range(LAYERS // 2):
+        x = g.linear(g.relu(g.linear(x, 4 * width, f"up{i}")), width, f"down{i}")
+    return training_graph(g.finish(x))
+
+
+def program_of(sharded, columns="n", rows="k"):
+    graph = towers()
+    dims = {"up": ("b", columns), "do": ("b", rows), "re": ("b", "c")}
+    forward = [op.name for op in graph.ops if op.phase == "forward"]
+    splits = tuple(OpSplit(op, dims[op[:2]], sharded) for op in forward)
+    return lower_stage(Stage("model", MESH, splits), graph, CLUSTER, 1).program
+
+
+def times(program):
+    timeline = run(program)
+    assert verify_program(program) == ()
+    assert verify_timeline(program, timeline) == ()
+    return timeline
+
+
+def named(program, part):
+    return [i for i in range(program.num_tasks) if part in program.blocks[program.block[i]]]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    program = program_of("parameters")
+    return program, times(program)
+
+
+class TestGathering:
+    def test_parameters_of_an_op_that_lie_alike_come_together(self, shared):
+        program, _ = shared
+        weights = named(program, "weight all_gather")
+        assert len(weights) == 2 * LAYERS - 1  # the first layer has no data gradient to give
+        assert not [i for k in range(LAYERS // 2) for i in named(program, f"up{k}.bias all_gather")]
+        # the bias of a layer split into rows lies whole everywhere, its weight does not
+        assert named(program, "down0.bias all_gather")
+
+    def test_nothing_is_gathered_more_than_a_few_ops_ahead(self, shared):
+        program, timeline = shared
+        ops = [f"{part}{i}" for i in range(LAYERS // 2) for part in ("up", "down")]
+        begins = {op: timeline.start[named(program, f"{op}.weight all_gather")[0]] for op in ops}
+        ends = {op: timeline.end[_compute(program, op)] for op in ops}
+        for k in range(PREFETCH, LAYERS):
+            assert begins[ops[k]] >= ends[ops[k - PREFETCH]]
+
+    def test_what_is_gathered_is_there_in_time(self, shared):
+        """Without the first, no layer waits for parameters but for what the network lane lacks."""
+        program, timeline = shared
+        copies = program_of("none")
+        waited = timeline.makespan - times(copies).makespan
+        first = timeline.end[named(program, "up0.weight all_gather")[0]]
+        assert waited < 2 * first
+
+    def test_a_device_never_holds_more_than_those(self, shared):
+        """At most so many ops' parameters are whole beside what the copies' plan holds."""
+        _, timeline = shared
+        width, element = 4096, 4
+        one = 4 * width * width * element / 4  # a weight's columns of one device
+        other = times(program_of("none")).peaks()[0]
+        states_and_copies = LAYERS * one  # that a plan with copies holds more, at the least
+        assert timeline.peaks()[0] < other - states_and_copies + PREFETCH * 1.01 * one
+
+
+class TestSums:
+    def test_sums_of_gradients_do_not_hold_up_what_is_waited_for(self):
+        """A conversion that is ready begins at once, unless the lane is in the midst of a sum."""
+        program = program_of("none")
+        timeline = times(program)
+        sums = named(program, "gradients.")
+        longest = max(float(timeline.end[i] - timeline.start[i]) for i in sums)
+        late = []
+        for i in named(program, "grad all_reduce"):
+            if "gradients." in program.blocks[program.block[i]]:
+                continue
+            ready = max(float(timeline.end[w]) for w, *_ in program.waits_of(i))
+            late.append(float(timeline.start[i]) - ready)
+        assert len(late) == LAYERS // 2 - 1
+        assert max(late) <= 0.5 * longest * (1 + 1e-9)
+
+    def test_all_gradients_are_summed_before_their_update(self):
+        program = program_of("none")
+        timeline = times(program)
+        updates = [i for i in range(program.num_tasks) if program.kind[i] == Kind.UPDATE]
+        assert len(updates) == len(named(program, "gradients."))
+        first = min(timeline.start[i] for i in updates)
+        assert first >= timeline.end[named(program, "gradients.0 all_reduce")[0]]
+
+    def test_only_a_few_are_put_off(self):
+        """When a weight gradient runs, all sums but the last few have begun."""
+        program = program_of("parameters")
+        timeline = times(program)
+        starts = np.array([timeline.start[i] for i in named(program, "gradients.")])
+        wgrads = [i for i in range(program.num_tasks) if program.kind[i] == Kind.WGRAD]
+        ends = np.sort([timeline.end[i] for i in wgrads])
+        order = np.sort(starts)
+        assert len(order) > 6
+        for k in range(len(order) - 6):
+            assert order[k] <= ends[min(len(ends) - 1, 2 * (k + 6))]
+
+
+def _compute(program, op):
+    return next(
+        i
+        for i in range(program.num_tasks)
+        if program.blocks[program.block[i]] == op and program.kind[i] == Kind.FORWARD
+    )
