@@ -11,8 +11,9 @@ from partita.capture.twin import example_inputs, twin
 from partita.cli import partita
 from partita.emit.plans import capture_twin, emit_plan
 from partita.emit.stages import emit
-from partita.errors import PlanError
+from partita.errors import ModelError, PlanError
 from partita.graph import GraphBuilder
+from partita.graph.files import write_graph
 from partita.run.sequential import load_source
 from partita.zoo import build
 from tests.emit.plans import plan_in_parts
@@ -86,6 +87,15 @@ def test_a_plan_of_a_file_is_emitted_from_the_module_in_it(tmp_path):
     assert same(loaded.run_stages(loaded.build_stages(net.state_dict()), x), net(x))
 
 
+def test_a_function_that_gives_no_micro_batch_is_refused(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\ndef make():\n    return torch.nn.Linear(6, 8), (torch.ones(4, 6),)\n"
+    )
+    plan = plan_in_parts(f"{tmp_path / 'net.py'}:make", 1, microbatches=2, training=False)
+    with pytest.raises(ModelError, match="for a batch of 4, and the plan's micro-batches are of 2"):
+        emit_plan(plan)
+
+
 def test_a_graph_with_hostile_names_makes_harmless_code():
     g = GraphBuilder("x'''; import os")
     x = g.input('ids"""\nimport os', (2, 4))
@@ -141,3 +151,11 @@ def test_emit_refuses_what_is_no_plan(tmp_path):
     found = run(str(path))
     assert found.exit_code == 2
     assert '"partita/plan@3" is needed here' in found.output
+
+
+@pytest.mark.parametrize("ending", [".json", ".txt"])
+def test_a_plan_of_a_saved_graph_is_emitted_for_one_micro_batch(tmp_path, ending):
+    spec = tmp_path / f"net{ending}"
+    write_graph(spec, build("squeezenet1_1@64", batch=8, loss=False))
+    source = emit_plan(plan_in_parts(str(spec), 2, microbatches=4, training=False)).source
+    assert "float32 (2, 3, 64, 64), given to the model" in source

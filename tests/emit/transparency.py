@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from partita.emit.recompute import Again
 from partita.emit.stages import Captured, emit
 from partita.run.sequential import InTurn
 
@@ -61,13 +62,20 @@ class Model:
         apart = Apart(self.stages(stage_of))
         return self.observe(apart, then=apart.backward)
 
-    def stages(self, stage_of: Mapping[str, int]) -> InTurn:
+    def stages(
+        self, stage_of: Mapping[str, int], again: Mapping[int, Again] | None = None
+    ) -> InTurn:
         """The stages of an assignment, with the model's own weights."""
-        return InTurn(self.captured, emit(self.captured, stage_of))
+        return InTurn(self.captured, emit(self.captured, stage_of, again=again))
 
-    def assert_same(self, stage_of: Mapping[str, int], exact_gradients: bool = True) -> None:
+    def assert_same(
+        self,
+        stage_of: Mapping[str, int],
+        exact_gradients: bool = True,
+        again: Mapping[int, Again] | None = None,
+    ) -> None:
         """Stages give the model's structure, outputs, gradients and buffers."""
-        spec, outputs, gradients, buffers = self.observe(self.stages(stage_of))
+        spec, outputs, gradients, buffers = self.observe(self.stages(stage_of, again))
         assert spec == self.wanted[0]
         for mine, theirs in zip(outputs, self.wanted[1], strict=True):
             assert same(mine, theirs)

@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
-from partita.emit.calls import Item, ModuleCall, reads
+from partita.emit.annotations import annotation, type_of
+from partita.emit.calls import Item, ModuleCall, Piece, is_again, reads
 from partita.emit.names import POOL, unused, variable
 from partita.emit.ops import written
 from partita.emit.steps import Step, Value
-from partita.emit.text import Expr, call, returned, statement
+from partita.emit.text import Bracket, Expr, call, returned, statement
 
 _DULL = re.compile(
     r"(conv|fc|linear|lin|bn|norm|ln|layer|block|act|relu|gelu|drop|dropout|pool|proj|features|h|net"
@@ -31,6 +32,8 @@ _LONGEST_CHAIN = 50
 
 
 LEAST_REPEATED = 3  # calls that are written as a loop
+# What `helpers.py` writes: the mark of what a light piece runs again, and what puts buffers back.
+RUN_AGAIN, COUNTED_ONCE = "RUN_AGAIN", "CountedOnce"
 
 
 class Paths(Protocol):
@@ -85,12 +88,16 @@ class Body:
         self.place = -1
         self.chained: tuple[Value | None, str] = (None, "")  # a value that never gets a name
         self.source: Value | None = None  # what the chain starts from
+        self.functions: list[str] = []  # written for pieces
+        self.marks = False
+        self.marked = False  # inside of what runs again
 
     def write(self, items: Sequence[Item], gives: Sequence[Value]) -> list[str]:
         """The lines for items, and the return of what is given."""
         for place, item in enumerate(items):
             self.last.update((value, place) for value in reads(item))
         self.last.update((value, 1 << 60) for value in gives)
+        self.marks = not all(map(is_again, items))  # else whoever calls it marks it
         self._items(items, gives)
         return self.lines
 
@@ -122,6 +129,7 @@ class Body:
             self.place = place
             if place % 64 == 0:  # names that nobody can mean any more
                 self.names = {v: n for v, n in self.names.items() if self._matters(v)}
+            self._mark(self.marks and is_again(items[place]))
             calls = self._repeated(items, place)
             place += max(1, len(calls))
             final = gives if place == len(items) else None
@@ -133,11 +141,24 @@ class Body:
         if not items:
             self._return(gives)
 
+    def _mark(self, again: bool) -> None:
+        """Go into, or out of, what is marked to run again."""
+        if again and not self.marked:
+            self.lines.append(f"{' ' * self.indent}with {RUN_AGAIN}:")
+        if again != self.marked:
+            self.indent += 4 if again else -4
+            self.marked = again
+
     def _item(self, item: Item, gives: Sequence[Value] | None) -> None:
         outs: tuple[Value | None, ...]
-        if isinstance(item, ModuleCall):
+        if isinstance(item, Piece):
+            expr: Expr = self._checkpointed(item)
+            outs = tuple(item.gives)
+            targets = self._targets(item, outs, is_list=False)
+            plain = True
+        elif isinstance(item, ModuleCall):
             arguments = self.paths.arguments(item, self) or [self.name(v) for v in item.takes]
-            expr: Expr = call(self.paths.module(item.path), arguments)
+            expr = call(self.paths.module(item.path), arguments)
             outs = tuple(item.gives)
             targets = self.paths.targets(item, self) or self._targets(item, outs, is_list=False)
             plain = len(outs) == 1 and targets == self.names[item.gives[0]]
@@ -153,11 +174,36 @@ class Body:
         if gives is not None:
             self._return(gives)
 
+    def _checkpointed(self, piece: Piece) -> Expr:
+        """The call that runs a piece; unless it is one module, as a function written before it."""
+        taken = [v for v in piece.takes if v in self.names]  # else the class holds it
+        names = [self.name(value) for value in taken]
+        kwargs: dict[str, Expr] = {"use_reentrant": "False"}
+        if piece.light:
+            kwargs["context_fn"] = f"{RUN_AGAIN}.contexts"
+        elif piece.changes:
+            kwargs["context_fn"] = f"{COUNTED_ONCE}(self)"
+        only = piece.items[0]
+        if isinstance(only, ModuleCall) and len(piece.items) == 1 and only.takes == taken:
+            plain = self.paths.arguments(only, self) is None and only.gives == piece.gives
+            if plain and not is_again(only):
+                return call("checkpoint", [self.paths.module(only.path), *names], kwargs)
+        function = unused("piece", (*self.names.values(), *self.functions))
+        self.functions.append(function)
+        given = [f"{name}: {type_of(value)}" for value, name in zip(taken, names, strict=True)]
+        signature = Bracket(f"def {function}(", tuple(given), f") -> {annotation(piece.gives)}:")
+        inner = Body(self.paths, list(zip(taken, names, strict=True)), self.indent + 4)
+        body = inner.write(piece.items, piece.gives)
+        self.lines += ["", *statement(signature, self.indent), *body, ""]
+        return call("checkpoint", [function, *names], kwargs)
+
     def _repeated(self, items: Sequence[Item], place: int) -> list[ModuleCall]:
         """The calls from here on that run all of a list of modules, each on what the last gave."""
         found: list[ModuleCall] = []
         for item in items[place:]:
             if not isinstance(item, ModuleCall) or len(item.takes) != 1 or len(item.gives) != 1:
+                break
+            if is_again(item) != is_again(items[place]):
                 break
             if found:
                 (value,) = found[-1].gives
@@ -188,6 +234,8 @@ class Body:
     def _chain(self, item: Item, following: Item | None) -> bool:
         """`x.view(2, 3).transpose(0, 1)`: a method whose result only the next method reads."""
         if not (isinstance(item, Step) and isinstance(following, Step)) or item.is_list:
+            return False
+        if item.again != following.again:
             return False
         value = item.outs[0]
         alone = value is not None and [v for v in following.reads() if v is value] == [value]

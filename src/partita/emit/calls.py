@@ -1,7 +1,8 @@
 """The steps of a stage gathered into calls of the model's own modules.
 
 A call is whole when all its steps are in the stage, one after the other. Whole calls stay calls; of
-the others the pieces are written out where they stand.
+the others the parts are written out where they stand. What the backward runs again is gathered
+further, into pieces (`recompute.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,52 @@ class ModuleCall:
     def steps(self) -> Iterator[Step]:
         """Every step inside, in order."""
         for item in self.items:
-            if isinstance(item, Step):
-                yield item
-            else:
-                yield from item.steps()
+            yield from steps_of(item)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if only a part of it is run again, so that what is inside must be told apart."""
+        marks = {step.again for step in self.steps()}
+        inner = (i.is_divided for i in self.items if isinstance(i, ModuleCall))
+        return len(marks) > 1 or any(isinstance(i, Piece) for i in self.items) or any(inner)
 
 
-Item = Step | ModuleCall
+@dataclass(eq=False)
+class Piece:
+    """Items that the backward runs again; if `light`, only the marked steps among them."""
+
+    items: list["Step | ModuleCall"]
+    takes: list[Value]
+    gives: list[Value]
+    light: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Are there buffers that it changes?"""
+        return any(step.changes for item in self.items for step in steps_of(item))
+
+
+Item = Step | ModuleCall | Piece
+
+
+def steps_of(item: Item) -> Iterator[Step]:
+    """Every step of an item, in order."""
+    if isinstance(item, Step):
+        yield item
+        return
+    for inner in item.items:
+        yield from steps_of(inner)
+
+
+def is_again(item: Item) -> bool:
+    """True for what is marked to run again."""
+    return not isinstance(item, Piece) and all(step.again for step in steps_of(item))
+
+
+def called(items: Sequence[Item]) -> Iterator[Step | ModuleCall]:
+    """The items with those of pieces in place of the pieces."""
+    for item in items:
+        yield from item.items if isinstance(item, Piece) else (item,)
 
 
 def reads(item: Item) -> Iterator[Value]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from partita.emit.annotations import annotation, type_of
 from partita.emit.body import Body
-from partita.emit.calls import Item, ModuleCall, is_own
+from partita.emit.calls import Item, ModuleCall, called, is_own
 from partita.emit.families import Draft, draft_of, instance
 from partita.emit.holding import Holding
 from partita.emit.layers import Recurrent, layer, recurrent, sequence
@@ -19,11 +20,9 @@ from partita.emit.names import POOL, unused, variable
 from partita.emit.steps import Step, Value
 from partita.emit.text import Bracket, Expr
 
-MOST_SPELLED = 4  # results whose types are written one by one
-
 
 class NotAlike(Exception):  # noqa: N818  never leaves the package: it asks for another try
-    """The module at `path` cannot be one class: its calls differ, or others reach into it."""
+    """The module at `path` is written out: its calls differ, or others reach into it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -43,6 +42,8 @@ class Classes:
         if item in self.asked:
             return self.asked[item]
         module = self.model.get_submodule(item.path)
+        if item.is_divided and type(module) is nn.Sequential:
+            raise NotAlike(item.path)  # its parts have no names to write a class with
         own = self._own(item, module) or instance(self._drafted(item, module))
         self.asked[item] = own
         known = self.made.setdefault(item.path, own)
@@ -52,6 +53,8 @@ class Classes:
 
     def _own(self, item: ModuleCall, module: nn.Module) -> Expr | None:
         """What makes one of PyTorch's layers, or a sequence of modules."""
+        if item.is_divided:
+            return None
         found = layer(item, module)
         if found is None and type(module) is nn.Sequential:
             for inner in item.items:
@@ -97,7 +100,7 @@ class Paths:
         self.holding = Holding()
         self.modules: dict[str, Expr] = {}
         loose: dict[Value, None] = {}
-        for item in items:
+        for item in called(items):
             if isinstance(item, ModuleCall):
                 self._hold(item)
                 loose.update((v, None) for v in item.takes if self._is_mine(v))
@@ -233,29 +236,13 @@ def drafted(
     fields: Sequence[str] = (),
 ) -> Draft:
     """The class that runs items, before it is known how it shall be called."""
-    given = [f"{name}: {_type_of(value)}" for value, name in takes]
-    signature = Bracket("def forward(", ("self", *given), f") -> {_annotation(gives)}:")
+    given = [f"{name}: {type_of(value)}" for value, name in takes]
+    signature = Bracket("def forward(", ("self", *given), f") -> {annotation(gives)}:")
     body = Body(paths, takes).write(items, gives)
     return Draft(
         group, title, tuple(doc), tuple(paths.holding.made()), signature, forward_doc, tuple(body),
         tuple(fields), frozenset(paths.tensors),
     )  # fmt: skip
-
-
-def _annotation(gives: Sequence[Value]) -> str:
-    kinds = [_type_of(value) for value in gives]
-    if len(kinds) < 2:
-        return kinds[0] if kinds else "None"
-    if len(kinds) > MOST_SPELLED:
-        return f"tuple[{' | '.join(dict.fromkeys(kinds))}, ...]"
-    return f"tuple[{', '.join(kinds)}]"
-
-
-def _type_of(value: Value) -> str:
-    """Tensors are passed around, and rarely a number that was read off one."""
-    if isinstance(value.meta, torch.Tensor):
-        return "Tensor"
-    return "int" if isinstance(value.meta, int | torch.SymInt) else "float"
 
 
 def _argument_names(module: nn.Module, takes: Sequence[Value]) -> list[str]:

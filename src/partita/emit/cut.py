@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from partita.emit.steps import Step, Steps, Value, values_in
 from partita.errors import PlanError
 
@@ -55,8 +53,7 @@ def _constants(model: Steps) -> set[int]:
     known: set[Value] = set()
     found = set()
     for step in model.steps:
-        seeded = torch.Tag.nondeterministic_seeded in step.target.tags
-        fixed = not (step.changes or seeded or step.operator.startswith("empty"))
+        fixed = not (step.changes or step.is_random or step.operator.startswith("empty"))
         if fixed and all(value in known for value in step.reads()):
             found.add(step.index)
             known.update(out for out in step.outs if out is not None)

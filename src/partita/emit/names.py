@@ -9,7 +9,10 @@ from torch import nn
 
 MOST = 32  # characters of a variable's name
 POOL = ("x", "y", "z", "u", "v", "w")
-_OWN = {"torch", "nn", "Tensor", "F", "self", "stages", "state_dict", "constants"}
+_OWN = {
+    "torch", "nn", "Tensor", "F", "self", "stages", "state_dict", "constants", "checkpoint",
+    "CheckpointPolicy", "threading", "contextlib", "RunAgain", "CountedOnce",
+}  # fmt: skip
 _SPOKEN_FOR = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *_OWN}
 _AMBIGUOUS = {"l", "O", "I"}  # ruff's E741
 # Attributes that a module cannot have as children without hiding its own.

@@ -1,23 +1,27 @@
 """A plan as source: its model is built again, captured, and written out in the plan's stages.
 
-Models of the zoo are captured as their torch twins, without data: any size can be emitted. While a
-twin is followed, each of its ops marks the nodes it makes, so that the plan's stages and the scopes
-of the zoo are known for every node. The code is for one micro-batch.
+Models of the zoo and saved graphs are captured as torch twins, without data: any size can be
+emitted. While a twin is followed, each of its ops marks the nodes it makes, so that the plan's
+stages and the scopes of the zoo are known for every node. The code is for one micro-batch. What the
+plan's backwards run again, they do here (`recompute.py`).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import traceback
 
-from partita import zoo
 from partita.capture import export_module
 from partita.capture.exported import Captured
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.twin import Twin, example_inputs
+from partita.emit.recompute import Again
 from partita.emit.stages import Emitted, emit
 from partita.errors import ModelError, PlanError
+from partita.graph.backward import forward_part
+from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
 from partita.jobs.workload import load_ref
 from partita.plans import Plan
@@ -27,7 +31,7 @@ _MARK = "partita_op"
 
 def emit_plan(plan: Plan) -> Emitted:
     """The stages of a plan as one Python module; the plan must be for the model as it is now."""
-    load_ref(plan.model)
+    graph = load_ref(plan.model).graph
     stage_of = {split.op: i for i, stage in enumerate(plan.stages) for split in stage.splits}
     spec, batch = plan.model.spec, plan.model.batch // plan.schedule.num_microbatches
     if is_onnx_spec(spec):
@@ -37,24 +41,60 @@ def emit_plan(plan: Plan) -> Emitted:
             field=spec,
         )
     if is_python_spec(spec):
-        module, args, kwargs = read_module(spec, batch)
-        captured = export_module(module.train(plan.model.training), args, kwargs)
-        return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})")
-    graph = zoo.build(spec, batch=batch, dtype=plan.model.dtype, loss=plan.model.training)
-    captured, op_of = capture_twin(graph, plan.model.training)
+        return _emit_module(plan, batch, stage_of)
+    return _emit_twin(plan, rebatch(forward_part(graph), batch), stage_of)
+
+
+def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted:
+    spec = plan.model.spec
+    module, args, kwargs = read_module(spec, batch)
+    captured = export_module(module.train(plan.model.training), args, kwargs)
+    if batch_of(captured.graph) != batch:
+        raise ModelError(
+            f"gives arguments for a batch of {batch_of(captured.graph)}, "
+            f"and the plan's micro-batches are of {batch}",
+            fix="let the function take `batch`",
+            field=spec,
+        )
+    again = again_of(plan, {op: [captured.node_of(op)] for op in stage_of})
+    return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)
+
+
+def _emit_twin(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:
     missing = sorted({op.name for op in graph.ops} - stage_of.keys())
     if missing:
         raise PlanError(
             f"op {missing[0]!r} is in no stage", fix="plan again with this version of the model"
         )
+    captured, op_of = capture_twin(graph, plan.model.training)
     scope_of = {op.name: op.scope for op in graph.ops}
+    nodes: dict[str, list[str]] = {op: [] for op in stage_of}
+    for node, op in op_of.items():
+        nodes[op].append(node)
     return emit(
         captured,
         {node: stage_of[op] for node, op in op_of.items()},
         title=graph.name,
         scopes={node: scope_of[op] for node, op in op_of.items()},
         input_names=[tensor.name for tensor in graph.inputs],
+        again=again_of(plan, nodes),
     )
+
+
+def again_of(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> dict[int, Again]:
+    """What each stage's backward runs again; `nodes` are those of every op, in order."""
+    found = {}
+    for number, stage in enumerate(plan.stages if plan.model.training else ()):
+        again = [node for op in stage.again for node in nodes[op]]
+        others = (node for split in stage.splits for node in nodes[split.op])
+        starts = (nodes[op][0] for op in stage.checkpoints if nodes[op])
+        found[number] = Again(
+            stage.recompute,
+            frozenset(starts),
+            frozenset(again),
+            frozenset(others).difference(again),
+        )
+    return found
 
 
 def capture_twin(

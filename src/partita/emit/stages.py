@@ -25,7 +25,9 @@ from partita.emit.calls import Gatherer
 from partita.emit.classes import Classes, NotAlike, Paths, described, drafted
 from partita.emit.cut import StageSteps, cut
 from partita.emit.families import Draft, Families
+from partita.emit.helpers import helpers, imports
 from partita.emit.names import unused, variable
+from partita.emit.recompute import Again, in_pieces, words
 from partita.emit.steps import Steps, Value, read_steps
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
@@ -76,11 +78,13 @@ def emit(
     title: str = "",
     scopes: Mapping[str, str] | None = None,
     input_names: Sequence[str] | None = None,
+    again: Mapping[int, Again] | None = None,
 ) -> Emitted:
     """The source and the wiring; `stage_of` gives ops of the captured graph to stages.
 
     `scopes` names a module for nodes that were not captured in a call of one; `input_names` are
-    better names for the model's flat arguments than their places.
+    better names for the model's flat arguments than their places; `again` is what the backward of
+    a stage runs again.
     """
     for op, label in stage_of.items():
         if not isinstance(label, int) or isinstance(label, bool) or label < 0:
@@ -91,16 +95,18 @@ def emit(
     model.input_names = list(input_names or model.input_names)
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
-    return _Emission(captured, model, stages, name).emit()
+    return _Emission(captured, model, stages, name, again or {}).emit()
 
 
 class _Emission:
     """One module being written."""
 
     def __init__(
-        self, captured: Captured, model: Steps, stages: list[StageSteps], title: str
-    ) -> None:
+        self, captured: Captured, model: Steps, stages: list[StageSteps], title: str,
+        again: Mapping[int, Again],
+    ) -> None:  # fmt: skip
         self.module = captured.module
+        self.again = again
         self.out_spec = captured.program.call_spec.out_spec
         self.model = model
         self.stages = stages
@@ -121,9 +127,9 @@ class _Emission:
             body += ["", "", f"class {name}(nn.Module):", *draft.lines(families.final(draft))]
         made, missing = constants(self.states)
         body += [*made, *self._builder(bool(made)).lines(), *self._runner().lines()]
-        uses_functional = any("F." in line for line in body)
+        lines = [*self._head(), "", *imports(body), *helpers(body), *body]
         return Emitted(
-            "\n".join([*self._head(uses_functional), *body]) + "\n",
+            "\n".join(lines) + "\n",
             tuple(stage.label for stage in self.stages),
             tuple(self.class_names),
             tuple(self.names[v] if isinstance(v, Value) else None for v in self.model.inputs),
@@ -158,7 +164,8 @@ class _Emission:
         return classes, [self._stage(classes, stage, gatherer) for stage in self.stages]
 
     def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> Draft:
-        items = gatherer.gather(stage.steps, stage.gives)
+        again = self.again.get(stage.label)
+        items = in_pieces(gatherer.gather(stage.steps, stage.gives), stage.gives, again)
         paths = Paths(classes, "", items, stage.gives)
         takes = [(value, self.names[value]) for value in stage.takes]
         gives = [self.names[value] for value in stage.gives]
@@ -168,7 +175,7 @@ class _Emission:
         ]
         return drafted(
             paths, items, takes, stage.gives,
-            doc=self._stage_doc(stage, paths),
+            doc=[*self._stage_doc(stage, paths), *filter(None, [words(items, again)])],
             forward_doc="What it gives, from what it takes.",
             fields=fields,
         )  # fmt: skip
@@ -189,7 +196,7 @@ class _Emission:
 
     # The rest of the module.
 
-    def _head(self, uses_functional: bool) -> list[str]:
+    def _head(self) -> list[str]:
         many = f"{len(self.stages)} stage{'s' if len(self.stages) > 1 else ''}"
         doc = [
             f"{self.title} in {many}, written by partita {__version__}.",
@@ -197,8 +204,7 @@ class _Emission:
             "`build_stages(model.state_dict())` makes the stages with the weights of the original;",
             "`run_stages(stages, ...)` runs one after the other and gives what the model gives.",
         ]
-        module = ["import torch.nn.functional as F  # noqa: N812"] if uses_functional else []
-        return [*docstring(doc, 0), "", "import torch", *module, "from torch import Tensor, nn"]
+        return docstring(doc, 0)
 
     def _tables(self) -> list[str]:
         lines = []

@@ -21,7 +21,7 @@ from partita.errors import CaptureError
 MOST_WRITTEN_OUT = 64  # elements of a constant that is written into the source
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async")
 _SAME = ("alias", "detach_")  # gives its argument; only new constants are detached in place
-_LEARNING = ("batch_norm", "instance_norm")  # they change buffers though their schema hides it
+LEARNING = ("batch_norm", "instance_norm")  # they change buffers though their schema hides it
 
 
 @dataclass(eq=False)
@@ -58,6 +58,12 @@ class Step:
     changes: bool = False  # a buffer
     stack: tuple[tuple[str, str], ...] = ()  # (call, path) of modules around it, outermost first
     index: int = 0
+    again: bool = False  # marked to run again in the backward (`recompute.py`)
+
+    @property
+    def is_random(self) -> bool:
+        """Does it draw random numbers?"""
+        return torch.Tag.nondeterministic_seeded in self.target.tags
 
     @property
     def operator(self) -> str:
@@ -205,7 +211,7 @@ class _Reader:
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
         step = Step(node.name, target, args, kwargs, tuple(outs), is_list, stack=stack)
-        step.changes = step.operator in _LEARNING or any(
+        step.changes = step.operator in LEARNING or any(
             argument.alias_info is not None and argument.alias_info.is_write
             for argument in target._schema.arguments
         )
@@ -256,8 +262,7 @@ def _needed(steps: list[Step], outputs: list[Any]) -> list[Step]:
     needed = set(values_in(outputs))
     kept = []
     for step in reversed(steps):
-        seeded = torch.Tag.nondeterministic_seeded in step.target.tags
-        if step.changes or seeded or any(out in needed for out in step.outs):
+        if step.changes or step.is_random or any(out in needed for out in step.outs):
             needed.update(step.reads())
             kept.append(replace(step, outs=tuple(o if o in needed else None for o in step.outs)))
     return kept[::-1]

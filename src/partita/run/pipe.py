@@ -42,6 +42,7 @@ def pipe(
     from partita.capture import export_module
 
     captured = export_module(module, args, kwargs, checkpointing=checkpointing)
+    from partita.emit.plans import again_of
     from partita.emit.stages import emit
     from partita.jobs.partition import QUICKLY, partition
     from partita.run.piped import Piped
@@ -61,4 +62,6 @@ def pipe(
         if found.status is not Status.INFEASIBLE:
             more = "give the search longer: stop=partita.Stop(time_s=60)"
         raise PlanError(found.result.why, fix=more, field=captured.graph.name)
-    return Piped(InTurn(captured, emit(captured, found.stage_of)), found)
+    nodes = {op: [captured.node_of(op)] for op in found.stage_of}
+    emitted = emit(captured, found.stage_of, again=again_of(found.plan, nodes))
+    return Piped(InTurn(captured, emitted), found)

@@ -1,0 +1,75 @@
+"""What an emitted module needs beside its stages: imports, and what its checkpoints run in."""
+
+from collections.abc import Sequence
+
+_COUNTED_ONCE = '''
+
+class CountedOnce:
+    """What `checkpoint` runs in: a second run leaves the buffers of a module as they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self) -> tuple[object, object]:
+        """For the first run, and for the second."""
+        return contextlib.nullcontext(), self._put_back()
+
+    @contextlib.contextmanager
+    def _put_back(self) -> Iterator[None]:
+        before = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        try:
+            yield
+        finally:
+            for buffer, value in before:
+                buffer.data.copy_(value)'''
+
+_RUN_AGAIN = '''
+
+class RunAgain(threading.local):
+    """What is made in `with RUN_AGAIN` is made again in the backward; all else is kept."""
+
+    on = False
+
+    def __enter__(self) -> None:
+        self.on = True
+
+    def __exit__(self, *_: object) -> None:
+        self.on = False
+
+    def contexts(self) -> tuple[object, object]:
+        """What `checkpoint` runs in: the first time, and the second."""
+        return create_selective_checkpoint_contexts(self._policy)
+
+    def _policy(self, _: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        again = self.on or op.is_view
+        return CheckpointPolicy.PREFER_RECOMPUTE if again else CheckpointPolicy.MUST_SAVE
+
+
+RUN_AGAIN = RunAgain()'''
+
+
+def helpers(body: Sequence[str]) -> list[str]:
+    """What the classes use that is not PyTorch's."""
+    known = {"CountedOnce(": _COUNTED_ONCE, "RUN_AGAIN": _RUN_AGAIN}
+    return [line for word, text in known.items() if _says(body, word) for line in text.split("\n")]
+
+
+def imports(body: Sequence[str]) -> list[str]:
+    """The imports that a module's lines ask for."""
+    own = ["import threading"] if _says(body, "RUN_AGAIN") else []
+    if _says(body, "CountedOnce("):
+        own = ["import contextlib", *own, "from collections.abc import Iterator"]
+    found = ["import torch"]
+    if _says(body, "F."):
+        found.append("import torch.nn.functional as F  # noqa: N812")
+    found.append("from torch import Tensor, nn")
+    if _says(body, "RUN_AGAIN"):
+        names = ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts")
+        found += ["from torch.utils.checkpoint import (", *(f"    {n}," for n in names), ")"]
+    elif _says(body, "checkpoint("):
+        found.append("from torch.utils.checkpoint import checkpoint")
+    return [*own, "", *found] if own else found
+
+
+def _says(body: Sequence[str], word: str) -> bool:
+    return any(word in line for line in body)
