@@ -24,6 +24,7 @@ from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_result import Planned, planned, rejection
 from partita.jobs.plan_tried import Candidate, Clock, Tried
+from partita.jobs.wish_check import check_wishes
 from partita.jobs.wishes import parse_wishes
 from partita.jobs.workload import load
 from partita.lower import Memo
@@ -73,6 +74,10 @@ def plan(
         workload.graph, workload.optimizer, machine, memo.collectives, wishes.allow,
         LEVELS if level is None else (level,), limit, clock.must_end,
     )  # fmt: skip
+    check_wishes(
+        wishes, batch=workload.batch, cluster=machine, num_segments=drafting.chain.num_segments,
+        inner_size=drafting.patterns.inner_size, training=training,
+    )  # fmt: skip
     tried = Tried(workload, machine, objective, wishes, limit, stop, drafting, memo, clock)
     pipelines = Pipelines(tried, seed)
     something_at_once(tried)
@@ -86,6 +91,5 @@ def plan(
             step()
     if not tried.is_cut():  # a gap that is small enough is no reason to lose to a named way
         all_named(tried)
-    if not tried.done():
         splits_alone(tried)
     return planned(tried, pipelines, spec, seed)

@@ -84,6 +84,7 @@ class Pipelines:
                         many = count
         if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
             self._weighted()
+        self.tried.raise_bound(self.bound_s(quick=True))
 
     def _arrangements(self) -> list[Arrangement]:
         most = min(MOST_STAGES, self.drafting.chain.num_segments)
@@ -307,10 +308,10 @@ class Pipelines:
         if found is not None:
             self.tried.add("search", simulation.stages, found)
 
-    def bound_s(self) -> float:
-        """What no plan takes less than, of those looked at.
+    def bound_s(self, *, quick: bool = False) -> float:
+        """What no plan takes less than, of those looked at; `quick`, without a walk over prices.
 
-        Named plans outside the family were simulated themselves: none is below the best.
+        Named plans outside the family are simulated themselves: none will be below the best.
         """
         best, work_s = self.tried.best(), self.tried.work_s
         if not self.complete or not self.bounds or best is None or not self.cluster.is_homogeneous:
@@ -319,7 +320,7 @@ class Pipelines:
         for bound in sorted(self.bounds, key=lambda bound: bound.quick_s):
             if bound.quick_s >= least:
                 break
-            least = min(least, bound.quick_s if self.tried.cut else bound.seconds)  # no time left
+            least = min(least, bound.quick_s if quick else bound.seconds)
         return max(work_s, least)
 
 

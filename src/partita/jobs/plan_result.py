@@ -41,7 +41,8 @@ class Planned:
 
 def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned:
     """The answer, from all that was tried."""
-    best, bound = tried.best(), pipelines.bound_s()
+    best, bound = tried.best(), pipelines.bound_s(quick=tried.cut)  # no time is left
+    tried.raise_bound(bound)
     ranked = sorted((c for c in tried.candidates if c.fits), key=rank)
     if best is None:
         cut = tried.reason and not pipelines.complete

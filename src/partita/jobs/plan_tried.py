@@ -87,6 +87,7 @@ class Tried:
 
     def __post_init__(self) -> None:
         self.work_s = work_bound_s(self.workload.graph, self.cluster)
+        self.lower_s = self.work_s  # the best bound so far
 
     def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
@@ -169,8 +170,18 @@ class Tried:
             and all(allow("sharded", level) for level in levels)
         )
 
+    def raise_bound(self, bound_s: float) -> None:
+        """No plan takes less: say so where it is news."""
+        if bound_s <= self.lower_s * (1 + 1e-9):
+            return
+        self.lower_s = bound_s
+        best = self.best()
+        if best is not None:
+            self._record(best.objective_s)
+
     def _record(self, objective: float) -> None:
-        step = Improvement(self.seconds(), objective, self.work_s, len(self.candidates))
+        self.lower_s = min(self.lower_s, objective)  # a named plan may be of another family
+        step = Improvement(self.seconds(), objective, self.lower_s, len(self.candidates))
         self.history.append(step)
         if self.stop.progress is not None:
             self.stop.progress(step)
@@ -187,7 +198,7 @@ class Tried:
         """Is there a reason to end: time, an interruption, or a gap that is small enough?"""
         best = self.best()
         if not self.is_cut() and not self.reason and best is not None:
-            gap = relative_gap(best.objective_s, self.work_s)
+            gap = relative_gap(best.objective_s, self.lower_s)
             if gap is not None and gap <= self.stop.gap:
                 self.reason = f"within the asked gap of {self.stop.gap:.2%}"
         return bool(self.reason)

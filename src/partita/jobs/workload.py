@@ -79,7 +79,11 @@ def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
     if batch is not None and batch != _batch_of(graph):
         raise ModelError(
             f"has a batch of {_batch_of(graph)}, not {batch}",
-            fix="let the function take `batch`, or leave it out",
+            fix=(
+                "leave it out, or export the model with a batch that may vary"
+                if is_onnx_spec(spec)
+                else "let the function take `batch`, or leave it out"
+            ),
             field=spec,
         )
     return graph
