@@ -52,6 +52,44 @@ def test_what_does_not_fit_exits_with_1_and_says_what_would_help(run):
     assert "no plan fits" in result.stdout
 
 
+def test_devices_known_from_a_file_alone_are_advised_on_too(run, tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(
+        '[[kinds]]\nname = "tiny"\nbased_on = "A100-40GB-SXM"\nmemory_GiB = 0.02\n'
+        '[[nodes]]\ndevices = "2xtiny"\n'
+    )
+    for command in ("plan", "shard"):
+        result = run(command, "squeezenet1_1", "-c", str(path), "--batch", "4", "--quiet")
+        assert result.exit_code == 1, result.output
+        assert "larger" in result.stdout or "would be enough" in result.stdout
+
+
+def test_the_cap_of_a_plan_is_shown_by_all_that_read_it(run, tmp_path):
+    path = tmp_path / "capped.json"
+    words = ("plan", *SMALL, "--max-memory", "2GiB", "--quiet")
+    assert "of 2.00 GiB per device" in run(*words, "-o", str(path)).stdout
+    assert "of 2.00 GiB per device" in run("simulate", str(path)).stdout
+    assert "of 2.00 GiB" in run("explain", str(path)).stdout
+    drawn = run("report", str(path)).stdout
+    assert "of 2.00 GiB per device" in drawn
+    assert "of 80.0 GiB" not in drawn
+
+
+def test_plans_for_batches_in_a_row_show_both_times(run):
+    words = ("gpt2@64", "--cluster", "4xA100", "--batch", "4", "--infer", "--quiet")
+    in_a_row = run("plan", *words, "--pin", "stages=2").stdout
+    assert "a batch every" in in_a_row
+    assert "batch to batch" in in_a_row
+    one = run("plan", *words, "--pin", "stages=2", "--objective", "latency").stdout
+    assert "batch to batch" not in one
+
+
+def test_parameters_in_shares_are_called_so_though_most_ops_have_none(run_json, run):
+    words = ("gpt2@64", "--cluster", "2xA100", "--batch", "4", "--quiet", "--time-limit", "10")
+    text = run("plan", *words, "--pin", "stages=1", "--pin", "sharded=parameters").stdout
+    assert "parameters in shares" in text
+
+
 def test_compare_lists_strategies_and_searches(run_json):
     found = run_json("compare", *SMALL, "--quiet")
     names = [row["name"] for row in found["rows"]]
@@ -59,6 +97,32 @@ def test_compare_lists_strategies_and_searches(run_json):
         assert name in names
     steps = {row["name"]: row["step_s"] for row in found["rows"] if row["fits"]}
     assert steps["plan"] <= min(steps.values()) * (1 + 1e-6)
+
+
+def test_compare_knows_what_counts_in_inference(run_json, run):
+    words = ("compare", "gpt2@64", "--cluster", "2xA100", "--batch", "4", "--infer", "--quiet")
+    rows = {row["name"]: row for row in run_json(*words)["rows"]}
+    assert rows["1f1b"]["objective_s"] < rows["1f1b"]["step_s"]
+    best = min(row["objective_s"] for row in rows.values() if row["fits"])
+    assert rows["plan"]["objective_s"] <= best * (1 + 1e-6)
+    rows = {row["name"]: row for row in run_json(*words, "--objective", "latency")["rows"]}
+    assert all(row["objective_s"] == row["step_s"] for row in rows.values())
+    assert rows["gpipe"]["note"] == "cannot run here"
+    assert "gpipe: cannot run here" in run(*words).stdout
+
+
+def test_compare_names_what_an_interruption_left_out():
+    from itertools import count
+
+    from partita.jobs.compare import compare
+    from partita.search.base import Stop
+
+    asked = count()
+    stop = Stop(interrupted=lambda: next(asked) > 3)
+    rows = {r.name: r for r in compare("squeezenet1_1", "2xA100", batch=4, stop=stop).rows}
+    assert rows["data"].fits
+    assert rows["plan"].simulation is None
+    assert {row.note for row in rows.values()} == {"", "not reached"}
 
 
 def test_compare_reads_as_a_table_with_the_best_first(run):

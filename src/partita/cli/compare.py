@@ -12,6 +12,13 @@ from partita.jobs.compare import Compared, Comparison
 @click.argument("model")
 @click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
 @click.option(
+    "--objective",
+    type=click.Choice(["throughput", "latency"]),
+    default="throughput",
+    show_default=True,
+    help="For inference: time from batch to batch, or of one batch.",
+)
+@click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),
     default=60.0,
@@ -20,23 +27,34 @@ from partita.jobs.compare import Compared, Comparison
 )
 @model_options
 @common_options
-def command(model: str, cluster: str, time_limit: float, options: ModelOptions, out: Output) -> int:
+def command(
+    model: str,
+    cluster: str,
+    objective: str,
+    time_limit: float,
+    options: ModelOptions,
+    out: Output,
+) -> int:
     """Put named strategies and our searches side by side for a MODEL on a cluster.
 
     Data parallel, ZeRO, FSDP, Megatron-style tensor parallel, GPipe, 1F1B, interleaved and
     Megatron-style TP x PP x DP, each with the best of the meshes and depths it knows; then the
-    search for splits alone (partita shard) and the joint search (partita plan).
+    search for splits alone (partita shard) and the joint search (partita plan). After Ctrl-C what
+    was not reached is named.
     """
     from partita.jobs.compare import compare
 
     with out.stop(time_s=time_limit, gap=0.01, words=units.seconds) as stop:
-        found = compare(model, cluster, stop=stop, seed=out.seed, **options.as_dict())
+        found = compare(
+            model, cluster, objective=objective, stop=stop, seed=out.seed, **options.as_dict()
+        )
     out.show(_text(found))
     out.result(
         {
             "format": "partita/comparison@1",
             "model": model,
             "cluster": cluster,
+            "objective": objective,
             "lower_bound_s": found.lower_bound_s,
             "rows": [_row_json(row) for row in found.rows],
         }
@@ -45,40 +63,54 @@ def command(model: str, cluster: str, time_limit: float, options: ModelOptions, 
 
 
 def _text(found: Comparison) -> str:
-    from partita.report.summary import arrangement
-
     best = found.best
-    rows = []
-    for row in sorted(found.rows, key=lambda r: (not r.fits, r.step_s)):
+    in_a_row = any(row.in_a_row for row in found.rows)
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, list[str]] = {}
+    for row in sorted(found.rows, key=lambda r: (not r.fits, r.objective_s)):
         simulation = row.simulation
         if simulation is None:
-            rows.append((row.name, row.summary, "cannot run here", "", "", "", "", ""))
+            rows.append((row.name, row.summary, *("-",) * (6 + in_a_row)))
+            notes.setdefault(row.note, []).append(row.name)
             continue
-        ratio = "" if best is None else f"x{row.step_s / best.step_s:.2f}"
+        ratio = "" if best is None else f"x{row.objective_s / best.objective_s:.2f}"
         rows.append(
             (
                 row.name,
                 row.summary,
-                arrangement(simulation).rsplit(", bubble", 1)[0],
+                simulation.arrangement,
                 units.seconds(row.step_s),
+                *((units.seconds(row.objective_s),) if in_a_row else ()),
                 ratio if row.fits else "does not fit",
-                units.size(max(simulation.peak_bytes)),
+                units.size(simulation.fullest[0]),
                 f"{simulation.bubble:.0%}",
                 units.seconds(row.seconds),
             )
         )
-    header = ("strategy", "what it is", "plan", "step", "", "memory", "idle", "search")
-    return units.table(header, rows, numbers=(3, 4, 5, 6, 7))
+    interval = ("batch to batch",) if in_a_row else ()
+    header = (
+        "strategy", "what it is", "plan", "step", *interval, "", "memory", "idle", "search",
+    )  # fmt: skip
+    table = units.table(header, rows, numbers=range(3, len(header)))
+    told = [f"{', '.join(names)}: {note}" for note, names in notes.items()]
+    return "\n".join([table, *[""] * bool(told), *told])
 
 
 def _row_json(row: Compared) -> dict[str, object]:
     simulation = row.simulation
-    return {
-        "name": row.name,
-        "fits": row.fits,
-        "step_s": None if simulation is None else row.step_s,
-        "peak_memory_bytes": None if simulation is None else max(simulation.peak_bytes),
-        "bubble": None if simulation is None else simulation.bubble,
-        "seconds": row.seconds,
-        "num_plans": row.num_plans,
-    }
+    shown: dict[str, object] = {"name": row.name, "fits": row.fits, "note": row.note}
+    if simulation is not None:
+        peak, capacity = simulation.fullest
+        shown |= {
+            "plan": simulation.arrangement,
+            "step_s": row.step_s,
+            "objective_s": row.objective_s,
+            "peak_memory_bytes": peak,
+            "capacity_bytes": capacity,
+            "bubble": simulation.bubble,
+        }
+    else:
+        shown |= dict.fromkeys(
+            ("plan", "step_s", "objective_s", "peak_memory_bytes", "capacity_bytes", "bubble")
+        )
+    return {**shown, "seconds": row.seconds, "num_plans": row.num_plans}

@@ -38,8 +38,10 @@ def _head(told: Explained) -> str:
     machine = f"{found.cluster.name}: {found.num_devices} devices as {found.arrangement}"
     verdict = [f"{bound.name} {bound.share:.1%}" for bound in told.bounds if bound.share >= SMALL]
     text = [lines[0], machine, "", lines[3], f"bound by   {', '.join(verdict[:5]) or 'nothing'}"]
-    if told.lower_bound_s and told.step_s:
-        gap = 1 - told.lower_bound_s / told.step_s
+    if told.objective_s != told.step_s:
+        text.insert(4, f"in a row   a batch every {units.seconds(told.objective_s)}")
+    if told.lower_bound_s and told.objective_s:
+        gap = 1 - told.lower_bound_s / told.objective_s
         bound = units.seconds(told.lower_bound_s)
         text.append(f"at least   {bound} by the search's bound: at most {gap:.1%} from the best")
     if not found.fits:
@@ -141,14 +143,15 @@ def _alternatives(told: Explained, plan: Plan) -> str:
         (
             other.name,
             other.arrangement,
-            units.seconds(other.step_s),
-            _change(other.step_s / told.step_s - 1 if told.step_s else 0.0),
+            units.seconds(other.objective_s),
+            _change(other.objective_s / told.objective_s - 1 if told.objective_s else 0.0),
             units.size(other.peak_memory_bytes),
             other.why,
         )
         for other in told.alternatives
     ]
-    header = ("found by", "plan", "step", "", "memory", "what stood against it")
+    what = "step" if told.objective_s == told.step_s else "batch to batch"
+    header = ("found by", "plan", what, "", "memory", "what stood against it")
     table = _table(header, rows, numbers=(2, 3, 4))
     return f"What was not taken, and why\n{table}"
 
@@ -216,6 +219,7 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "model": found.workload.spec,
         "cluster": found.cluster.name,
         "step_s": told.step_s,
+        "objective_s": told.objective_s,
         "lower_bound_s": told.lower_bound_s,
         "fits": found.fits,
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},

@@ -1,17 +1,12 @@
 """`partita plan`: how to run a model on a cluster, everything decided in one search."""
 
-import re
-
 import click
 
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options
-from partita.errors import InputError
+from partita.cli.sizes import size_bytes
 from partita.jobs.wishes import DECISIONS
-
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(B|KB|MB|GB|TB|KIB|MIB|GIB|TIB)?", re.I)
-POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @click.command()
@@ -59,17 +54,19 @@ def command(
 ) -> int:
     """Plan how to run a MODEL on a cluster: splits, stages, devices, micro-batches, schedule.
 
-    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, or a saved graph.
-    Every op may be split along any of its dims, the model cut into stages on groups of devices,
-    activations recomputed, states sharded, micro-batches ordered by known schedules. What fits
-    the memory and is fastest on the simulator is kept, never slower than a named strategy.
+    MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, a saved graph, an ONNX
+    file, or file.py:function, which gives a PyTorch module and the arguments of a call. Every op
+    may be split along any of its dims, the model cut into stages on groups of devices, activations
+    recomputed, states sharded, micro-batches ordered by known schedules or one that is searched.
+    What fits the memory and is fastest on the simulator is kept: never slower than a named
+    strategy.
 
     Exit code 1 says that nothing fits; the message says what would help.
     """
     from partita.jobs.plan import plan
     from partita.report.planned import planned_json, planned_text
 
-    room = None if max_memory is None else _bytes(max_memory)
+    room = None if max_memory is None else size_bytes(max_memory, "--max-memory")
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
         found = plan(
             model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=room,
@@ -83,15 +80,3 @@ def command(
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
     out.result(planned_json(found, model, cluster, None if written is None else str(written)))
     return 0 if found.best is not None else 1
-
-
-def _bytes(text: str) -> float:
-    """`40GB`, `16GiB` or a plain number of bytes."""
-    found = SIZE.fullmatch(text.strip())
-    if found is None or float(found[1]) <= 0:
-        raise InputError(
-            f"found {text!r}", fix="write a size such as 40GB or 16GiB", field="--max-memory"
-        )
-    unit = (found[2] or "B").upper()
-    base = 1024 if "IB" in unit else 1000
-    return float(found[1]) * float(base ** POWER[unit.rstrip("IB")])

@@ -57,6 +57,13 @@ def resolve(spec: str | PathLike[str]) -> Cluster:
     return _from_groups(text)
 
 
+def several(kind: DeviceKind, count: int) -> Cluster:
+    """So many devices of a kind, joined as A100s are, be the kind known or from a user's file."""
+    usual = resolve(f"{count}xA100")
+    as_named_there = replace(kind, name=usual.kinds[0].name)
+    return replace(usual, name=f"{count}x{kind.name}", kinds=(as_named_there,))
+
+
 def list_presets() -> dict[str, str]:
     """The machines that come with partita: name and one line about each."""
     machines = {machine.name: machine for machine in catalogue().machines.values()}

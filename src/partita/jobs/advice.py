@@ -7,7 +7,7 @@ steps, with a few numbers of stages. Recompute and states in shares are part of 
 import math
 
 from partita import units
-from partita.cluster import resolve
+from partita.cluster.presets import several
 from partita.costs.collectives import Collectives
 from partita.graph.rebatch import rebatch
 from partita.search.joint.drafts import ROOM, Drafting
@@ -45,7 +45,7 @@ def _devices(drafting: Drafting, max_memory: float) -> str:
         count = cluster.num_devices * times
         if count > MOST_DEVICES:
             break
-        larger = resolve(f"{count}x{cluster.kinds[0].name}")
+        larger = several(cluster.kinds[0], count)
         other = Drafting(
             drafting.graph, drafting.optimizer, larger, Collectives(larger), drafting.allow
         )

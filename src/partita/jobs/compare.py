@@ -6,8 +6,9 @@ search's plan. The best that fits stands for it; where nothing fits, the thrifti
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
@@ -25,17 +26,22 @@ from partita.search.base import Stop
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
 MOST_PLANS = 12  # of one strategy: depths and meshes beyond are left out, evenly
+TRAINING = ("zero1", "fsdp")  # they differ from data parallel in what only training has
+SHARD = ("shard", "our search for splits")
+JOINT = ("plan", "our joint search")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One way of the table; `simulation` is None where it cannot run here at all."""
+    """One way of the table; `simulation` is None where there is nothing to show, as `note` says."""
 
     name: str
     summary: str
     simulation: Simulation | None
     seconds: float
     num_plans: int
+    in_a_row: bool = False  # does the time from batch to batch count, or that of one batch?
+    note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -46,6 +52,15 @@ class Compared:
     def step_s(self) -> float:
         """Seconds of one step; infinite where there is none."""
         return math.inf if self.simulation is None else self.simulation.step_s
+
+    @property
+    def objective_s(self) -> float:
+        """Seconds of what counts; infinite where there is none."""
+        return _objective_s(self.simulation, self.in_a_row) if self.simulation else math.inf
+
+
+def _objective_s(simulation: Simulation, in_a_row: bool) -> float:
+    return simulation.interval_s if in_a_row else simulation.step_s
 
 
 @dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Comparison:
     @property
     def best(self) -> Compared | None:
         """The fastest that fits."""
-        return min((r for r in self.rows if r.fits), key=lambda r: r.step_s, default=None)
+        return min((r for r in self.rows if r.fits), key=lambda r: r.objective_s, default=None)
 
 
 def compare(
@@ -69,52 +84,82 @@ def compare(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    objective: str = "throughput",
     stop: Stop = DEFAULT_STOP,
     seed: int = 0,
 ) -> Comparison:
-    """Every named strategy, the search for splits, and the joint search."""
+    """Every named strategy, the search for splits, and the joint search.
+
+    After an interruption the rest of the ways are named and left out. The search for splits knows
+    only the time of one step, whatever the objective.
+    """
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    memo = Memo(Collectives(machine))
-    chain = chain_of(work.graph)
-    rows = []
-    for name, strategy in STRATEGIES.items():
-        if training or name not in ("zero1", "fsdp"):
-            plans = [((s,), Schedule()) for s in strategy.stages(work.graph, machine.num_devices)]
-            rows.append(_named(name, strategy.summary, plans, work, machine, memo))
-    for name, pipeline in PIPELINES.items():
-        found = pipeline.plans(work.graph, chain, machine, work.batch)
-        rows.append(_named(name, pipeline.summary, found, work, machine, memo))
-    split = shard(
-        model, machine, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
-        stop=stop, seed=seed,
-    )  # fmt: skip
+    in_a_row = not work.training and objective == "throughput"
+    named = _Named(work, machine, stop, in_a_row, Memo(Collectives(machine)))
+    rows = [named.row(name, summary, plans) for name, summary, plans in _ways(work, machine)]
+    asked: dict[str, Any] = {
+        "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
+        "stop": stop, "seed": seed,
+    }  # fmt: skip
+    if stop.interrupted():
+        return Comparison((*rows, _left_out(*SHARD), _left_out(*JOINT)), 0.0)
+    split = shard(model, machine, **asked)
     best = None if split.best is None else split.best.simulation
-    rows.append(Compared("shard", "our search for splits", best, split.seconds, len(split.tried)))
-    joint = plan(
-        model, machine, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
-        stop=stop, seed=seed,
-    )  # fmt: skip
+    note = "" if best else f"{split.status}: {split.why}"
+    rows.append(Compared(*SHARD, best, split.seconds, len(split.tried), in_a_row, note))
+    joint = plan(model, machine, objective=objective, **asked)
     best = None if joint.best is None else joint.best.simulation
-    rows.append(Compared("plan", "our joint search", best, joint.seconds, joint.num_simulated))
+    note = "" if best else f"{joint.status}: {joint.why}"
+    rows.append(Compared(*JOINT, best, joint.seconds, joint.num_simulated, in_a_row, note))
     return Comparison(tuple(rows), joint.lower_bound_s)
 
 
-def _named(
-    name: str, summary: str, plans: Sequence[Pipeline], work: Workload, machine: Cluster, memo: Memo
-) -> Compared:
-    """The best of a strategy's plans: those that fit first, then the fastest."""
-    started = time.perf_counter()
-    if len(plans) > MOST_PLANS:
-        plans = [plans[i * len(plans) // MOST_PLANS] for i in range(MOST_PLANS)]
-    found = [_simulate(stages, schedule, work, machine, memo) for stages, schedule in plans]
-    best = min(found, key=lambda s: (not s.fits, s.step_s), default=None)
-    return Compared(name, summary, best, time.perf_counter() - started, len(found))
+def _ways(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
+    """Every named strategy with its plans, made when it is its turn."""
+    for name, strategy in STRATEGIES.items():
+        if work.training or name not in TRAINING:
+            stages = strategy.stages(work.graph, machine.num_devices)
+            yield name, strategy.summary, [((stage,), Schedule()) for stage in stages]
+    chain = chain_of(work.graph)
+    for name, pipeline in PIPELINES.items():
+        yield name, pipeline.summary, pipeline.plans(work.graph, chain, machine, work.batch)
 
 
-def _simulate(
-    stages: tuple[Stage, ...], schedule: Schedule, work: Workload, machine: Cluster, memo: Memo
-) -> Simulation:
-    if runs_once(stages, schedule):
-        return simulate_stage(work, machine, stages[0], 1, memo.collectives)
-    return simulate_stages(work, machine, stages, schedule, memo)
+def _left_out(name: str, summary: str) -> Compared:
+    return Compared(name, summary, None, 0.0, 0, note="not reached")
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Simulates the plans of named strategies."""
+
+    work: Workload
+    machine: Cluster
+    stop: Stop
+    in_a_row: bool
+    memo: Memo
+
+    def row(self, name: str, summary: str, plans: Sequence[Pipeline]) -> Compared:
+        """The best of a strategy's plans: those that fit first, then the fastest."""
+        started = time.perf_counter()
+        if len(plans) > MOST_PLANS:
+            plans = [plans[i * len(plans) // MOST_PLANS] for i in range(MOST_PLANS)]
+        found: list[Simulation] = []
+        for stages, schedule in plans:
+            if self.stop.interrupted():
+                break
+            found.append(self._simulate(stages, schedule))
+        if not found:
+            return _left_out(name, summary) if plans else self._impossible(name, summary)
+        best = min(found, key=lambda s: (not s.fits, _objective_s(s, self.in_a_row)))
+        seconds = time.perf_counter() - started
+        return Compared(name, summary, best, seconds, len(found), self.in_a_row)
+
+    def _impossible(self, name: str, summary: str) -> Compared:
+        return Compared(name, summary, None, 0.0, 0, note="cannot run here")
+
+    def _simulate(self, stages: tuple[Stage, ...], schedule: Schedule) -> Simulation:
+        if runs_once(stages, schedule):
+            return simulate_stage(self.work, self.machine, stages[0], 1, self.memo.collectives)
+        return simulate_stages(self.work, self.machine, stages, schedule, self.memo)

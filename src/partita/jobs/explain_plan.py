@@ -5,7 +5,7 @@ communication that is waited for, or idle; memory on the fullest device. Computi
 roofline of its ops into arithmetic, memory bandwidth and launches. What would help is simulated.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partita.cluster import Cluster, resolve
 from partita.errors import PlanError
@@ -35,7 +35,8 @@ class Explained:
     """All there is to say of a plan."""
 
     simulation: Simulation
-    lower_bound_s: float  # as the plan file has it; 0 where nothing is known
+    objective_s: float  # what the plan was made to be short in, and
+    lower_bound_s: float  # its bound, as the plan file has it; 0 where nothing is known
     busiest: GroupAccount
     groups: tuple[GroupAccount, ...]
     bounds: tuple[Bound, ...]  # largest first; add up to the step
@@ -76,13 +77,14 @@ def explain_plan(
         )
     told = account(load_ref(plan.model), machine, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
-    found = told.simulation
-    if allowed > 0:
-        found = replace(found, cap_bytes=allowed)
+    found = told.simulation.capped(allowed) if allowed > 0 else told.simulation
     helps, untried = what_ifs(found, plan, told.links, budget_s)
+    in_a_row = plan.prediction.interval_s is not None
+    objective_s = found.interval_s if in_a_row else found.step_s
     return Explained(
         found,
-        min(max(0.0, plan.prediction.lower_bound_s), found.step_s),
+        objective_s,
+        min(max(0.0, plan.prediction.lower_bound_s), objective_s),
         told.busiest,
         told.groups,
         bounds_of(told),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
+from partita.cluster.presets import several
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
@@ -400,7 +401,7 @@ class _Job:
         return high
 
     def _fits_on(self, count: int) -> bool:
-        machine = resolve(f"{count}x{self.cluster.kinds[0].name}")
+        machine = several(self.cluster.kinds[0], count)
         graph = self.workload.graph
         names = ("fsdp", "tensor") if self.workload.training else ("tensor",)
         for name in names:

@@ -36,7 +36,7 @@ from partita.timeline import Timeline
 from partita.verify import check_timeline
 
 RECOMPUTED = {"yes": "recomputed", "light": "lightly recomputed"}  # words for stages
-NUMBERS = re.compile(r"(?<![0-9a-zA-Z_])[0-9]+(?![0-9a-zA-Z_])")  # whole parts of a dotted name
+NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,18 @@ class Simulation:
         return workspace_bytes(self.cluster.kind_of(self.stage.mesh.devices[0]))
 
     def bounds(self) -> dict[str, float]:
-        """Seconds of the first device by what bounds them: compute, memory, launch, waiting."""
+        """Seconds of the busiest device by what bounds them: compute, memory, launch, waiting.
+
+        The ops of one stage are those of its first device; on unlike devices their times are
+        stretched to what the busiest one takes.
+        """
         found = dict.fromkeys(("compute", "memory", "launch"), 0.0)
         for report in self.ops:
             if report.cost.bound in found:
                 found[report.cost.bound] += report.cost.seconds
+        total = sum(found.values())
+        if total and not self.is_pipelined:
+            found = {name: s * self.compute_s / total for name, s in found.items()}
         return {**found, "waiting": max(0.0, self.step_s - sum(found.values()))}
 
     def _busy(self, kind: str) -> float:

@@ -106,19 +106,22 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
 
 def _cards(plan: Plan, simulation: Simulation) -> str:
     step = simulation.step_s
+    in_a_row = plan.prediction.interval_s is not None
+    objective = simulation.interval_s if in_a_row else step
     bound = plan.prediction.lower_bound_s
-    gap = 1 - bound / step if step else 0.0
+    gap = 1 - bound / objective if objective else 0.0
     peak, capacity = simulation.fullest
-    rate = plan.model.batch / step if step else 0.0
+    rate = plan.model.batch / objective if objective else 0.0
+    every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
     cards = (
-        ("step", units.seconds(step), f"{rate:,.0f} samples/s"),
+        ("step", units.seconds(step), f"{every}{rate:,.0f} samples/s"),
         ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
         ("of peak arithmetic", f"{simulation.utilisation:.0%}", "of all devices"),
         ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
         (
             "communication",
             units.seconds(simulation.communication_s),
-            f"{units.seconds(max(0.0, simulation.exposed_s))} waited for",
+            f"the busiest device waits {units.seconds(max(0.0, simulation.exposed_s))}",
         ),
     )  # fmt: skip
     inner = "".join(
@@ -186,19 +189,20 @@ def _search(plan: Plan) -> tuple[str, ...]:
     if plan.origin.history:
         found += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
     if plan.origin.alternatives:
-        best = plan.prediction.step_s or 1.0
+        best = plan.prediction.objective_s or 1.0
         rows = [
             (
                 other.name,
                 other.arrangement,
-                units.seconds(other.step_s),
-                f"x{other.step_s / best:.2f}",
+                units.seconds(other.objective_s),
+                f"x{other.objective_s / best:.2f}",
                 units.size(other.peak_memory_bytes),
                 other.why,
             )
             for other in plan.origin.alternatives
         ]
-        header = ("found by", "plan", "step", "", "memory", "why not")
+        what = "step" if plan.prediction.interval_s is None else "batch to batch"
+        header = ("found by", "plan", what, "", "memory", "why not")
         found += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
     return tuple(found)
 
@@ -209,7 +213,7 @@ def _progress(plan: Plan) -> str:
     bounds = [(at.seconds, at.lower_bound_s) for at in history if at.lower_bound_s is not None]
     end = plan.origin.seconds
     if steps:
-        steps.append((max(end, steps[-1][0]), plan.prediction.step_s))
+        steps.append((max(end, steps[-1][0]), plan.prediction.objective_s))
     if bounds:
         bounds.append((max(end, bounds[-1][0]), plan.prediction.lower_bound_s))
     lines = [

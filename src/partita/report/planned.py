@@ -3,9 +3,11 @@
 from typing import Any
 
 from partita import units
+from partita.graph.record import Graph
 from partita.jobs.plan import Candidate, Planned
 from partita.jobs.simulate import RECOMPUTED, Simulation
-from partita.report.summary import arrangement, headline
+from partita.plans import Stage
+from partita.report.summary import headline
 
 MOST_STAGES = 16
 KEPT = {"none": "copies", "states": "states in shares", "gradients": "gradients in shares",
@@ -17,7 +19,7 @@ def planned_text(found: Planned) -> str:
     lines: list[str] = []
     if found.best is not None:
         simulation = found.best.simulation
-        lines += [*headline(simulation), "", stages_text(simulation), ""]
+        lines += [*headline(simulation), *_interval(found), "", stages_text(simulation), ""]
         if found.others:
             lines += [others_text(found), ""]
     lines.append(f"{found.status}: {found.why}")
@@ -36,10 +38,6 @@ def stages_text(simulation: Simulation) -> str:
     for stage in simulation.stages[:MOST_STAGES]:
         devices = stage.mesh.devices
         names = [simulation.cluster.devices[d].name for d in (devices[0], devices[-1])]
-        kept = max(
-            (split.sharded for split in stage.splits),
-            key=lambda level: sum(s.sharded == level for s in stage.splits),
-        )
         rows.append(
             (
                 stage.name,
@@ -48,7 +46,7 @@ def stages_text(simulation: Simulation) -> str:
                 f"{len(stage.splits)}",
                 stage.splits[0].op,
                 split_words(stage.splits),
-                KEPT[kept],
+                kept_words(stage, simulation.workload.graph),
                 RECOMPUTED.get(stage.recomputed, ""),
             )
         )
@@ -56,6 +54,17 @@ def stages_text(simulation: Simulation) -> str:
     left = len(simulation.stages) - len(rows)
     more = f"\n... and {left} more stages" if left > 0 else ""
     return units.table(header, rows, numbers=(3,)) + more
+
+
+def kept_words(stage: Stage, graph: Graph) -> str:
+    """How most of a stage's parameters are kept, by their size; nothing where it has none."""
+    sizes: dict[str, float] = {}
+    for split in stage.splits:
+        for name in graph.op(split.op).inputs:
+            tensor = graph.tensor(name)
+            if tensor.role == "parameter":
+                sizes[split.sharded] = sizes.get(split.sharded, 0.0) + tensor.size_bytes
+    return KEPT[max(sizes, key=lambda level: sizes[level])] if sizes else "none"
 
 
 def split_words(splits: tuple[Any, ...], most: int = 3) -> str:
@@ -71,21 +80,36 @@ def split_words(splits: tuple[Any, ...], most: int = 3) -> str:
 def others_text(found: Planned) -> str:
     """The best and the next best plans."""
     assert found.best is not None, "there is a best where there are others"
-    rows = [candidate_row(candidate, found.best) for candidate in (found.best, *found.others)]
-    header = ("found by", "plan", "step", "", "memory", "bubble")
-    return units.table(header, rows, numbers=(2, 3, 4, 5))
+    everything = (found.best, *found.others)
+    in_a_row = any(other.objective_s != other.step_s for other in everything)
+    rows = [candidate_row(candidate, found.best, in_a_row) for candidate in everything]
+    interval = ("batch to batch",) if in_a_row else ()
+    header = ("found by", "plan", "step", *interval, "", "memory", "bubble")
+    return units.table(header, rows, numbers=range(2, len(header)))
 
 
-def candidate_row(candidate: Candidate, best: Candidate) -> tuple[str, ...]:
-    """One plan in one line, against the best."""
+def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tuple[str, ...]:
+    """One plan in one line, against the best; with the time from batch to batch if that counts."""
     simulation = candidate.simulation
     return (
         candidate.name,
-        arrangement(simulation).rsplit(", bubble", 1)[0],
+        simulation.arrangement,
         units.seconds(candidate.step_s),
+        *((units.seconds(candidate.objective_s),) if in_a_row else ()),
         f"x{candidate.objective_s / best.objective_s:.2f}",
-        units.size(max(simulation.peak_bytes)),
+        units.size(simulation.fullest[0]),
         f"{simulation.bubble:.0%}",
+    )
+
+
+def _interval(found: Planned) -> tuple[str, ...]:
+    """A line for the time from batch to batch, where that is what counts and not the step."""
+    assert found.best is not None, "there is a best to speak of"
+    seconds, batch = found.best.objective_s, found.best.simulation.workload.batch
+    if seconds == found.best.step_s or not seconds:
+        return ()
+    return (
+        f"in a row   a batch every {units.seconds(seconds)}   ({batch / seconds:,.1f} samples/s)",
     )
 
 

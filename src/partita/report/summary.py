@@ -35,13 +35,20 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
         "",
         f"step       {units.seconds(step)}   ({rate:,.1f} samples/s, "
         f"{simulation.utilisation:.0%} of the devices' peak arithmetic)",
-        f"compute    {units.seconds(simulation.compute_s)}   communication "
-        f"{units.seconds(simulation.communication_s)}, of which "
-        f"{units.seconds(max(0.0, simulation.exposed_s))} is waited for",
+        _busy_text(simulation),
         f"bound by   {parts}",
         f"memory     {units.size(peak)} of {units.size(capacity)} per device{verdict}",
         f"           whole model: {_memory_text(simulation)}",
     )
+
+
+def _busy_text(simulation: Simulation) -> str:
+    """What the busiest device does; a stage's block of a pipeline holds its own collectives."""
+    busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
+    waits = f"the busiest device waits {units.seconds(max(0.0, simulation.exposed_s))}"
+    if simulation.is_pipelined:
+        return f"stages     {busy} with their collectives   between stages {sent}; {waits}"
+    return f"compute    {busy}   communication {sent}; {waits}"
 
 
 def arrangement(simulation: Simulation) -> str:

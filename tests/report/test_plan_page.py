@@ -1,0 +1,124 @@
+"""The whole page of a plan in a real browser: hostile names, 50,000 tasks, the user's cap."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from partita.cluster import resolve
+from partita.graph import GraphBuilder
+from partita.graph.files import write_graph
+from partita.jobs.simulate import simulate
+from partita.jobs.workload import load
+from partita.plans import (
+    Alternative,
+    Axis,
+    ClusterRef,
+    Mesh,
+    OpSplit,
+    Origin,
+    Plan,
+    Prediction,
+    Progress,
+    Schedule,
+    Stage,
+)
+from partita.report.page import plan_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
+
+
+def line(spec: str, cluster: str, microbatches: int, name: str = "stage", **options) -> Plan:
+    """A plan with the ops of a model in equal parts, one on each device of a cluster."""
+    workload, machine = load(spec, **options), resolve(cluster)
+    ops = [op.name for op in workload.graph.ops if op.phase == "forward"]
+    count = machine.num_devices
+    stages = tuple(
+        Stage(f"{name}{s}", Mesh((Axis("x", 1),), (s,)), tuple(
+            OpSplit(op, ("",)) for i, op in enumerate(ops) if i * count // len(ops) == s
+        ))
+        for s in range(count)
+    )  # fmt: skip
+    other = Alternative(name, name, 2.0, 1.0, name)
+    return Plan(
+        workload.ref(),
+        ClusterRef(cluster, count, machine.fingerprint()),
+        stages,
+        Prediction(1.0, 0.5, 1.0, 0.0, (0.0,) * count, (2.0**34,) * count),
+        Origin(name, "feasible", name, 0, 2.0, "0", (Progress(1.0, 1.0, 0.5),), (other,)),
+        Schedule("1f1b", microbatches),
+    )
+
+
+def opened(text: str, folder) -> tuple[str, str, str]:
+    """The document after its scripts, what the browser says, and what it asked the network for."""
+    path, log = folder / "page.html", folder / "net.json"
+    path.write_text(text)
+    assert CHROMIUM is not None
+    found = subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
+            f"--log-net-log={log}", "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return found.stdout, found.stderr, log.read_text() if log.exists() else ""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_page_of_fifty_thousand_tasks_is_small_quick_and_alone(tmp_path):
+    plan = line("squeezenet1_1@64", "16xA100", 1024, batch=1024)
+    found = simulate(plan)
+    assert found.timeline.program.num_tasks > 50_000
+    page = plan_page(plan, found)
+    assert len(page.encode()) < 8e6
+    document, console, network = opened(page, tmp_path)
+    ready = re.search(r'data-ready="(\d+)"', document)
+    assert ready is not None
+    assert int(ready[1]) < 2000
+    assert "CONSOLE" not in console
+    asked = set(re.findall(r'"url":"(https?://[^"]*)"', network))
+    assert not {url for url in asked if "google" not in url}  # the browser's own
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_names_of_ops_stages_devices_and_searches_show_as_text(tmp_path):
+    g = GraphBuilder(HOSTILE)
+    x = g.input(HOSTILE, (4, 8))
+    x = g.relu(g.linear(x, 8, name=HOSTILE + "1"), name=HOSTILE + "2")
+    graph, cluster = tmp_path / "net.json", tmp_path / "two.toml"
+    write_graph(graph, g.finish(g.linear(x, 4, name=HOSTILE + "3")))
+    cluster.write_text(f'name = "{HOSTILE}"\n[[nodes]]\nname = "{HOSTILE}"\ndevices = "2xA100"\n')
+    plan = line(str(graph), str(cluster), 2, HOSTILE, training=False)
+    document, console, _ = opened(plan_page(plan, simulate(plan)), tmp_path)
+    assert "<title>broken" not in document
+    assert "data-ready" in document
+    assert "CONSOLE" not in console
+    body = document.split("<body>")[1]
+    assert "<img src=x" not in body
+    assert unescape(body).count(HOSTILE) > 10
+
+
+def test_the_page_shows_the_memory_that_the_user_allows():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    capped = replace(plan.prediction, capacity_bytes=(3 * 2.0**30,) * 2)
+    page = plan_page(replace(plan, prediction=capped), simulate(replace(plan, prediction=capped)))
+    assert "of 3.00 GiB per device" in page
+    assert '"capacity":3221225472.0' in page
+
+
+def test_a_plan_for_batches_in_a_row_is_measured_by_them():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4, training=False)
+    found = simulate(plan)
+    half = replace(
+        plan.prediction, step_s=found.step_s, interval_s=found.interval_s,
+        lower_bound_s=found.interval_s / 2,
+    )  # fmt: skip
+    assert found.interval_s < found.step_s
+    assert "≤ 50.0%" in plan_page(replace(plan, prediction=half), found)
