@@ -152,6 +152,15 @@ class TestMemory:
         stays = program.effect_at_start[0] + 8 * 64 * 4 / 4  # the output is returned
         assert amounts[-1] == pytest.approx(stays)
 
+    @pytest.mark.parametrize("sharded", ["none", "states", "parameters"])
+    def test_what_lies_in_one_share_is_never_given_back(self, sharded):
+        """Weights that their split divides over all devices need not be gathered."""
+        graph = mlp()
+        program = lower_stage(stage(graph, MEGATRON, line(4), sharded), graph, CLUSTER).program
+        assert "all_gather" not in collectives(program)
+        _, amounts = run_and_check(program).memory_steps(0)
+        assert min(amounts[1:]) >= program.effect_at_start[0]
+
     def test_views_occupy_nothing(self):
         def peak(with_views):
             g = GraphBuilder("net")
@@ -236,5 +245,9 @@ def test_any_legal_splits_of_a_transformer_run_and_verify(data):
             level = data.draw(st.sampled_from(["none", "states", "gradients", "parameters"]))
             splits.append(OpSplit(op.name, dims, level))
     lowered = lower_stage(Stage("model", mesh, tuple(splits)), graph, CLUSTER)
-    run_and_check(lowered.program)
+    timeline = run_and_check(lowered.program)
     assert set(lowered.costs) == {op.name for op in graph.ops}
+    _, amounts = timeline.memory_steps(0)
+    assert min(amounts[1:]) >= lowered.program.effect_at_start[0] * (
+        1 - 1e-9
+    )  # it always lies there

@@ -1,9 +1,11 @@
 """A limit on time ends drafting early enough for named strategies, also inside a step."""
 
 import time
+from dataclasses import replace
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.jobs.plan import plan
 from partita.jobs.plan_tried import Clock
 from partita.jobs.workload import load
 from partita.search.base import Stop
@@ -47,3 +49,11 @@ def test_micro_batches_are_some_for_each_stage():
     assert wanted_count(4) == 16
     counts = made.counts(known[2])
     assert {4, 8} <= set(counts)
+
+
+def test_small_micro_batches_are_tried_before_it_is_said_that_nothing_fits():
+    usual = resolve("2xA100-40GB-SXM")
+    kind = replace(usual.kinds[0], memory_bytes=int(1.6 * 1024**3))
+    found = plan("gpt2", replace(usual, kinds=(kind,)), batch=64)
+    assert found.best is not None
+    assert found.best.simulation.schedule.num_microbatches >= 32

@@ -5,6 +5,7 @@ Lagrangian for memory); each answer is a `Way` to run every segment. Per segment
 
     compute    seconds of all phases            hidden   communication that may run beside it
     blocking   communication that is waited for   sync   what is synchronised once a step
+    ends       what a step ends with, once: gathering of what was updated in shares
     forward    the forward's part of both
     static     parameters, gradients, states    saved    activations kept for the backward
     entering   bytes of what enters the segment: all that is kept of it with recompute
@@ -62,6 +63,7 @@ class Way:
     blocking: Floats
     hidden: Floats
     sync: Floats
+    ends: Floats
     forward: Floats
     static: Floats
     saved: Floats
@@ -215,6 +217,7 @@ class _Reader:
         for (u, v), m in zip(model.edges, model.matrix_of, strict=True):
             blocking[v] += model.matrices[m][chosen[u], chosen[v]]
         hidden = np.array([t.hidden[x] for t, x in zip(model.tables, chosen, strict=True)])
+        ends = np.array([t.ends[x] for t, x in zip(model.tables, chosen, strict=True)])
         shared = np.array([choice.sharded == "parameters" for choice in choices])
         static = np.array(
             [t.memory[x] - t.activations[x] for t, x in zip(model.tables, chosen, strict=True)]
@@ -237,6 +240,7 @@ class _Reader:
             self.spread(blocking, like),
             self.spread(np.where(shared, hidden, 0.0), like),
             self.spread(np.where(shared, 0.0, hidden * self.num_microbatches), like),
+            self.spread(ends * self.num_microbatches, like),
             self.spread(forward + part * blocking, like),
             self.spread(static, like),
             saved,

@@ -1,11 +1,12 @@
 """The sharding problem of a model on a mesh: a split for every op at the least total time.
 
 Each forward op chooses one splittable loop dim (or none) per mesh axis, and whether its parameters
-are kept in copies or in shares; its backward follows. What a choice costs is kept in four parts,
+are kept in copies or in shares; its backward follows. What a choice costs is kept in five parts,
 
     compute    all phases and the update, per kind of device
     blocking   statistics and halos, and along edges the conversion of layouts: somebody waits
     hidden     sums of parameter gradients, gathering of shares: may run beside compute
+    ends       gathering of what was updated in shares, when all else is done
     memory     parameters, gradients, states and saved activations held on a device
 
 and a problem is made from them with weights: blocking and hidden communication count in part, as
@@ -82,6 +83,7 @@ class OpTable:
     compute: Floats  # choices x kinds of device
     blocking: Floats
     hidden: Floats
+    ends: Floats
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
     lightly: Floats  # of that, what is held where cheap ops run again
@@ -95,7 +97,7 @@ class OpTable:
     def cost(self, weights: Weights) -> Floats:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
-        total += weights.blocking * self.blocking + weights.hidden * self.hidden
+        total += weights.blocking * (self.blocking + self.ends) + weights.hidden * self.hidden
         total += weights.s_per_byte * self.held(weights.in_flight, light=weights.light)
         return total
 
@@ -322,7 +324,7 @@ class _Builder:
         return tuple(found)
 
     def _parts(self, op: Op, choice: Choice) -> tuple[list[float], *tuple[float, ...]]:
-        hidden, updates, memory = self._parameters(op, choice)
+        hidden, ends, updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
             self.by_dims[key] = self._dims_parts(op, choice)
@@ -333,7 +335,7 @@ class _Builder:
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
         lightly = 0.0 if self._is_made_again(op, choice.dims) else activations
-        return compute, blocking, hidden, memory + activations, activations, lightly
+        return compute, blocking, hidden, ends, memory + activations, activations, lightly
 
     def _dims_parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float]:
         """What does not depend on how parameters are kept: seconds of all phases, and so on."""
@@ -358,9 +360,11 @@ class _Builder:
                         seconds += self._time(exchange.collective, exchange.elements * each, axis)
         return seconds
 
-    def _parameters(self, op: Op, choice: Choice) -> tuple[float, list[tuple[Op, float]], float]:
-        """Seconds of hidden communication, updates with their share, and bytes held."""
-        hidden, memory = 0.0, 0.0
+    def _parameters(
+        self, op: Op, choice: Choice
+    ) -> tuple[float, float, list[tuple[Op, float]], float]:
+        """Seconds of hidden communication and at the end, updates with their share, bytes held."""
+        hidden = ends = memory = 0.0
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         updates: list[tuple[Op, float]] = []
         nest = loop_nest(self.graph.call(op))
@@ -389,12 +393,12 @@ class _Builder:
             updates.append((update, 1 / split))
             if choice.sharded == "states":
                 gather = sum(self._time("all_gather", held, axis) for axis in copied)
-                hidden += self.once * gather
+                ends += self.once * gather
         uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
         for axes, held in gathered.items():
             hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
         hidden += self._gradient_sums(op, choice)
-        return hidden, updates, memory
+        return hidden, ends, updates, memory
 
     def _gradient_sums(self, op: Op, choice: Choice) -> float:
         seconds = 0.0

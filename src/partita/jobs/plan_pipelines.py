@@ -82,9 +82,29 @@ class Pipelines:
                         few = count  # larger shares would hold even more
                     if not again or not self.cluster.is_homogeneous:
                         many = count
+        if not self.drafts:
+            self._thriftiest()
         if not self.cluster.is_homogeneous and self.wishes.allow("stages", 1):
             self._weighted()
         self.tried.raise_bound(self.bound_s(quick=True))
+
+    def _thriftiest(self) -> None:
+        """Nothing fits yet: the smallest micro-batches that may be, and larger ones while they fit.
+
+        They take the least memory. Numbers of stages that are tried first are likely ones.
+        """
+        for arrangement in self._arrangements():
+            for count in reversed(self.drafting.every_count(arrangement.num_stages)):
+                if self.tried.pressed():
+                    self.complete = False
+                    return
+                self.passed_over = True
+                bound = self.drafting.bound(arrangement, count)
+                if bound is None or self._draft(arrangement, count) is None:
+                    break
+                self.bounds.append(bound)
+            if self.tried.best() is not None:
+                return
 
     def _arrangements(self) -> list[Arrangement]:
         most = min(MOST_STAGES, self.drafting.chain.num_segments)
@@ -155,10 +175,23 @@ class Pipelines:
         if draft is None:
             return None
         self.drafts.append(draft)
-        best, near = self.tried.best(), 1.0 if arrangement.num_stages == 1 else EARLY
-        if best is None or draft.estimate_s < near * best.objective_s:  # something to show early
+        best = self.tried.best()
+        if arrangement.num_stages == 1:
+            self._alone(draft)
+        elif best is None or draft.estimate_s < EARLY * best.objective_s:  # something to show early
             self.tried.add_draft(draft)
         return draft
+
+    def _alone(self, draft: Draft) -> None:
+        """A single stage, and other meshes for it whose estimates are as good as equal."""
+        count = draft.schedule.num_microbatches
+        others = self.drafting.on_each_mesh(draft.arrangement, count)
+        for other in (draft, *others):
+            best = self.tried.best()
+            if best is not None and other.estimate_s >= best.objective_s * IN_REACH:
+                continue
+            if other.estimate_s <= draft.estimate_s * IN_REACH and not self.tried.pressed():
+                self.tried.add_draft(other)
 
     def _weighted(self) -> None:
         """One stage over unlike devices, each with a share as large as it is fast."""

@@ -72,14 +72,14 @@ def _drawn(tried: Tried, best: Candidate) -> Candidate:
     if not few or not runs_once(simulation.stages, simulation.schedule):
         return best
     whole = simulate_stages(tried.workload, tried.cluster, simulation.stages, simulation.schedule)
-    return replace(best, simulation=tried.capped(whole))
+    return replace(best, simulation=whole.capped(tried.max_memory))
 
 
 def _plan(
     tried: Tried, best: Candidate, said: tuple[Status, str], bound: float, asked: tuple[str, int]
 ) -> Plan:
     simulation, (status, why), (spec, seed) = best.simulation, said, asked
-    prediction = simulation.prediction(bound)
+    prediction = simulation.prediction(bound, best.objective_s if tried.in_a_row else None)
     cluster = ClusterRef(spec, tried.cluster.num_devices, tried.cluster.fingerprint())
     origin = Origin(
         best.name, str(status), why, seed, tried.seconds(), __version__,
@@ -101,6 +101,7 @@ def _alternatives(tried: Tried, best: Candidate) -> tuple[Alternative, ...]:
             other.step_s,
             other.simulation.fullest[0],
             rejection(other, best),
+            other.objective_s if tried.in_a_row else None,
         )
         for other in others
         if not _alike(other, best)

@@ -4,9 +4,8 @@ A plan is simulated once, and not at all where what must lie on a device does no
 are some to show, where computing alone takes longer than the best plan.
 """
 
-import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
 from partita.costs.floors import work_bound_s
@@ -106,26 +105,18 @@ class Tried:
             )
         else:
             simulation = simulate_stages(self.workload, self.cluster, stages, schedule, self.memo)
-        simulation = self.capped(simulation)
-        value = self._value(simulation)
+        simulation = simulation.capped(self.max_memory)
+        value = simulation.interval_s if self.in_a_row else simulation.step_s
         candidate = Candidate(name, simulation, value, self.seconds(), simulation.fits)
         self.candidates.append(candidate)
         if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
             self._record(candidate.objective_s)
         return candidate
 
-    def capped(self, simulation: Simulation) -> Simulation:
-        """The simulation with the memory the user allows."""
-        return (
-            simulation
-            if self.max_memory == math.inf
-            else replace(simulation, cap_bytes=self.max_memory)
-        )
-
-    def _value(self, simulation: Simulation) -> float:
-        if self.workload.training or self.objective == "latency":
-            return simulation.step_s
-        return float(simulation.timeline.busy().max())
+    @property
+    def in_a_row(self) -> bool:
+        """Does the time from batch to batch count, rather than that of a step?"""
+        return not self.workload.training and self.objective == "throughput"
 
     def best(self) -> Candidate | None:
         """The fastest that fits, if there is one."""

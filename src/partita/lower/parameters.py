@@ -59,8 +59,10 @@ class ParameterWriter(BackgroundWriter):
             if name not in self.buffers:  # laid out as its first user wants it
                 self.buffers[name] = Buffer(name, layout, self._held_bytes(name, layout))
             key = (name, op.phase == "forward")
-            if key not in self.gathered and not self._is_asked_for(key):
-                axes = tuple(self._copied_axes(self.buffers[name].layout))
+            axes = tuple(self._copied_axes(self.buffers[name].layout))
+            if not axes:  # one share is all there is
+                self.gathered[key] = self.buffers[name]
+            elif key not in self.gathered and not self._is_asked_for(key):
                 together.setdefault(axes, []).append(self.buffers[name])
         last = self.last_compute
         ready: Ready = {device: [last[device]] if last else [] for device in self.devices}

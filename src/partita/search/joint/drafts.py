@@ -19,14 +19,14 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.patterns import Patterns
-from partita.costs.segments import HIDDEN, PRICES, MeshWays, Way
+from partita.costs.segments import PRICES, MeshWays, Way
 from partita.costs.sharding import LEVELS
 from partita.costs.tied import tied_stretches
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
-from partita.plans import Mesh, Schedule, Stage
+from partita.plans import Axis, Mesh, Schedule, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
@@ -54,6 +54,7 @@ CLOSE = 1e-5  # splits so near to the best are good enough to draft with
 MOST_SWEEPS = 400  # of the sharding search for one mesh and price; most need a few
 PER_STAGE = 4  # micro-batches, where there is a choice
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
+EXPOSED = 0.03  # of the communication that may be hidden, what is not
 GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
 FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
 WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
@@ -150,7 +151,7 @@ class Drafting:
             if self.allow("microbatches", count) and count <= DEEPEST * stages
             and (count >= stages or stages == 1 or count == max(found))
         ]  # fmt: skip
-        pinned = [d for d in divisors(self.batch) if self.allow("microbatches", d)]
+        pinned = self.every_count(1)
         if not good:
             good = pinned[:1] if len(pinned) == 1 else []
         most = MOST_COUNTS if self.cluster.num_devices <= LARGE else MOST_COUNTS - 1
@@ -159,6 +160,14 @@ class Drafting:
         wanted = wanted_count(stages)
         ranked = sorted(good, key=lambda c: (abs(math.log2(c / wanted)), c))
         return sorted(ranked[:most])
+
+    def every_count(self, num_stages: int) -> list[int]:
+        """All numbers of micro-batches that may be, some for each stage."""
+        return [
+            count
+            for count in divisors(self.batch)
+            if self.allow("microbatches", count) and count >= min(num_stages, self.batch)
+        ]
 
     # A draft.
 
@@ -209,6 +218,27 @@ class Drafting:
         ideal = m * chunks * cuts.bottleneck_s
         plan = Schedule(schedule, m)
         return Draft(found, plan, estimate, arrangement, room, chunks, ideal, light)
+
+    def on_each_mesh(self, arrangement: Arrangement, num_microbatches: int) -> list[Draft]:
+        """Of a single stage, the best draft on every shape of its mesh; best first."""
+        (group,), m = arrangement.groups, num_microbatches
+        table = self._table(group, m, 1)
+        if table is None:
+            return []
+        known = table.stretches
+        seconds = m * known.seconds[:, 0, -1] + known.tail[:, 0, -1]
+        held = (known.static + known.saved + known.transient)[:, 0, -1]
+        best: dict[tuple[Axis, ...], int] = {}
+        for i in np.argsort(seconds, kind="stable"):
+            if held[i] <= self._room(group) * ROOM:
+                best.setdefault(table.options[i].way.mesh.axes, int(i))
+        return [
+            Draft(
+                (self._stage(0, group, table.options[i], 0, self.chain.num_segments),),
+                Schedule("1f1b", m), float(seconds[i]), arrangement, ideal_s=float(seconds[i]),
+            )
+            for i in best.values()
+        ]  # fmt: skip
 
     def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
         """What no plan with these groups and so many micro-batches is below; None: no such plan."""
@@ -409,12 +439,13 @@ def in_flight(schedule: str, p: int, chunks: int, m: int) -> tuple[float, ...]:
 def _training(way: Way) -> dict[str, Stretches]:
     """Every stretch with all activations kept, with cheap ones and with all computed again."""
     hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
-    waited = stretch_sums(way.blocking + HIDDEN * way.hidden)  # not all that may be hidden will be
+    waited = stretch_sums(way.blocking + EXPOSED * way.hidden)
     static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
     saved = stretch_sums(way.saved)
     # Gradients are synchronised while the last backward goes on.
     late = np.concatenate(([0.0], np.cumsum(way.sync - way.compute + way.forward)))
     tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
+    tail += np.where(np.isfinite(static), stretch_sums(way.ends), 0.0)
     # What is kept in shares is gathered once more for a second forward.
     again = np.maximum(compute + stretch_sums(way.forward), GATHERED_AGAIN * hidden)
     found = {
@@ -424,7 +455,7 @@ def _training(way: Way) -> dict[str, Stretches]:
         light = compute + stretch_sums(way.light_s)
         sent = stretch_sums(way.light_sent)
         found["light"] = _one(
-            waited + HIDDEN * sent + np.maximum(light, hidden + sent),
+            waited + EXPOSED * sent + np.maximum(light, hidden + sent),
             static,
             stretch_sums(way.light_saved),
             stretch_peaks(way.saved - way.light_saved),
@@ -439,7 +470,7 @@ def _training(way: Way) -> dict[str, Stretches]:
 def _inference(way: Way) -> Stretches:
     """Every stretch when nothing is kept but what passes through it."""
     hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
-    waited = stretch_sums(way.blocking + HIDDEN * way.hidden)
+    waited = stretch_sums(way.blocking + EXPOSED * way.hidden)
     nothing = np.zeros_like(hidden)
     static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
     return _one(
