@@ -14,7 +14,8 @@ from partita.jobs.explain_account import account
 from partita.jobs.explain_blocks import UPDATE
 from partita.jobs.explain_links import Links
 from partita.jobs.explain_memory import memory_account
-from partita.jobs.explain_plan import bounds_of, explain_plan
+from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
+from partita.jobs.explain_rows import unaligned_rows
 from partita.jobs.explain_time import Item, Walk, parts_of
 from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
 from partita.jobs.pipelines import PIPELINES
@@ -195,6 +196,25 @@ class TestBounds:
         whats = {part.item.what for part in parts_of(found.busiest.shares)[:1]}
         assert whats == {"all-reduce of gradients"}
 
+    def test_rows_off_16_bytes_are_told_apart_with_the_size_that_helps(self):
+        found = account(*arranged("gpt2", "2xA100", 8, "data")).simulation
+        (rows,) = unaligned_rows(found)
+        assert (rows.op, rows.size, rows.padded) == ("lm_head", 50257, 50264)
+        mine = [op for op in found.ops if op.name.startswith("lm_head")]
+        assert rows.seconds == pytest.approx(sum(op.cost.seconds for op in mine))
+
+    def test_what_more_arithmetic_cannot_help_is_not_called_arithmetic(self):
+        told = account(*arranged("gpt2", "2xA100", 8, "data"))
+        odd = unaligned_rows(told.simulation)
+        before = {bound.name: bound.seconds for bound in bounds_of(told)}
+        after = {bound.name: bound.seconds for bound in bounds_of(told, odd)}
+        assert after[ODD] == pytest.approx(before["arithmetic"] - after["arithmetic"])
+        assert sum(after.values()) == pytest.approx(sum(before.values()))
+
+    def test_single_precision_and_even_rows_lie_as_they_should(self):
+        assert not unaligned_rows(account(*arranged("alexnet", "2xV100", 8, "data")).simulation)
+        assert not unaligned_rows(account(*arranged("llama-7b@64", "8xA100", 8, "fsdp")).simulation)
+
     def test_one_device_has_no_links(self):
         workload, machine = load("alexnet", batch=4), resolve("1xA100")
         found = account(workload, machine, (data_parallel(workload.graph, machine),), Schedule())
@@ -352,6 +372,13 @@ class TestPlan:
         assert told.gain == pytest.approx(0.25)
         assert "fsdp fits" in told.note
         assert more_memory(found, sharded) == []
+
+    def test_a_plan_for_batches_in_a_row_is_measured_by_them(self, sharded):
+        plain = explain_plan(sharded, budget_s=0)
+        assert plain.objective_s == plain.step_s
+        in_a_row = replace(sharded.prediction, interval_s=1.0)
+        told = explain_plan(replace(sharded, prediction=in_a_row), budget_s=0)
+        assert told.objective_s == told.simulation.interval_s < told.step_s
 
     def test_the_users_cap_on_memory_stays(self, sharded):
         tight = replace(sharded.prediction, capacity_bytes=(2.0**30,))

@@ -166,6 +166,11 @@ def _helps(told: Explained) -> str:
     if nothing:
         lines.append(f"  no difference: {'; '.join(nothing)}")
     lines += [f"  not tried: {left.change}: {_plain(left.why)}" for left in told.untried]
+    lines += [
+        f"  pad the {rows.size:,} of {_plain(rows.op)} to {rows.padded:,}: products that take "
+        f"{units.seconds(rows.seconds)} would be fed 16 bytes at a time"
+        for rows in told.odd_rows
+    ]
     return "\n".join(lines)
 
 
@@ -245,4 +250,5 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "alternatives": [asdict(other) for other in told.alternatives],
         "what_ifs": [asdict(what) for what in told.what_ifs],
         "untried": [asdict(left) for left in told.untried],
+        "odd_rows": [{**asdict(rows), "padded": rows.padded} for rows in told.odd_rows],
     }

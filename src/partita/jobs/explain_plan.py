@@ -2,7 +2,8 @@
 
 Time is accounted for on the busiest group of devices, where every second of the step is work, a
 communication that is waited for, or idle; memory on the fullest device. Computing is divided by the
-roofline of its ops into arithmetic, memory bandwidth and launches. What would help is simulated.
+roofline of its ops into arithmetic, rows that do not lie on 16 bytes, memory bandwidth and
+launches. What would help is simulated.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from partita.cluster import Cluster, resolve
 from partita.errors import PlanError
 from partita.jobs.explain_account import Account, GroupAccount, account
 from partita.jobs.explain_memory import MemoryAccount, memory_account
+from partita.jobs.explain_rows import Rows, unaligned_rows
 from partita.jobs.explain_time import Part, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation
@@ -18,6 +20,7 @@ from partita.jobs.workload import load_ref
 from partita.plans import Alternative, Plan
 
 BUDGET_S = 15.0
+ODD = "rows off 16 bytes"
 ROOFLINE = {"compute": "arithmetic", "memory": "memory bandwidth", "launch": "launching kernels"}
 
 
@@ -45,6 +48,7 @@ class Explained:
     alternatives: tuple[Alternative, ...]
     what_ifs: tuple[WhatIf, ...]  # the most helpful first
     untried: tuple[Untried, ...]
+    odd_rows: tuple[Rows, ...]  # sizes to pad
 
     @property
     def step_s(self) -> float:
@@ -81,26 +85,30 @@ def explain_plan(
     helps, untried = what_ifs(found, plan, told.links, budget_s)
     in_a_row = plan.prediction.interval_s is not None
     objective_s = found.interval_s if in_a_row else found.step_s
+    odd = unaligned_rows(found)
     return Explained(
         found,
         objective_s,
         min(max(0.0, plan.prediction.lower_bound_s), objective_s),
         told.busiest,
         told.groups,
-        bounds_of(told),
+        bounds_of(told, odd),
         parts_of(told.busiest.shares),
         memory_account(found),
         plan.origin.alternatives,
         helps,
         untried,
+        odd,
     )
 
 
-def bounds_of(told: Account) -> tuple[Bound, ...]:
-    """The step by what bounds it: arithmetic, memory, launches, each link, the bubble."""
+def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
+    """The step by what bounds it: arithmetic, loads, memory, launches, each link, the bubble."""
     shares = told.busiest.shares
     compute = told.busiest.seconds("compute") + told.busiest.seconds("update")
     roofline = {name: told.simulation.bounds()[key] for key, name in ROOFLINE.items()}
+    slow = min(sum(rows.seconds for rows in odd), roofline[ROOFLINE["compute"]])
+    roofline = {**roofline, ROOFLINE["compute"]: roofline[ROOFLINE["compute"]] - slow, ODD: slow}
     total = sum(roofline.values())
     found = {name: compute * s / total for name, s in roofline.items()} if total else {}
     if not total and compute:

@@ -10,6 +10,12 @@ from partita.jobs.strategies import STRATEGIES
 
 SLOWEST = 10
 MOST_CANDIDATES = 8
+KEPT = {
+    "none": "copies",
+    "states": "states in shares",
+    "gradients": "gradients in shares",
+    "parameters": "parameters in shares",
+}  # how a split keeps parameters, in words
 OP_HEADER = ("slowest ops", "kind", "split", "count", "time", "share", "bound by", "speed")
 
 
