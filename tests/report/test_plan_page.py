@@ -113,6 +113,22 @@ def test_the_page_shows_the_memory_that_the_user_allows():
     assert '"capacity":3221225472.0' in page
 
 
+def test_the_page_says_who_runs_what():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    page = plan_page(plan, simulate(plan))
+    table = page.split("<h2>The stages</h2>")[1].split("</table>")[0]
+    assert "<td>stage1</td><td>n0.gpu1</td>" in table
+    alone = line("squeezenet1_1@64", "1xA100", 1, batch=4)
+    assert "<h2>The stages</h2>" not in plan_page(alone, simulate(alone))
+
+
+def test_only_ops_with_parameters_keep_them_somehow():
+    plan = line("squeezenet1_1@64", "1xA100", 1, batch=4)
+    rows = plan_page(plan, simulate(plan)).split("How every op is split")[1]
+    assert re.search(r"<td>features.0</td>.*?<td>copies</td>", rows)
+    assert re.search(r"<td>features.1</td><td>stage0</td><td>–</td><td></td>", rows)
+
+
 def test_a_plan_for_batches_in_a_row_is_measured_by_them():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4, training=False)
     found = simulate(plan)

@@ -14,17 +14,13 @@ from partita.jobs.simulate import Simulation, slowest_groups
 from partita.plans import Plan
 from partita.report.charts import Line, line_chart
 from partita.report.live_timeline import live_timeline, timeline_script
-from partita.report.summary import OP_HEADER, arrangement, op_row
+from partita.report.planned import STAGE_HEADER, stage_rows
+from partita.report.summary import KEPT, OP_HEADER, arrangement, op_row
 
+MOST_STAGES = 64
 MOST_SPLITS = 400
 MOST_OPS = 25
 MOST_BOXES = 160  # of the model, before modules are folded
-KEPT = {
-    "none": "copies",
-    "states": "states in shares",
-    "gradients": "states, gradients in shares",
-    "parameters": "all in shares",
-}
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--card:#f6f8fa}
@@ -77,12 +73,13 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline),
             timeline_script(),
+            *_stages(simulation),
             "<h2>The model by stage</h2>",
             _model(plan, simulation),
             "<h2>Slowest ops on one device</h2>",
             _slowest(simulation),
             "<h2>How every op is split</h2>",
-            _splits(plan),
+            _splits(plan, simulation),
             *_search(plan),
             f'<p class="soft">{escape(_origin(plan))}</p>',
         )
@@ -144,6 +141,16 @@ def _bounds(simulation: Simulation) -> str:
     return f'<h2>What bounds it</h2><div class="bar">{bars}</div><p class="soft">{words}</p>'
 
 
+def _stages(simulation: Simulation) -> tuple[str, ...]:
+    """Who runs what; of one stage alone the lines above say it all."""
+    if len(simulation.stages) < 2:
+        return ()
+    table = _table(STAGE_HEADER, stage_rows(simulation, MOST_STAGES), numbers=(3,))
+    left = len(simulation.stages) - MOST_STAGES
+    more = f'<p class="soft">{left:,} more stages are in the plan file.</p>' if left > 0 else ""
+    return "<h2>The stages</h2>", table + more
+
+
 def _model(plan: Plan, simulation: Simulation) -> str:
     """The forward graph, coloured by stage; hover tells shapes and splits."""
     stage_of, labels = {}, {}
@@ -167,10 +174,21 @@ def _slowest(simulation: Simulation) -> str:
     return _table(OP_HEADER, rows, numbers=(3, 4, 5, 7))
 
 
-def _splits(plan: Plan) -> str:
+def _splits(plan: Plan, simulation: Simulation) -> str:
     header = ("op", "stage", "split by", "parameters")
+    graph = simulation.workload.graph
+    learns = {
+        op.name
+        for op in graph.ops
+        if any(graph.tensor(name).role == "parameter" for name in op.inputs)
+    }
     rows = [
-        (split.op, stage.name, " x ".join(dim or "–" for dim in split.dims), KEPT[split.sharded])
+        (
+            split.op,
+            stage.name,
+            " x ".join(dim or "–" for dim in split.dims),
+            KEPT[split.sharded] if split.op in learns else "",
+        )
         for stage in plan.stages
         for split in stage.splits
     ]

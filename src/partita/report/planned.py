@@ -7,11 +7,10 @@ from partita.graph.record import Graph
 from partita.jobs.plan import Candidate, Planned
 from partita.jobs.simulate import RECOMPUTED, Simulation
 from partita.plans import Stage
-from partita.report.summary import headline
+from partita.report.summary import KEPT, headline
 
 MOST_STAGES = 16
-KEPT = {"none": "copies", "states": "states in shares", "gradients": "gradients in shares",
-        "parameters": "parameters in shares"}  # fmt: skip
+STAGE_HEADER = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
 
 
 def planned_text(found: Planned) -> str:
@@ -34,8 +33,16 @@ def planned_text(found: Planned) -> str:
 
 def stages_text(simulation: Simulation) -> str:
     """A table of the stages."""
-    rows = []
-    for stage in simulation.stages[:MOST_STAGES]:
+    rows = stage_rows(simulation, MOST_STAGES)
+    left = len(simulation.stages) - len(rows)
+    more = f"\n... and {left} more stages" if left > 0 else ""
+    return units.table(STAGE_HEADER, rows, numbers=(3,)) + more
+
+
+def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
+    """The first stages, each with its devices, ops and splits, as `STAGE_HEADER` says."""
+    rows: list[tuple[str, ...]] = []
+    for stage in simulation.stages[:most]:
         devices = stage.mesh.devices
         names = [simulation.cluster.devices[d].name for d in (devices[0], devices[-1])]
         rows.append(
@@ -50,10 +57,7 @@ def stages_text(simulation: Simulation) -> str:
                 RECOMPUTED.get(stage.recomputed, ""),
             )
         )
-    header = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
-    left = len(simulation.stages) - len(rows)
-    more = f"\n... and {left} more stages" if left > 0 else ""
-    return units.table(header, rows, numbers=(3,)) + more
+    return rows
 
 
 def kept_words(stage: Stage, graph: Graph) -> str:
