@@ -5,15 +5,22 @@ steps, with a few numbers of stages. Recompute and states in shares are part of 
 """
 
 import math
+from itertools import pairwise
 
 from partita import units
 from partita.cluster.presets import several
 from partita.costs.collectives import Collectives
+from partita.costs.memory import workspace_bytes
+from partita.engine import run
 from partita.graph.rebatch import rebatch
-from partita.search.joint.drafts import ROOM, Drafting
+from partita.lower import Memo, lower_plan, lower_stage
+from partita.plans import runs_once
+from partita.search.joint.drafts import ROOM, Draft, Drafting
 from partita.search.joint.meshes import arrangements, divisors
 
 MORE_MEMORY = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)
+ROUNDING = 1.005
+HALVINGS = 3  # between the last that was too little and the first that was enough
 MORE_DEVICES = (2, 4, 8, 16)
 MOST_DEVICES = 1024
 MOST_BATCHES = 6
@@ -31,10 +38,39 @@ def what_would_fit(drafting: Drafting, max_memory: float) -> str:
 
 
 def _memory(drafting: Drafting, room: float) -> str:
-    for times in MORE_MEMORY:
-        if _can_fit(drafting, ROOM * times):
-            return f"{units.size(room * times)} per device would be enough"
+    """The room beside the workspace grows until a draft fits; its simulation says how much."""
+    kinds = drafting.cluster.kinds
+    workspace = max(map(workspace_bytes, kinds))
+    whole = min(kind.memory_bytes - workspace_bytes(kind) for kind in kinds)
+    uncapped = Drafting(
+        drafting.graph, drafting.optimizer, drafting.cluster, drafting.collectives, drafting.allow
+    )
+    parameters = sum(tensor.size_bytes for tensor in drafting.graph.parameters)
+    least = max(room - workspace, parameters / drafting.cluster.num_devices)
+
+    def fitting(times: float) -> Draft | None:
+        return _fitting(uncapped, ROOM * times * least / whole)
+
+    for low, high in pairwise((1.0, *MORE_MEMORY)):
+        found = fitting(high)
+        for _ in range(HALVINGS if found else 0):
+            middle = (low + high) / 2
+            smaller = fitting(middle)
+            low, high, found = (middle, high, found) if smaller is None else (low, middle, smaller)
+        if found is not None:
+            return f"{units.size(_peak(uncapped, found))} per device would be enough"
     return ""
+
+
+def _peak(drafting: Drafting, draft: Draft) -> float:
+    """The most that a device holds in a run of a draft, and a little more to be shown rounded."""
+    graph, cluster = drafting.graph, drafting.cluster
+    if runs_once(draft.stages, draft.schedule):
+        program = lower_stage(draft.stages[0], graph, cluster, 1, drafting.collectives).program
+    else:
+        memo = Memo(drafting.collectives)
+        program = lower_plan(draft.stages, draft.schedule, graph, cluster, run, memo).program
+    return float(max(run(program).peaks())) * ROUNDING
 
 
 def _devices(drafting: Drafting, max_memory: float) -> str:
@@ -49,7 +85,7 @@ def _devices(drafting: Drafting, max_memory: float) -> str:
         other = Drafting(
             drafting.graph, drafting.optimizer, larger, Collectives(larger), drafting.allow
         )
-        if _can_fit(other, ROOM):
+        if _fitting(other, ROOM) is not None:
             return f"{count} such devices would be enough"
     return ""
 
@@ -61,16 +97,17 @@ def _batch(drafting: Drafting) -> str:
             rebatch(drafting.graph, size), drafting.optimizer, drafting.cluster,
             drafting.collectives, drafting.allow, max_memory=drafting.max_memory,
         )  # fmt: skip
-        if _can_fit(other, ROOM):
+        if _fitting(other, ROOM) is not None:
             return f"a batch of {size} would fit"
     return ""
 
 
-def _can_fit(drafting: Drafting, room: float) -> bool:
-    """Is there a draft with so much room, for a few numbers of stages?"""
+def _fitting(drafting: Drafting, room: float) -> Draft | None:
+    """A draft with so much room, for a few numbers of stages, if there is one."""
     found = arrangements(drafting.cluster, min(MOST_STAGES, drafting.chain.num_segments))
     for arrangement in found[:: max(1, len(found) // 3)]:
-        for count in drafting.counts(arrangement)[-2:]:
-            if drafting.draft(arrangement, count, room=room) is not None:
-                return True
-    return False
+        for count in drafting.every_count(arrangement.num_stages)[-2:]:
+            draft = drafting.draft(arrangement, count, room=room)
+            if draft is not None:
+                return draft
+    return None

@@ -1,0 +1,37 @@
+"""Where nothing fits: what is said to be enough is, and not much less would be."""
+
+import re
+
+import pytest
+
+from partita.jobs.plan import plan
+from partita.search.base import Status, Stop
+
+GIB = 2.0**30
+SHORT = Stop(time_s=20.0, gap=0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "room"),
+    [
+        ("alexnet", "1xA100", 4, 1.75),
+        ("gpt2@64", "2xA100", 8, 1.2),  # next to nothing beside the workspace of 1 GiB
+        ("gpt2@64", "2xA100", 8, 0.5),  # less than nothing
+    ],
+)
+def test_the_memory_that_is_said_to_be_enough_is(model, cluster, batch, room):
+    found = plan(model, cluster, batch=batch, max_memory=room * GIB, stop=SHORT)
+    assert found.status is Status.INFEASIBLE
+    said = re.search(r"([0-9.]+) GiB per device would be enough", found.why)
+    assert said is not None, found.why
+    enough = float(said[1]) * GIB
+    assert plan(model, cluster, batch=batch, max_memory=enough, stop=SHORT).plan is not None
+    less = plan(model, cluster, batch=batch, max_memory=GIB + (enough - GIB) * 0.6, stop=SHORT)
+    assert less.plan is None
+
+
+def test_the_number_of_devices_that_is_said_to_be_enough_is():
+    found = plan("gpt2-xl@128", "1xV100-16GB", batch=4, stop=SHORT)
+    said = re.search(r"([0-9]+) such devices would be enough", found.why)
+    assert said is not None, found.why
+    assert plan("gpt2-xl@128", f"{said[1]}xV100-16GB", batch=4, stop=SHORT).plan is not None
