@@ -1,11 +1,14 @@
 """Explaining a plan: the prices of alternatives are those of the problem, the layouts DTensor's."""
 
+from dataclasses import replace
+
 import pytest
 
 from partita.cluster import resolve
 from partita.errors import PlanError
 from partita.jobs.explain import describe, explain, op_layouts, parameter_placements
 from partita.jobs.shard import shard
+from partita.jobs.simulate import data_parallel
 from partita.jobs.workload import load_ref
 from partita.plans import Axis, Mesh, OpSplit, Stage
 
@@ -45,6 +48,26 @@ def test_layouts_are_those_of_the_split(alexnet):
     expected = dict(op_layouts(graph, graph.op("classifier.1"), told.choice))
     assert layouts == {name: " ".join(map(str, layout)) for name, layout in expected.items()}
     assert len(plan.stages[0].mesh.axes) == len(layouts["classifier.1"].split())
+
+
+@pytest.mark.parametrize(
+    ("sharded", "expected"),
+    [
+        ("none", ["all_reduce"]),
+        ("states", ["reduce_scatter", "all_gather"]),
+        ("gradients", ["reduce_scatter", "all_gather"]),
+        ("parameters", ["reduce_scatter", "all_gather", "all_gather"]),
+    ],
+)
+def test_how_a_gradient_is_summed_follows_from_how_its_parameter_is_kept(
+    alexnet, sharded, expected
+):
+    plan, graph, cluster = alexnet
+    stage = data_parallel(graph, cluster, sharded)
+    told = explain(replace(plan, stages=(stage,)), graph, cluster, "classifier.1")
+    weight = [sent for sent in told.sent if "classifier.1.weight" in sent.what]
+    assert [sent.collective for sent in weight] == expected
+    assert {sent.size_bytes for sent in weight} == {graph.tensor("classifier.1.weight").size_bytes}
 
 
 def test_an_unknown_op_is_answered_with_the_nearest(alexnet):

@@ -30,8 +30,8 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
     Without OP: what bounds the plan, where every second of its step goes on the busiest devices,
     what fills the memory, what stood against the plans that were not taken, what would help most
     (each change is simulated), and how every parameter lies (as DTensor placements). With OP:
-    its split, what that sends, and what each other split would add to a step, both with all other
-    ops left as they are and with all others free to follow.
+    its split, what that sends, and what each other split would add to a step (of a pipeline, to a
+    micro-batch), both with all other ops left as they are and with all others free to follow.
     """
     from partita.cli.explain_text import plan_json, plan_text
     from partita.cluster import resolve
@@ -64,14 +64,20 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
 def _op_text(told: Explanation) -> str:
     lines = [
         f"{told.op}: {told.kind}   {told.nest}",
-        f"split: {describe(told.choice)}   compute {units.seconds(told.compute_s)} in all phases",
+        f"split: {describe(told.choice)}   compute {units.seconds(told.compute_s)} in all phases"
+        + (f" of one of {count} micro-batches" if (count := told.num_microbatches) > 1 else ""),
         f"why: {told.why()}",
         "",
         units.table(("tensor", "lies as"), told.layouts),
     ]
     if told.sent:
         rows = [
-            (item.what, item.collective, units.size(item.size_bytes), units.seconds(item.seconds))
+            (
+                item.what,
+                item.collective.replace("_", "-"),
+                units.size(item.size_bytes),
+                units.seconds(item.seconds),
+            )
             for item in told.sent
         ]
         lines += ["", units.table(("sent because of it", "how", "size", "time"), rows, (2, 3))]
@@ -100,6 +106,7 @@ def _op_json(told: Explanation) -> dict[str, Any]:
         "kind": told.kind,
         "nest": told.nest,
         "split": asdict(told.choice),
+        "num_microbatches": told.num_microbatches,
         "why": told.why(),
         "layouts": dict(told.layouts),
         "sent": [asdict(item) for item in told.sent],

@@ -1,7 +1,8 @@
 """Why is an op split as it is: what its split sends, and what the other ways would cost.
 
 Two prices for every alternative: with all other ops left as they are (`alone`), and with all other
-ops free to follow (`together`), which solves the whole problem again with this op fixed.
+ops free to follow (`together`), which solves the whole problem again with this op fixed: once to
+what it is, once to what it might be.
 """
 
 import math
@@ -9,17 +10,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from partita import units
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import Layout, conversion
-from partita.costs.sharding import Choice, ShardingModel, Weights, sharding_model, ways_of
+from partita.costs.sharding import (
+    LEVELS,
+    Choice,
+    ShardingModel,
+    Weights,
+    sharding_model,
+    ways_of,
+)
 from partita.errors import PlanError
 from partita.graph.loops import loop_nest
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph, Op
 from partita.graph.splits import communication, input_placement, output_placement
 from partita.lower.pieces import homes, piece
-from partita.plans import Mesh, Plan, Stage
+from partita.plans import SHARDING_LEVELS, Mesh, Plan, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.search import searches
 from partita.search.base import Stop
@@ -42,17 +51,22 @@ class Sent:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another way to split the op, by what it would add to a step."""
+    """Another way to split the op, by what it would add to a micro-batch (of a step)."""
 
     choice: Choice
     alone_s: float
     together_s: float | None
     memory_bytes: float
 
+    @property
+    def price_s(self) -> float:
+        """With all others free to follow, where that is known."""
+        return self.alone_s if self.together_s is None else self.together_s
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """One op of a plan, explained."""
+    """One op of a plan, explained; all its figures are for one micro-batch."""
 
     op: str
     kind: str
@@ -62,20 +76,21 @@ class Explanation:
     sent: tuple[Sent, ...]
     compute_s: float
     alternatives: tuple[Alternative, ...]
+    num_microbatches: int = 1
 
     def why(self) -> str:
         """One sentence."""
-        better = [a for a in self.alternatives if (a.together_s or a.alone_s) < 0]
         if not self.alternatives:
             return "it has no other way to be split on this mesh"
-        if better:
+        if any(other.price_s < 0 for other in self.alternatives):
             return (
                 "the estimate would prefer another split, but the simulated step was the fastest "
                 "of all candidates with this one"
             )
         nearest = self.alternatives[0]
-        extra = nearest.alone_s if nearest.together_s is None else nearest.together_s
-        return f"the next best way, {describe(nearest.choice)}, adds {extra * 1e6:.1f} us to a step"
+        extra = units.seconds(nearest.price_s)
+        what = "a step" if self.num_microbatches == 1 else "a micro-batch"
+        return f"the next best way, {describe(nearest.choice)}, adds {extra} to {what}"
 
 
 def describe(choice: Choice) -> str:
@@ -88,7 +103,10 @@ def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
     """Explain the split of one forward op of a plan."""
     stage, graph = _stage_of(plan, graph, op)
     names = [split.op for split in stage.splits]
-    model = sharding_model(graph, cluster, stage.mesh)
+    count = plan.schedule.num_microbatches
+    used = {*LEVELS, *(split.sharded for split in stage.splits)}
+    levels = tuple(level for level in SHARDING_LEVELS if level in used)
+    model = sharding_model(graph, cluster, stage.mesh, levels, num_microbatches=count)
     chosen = _assignment(model, stage)
     index = names.index(op)
     table = model.tables[index]
@@ -102,6 +120,7 @@ def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
         tuple(_sent(graph, cluster, stage, graph.op(op), current)),
         float(table.compute[chosen[index]].max()),
         _alternatives(model, chosen, index),
+        count,
     )
 
 
@@ -184,7 +203,7 @@ def _alternatives(
     now = alone[chosen[index]]
     memory = model.tables[index].memory
     order = [int(x) for x in np.argsort(alone, kind="stable") if x != chosen[index]]
-    best = _solve(problem, None, 0)
+    best = _solve(problem, index, chosen[index])
     found = []
     for rank, x in enumerate(order):
         together = None
@@ -199,16 +218,15 @@ def _alternatives(
                 float(memory[x] - memory[chosen[index]]),
             )
         )
-    return tuple(sorted(found, key=lambda a: a.alone_s if a.together_s is None else a.together_s))
+    return tuple(sorted(found, key=lambda other: other.price_s))
 
 
-def _solve(problem: ShardingProblem, index: int | None, choice: int) -> float | None:
-    """The optimum, or the optimum with one op fixed."""
+def _solve(problem: ShardingProblem, index: int, choice: int) -> float | None:
+    """The optimum with one op fixed."""
     costs = list(problem.costs)
-    if index is not None:
-        fixed = np.full_like(costs[index], math.inf)
-        fixed[choice] = costs[index][choice]
-        costs[index] = fixed
+    fixed = np.full_like(costs[index], math.inf)
+    fixed[choice] = costs[index][choice]
+    costs[index] = fixed
     forced = ShardingProblem(
         tuple(costs), problem.edges, problem.matrix_of, problem.matrices, problem.names
     )
@@ -253,11 +271,25 @@ def _own_exchanges(
                 size = 4.0 * exchange.elements
                 what = f"{phase.phase} statistics along {dim}"
                 if exchange.tensor >= 0:
-                    size = graph.tensor(phase.outputs[exchange.tensor]).size_bytes
+                    gradient = phase.outputs[exchange.tensor]
+                    parameter = op.inputs[call.wrt[exchange.tensor]]
+                    size = graph.tensor(gradient).size_bytes
                     size *= exchange.elements / math.prod(call.inputs[call.wrt[exchange.tensor]])
-                    what = f"sum of {phase.outputs[exchange.tensor]}"
-                elif exchange.collective == "halo":
+                    for what, collective in _summed(gradient, parameter, choice.sharded):
+                        seconds = times.seconds(collective, size, mesh.groups(axis))
+                        found.append(Sent(what, collective, size, seconds))
+                    continue
+                if exchange.collective == "halo":
                     what = f"{phase.phase} border along {dim}"
                 seconds = times.seconds(exchange.collective, size, mesh.groups(axis))
                 found.append(Sent(what, exchange.collective, size, seconds))
     return found
+
+
+def _summed(gradient: str, parameter: str, sharded: str) -> list[tuple[str, str]]:
+    """What a gradient's sum and keeping its parameter in shares make devices send."""
+    total, whole = f"sum of {gradient}", f"{parameter}, whole for the"
+    if sharded == "none":
+        return [(total, "all_reduce")]
+    when = ["forward", "backward"] if sharded == "parameters" else ["next step"]
+    return [(total, "reduce_scatter"), *((f"{whole} {word}", "all_gather") for word in when)]
