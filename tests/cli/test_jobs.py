@@ -153,7 +153,7 @@ class TestPase:
 
 class TestExplain:
     def test_a_plan_shows_how_its_parameters_lie(self, run, run_json, plan):
-        assert "Replicate()" in run("explain", str(plan)).stdout
+        assert re.search(r"Shard\([0-9]\)|Replicate\(\)", run("explain", str(plan)).stdout)
         found = run_json("explain", str(plan))
         assert "features.0.weight" in found["parameters"]
 
@@ -226,9 +226,13 @@ class TestVerify:
         result = run("verify", str(plan))
         assert result.exit_code == 0, result.output
 
-    def test_a_tampered_plan_is_not(self, run, plan, tmp_path):
-        value = json.loads(plan.read_text())
-        value["prediction"]["step_s"] = 1e-6
+    @pytest.mark.parametrize(
+        ("claim", "value"), [("step_s", 1e-6), ("peak_memory_bytes", [1.0, 2.0])]
+    )
+    def test_a_tampered_plan_is_not(self, run, plan, tmp_path, claim, value):
+        written = json.loads(plan.read_text())
+        written["prediction"][claim] = value
+        value = written
         path = tmp_path / "bad.json"
         path.write_text(json.dumps(value))
         result = run("verify", str(path))

@@ -3,11 +3,12 @@
 The model and machine are rebuilt from their names and compared by fingerprint; every forward op
 must have exactly one split that its loop nest allows, on devices that exist; the plan is lowered,
 its program checked for deadlock, run, the run verified, memory included; and the time it takes
-must be the time the plan predicts.
+and the memory must be what the plan predicts.
 """
 
 from collections import Counter
 
+from partita import units
 from partita.cluster import Cluster, resolve
 from partita.engine import run
 from partita.errors import InputError
@@ -102,5 +103,11 @@ def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     predicted = plan.prediction.step_s
     if abs(timeline.makespan - predicted) > TOLERANCE * max(timeline.makespan, predicted):
         claim = f"the plan predicts {predicted:.6g} s, it takes {timeline.makespan:.6g} s"
+        violations = (*violations, claim)
+    said, peak = max(plan.prediction.peak_memory_bytes, default=0.0), float(timeline.peaks().max())
+    if abs(said - peak) > TOLERANCE * max(said, peak):
+        claim = (
+            f"the plan predicts {units.size(said)} at most on a device, it takes {units.size(peak)}"
+        )
         violations = (*violations, claim)
     return violations
