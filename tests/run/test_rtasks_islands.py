@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from partita.run.rtasks import islands  # noqa: E402
+from partita.run.rtasks.execute import Pipeline  # noqa: E402
+from partita.run.rtasks.job import Job  # noqa: E402
 from partita.run.rtasks.lower import lower_module  # noqa: E402
 
 HERE = Path(__file__).parents[2]
@@ -86,3 +89,34 @@ def test_what_the_compiler_does_not_take_stays_with_pytorch(monkeypatch):
     found, refused = islands.recurrent_islands(lowered, torch.device("cpu"))
     assert not found
     assert list(refused.values()) == ["cannot be compiled: RuntimeError: out of registers"]
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.mix, self.two = nn.LSTM(8, 8), nn.Linear(8, 8), nn.GRU(8, 8)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.mix(self.one(x)[0])))[0]
+
+
+def test_each_layer_is_timed_by_itself_and_a_slow_kernel_is_not_used():
+    module, x = Two().eval(), torch.randn(3, 1, 8)
+    job = Job([module], [(x,)], torch.device("cpu"), lambda text: None)
+    job.lower()
+
+    def late(values):
+        time.sleep(0.003)
+        return module.one(values["x"])
+
+    def early(values):  # the same every time, without its loop
+        return known
+
+    with torch.no_grad():
+        known = module.two(torch.relu(module.mix(module.one(x)[0])))
+        kept = job.faster_islands([None] * len(job.lowered.pieces), {"lstm": late, "gru": early})
+        outputs = Pipeline(job.lowered, [None] * len(job.lowered.pieces), kept)(x)
+    assert list(kept) == ["gru"]
+    assert job.persistent == {"gru": "a persistent kernel of its own"}
+    assert job.notes[0].startswith("lstm stays with PyTorch: ")
+    torch.testing.assert_close(outputs[0], known[0])

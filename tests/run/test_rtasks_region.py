@@ -149,6 +149,33 @@ except VerificationError as caught:
     assert "before what it waits for" in said
 
 
+TANH = """
+import torch, triton
+import triton.language as tl
+from partita.run.rtasks.kernels import tanh
+
+@triton.jit
+def each(x, y, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, tanh(tl.load(x + at)))
+
+size = torch.logspace(-12, 1.3, 512)
+x = torch.cat([size, -size])
+y = torch.empty_like(x)
+each[(1,)](x, y, 1024)
+exact = torch.tanh(x.double())
+print(float(((y - exact) / exact).abs().max()))
+"""
+
+
+def test_a_small_tanh_has_all_its_digits(tmp_path):
+    pytest.importorskip("triton")
+    file = tmp_path / "small.py"  # Triton reads the source of a kernel from a file
+    file.write_text(TANH)
+    said = in_a_process(f"import runpy; runpy.run_path({str(file)!r})", TRITON_INTERPRET="1")
+    assert float(said) < 4e-7
+
+
 COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget

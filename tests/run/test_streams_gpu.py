@@ -17,7 +17,10 @@ from partita.run.streams.emit import emit
 from partita.run.streams.profile import Profile
 from partita.run.streams.truth import relative
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:::torch"),  # its compiler's own, about itself
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -57,6 +57,30 @@ def piece_times(
     return found
 
 
+def island_times(
+    lowered: Lowered,
+    launches: Sequence[Launch | None],
+    inputs: Sequence[T],
+    islands: dict[str, Island],
+) -> dict[str, PieceTimes]:
+    """Steps that have a kernel of their own: with it and by PyTorch, each by itself in a graph."""
+    plain = Pipeline(lowered, launches)
+    plain.set_inputs(inputs)
+    values: dict[str, Any] = dict(plain.inputs)
+    for each in range(len(lowered.pieces)):
+        plain.run_piece(each, values)
+    steps = lowered.flow.maker()
+    found = {}
+    for name, island in islands.items():
+        held: list[Any] = []
+        ways = (
+            lambda island=island, held=held: held.append(island(values)),
+            lambda name=name, held=held: held.append(plain.computed(steps[name], values)),
+        )
+        found[name] = PieceTimes(*compare_us([capture(way, warm_up=2).replay for way in ways]))
+    return found
+
+
 def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
     """What PyTorch takes for each tile op of a piece, in a graph; shared steps count in part.
 

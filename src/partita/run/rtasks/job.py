@@ -11,7 +11,7 @@ from torch import nn
 from partita.cluster import DeviceKind
 from partita.errors import VerificationError
 from partita.run.rtasks.arena import Lowered
-from partita.run.rtasks.choose import Captured, PieceTimes, piece_times
+from partita.run.rtasks.choose import Captured, PieceTimes, island_times, piece_times
 from partita.run.rtasks.execute import Island, Pipeline
 from partita.run.rtasks.fused import Call, Fused
 from partita.run.rtasks.improve import without_slow
@@ -143,17 +143,25 @@ class Job:
         return Fused(self.modules, self.examples, call, launched.plans, outcome)
 
     def faster_islands(self, kept: Sequence[Any], islands: dict[str, Island]) -> dict[str, Island]:
-        """Persistent kernels for whole layers, if the model is faster with them."""
+        """Persistent kernels for layers that are faster by themselves, if the model is too."""
+        times = island_times(self.lowered, kept, self.inputs, islands)
+        self.notes += [
+            f"{name} stays with PyTorch: {each.fused_us:.1f} us as a persistent kernel, "
+            f"{each.unfused_us:.1f} us as it is"
+            for name, each in times.items()
+            if not each.is_faster
+        ]
+        islands = {name: island for name, island in islands.items() if times[name].is_faster}
         if not islands:
             return islands
         ways = [Captured(Pipeline(self.lowered, kept, each), self.inputs) for each in (islands, {})]
-        times = compare_us([way.replay for way in ways])
+        mine, theirs = compare_us([way.replay for way in ways])
         names = ", ".join(islands)
         self.notes.append(
-            f"{names} as persistent kernels: {times[0]:.1f} us for the model, "
-            f"{times[1]:.1f} us with PyTorch's own"
+            f"{names} as persistent kernels: {mine:.1f} us for the model, "
+            f"{theirs:.1f} us with PyTorch's own"
         )
-        if times[0] >= times[1]:
+        if mine >= theirs:
             return {}
         self.persistent = dict.fromkeys(islands, "a persistent kernel of its own")
         return islands

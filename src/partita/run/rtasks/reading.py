@@ -25,8 +25,9 @@ class Reading:
             if step.target == "getitem" and isinstance(step.arguments[1], int):
                 self.items.setdefault(step.inputs[0], {})[step.arguments[1]] = step.name
         gpu = device.type == "cuda"  # there as PyTorch does it, elsewhere without rounding
-        self.tf32_conv = gpu and bool(torch.backends.cudnn.allow_tf32)
-        self.tf32_product = gpu and bool(torch.backends.cuda.matmul.allow_tf32)
+        half = self.values.dtype != torch.float32  # 16 bits fit into TF32 as they are
+        self.tf32_conv = half or (gpu and bool(torch.backends.cudnn.allow_tf32))
+        self.tf32_product = half or (gpu and bool(torch.backends.cuda.matmul.allow_tf32))
 
     def held(self, value: Any) -> T | None:
         """A constant among the arguments of a call, if it is one."""
@@ -37,7 +38,7 @@ class Reading:
         return self.flow.constants[name].float() if name else None
 
     def rounds(self, step: Step) -> bool:
-        """Are the factors of this convolution TF32: allowed, and done so by PyTorch itself?"""
+        """May the factors of this convolution be TF32: allowed, and as exact as PyTorch's own?"""
         return self.tf32_conv and not needs_exact(self.flow, step, self.device)
 
     def need(self, name: str, *, image: bool = False) -> None:

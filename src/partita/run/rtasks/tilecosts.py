@@ -1,14 +1,28 @@
 """How long a tile takes in one program, and what the ops of a region take as kernels of their own.
 
-    tile    = start + count * tiles + max(bytes / share, flops / rate) + blocks * latency
+    tile = start + count * tiles + work
+    work of a conv    = max(blocks * block + steps * (step + area), moving)
+    work of a window  = max(taps * (tap + its elements), moving)
+    work of products  = moving + (blocks - 1) * block
+    work of the rest  = moving, and for a norm or softmax the sums over its row
+    moving  = max(bytes of the tile / share of the cache, bytes of the op / tiles / of the memory)
     unfused = launches + sum over ops of max(bytes / memory, flops / rate)
 
-A program has its share of what the units read together: of the cache's bandwidth or, where the
-arena is larger than the cache, of the memory's; of few tiles each has more, up to `MOST_SHARE`.
-Products of a few rows run on the plain units, the others on the tensor units at the part of the
-peak that small tiles reach. The constants are of four warps on an H200.
+A program has its share of what the units read together from the cache, and of what they read from
+memory where the arena is larger than the cache: there an op reads everything once. Of few tiles at
+a time each has more, up to `MOST_SHARE`, counting those of ops as deep in the region, which run at
+the same time. A conv goes through its sum in blocks of `depth` channels, one after the other, each
+in steps of what one instruction of a tensor unit multiplies (32 bytes a row); exact products of f32
+are several. Most of this waits for the step before, so that time hardly grows with the tile. A
+product with a vector asks for its first weights before it waits for the vector.
+
+The constants are of four warps on an H200, fitted to 275 measured chains of equal ops
+(`benchmarks/rtasks_tiles.py`): 15 % off in the root mean square, 18 % for sizes that were left out
+of a fit, 15 % for recurrent cells, which were not part of it.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +32,25 @@ from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDev
 from partita.run.rtasks.arena import RegionOps
 from partita.run.rtasks.tileops import Tile, TileOp, num_tiles, tiles
 
-START_US = 0.8  # a row of the table, addresses, the first loads, the signal's release
-SIGNAL_US = 0.8  # until a release on one unit is seen by another
-COUNT_US = 0.003  # every tile of an op adds to the same counter
-BLOCK_US = 0.12  # every further block of a sum: what prefetching does not hide
+START_US = 0.58  # a row of the table, addresses, the first loads, the signal's release
+SIGNAL_US = 0.78  # until a release on one unit is seen by another
+COUNT_US = 0.0012  # every tile of an op adds to the same counter
+BLOCK_US = 0.27  # every further block of a sum: what prefetching does not hide
+CONV_BLOCK_US = 0.11  # a block of a convolution: a barrier, addresses
+STEP_US = 0.02  # a step of a tensor unit, and what it has to load
+AREA_US = 0.01  # more of it for every 1,024 elements of the tile
+GROUP_STEP_US = 0.014  # for every byte of a number, where all warps multiply together
+GROUP_ROWS = 64  # of a tile, for that
+EXACT_STEPS = 3  # steps for one with f32 as it is
+TAP_US = 0.053  # a tap of a window
+ELEMENT_US = 0.0026  # more of it for every byte that a thread loads
+ROW_US = 0.2  # a softmax or a norm: sums that cross warps
+COLUMNS_US = 0.4  # more of it for every 1,024 columns
+THREADS = 128
 MEMORY_PART = 0.85  # of the memory's bandwidth that many small tiles reach
-SHARED_PART = 0.25  # of a vector that all tiles of an op read: most of it comes from near
-MOST_SHARE = 1.5  # times the even share that one program reads at most
+CACHE_PART = 0.75  # of the cache's size: what is nearly as large as it does not stay there
+AHEAD = 2.4  # times faster: weights that are asked for before the wait
+MOST_SHARE = 2.8  # times the even share that one program reads at most
 PLAIN_PART = 0.35  # of the peak without tensor units
 TENSOR_PART = 0.2  # of the peak with them, by tiles of at most 64 x 64
 LAUNCH_US = 2.2  # a kernel of a CUDA graph, beside its work
@@ -36,7 +62,8 @@ NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 class Unit:
     """One program of a device, in bytes and flops per microsecond."""
 
-    bytes_per_us: float
+    cache_per_us: float
+    memory_per_us: float  # infinite where everything stays in the cache
     plain_per_us: float
     tensor_per_us: float
     itemsize: int
@@ -45,59 +72,103 @@ class Unit:
     @classmethod
     def of(cls, kind: DeviceKind, dtype: torch.dtype, *, arena_bytes: int, per_unit: int) -> "Unit":
         """The even share of a program; `arena_bytes` decides where weights come from."""
-        rate = kind.memory_bytes_per_s * MEMORY_PART
-        if arena_bytes <= kind.cache_bytes:
-            rate = max(rate, kind.cache_bytes_per_s)
+        fits = arena_bytes <= CACHE_PART * kind.cache_bytes
+        memory = math.inf if fits else kind.memory_bytes_per_s * MEMORY_PART
+        cache = max(kind.cache_bytes_per_s, kind.memory_bytes_per_s)
         plain = kind.peak("f32") * PLAIN_PART
         name = NAMES[dtype] if dtype != torch.float32 else "tf32"
         tensor = kind.peak(name) * TENSOR_PART
         programs = kind.num_units * per_unit
         share = 1e-6 / programs
-        return cls(rate * share, plain * share, tensor * share, dtype.itemsize, programs)
+        return cls(
+            cache * share, memory * share, plain * share, tensor * share, dtype.itemsize, programs
+        )
 
 
-def tile_us(op: TileOp, tile: Tile, unit: Unit) -> float:
-    """One tile of an op, with everything it reads."""
+def tile_us(op: TileOp, tile: Tile, unit: Unit, beside: int = 1) -> float:
+    """One tile of an op, with everything it reads, while as many ops run at once."""
     rows, cols = min(tile.rows, op.writes[0].rows), min(tile.cols, op.writes[0].cols)
-    work = _work(op, tile, rows, cols)
     number = num_tiles(op, tile)
-    more = min(MOST_SHARE, max(1.0, unit.num_programs / number))
-    rate = _rate(op, unit)
-    moved_us = work.elements * unit.itemsize / (unit.bytes_per_us * more)
-    time_us = max(moved_us, work.flops / (rate * min(more, 2.0)))
-    return START_US + COUNT_US * number + time_us + max(work.blocks - 1, 0) * BLOCK_US
+    more = min(MOST_SHARE, max(1.0, unit.num_programs / (number * beside)))
+    near = _elements(op, rows, cols) * unit.itemsize / (unit.cache_per_us * more)
+    far = _distinct(op) / number * unit.itemsize / (unit.memory_per_us * more)
+    if op.kind == "conv":
+        work_us = max(_conv_us(op, tile, unit), near, far)
+    elif op.kind == "window":
+        work_us = max(_window_us(op, tile, unit), near, far)
+    elif op.weights:
+        work_us = max(near / AHEAD, far) + (rows * _blocks(op, tile) - 1) * BLOCK_US
+    else:
+        work_us = max(near, far) + (_row_us(cols) if op.kind == "rows" else 0.0)
+    return START_US + COUNT_US * number + work_us
+
+
+def _elements(op: TileOp, rows: int, cols: int) -> float:
+    """Numbers that a tile moves; a vector that all tiles read comes from near."""
+    if op.kind == "gemv":
+        return cols * op.weights[0].cols + rows * cols * len(op.reads)
+    if op.kind == "conv":
+        return (rows + cols) * op.weights[0].cols + rows * cols * len(op.reads)
+    if op.kind in ("lstm_cell", "gru_cell"):
+        return 4 * cols * sum(weight.cols for weight in op.weights)
+    if op.kind == "window":
+        return (_taps(op) + 2) * rows * cols
+    return rows * cols * (len(op.reads) + 1)
+
+
+def _distinct(op: TileOp) -> int:
+    """Numbers that an op reads and writes, each once."""
+    return sum(place.rows * place.cols for place in (*op.reads, *op.weights, *op.writes))
+
+
+def _conv_us(op: TileOp, tile: Tile, unit: Unit) -> float:
+    blocks = _blocks(op, tile)
+    steps = blocks * tile.depth * unit.itemsize / 32
+    if unit.itemsize == 4 and not op.attr("tf32"):
+        steps *= EXACT_STEPS
+    step_us = STEP_US + AREA_US * tile.rows * tile.cols / 1024
+    if tile.rows >= GROUP_ROWS:
+        step_us = GROUP_STEP_US * unit.itemsize
+    return blocks * CONV_BLOCK_US + steps * step_us
+
+
+def _window_us(op: TileOp, tile: Tile, unit: Unit) -> float:
+    loaded = tile.rows * tile.cols / THREADS * unit.itemsize
+    return _taps(op) * (TAP_US + ELEMENT_US * loaded)
+
+
+def _row_us(cols: int) -> float:
+    return ROW_US + COLUMNS_US * cols / 1024
+
+
+def _taps(op: TileOp) -> int:
+    height, width = op.attr("kernel")
+    return int(height * width)
+
+
+def _blocks(op: TileOp, tile: Tile) -> int:
+    """Steps of a sum: of a convolution, blocks of channels for every tap."""
+    depth = max(tile.depth, 1)
+    if op.kind == "conv":
+        return _taps(op) * -(op.weights[0].cols // _taps(op) // -depth)
+    return sum(-(weight.cols // -depth) for weight in op.weights)
+
+
+def _flops(op: TileOp) -> float:
+    rows, cols = op.writes[0].rows, op.writes[0].cols
+    if op.kind in ("gemv", "conv"):
+        return 2.0 * rows * cols * op.weights[0].cols
+    if op.kind in ("lstm_cell", "gru_cell"):
+        return 8.0 * cols * sum(weight.cols for weight in op.weights)
+    if op.kind == "window":
+        return 2.0 * _taps(op) * rows * cols
+    return 4.0 * (len(op.attr("steps")) if op.kind == "chain" else 8) * rows * cols
 
 
 def _rate(op: TileOp, unit: Unit) -> float:
     """Flops per microsecond: products of many rows on tensor units, unless f32 stays f32."""
     tensor = op.kind == "conv" and (unit.itemsize < 4 or op.attr("tf32"))
     return unit.tensor_per_us if tensor else unit.plain_per_us
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Elements moved, flops, and blocks of a sum one after the other."""
-
-    elements: float
-    flops: float
-    blocks: int
-
-
-def _work(op: TileOp, tile: Tile, rows: int, cols: int) -> Work:
-    if op.kind in ("gemv", "conv"):
-        depth = op.weights[0].cols
-        part = SHARED_PART if op.kind == "gemv" else 1.0
-        elements = (part * rows + cols) * depth + rows * cols * len(op.reads)
-        return Work(elements, 2.0 * rows * cols * depth, -(depth // -max(tile.depth, 1)))
-    if op.kind in ("lstm_cell", "gru_cell"):
-        depth, gates = sum(weight.cols for weight in op.weights), 4
-        elements = (1 + gates * cols) * depth
-        return Work(elements, 2.0 * gates * cols * depth, -(depth // -max(tile.depth, 1)))
-    if op.kind == "window":
-        taps = op.attr("kernel")[0] * op.attr("kernel")[1]
-        return Work((taps + 2) * rows * cols, 2.0 * taps * rows * cols, -(taps // -8))
-    lines = len(op.attr("steps")) if op.kind == "chain" else 8
-    return Work(rows * cols * (len(op.reads) + 1), 4.0 * lines * rows * cols, 1)
 
 
 def shapes_of(op: TileOp) -> tuple[Tile, ...]:
@@ -108,15 +179,27 @@ def shapes_of(op: TileOp) -> tuple[Tile, ...]:
 
 def region_problem(region: RegionOps, device: VDevice, unit: Unit, name: str) -> RtasksProblem:
     """The tiles of a region on the units of a device; tiling i is `shapes_of(op)[i]`."""
+    depth = _depths(region)
+    beside = Counter(depth)
     operators = tuple(
         ROperator(
             op.name,
-            tuple(Tiling(num_tiles(op, t), tile_us(op, t, unit)) for t in shapes_of(op)),
+            tuple(
+                Tiling(num_tiles(op, t), tile_us(op, t, unit, beside[at])) for t in shapes_of(op)
+            ),
         )
-        for op in region.ops
+        for op, at in zip(region.ops, depth, strict=True)
     )
     edges = tuple(Edge(before, after) for before, after in region.edges)
     return RtasksProblem(device, operators, edges, name)
+
+
+def _depths(region: RegionOps) -> list[int]:
+    """Ops before each, one after the other; ops are in an order that their edges allow."""
+    found = [0] * len(region.ops)
+    for before, after in sorted(region.edges, key=lambda edge: edge[1]):
+        found[after] = max(found[after], found[before] + 1)
+    return found
 
 
 def unfused_us(region: RegionOps, kind: DeviceKind, unit: Unit, launches: int) -> float:
@@ -124,8 +207,7 @@ def unfused_us(region: RegionOps, kind: DeviceKind, unit: Unit, launches: int) -
     total = launches * LAUNCH_US
     for op in region.ops:
         out = op.writes[0]
-        work = _work(op, Tile(out.rows, out.cols, 64), out.rows, out.cols)
-        rate = _rate(op, unit)
-        moved = work.elements * unit.itemsize / (kind.memory_bytes_per_s * 1e-6)
-        total += max(moved, work.flops / (rate * unit.num_programs))
+        moved = _elements(op, out.rows, out.cols) * unit.itemsize
+        flops_us = _flops(op) / (_rate(op, unit) * unit.num_programs)
+        total += max(moved / (kind.memory_bytes_per_s * 1e-6), flops_us)
     return total

@@ -17,7 +17,8 @@ one launch, so an op waits for what it reads and for nothing else.
     gru_cell   x, h           W_ih, W_hh  two biases    the new h
 
 `pre` is "", "relu", "affine" or "affine_relu" (x s + t). W of a conv is [cout, taps, cin in
-eights], of a depthwise window [taps, c]. `mode` is "depthwise", "maxpool" or "avgpool" (times
+eights], of a depthwise window [taps, c]. `tf32` says that the factors of a conv are or may be
+rounded to TF32 (16 bits always fit). `mode` is "depthwise", "maxpool" or "avgpool" (times
 `factor`); `image` and `out` are (height, width), a matrix of m rows is an image of (m, 1). The
 `steps` of a chain are tuples of a function (`generate.FUNCTIONS`) and its arguments: "r0" is the
 first operand, "s0" the result of the first step, "w0" the first wide operand (a number per column),
@@ -113,10 +114,9 @@ def tiles(op: TileOp) -> tuple[Tile, ...]:
         longest = _power(max(weight.cols for weight in op.weights))
         shapes = [Tile(rows, cols, min(512, held // cols, longest)) for cols in (4, 8, 16, 32, 64)]
     elif op.kind == "conv":
-        depth = 32 if op.weights[0].cols >= 32 else 16
         shapes = [
-            Tile(rows, cols, depth)
-            for rows, cols in ((16, 16), (16, 32), (32, 32), (32, 64), (64, 64))
+            Tile(rows, cols, _depth(op, rows * cols))
+            for rows, cols in ((16, 16), (16, 32), (32, 32), (64, 64))  # 32 x 64 was always slower
         ]
     elif op.kind == "rows":
         return (Tile(1, out.cols),)
@@ -127,6 +127,19 @@ def tiles(op: TileOp) -> tuple[Tile, ...]:
         tile for tile in shapes if tile.cols < 2 * out.cols and tile.rows < 2 * out.rows + 15
     ]
     return tuple(fitting) or (shapes[0],)
+
+
+def _depth(op: TileOp, size: int) -> int:
+    """Channels of a convolution's sum at a time: many, as long as registers and buffers hold them.
+
+    Exact products split every factor in two, so they have room for half as many.
+    """
+    most = (128 if size <= 1024 else 64) // (1 if op.attr("tf32") else 2)
+    channels = -(op.reads[0].cols // -8) * 8
+    depth = most
+    while depth > 16 and -(channels // -depth) * depth > 1.25 * channels:
+        depth //= 2  # too many of the last block would be nothing
+    return depth
 
 
 def _power(size: int) -> int:

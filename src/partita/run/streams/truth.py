@@ -1,10 +1,12 @@
 """Is an output right? Compared with the model in float64, beside PyTorch's own run of the model.
 
-The yardstick is how far PyTorch itself is off: the model as it was given, and its operators in
-order with norms folded (the sequential graph). An output may be twice as far from the truth, or off
-by the rounding of its last values, where PyTorch happens to be exact. The sequential graph itself
-may be as far off as rounding explains: u sqrt(depth) with the unit roundoff u of the factors of
-products and `depth` operators one after the other, if their errors are independent; or twice that.
+In that run numbers that a model makes in a type of its own (a state of zeros, a norm in float32)
+are float64 as well. The yardstick is how far PyTorch itself is off: the model as it was given, and
+its operators in order with norms folded (the sequential graph). An output may be twice as far from
+the truth, or off by the rounding of its last values, where PyTorch happens to be exact. The
+sequential graph itself may be as far off as rounding explains: u sqrt(depth) with the unit roundoff
+u of the factors of products and `depth` operators one after the other, if their errors are
+independent; or twice that.
 """
 
 import copy
@@ -12,9 +14,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from partita.errors import VerificationError
@@ -27,6 +31,7 @@ ROUNDOFF = {
     torch.bfloat16: 2.0**-8,
 }  # fmt: skip
 TF32_ROUNDOFF = 2.0**-11
+NARROWING = (T.float, T.half, T.bfloat16)
 MOST = 2.0  # times PyTorch's own error, or what rounding explains
 
 
@@ -74,7 +79,7 @@ def truth_of(module: nn.Module, inputs: tuple[T, ...], depth: int = 1, seed: int
         try:
             wide = copy.deepcopy(module).double()
             torch.manual_seed(seed)
-            with _any_kernel():
+            with any_kernel(), _AllWide():
                 exact = as_tuple(wide(*(_wide(each) for each in inputs)))
         except (RuntimeError, TypeError, MemoryError):
             exact = tuple(each.clone() for each in given)
@@ -91,8 +96,26 @@ def truth_of(module: nn.Module, inputs: tuple[T, ...], depth: int = 1, seed: int
     return Truth(exact, errors, floor)
 
 
+class _AllWide(TorchFunctionMode):
+    """Whatever floating type a model asks for, it gets float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in NARROWING:
+            return args[0].double()
+        named = {name: _wide_type(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_wide_type, args), **named)
+
+
+def _wide_type(value: Any) -> Any:
+    """A number type no longer than float32 becomes float64."""
+    narrow = isinstance(value, torch.dtype) and value in ROUNDOFF
+    return torch.float64 if narrow else value
+
+
 @contextmanager
-def _any_kernel() -> Iterator[None]:
+def any_kernel() -> Iterator[None]:
     """Without cuDNN's search for the fastest one: seconds, for a run that is not timed."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
