@@ -89,6 +89,8 @@ def plan(
     ):
         if not tried.done():
             step()
+    if not tried.pressed():
+        pipelines.one_to_show()
     if not tried.is_cut():  # a gap that is small enough is no reason to lose to a named way
         all_named(tried)
         splits_alone(tried)

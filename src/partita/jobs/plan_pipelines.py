@@ -38,6 +38,7 @@ TURNS = (("zb-v", (2,)), ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
 WORSE = 1.01  # times the best estimate: more stages on a group will not help any more
 KEPT_TURNS = 2  # numbers of stages on a group that may be simulated
 CLOSE = 1.01  # times the best plan: estimates beyond are not simulated
+SHOWN = 2  # numbers of stages on a group, of a pipeline that cannot win
 MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
 
 
@@ -52,6 +53,7 @@ class Pipelines:
         self.turned: list[Draft] = []  # with several stages on each group of devices
         self.num_drafted = 0
         self.bounds: list[Bound] = []  # of all that was looked at
+        self.ruled_out: list[tuple[float, Arrangement, int]] = []  # by bounds
         self.complete = True  # did the time last for all drafts?
         self.passed_over = False  # was a number of micro-batches left out?
 
@@ -159,39 +161,50 @@ class Pipelines:
         if not self.cluster.is_homogeneous:
             return False
         best = self.tried.best()
-        if best and self.drafting.least_compute_s(arrangement, count) >= best.objective_s:
+        floor = self.drafting.least_compute_s(arrangement, count) if best else 0.0
+        if best is not None and floor >= best.objective_s:
+            self.ruled_out.append((floor, arrangement, count))
             return True
         bound = self.drafting.bound(arrangement, count)
         if bound is None:
             return False  # there is no such plan, which says nothing of other numbers
         self.bounds.append(bound)
-        if best is None or not math.isfinite(bound.quick_s):
+        if best is None or not best.objective_s <= bound.quick_s < math.inf:
             return False
-        return bound.quick_s >= best.objective_s
+        self.ruled_out.append((bound.quick_s, arrangement, count))
+        return True
 
     def _draft(self, arrangement: Arrangement, count: int) -> Draft | None:
         self.num_drafted += 1
+        if arrangement.num_stages == 1:
+            return self._alone(arrangement, count)
         draft = self.drafting.draft(arrangement, count)
         if draft is None:
             return None
         self.drafts.append(draft)
         best = self.tried.best()
-        if arrangement.num_stages == 1:
-            self._alone(draft)
-        elif best is None or draft.estimate_s < EARLY * best.objective_s:  # something to show early
+        if best is None or draft.estimate_s < EARLY * best.objective_s:  # something to show early
             self.tried.add_draft(draft)
         return draft
 
-    def _alone(self, draft: Draft) -> None:
-        """A single stage, and other meshes for it whose estimates are as good as equal."""
-        count = draft.schedule.num_microbatches
-        others = self.drafting.on_each_mesh(draft.arrangement, count)
-        for other in (draft, *others):
+    def _alone(self, arrangement: Arrangement, count: int) -> Draft | None:
+        """A single stage on the mesh that is best for it, or on others that are nearly as good."""
+        found: list[Draft] = []
+        for draft in self.drafting.on_each_mesh(arrangement, count):
+            found.append(draft)
+            if self.tried.best() is None:
+                self.tried.add_draft(draft)  # something to show early
+            if self.tried.pressed():
+                break
+        found.sort(key=lambda draft: draft.estimate_s)
+        for draft in found:
             best = self.tried.best()
-            if best is not None and other.estimate_s >= best.objective_s * IN_REACH:
-                continue
-            if other.estimate_s <= draft.estimate_s * IN_REACH and not self.tried.pressed():
-                self.tried.add_draft(other)
+            near = draft.estimate_s <= found[0].estimate_s * IN_REACH
+            hopeless = best is not None and draft.estimate_s >= best.objective_s * IN_REACH
+            if near and not hopeless and not self.tried.pressed():
+                self.tried.add_draft(draft)
+        self.drafts += found[:1]
+        return found[0] if found else None
 
     def _weighted(self) -> None:
         """One stage over unlike devices, each with a share as large as it is fast."""
@@ -242,6 +255,23 @@ class Pipelines:
             if other.estimate_s > WORSE * min(d.estimate_s for d in found):
                 break
         return sorted(found, key=lambda d: d.estimate_s)[:KEPT_TURNS]
+
+    def one_to_show(self) -> None:
+        """A pipeline where all were ruled out, so that it can be told what one would take."""
+        pipelines = [out for out in self.ruled_out if out[1].num_stages > 1]
+        if self.drafts[1:] or not pipelines or not self.workload.training:
+            return
+        _, arrangement, count = min(pipelines, key=lambda out: float(f"{out[0]:.3g}"))
+        draft = self.drafting.draft(arrangement, count)
+        if draft is None or self.tried.pressed():
+            return
+        p, most = arrangement.num_stages, self.drafting.chain.num_segments
+        chunks = [c for name, all_chunks in TURNS if name == "interleaved" for c in all_chunks]
+        few = [c for c in chunks if p * c <= most and not NAMED["interleaved"].refuses(p, c, count)]
+        if self.wishes.allow("schedule", "interleaved"):
+            found = [draft, *self._turned(draft, "interleaved", few[-SHOWN:])]
+            draft = min(found, key=lambda d: d.estimate_s)
+        self.tried.add_draft(draft)
 
     def simulate_leaders(self) -> None:
         """The drafts with the best estimates; plain ones also if they would win without waiting."""

@@ -55,7 +55,10 @@ def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned
         status, why = Status.STOPPED, tried.reason
     else:
         status = Status.FEASIBLE
-        why = f"the fastest of {len(ranked)} plans that fit, of {pipelines.num_drafted} drafted"
+        why = f"the fastest of {len(ranked)} plans that fit"
+        out = len(pipelines.ruled_out)
+        if out:
+            why += f"; bounds rule out {out} numbers of stages and micro-batches"
     if best is not None:
         best = _drawn(tried, best)
     found = None if best is None else _plan(tried, best, (status, why), bound, (spec, seed))

@@ -9,7 +9,7 @@ cuts then choose, stage by stage, shape, splits and recompute under the memory t
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
-from partita.plans import Axis, Mesh, Schedule, Stage
+from partita.plans import Mesh, Schedule, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
@@ -219,26 +219,24 @@ class Drafting:
         plan = Schedule(schedule, m)
         return Draft(found, plan, estimate, arrangement, room, chunks, ideal, light)
 
-    def on_each_mesh(self, arrangement: Arrangement, num_microbatches: int) -> list[Draft]:
-        """Of a single stage, the best draft on every shape of its mesh; best first."""
+    def on_each_mesh(self, arrangement: Arrangement, num_microbatches: int) -> Iterator[Draft]:
+        """Of a single stage, the best draft on each shape of its mesh where something fits."""
         (group,), m = arrangement.groups, num_microbatches
-        table = self._table(group, m, 1)
-        if table is None:
-            return []
-        known = table.stretches
-        seconds = m * known.seconds[:, 0, -1] + known.tail[:, 0, -1]
-        held = (known.static + known.saved + known.transient)[:, 0, -1]
-        best: dict[tuple[Axis, ...], int] = {}
-        for i in np.argsort(seconds, kind="stable"):
-            if held[i] <= self._room(group) * ROOM:
-                best.setdefault(table.options[i].way.mesh.axes, int(i))
-        return [
-            Draft(
-                (self._stage(0, group, table.options[i], 0, self.chain.num_segments),),
-                Schedule("1f1b", m), float(seconds[i]), arrangement, ideal_s=float(seconds[i]),
-            )
-            for i in best.values()
-        ]  # fmt: skip
+        room = self._room(group) * ROOM
+        for ways in self._meshes(group, m, 1):
+            table = self._make_table([ways])
+            if table is None:
+                continue
+            known = table.stretches
+            seconds = m * known.seconds[:, 0, -1] + known.tail[:, 0, -1]
+            held = (known.static + known.saved + known.transient)[:, 0, -1]
+            seconds[held > room] = np.inf
+            best = int(seconds.argmin())
+            if np.isfinite(seconds[best]):
+                stage = self._stage(0, group, table.options[best], 0, self.chain.num_segments)
+                estimate = float(seconds[best])
+                plan = Schedule("1f1b", m)
+                yield Draft((stage,), plan, estimate, arrangement, ideal_s=estimate)
 
     def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
         """What no plan with these groups and so many micro-batches is below; None: no such plan."""
