@@ -17,6 +17,7 @@ from partita.plans import (
     Origin,
     Plan,
     Prediction,
+    Schedule,
     Stage,
     plan_from_json,
     read_plan,
@@ -50,6 +51,24 @@ def test_what_runs_again_survives_its_file_and_older_files_run_nothing_again():
     for old in value["stages"]:
         del old["again"]
     assert plan_from_json(value | {"format": "partita/plan@2"}) == PLAN
+
+
+def test_a_plan_is_told_in_a_line():
+    assert str(PLAN) == "gpt2 on 2xA100: model on x=2"
+    parts = replace(PLAN, schedule=Schedule("1f1b", 4))
+    assert str(parts) == "gpt2 on 2xA100: model on x=2; 1f1b, 4 micro-batches"
+    other = replace(PLAN.stages[0], name="more")
+    two = replace(PLAN, stages=(PLAN.stages[0], other))
+    assert str(two) == "gpt2 on 2xA100: 2 stages on x=2; 1f1b, 1 micro-batch"
+
+
+def test_what_counts_is_the_step_unless_batches_follow_each_other(tmp_path):
+    assert PLAN.prediction.objective_s == 0.5
+    in_a_row = replace(PLAN, prediction=replace(PLAN.prediction, interval_s=0.3))
+    assert in_a_row.prediction.objective_s == 0.3
+    path = tmp_path / "plan.json"
+    path.write_bytes(in_a_row.to_json())
+    assert read_plan(path) == in_a_row
 
 
 def test_a_stage_says_what_it_recomputes():

@@ -329,8 +329,9 @@ class Plan:
         meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
         stages = f"{self.stages[0].name} on {meshes[0]}"
         if len(self.stages) > 1:
-            stages = f"{len(self.stages)} stages on {', '.join(meshes[:4])}; {self.schedule}"
-        return f"{self.model.spec} on {self.cluster.spec}: {stages}"
+            stages = f"{len(self.stages)} stages on {', '.join(meshes[:4])}"
+        order = "" if runs_once(self.stages, self.schedule) else f"; {self.schedule}"
+        return f"{self.model.spec} on {self.cluster.spec}: {stages}{order}"
 
 
 def runs_once(stages: tuple[Stage, ...], schedule: Schedule) -> bool:

@@ -122,6 +122,14 @@ def test_the_page_says_who_runs_what():
     assert "<h2>The stages</h2>" not in plan_page(alone, simulate(alone))
 
 
+def test_rows_that_stand_for_several_devices_say_so():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    few = simulate("squeezenet1_1@64", "2xA100", batch=4)
+    many = simulate("squeezenet1_1@64", "64xA100", batch=64)
+    assert "devices in" not in plan_page(plan, few)
+    assert "64 devices in 1 row: of each kind the first is drawn" in plan_page(plan, many)
+
+
 def test_only_ops_with_parameters_keep_them_somehow():
     plan = line("squeezenet1_1@64", "1xA100", 1, batch=4)
     rows = plan_page(plan, simulate(plan)).split("How every op is split")[1]

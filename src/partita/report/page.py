@@ -73,6 +73,7 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline),
             timeline_script(),
+            _drawn(simulation),
             *_stages(simulation),
             "<h2>The model by stage</h2>",
             _model(plan, simulation),
@@ -139,6 +140,18 @@ def _bounds(simulation: Simulation) -> str:
     )
     words = " · ".join(f"{name} {seconds / total:.0%}" for name, seconds in bounds.items())
     return f'<h2>What bounds it</h2><div class="bar">{bars}</div><p class="soft">{words}</p>'
+
+
+def _drawn(simulation: Simulation) -> str:
+    """Whom the rows of the timeline stand for, where that is more than their names say."""
+    rows = sum(lane.kind == "device" for lane in simulation.timeline.program.lanes)
+    if rows >= simulation.num_devices:
+        return ""
+    who = "a row stands for devices that work together"
+    if not simulation.is_pipelined:
+        who = "of each kind the first is drawn, the others do the same"
+    many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
+    return f'<p class="soft">{many}: {who}.</p>'
 
 
 def _stages(simulation: Simulation) -> tuple[str, ...]:
