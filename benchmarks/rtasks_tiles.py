@@ -21,8 +21,8 @@ from partita.cluster import resolve
 from partita.problems.rprogram import rprogram
 from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
 from partita.run.rtasks.region import Region
-from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, shapes_of, tile_us
-from partita.run.rtasks.tileops import Place, Tile, TileOp, num_tiles
+from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, tile_us
+from partita.run.rtasks.tileops import Place, Tile, TileOp, num_tiles, tiles
 from partita.run.streams.measure import run_us
 from partita.search import searches
 
@@ -157,7 +157,7 @@ def region(case: Case, tile: Tile, length: int, units: int) -> tuple[Region, flo
 def compiled(case: Case) -> str:
     """Compile all kernels of a case, in a process of its own; what failed."""
     failed = []
-    for tile in shapes_of(chain(case, 1)[0][0]):
+    for tile in tiles(chain(case, 1)[0][0]):
         for length in (SHORT, LONG):
             try:
                 region(case, tile, length, units())
@@ -174,7 +174,7 @@ def units() -> int:
 def measured(case: Case) -> list[dict[str, Any]]:
     """A row per tile shape."""
     rows = []
-    for tile in shapes_of(chain(case, 1)[0][0]):
+    for tile in tiles(chain(case, 1)[0][0]):
         found = [region(case, tile, length, units()) for length in (SHORT, LONG)]
         times = [run_us(made, 20) for made, _ in found]
         between = LONG - SHORT

@@ -115,8 +115,14 @@ def test_a_model_larger_than_the_cache_reads_its_weights_from_memory():
 
 def test_an_op_is_not_cut_into_more_tiles_than_help():
     op = op_of("conv", 4096, 64)
-    assert all(num_tiles(op, tile) <= 4096 for tile in shapes_of(op))
-    assert shapes_of(op)
+    assert all(num_tiles(op, tile) <= 4096 for tile in shapes_of(op, 2))
+    assert shapes_of(op, 2)
+
+
+def test_a_convolution_in_f32_has_no_tiles_of_64_rows():
+    op = op_of("conv", 256, 14, 3)
+    assert {tile.rows for tile in shapes_of(op, 2)} == {16, 32, 64}
+    assert {tile.rows for tile in shapes_of(op, 4)} == {16, 32}
 
 
 def test_ops_that_run_at_the_same_time_share_the_cache():

@@ -1,7 +1,7 @@
 """Regions with their programs: a tile shape for every op, a queue for every unit, proven safe."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.cluster import DeviceKind
@@ -85,7 +85,8 @@ def plan_region(
     )
     expected = unfused_us(region, kind, unit, _launches(lowered, index))
     stop = Stop(time_s=time_s, interrupted=interrupted)
-    return _planned(region, problem, expected, method, stop, seed, keep=keep)
+    shapes = tuple(shapes_of(op, unit.itemsize) for op in region.ops)
+    return _planned(region, problem, shapes, expected, method, stop, seed, keep=keep)
 
 
 def _launches(lowered: Lowered, index: int) -> int:
@@ -103,6 +104,7 @@ def _unit(lowered: Lowered, kind: DeviceKind, per_unit: int) -> Unit:
 def _planned(
     region: RegionOps,
     problem: RtasksProblem,
+    shapes: Sequence[Sequence[Tile]],
     expected_us: float,
     method: str,
     stop: Stop,
@@ -121,10 +123,7 @@ def _planned(
     if keep and kept is None:
         keep_plan(problem, result, method)
     assert result.solution is not None
-    tiles = tuple(
-        shapes_of(op)[choice]
-        for op, choice in zip(region.ops, result.solution.tilings, strict=True)
-    )
+    tiles = tuple(some[at] for some, at in zip(shapes, result.solution.tilings, strict=True))
     program = rprogram(problem, result.solution)
     unsafe = check_rprogram(problem, program, problem.num_veus(result.solution.tilings))
     if unsafe:

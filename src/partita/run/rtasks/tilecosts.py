@@ -16,9 +16,10 @@ in steps of what one instruction of a tensor unit multiplies (32 bytes a row); e
 are several. Most of this waits for the step before, so that time hardly grows with the tile. A
 product with a vector asks for its first weights before it waits for the vector.
 
-The constants are of four warps on an H200, fitted to 275 measured chains of equal ops
-(`benchmarks/rtasks_tiles.py`): 15 % off in the root mean square, 18 % for sizes that were left out
-of a fit, 15 % for recurrent cells, which were not part of it.
+The constants are of four warps on an H200, fitted to measured chains of equal ops
+(`benchmarks/rtasks_tiles.py`): 14 % off in the root mean square, 16 % for sizes that were left out
+of a fit, 15 % for recurrent cells, which were not part of it. Regions with many kinds of tasks take
+up to 40 % longer.
 """
 
 import math
@@ -39,7 +40,7 @@ BLOCK_US = 0.27  # every further block of a sum: what prefetching does not hide
 CONV_BLOCK_US = 0.11  # a block of a convolution: a barrier, addresses
 STEP_US = 0.02  # a step of a tensor unit, and what it has to load
 AREA_US = 0.01  # more of it for every 1,024 elements of the tile
-GROUP_STEP_US = 0.014  # for every byte of a number, where all warps multiply together
+GROUP_STEP_US = 0.0145  # for every byte of a number, where all warps multiply together
 GROUP_ROWS = 64  # of a tile, for that
 EXACT_STEPS = 3  # steps for one with f32 as it is
 TAP_US = 0.053  # a tap of a window
@@ -171,21 +172,27 @@ def _rate(op: TileOp, unit: Unit) -> float:
     return unit.tensor_per_us if tensor else unit.plain_per_us
 
 
-def shapes_of(op: TileOp) -> tuple[Tile, ...]:
-    """The tile shapes worth planning with: not more tiles than help."""
+def shapes_of(op: TileOp, itemsize: int) -> tuple[Tile, ...]:
+    """The tile shapes worth planning with: not more tiles than help, and none that was slow.
+
+    In f32 a convolution with tiles of 64 rows was never the fastest, alone or beside others.
+    """
     found = [tile for tile in tiles(op) if num_tiles(op, tile) <= MOST_TILES]
+    if op.kind == "conv" and itemsize == 4:
+        found = [tile for tile in found if tile.rows < GROUP_ROWS] or found
     return tuple(found) or (min(tiles(op), key=lambda tile: num_tiles(op, tile)),)
 
 
 def region_problem(region: RegionOps, device: VDevice, unit: Unit, name: str) -> RtasksProblem:
-    """The tiles of a region on the units of a device; tiling i is `shapes_of(op)[i]`."""
+    """The tiles of a region on a device; tiling i of an op is the i-th of its `shapes_of`."""
     depth = _depths(region)
     beside = Counter(depth)
     operators = tuple(
         ROperator(
             op.name,
             tuple(
-                Tiling(num_tiles(op, t), tile_us(op, t, unit, beside[at])) for t in shapes_of(op)
+                Tiling(num_tiles(op, tile), tile_us(op, tile, unit, beside[at]))
+                for tile in shapes_of(op, unit.itemsize)
             ),
         )
         for op, at in zip(region.ops, depth, strict=True)

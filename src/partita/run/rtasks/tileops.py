@@ -116,12 +116,13 @@ def tiles(op: TileOp) -> tuple[Tile, ...]:
     elif op.kind == "conv":
         shapes = [
             Tile(rows, cols, _depth(op, rows * cols))
-            for rows, cols in ((16, 16), (16, 32), (32, 32), (64, 64))  # 32 x 64 was always slower
+            for rows, cols in ((16, 16), (16, 32), (32, 32), (64, 64))  # 32 x 64 was never faster
         ]
     elif op.kind == "rows":
         return (Tile(1, out.cols),)
     else:
-        shapes = [Tile(rows, cols) for rows, cols in ((8, 32), (16, 64), (32, 64), (64, 64))]
+        sizes = ((8, 32), (16, 64), (32, 64), (64, 64))
+        shapes = [Tile(*size) for size in sizes[: 3 if op.kind == "window" else 4]]  # registers
         shapes += [Tile(1, cols) for cols in (256, 1024)] if out.rows == 1 else []
     fitting = [
         tile for tile in shapes if tile.cols < 2 * out.cols and tile.rows < 2 * out.rows + 15
