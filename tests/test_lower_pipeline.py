@@ -278,3 +278,14 @@ def test_checkpoints_that_do_not_repeat_are_lowered_in_full(monkeypatch):
     monkeypatch.setattr(known, "DEEP_OPS", 10**9)
     _, exact = lowered(work.graph, stages, count=4)
     assert found.makespan == exact.makespan
+
+
+def test_a_deep_stage_of_unlike_devices_is_timed_as_a_whole():
+    """With two layers the one is the last to be done (by its part of the head), with 48 the other:
+    a line through short stages would be that of the wrong device."""
+    cluster = resolve("1xA100+1xH100")
+    work = load("gpt2-xl@128", batch=16, dtype="f16")
+    mesh = Mesh((Axis("x", 2, (3, 5)),), (0, 1))
+    stage = Stage("stage0", mesh, data_splits(work.graph, mesh))
+    step_s = [simulate_stages(work, cluster, (stage,), Schedule("1f1b", m)).step_s for m in (1, 2)]
+    assert step_s[1] >= step_s[0]  # smaller shares are no quicker

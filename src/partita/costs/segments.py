@@ -150,7 +150,9 @@ class MeshWays:
     def least_compute(self) -> Floats:
         """Per segment of the chain the seconds of its ops, each at its quickest split: a floor
         of `least` for all micro-batches that takes next to no time."""
-        kind, axes = self.cluster.kind_of(self.mesh.devices[0]), self.mesh.axes
+        names = {self.cluster.devices[device].kind for device in self.mesh.devices}
+        kinds = [kind for kind in self.cluster.kinds if kind.name in names]
+        axes = self.mesh.axes
         phases: dict[str, list[Op]] = {}
         for op in self.graph.ops:
             if op.phase != "update" and (op.forward or op.phase == "forward"):
@@ -169,6 +171,7 @@ class MeshWays:
                     known[key] = min(
                         sum(op_cost(self.graph, op, kind, split).seconds for op in phases[name])
                         for split in splits
+                        for kind in kinds
                     )
                 sums[k] += known[key]
         found: Floats = self.num_microbatches * sums[np.array(self.fold.like)]

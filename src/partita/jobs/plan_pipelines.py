@@ -18,7 +18,7 @@ from partita.jobs.plan_schedule import searched_schedule
 from partita.jobs.plan_tried import Candidate, Tried
 from partita.jobs.simulate import Simulation
 from partita.lower.orders import refusal
-from partita.plans import Schedule, Stage, device_groups
+from partita.plans import device_groups
 from partita.schedules.named import NAMED
 from partita.search.joint.bounds import Bound
 from partita.search.joint.drafts import Draft, wanted_count
@@ -158,13 +158,13 @@ class Pipelines:
 
     def _cannot_win(self, arrangement: Arrangement, count: int) -> bool:
         """Is everything with these stages and micro-batches slower than the best, by its bound?"""
-        if not self.cluster.is_homogeneous:
-            return False
         best = self.tried.best()
         floor = self.drafting.least_compute_s(arrangement, count) if best else 0.0
         if best is not None and floor >= best.objective_s:
             self.ruled_out.append((floor, arrangement, count))
             return True
+        if not self.cluster.is_homogeneous:
+            return False
         bound = self.drafting.bound(arrangement, count)
         if bound is None:
             return False  # there is no such plan, which says nothing of other numbers
@@ -213,18 +213,19 @@ class Pipelines:
             kind.name: 1 / (sum(op_cost(graph, op, kind).seconds for op in graph.ops) or 1.0)
             for kind in self.cluster.kinds
         }
-        ops = [op for segment in self.drafting.chain.segments for op in segment.ops]
+        everything = Arrangement((tuple(range(self.cluster.num_devices)),))
+        found: list[Draft] = []
         for count in (d for d in divisors(self.workload.batch) if d <= MOST_WEIGHTED):
-            if not self.wishes.allow("microbatches", count):
-                continue
-            for mesh in weighted_meshes(self.cluster, speed, self.workload.batch // count):
-                for way in self.drafting.ways(mesh, count, 1).ways[:2]:
-                    if self.tried.pressed():
-                        return
-                    splits = way.splits(ops, self.drafting.fold)
-                    self.tried.add(
-                        "search", (Stage("stage0", mesh, splits),), Schedule("1f1b", count)
-                    )
+            if self.wishes.allow("microbatches", count) and not self.tried.pressed():
+                meshes = weighted_meshes(self.cluster, speed, self.workload.batch // count)
+                found += self.drafting.on_each_mesh(everything, count, meshes)
+        found.sort(key=lambda draft: draft.estimate_s)
+        for draft in found:
+            best = self.tried.best()
+            if self.tried.pressed() or draft.estimate_s > BEHIND * found[0].estimate_s:
+                return
+            if best is None or draft.estimate_s < BEHIND * best.objective_s:
+                self.tried.add("search", draft.stages, draft.schedule)
 
     def take_turns(self) -> None:
         """Drafts with several stages on each group, for the pipelines that may gain by it."""

@@ -90,7 +90,9 @@ def known_blocks(
     apart: bool, once: bool,
 ) -> Blocks:  # fmt: skip
     """The blocks of the `number`-th stage; `once` says that nothing may be shortened."""
-    short = None if once else _shorter(graph, stage, number, where)
+    drawn = drawn_devices(stage, cluster, 1)
+    # Of unlike devices now one is the last to be done and now another, which makes no line.
+    short = None if once or len(drawn) > 1 else _shorter(graph, stage, number, where)
     if short is None:
         found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
@@ -99,7 +101,7 @@ def known_blocks(
             for part in short.parts
         )
         found = extended(few, many, short.times - RUNS_TIMED[1])
-    return replace(found, devices=drawn_devices(stage, cluster, 1))
+    return replace(found, devices=drawn)
 
 
 def _timed_blocks(

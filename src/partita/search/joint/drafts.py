@@ -219,11 +219,20 @@ class Drafting:
         plan = Schedule(schedule, m)
         return Draft(found, plan, estimate, arrangement, room, chunks, ideal, light)
 
-    def on_each_mesh(self, arrangement: Arrangement, num_microbatches: int) -> Iterator[Draft]:
-        """Of a single stage, the best draft on each shape of its mesh where something fits."""
+    def on_each_mesh(
+        self,
+        arrangement: Arrangement,
+        num_microbatches: int,
+        meshes: Sequence[Mesh] | None = None,
+    ) -> Iterator[Draft]:
+        """Of a single stage, the best draft on each mesh where something fits: given ones, or all
+        shapes."""
         (group,), m = arrangement.groups, num_microbatches
         room = self._room(group) * ROOM
-        for ways in self._meshes(group, m, 1):
+        known_meshes = self._meshes(group, m, 1)
+        if meshes is not None:
+            known_meshes = [self.ways(mesh, m, 1) for mesh in meshes]
+        for ways in known_meshes:
             table = self._make_table([ways])
             if table is None:
                 continue
@@ -233,7 +242,8 @@ class Drafting:
             seconds[held > room] = np.inf
             best = int(seconds.argmin())
             if np.isfinite(seconds[best]):
-                stage = self._stage(0, group, table.options[best], 0, self.chain.num_segments)
+                option, devices = table.options[best], ways.mesh.devices
+                stage = self._stage(0, devices, option, 0, self.chain.num_segments)
                 estimate = float(seconds[best])
                 plan = Schedule("1f1b", m)
                 yield Draft((stage,), plan, estimate, arrangement, ideal_s=estimate)
@@ -247,12 +257,21 @@ class Drafting:
         return Bound(meshes, arrangement.num_stages, num_microbatches, room, self.training)
 
     def least_compute_s(self, arrangement: Arrangement, num_microbatches: int) -> float:
-        """A lower bound that counts nothing but computing, found at once."""
-        meshes = self._all_meshes(arrangement, num_microbatches)
-        if not meshes:
-            return 0.0
-        least = np.min([ways.least_compute for ways in meshes], axis=0)
-        return float(least.sum()) / arrangement.num_stages
+        """A lower bound that counts nothing but computing, found at once.
+
+        With seconds t_r of every segment on group r and weights of the groups that add up to 1,
+        no step is below the sum over segments of min_r weight_r t_r: each segment runs somewhere.
+        """
+        flight = min(num_microbatches, arrangement.num_stages)
+        rows = []
+        for group in arrangement.groups:
+            meshes = self._meshes(group, num_microbatches, flight)
+            if not meshes:
+                return 0.0
+            rows.append(np.min([ways.least_compute for ways in meshes], axis=0))
+        speeds = np.array([1 / max(float(row.sum()), 1e-30) for row in rows])
+        weights = speeds / speeds.sum()  # so that all groups are about equally busy
+        return float((weights[:, None] * np.array(rows)).min(axis=0).sum())
 
     def _all_meshes(self, arrangement: Arrangement, m: int) -> list[MeshWays]:
         """The meshes of all groups of devices, those that lie alike once."""
