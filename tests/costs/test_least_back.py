@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
-from partita.costs.least import least_segments
+from partita.costs.least_tables import least_segments
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.engine import run
 from partita.graph.backward import forward_part, training_graph

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
-from partita.costs.least import LeastSegments, least_segments
+from partita.costs.least import LeastSegments
+from partita.costs.least_tables import least_segments
 from partita.costs.light import Again, Light
 from partita.costs.roofline import op_cost
 from partita.costs.saved import Saved

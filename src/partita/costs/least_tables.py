@@ -1,0 +1,388 @@
+"""The tables of `least`: what every choice of every op, and every pair inside a segment, costs.
+
+Read off a mesh's sharding model, the roofline and the order of the ops; the backward's part is by
+`least_back`, that of light recompute by `least_light`. Ops that share a table of the model share
+their rows here, and edges between equal ops their matrices.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
+from partita.costs.layouts import Layout, conversion_seconds, num_shards
+from partita.costs.least import Floats, LeastSegments, Solve
+from partita.costs.least_back import BACKWARD, Backward, Near
+from partita.costs.least_light import Cheap, Freed
+from partita.costs.roofline import op_cost
+from partita.costs.saved import is_view
+from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
+from partita.graph.chain import Folded
+from partita.graph.dtypes import dtype_bytes
+from partita.graph.record import Call, Graph, Op
+from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
+
+HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
+
+
+def least_segments(
+    graph: Graph,
+    fold: Folded,
+    cluster: Cluster,
+    model: ShardingModel,
+    num_microbatches: int,
+    collectives: Collectives,
+    solve: Solve,
+) -> LeastSegments:
+    """The floors of a mesh's segments; `graph` is the folded one for one micro-batch."""
+    return _Builder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
+
+
+@dataclass(frozen=True, eq=False)
+class _Edge:
+    """Seconds of a pair of choices: waited for, forward and backward, and on the network."""
+
+    ends: tuple[int, int]
+    waits: Floats
+    back_waits: Floats
+    moved: Floats
+
+
+class _Builder:
+    def __init__(
+        self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
+        num_microbatches: int, collectives: Collectives, solve: Solve,
+    ) -> None:  # fmt: skip
+        self.graph, self.fold, self.model = graph, fold, model
+        self.m, self.collectives, self.solve = num_microbatches, collectives, solve
+        self.kind = cluster.kind_of(model.mesh.devices[0])
+        self.axes = model.mesh.axes
+        self.sizes = [axis.ways() for axis in self.axes]
+        self.groups = [model.mesh.groups(i) for i in range(len(self.axes))]
+        at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
+        self.segment_of = np.array([at[name] for name in model.ops])
+        self.gradient_ops: dict[str, list[Op]] = {name: [] for name in model.ops}
+        for op in graph.ops:
+            if op.phase in BACKWARD and op.forward:
+                self.gradient_ops[op.forward].append(op)
+        self.updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
+        self.owner = self._owners()
+        self.kept = self._kept()
+        self.layouts: dict[Layout, int] = {}  # layouts are slow to hash: known by number
+        self.converted: dict[tuple[float, int, int], float] = {}
+        self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
+        self.exchanges: dict[tuple[object, ...], Floats] = {}
+        self.number = {name: i for i, name in enumerate(model.ops)}
+        self.back = Backward(
+            graph, model, self.kind, self.segment_of, self._conversions, self._exchanged
+        )
+        self.led: set[int] = set()  # ops that read what the op right before them made, and
+        self.leads: set[int] = set()  # those that made it
+
+    def build(self) -> LeastSegments:
+        trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
+        rows = [
+            self._rows(i, name, int(self.segment_of[i]) in trained)
+            for i, name in enumerate(self.model.ops)
+        ]
+        columns = np.array([row for own in rows for row in own])
+        forward, network, sync, gradients, saved = columns.T
+        edges = self._edges()
+        sums = self.back.sums(self._look)
+        for number, found in enumerate(sums, start=len(rows)):
+            for op, waited, sent in found.edges:
+                edges.append(_Edge((op, number), 0.0 * sent, waited, sent))
+        seconds = [found.seconds for found in sums]
+        none = np.zeros(sum(map(len, seconds)))
+        counts = [*map(len, rows), *map(len, seconds)]
+        return LeastSegments(
+            self.solve,
+            self.m,
+            np.cumsum([0, *counts[:-1]]),
+            np.concatenate([*(table.compute.min(axis=1) for table in self.model.tables), *seconds]),
+            np.concatenate([forward, none]),
+            np.concatenate([*self._waited(), none]),
+            np.concatenate([network, none]),
+            np.concatenate([sync, none]),
+            np.concatenate([*(t.memory - t.activations for t in self.model.tables), none]),
+            np.concatenate([gradients, none]),
+            np.concatenate([saved, none]),
+            tuple(edge.ends for edge in edges),
+            tuple(edge.waits for edge in edges),
+            tuple(edge.back_waits for edge in edges),
+            tuple(edge.moved for edge in edges),
+            np.array([*self.segment_of, *(found.segment for found in sums)]),
+            np.array(self.fold.like),
+            self._freed,
+        )
+
+    def _freed(self) -> Freed:
+        """What light recompute need not keep, choice by choice."""
+        roots = frozenset(root for pairs in self.read.values() for _, root in pairs)
+        cheap = Cheap(self.graph, self.model, self.kind, self.looks_at, roots)
+        found: list[tuple[float, ...]] = []
+        first = 0
+        for number, name in enumerate(self.model.ops):
+            op = self.graph.op(name)
+            for one, pair in zip(self.kept.get(name, ()), self.read.get(name, ()), strict=True):
+                again = cheap.again(*pair)
+                if again is not None:
+                    for x, choice in enumerate(self.model.choices[number]):
+                        found.append((first + x, self._saved_bytes(op, choice, *one), *again))
+            first += len(self.model.choices[number])
+        columns = np.array(found).reshape(-1, 4).T
+        return Freed(columns[0].astype(np.int64), *columns[1:])
+
+    # What a choice costs by itself.
+
+    def _rows(self, number: int, name: str, again: bool) -> list[tuple[float, ...]]:
+        """(forward, network, sync, gradients, saved) of every choice of an op."""
+        op, choices = self.graph.op(name), self.model.choices[number]
+        kept = tuple(self.kept.get(name, ()))
+        owned = tuple(p for p in op.inputs if self.owner.get(p) == name)
+        key = (self._look(number), kept, len(owned), again)
+        if key not in self.known:
+            table = self.model.tables[number]
+            found: list[tuple[float, ...]] = []
+            for x, choice in enumerate(choices):
+                split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
+                seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
+                network, sync, gradients = self._parameters(op, choice)
+                network += float(table.blocking[x])
+                saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
+                found.append((seconds, network, sync, gradients, saved))
+            self.known[key] = found
+        return self.known[key]
+
+    def _parameters(self, op: Op, choice: Choice) -> tuple[float, float, float]:
+        """Network seconds for each micro-batch and once a step; bytes of gradients."""
+        sync = gradients = 0.0
+        shared = choice.sharded == "parameters"
+        gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
+        needed = placements(self.graph.call(op), choice.dims)[0]
+        for name, layout in zip(op.inputs, needed, strict=True):
+            if self.owner.get(name) != op.name:
+                continue
+            held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
+            copied = tuple(
+                i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1
+            )
+            copies = 1
+            for axis in copied:
+                copies *= self.axes[axis].size
+            if shared:
+                gathered[copied] = gathered.get(copied, 0.0) + held
+            if name in self.updates:
+                gradients += held / (copies if shared else 1)
+                if choice.sharded == "states":
+                    sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
+        uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
+        network = uses * sum(
+            self.collectives.seconds("all_gather", held, self.groups[axis])
+            for axes, held in gathered.items()
+            for axis in axes
+        )
+        sums = self._sums(op, choice)
+        return network + (sums if shared else 0.0), sync + (0.0 if shared else sums), gradients
+
+    def _sums(self, op: Op, choice: Choice) -> float:
+        """Seconds to add up an op's gradients, by bandwidth alone."""
+        collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
+        seconds = 0.0
+        for gradient in self.gradient_ops[op.name]:
+            if gradient.phase == "wgrad":
+                given = placements(self.graph.call(gradient), choice.dims)[1]
+                for name, layout in zip(gradient.outputs, given, strict=True):
+                    size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
+                    for axis, place in enumerate(layout):
+                        if place == PARTIAL and self.axes[axis].size > 1:
+                            seconds += self._bandwidth(collective, size, axis)
+        return seconds
+
+    def _bandwidth(self, collective: str, size: float, axis: int) -> float:
+        whole = self.collectives.seconds(collective, HUGE_BYTES, self.groups[axis])
+        return size * whole / HUGE_BYTES
+
+    def _saved_bytes(self, op: Op, choice: Choice, gradient: Call, place: int, most: int) -> float:
+        """At least so much lies there for one read of a gradient op."""
+        read = gradient.reads[place]
+        needed = placements(gradient, choice.dims)[0][place]
+        inputs, outputs = placements(self.graph.call(op), choice.dims)
+        own = inputs[int(read[1:])] if read[0] == "i" else outputs[int(read[1:])]
+        shards = num_shards(own, self.sizes) if own == needed else len(self.model.mesh.devices)
+        return most / shards
+
+    def _kept(self) -> dict[str, list[tuple[Call, int, int]]]:
+        """Per forward op the reads of its gradients that count to it: (gradient, input, bytes).
+
+        A tensor counts once, to the first op whose gradient reads it.
+        """
+        maker: set[str] = set()
+        looks_at: dict[str, str] = {}
+        self.looks_at = looks_at
+        self.read: dict[str, list[tuple[str, str]]] = {}  # of each, what is read and what is kept
+        for op in self.graph.ops:
+            if op.phase == "forward":
+                maker.update(op.outputs)
+                if is_view(self.graph.call(op)):
+                    looks_at.update(dict.fromkeys(op.outputs, op.inputs[0]))
+        seen: set[str] = set()
+        found: dict[str, list[tuple[Call, int, int]]] = {}
+        for name in self.model.ops:
+            for gradient in self.gradient_ops[name]:
+                call = self.graph.call(gradient)
+                reads = zip(gradient.inputs, call.reads, strict=True)
+                for place, (tensor, read) in enumerate(reads):
+                    root = tensor
+                    while root in looks_at:
+                        root = looks_at[root]
+                    if read[0] == "g" or root not in maker or root in seen:
+                        continue
+                    seen.add(root)
+                    sizes = (self.graph.tensor(t).size_bytes for t in (tensor, root))
+                    found.setdefault(name, []).append((call, place, min(sizes)))
+                    self.read.setdefault(name, []).append((tensor, root))
+        return found
+
+    def _owners(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in self.model.ops:
+            for tensor in self.graph.op(name).inputs:
+                if self.graph.tensor(tensor).role == "parameter":
+                    found.setdefault(tensor, name)
+        return found
+
+    def _waited(self) -> list[Floats]:
+        """Of every op's choices, statistics that the next op waits for, and halos of its own."""
+        found = []
+        for i, name in enumerate(self.model.ops):
+            op, total = self.graph.op(name), np.zeros(len(self.model.choices[i]))
+            for halos, some in ((False, self.leads), (True, self.led)):
+                if i in some:
+                    total += self._exchanged(op, halos)
+            found.append(total)
+        return found
+
+    def _exchanged(self, op: Op, halos: bool) -> Floats:
+        """Seconds of the halos that an op gets first, or of the statistics it shares after."""
+        number = self.number[op.forward or op.name]
+        key = (self._look(number), op.phase, "exchanged", halos)
+        if key not in self.exchanges:
+            known: dict[tuple[str, ...], float] = {}
+            for choice in self.model.choices[number]:
+                if choice.dims not in known:
+                    known[choice.dims] = self._exchange_seconds(op, choice.dims, halos)
+            self.exchanges[key] = np.array([known[c.dims] for c in self.model.choices[number]])
+        return self.exchanges[key]
+
+    def _exchange_seconds(self, op: Op, dims: tuple[str, ...], halos: bool) -> float:
+        width = dtype_bytes(self.graph.dtype(op)) if halos else STAT_BYTES
+        factors = ways_of(dims, self.axes)
+        return sum(
+            self.collectives.seconds(found.collective, found.elements * width, self.groups[axis])
+            for axis, dim in enumerate(dims)
+            if dim
+            for found in communication(self.graph.call(op), factors, along=dim)
+            if found.tensor < 0 and (found.collective == "halo") == halos
+        )
+
+    # What a pair of choices costs along an edge inside a segment.
+
+    def _edges(self) -> list[_Edge]:
+        number = self.number
+        busy = [bool(table.compute.max() > 0) for table in self.model.tables]
+        edges: list[_Edge] = []
+        known: dict[tuple[object, ...], _Edge] = {}
+        for i, name in enumerate(self.model.ops):
+            op = self.graph.op(name)
+            for position, tensor in enumerate(op.outputs):
+                users = sorted(
+                    number[user.name]
+                    for user in self.graph.consumers(tensor)
+                    if user.phase == "forward"
+                )
+                for j in dict.fromkeys(users):
+                    if self.segment_of[i] != self.segment_of[j]:
+                        continue
+                    next_to = j == users[0] and not any(busy[i + 1 : j])
+                    if next_to:
+                        self.leads.add(i)
+                        self.led.add(j)
+                    place = self.graph.op(self.model.ops[j]).inputs.index(tensor)
+                    back = self._gradients(i, j, position, place) if len(users) == 1 else None
+                    near = self.back.take(*back) if back else ()
+                    key = (self._look(i), position, self._look(j), place, next_to, len(users), near)
+                    if key not in known:
+                        known[key] = self._matrices(i, j, tensor, next_to, len(users), back, near)
+                    edges.append(replace(known[key], ends=(i, j)))
+        return edges
+
+    def _look(self, number: int) -> int:
+        """Equal for ops whose choices, gradients and costs are: those share a table."""
+        return id(self.model.tables[number])
+
+    def _matrices(
+        self,
+        i: int,
+        j: int,
+        tensor: str,
+        next_to: bool,
+        users: int,
+        back: tuple[Op, Op] | None,
+        near: Near,
+    ) -> _Edge:
+        maker, user = (self.graph.op(self.model.ops[k]) for k in (i, j))
+        size = float(self.graph.tensor(tensor).size_bytes)
+        out, into = maker.outputs.index(tensor), user.inputs.index(tensor)
+        made = [placements(self.graph.call(maker), c.dims)[1][out] for c in self.model.choices[i]]
+        need = [placements(self.graph.call(user), c.dims)[0][into] for c in self.model.choices[j]]
+        there = self._conversions(size, made, need)
+        nothing = np.zeros_like(there)
+        waits = there if next_to else nothing
+        if back is None:
+            return _Edge((i, j), waits, nothing, there / users)
+        again = self._back(i, j, out, into, size, back)
+        return _Edge((i, j), waits, self.back.waits(*back, again, near), there + again)
+
+    def _gradients(self, i: int, j: int, out: int, into: int) -> tuple[Op, Op] | None:
+        """The op that gives the gradient of a tensor with one reader, and the first to take it."""
+        maker, user = (self.graph.op(self.model.ops[k]) for k in (i, j))
+        if user.inputs.count(user.inputs[into]) > 1:
+            return None
+        gives = (g for g in self.gradient_ops[user.name] if into in self.graph.call(g).wrt)
+        takes = (g for g in self.gradient_ops[maker.name] if f"g{out}" in self.graph.call(g).reads)
+        giver, taker = next(gives, None), next(takes, None)
+        return None if giver is None or taker is None else (giver, taker)
+
+    def _back(
+        self, i: int, j: int, out: int, into: int, size: float, back: tuple[Op, Op]
+    ) -> Floats:
+        """Conversions of the gradient of a tensor that one op makes and one reads."""
+        giver, taker = map(self.graph.call, back)
+        a, b = giver.wrt.index(into), taker.reads.index(f"g{out}")
+        have = [placements(giver, c.dims)[1][a] for c in self.model.choices[j]]
+        need = [placements(taker, c.dims)[0][b] for c in self.model.choices[i]]
+        return self._conversions(size, have, need).T
+
+    def _conversions(self, size: float, have: list[Layout], need: list[Layout]) -> Floats:
+        """Seconds from each layout to each; many choices have the same layout."""
+        rows, columns = (
+            [self.layouts.setdefault(layout, len(self.layouts)) for layout in layouts]
+            for layouts in (have, need)
+        )
+        known = dict(zip((*rows, *columns), (*have, *need), strict=True))
+        seconds = {
+            (a, b): self._convert(size, a, b, known) for a in set(rows) for b in set(columns)
+        }
+        return np.array([[seconds[a, b] for b in columns] for a in rows])
+
+    def _convert(self, size: float, have: int, need: int, known: dict[int, Layout]) -> float:
+        if have == need:
+            return 0.0
+        key = (size, have, need)
+        if key not in self.converted:
+            self.converted[key] = conversion_seconds(
+                size, self.sizes, self.groups, self.collectives, known[have], known[need]
+            )
+        return self.converted[key]
