@@ -106,6 +106,23 @@ def test_stages_that_run_some_ops_again_give_the_same_numbers(name, seed):
     it.assert_same(equal_parts(it, stages), again={k: light(it, again) for k in range(stages)})
 
 
+def test_what_is_made_of_nothing_is_no_piece_and_keeps_its_device():
+    it = written_model("gpt", training=True)
+    again = {"arange", "embedding", "embedding_1"} & set(nodes(it))
+    for way in (light(it, again), everything(it, {"embedding", "add"})):
+        source = it.stages(dict.fromkeys(it.ops, 0), {0: way}).emitted.source
+        assert "def piece()" not in source
+        assert "torch.arange(16, device=" in source
+
+
+def test_a_sum_is_no_reason_to_stretch_a_piece():
+    it = written_model("gpt", training=True)
+    norms = {node for node in nodes(it) if node.startswith(("layer_norm", "dropout"))}
+    source = it.stages(dict.fromkeys(it.ops, 0), {0: light(it, norms)}).emitted.source
+    assert "        for block in self.h:\n            x = block(x)\n" in source
+    it.assert_same(dict.fromkeys(it.ops, 0), again={0: light(it, norms)})
+
+
 def test_a_stage_that_only_its_neighbour_runs_again_keeps_its_ways():
     it = written_model("gpt", training=True)
     it.assert_same(equal_parts(it, 2), again={1: everything(it, set())})

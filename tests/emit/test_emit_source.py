@@ -108,7 +108,7 @@ def assert_only_expected_names(source: str) -> None:
             known_imports = ("torch", "threading", "contextlib")
             assert all(alias.name.split(".")[0] in known_imports for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            assert node.module in ("torch", "torch.utils.checkpoint", "collections.abc")
+            assert node.module in ("torch", "torch.utils.checkpoint", "collections.abc", "typing")
         if isinstance(node, ast.Call):
             root = node.func
             while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):

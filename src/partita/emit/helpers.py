@@ -40,7 +40,7 @@ class RunAgain(threading.local):
         """What `checkpoint` runs in: the first time, and the second."""
         return create_selective_checkpoint_contexts(self._policy)
 
-    def _policy(self, _: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    def _policy(self, _: object, op: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
         again = self.on or op.is_view
         return CheckpointPolicy.PREFER_RECOMPUTE if again else CheckpointPolicy.MUST_SAVE
 
@@ -56,9 +56,13 @@ def helpers(body: Sequence[str]) -> list[str]:
 
 def imports(body: Sequence[str]) -> list[str]:
     """The imports that a module's lines ask for."""
-    own = ["import threading"] if _says(body, "RUN_AGAIN") else []
-    if _says(body, "CountedOnce("):
-        own = ["import contextlib", *own, "from collections.abc import Iterator"]
+    known = {
+        "import contextlib": "CountedOnce(",
+        "import threading": "RUN_AGAIN",
+        "from collections.abc import Iterator": "CountedOnce(",
+        "from typing import Any": "RUN_AGAIN",
+    }
+    own = [line for line, word in known.items() if _says(body, word)]
     found = ["import torch"]
     if _says(body, "F."):
         found.append("import torch.nn.functional as F  # noqa: N812")

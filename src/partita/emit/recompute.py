@@ -4,9 +4,10 @@ Of a piece only what it takes is kept; what is made in it is made again when a g
 
 - All of a stage: runs of items from one start to the next, within the modules they stand in. A
   module with a start inside it is entered; one without belongs to a piece as a whole.
-- Some ops (light): an op and all that read what it makes, since it is they who would keep it. What
-  lies in between is kept. If that is nothing but a product at the end, an ordinary checkpoint does:
-  it stops as soon as the product has its arguments again. Otherwise the piece is `light`.
+- Some ops (light): an op and all that would keep what it makes for their gradients, as a product
+  does and a sum does not. What lies in between is kept. If that is nothing but a product at the
+  end, an ordinary checkpoint does: it stops as soon as the product has its arguments again.
+  Otherwise the piece is `light`.
 
 Statistics (those of a batch norm) are put back after a second run. What changes buffers otherwise
 must not run twice: it stands between pieces, as all that changes any does where only some ops run
@@ -31,6 +32,7 @@ _PRODUCTS = {
     "conv2d",
     "conv3d",
 }  # fmt: skip  they keep their arguments alone
+_SUMS = {"add", "sub", "neg", "sum", "mean", "cat", "stack"}  # they keep nothing
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ def _piece(run: Sequence[Item], later: set[Value], light: bool = False) -> Piece
         takes.update((value, None) for value in reads(item) if value not in made)
         made.update((out, None) for step in steps_of(item) for out in step.outs if out is not None)
     return Piece(plain, list(takes), [value for value in made if value in later], light)
+
+
+def _is_worth_it(piece: Piece) -> bool:
+    """Does it take something from others and give something to them? Constants do not."""
+    return bool(piece.gives) and any(not value.is_state for value in piece.takes)
 
 
 def _read_after(items: Sequence[Item], place: int, gives: Sequence[Value]) -> set[Value]:
@@ -133,7 +140,7 @@ class _Everything:
         if sum(_is_real(step) for item in run for step in steps_of(item)) < 2:
             return run
         piece = _piece(run, _read_after(items, end, gives))
-        return [piece] if piece.gives else run
+        return [piece] if _is_worth_it(piece) else run
 
 
 @dataclass(frozen=True)
@@ -148,8 +155,8 @@ class _Light:
         place = 0
         for begin, end in self._spans(items):
             found += map(self._entered, items[place:begin])
-            later = _read_after(items, end, gives)
-            found.append(self._marked(_piece(items[begin:end], later)))
+            piece = _piece(items[begin:end], _read_after(items, end, gives))
+            found += [self._marked(piece)] if _is_worth_it(piece) else items[begin:end]
             place = end
         return [*found, *map(self._entered, items[place:])]
 
@@ -159,8 +166,8 @@ class _Light:
         return item
 
     def _spans(self, items: Sequence[Item]) -> list[tuple[int, int]]:
-        """From each step that runs again to the last item that reads what it makes, merged."""
-        last = self._last_reads(items)
+        """From each step that runs again to the last item that keeps what it makes, merged."""
+        last = self._last_kept(items)
         found: list[tuple[int, int]] = []
         for place, item in enumerate(items):
             made = [o for s in steps_of(item) if s in self.again for o in s.outs if o is not None]
@@ -175,14 +182,17 @@ class _Light:
                 found.append((place, end))
         return found
 
-    def _last_reads(self, items: Sequence[Item]) -> dict[Value, int]:
-        """The last item that reads a value, or a view of it."""
+    def _last_kept(self, items: Sequence[Item]) -> dict[Value, int]:
+        """The last item that keeps a value, or a view of it, for its gradients."""
         last: dict[Value, int] = {}
         for place in range(len(items) - 1, -1, -1):
             for step in reversed(list(steps_of(items[place]))):
-                viewed = step.outs[0] if step.target.is_view else None
-                reach = place if viewed is None else max(place, last.get(viewed, place))
-                for value in step.reads():
+                if step.operator in _SUMS:
+                    continue
+                reach = place
+                if step.target.is_view:
+                    reach = max((last.get(out, -1) for out in step.outs if out), default=-1)
+                for value in step.reads() if reach >= 0 else ():
                     last[value] = max(reach, last.get(value, reach))
         return last
 
