@@ -116,10 +116,13 @@ def test_the_page_shows_the_memory_that_the_user_allows():
 def test_the_page_says_who_runs_what():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
     page = plan_page(plan, simulate(plan))
+    assert ">between stages<" in page  # what stages exchange inside is part of their time
     table = page.split("<h2>The stages</h2>")[1].split("</table>")[0]
     assert "<td>stage1</td><td>n0.gpu1</td>" in table
     alone = line("squeezenet1_1@64", "1xA100", 1, batch=4)
-    assert "<h2>The stages</h2>" not in plan_page(alone, simulate(alone))
+    lonely = plan_page(alone, simulate(alone))
+    assert "<h2>The stages</h2>" not in lonely
+    assert ">communication<" in lonely
 
 
 def test_rows_that_stand_for_several_devices_say_so():

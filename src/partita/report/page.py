@@ -117,7 +117,7 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
         ("of peak arithmetic", f"{simulation.utilisation:.0%}", "of all devices"),
         ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
         (
-            "communication",
+            "between stages" if simulation.is_pipelined else "communication",
             units.seconds(simulation.communication_s),
             f"the busiest device waits {units.seconds(max(0.0, simulation.exposed_s))}",
         ),
