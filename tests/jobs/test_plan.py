@@ -51,6 +51,13 @@ def test_a_plan_is_what_it_predicts_and_passes_the_checker(tmp_path):
     assert found.lower_bound_s <= found.plan.prediction.step_s
 
 
+@pytest.mark.parametrize("pin", ["sharded=none", "sharded=parameters", "mesh=4", "stages=2"])
+def test_no_pin_finds_what_a_free_search_does_not(pin):
+    free = plan("transformer-base@128", "2x2xH100", batch=32, stop=Stop(gap=0.0))
+    pinned = plan("transformer-base@128", "2x2xH100", batch=32, pin=[pin], stop=Stop(gap=0.0))
+    assert free.best.step_s <= pinned.best.step_s * (1 + 1e-6)
+
+
 def test_the_next_best_plans_are_kept_in_order():
     found = plan("alexnet", "4xA100", batch=32, stop=QUICK)
     steps = [c.objective_s for c in (found.best, *found.others)]

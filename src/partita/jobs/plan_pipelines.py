@@ -38,7 +38,6 @@ TURNS = (("zb-v", (2,)), ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)))
 WORSE = 1.01  # times the best estimate: more stages on a group will not help any more
 KEPT_TURNS = 2  # numbers of stages on a group that may be simulated
 CLOSE = 1.01  # times the best plan: estimates beyond are not simulated
-SHOWN = 2  # numbers of stages on a group, of a pipeline that cannot win
 MOST_WEIGHTED = 4  # micro-batches of one stage over unlike devices
 
 
@@ -266,13 +265,18 @@ class Pipelines:
         draft = self.drafting.draft(arrangement, count)
         if draft is None or self.tried.pressed():
             return
-        p, most = arrangement.num_stages, self.drafting.chain.num_segments
-        chunks = [c for name, all_chunks in TURNS if name == "interleaved" for c in all_chunks]
-        few = [c for c in chunks if p * c <= most and not NAMED["interleaved"].refuses(p, c, count)]
         if self.wishes.allow("schedule", "interleaved"):
-            found = [draft, *self._turned(draft, "interleaved", few[-SHOWN:])]
+            found = [draft, *self._turned(draft, "interleaved", self._likely_chunks(draft))]
             draft = min(found, key=lambda d: d.estimate_s)
         self.tried.add_draft(draft)
+
+    def _likely_chunks(self, draft: Draft) -> list[int]:
+        """A number of stages on each group of devices: as many as blocks, often of two segments."""
+        p, count = draft.arrangement.num_stages, draft.schedule.num_microbatches
+        wanted = self.drafting.chain.num_segments / (2 * p)
+        refuses = NAMED["interleaved"].refuses
+        known = [c for c in dict(TURNS)["interleaved"] if not refuses(p, c, count)]
+        return sorted(known, key=lambda c: abs(c - wanted))[:1]
 
     def simulate_leaders(self) -> None:
         """The drafts with the best estimates; plain ones also if they would win without waiting."""

@@ -55,10 +55,13 @@ def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned
         status, why = Status.STOPPED, tried.reason
     else:
         status = Status.FEASIBLE
-        why = f"the fastest of {len(ranked)} plans that fit"
-        out = len(pipelines.ruled_out)
+        fitting, out = len(ranked), len(pipelines.ruled_out)
+        why = (
+            f"the fastest of {fitting} plans that fit" if fitting > 1 else "the only plan that fits"
+        )
         if out:
-            why += f"; bounds rule out {out} numbers of stages and micro-batches"
+            pairs = "numbers" if out > 1 else "number"
+            why += f"; bounds rule out {out} {pairs} of stages and micro-batches"
     if best is not None:
         best = _drawn(tried, best)
     found = None if best is None else _plan(tried, best, (status, why), bound, (spec, seed))

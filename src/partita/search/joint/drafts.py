@@ -10,14 +10,14 @@ cuts then choose, stage by stage, shape, splits and recompute under the memory t
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.memory import workspace_bytes
+from partita.costs.memory import model_memory, workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.costs.segments import PRICES, MeshWays, Way
 from partita.costs.sharding import LEVELS
@@ -53,6 +53,7 @@ DEEPEST = 64  # micro-batches per stage at most
 CLOSE = 1e-5  # splits so near to the best are good enough to draft with
 MOST_SWEEPS = 400  # of the sharding search for one mesh and price; most need a few
 PER_STAGE = 4  # micro-batches, where there is a choice
+COPIES = ("none",)  # parameters are kept in no other way
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
 EXPOSED = 0.03  # of the communication that may be hidden, what is not
 GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
@@ -229,10 +230,12 @@ class Drafting:
         shapes."""
         (group,), m = arrangement.groups, num_microbatches
         room = self._room(group) * ROOM
-        known_meshes = self._meshes(group, m, 1)
+        asked = self._meshes(group, m, 1)
         if meshes is not None:
-            known_meshes = [self.ways(mesh, m, 1) for mesh in meshes]
-        for ways in known_meshes:
+            asked = [self.ways(mesh, m, 1) for mesh in meshes]
+        if self._copies_fit(room) and len(self.levels) > 1:  # then splits without shares differ
+            asked += [replace(ways, levels=COPIES, prices=PRICES[:1]) for ways in asked]
+        for ways in asked:
             table = self._make_table([ways])
             if table is None:
                 continue
@@ -247,6 +250,11 @@ class Drafting:
                 estimate = float(seconds[best])
                 plan = Schedule("1f1b", m)
                 yield Draft((stage,), plan, estimate, arrangement, ideal_s=estimate)
+
+    def _copies_fit(self, room: float) -> bool:
+        """May every device hold all parameters, gradients and states, and as much again?"""
+        memory = model_memory(self.graph)
+        return 2 * (memory.parameters + memory.gradients + memory.states) <= room
 
     def bound(self, arrangement: Arrangement, num_microbatches: int) -> Bound | None:
         """What no plan with these groups and so many micro-batches is below; None: no such plan."""
