@@ -21,7 +21,6 @@ from partita.costs.memory import model_memory, workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.costs.segments import PRICES, MeshWays, Way
 from partita.costs.sharding import LEVELS
-from partita.costs.tied import tied_stretches
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
@@ -33,14 +32,11 @@ from partita.search.base import Status, Stop
 from partita.search.joint.bounds import Bound
 from partita.search.joint.cuts import (
     Cuts,
-    Stretches,
     best_cuts,
-    joined,
-    stretch_peaks,
-    stretch_sums,
 )
 from partita.search.joint.least import Least
 from partita.search.joint.meshes import Arrangement, divisors, mesh_of, mesh_shapes
+from partita.search.joint.tables import Option, Table, table_of
 from partita.search.joint.turns import Turns
 from partita.search.sharding import SEARCHES
 
@@ -55,8 +51,6 @@ MOST_SWEEPS = 400  # of the sharding search for one mesh and price; most need a 
 PER_STAGE = 4  # micro-batches, where there is a choice
 COPIES = ("none",)  # parameters are kept in no other way
 SAMPLES = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
-EXPOSED = 0.03  # of the communication that may be hidden, what is not
-GATHERED_AGAIN = 4 / 3  # communication of parameters in shares with recompute
 FINEST = 200  # segments: the more, the more evenly stages can be cut, and the slower
 WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
 CHANGES = {"F": 1.0, "B": -1.0, "I": WAITING, "W": -1.0 - WAITING}
@@ -75,31 +69,6 @@ class Draft:
     chunks: int = 1
     ideal_s: float = 0.0  # the busiest group, if it never had to wait
     light: bool = True  # may stages be recomputed lightly?
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way of the table of a group: splits, and what of the forward runs again."""
-
-    way: Way
-    recompute: str  # of plans.RECOMPUTE
-
-
-@dataclass
-class _Table:
-    stretches: Stretches
-    options: list[Option]
-
-    @functools.cached_property
-    def without_light(self) -> "_Table | None":
-        """The same without light recompute."""
-        left = [i for i, option in enumerate(self.options) if option.recompute != "light"]
-        if len(left) == len(self.options):
-            return self
-        known = self.stretches
-        parts = (known.seconds, known.static, known.saved, known.transient, known.tail)
-        stretches = Stretches(*(part[left] for part in parts))
-        return _Table(stretches, [self.options[i] for i in left]) if left else None
 
 
 @dataclass
@@ -129,7 +98,7 @@ class Drafting:
         self._graphs: dict[int, Graph] = {}
         self.floor = Least(self.fold, self.cluster, self.training, self.micro, self._room)
         self._ways: dict[tuple[object, ...], MeshWays] = {}
-        self._tables: dict[tuple[object, ...], _Table | None] = {}
+        self._tables: dict[tuple[object, ...], Table | None] = {}
 
     # What is tried.
 
@@ -236,7 +205,7 @@ class Drafting:
         if self._copies_fit(room) and len(self.levels) > 1:  # then splits without shares differ
             asked += [replace(ways, levels=COPIES, prices=PRICES[:1]) for ways in asked]
         for ways in asked:
-            table = self._make_table([ways])
+            table = table_of([ways], self.training, self.allow)
             if table is None:
                 continue
             known = table.stretches
@@ -370,11 +339,13 @@ class Drafting:
 
     # Tables.
 
-    def _table(self, group: Sequence[int], m: int, in_flight: int) -> _Table | None:
+    def _table(self, group: Sequence[int], m: int, in_flight: int) -> Table | None:
         """Every way to run every stretch of segments on a group, for one micro-batch size."""
         key = (self.patterns.pattern(group), m, _rounded(in_flight))
         if key not in self._tables:
-            self._tables[key] = self._make_table(self._meshes(group, m, in_flight))
+            self._tables[key] = table_of(
+                self._meshes(group, m, in_flight), self.training, self.allow
+            )
         return self._tables[key]
 
     def _meshes(self, group: Sequence[int], m: int, in_flight: int) -> list[MeshWays]:
@@ -382,21 +353,6 @@ class Drafting:
         return [
             self.ways(mesh_of(shape, group), m, flight) for shape in self._shapes(len(group), m)
         ]
-
-    def _make_table(self, meshes: Sequence[MeshWays]) -> _Table | None:
-        parts, options = [], []
-        for ways in meshes:
-            for way in ways.ways:
-                made = _training(way) if self.training else {"no": _inference(way)}
-                if not self.allow("recompute", "no"):  # then what has nothing cheap keeps all
-                    made.setdefault("light", made["no"])
-                for recompute, part in made.items():
-                    if self.allow("recompute", recompute):
-                        parts.append(part)
-                        options.append(Option(way, recompute))
-        if not parts:
-            return None
-        return _Table(joined(parts), options)
 
     def _shapes(self, size: int, m: int) -> list[tuple[int, ...]]:
         """The shapes of a group's mesh; of many devices, those that the samples reach."""
@@ -459,49 +415,3 @@ def in_flight(schedule: str, p: int, chunks: int, m: int) -> tuple[float, ...]:
             peak = max(peak, level)
         found.append(peak / chunks)
     return tuple(found)
-
-
-def _training(way: Way) -> dict[str, Stretches]:
-    """Every stretch with all activations kept, with cheap ones and with all computed again."""
-    hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
-    waited = stretch_sums(way.blocking + EXPOSED * way.hidden)
-    static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
-    saved = stretch_sums(way.saved)
-    # Gradients are synchronised while the last backward goes on.
-    late = np.concatenate(([0.0], np.cumsum(way.sync - way.compute + way.forward)))
-    tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
-    tail += np.where(np.isfinite(static), stretch_sums(way.ends), 0.0)
-    # What is kept in shares is gathered once more for a second forward.
-    again = np.maximum(compute + stretch_sums(way.forward), GATHERED_AGAIN * hidden)
-    found = {
-        "no": _one(waited + np.maximum(compute, hidden), static, saved, np.zeros_like(saved), tail)
-    }
-    if way.again:
-        light = compute + stretch_sums(way.light_s)
-        sent = stretch_sums(way.light_sent)
-        found["light"] = _one(
-            waited + EXPOSED * sent + np.maximum(light, hidden + sent),
-            static,
-            stretch_sums(way.light_saved),
-            stretch_peaks(way.saved - way.light_saved),
-            tail,
-        )
-    found["yes"] = _one(
-        waited + again, static, stretch_sums(way.entering), stretch_peaks(way.saved), tail
-    )
-    return found
-
-
-def _inference(way: Way) -> Stretches:
-    """Every stretch when nothing is kept but what passes through it."""
-    hidden, compute = stretch_sums(way.hidden), stretch_sums(way.compute)
-    waited = stretch_sums(way.blocking + EXPOSED * way.hidden)
-    nothing = np.zeros_like(hidden)
-    static = stretch_sums(way.static) + tied_stretches(way.tied, len(way.static))
-    return _one(
-        waited + np.maximum(compute, hidden), static, nothing, stretch_peaks(way.entering), nothing
-    )
-
-
-def _one(*arrays: Floats) -> Stretches:
-    return Stretches(*(array[None] for array in arrays))
