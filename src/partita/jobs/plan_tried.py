@@ -19,6 +19,7 @@ from partita.search.joint.drafts import Draft, Drafting
 
 ENOUGH = 5  # plans to show; from there on those that cannot win are not simulated
 RETRIES = 3
+SHRUNK, LESS = 6, 0.95  # how often, and to how much, room shrinks for another draft
 HOPELESS = 1.12  # times the memory there is
 SEARCHING = 0.7  # of the time: the rest is for named strategies
 
@@ -132,14 +133,22 @@ class Tried:
             best, over = self.best(), self._over(found)
             if best is not None and (found.objective_s >= best.objective_s or over > HOPELESS):
                 return None  # with so much less room it would not be faster
-            room = draft.room / (over * 1.01)
+            again = self._smaller(draft, draft.room / (over * 1.01))
+            if again is None:
+                return None
+            draft = again
+        return None
+
+    def _smaller(self, draft: Draft, room: float) -> Draft | None:
+        """Another draft, with so much room or less; None where there is none."""
+        for _ in range(SHRUNK):
             again = self.drafting.draft(
                 draft.arrangement, draft.schedule.num_microbatches, room=room,
                 chunks=draft.chunks, schedule=draft.schedule.name, light=draft.light,
             )  # fmt: skip
-            if again is None:
-                return None
-            draft = again
+            if again is None or again.stages != draft.stages:
+                return again
+            room *= LESS  # what is live only for a moment is not in its estimate
         return None
 
     def _over(self, candidate: Candidate) -> float:
