@@ -11,7 +11,7 @@ from collections import Counter
 from partita import units
 from partita.cluster import Cluster, resolve
 from partita.engine import run
-from partita.errors import InputError
+from partita.errors import InputError, PlanError
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
@@ -31,10 +31,25 @@ def check_plan(plan: Plan) -> tuple[str, ...]:
         return (str(error),)
     if cluster.fingerprint() != plan.cluster.fingerprint:
         return (f"the machine {plan.cluster.spec} is not the one the plan was made for",)
+    return wrong_decisions(plan, graph, cluster) or _check_run(plan, graph, cluster)
+
+
+def wrong_decisions(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
+    """Which decisions cannot be carried out, in words: ops, splits, devices that are not there."""
     found = _check_ops(plan, graph)
     for stage in plan.stages:
         found.extend(_check_stage(stage, graph, cluster))
-    return tuple(found) or _check_run(plan, graph, cluster)
+    return tuple(found)
+
+
+def refuse_wrong_decisions(plan: Plan, graph: Graph, cluster: Cluster) -> None:
+    """Raise where a plan cannot be carried out."""
+    found = wrong_decisions(plan, graph, cluster)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise PlanError(
+            f"{found[0]}{more}", fix="plan again; partita verify lists all", field="stages"
+        )
 
 
 def _check_ops(plan: Plan, graph: Graph) -> list[str]:

@@ -27,6 +27,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph, Op
 from partita.graph.splits import communication, input_placement, output_placement
+from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.lower.pieces import homes, piece
 from partita.plans import SHARDING_LEVELS, Mesh, Plan, Stage
 from partita.problems.sharding import ShardingProblem
@@ -101,6 +102,7 @@ def describe(choice: Choice) -> str:
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
     """Explain the split of one forward op of a plan."""
+    refuse_wrong_decisions(plan, graph, cluster)
     stage, graph = _stage_of(plan, graph, op)
     names = [split.op for split in stage.splits]
     count = plan.schedule.num_microbatches

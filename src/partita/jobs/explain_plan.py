@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from partita.cluster import Cluster, resolve
 from partita.errors import PlanError
+from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.explain_account import Account, GroupAccount, account
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
@@ -79,7 +80,9 @@ def explain_plan(
             fix="plan again for this machine",
             field="cluster",
         )
-    told = account(load_ref(plan.model), machine, plan.stages, plan.schedule)
+    workload = load_ref(plan.model)
+    refuse_wrong_decisions(plan, workload.graph, machine)
+    told = account(workload, machine, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
     found = told.simulation.capped(allowed) if allowed > 0 else told.simulation
     helps, untried = what_ifs(found, plan, told.links, budget_s)

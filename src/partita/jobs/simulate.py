@@ -18,6 +18,7 @@ from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.flops import flops
 from partita.graph.record import Graph
+from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.workload import Workload, load, load_ref
 from partita.lower import MAX_DRAWN, Lowered, Memo, Pipelined, lower_plan, lower_stage
 from partita.plans import (
@@ -273,7 +274,9 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
             fix="plan again for this machine",
             field="cluster",
         )
-    found = simulate_stages(load_ref(plan.model), cluster, plan.stages, plan.schedule)
+    workload = load_ref(plan.model)
+    refuse_wrong_decisions(plan, workload.graph, cluster)
+    found = simulate_stages(workload, cluster, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
     return found.capped(allowed) if allowed > 0 else found
 

@@ -11,13 +11,14 @@ from partita import units
 from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.jobs.simulate import Simulation, slowest_groups
-from partita.plans import Plan
+from partita.plans import Plan, Progress
 from partita.report.charts import Line, line_chart
 from partita.report.live_timeline import live_timeline, timeline_script
 from partita.report.planned import STAGE_HEADER, stage_rows
 from partita.report.summary import KEPT, OP_HEADER, arrangement, op_row
 
 MOST_STAGES = 64
+LONGEST_S = 1e12  # of what a chart of the search shows
 MOST_SPLITS = 400
 MOST_OPS = 25
 MOST_BOXES = 160  # of the model, before modules are folded
@@ -238,20 +239,29 @@ def _search(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _is_sensible(at: Progress) -> bool:
+    """Can it be drawn? Plan files may say anything."""
+    return all(
+        0 <= value < LONGEST_S for value in (at.seconds, at.step_s, at.lower_bound_s) if value
+    )
+
+
 def _progress(plan: Plan) -> str:
-    history = plan.origin.history
+    last = Progress(
+        max([plan.origin.seconds, *(at.seconds for at in plan.origin.history)]),
+        plan.prediction.objective_s,
+        plan.prediction.lower_bound_s,
+    )
+    history = [at for at in (*plan.origin.history, last) if _is_sensible(at)]
     steps = [(at.seconds, at.step_s) for at in history if at.step_s is not None]
     bounds = [(at.seconds, at.lower_bound_s) for at in history if at.lower_bound_s is not None]
-    end = plan.origin.seconds
-    if steps:
-        steps.append((max(end, steps[-1][0]), plan.prediction.objective_s))
-    if bounds:
-        bounds.append((max(end, bounds[-1][0]), plan.prediction.lower_bound_s))
     lines = [
         Line("best plan", tuple((x, y * 1e3) for x, y in steps), steps=True),
         Line("lower bound", tuple((x, y * 1e3) for x, y in bounds), dashed=True, steps=True),
     ]
     drawn = [line for line in lines if line.points]
+    if not drawn:
+        return ""
     chart = line_chart("best plan and bound over time", drawn, "seconds of search", "step, ms")
     # As an image: styles inside one inline picture would reach into the others.
     data = base64.b64encode(chart.encode()).decode()
