@@ -35,3 +35,10 @@ def test_the_number_of_devices_that_is_said_to_be_enough_is():
     said = re.search(r"([0-9]+) such devices would be enough", found.why)
     assert said is not None, found.why
     assert plan("gpt2-xl@128", f"{said[1]}xV100-16GB", batch=4, stop=SHORT).plan is not None
+
+
+def test_advice_that_takes_too_long_is_left_out(monkeypatch):
+    monkeypatch.setattr("partita.jobs.advice.ADVICE_S", -1.0)
+    found = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT)
+    assert found.status is Status.INFEASIBLE
+    assert found.why.endswith("use many more or larger devices, or a smaller batch")
