@@ -34,7 +34,7 @@ def bounds(workload, cluster, max_memory=math.inf):
         max_memory=max_memory,
     )  # fmt: skip
     known = {a.num_stages: a for a in arrangements(cluster, 8)}
-    return lambda stages, count: drafting.bound(known[stages], count).seconds
+    return lambda stages, count: drafting.bound(known[stages], count).climbed_s()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     bound = made.drafting.bound(arrangement, schedule.num_microbatches)
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     if made.fits(simulation):
-        assert bound.seconds <= simulation.step_s * (1 + ROUNDING)
+        assert bound.climbed_s() <= simulation.step_s * (1 + ROUNDING)
     elif math.isfinite(bound.quick_s) and arrangement.num_stages > 1:
         # Without prices memory does not enter, except that meshes where one stage cannot fit go.
         assert bound.quick_s <= simulation.step_s * (1 + ROUNDING)

@@ -219,5 +219,5 @@ class Drafts:
         for bound in sorted(self.bounds, key=lambda bound: bound.quick_s):
             if bound.quick_s >= least:
                 break
-            least = min(least, bound.quick_s if quick else bound.seconds)
+            least = min(least, bound.quick_s if quick else bound.climbed_s(least))
         return max(work_s, least)

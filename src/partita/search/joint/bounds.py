@@ -59,16 +59,15 @@ class Bound:
         """The bound without prices; infinite where not even what must lie on a device fits."""
         return min((family(0.0, 0.0) for family in self._families), default=math.inf)
 
-    @functools.cached_property
-    def seconds(self) -> float:
-        """The bound at the best prices tried."""
+    def climbed_s(self, enough: float = math.inf) -> float:
+        """The bound at the best prices tried, or some that reach what is enough."""
         if not math.isfinite(self.quick_s):
             return math.inf
         least = math.inf
         for family in sorted(self._families, key=lambda family: family(0.0, 0.0)):
             if family(0.0, 0.0) >= least:
                 break  # another family is below in any case
-            least = min(least, self._climbed(family))
+            least = min(least, self._climbed(family, min(least, enough)))
         return least
 
     @property
@@ -90,10 +89,11 @@ class Bound:
             return []
         return [self._one_stage, self._turns] if self.training else [self._turns]
 
-    def _climbed(self, family: Family) -> float:
+    def _climbed(self, family: Family, enough: float) -> float:
         """The best of a family's bounds over prices: a walk on a grid that becomes finer.
 
-        The bound is concave in both prices together: where no small step goes up, none does.
+        The bound is concave in both prices together: where no small step goes up, none does. The
+        walk ends where what it has is enough.
         """
         best = family(0.0, 0.0)
         if self.room <= 0:
@@ -101,7 +101,7 @@ class Bound:
         unit, at, tried = best / self.room, (0.0, 0.0), {(0.0, 0.0): best}
         for network, part in (STEPS[-1], *STEPS):
             moved = True
-            while moved and len(tried) < MOST_TRIED:
+            while moved and len(tried) < MOST_TRIED and best < enough:
                 moved = False
                 for step in ((0.0, part), (network, part), (network, 0.0), (0.0, -part)):
                     there = (round(at[0] + step[0], 6), round(at[1] + step[1], 6))
