@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
+from partita.costs.floors import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
@@ -18,7 +19,7 @@ from partita.jobs.simulate import simulate_stages
 from partita.jobs.workload import load
 from partita.lower import Memo
 from partita.lower.orders import refusal
-from partita.plans import Mesh, OpSplit, Schedule, Stage, device_groups
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
 from partita.search.joint.bounds import least_in_flight
 from partita.search.joint.drafts import Drafting
@@ -167,6 +168,50 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     elif math.isfinite(bound.quick_s) and arrangement.num_stages > 1:
         # Without prices memory does not enter, except that meshes where one stage cannot fit go.
         assert bound.quick_s <= simulation.step_s * (1 + ROUNDING)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    st.sampled_from([
+        ("alexnet", "2xV100+2xP100", 8, math.inf),
+        ("squeezenet1_1", "1xA100+2xV100+1xP100", 12, math.inf),
+        ("rnnlm", "2xA100+2xH100", 12, math.inf),
+        ("gpt2", "4xA100", 8, math.inf),
+    ]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_no_plan_at_random_is_below_its_computing_alone(case, seed):
+    made = maker(*case)
+    found = made.plan(random.Random(seed))
+    if found is None:
+        return
+    arrangement, stages, schedule = found
+    floor = made.drafting.least_compute_s(arrangement, schedule.num_microbatches)
+    simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
+    assert 0 < floor <= simulation.step_s * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("weights", [(2, 1), (1, 3), (5, 1)])
+def test_unlike_shares_take_at_least_what_the_busiest_device_computes(weights):
+    made = maker("gpt2@64", "1xA100+1xV100", 24, math.inf)
+    mesh = Mesh((Axis("x", 2, weights),), (0, 1))
+    for m in (1, 2):
+        ways = made.drafting.ways(mesh, m, 1)
+        ops = [op for segment in made.drafting.chain.segments for op in segment.ops]
+        for way in ways.ways:
+            stage = Stage("stage0", mesh, way.splits(ops, made.drafting.fold))
+            schedule = Schedule("1f1b", m)
+            found = simulate_stages(made.work, made.cluster, (stage,), schedule, made.memo)
+            assert ways.least_compute.sum() <= found.step_s * (1 + ROUNDING)
+            assert m > 1 or ways.least_compute.sum() > 0.7 * found.compute_s
+
+
+def test_the_bound_of_unlike_devices_is_that_of_what_was_looked_at():
+    found = plan("alexnet", "2xV100+2xP100", batch=16, stop=QUICK)
+    work_s = work_bound_s(found.best.simulation.workload.graph, resolve("2xV100+2xP100"))
+    assert 1.1 * work_s < found.lower_bound_s <= found.best.step_s
 
 
 def test_less_memory_raises_the_bound_until_nothing_fits():

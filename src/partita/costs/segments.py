@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partita.cluster import Cluster
+from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
 from partita.costs.least import LeastSegments
@@ -37,6 +37,7 @@ from partita.costs.sharding import (
     Weights,
     dims_of,
     sharding_model,
+    unlike,
     ways_of,
 )
 from partita.costs.tied import Tied, kept_alike, later_readers, state_bytes, tied_bytes
@@ -149,30 +150,39 @@ class MeshWays:
 
     @functools.cached_property
     def least_compute(self) -> Floats:
-        """Per segment of the chain the seconds of its ops, each at its quickest split: a floor
-        of `least` for all micro-batches that takes next to no time."""
-        names = {self.cluster.devices[device].kind for device in self.mesh.devices}
-        kinds = [kind for kind in self.cluster.kinds if kind.name in names]
-        axes = self.mesh.axes
+        """Per segment of the chain the seconds of its ops, each at its quickest split.
+
+        For all micro-batches; a floor of `least` that takes next to no time. Of unlike devices it
+        is that of the one with the most to do: each computes its share of every op.
+        """
         phases: dict[str, list[Op]] = {}
         for op in self.graph.ops:
             if op.phase != "update" and (op.forward or op.phase == "forward"):
                 phases.setdefault(op.forward or op.name, []).append(op)
+        rows = [self._floor(kind, place, phases) for kind, place in unlike(self.cluster, self.mesh)]
+        found: Floats = max(rows, key=lambda row: float(row.sum()))
+        return found
+
+    def _floor(
+        self, kind: DeviceKind, place: tuple[int, ...], phases: dict[str, list[Op]]
+    ) -> Floats:
+        """The least of one device, at its place in the mesh."""
+        graph, axes = self.graph, self.mesh.axes
         known: dict[object, float] = {}
         sums = np.zeros(len(self.fold.segments))
         for k, ops in enumerate(self.fold.segments):
             for name in ops:
-                forward = self.graph.op(name)
-                call, dtype = self.graph.call(forward), self.graph.dtype(forward)
-                key = (call, dtype, elements(self.graph, forward), len(phases[name]))
+                forward = graph.op(name)
+                call, dtype = graph.call(forward), graph.dtype(forward)
+                key = (call, dtype, elements(graph, forward), len(phases[name]))
                 if key not in known:
                     splits = {
-                        tuple(sorted(ways_of(dims, axes).items())) for dims in dims_of(call, axes)
+                        tuple(sorted(ways_of(dims, axes, place).items()))
+                        for dims in dims_of(call, axes)
                     }
                     known[key] = min(
-                        sum(op_cost(self.graph, op, kind, split).seconds for op in phases[name])
+                        sum(op_cost(graph, op, kind, split).seconds for op in phases[name])
                         for split in splits
-                        for kind in kinds
                     )
                 sums[k] += known[key]
         found: Floats = self.num_microbatches * sums[np.array(self.fold.like)]

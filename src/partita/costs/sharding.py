@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partita.cluster import Cluster
+from partita.cluster import Cluster, DeviceKind
 from partita.costs.cheap import made_again
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion_seconds, num_shards
@@ -265,11 +265,7 @@ class _Builder:
         self.ways = tuple(axis.ways() for axis in mesh.axes)
         self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
         self.collectives = collectives
-        # Devices of a kind at places of one weight do the same: one of each stands for all.
-        seen: dict[tuple[object, ...], int] = {}
-        for device in mesh.devices:
-            seen.setdefault((cluster.devices[device].kind, *_weights(mesh, device)), device)
-        self.devices = [(cluster.kind_of(d), mesh.place(d)) for d in seen.values()]
+        self.devices = unlike(cluster, mesh)
         facts = graph.memo.get(("sharding", ""))
         if facts is None:
             facts = graph.memo["sharding", ""] = _Facts(graph)
@@ -529,6 +525,14 @@ class _Builder:
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
         return self.collectives.seconds(collective, size_bytes, self.groups[axis])
+
+
+def unlike(cluster: Cluster, mesh: Mesh) -> list[tuple[DeviceKind, tuple[int, ...]]]:
+    """Kind and place of one device for all that do the same: of a kind, at places of one weight."""
+    seen: dict[tuple[object, ...], int] = {}
+    for device in mesh.devices:
+        seen.setdefault((cluster.devices[device].kind, *_weights(mesh, device)), device)
+    return [(cluster.kind_of(device), mesh.place(device)) for device in seen.values()]
 
 
 def _weights(mesh: Mesh, device: int) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ class Drafts:
         self.wishes, self.drafting = tried.wishes, tried.drafting
         self.drafts: list[Draft] = []
         self.num_drafted = 0
-        self.bounds: list[Bound] = []  # of all that was looked at
+        self.bounds: list[Bound] = []  # of all that was looked at, on equal devices
+        self.floors: list[float] = []  # on unlike ones
         self.ruled_out: list[tuple[float, Arrangement, int]] = []  # by bounds
         self.complete = True  # did the time last for all drafts?
         self.passed_over = False  # was a number of micro-batches left out?
@@ -138,12 +139,15 @@ class Drafts:
 
     def _cannot_win(self, arrangement: Arrangement, count: int) -> bool:
         """Is everything with these stages and micro-batches slower than the best, by its bound?"""
-        best = self.tried.best()
-        floor = self.drafting.least_compute_s(arrangement, count) if best else 0.0
+        best, alike = self.tried.best(), self.cluster.is_homogeneous
+        floor = 0.0
+        if best is not None or not alike:
+            floor = self.drafting.least_compute_s(arrangement, count)
+            self.floors.append(floor)
         if best is not None and floor >= best.objective_s:
             self.ruled_out.append((floor, arrangement, count))
             return True
-        if not self.cluster.is_homogeneous:
+        if not alike:
             return False
         bound = self.drafting.bound(arrangement, count)
         if bound is None:
@@ -199,6 +203,8 @@ class Drafts:
             if self.wishes.allow("microbatches", count) and not self.tried.pressed():
                 meshes = weighted_meshes(self.cluster, speed, self.workload.batch // count)
                 found += self.drafting.on_each_mesh(everything, count, meshes)
+                ways = (self.drafting.ways(mesh, count, 1) for mesh in meshes)
+                self.floors += [float(way.least_compute.sum()) for way in ways]
         found.sort(key=lambda draft: draft.estimate_s)
         for draft in found:
             best = self.tried.best()
@@ -213,7 +219,11 @@ class Drafts:
         Named plans outside the family are simulated themselves: none will be below the best.
         """
         best, work_s = self.tried.best(), self.tried.work_s
-        if not self.complete or not self.bounds or best is None or not self.cluster.is_homogeneous:
+        if not self.complete or best is None:
+            return work_s
+        if not self.cluster.is_homogeneous:
+            return max(work_s, min(best.objective_s, *self.floors)) if self.floors else work_s
+        if not self.bounds:
             return work_s
         least = best.objective_s
         for bound in sorted(self.bounds, key=lambda bound: bound.quick_s):
