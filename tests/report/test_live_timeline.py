@@ -3,17 +3,15 @@
 import base64
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from partita.engine import run
 from partita.program import Kind, ProgramBuilder
 from partita.report.live_timeline import live_timeline, timeline_script
+from tests.report.browser import needs_chromium, opened
 
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
@@ -79,30 +77,12 @@ def test_hostile_names_cannot_end_the_data():
     assert HOSTILE + "0" in packed(text)["lanes"]
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 class TestInABrowser:
     """What Chromium says of a page: its document after the scripts, its console, its requests."""
 
-    def opened(self, text: str, folder) -> tuple[str, str, str]:
-        path, log = folder / "page.html", folder / "net.json"
-        path.write_text(text)
-        assert CHROMIUM is not None
-        found = subprocess.run(
-            [
-                CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
-                f"--log-net-log={log}", "--dump-dom", path.as_uri(),
-            ],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        return found.stdout, found.stderr, log.read_text() if log.exists() else ""
-
     def test_fifty_thousand_tasks_are_ready_in_two_seconds_and_nothing_is_fetched(self, tmp_path):
-        document, console, network = self.opened(page(live_timeline(pipeline_of(6250))), tmp_path)
+        document, console, network = opened(page(live_timeline(pipeline_of(6250))), tmp_path)
         ready = re.search(r'data-ready="(\d+)"', document)
         assert ready is not None
         assert int(ready[1]) < 2000
@@ -111,9 +91,7 @@ class TestInABrowser:
         assert not {url for url in asked if "google" not in url}  # the browser's own
 
     def test_hostile_names_show_as_text(self, tmp_path):
-        document, console, _ = self.opened(
-            page(live_timeline(pipeline_of(2, 2, HOSTILE))), tmp_path
-        )
+        document, console, _ = opened(page(live_timeline(pipeline_of(2, 2, HOSTILE))), tmp_path)
         assert "<title>fine</title>" in document
         assert "onerror=alert" not in unescape(document).split("<body>")[1].split("<script")[0]
         assert "data-ready" in document

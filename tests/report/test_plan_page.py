@@ -1,12 +1,8 @@
 """The whole page of a plan in a real browser: hostile names, 50,000 tasks, the user's cap."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
-
-import pytest
 
 from partita.cluster import resolve
 from partita.graph import GraphBuilder
@@ -27,8 +23,8 @@ from partita.plans import (
     Stage,
 )
 from partita.report.page import plan_page
+from tests.report.browser import needs_chromium, opened
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
 
@@ -54,24 +50,7 @@ def line(spec: str, cluster: str, microbatches: int, name: str = "stage", **opti
     )
 
 
-def opened(text: str, folder) -> tuple[str, str, str]:
-    """The document after its scripts, what the browser says, and what it asked the network for."""
-    path, log = folder / "page.html", folder / "net.json"
-    path.write_text(text)
-    assert CHROMIUM is not None
-    found = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
-            f"--log-net-log={log}", "--dump-dom", path.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return found.stdout, found.stderr, log.read_text() if log.exists() else ""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 def test_a_page_of_fifty_thousand_tasks_is_small_quick_and_alone(tmp_path):
     plan = line("squeezenet1_1@64", "16xA100", 1024, batch=1024)
     found = simulate(plan)
@@ -87,7 +66,7 @@ def test_a_page_of_fifty_thousand_tasks_is_small_quick_and_alone(tmp_path):
     assert not {url for url in asked if "google" not in url}  # the browser's own
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 def test_names_of_ops_stages_devices_and_searches_show_as_text(tmp_path):
     g = GraphBuilder(HOSTILE)
     x = g.input(HOSTILE, (4, 8))

@@ -4,20 +4,14 @@ import click
 
 from partita import units
 from partita.cli.base import Output, common_options
-from partita.cli.model_options import ModelOptions, model_options
+from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.jobs.compare import Compared, Comparison
 
 
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
-@click.option(
-    "--objective",
-    type=click.Choice(["throughput", "latency"]),
-    default="throughput",
-    show_default=True,
-    help="For inference: time from batch to batch, or of one batch.",
-)
+@objective_option
 @click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),

@@ -32,6 +32,15 @@ class ModelOptions:
         }
 
 
+objective_option = click.option(
+    "--objective",
+    type=click.Choice(["throughput", "latency"]),
+    default="throughput",
+    show_default=True,
+    help="For inference: time from batch to batch, or of one batch.",
+)
+
+
 def model_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add `--batch`, `--dtype`, `--train/--infer`, `--optimizer`, handed on as `options`."""
 

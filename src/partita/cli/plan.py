@@ -4,7 +4,7 @@ import click
 
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.cli.model_options import ModelOptions, model_options
+from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.cli.sizes import size_bytes
 from partita.jobs.wishes import DECISIONS
 
@@ -12,13 +12,7 @@ from partita.jobs.wishes import DECISIONS
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
-@click.option(
-    "--objective",
-    type=click.Choice(["throughput", "latency"]),
-    default="throughput",
-    show_default=True,
-    help="For inference: time from batch to batch, or of one batch.",
-)
+@objective_option
 @click.option("--pin", multiple=True, metavar="WHAT=VALUE", help=f"Decide {', '.join(DECISIONS)}.")
 @click.option("--forbid", multiple=True, metavar="WHAT=VALUE", help="Rule a value out.")
 @click.option("--max-memory", metavar="SIZE", help="Use at most this much of a device: 40GB.")

@@ -10,11 +10,16 @@ Summands go first: what is gathered later is then smaller.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from partita.costs.collectives import Collectives, Groups
 from partita.graph.splits import PARTIAL, REPLICATE, Placement
+from partita.plans import Axis
 
+Floats = npt.NDArray[np.float64]
 Layout = tuple[Placement, ...]
 
 
@@ -36,6 +41,11 @@ def num_shards(layout: Layout, sizes: Sequence[float]) -> float:
         if placement.kind == "shard":
             shards *= size
     return shards
+
+
+def copied_axes(layout: Layout, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """The axes along which devices hold copies of a tensor."""
+    return tuple(i for i, p in enumerate(layout) if p == REPLICATE and axes[i].size > 1)
 
 
 def conversion(
@@ -77,3 +87,42 @@ def conversion_seconds(
         for step in conversion(whole_bytes, sizes, have, need)
         if step.collective
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Conversions:
+    """Times of conversions on one mesh, each pair of layouts and size worked out once."""
+
+    sizes: Sequence[float]
+    groups: Sequence[Groups]
+    collectives: Collectives
+    _number: dict[Layout, int] = field(default_factory=dict, repr=False)  # quicker to hash
+    _known: dict[tuple[float, int, int], float] = field(default_factory=dict, repr=False)
+
+    def table(self, size: float, have: Sequence[Layout], need: Sequence[Layout]) -> Floats:
+        """Seconds from each layout to each; many of them may be equal."""
+        rows, columns = self._numbers(have), self._numbers(need)
+        known: Floats = np.array([
+            [self._seconds(size, i, j, a, b) for j, b in columns.items()] for i, a in rows.items()
+        ])  # fmt: skip
+        row_of, column_of = ({n: k for k, n in enumerate(side)} for side in (rows, columns))
+        found: Floats = known[
+            np.ix_(
+                [row_of[self._number[layout]] for layout in have],
+                [column_of[self._number[layout]] for layout in need],
+            )
+        ]
+        return found
+
+    def _numbers(self, layouts: Sequence[Layout]) -> dict[int, Layout]:
+        """The different ones by number."""
+        return {self._number.setdefault(layout, len(self._number)): layout for layout in layouts}
+
+    def _seconds(self, size: float, i: int, j: int, have: Layout, need: Layout) -> float:
+        if i == j:
+            return 0.0
+        if (size, i, j) not in self._known:
+            self._known[size, i, j] = conversion_seconds(
+                size, self.sizes, self.groups, self.collectives, have, need
+            )
+        return self._known[size, i, j]

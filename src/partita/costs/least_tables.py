@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, conversion_seconds, num_shards
+from partita.costs.layouts import copied_axes, num_shards
 from partita.costs.least import Floats, LeastSegments, Solve
 from partita.costs.least_back import BACKWARD, Backward, Near
 from partita.costs.least_light import Cheap, Freed
@@ -21,7 +21,7 @@ from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
 from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
+from partita.graph.splits import PARTIAL, communication, placements
 
 HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
 
@@ -69,13 +69,11 @@ class _Builder:
         self.updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
         self.owner = self._owners()
         self.kept = self._kept()
-        self.layouts: dict[Layout, int] = {}  # layouts are slow to hash: known by number
-        self.converted: dict[tuple[float, int, int], float] = {}
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
         self.exchanges: dict[tuple[object, ...], Floats] = {}
         self.number = {name: i for i, name in enumerate(model.ops)}
         self.back = Backward(
-            graph, model, self.kind, self.segment_of, self._conversions, self._exchanged
+            graph, model, self.kind, self.segment_of, model.conversions.table, self._exchanged
         )
         self.led: set[int] = set()  # ops that read what the op right before them made, and
         self.leads: set[int] = set()  # those that made it
@@ -165,9 +163,7 @@ class _Builder:
             if self.owner.get(name) != op.name:
                 continue
             held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-            copied = tuple(
-                i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1
-            )
+            copied = copied_axes(layout, self.axes)
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
@@ -337,7 +333,7 @@ class _Builder:
         out, into = maker.outputs.index(tensor), user.inputs.index(tensor)
         made = [placements(self.graph.call(maker), c.dims)[1][out] for c in self.model.choices[i]]
         need = [placements(self.graph.call(user), c.dims)[0][into] for c in self.model.choices[j]]
-        there = self._conversions(size, made, need)
+        there = self.model.conversions.table(size, made, need)
         nothing = np.zeros_like(there)
         waits = there if next_to else nothing
         if back is None:
@@ -363,26 +359,4 @@ class _Builder:
         a, b = giver.wrt.index(into), taker.reads.index(f"g{out}")
         have = [placements(giver, c.dims)[1][a] for c in self.model.choices[j]]
         need = [placements(taker, c.dims)[0][b] for c in self.model.choices[i]]
-        return self._conversions(size, have, need).T
-
-    def _conversions(self, size: float, have: list[Layout], need: list[Layout]) -> Floats:
-        """Seconds from each layout to each; many choices have the same layout."""
-        rows, columns = (
-            [self.layouts.setdefault(layout, len(self.layouts)) for layout in layouts]
-            for layouts in (have, need)
-        )
-        known = dict(zip((*rows, *columns), (*have, *need), strict=True))
-        seconds = {
-            (a, b): self._convert(size, a, b, known) for a in set(rows) for b in set(columns)
-        }
-        return np.array([[seconds[a, b] for b in columns] for a in rows])
-
-    def _convert(self, size: float, have: int, need: int, known: dict[int, Layout]) -> float:
-        if have == need:
-            return 0.0
-        key = (size, have, need)
-        if key not in self.converted:
-            self.converted[key] = conversion_seconds(
-                size, self.sizes, self.groups, self.collectives, known[have], known[need]
-            )
-        return self.converted[key]
+        return self.model.conversions.table(size, have, need).T

@@ -47,7 +47,16 @@ def state_bytes(num_parameters: int, dtype: str, optimizer: str, state_dtype: st
 
 
 def model_memory(training: Graph) -> ModelMemory:
-    """Totals of a training graph (of a forward graph: parameters only)."""
+    """Totals of a training graph (of a forward graph: parameters only); added up once."""
+    key = ("model memory", "")
+    if key not in training.memo:
+        training.memo[key] = _totals(training)
+    found = training.memo[key]
+    assert isinstance(found, ModelMemory)
+    return found
+
+
+def _totals(training: Graph) -> ModelMemory:
     forward = [op for op in training.ops if op.phase == "forward"]
     seen = {name for op in forward for name in (*op.inputs, *op.outputs)}
     saved = {

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.cheap import made_again
 from partita.costs.collectives import Collectives, Groups
-from partita.costs.layouts import Layout, conversion_seconds, num_shards
+from partita.costs.layouts import Conversions, Layout, copied_axes, num_shards
 from partita.costs.roofline import Split, op_cost
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import Access, Nest, loop_nest
@@ -113,6 +113,7 @@ class ShardingModel:
     edges: tuple[tuple[int, int], ...]
     matrix_of: tuple[int, ...]
     matrices: tuple[Floats, ...]
+    conversions: Conversions
 
     def problem(self, weights: Weights = PLAIN) -> ShardingProblem:
         """The pairwise problem under weights."""
@@ -278,8 +279,7 @@ class _Builder:
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
-        self.layouts: dict[Layout, int] = {}
-        self.converted: dict[tuple[float, int, int], float] = {}
+        self.conversions = Conversions(self.ways, self.groups, collectives)
 
     def build(self) -> ShardingModel:
         own = [self._table(op) for op in self.forward]
@@ -298,6 +298,7 @@ class _Builder:
             tuple(edges),
             tuple(matrix_of),
             tuple(self.stored),
+            self.conversions,
         )
 
     # What an op's choices cost by themselves.
@@ -369,9 +370,7 @@ class _Builder:
                 continue
             tensor = self.graph.tensor(name)
             layout = tuple(input_placement(access, dim) for dim in choice.dims)
-            copied = tuple(
-                i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1
-            )
+            copied = copied_axes(layout, self.axes)
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
@@ -494,33 +493,12 @@ class _Builder:
         into: tuple[tuple[Layout, Layout | None], ...],
     ) -> Floats:
         size, sharers = tensor.size_bytes, max(1, self.users[tensor.name])
-        made, made_of = _distinct([side[0] for side in out])
-        wanted, wanted_of = _distinct([side[0] for side in into])
-        there = self._conversions(size, made, wanted)[np.ix_(made_of, wanted_of)]
+        there = self.conversions.table(size, [side[0] for side in out], [side[0] for side in into])
         back = [side[1] for side in out if side[1] is not None]
         gradient = [side[1] for side in into if side[1] is not None]
         if len(back) == len(out) and len(gradient) == len(into):
-            targets, target_of = _distinct(back)
-            sources, source_of = _distinct(gradient)
-            there = (
-                there + self._conversions(size, sources, targets)[np.ix_(source_of, target_of)].T
-            )
+            there = there + self.conversions.table(size, gradient, back).T
         found: Floats = there / sharers
-        return found
-
-    def _conversions(self, size: float, have: list[Layout], need: list[Layout]) -> Floats:
-        """Seconds from each layout to each; layouts are slow to hash, so once each."""
-        rows = [self.layouts.setdefault(layout, len(self.layouts)) for layout in have]
-        columns = [self.layouts.setdefault(layout, len(self.layouts)) for layout in need]
-        found = np.empty((len(have), len(need)))
-        for i, a in enumerate(rows):
-            for j, b in enumerate(columns):
-                seconds = self.converted.get((size, a, b))
-                if seconds is None:
-                    seconds = self.converted[size, a, b] = conversion_seconds(
-                        size, self.ways, self.groups, self.collectives, have[i], need[j]
-                    )
-                found[i, j] = seconds
         return found
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
@@ -541,10 +519,3 @@ def _weights(mesh: Mesh, device: int) -> tuple[int, ...]:
         return ()
     place = mesh.place(device)
     return tuple(a.weights[i] for a, i in zip(mesh.axes, place, strict=True) if a.weights)
-
-
-def _distinct(layouts: list[Layout]) -> tuple[list[Layout], list[int]]:
-    """The different entries, and which one each entry is."""
-    number: dict[Layout, int] = {}
-    places = [number.setdefault(layout, len(number)) for layout in layouts]
-    return list(number), places

@@ -17,11 +17,11 @@ from partita.graph.record import Graph
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.plan import DEFAULT_STOP, plan
 from partita.jobs.shard import shard
-from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
+from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
-from partita.plans import Schedule, Stage, runs_once
+from partita.plans import Schedule, Stage
 from partita.search.base import Stop
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
@@ -160,6 +160,4 @@ class _Named:
         return Compared(name, summary, None, 0.0, 0, note="cannot run here")
 
     def _simulate(self, stages: tuple[Stage, ...], schedule: Schedule) -> Simulation:
-        if runs_once(stages, schedule):
-            return simulate_stage(self.work, self.machine, stages[0], 1, self.memo.collectives)
-        return simulate_stages(self.work, self.machine, stages, schedule, self.memo)
+        return simulate_stages(self.work, self.machine, stages, schedule, self.memo, most_devices=1)

@@ -143,6 +143,7 @@ class Drafts:
         floor = 0.0
         if best is not None or not alike:
             floor = self.drafting.least_compute_s(arrangement, count)
+        if not alike:
             self.floors.append(floor)
         if best is not None and floor >= best.objective_s:
             self.ruled_out.append((floor, arrangement, count))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
 from partita.costs.floors import work_bound_s
-from partita.jobs.simulate import Simulation, simulate_stage, simulate_stages
+from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.wishes import Wishes
 from partita.jobs.workload import Workload
 from partita.lower import Memo
-from partita.plans import Schedule, Stage, device_groups, runs_once
+from partita.plans import Schedule, Stage, device_groups
 from partita.search.base import Improvement, Stop, relative_gap
 from partita.search.joint.drafts import Draft, Drafting
 
@@ -100,13 +100,9 @@ class Tried:
         hopeless = best is not None and floor >= best.objective_s and len(self.candidates) > ENOUGH
         if over > 0 or hopeless:
             return None
-        if runs_once(stages, schedule):
-            simulation = simulate_stage(
-                self.workload, self.cluster, stages[0], 1, self.memo.collectives
-            )
-        else:
-            simulation = simulate_stages(self.workload, self.cluster, stages, schedule, self.memo)
-        simulation = simulation.capped(self.max_memory)
+        simulation = simulate_stages(
+            self.workload, self.cluster, stages, schedule, self.memo, most_devices=1
+        ).capped(self.max_memory)
         value = simulation.interval_s if self.in_a_row else simulation.step_s
         candidate = Candidate(name, simulation, value, self.seconds(), simulation.fits)
         self.candidates.append(candidate)

@@ -287,11 +287,15 @@ def simulate_stages(
     stages: tuple[Stage, ...],
     schedule: Schedule,
     memo: Memo | None = None,
+    most_devices: int = MAX_DRAWN,
 ) -> Simulation:
-    """Simulate stages in a pipeline; one stage that runs once is simulated op by op."""
+    """Simulate stages in a pipeline; one stage that runs once is simulated op by op.
+
+    Of the latter up to `most_devices` are drawn, of the others one of each kind in a group.
+    """
     if runs_once(stages, schedule):
         collectives = None if memo is None else memo.collectives
-        return simulate_stage(workload, cluster, stages[0], collectives=collectives)
+        return simulate_stage(workload, cluster, stages[0], most_devices, collectives)
     lowered = lower_plan(stages, schedule, workload.graph, cluster, run, memo)
     timeline = run(lowered.program)
     found = Simulation(

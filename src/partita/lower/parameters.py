@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, num_shards
+from partita.costs.layouts import Layout, copied_axes, num_shards
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.graph.record import Graph, Op
@@ -59,7 +59,7 @@ class ParameterWriter(BackgroundWriter):
             if name not in self.buffers:  # laid out as its first user wants it
                 self.buffers[name] = Buffer(name, layout, self._held_bytes(name, layout))
             key = (name, op.phase == "forward")
-            axes = tuple(self._copied_axes(self.buffers[name].layout))
+            axes = self._copied_axes(self.buffers[name].layout)
             if not axes:  # one share is all there is
                 self.gathered[key] = self.buffers[name]
             elif key not in self.gathered and not self._is_asked_for(key):
@@ -208,8 +208,8 @@ class ParameterWriter(BackgroundWriter):
             total += sum(state.size_bytes for state in states) / shards / split
         return total
 
-    def _copied_axes(self, layout: Layout) -> list[int]:
-        return [i for i, p in enumerate(layout) if p == REPLICATE and self.axes[i].size > 1]
+    def _copied_axes(self, layout: Layout) -> tuple[int, ...]:
+        return copied_axes(layout, self.axes)
 
     def _note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
         if device == self.devices[0]:

@@ -7,8 +7,7 @@ parts over their own, often faster, links: the quicker of the two is taken.
 """
 
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, conversion_seconds, num_shards
-from partita.graph.splits import REPLICATE
+from partita.costs.layouts import Layout, conversion_seconds, copied_axes, num_shards
 from partita.plans import Mesh
 
 
@@ -23,7 +22,7 @@ def transfer_seconds(
         groups = [source.groups(i) for i in range(len(source.axes))]
         return conversion_seconds(size_bytes, ways, groups, times, have, need)
     share = size_bytes / num_shards(need, ways)
-    copied = [i for i, p in enumerate(need) if p == REPLICATE and target.axes[i].size > 1]
+    copied = copied_axes(need, target.axes)
     pairs = paired(source, target)
     direct = times.exchange(share, pairs)
     if not copied:
