@@ -137,7 +137,7 @@ def _solutions(grid: _Grid, length: int, run: Run[ScheduleSolution]) -> Iterator
     """Starts by micro-batch and block, for every choice of r that has a q."""
     size = len(grid.spans) // grid.copies
     for residues in _residues(grid, length, run):
-        turns = _turns(grid, length, residues)
+        turns = _turns(grid, length, residues, run)
         if turns is not None:
             starts = [q * length + r for q, r in zip(turns, residues, strict=True)]
             first = min(starts)
@@ -178,7 +178,9 @@ def _overlap(grid: _Grid, length: int, chosen: list[int], residue: int, other: i
     return ahead < grid.spans[block] or ahead + grid.spans[other] > length
 
 
-def _turns(grid: _Grid, length: int, residues: tuple[int, ...]) -> list[int] | None:
+def _turns(
+    grid: _Grid, length: int, residues: tuple[int, ...], run: Run[ScheduleSolution]
+) -> list[int] | None:
     """The q of every block, or None if there are none within reach."""
     gaps = [
         (first, second, -((residues[second] - residues[first] - lag) // length))
@@ -194,7 +196,7 @@ def _turns(grid: _Grid, length: int, residues: tuple[int, ...]) -> list[int] | N
     reach = len(residues) * (2 + max((gap for _, _, gap in gaps), default=0))
     low, high = [-reach] * len(residues), [reach] * len(residues)
     low[0] = high[0] = 0
-    return _assign(grid, gaps, needs, low, high)
+    return _assign(grid, gaps, needs, low, high, run)
 
 
 def _assign(
@@ -203,10 +205,11 @@ def _assign(
     needs: list[tuple[float, tuple[int, ...]]],
     low: list[int],
     high: list[int],
+    run: Run[ScheduleSolution],
 ) -> list[int] | None:
     """Depth first: narrow, then try the first open interval's value next to 0, below, above."""
     to_try = [(low, high)]
-    while to_try:
+    while to_try and not run.done():
         low, high = to_try.pop()
         if not _narrow(grid, gaps, needs, low, high):
             continue
