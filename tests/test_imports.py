@@ -22,6 +22,7 @@ ORDER = [
     "units",
     "graph",
     "cluster",
+    "meaning",
     "program",
     "timeline",
     "plans",

@@ -1,4 +1,4 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@3`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@4`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
@@ -7,7 +7,8 @@ was predicted and how it was found stand beside the decisions, so that a plan ex
 
 Stages have all their devices in common (several stages take turns on one mesh) or none. Files of
 version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages keep
-all their activations or recompute all.
+all their activations or recompute all. Up to version 3 the order of collectives is not said: it is
+decided when such a plan is lowered, as it was then.
 """
 
 import functools
@@ -20,7 +21,7 @@ from typing import Any
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-VERSION = 3
+VERSION = 4
 FORMAT = f"partita/plan@{VERSION}"
 SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0 to 3
 RECOMPUTE = ("no", "light", "yes")  # what of a stage's forward the backward runs again
@@ -131,8 +132,29 @@ class OpSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """In which order the collectives of a stage go through the network.
+
+    `12 g r3` are twelve collectives that an op waits for, the next gather of parameters, and the
+    fourth reduction; `order` is that of every micro-batch, `last` that of the one that ends a step,
+    where gradients are reduced once a step. A stage that runs once has one order.
+    """
+
+    order: str = ""
+    last: str = ""
+
+
+PREFETCH = 4
+BUCKET_BYTES = 25 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Ops that run on one mesh, each with its split.
+
+    Sharded parameters are gathered for `prefetch` ops at a time: the one that runs, and those after
+    it. Gradients are reduced in buckets of at least `bucket_bytes`. The order of collectives is
+    undecided where `overlap` is None.
 
     With `recompute` the backward runs the forward again instead of keeping its activations: in
     pieces, of which the ops in `checkpoints` are the first, and only what passes from piece to
@@ -146,8 +168,17 @@ class Stage:
     recompute: bool = False
     checkpoints: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    prefetch: int = PREFETCH
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: Overlap | None = None
 
     def __post_init__(self) -> None:
+        if self.prefetch < 1 or self.bucket_bytes < 0:
+            raise PlanError(
+                f"gathers for {self.prefetch} ops, reduces {self.bucket_bytes} bytes at a time",
+                fix="give a prefetch of at least 1 and buckets of at least 0 bytes",
+                field=f"stage {self.name!r}",
+            )
         ops = {split.op for split in self.splits}
         unknown = set(self.checkpoints) - ops
         if unknown or (self.checkpoints and not self.recompute):

@@ -2,8 +2,9 @@
 
 A *lane* is anything that does one thing at a time: a device, a link, a CUDA stream, an execution
 unit. A *task* occupies its lanes for a duration, waits for other tasks (each wait may add a delay
-after the other's end), and takes or gives back memory at its start and at its end. Nothing here
-knows what a task computes; `kind`, `block` and `microbatch` are labels for people and for checks.
+after the other's end), and takes or gives back memory at its start and at its end. What a task is
+stands in its `work` (`meaning.py`): op, tensors, collective, purpose. `blocks` are the names that
+people read, made from works where there are any; nothing is ever read back out of them.
 
 Tasks are columns of arrays, not objects, so that a million of them are cheap: 77 bytes each with
 one lane, two waits and one memory effect. A list per task is held as two columns, `x_start` (one
@@ -20,12 +21,15 @@ What the columns mean:
 - Every (block, kind) runs once per microbatch; what runs again, such as a recomputed forward, is
   a block of its own. Tasks of microbatch -1 belong to no microbatch and are free of this.
 - Time is a plain number: seconds (`time_unit="s"`) or steps of a schedule (`time_unit=""`).
+- `work` is -1 for tasks that say nothing of themselves. Works name `values` and `groups` by number.
+  A block of a pipeline is one task; the tasks inside it are those of its phase in one of `bodies`,
+  a program of its own with the run that the block's duration and memory were read off.
 """
 
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, SupportsIndex
@@ -36,7 +40,10 @@ import numpy.typing as npt
 
 from partita.errors import InputError, ProgramError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
+from partita.graph.splits import Placement
+from partita.meaning import SOURCES, Groups, Phase, Purpose, Value, Work, label
 
+VERSION = 2
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I8 = npt.NDArray[np.int8]
@@ -136,6 +143,24 @@ def _no_ints() -> I32:
     return np.empty(0, np.int32)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """What the blocks of a stage consist of: a program, and a run of it by itself."""
+
+    stage: int
+    program: "Program"
+    start: F64
+    end: F64
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Body):
+            return NotImplemented
+        same = self.stage == other.stage and self.program == other.program
+        return same and _same(self.start, other.start) and _same(self.end, other.end)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Program:
     """Tasks on lanes, as read-only columns; see the module for what they mean.
@@ -164,10 +189,16 @@ class Program:
     priority: F64 | None = None
     order: I32 | None = None
     time_unit: str = "s"
+    work: I32 = field(default_factory=_no_ints)
+    works: tuple[Work, ...] = ()
+    values: tuple[Value, ...] = ()
+    groups: tuple[Groups, ...] = ()
+    bodies: tuple[Body, ...] = ()
 
     def __post_init__(self) -> None:
         _set_columns(self)
         _check_labels(self)
+        _check_meaning(self)
         _check_durations(self)
         _check_lanes(self)
         _check_waits(self)
@@ -203,6 +234,16 @@ class Program:
         found = (self.block == block) & (self.microbatch == label.microbatch)
         return tuple(np.flatnonzero(found & (self.kind == label.kind)).tolist())
 
+    def work_of(self, task: SupportsIndex) -> Work | None:
+        """What a task is; None where the program does not say."""
+        number = int(self.work[task])
+        return None if number < 0 else self.works[number]
+
+    def tasks_of(self, purpose: Purpose) -> tuple[int, ...]:
+        """The tasks that are for something, in their order."""
+        wanted = [number for number, work in enumerate(self.works) if work.purpose is purpose]
+        return tuple(np.flatnonzero(np.isin(self.work, wanted)).tolist())
+
     def lanes_of(self, task: int) -> tuple[int, ...]:
         """The lanes a task occupies."""
         return tuple(self.lane_of[self.lane_start[task] : self.lane_start[task + 1]].tolist())
@@ -215,7 +256,7 @@ class Program:
     def to_plain(self) -> dict[str, Any]:
         """Plain Python values, as they stand in a program file."""
         plain: dict[str, Any] = {
-            "format": "partita/program@1",
+            "format": f"partita/program@{VERSION}",
             "time_unit": self.time_unit,
             "lanes": [{"name": lane.name, "kind": lane.kind} for lane in self.lanes],
             "memories": [{"name": m.name, "capacity": m.capacity} for m in self.memories],
@@ -223,16 +264,28 @@ class Program:
         }
         for name, column in _columns(self):
             plain[name] = None if column is None else column.tolist()
+        plain["works"] = [_plain_work(work) for work in self.works]
+        plain["values"] = [_plain_value(value) for value in self.values]
+        plain["groups"] = [[list(group) for group in groups] for groups in self.groups]
+        plain["bodies"] = [
+            {
+                "stage": body.stage,
+                "program": body.program.to_plain(),
+                "start": body.start.tolist(),
+                "end": body.end.tolist(),
+            }
+            for body in self.bodies
+        ]
         return plain
 
     def to_json(self) -> bytes:
-        """The program as the text of a file, `partita/program@1`."""
+        """The program as the text of a file, `partita/program@2`."""
         return encode_json(self.to_plain(), indent=0)
 
     @classmethod
     def from_plain(cls, value: dict[str, Any], file: str = "") -> Self:
         """The inverse of `to_plain`; what is malformed is named."""
-        check_format(value, "program", file=file)
+        check_format(value, "program", VERSION, file)
         try:
             parts = convert(value, _ProgramFile, file)
             return cls(
@@ -240,6 +293,18 @@ class Program:
                 memories=parts.memories,
                 blocks=parts.blocks,
                 time_unit=parts.time_unit,
+                works=tuple(_read_work(work, i) for i, work in enumerate(parts.works)),
+                values=tuple(_read_value(value, i) for i, value in enumerate(parts.values)),
+                groups=parts.groups,
+                bodies=tuple(
+                    Body(
+                        body.stage,
+                        cls.from_plain(body.program, file),
+                        np.array(body.start, np.float64),
+                        np.array(body.end, np.float64),
+                    )
+                    for body in parts.bodies
+                ),
                 **{name: _array(getattr(parts, name), name) for name in _COLUMNS},
             )
         except InputError as error:
@@ -253,8 +318,8 @@ class Program:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Program):
             return NotImplemented
-        mine = (self.lanes, self.memories, self.blocks, self.time_unit)
-        theirs = (other.lanes, other.memories, other.blocks, other.time_unit)
+        parts = ("lanes", "memories", "blocks", "time_unit", "works", "values", "groups", "bodies")
+        mine, theirs = ([getattr(one, part) for part in parts] for one in (self, other))
         return mine == theirs and all(
             _same(getattr(self, name), getattr(other, name)) for name in _COLUMNS
         )
@@ -294,12 +359,94 @@ _COLUMNS: dict[str, type] = {
     "block": np.int32,
     "kind": np.int8,
     "microbatch": np.int32,
+    "work": np.int32,
     "pairs": np.int32,
     "priority": np.float64,
     "order": np.int32,
 }
 
 _Int = Annotated[int, msgspec.Meta(ge=_INT32.min, le=_INT32.max)]
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkFile:
+    purpose: str = "other"
+    phase: str = "none"
+    op: str = ""
+    dims: tuple[str, ...] = ()
+    stage: int = -1
+    peer: int = -1
+    collective: str = ""
+    axis: int = -1
+    group: int = -1
+    size_bytes: float = 0.0
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    body: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueFile:
+    tensor: str
+    layout: tuple[str, ...]
+    source: str = "task"
+    of: int = -1
+    flat: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyFile:
+    stage: int
+    program: dict[str, Any]
+    start: list[float]
+    end: list[float]
+
+
+def _plain_work(work: Work) -> dict[str, Any]:
+    """The fields that say something, enumerations by name."""
+    plain: dict[str, Any] = {}
+    for item in fields(work):
+        value = getattr(work, item.name)
+        if value != item.default:
+            plain[item.name] = value.name.lower() if isinstance(value, IntEnum) else value
+    return plain
+
+
+def _plain_value(value: Value) -> dict[str, Any]:
+    plain: dict[str, Any] = {"tensor": value.tensor, "layout": [str(p) for p in value.layout]}
+    for name, usual in (("source", "task"), ("of", -1), ("flat", ())):
+        if getattr(value, name) != usual:
+            plain[name] = getattr(value, name)
+    return plain
+
+
+def _read_work(plain: _WorkFile, number: int) -> Work:
+    named = {}
+    for name, kinds in (("purpose", Purpose), ("phase", Phase)):
+        known = {kind.name.lower(): kind for kind in kinds}
+        if getattr(plain, name) not in known:
+            raise ProgramError(
+                f"work {number} has the {name} {_shown(getattr(plain, name))}",
+                fix=f"use one of {', '.join(known)}",
+                field="works",
+            )
+        named[name] = known[getattr(plain, name)]
+    rest = {item.name: getattr(plain, item.name) for item in fields(plain)}
+    return Work(**{**rest, **named})
+
+
+def _read_value(plain: _ValueFile, number: int) -> Value:
+    if plain.source not in SOURCES:
+        raise ProgramError(
+            f"value {number} has the source {_shown(plain.source)}",
+            fix=f"use one of {', '.join(SOURCES)}",
+            field="values",
+        )
+    try:
+        layout = tuple(map(Placement.parse, plain.layout))
+    except InputError as error:
+        raise ProgramError(error.found, fix=error.fix, field=f"values {number} layout") from None
+    return Value(plain.tensor, layout, plain.source, plain.of, plain.flat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +471,11 @@ class _ProgramFile:
     priority: list[float] | None = None
     order: list[_Int] | None = None
     time_unit: str = "s"
+    work: list[_Int] = field(default_factory=list)
+    works: tuple[_WorkFile, ...] = ()
+    values: tuple[_ValueFile, ...] = ()
+    groups: tuple[Groups, ...] = ()
+    bodies: tuple[_BodyFile, ...] = ()
 
 
 def _columns(program: Program) -> list[tuple[str, npt.NDArray[Any] | None]]:
@@ -382,7 +534,7 @@ def _set_columns(program: Program) -> None:
 
     for name in _COLUMNS:
         put(name, _array(getattr(program, name), name))
-    for name in ("lanes", "memories", "blocks"):
+    for name in ("lanes", "memories", "blocks", "works", "values", "groups", "bodies"):
         put(name, tuple(getattr(program, name)))
     if program.duration.ndim != 1:
         raise ProgramError("is not a flat list", fix="one number per task", field="duration")
@@ -393,6 +545,7 @@ def _set_columns(program: Program) -> None:
         "block": np.zeros(tasks, np.int32),
         "kind": np.full(tasks, Kind.OTHER, np.int8),
         "microbatch": np.full(tasks, -1, np.int32),
+        "work": np.full(tasks, -1, np.int32),
     }
     for name, values in filled.items():
         if not getattr(program, name).size:
@@ -419,13 +572,14 @@ def _check_length(column: npt.NDArray[Any], length: int, name: str, per: str = "
 
 def _check_labels(program: Program) -> None:
     tasks = program.num_tasks
-    for name in ("block", "kind", "microbatch"):
+    for name in ("block", "kind", "microbatch", "work"):
         _check_length(getattr(program, name), tasks, name)
     _check_unique([lane.name for lane in program.lanes], "lanes")
     _check_unique([memory.name for memory in program.memories], "memories")
     _check_unique(program.blocks, "blocks")
     limits = {"block": (0, len(program.blocks) - 1), "kind": (0, len(Kind) - 1)}
     limits["microbatch"] = (-1, int(_INT32.max))
+    limits["work"] = (-1, len(program.works) - 1)
     for name, (low, high) in limits.items():
         column = getattr(program, name)
         if (task := _first((column < low) | (column > high))) is not None:
@@ -438,6 +592,39 @@ def _check_labels(program: Program) -> None:
         raise ProgramError(
             f"found {_shown(program.time_unit)}", fix='"s" or "" is needed', field="time_unit"
         )
+
+
+def _check_meaning(program: Program) -> None:
+    """Works name values, groups and bodies that are there; a value is a slice of an earlier one."""
+    counts = {"values": len(program.values), "groups": len(program.groups)}
+    for number, work in enumerate(program.works):
+        named = {
+            "values": (*work.reads, *work.writes),
+            "groups": () if work.group < 0 else (work.group,),
+            "bodies": () if work.body < 0 else (work.body,),
+        }
+        for table, numbers in named.items():
+            there = counts.get(table, len(program.bodies))
+            if any(not 0 <= n < there for n in numbers):
+                raise ProgramError(
+                    f"work {number} names {table} {list(numbers)}",
+                    fix=f"there are {there}, counted from 0",
+                    field="works",
+                )
+    for number, value in enumerate(program.values):
+        if not -1 <= value.of < number:
+            raise ProgramError(
+                f"value {number} is a slice of value {value.of}",
+                fix="name an earlier value, or -1 for none",
+                field="values",
+            )
+    for body in program.bodies:
+        if len(body.start) != body.program.num_tasks or len(body.end) != len(body.start):
+            raise ProgramError(
+                f"a body has {len(body.start)} starts for {body.program.num_tasks} tasks",
+                fix="one start and one end per task is needed",
+                field="bodies",
+            )
 
 
 def _check_unique(names: Sequence[str], field_name: str) -> None:
@@ -589,9 +776,14 @@ class ProgramBuilder:
         self.lanes: list[Lane] = []
         self.memories: list[Memory] = []
         self.order: Sequence[int] | None = None
+        self.values: list[Value] = []
+        self.bodies: list[Body] = []
+        self.stages: tuple[str, ...] = ()  # names for the labels of works
         self._blocks: dict[str, int] = {}
+        self._works: dict[Work, int] = {}
+        self._groups: dict[Groups, int] = {}
         self._pairs: list[tuple[int, int]] = []
-        self._labels: list[tuple[float, int, int, int, float]] = []
+        self._labels: list[tuple[float, int, int, int, float, int]] = []
         self._lane_start, self._lane_of = [0], list[int]()
         self._wait_start, self._waits = [0], list[tuple[int, float]]()
         self._effect_start, self._effects = [0], list[tuple[int, float, float]]()
@@ -609,9 +801,18 @@ class ProgramBuilder:
         self.memories.append(Memory(name, capacity))
         return len(self.memories) - 1
 
+    def value(self, value: Value) -> int:
+        """Add a value that works read and write; returns its number."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def group(self, groups: Groups) -> int:
+        """The number of groups of devices that a collective runs in."""
+        return self._groups.setdefault(groups, len(self._groups))
+
     def add(
         self,
-        block: str,
+        block: str | Work,
         lanes: int | Iterable[int],
         duration: float,
         waits: Iterable[int | tuple[int, float]] = (),
@@ -620,7 +821,7 @@ class ProgramBuilder:
         microbatch: int = -1,
         priority: float = 0.0,
     ) -> int:
-        """Add a task; returns its index.
+        """Add a task; returns its index. It has a name, or a work from which the name is made.
 
         A wait is a task or (task, delay); a memory effect is (memory, taken at the start, taken
         at the end), where less than zero gives back.
@@ -635,8 +836,12 @@ class ProgramBuilder:
         self._wait_start.append(len(self._waits))
         self._effects.extend(memory)
         self._effect_start.append(len(self._effects))
+        work = -1
+        if isinstance(block, Work):
+            work = self._works.setdefault(block, len(self._works))
+            block = label(block, self.values, self.stages)
         block_index = self._blocks.setdefault(block, len(self._blocks))
-        self._labels.append((duration, block_index, int(kind), microbatch, priority))
+        self._labels.append((duration, block_index, int(kind), microbatch, priority, work))
         return len(self._labels) - 1
 
     def pair(self, send: int, receive: int) -> None:
@@ -645,7 +850,7 @@ class ProgramBuilder:
 
     def build(self) -> Program:
         """The program; what is wrong with it is named with the task."""
-        duration, block, kind, microbatch, priority = _split(self._labels, 5)
+        duration, block, kind, microbatch, priority, work = _split(self._labels, 6)
         wait_on, wait_delay = _split(self._waits, 2)
         effect_memory, at_start, at_end = _split(self._effects, 3)
         return Program(
@@ -653,6 +858,10 @@ class ProgramBuilder:
             memories=tuple(self.memories),
             blocks=tuple(self._blocks) or ("",),
             time_unit=self.time_unit,
+            works=tuple(self._works),
+            values=tuple(self.values),
+            groups=tuple(self._groups),
+            bodies=tuple(self.bodies),
             **{
                 name: _array(values, name)
                 for name, values in {
@@ -669,6 +878,7 @@ class ProgramBuilder:
                     "block": block,
                     "kind": kind,
                     "microbatch": microbatch,
+                    "work": work,
                     "pairs": self._pairs,
                     "priority": priority if any(priority) else None,
                     "order": self.order,

@@ -15,8 +15,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.engine import run
 from partita.graph.rebatch import rebatch
-from partita.lower import Memo, lower_plan, lower_stage
-from partita.plans import runs_once
+from partita.lower import Memo, lower_plan
 from partita.search.joint.drafts import ROOM, Draft, Drafting
 from partita.search.joint.meshes import arrangements, divisors
 
@@ -80,11 +79,10 @@ def _memory(drafting: Drafting, room: float, late: Late) -> str:
 def _peak(drafting: Drafting, draft: Draft) -> float:
     """The most that a device holds in a run of a draft, and a little more to be shown rounded."""
     graph, cluster = drafting.graph, drafting.cluster
-    if runs_once(draft.stages, draft.schedule):
-        program = lower_stage(draft.stages[0], graph, cluster, 1, drafting.collectives).program
-    else:
-        memo = Memo(drafting.collectives)
-        program = lower_plan(draft.stages, draft.schedule, graph, cluster, run, memo).program
+    program = lower_plan(
+        draft.stages, draft.schedule, graph, cluster, run, Memo(drafting.collectives),
+        quick=True, most_devices=1,
+    ).program  # fmt: skip
     return float(max(run(program).peaks())) * ROUNDING
 
 

@@ -15,8 +15,8 @@ from partita.errors import InputError, PlanError
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
-from partita.lower import lower_plan, lower_stage
-from partita.plans import Axis, OpSplit, Plan, Stage, runs_once
+from partita.lower import lower_plan
+from partita.plans import Axis, OpSplit, Plan, Stage
 from partita.verify import verify_program, verify_timeline
 
 TOLERANCE = 1e-6
@@ -104,12 +104,10 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
 
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     try:
-        if runs_once(plan.stages, plan.schedule):
-            program = lower_stage(plan.stages[0], graph, cluster).program
-        else:
-            program = lower_plan(plan.stages, plan.schedule, graph, cluster, run).program
+        lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, run)
     except InputError as error:
         return (str(error),)
+    program = lowered.program
     violations = verify_program(program)
     if violations:
         return violations

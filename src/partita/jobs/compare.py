@@ -160,4 +160,6 @@ class _Named:
         return Compared(name, summary, None, 0.0, 0, note="cannot run here")
 
     def _simulate(self, stages: tuple[Stage, ...], schedule: Schedule) -> Simulation:
-        return simulate_stages(self.work, self.machine, stages, schedule, self.memo, most_devices=1)
+        return simulate_stages(
+            self.work, self.machine, stages, schedule, self.memo, most_devices=1, quick=True
+        )

@@ -272,7 +272,7 @@ class _Answer:
                 self.cluster.num_devices,
                 self.cluster.fingerprint(),
             ),
-            stages,
+            simulation.decided,
             Prediction(
                 simulation.step_s,
                 min(bound_ms * 1e-3 * self.microbatches, simulation.step_s),

@@ -28,7 +28,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
         return None
     graph = simulation.workload.graph
     apart = Schedule("zb-h1", count)
-    lowered = lower_plan(stages, apart, graph, simulation.cluster, run, memo)
+    lowered = lower_plan(stages, apart, graph, simulation.cluster, run, memo, quick=True)
     costs, room = [], []
     capacity = simulation.capacity_bytes
     for number, blocks in enumerate(lowered.blocks):
@@ -37,21 +37,20 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
         held = max(blocks.forward.held_bytes)
         kept = min(held, max(blocks.backward.held_bytes))
         peak = max(*blocks.forward.peak_bytes, *blocks.backward.peak_bytes) - held
-        entering = sum(s.target_bytes for (_, j), s in lowered.forward.items() if j == number)
+        entering = sum(s.target_bytes for (_, j), s in lowered.sends.forward.items() if j == number)
         seconds = (blocks.forward.seconds, blocks.backward.seconds, blocks.weight.seconds)
         if min(seconds) <= 0:
             return None
         costs.append(StageCost(number, *seconds, held + entering, kept, stages[number].name))
         always = max(blocks.static_bytes) + (2 * entering + max(0.0, peak))
         room.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
+    back = lowered.sends.backward
     links = [
-        Link(
-            i, j, sent.seconds, lowered.backward[j, i].seconds if (j, i) in lowered.backward else 0
-        )
-        for (i, j), sent in lowered.forward.items()
+        Link(i, j, sent.seconds, back[j, i].seconds if (j, i) in back else 0)
+        for (i, j), sent in lowered.sends.forward.items()
         if j == i + 1
     ]
-    if len(links) != len(lowered.forward) or min(room) <= 0:
+    if len(links) != len(lowered.sends.forward) or min(room) <= 0:
         return None  # skips between stages far apart are no chain
     problem = placement_from_stages(costs, links).problem(room, count)
     found = searches("schedule")[METHOD](problem, stop, seed).solution

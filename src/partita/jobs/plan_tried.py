@@ -101,7 +101,7 @@ class Tried:
         if over > 0 or hopeless:
             return None
         simulation = simulate_stages(
-            self.workload, self.cluster, stages, schedule, self.memo, most_devices=1
+            self.workload, self.cluster, stages, schedule, self.memo, most_devices=1, quick=True
         ).capped(self.max_memory)
         value = simulation.interval_s if self.in_a_row else simulation.step_s
         candidate = Candidate(name, simulation, value, self.seconds(), simulation.fits)

@@ -415,4 +415,4 @@ class _Job:
         prediction = simulation.prediction(bound)
         cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
         origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
-        return Plan(self.workload.ref(), cluster, (simulation.stage,), prediction, origin)
+        return Plan(self.workload.ref(), cluster, simulation.decided, prediction, origin)

@@ -20,7 +20,7 @@ from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.workload import Workload, load, load_ref
-from partita.lower import MAX_DRAWN, Lowered, Memo, Pipelined, lower_plan, lower_stage
+from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
 from partita.plans import (
     Axis,
     Mesh,
@@ -84,7 +84,7 @@ class Simulation:
     """What running a stage, or several in a pipeline, on a cluster would be like.
 
     With several stages or micro-batches `ops` holds the busiest group of devices, all its stages
-    and micro-batches together.
+    and micro-batches together. `decided` are the stages with the order of their collectives.
     """
 
     workload: Workload
@@ -95,6 +95,7 @@ class Simulation:
     ops: tuple[OpReport, ...]
     memory: ModelMemory
     cap_bytes: float = math.inf  # what the user allows, where that is less than there is
+    decided: tuple[Stage, ...] = ()
 
     @property
     def stage(self) -> Stage:
@@ -288,27 +289,31 @@ def simulate_stages(
     schedule: Schedule,
     memo: Memo | None = None,
     most_devices: int = MAX_DRAWN,
+    *,
+    quick: bool = False,
 ) -> Simulation:
-    """Simulate stages in a pipeline; one stage that runs once is simulated op by op.
+    """Lower stages, run them on the engine, and let the verifier check the timeline.
 
-    Of the latter up to `most_devices` are drawn, of the others one of each kind in a group.
+    One stage that runs once is simulated op by op, with up to `most_devices` representative ranks;
+    of others one of each kind in a group. `quick` is for trying many plans: see `lower_plan`.
     """
-    if runs_once(stages, schedule):
-        collectives = None if memo is None else memo.collectives
-        return simulate_stage(workload, cluster, stages[0], most_devices, collectives)
-    lowered = lower_plan(stages, schedule, workload.graph, cluster, run, memo)
-    timeline = run(lowered.program)
-    found = Simulation(
+    lowered = lower_plan(
+        stages, schedule, workload.graph, cluster, run, memo, quick=quick,
+        most_devices=most_devices,
+    )  # fmt: skip
+    once = runs_once(stages, schedule)
+    result = Simulation(
         workload,
         cluster,
         stages,
         schedule,
-        timeline,
-        _busiest_ops(lowered, stages, schedule, cluster),
+        run(lowered.program),
+        _reports(lowered) if once else _busiest_ops(lowered, stages, schedule, cluster),
         model_memory(workload.graph),
+        decided=lowered.stages,
     )
-    _check(found)
-    return found
+    _check(result)
+    return result
 
 
 def simulate_stage(
@@ -318,20 +323,9 @@ def simulate_stage(
     most_devices: int = MAX_DRAWN,
     collectives: Collectives | None = None,
 ) -> Simulation:
-    """Lower a stage, run it on the engine, and let the verifier check the timeline."""
-    lowered = lower_stage(stage, workload.graph, cluster, most_devices, collectives)
-    timeline = run(lowered.program)
-    found = Simulation(
-        workload,
-        cluster,
-        (stage,),
-        Schedule(),
-        timeline,
-        _reports(lowered),
-        model_memory(workload.graph),
-    )
-    _check(found)
-    return found
+    """Simulate one stage that holds the whole model and runs it once."""
+    memo = None if collectives is None else Memo(collectives)
+    return simulate_stages(workload, cluster, (stage,), Schedule(), memo, most_devices)
 
 
 def _check(found: Simulation) -> None:
@@ -383,12 +377,12 @@ def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
 
 
 def _busiest_ops(
-    lowered: Pipelined, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
+    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
 ) -> tuple[OpReport, ...]:
     """What one device of the busiest group does in a step, op by op (without the updates)."""
     groups = device_groups(stages)
     busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
-    graph = lowered.microbatch
+    graph = lowered.graph
     of_op = {split.op: (stages[i], split.dims) for i in busiest for split in stages[i].splits}
     found = []
     for op in graph.ops:

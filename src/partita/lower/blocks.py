@@ -5,10 +5,10 @@ the phases (forward; backward, or data gradients and weight gradients apart), an
 of a phase are its block's; memory is read off the same run: what is held when a phase ends, and
 the most within it. Gradients of parameters are added up in place over the micro-batches.
 
-Parameters kept in copies (or with states in shares) synchronise their gradients once a step, while
-the last backward goes on. A second run without that barrier gives the step's end: `tail_s` is what
-the synchronisation and the update take beyond that last backward. Parameters kept in shares
-synchronise in every micro-batch, so that no device ever holds all gradients.
+Replicated parameters (ZeRO 0 and 1) reduce their gradients once a step, while the last backward
+goes on. A second run without that barrier gives the step's end: `tail_s` is what reduction and
+update take beyond that last backward. Sharded gradients (ZeRO 2 and 3) are reduced in every
+micro-batch, so that no device ever holds all gradients.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,23 +16,31 @@ from dataclasses import dataclass
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
-from partita.graph.record import Op, Tensor
-from partita.graph.splits import PARTIAL, REPLICATE
+from partita.graph.record import Op
+from partita.lower.context import Context, context_of, drawn_devices
+from partita.lower.ops import Collect, Received, run_ops, settle, settle_outputs
+from partita.lower.parameters import (
+    SHARDED_GRADIENTS,
+    flush_all,
+    gradient_bytes,
+    join_bucket,
+    resident_bytes,
+    update_all,
+)
 from partita.lower.pieces import Piece
-from partita.lower.stage import StageLowering, drawn_devices
-from partita.lower.tasks import Buffer, Made
-from partita.plans import Stage
-from partita.program import Kind, Program
+from partita.lower.stage import network_order
+from partita.lower.writer import Buffer, Writer
+from partita.meaning import Layout, Phase
+from partita.plans import Overlap, Stage
+from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
 Run = Callable[[Program], Timeline]
-SHARED_GRADIENTS = ("gradients", "parameters")  # levels at which gradients are kept in shares
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class BlockPhase:
     """One block: seconds, and bytes above what always lies there, per device drawn."""
 
     seconds: float
@@ -45,9 +53,9 @@ class Blocks:
     """A stage's blocks; `weight` is there where the backward is taken apart."""
 
     devices: tuple[int, ...]  # one of each kind
-    forward: Phase
-    backward: Phase | None
-    weight: Phase | None
+    forward: BlockPhase
+    backward: BlockPhase | None
+    weight: BlockPhase | None
     sync_s: float  # of the step's end: gradients, and
     update_s: float  # the optimizer
     static_bytes: tuple[float, ...]
@@ -69,89 +77,89 @@ class Blocks:
         return sum(phase.seconds for phase in phases if phase is not None)
 
 
+@dataclass(frozen=True)
+class StageBodies:
+    """What is inside a stage's blocks: each micro-batch, and the one that ends a step."""
+
+    blocks: Blocks
+    part: Piece
+    context: Context
+    steady: Body
+    ending: Body | None
+    overlap: Overlap
+
+
 def stage_blocks(
-    part: Piece,
-    stage: Stage,
-    cluster: Cluster,
-    run: Run,
-    collectives: Collectives,
-    *,
+    part: Piece, stage: Stage, cluster: Cluster, run: Run, collectives: Collectives, *,
     apart: bool = False,
-) -> Blocks:
+) -> Blocks:  # fmt: skip
     """The blocks of a stage whose piece has the micro-batch's size; `run` is the engine's."""
-    local = Stage(stage.name, stage.mesh, part.splits)
+    return stage_bodies(part, stage, 0, cluster, run, collectives, apart=apart).blocks
+
+
+def stage_bodies(
+    part: Piece, stage: Stage, number: int, cluster: Cluster, run: Run, collectives: Collectives,
+    *, apart: bool = False,
+) -> StageBodies:  # fmt: skip
+    """The blocks of a stage together with the programs they were read off."""
+    local = part.local(stage)
     devices = drawn_devices(local, cluster, 1)
-    steady = _Lowering(part, local, cluster, devices, collectives, apart=apart, ends=False)
-    phases = steady.phases(run)
-    tail = update = 0.0
-    if any(op.phase == "update" for op in part.graph.ops):
-        whole = _Lowering(part, local, cluster, devices, collectives, apart=apart, ends=True)
-        tail, update = whole.tail(run, sum(phase.seconds for phase in phases))
-    backward = phases[1] if len(phases) > 1 else None
-    return Blocks(
+    context = context_of(local, part.graph, cluster, devices, collectives, number, part.recomputed)
+    recorded = (None, None) if stage.overlap is None else (stage.overlap.order, stage.overlap.last)
+    w = Writer(context, network_order(stage, recorded[0], len(devices)))
+    w.keeps_gradients = False
+    layouts = _Layouts()
+    cuts = _write(w, part, layouts, apart=apart, ends=False)
+    resident = {device: resident_bytes(w, device) for device in devices}
+    program = w.build(resident)
+    timeline = run(program)
+    phases = _phases(w, timeline, cuts)
+    order, last, ending, tail, update = w.order.ended(), "", None, 0.0, 0.0
+    if context.update_of:
+        whole = Writer(context, network_order(stage, recorded[1], len(devices)))
+        whole.keeps_gradients = False
+        _write(whole, part, _Layouts(), apart=apart, ends=True)
+        last = whole.order.ended()
+        end_program = whole.build(resident)
+        end_timeline = run(end_program)
+        ending = Body(number, end_program, end_timeline.start, end_timeline.end)
+        steady_s = sum(phase.seconds for phase in phases)
+        tail, update = _tail(whole, end_timeline, steady_s)
+    held = gradient_bytes(w)
+    blocks = Blocks(
         devices,
         phases[0],
-        backward,
+        phases[1] if len(phases) > 1 else None,
         phases[2] if len(phases) > 2 else None,
         tail - update,
         update,
-        tuple(steady.static_bytes(device) for device in devices),
-        *steady.layouts(),
+        tuple(resident[d] - workspace_bytes(context.kinds[d]) + held for d in devices),
+        *layouts.listed(w, part),
     )
+    steady = Body(number, program, timeline.start, timeline.end)
+    return StageBodies(blocks, part, context, steady, ending, Overlap(order, last))
 
 
-class _Lowering(StageLowering):
-    """One micro-batch of a stage, phase by phase; with `ends`, the step's end after it."""
+class _Layouts:
+    """How everything lies that leaves a stage, by the tensor's name in its piece."""
 
-    def __init__(
-        self, part: Piece, stage: Stage, cluster: Cluster, devices: tuple[int, ...],
-        collectives: Collectives, *, apart: bool, ends: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(stage, part.graph, cluster, devices, collectives)
-        self.part, self.apart, self.ends_step = part, apart, ends
-        self.borders = {*part.entering, *(name for _, _, name in part.gradients_in)}
-        self.sent_for = {name: tensor for tensor, _, name in part.gradients_in}
-        self.leaves: dict[str, Layout] = {}
-        self.floor: int | None = None
-        self.cuts: list[int] = []
+    def __init__(self) -> None:
+        self.leaving: dict[str, Layout] = {}
 
-    def phases(self, run: Run) -> list[Phase]:
-        """The blocks' seconds and bytes."""
-        self._lower()
-        timeline = run(self._build())
-        moments = [float(timeline.end[cut + 1]) for cut in self.cuts]  # task 0 is the start
-        found = []
-        held = [0.0] * len(self.devices)
-        first, before = 0, 0.0
-        for cut, moment in zip(self.cuts, moments, strict=True):
-            peaks, held = self._memory(range(first, cut), timeline, held)
-            found.append(Phase(moment - before, tuple(peaks), tuple(held)))
-            first, before = cut, moment
-        return found
-
-    def tail(self, run: Run, steady_s: float) -> tuple[float, float]:
-        """Seconds that the step's end takes beyond its phases, and how much of it is updates."""
-        self._lower()
-        over = max(0.0, run(self._build()).makespan - steady_s)
-        updates = sum(t.seconds for t in self.tasks if t.kind is Kind.UPDATE)
-        return over, min(over, updates / len(self.devices))
-
-    def layouts(
-        self,
-    ) -> tuple[
+    def listed(self, w: Writer, part: Piece) -> tuple[
         tuple[Layout, ...],
         tuple[Layout, ...],
         tuple[Layout | None, ...],
         tuple[tuple[Layout, ...], ...],
         tuple[Layout, ...],
-    ]:
+    ]:  # fmt: skip
         """How everything lies that other stages give or get, in the order of the piece."""
-        part, lies = self.part, {name: buffer.layout for name, buffer in self.buffers.items()}
+        lies = {name: buffer.layout for name, buffer in w.buffers.items()}
         out = dict(part.gradients_out)
         return (
             tuple(lies[name] for name in part.entering),
-            tuple(self.leaves[name] for name in part.leaving),
-            tuple(self.leaves.get(out.get(name, "")) for name in part.entering),
+            tuple(self.leaving[name] for name in part.leaving),
+            tuple(self.leaving.get(out.get(name, "")) for name in part.entering),
             tuple(
                 tuple(lies[sent] for tensor, _, sent in part.gradients_in if tensor == name)
                 for name in part.leaving
@@ -159,125 +167,108 @@ class _Lowering(StageLowering):
             tuple(lies[name] for name in part.shared),
         )
 
-    def _lower(self) -> None:
-        ops, first = self.graph.ops, self.part.num_forward
-        self._run_ops(ops[:first])
-        self._settle(self.part.leaving)
-        self._barrier()
-        rest = [op for op in ops[first:] if op.phase != "update"]
-        if rest:
-            self._backward(rest)
-        if self.ends_step:
-            self._flush_all()
-            for number, (gradients, ready) in enumerate(self.synced):
-                self._update(number, gradients, ready)
 
-    def _backward(self, ops: list[Op]) -> None:
-        late = self._late(ops) if self.apart else set()
-        later = [op for op in ops if op.name in late]
-        self._run_ops([op for op in ops if op.name not in late])
-        self._settle(name for _, name in self.part.gradients_out)
-        if self.apart:
-            self._drain()
-            self._barrier()
-            self._run_ops(later)
-        if not self.ends_step:
-            self._flush_all()
-            self._barrier()
+def _write(w: Writer, part: Piece, layouts: _Layouts, *, apart: bool, ends: bool) -> list[int]:
+    """One micro-batch, phase by phase; with `ends`, the step's end after it. The phases' ends."""
+    ops, first = w.context.graph.ops, part.num_forward
+    received: Received = dict.fromkeys(part.entering, ())
+    accumulate = _accumulating(ends)
+    cuts: list[int] = []
+    run_ops(w, ops[:first], received, accumulate)
+    layouts.leaving |= settle(w, part.leaving)
+    settle_outputs(w, w.context.graph.outputs)
+    if not w.context.graph.is_training:  # else a loss is added up while the backward goes on
+        w.drain()
+    _close(w, cuts, Phase.BACKWARD)
+    received |= {sent: w.buffers[tensor].layout for tensor, _, sent in part.gradients_in}
+    rest = [op for op in ops[first:] if op.phase != "update"]
+    if rest:
+        late = _late(w.context, part, rest) if apart else set()
+        run_ops(w, [op for op in rest if op.name not in late], received, accumulate)
+        layouts.leaving |= settle(w, (name for _, name in part.gradients_out))
+        if apart:
+            w.drain()
+            _close(w, cuts, Phase.WEIGHT)
+            run_ops(w, [op for op in rest if op.name in late], received, accumulate)
+        if not ends:
+            flush_all(w)
+            _close(w, cuts, Phase.REDUCE)
+    if ends:
+        flush_all(w)
+        update_all(w)
+    return cuts
 
-    def _late(self, ops: list[Op]) -> set[str]:
-        """Weight gradients, and what runs again for nothing else."""
-        late: set[str] = set()
-        for op in reversed(ops):
-            users = (user for name in op.outputs for user in self.graph.consumers(name))
-            alone = op.name in self.part.light and all(user.name in late for user in users)
-            if op.phase == "wgrad" or alone:
-                late.add(op.name)
-        return late
 
-    def _barrier(self) -> None:
-        """All that comes later waits for all that came before."""
-        since = 0 if self.floor is None else self.floor
-        waits = tuple(range(since, len(self.tasks)))
-        self.floor = self._task(f"phase {len(self.cuts)}", (), 0.0, waits, Kind.OTHER)
-        self.cuts.append(self.floor)
-        self.last_compute = {}
-        self.gathered.clear()  # parameters kept in shares are gathered anew in each phase
+def _accumulating(ends: bool) -> Collect:
+    """What becomes of a gradient: sharded ones are reduced at once, others when a step ends."""
 
-    def _task(
-        self, block: str, lanes: tuple[int, ...], seconds: float, waits: Iterable[int], kind: Kind
-    ) -> int:
-        known = tuple(waits)
-        if self.floor is not None:
-            known = (*known, self.floor)
-        return super()._task(block, lanes, seconds, known, kind)
+    def accumulate(w: Writer, gradient: Buffer) -> None:
+        level = w.context.levels[w.context.update_of[gradient.name].inputs[0]]
+        if level in SHARDED_GRADIENTS and gradient.root is None:
+            w.take(gradient, gradient.made_by)
+        if level in SHARDED_GRADIENTS or ends:
+            join_bucket(w, gradient)
 
-    def _settle(self, names: Iterable[str]) -> None:
-        """What leaves is whole or in shares: summands are added first."""
-        for name in names:
-            buffer = self.buffers[name]
-            layout = tuple(REPLICATE if p == PARTIAL else p for p in buffer.layout)
-            if layout != buffer.layout:
-                self._convert(buffer, layout)
-            self.leaves[name] = layout
+    return accumulate
 
-    def _add_gradients(self, op: Op) -> None:
-        """Gradients from other stages arrive as the activation lies here."""
-        for name in op.inputs:
-            if name in self.sent_for and name not in self.buffers:
-                have = self.buffers[self.sent_for[name]].layout
-                layout = tuple(REPLICATE if p == PARTIAL else p for p in have)
-                self.buffers[name] = Buffer(name, layout, self._held_bytes(name, layout))
-        super()._add_gradients(op)
 
-    def _is_free(self, tensor: Tensor) -> bool:
-        return super()._is_free(tensor) and tensor.name not in self.borders
+def _late(context: Context, part: Piece, ops: list[Op]) -> set[str]:
+    """Weight gradients, and what runs again for nothing else."""
+    late: set[str] = set()
+    for op in reversed(ops):
+        users = (user for name in op.outputs for user in context.graph.consumers(name))
+        alone = op.name in part.single and all(user.name in late for user in users)
+        if op.phase == "wgrad" or alone:
+            late.add(op.name)
+    return late
 
-    def _produce(self, op: Op, name: str, layout: Layout, made: Made, inputs: list[Buffer]) -> None:
-        """Gradients of parameters are added to what lies there already."""
-        if name not in self.update_of:
-            super()._produce(op, name, layout, made, inputs)
-            return
-        level = self.levels[self.update_of[name].inputs[0]]
-        buffer = Buffer(name, layout, self._held_bytes(name, layout), dict(made))
-        self.buffers[name] = buffer
-        if level in SHARED_GRADIENTS:
-            self._take(buffer, made)
-        if level in SHARED_GRADIENTS or self.ends_step:
-            self._collect(buffer)
 
-    def _take(self, buffer: Buffer, made: Made) -> None:
-        owned = buffer.name in self.update_of and self.buffers.get(buffer.name) is not buffer
-        if not owned:  # the shares of a gradient are added to those that lie there
-            super()._take(buffer, made)
+def _close(w: Writer, cuts: list[int], following: Phase) -> None:
+    """End a phase: sharded parameters are gathered anew in the next one."""
+    cuts.append(w.close_phase())
+    w.phase = following
+    w.last_sharded = {}
+    w.gathered.clear()
 
-    def _memory(
-        self, tasks: range, timeline: Timeline, held: list[float]
-    ) -> tuple[list[float], list[float]]:
-        """(peak, held at the end) of each device over some tasks, from what is held before."""
-        peaks, after = [], []
-        for memory in range(len(self.devices)):
-            events: list[tuple[float, float]] = []
-            for i in tasks:
-                task = self.tasks[i]
-                if memory in task.takes:
-                    events.append((float(timeline.start[i + 1]), task.takes[memory]))
-                if memory in task.gives:
-                    events.append((float(timeline.end[i + 1]), -task.gives[memory]))
-            level = peak = held[memory]
-            for _, change in sorted(events):
-                level += change
-                peak = max(peak, level)
-            peaks.append(peak)
-            after.append(max(0.0, level))
-        return peaks, after
 
-    def static_bytes(self, device: int) -> float:
-        """Parameters, states and the sums of gradients; the workspace is the device's."""
-        total = self._static_bytes(device) - workspace_bytes(self.kinds[device])
-        for op in self.update_of.values():
-            layout = self._stored_layout(op)
-            level = self.levels[op.inputs[0]]
-            size = self.graph.tensor(op.inputs[1]).size_bytes / num_shards(layout, self.ways)
-            total += size / (self._copies(layout) if level in SHARED_GRADIENTS else 1)
-        return total
+def _phases(w: Writer, timeline: Timeline, cuts: list[int]) -> list[BlockPhase]:
+    """The blocks' seconds and bytes."""
+    moments = [float(timeline.end[cut + 1]) for cut in cuts]  # task 0 is what is resident
+    phases = []
+    held = [0.0] * len(w.context.devices)
+    first, before = 0, 0.0
+    for cut, moment in zip(cuts, moments, strict=True):
+        peaks, held = _memory(w, range(first, cut), timeline, held)
+        phases.append(BlockPhase(moment - before, tuple(peaks), tuple(held)))
+        first, before = cut, moment
+    return phases
+
+
+def _memory(
+    w: Writer, tasks: Iterable[int], timeline: Timeline, held: list[float]
+) -> tuple[list[float], list[float]]:
+    """(peak, held at the end) of each device over some tasks, from what is held before."""
+    start, end = timeline.start.tolist(), timeline.end.tolist()
+    events: list[list[tuple[float, float]]] = [[] for _ in w.context.devices]
+    for i in tasks:
+        task = w.tasks[i]
+        for memory, size in task.takes.items():
+            events[memory].append((start[i + 1], size))
+        for memory, size in task.gives.items():
+            events[memory].append((end[i + 1], -size))
+    peaks, after = [], []
+    for own, level in zip(events, held, strict=True):
+        peak = level
+        for _, change in sorted(own):
+            level += change
+            peak = max(peak, level)
+        peaks.append(peak)
+        after.append(max(0.0, level))
+    return peaks, after
+
+
+def _tail(w: Writer, timeline: Timeline, steady_s: float) -> tuple[float, float]:
+    """Seconds that the step's end takes beyond its phases, and how much of it is updates."""
+    over = max(0.0, timeline.makespan - steady_s)
+    updates = sum(task.seconds for task in w.tasks if task.kind is Kind.UPDATE)
+    return over, min(over, updates / len(w.context.devices))

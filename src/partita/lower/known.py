@@ -17,9 +17,9 @@ from partita.errors import PlanError
 from partita.graph.chain import Repeat, longest_repeat
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
-from partita.lower.blocks import Blocks, Phase, Run, stage_blocks
+from partita.lower.blocks import BlockPhase, Blocks, Run, stage_blocks
+from partita.lower.context import drawn_devices
 from partita.lower.pieces import WHOLE, Homes, Shorter, piece, shortened
-from partita.lower.stage import drawn_devices
 from partita.lower.transfer import transfer_seconds
 from partita.plans import Mesh, Stage
 
@@ -87,12 +87,12 @@ def microbatch_graph(graph: Graph, num_microbatches: int, memo: Memo) -> Graph:
 
 def known_blocks(
     graph: Graph, stage: Stage, number: int, where: Homes, cluster: Cluster, run: Run, memo: Memo,
-    apart: bool, once: bool,
+    apart: bool,
 ) -> Blocks:  # fmt: skip
-    """The blocks of the `number`-th stage; `once` says that nothing may be shortened."""
+    """The blocks of the `number`-th stage."""
     drawn = drawn_devices(stage, cluster, 1)
     # Of unlike devices now one is the last to be done and now another, which makes no line.
-    short = None if once or len(drawn) > 1 else _shorter(graph, stage, number, where)
+    short = None if len(drawn) > 1 else _shorter(graph, stage, number, where)
     if short is None:
         found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
@@ -112,7 +112,7 @@ def _timed_blocks(
     if key not in memo.blocks:
         own = piece(graph, stage, number, where, part)
         found = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
-        memo.blocks[key] = found if not graph.is_training else _with_backward(found, apart)
+        memo.blocks[key] = found if not graph.is_training else with_backward(found, apart)
     return memo.blocks[key]
 
 
@@ -172,10 +172,10 @@ def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
     def lines(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(map(line, a, b))
 
-    def phase(a: Phase | None, b: Phase | None) -> Phase | None:
+    def phase(a: BlockPhase | None, b: BlockPhase | None) -> BlockPhase | None:
         if a is None or b is None:
             return b
-        return Phase(
+        return BlockPhase(
             line(a.seconds, b.seconds),
             lines(a.peak_bytes, b.peak_bytes),
             lines(a.held_bytes, b.held_bytes),
@@ -194,14 +194,14 @@ def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
     )
 
 
-def _with_backward(blocks: Blocks, apart: bool) -> Blocks:
+def with_backward(blocks: Blocks, apart: bool) -> Blocks:
     """A stage without anything to differentiate still takes its turn, in no time."""
     nothing = tuple(0.0 for _ in blocks.devices)
     if blocks.backward is None:
-        blocks = replace(blocks, backward=Phase(0.0, blocks.forward.held_bytes, nothing))
+        blocks = replace(blocks, backward=BlockPhase(0.0, blocks.forward.held_bytes, nothing))
     if apart and blocks.weight is None:
         assert blocks.backward is not None, "given just now"
-        blocks = replace(blocks, weight=Phase(0.0, blocks.backward.held_bytes, nothing))
+        blocks = replace(blocks, weight=BlockPhase(0.0, blocks.backward.held_bytes, nothing))
     return blocks
 
 

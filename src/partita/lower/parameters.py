@@ -1,229 +1,319 @@
-"""The parameters of a stage: how they are kept, how gradients are added up, the optimizer.
+"""The parameters of a stage: how they are kept, how gradients are reduced, the optimizer.
 
-A parameter is kept in copies, in copies with its states in shares, or in shares itself. What is
-kept in shares is gathered a few ops ahead of its use. Gradients are synchronised in buckets while
-the backward goes on, then one fused optimizer step runs for each bucket. Both can wait until the
-network has nothing to do that is waited for (`background`).
+A parameter is replicated, replicated with sharded states (ZeRO 1), also with sharded gradients
+(ZeRO 2), or sharded itself (ZeRO 3). Sharded parameters are gathered a few ops ahead of their use.
+Gradients are reduced in buckets while the backward goes on, then one fused optimizer step runs for
+each bucket. Both can wait until the network has nothing to do that is waited for.
+
+A rank's part of a shard is found axis by axis in ascending order: the part along the first axis
+along which there are replicas, of that the part along the second, and so on. So gradients reach
+their parts in that order, and parameters are gathered in the opposite one.
 """
 
 import functools
-import math
-from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
-from partita.cluster import Cluster
-from partita.costs.collectives import Collectives
-from partita.costs.layouts import Layout, copied_axes, num_shards
+from partita.costs.layouts import num_shards
 from partita.costs.memory import workspace_bytes
-from partita.costs.roofline import OpCost, Split, op_cost
-from partita.graph.record import Graph, Op
+from partita.costs.roofline import op_cost
+from partita.graph.record import Op
 from partita.graph.splits import PARTIAL, REPLICATE
-from partita.lower.background import BackgroundWriter, Later
-from partita.lower.tasks import Buffer, Made, Ready, after, last_of
-from partita.plans import Stage
+from partita.lower.context import Context
+from partita.lower.writer import Buffer, Made, Writer, after
+from partita.meaning import Layout, Phase, Purpose, Work
 from partita.program import Kind
+from partita.search.overlap import Deferred, Ready
 
-BUCKET_BYTES = 25 * 1024 * 1024
-PREFETCH = 4  # ops whose parameters are gathered: the one that runs, and those after it
+SHARDED_GRADIENTS = ("gradients", "parameters")  # levels at which gradients are sharded
+
+# Sharded parameters.
 
 
-class ParameterWriter(BackgroundWriter):
-    """Writes what a stage's parameters need: gathering, sums of gradients, updates."""
-
-    def __init__(
-        self, stage: Stage, graph: Graph, cluster: Cluster, devices: tuple[int, ...],
-        collectives: Collectives,
-    ) -> None:  # fmt: skip
-        super().__init__(stage, graph, cluster, devices, collectives)
-        self.axes = stage.mesh.axes
-        self.ways = [axis.ways() for axis in self.axes]
-        self.levels = _levels(stage, graph)
-        self.buffers: dict[str, Buffer] = {}
-        self.gathered: dict[tuple[str, bool], Buffer] = {}
-        self.update_of = {op.inputs[1]: op for op in graph.ops if op.phase == "update"}
-        self.buckets: dict[tuple[str, Layout], list[Buffer]] = {}
-        self.num_buckets = 0
-        self.synced: list[tuple[list[Buffer], Made]] = []
-        self.used: dict[str, Split] = {}
-        self.costs: dict[str, OpCost] = {}
-        self.last_compute: Made = {}  # the latest of an op with parameters in shares
-
-    # Parameters in shares.
-
-    def _ask_for(self, op: Op, needed: Sequence[Layout]) -> None:
-        """Gather an op's parameters that are kept in shares, those that lie alike together."""
-        together: dict[tuple[int, ...], list[Buffer]] = {}
-        for name, layout in zip(op.inputs, needed, strict=True):
-            if self.levels.get(name) != "parameters":
-                continue
-            if name not in self.buffers:  # laid out as its first user wants it
-                self.buffers[name] = Buffer(name, layout, self._held_bytes(name, layout))
-            key = (name, op.phase == "forward")
-            axes = self._copied_axes(self.buffers[name].layout)
-            if not axes:  # one share is all there is
-                self.gathered[key] = self.buffers[name]
-            elif key not in self.gathered and not self._is_asked_for(key):
-                together.setdefault(axes, []).append(self.buffers[name])
-        last = self.last_compute
-        ready: Ready = {device: [last[device]] if last else [] for device in self.devices}
-        for axes, buffers in together.items():
-            size = sum(buffer.size_bytes for buffer in buffers)
-            seconds = sum(
-                self.collectives.seconds("all_gather", size, self.groups[axis]) for axis in axes
-            )
-            keys = tuple((buffer.name, op.phase == "forward") for buffer in buffers)
-            write = functools.partial(self._gather, keys, buffers, axes, ready)
-            self.ahead.append(Later(ready, seconds, write, keys))
-
-    def _gather(
-        self, keys: Sequence[tuple[str, bool]], buffers: Sequence[Buffer], axes: Sequence[int],
-        ready: Ready,
-    ) -> None:  # fmt: skip
+def ask_for(w: Writer, op: Op, needed: Sequence[Layout]) -> None:
+    """Gather an op's sharded parameters, those that lie alike together."""
+    context = w.context
+    together: dict[tuple[int, ...], list[Buffer]] = {}
+    forward = op.phase == "forward"
+    for name, layout in zip(op.inputs, needed, strict=True):
+        if context.levels.get(name) != "parameters":
+            continue
+        if name not in w.buffers:  # laid out as its first reader wants it
+            value = w.value(name, layout, "parameter", flat=context.copied_axes(layout))
+            w.buffers[name] = Buffer(name, layout, context.held_bytes(name, layout), value)
+        key = (name, forward)
+        axes = context.copied_axes(w.buffers[name].layout)
+        if not axes:  # one shard is all there is
+            w.gathered[key] = w.buffers[name]
+        elif key not in w.gathered and not any(key in gather.makes for gather in w.gathers):
+            together.setdefault(axes, []).append(w.buffers[name])
+    last = w.last_sharded
+    ready: Ready = {device: [last[device]] if last else [] for device in context.devices}
+    for axes, buffers in together.items():
         size = sum(buffer.size_bytes for buffer in buffers)
-        made: Made = {}
-        for axis in axes:
-            label = f"{buffers[0].name} all_gather"
-            made = self._group_tasks(label, "all_gather", size, axis, ready)
+        seconds = sum(
+            context.collectives.seconds("all_gather", size, context.groups[axis]) for axis in axes
+        )
+        keys = tuple((buffer.name, forward) for buffer in buffers)
+        write = functools.partial(_gather, w, keys, buffers, axes, ready)
+        w.gathers.append(Deferred(-1, ready, seconds, write, keys, buffers[0].name))
+
+
+def _gather(
+    w: Writer, keys: Sequence[tuple[str, bool]], buffers: Sequence[Buffer], axes: Sequence[int],
+    ready: Ready,
+) -> None:  # fmt: skip
+    size = sum(buffer.size_bytes for buffer in buffers)
+    made: Made = {}
+    held = [buffer.value for buffer in buffers]
+    for axis in reversed(axes):
+        whole = [_less_flat(w, value, axis) for value in held]
+        work = Work(
+            Purpose.PARAMETER_GATHER, w.phase, stage=w.context.number, collective="all_gather",
+            axis=axis, size_bytes=size, reads=tuple(held), writes=tuple(whole),
+        )  # fmt: skip
+        made = w.collective(work, ready)
+        ready, held = after(made), whole
+    for key, buffer, value in zip(keys, buffers, held, strict=True):
+        whole_buffer = Buffer(buffer.name, buffer.layout, buffer.size_bytes, value, made)
+        w.take(whole_buffer, made)
+        w.gathered[key] = whole_buffer
+
+
+def _less_flat(w: Writer, value: int, axis: int) -> int:
+    """A value that is whole along one more axis."""
+    known = w.values[value]
+    flat = tuple(a for a in known.flat if a != axis)
+    return w.value(known.tensor, known.layout, flat=flat)
+
+
+def gathered(w: Writer, name: str, user: Op) -> Buffer:
+    """A sharded parameter, whole again for the forward or the backward."""
+    key = (name, user.phase == "forward")
+    w.order.before_use(w, key)
+    return w.gathered[key]
+
+
+# Gradients.
+
+
+def collect(w: Writer, gradient: Buffer) -> None:
+    """A gradient that is reduced in this step: it has memory of its own, and joins a bucket."""
+    if gradient.root is None:
+        w.take(gradient, gradient.made_by)
+    join_bucket(w, gradient)
+
+
+def join_bucket(w: Writer, gradient: Buffer) -> None:
+    """Gradients that are reduced alike wait for each other until they are worth it."""
+    context = w.context
+    level = context.levels[context.update_of[gradient.name].inputs[0]]
+    sums = tuple(p if p == PARTIAL else REPLICATE for p in gradient.layout)
+    key = (level, sums)
+    bucket = w.buckets.setdefault(key, [])
+    bucket.append(gradient)
+    if sum(item.size_bytes for item in bucket) >= context.stage.bucket_bytes:
+        _flush(w, key)
+
+
+def flush_all(w: Writer) -> None:
+    """Reduce all gradients that are left."""
+    for key in list(w.buckets):
+        _flush(w, key)
+    w.drain()
+
+
+def _flush(w: Writer, key: tuple[str, Layout]) -> None:
+    """Reduce the gradients collected so far; each ends as its parameter lies."""
+    bucket = w.buckets.pop(key)
+    level, sums = key
+    context = w.context
+    name = "all_reduce" if level == "none" else "reduce_scatter"
+    size = sum(gradient.size_bytes for gradient in bucket)
+    axes = [i for i, p in enumerate(sums) if p == PARTIAL and context.axes[i].size > 1]
+    seconds = sum(context.collectives.seconds(name, size, context.groups[axis]) for axis in axes)
+    write = functools.partial(_reduce, w, bucket, level, axes)
+    w.num_reductions += 1
+    what = f"gradients of {context.update_of[bucket[0].name].inputs[0]} and its bucket"
+    w.put_off(Deferred(w.num_reductions - 1, w.ready(bucket), seconds, write, what=what))
+
+
+def _reduce(w: Writer, bucket: list[Buffer], level: str, axes: Sequence[int]) -> None:
+    context = w.context
+    collective = "all_reduce" if level == "none" else "reduce_scatter"
+    size = sum(gradient.size_bytes for gradient in bucket)
+    each_micro_batch = level in SHARDED_GRADIENTS
+    phase = w.phase if each_micro_batch else Phase.REDUCE
+    ready = w.ready(bucket)
+    now = [gradient.value for gradient in bucket]
+    steps = list(axes)
+    copied = [context.copied_axes(gradient_layout(context, g)) for g in bucket]
+    if level != "none":  # parts along all axes with replicas, in ascending order
+        steps = sorted({*axes, *(axis for own in copied for axis in own)})
+    for axis in steps:
+        before = now
+        sends = axis in axes
+        now = [
+            _summed(w, value, axis, part=level != "none" and axis in own, sends=sends)
+            for value, own in zip(before, copied, strict=True)
+        ]
+        if sends:
+            work = Work(
+                Purpose.GRADIENT_REDUCTION, phase, stage=context.number, collective=collective,
+                axis=axis, size_bytes=size, reads=tuple(before), writes=tuple(now),
+            )  # fmt: skip
+            made = w.collective(work, ready)
             ready = after(made)
-        for key, buffer in zip(keys, buffers, strict=True):
-            whole = Buffer(buffer.name, buffer.layout, buffer.size_bytes, made)
-            self._take(whole, made)
-            self.gathered[key] = whole
-
-    def _gathered(self, name: str, user: Op) -> Buffer:
-        """A parameter kept in shares, whole again for the forward or the backward."""
-        key = (name, user.phase == "forward")
-        self._needed(key)
-        return self.gathered[key]
-
-    # Parameter gradients and the optimizer.
-
-    def _collect(self, gradient: Buffer) -> None:
-        """Gradients that are synchronised alike wait for each other until they are worth it."""
-        level = self.levels[self.update_of[gradient.name].inputs[0]]
-        sums = tuple(p if p == PARTIAL else REPLICATE for p in gradient.layout)
-        key = (level, sums)
-        bucket = self.buckets.setdefault(key, [])
-        bucket.append(gradient)
-        if sum(item.size_bytes for item in bucket) >= BUCKET_BYTES:
-            self._flush(key)
-
-    def _flush(self, key: tuple[str, Layout]) -> None:
-        """Synchronise the gradients collected so far; each ends as its parameter lies."""
-        bucket = self.buckets.pop(key)
-        level, sums = key
-        number = self.num_buckets
-        self.num_buckets += 1
-        name = "all_reduce" if level == "none" else "reduce_scatter"
-        size = sum(gradient.size_bytes for gradient in bucket)
-        axes = [i for i, p in enumerate(sums) if p == PARTIAL and self.axes[i].size > 1]
-        seconds = sum(self.collectives.seconds(name, size, self.groups[axis]) for axis in axes)
-        write = functools.partial(self._synchronise, bucket, level, f"gradients.{number}", axes)
-        self._put_off(Later(self._ready(bucket), seconds, write))
-
-    def _flush_all(self) -> None:
-        """Synchronise all gradients that are left."""
-        for bucket in list(self.buckets):
-            self._flush(bucket)
-        self._drain()
-
-    def _synchronise(
-        self, bucket: list[Buffer], level: str, label: str, axes: Sequence[int]
-    ) -> None:
-        name = "all_reduce" if level == "none" else "reduce_scatter"
-        size = sum(gradient.size_bytes for gradient in bucket)
-        ready = self._ready(bucket)
-        for axis in axes:
-            ready = after(self._group_tasks(f"{label} {name}", name, size, axis, ready))
-        last = last_of(ready)
-        if level in ("gradients", "parameters"):
-            for gradient in bucket:
-                shard = Buffer(gradient.name, gradient.layout, self._sharded_bytes(gradient))
-                self._take(shard, last)
-                self._use([gradient], last)
-                self.buffers[gradient.name] = shard
-        self.synced.append((bucket, last))
-
-    def _update(self, number: int, gradients: list[Buffer], ready: Made) -> None:
-        """One fused optimizer step for a bucket."""
-        made = {}
-        for device in self.devices:
-            kind = self.kinds[device]
-            seconds = kind.launch_s
-            for gradient in gradients:
-                op = self.update_of[gradient.name]
-                cost = op_cost(self.graph, op, kind).scaled(self._update_share(op))
-                self._note(op, device, (), cost)
-                seconds += cost.seconds
-            made[device] = self._task(
-                f"update.{number}", (self._lane(device),), seconds, [ready[device]], Kind.UPDATE
+    final = [
+        _whole_sum(w, value, gradient, level) for value, gradient in zip(now, bucket, strict=True)
+    ]
+    shards = bucket
+    if each_micro_batch:
+        last = {device: max(tasks) for device, tasks in ready.items()}
+        shards = []
+        for gradient, value in zip(bucket, final, strict=True):
+            copies = context.copies(gradient_layout(context, gradient))
+            shard = Buffer(
+                gradient.name, gradient.layout, gradient.size_bytes / copies, value, dict(last)
             )
-        self._use([self.buffers[gradient.name] for gradient in gradients], made)
-        for axis in range(len(self.axes)):
-            copied = sum(
-                self.buffers[op.inputs[0]].size_bytes
-                for op in (self.update_of[gradient.name] for gradient in gradients)
-                if self.levels[op.inputs[0]] in ("states", "gradients")
-                and axis in self._copied_axes(self._stored_layout(op))
-            )
-            if copied:
-                made = self._group_tasks(
-                    f"parameters.{number} all_gather", "all_gather", copied, axis, after(made)
-                )
-
-    def _update_share(self, op: Op) -> float:
-        """The part of a parameter that one device updates."""
-        layout = self._stored_layout(op)
-        share = 1 / num_shards(layout, self.ways)
-        return share if self.levels[op.inputs[0]] == "none" else share / self._copies(layout)
-
-    def _copies(self, layout: Layout) -> int:
-        return math.prod(self.axes[axis].size for axis in self._copied_axes(layout))
-
-    def _stored_layout(self, op: Op) -> Layout:
-        return self.buffers[op.inputs[0]].layout
-
-    def _sharded_bytes(self, gradient: Buffer) -> float:
-        layout = self._stored_layout(self.update_of[gradient.name])
-        return gradient.size_bytes / self._copies(layout)
-
-    # Memory.
-
-    @abstractmethod
-    def _held_bytes(self, name: str, layout: Layout) -> float:
-        """What a device holds of a tensor."""
-
-    def _static_bytes(self, device: int) -> float:
-        total = workspace_bytes(self.kinds[device])
-        updates = {op.inputs[0]: op for op in self.graph.ops if op.phase == "update"}
-        for tensor in self.graph.parameters:
-            buffer = self.buffers.get(tensor.name)
-            layout = buffer.layout if buffer else (REPLICATE,) * len(self.axes)
-            level = self.levels.get(tensor.name, "none")
-            shards, copies = num_shards(layout, self.ways), self._copies(layout)
-            total += tensor.size_bytes / shards / (copies if level == "parameters" else 1)
-            op = updates.get(tensor.name)
-            states = [self.graph.tensor(name) for name in op.inputs[2:]] if op else []
-            split = 1 if level == "none" else copies
-            total += sum(state.size_bytes for state in states) / shards / split
-        return total
-
-    def _copied_axes(self, layout: Layout) -> tuple[int, ...]:
-        return copied_axes(layout, self.axes)
-
-    def _note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
-        if device == self.devices[0]:
-            self.used[op.name] = split
-            self.costs[op.name] = cost
+            w.use([gradient], last)
+            w.buffers[gradient.name] = shard
+            shards.append(shard)
+            if w.keeps_gradients:
+                w.take(shard, last)
+    else:
+        for gradient, value in zip(bucket, final, strict=True):
+            gradient.value = value
+    w.reduced.append((shards, ready))
 
 
-def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
-    """How each parameter is kept: as the first op that reads it says."""
-    sharded = {split.op: split.sharded for split in stage.splits}
-    found: dict[str, str] = {}
-    for op in graph.ops:
-        if op.phase == "forward":
-            for name in op.inputs:
-                if graph.tensor(name).role == "parameter":
-                    found.setdefault(name, sharded.get(op.name, "none"))
-    return found
+def _summed(w: Writer, value: int, axis: int, *, part: bool, sends: bool) -> int:
+    """A gradient after its reduction along one axis, or the part that a rank keeps of it."""
+    known = w.values[value]
+    if not sends and not part:
+        return value
+    layout = (*known.layout[:axis], REPLICATE, *known.layout[axis + 1 :])
+    flat = (*known.flat, axis) if part else known.flat
+    return w.value(known.tensor, layout, of=-1 if sends else value, flat=flat)
+
+
+def _whole_sum(w: Writer, value: int, gradient: Buffer, level: str) -> int:
+    """The reduced gradient as the update reads it; micro-batches add to it where it is sharded."""
+    if level not in SHARDED_GRADIENTS:
+        return value
+    known = w.values[value]
+    if value == gradient.value or known.of >= 0:
+        return w.value(known.tensor, known.layout, "gradient", of=value, flat=known.flat)
+    w.values[value] = replace(known, source="gradient")
+    return value
+
+
+def gradient_layout(context: Context, gradient: Buffer) -> Layout:
+    """How a gradient lies when it is reduced."""
+    return tuple(REPLICATE if p == PARTIAL else p for p in gradient.layout)
+
+
+# The optimizer.
+
+
+def update_all(w: Writer) -> None:
+    """One fused optimizer step for each bucket that was reduced."""
+    w.phase = Phase.UPDATE
+    for gradients, ready in w.reduced:
+        _update(w, gradients, ready)
+
+
+def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
+    context = w.context
+    ops = [context.update_of[gradient.name] for gradient in gradients]
+    stored = [w.buffers[op.inputs[0]] for op in ops]
+    updated = [_updated(w, op, buffer) for op, buffer in zip(ops, stored, strict=True)]
+    pairs = zip(stored, gradients, strict=True)
+    work = Work(
+        Purpose.UPDATE, Phase.UPDATE, stage=context.number,
+        reads=tuple(value for own, gradient in pairs for value in (own.value, gradient.value)),
+        writes=tuple(updated),
+    )  # fmt: skip
+    made: Made = {}
+    for device in context.devices:
+        kind = context.kinds[device]
+        seconds = kind.launch_s
+        for op, buffer in zip(ops, stored, strict=True):
+            cost = op_cost(context.graph, op, kind).scaled(_share(context, op, buffer.layout))
+            w.note(op, device, (), cost)
+            seconds += cost.seconds
+        made[device] = w.task(work, (context.index[device],), seconds, ready[device], Kind.UPDATE)
+    w.use([w.buffers[gradient.name] for gradient in gradients], made)
+    _gather_updated(w, updated, stored, made)
+
+
+def _updated(w: Writer, op: Op, stored: Buffer) -> int:
+    """What a rank has of a parameter right after its update."""
+    level = w.context.levels[op.inputs[0]]
+    flat = () if level == "none" else w.context.copied_axes(stored.layout)
+    return w.value(op.outputs[0], stored.layout, flat=flat)
+
+
+def _gather_updated(w: Writer, updated: list[int], stored: list[Buffer], made: Made) -> None:
+    """Parameters whose states are sharded are whole again before the next step."""
+    context = w.context
+    ready = after(made)
+    now = list(updated)
+    for axis in reversed(range(len(context.axes))):
+        chosen = [
+            i
+            for i, buffer in enumerate(stored)
+            if context.levels[buffer.name] in ("states", "gradients")
+            and axis in w.values[now[i]].flat
+        ]
+        if not chosen:
+            continue
+        reads = tuple(now[i] for i in chosen)
+        for i in chosen:
+            now[i] = _less_flat(w, now[i], axis)
+        work = Work(
+            Purpose.PARAMETER_GATHER, Phase.UPDATE, stage=context.number,
+            collective="all_gather", axis=axis,
+            size_bytes=sum(stored[i].size_bytes for i in chosen),
+            reads=reads, writes=tuple(now[i] for i in chosen),
+        )  # fmt: skip
+        ready = after(w.collective(work, ready))
+
+
+def _share(context: Context, op: Op, layout: Layout) -> float:
+    """The part of a parameter that one device updates."""
+    share = 1 / num_shards(layout, context.ways)
+    return share if context.levels[op.inputs[0]] == "none" else share / context.copies(layout)
+
+
+# Memory that is always held.
+
+
+def resident_bytes(w: Writer, device: int) -> float:
+    """Parameters, states and workspace of a device."""
+    context = w.context
+    total = workspace_bytes(context.kinds[device])
+    updates = {op.inputs[0]: op for op in context.update_of.values()}
+    for tensor in context.graph.parameters:
+        buffer = w.buffers.get(tensor.name)
+        layout = buffer.layout if buffer else (REPLICATE,) * len(context.axes)
+        level = context.levels.get(tensor.name, "none")
+        shards, copies = num_shards(layout, context.ways), context.copies(layout)
+        total += tensor.size_bytes / shards / (copies if level == "parameters" else 1)
+        op = updates.get(tensor.name)
+        states = [context.graph.tensor(name) for name in op.inputs[2:]] if op else []
+        split = 1 if level == "none" else copies
+        total += sum(state.size_bytes for state in states) / shards / split
+    return total
+
+
+def gradient_bytes(w: Writer) -> float:
+    """The sums of gradients that a device holds over the micro-batches of a step."""
+    context = w.context
+    total = 0.0
+    for op in context.update_of.values():
+        layout = w.buffers[op.inputs[0]].layout
+        level = context.levels[op.inputs[0]]
+        size = context.graph.tensor(op.inputs[1]).size_bytes / num_shards(layout, context.ways)
+        total += size / (context.copies(layout) if level in SHARDED_GRADIENTS else 1)
+    return total

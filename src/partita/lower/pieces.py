@@ -4,20 +4,20 @@ What enters becomes an input: activations of earlier stages, gradients of later 
 ops of a stage give gradients for one tensor that came from outside, they are added here and one sum
 is sent back. A parameter that two stages read is held, and updated, by both.
 
-With recompute the forward's ops stand twice: the first time for what leaves the stage and passes
-from piece to piece, the second time (`op.again`) right before the backward of their piece, which
-reads what the second run made. With light recompute only the ops that the stage names stand twice,
-the second time right before the gradients of the first op that need what they make, if any do: so
-what has to be sent for a weight gradient can be sent while the data gradient is computed.
+With full activation checkpointing the forward's ops stand twice: the first time for what leaves the
+stage and passes from segment to segment, the second time (under a name of its own) right before the
+backward of their segment, which reads what the second run made. With selective checkpointing only
+the ops that the stage names stand twice, the second time right before the gradients of the first op
+that need what they make, if any do: so what has to be sent for a weight gradient can be sent while
+the data gradient is computed. Which ops are second runs is said in `Piece.recomputed`.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Graph, Op, Tensor
 from partita.plans import OpSplit, Stage
-
-AGAIN = ".again"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,15 @@ class Piece:
     gradients_out: tuple[tuple[str, str], ...]  # (activation, its name here)
     shared: tuple[str, ...]  # parameters that other stages hold too
     num_forward: int  # the first so many ops are the forward; what follows is the backward
-    light: frozenset[str] = frozenset()  # second runs of single ops among the backward
+    recomputed: frozenset[str] = frozenset()  # ops that are second runs
+    single: frozenset[str] = frozenset()  # those of them that run one by one, not by segments
+
+    def local(self, stage: Stage) -> Stage:
+        """The stage with the splits of its piece: all that there is to recompute stands in it."""
+        return Stage(
+            stage.name, stage.mesh, self.splits, prefetch=stage.prefetch,
+            bucket_bytes=stage.bucket_bytes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,7 @@ class _Piece:
         self.kept: set[str] = set()
         self.made_in: dict[str, int] = {}
         self.again: set[int] = set()
+        self.second_of: dict[str, str] = {}  # tensors and ops -> their names in the second run
         self.light = self._light()
         self.reads: dict[str, list[str]] = {}  # per op what its gradients read
         self.place = {op.name: i for i, op in enumerate(self.forward)}
@@ -188,7 +197,8 @@ class _Piece:
             tuple(gradients_out),
             tuple(shared),
             len(self.forward),
-            frozenset(name + AGAIN for name in self.done),
+            frozenset(self.second_of[name] for name in self._second_ops()),
+            frozenset(self.second_of[name] for name in self.done),
         )
 
     # Forward ops, and their second run.
@@ -219,7 +229,29 @@ class _Piece:
 
     def _second(self, name: str) -> str:
         """What the second run reads for a tensor of the first."""
-        return name if name in self.kept or name not in self.made_in else name + AGAIN
+        return name if name in self.kept or name not in self.made_in else self._again(name)
+
+    def _again(self, name: str) -> str:
+        """The name of a tensor, or an op, in the second run: one that nothing else has."""
+        if name not in self.second_of:
+            fresh = f"{name}.again"
+            while fresh in self.taken_names:
+                fresh += "_"
+            self.second_of[name] = fresh
+        return self.second_of[name]
+
+    @functools.cached_property
+    def taken_names(self) -> set[str]:
+        tensors, ops = self.graph.tensors, self.graph.ops
+        return {tensor.name for tensor in tensors} | {op.name for op in ops}
+
+    def _second_ops(self) -> list[str]:
+        """The ops of the forward that run twice."""
+        return [
+            op.name
+            for op in self.forward
+            if self.segment_of.get(op.name) in self.again or op.name in self.done
+        ]
 
     def _run_again(self, segment: int) -> None:
         self.again.add(segment)
@@ -228,11 +260,10 @@ class _Piece:
                 self._second_run(op, tuple(map(self._second, op.inputs)))
 
     def _second_run(self, op: Op, inputs: tuple[str, ...]) -> None:
-        for name in op.outputs:
-            tensor = self.graph.tensor(name)
-            self.tensors[name + AGAIN] = replace(tensor, name=name + AGAIN)
-        outputs = tuple(name + AGAIN for name in op.outputs)
-        self.ops.append(replace(op, name=op.name + AGAIN, inputs=inputs, outputs=outputs))
+        outputs = tuple(map(self._again, op.outputs))
+        for name, second in zip(op.outputs, outputs, strict=True):
+            self.tensors[second] = replace(self.graph.tensor(name), name=second)
+        self.ops.append(replace(op, name=self._again(op.name), inputs=inputs, outputs=outputs))
 
     def _light(self) -> dict[str, Op]:
         """The ops that run again one by one, by what they make."""
@@ -251,9 +282,9 @@ class _Piece:
                 found.append(op)
                 left.extend(self.light[read] for read in op.inputs if read in self.light)
         for op in sorted(found, key=lambda op: self.place[op.name]):
-            reads = (read + AGAIN if read in self.light else read for read in op.inputs)
+            reads = (self._again(read) if read in self.light else read for read in op.inputs)
             self._second_run(op, tuple(reads))
-        return name + AGAIN
+        return self._again(name)
 
     # Backward ops.
 
@@ -273,14 +304,14 @@ class _Piece:
             elif not self.segment_of:
                 inputs.append(self._made_again(name))
             elif read[0] == "o":
-                inputs.append(name + AGAIN)
+                inputs.append(self._again(name))
             else:
                 inputs.append(self._second(name))
         if self.segment_of:
             segment = self.segment_of[origin.name]
             if segment not in self.again:
                 self._run_again(segment)
-            op = replace(op, forward=origin.name + AGAIN)
+            op = replace(op, forward=self._again(origin.name))
         elif self.light:  # what it reads may have another name than its forward's
             told = tuple(read for read in grads if read[0] != "g")
             op = replace(op, attrs=tuple(sorted((*op.attrs, ("reads", told)))))
@@ -337,9 +368,6 @@ class _Piece:
 
     def _splits(self) -> tuple[OpSplit, ...]:
         found = [split for split in self.stage.splits if split.op in self.op_of]
-        found += [
-            replace(split, op=split.op + AGAIN)
-            for split in found
-            if self.segment_of.get(split.op) in self.again or split.op in self.done
-        ]
+        twice = set(self._second_ops())
+        found += [replace(split, op=self._again(split.op)) for split in found if split.op in twice]
         return tuple(found)

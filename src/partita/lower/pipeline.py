@@ -1,45 +1,62 @@
-"""Plans of several stages and micro-batches as programs: a task per block and micro-batch.
+"""Plans as programs: one function lowers any plan.
 
-Each group of devices has one lane for its blocks and one for the collectives that end a step; each
-direction between two groups has a lane for what they send. Devices of a group do the same, so one
-lane stands for all of them, with a memory for each kind among them.
+One stage that runs one micro-batch is a program of all its ops (`stage.py`). With several stages or
+micro-batches each group of devices has one lane for its blocks and one for the collectives that end
+a step; each direction between two groups has a lane for what they send. Devices of a group do the
+same, so one lane stands for all of them, with a memory for each kind among them.
 
     forward      waits for what enters its stage; holds its activations, and what leaves until sent
     backward     waits for its forward and the gradients of what left; gives everything back
-    end of step  parameters that several stages hold are exchanged, gradients synchronised, updated
+    end of step  parameters that several stages hold are exchanged, gradients reduced, updated
 
-O(stages x micro-batches).
+A block is one task; the tasks inside it are a body of the program, unless lowering is `quick`:
+then blocks are known by their numbers only, those of equal stages once and deep ones by two
+shorter ones (`known.py`), which is what a search needs to try many plans.
+
+O(stages x micro-batches), and O(ops) for what is inside.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
+from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
-from partita.lower.blocks import Blocks, Phase, Run
-from partita.lower.known import Memo, known_blocks, microbatch_graph
+from partita.lower.blocks import BlockPhase, Blocks, Run, StageBodies, stage_bodies
+from partita.lower.context import MAX_DRAWN, drawn_devices
+from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
 from partita.lower.orders import order_of
-from partita.lower.pieces import homes
-from partita.lower.sends import Sends, Sent
-from partita.lower.stage import drawn_devices
-from partita.plans import Schedule, Stage, device_groups
-from partita.program import Kind, Program, ProgramBuilder
+from partita.lower.pieces import Homes, homes, piece
+from partita.lower.sends import Sends, Sent, Tied, sends_of
+from partita.lower.stage import lower_stage
+from partita.lower.transfer import paired
+from partita.meaning import Phase, Purpose, Value, Work
+from partita.plans import Overlap, Schedule, Stage, device_groups, runs_once
+from partita.program import Body, Kind, Program, ProgramBuilder
 from partita.schedules.actions import Action, Order
 
 
 @dataclass(frozen=True)
-class Pipelined:
-    """A plan's program, with what it was made from."""
+class Lowered:
+    """A plan's program, with what it was made from.
+
+    `stages` are those of the plan with every decision said: the order of collectives too. Of one
+    stage that runs once `graph`, `splits` and `costs` are those of its ops on the first device; of
+    others the graph is that of a micro-batch.
+    """
 
     program: Program
-    microbatch: Graph
-    blocks: tuple[Blocks, ...]
-    order: Order
-    forward: dict[tuple[int, int], Sent]  # (from stage, to stage)
-    backward: dict[tuple[int, int], Sent]
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    graph: Graph
+    blocks: tuple[Blocks, ...] = ()
+    order: Order = ()
+    sends: Sends = field(default_factory=Sends)
+    splits: dict[str, Split] = field(default_factory=dict)
+    costs: dict[str, OpCost] = field(default_factory=dict)
 
 
 def lower_plan(
@@ -49,32 +66,84 @@ def lower_plan(
     cluster: Cluster,
     run: Run,
     memo: Memo | None = None,
-) -> Pipelined:
+    *,
+    quick: bool = False,
+    most_devices: int = MAX_DRAWN,
+) -> Lowered:
     """The program of a plan; `run` is the engine's, by which blocks are timed."""
     known = memo or Memo(Collectives(cluster))
+    if runs_once(stages, schedule):
+        one = lower_stage(stages[0], graph, cluster, most_devices, known.collectives)
+        decided = (replace(stages[0], overlap=Overlap(one.order)),)
+        return Lowered(
+            one.program, decided, schedule, one.graph, splits=one.splits, costs=one.costs
+        )
+    return lower_pipeline(stages, schedule, graph, cluster, run, known, quick=quick)
+
+
+def lower_pipeline(
+    stages: tuple[Stage, ...], schedule: Schedule, graph: Graph, cluster: Cluster, run: Run,
+    known: Memo, *, quick: bool = False,
+) -> Lowered:  # fmt: skip
+    """A task per block and micro-batch, also of one stage and one micro-batch."""
     micro = microbatch_graph(graph, schedule.num_microbatches, known)
     groups = device_groups(stages)
     order = order_of(schedule, groups, training=graph.is_training)
     apart = any(action.kind == "I" for row in order for action in row)
-    once = len(stages) == schedule.num_microbatches == 1  # must be what it is op by op
     where = homes(micro, stages)
-    blocks = tuple(
-        known_blocks(micro, stage, i, where, cluster, run, known, apart, once)
+    bodies: tuple[StageBodies, ...] = ()
+    if quick:
+        blocks = tuple(
+            known_blocks(micro, stage, i, where, cluster, run, known, apart)
+            for i, stage in enumerate(stages)
+        )
+        sends = sends_of(micro, stages, where, blocks, known)
+    else:
+        bodies = _bodies(micro, stages, where, cluster, run, known, apart)
+        blocks = tuple(
+            with_backward(body.blocks, apart) if graph.is_training else body.blocks
+            for body in bodies
+        )
+        sends = sends_of(micro, stages, where, blocks, known, [body.part for body in bodies])
+        stages = tuple(
+            replace(stage, overlap=body.overlap) for stage, body in zip(stages, bodies, strict=True)
+        )
+    program = _Builder(stages, groups, order, cluster, blocks, sends, bodies).build()
+    return Lowered(program, stages, schedule, micro, blocks, order, sends)
+
+
+def _bodies(
+    micro: Graph, stages: tuple[Stage, ...], where: Homes, cluster: Cluster, run: Run, known: Memo,
+    apart: bool,
+) -> tuple[StageBodies, ...]:  # fmt: skip
+    """Every stage op by op, however deep it is."""
+    return tuple(
+        stage_bodies(
+            piece(micro, stage, i, where), stage, i, cluster, run, known.collectives, apart=apart
+        )
         for i, stage in enumerate(stages)
     )
-    sends = Sends(micro, stages, where, blocks, known)
-    program = _Builder(stages, groups, order, cluster, blocks, sends).build()
-    return Pipelined(program, micro, blocks, order, sends.forward, sends.backward)
+
+
+BLOCK_PHASES = {
+    "F": Phase.FORWARD, "B": Phase.BACKWARD, "I": Phase.BACKWARD, "W": Phase.WEIGHT,
+}  # fmt: skip
 
 
 class _Builder:
     def __init__(
         self, stages: tuple[Stage, ...], groups: tuple[tuple[int, ...], ...], order: Order,
-        cluster: Cluster, blocks: tuple[Blocks, ...], sends: Sends,
+        cluster: Cluster, blocks: tuple[Blocks, ...], sends: Sends, bodies: tuple[StageBodies, ...],
     ) -> None:  # fmt: skip
         self.stages, self.groups, self.order = stages, groups, order
         self.cluster, self.blocks, self.sends = cluster, blocks, sends
         self.builder = ProgramBuilder()
+        self.builder.stages = tuple(stage.name for stage in stages)
+        self.steady = [-1] * len(stages)  # numbers of bodies
+        self.ending = [-1] * len(stages)
+        for i, own in enumerate(bodies):
+            self.steady[i] = self._body(own.steady)
+            self.ending[i] = -1 if own.ending is None else self._body(own.ending)
         self.group_of = {stage: g for g, members in enumerate(groups) for stage in members}
         self.lanes = [self.builder.lane(self._name(g)) for g in range(len(groups))]
         self.memory_of = [self._memories(g) for g in range(len(groups))]
@@ -87,7 +156,8 @@ class _Builder:
         for j, i in sends.backward:
             self.from_after[i].append(j)
         self.training = any(block.backward is not None for block in blocks)
-        self.sent: dict[tuple[int, int, int], int] = {}  # (from, to, microbatch) -> task
+        self.sent: dict[tuple[int, int, int], int] = {}  # (from, to, microbatch) -> its receive
+        self.messages: dict[tuple[int, int, str], tuple[Work, Work]] = {}
 
     def build(self) -> Program:
         self.begin = self._begin()
@@ -101,11 +171,8 @@ class _Builder:
                     place[g] += 1
                     left -= 1
             if left == before:
-                stuck = [
-                    str(row[at]) for row, at in zip(self.order, place, strict=True) if at < len(row)
-                ]
                 raise PlanError(
-                    f"the order cannot go on: {', '.join(stuck[:4])} wait for each other",
+                    f"the order cannot go on: {self._circle(place)}",
                     fix="correct the order, or name a known schedule",
                     field="schedule order",
                 )
@@ -113,14 +180,37 @@ class _Builder:
         return self.builder.build()
 
     def _ready(self, action: Action) -> bool:
+        return all((a.kind, a.stage, a.microbatch) in self.done for a in self._needs(action))
+
+    def _circle(self, place: list[int]) -> str:
+        """The circle of waits that an order has come to, in words."""
+        group = next(g for g, row in enumerate(self.order) if place[g] < len(row))
+        steps: list[str] = []
+        seen: dict[int, int] = {}
+        while group not in seen:
+            seen[group] = len(steps)
+            action = self.order[group][place[group]]
+            missing = next(
+                a for a in self._needs(action) if (a.kind, a.stage, a.microbatch) not in self.done
+            )
+            group = self.group_of[missing.stage]
+            behind = self.order[group][place[group]]
+            comes = "" if behind == missing else f", which comes after {behind}"
+            steps.append(f"{action} waits for {missing}{comes}")
+        return "; ".join(steps[seen[group] :])
+
+    def _needs(self, action: Action) -> list[Action]:
+        """What an action waits for, each as the order of its stage calls it."""
         stage, m = action.stage, action.microbatch
         if action.kind == "F":
-            return all(("F", i, m) in self.done for i in self.into[stage])
+            return [Action(i, "F", m) for i in self.into[stage]]
         if action.kind == "W":
-            return ("I", stage, m) in self.done
-        return ("F", stage, m) in self.done and all(
-            ("I", j, m) in self.done or ("B", j, m) in self.done for j in self.from_after[stage]
-        )
+            return [Action(stage, "I", m)]
+        later = []
+        for j in self.from_after[stage]:
+            row = self.order[self.group_of[j]]
+            later.append(Action(j, "I", m) if Action(j, "I", m) in row else Action(j, "B", m))
+        return [Action(stage, "F", m), *later]
 
     def _run(self, group: int, action: Action) -> None:
         stage, m = action.stage, action.microbatch
@@ -150,7 +240,7 @@ class _Builder:
         self._block(stage, group, phase.seconds, waits, effects, Kind.FORWARD, m, "F")
         for i, j in self.sends.forward:
             if i == stage:
-                self._send(i, j, m, self.sends.forward[i, j], self.done["F", i, m], ">")
+                self._send(i, j, m, self.sends.forward[i, j], self.done["F", i, m], Phase.FORWARD)
 
     def _backward(self, group: int, stage: int, m: int, *, whole: bool) -> None:
         blocks = self.blocks[stage]
@@ -186,7 +276,7 @@ class _Builder:
         made = self.done["I" if apart else "B", stage, m]
         for j, i in self.sends.backward:
             if j == stage:
-                self._send(j, i, m, self.sends.backward[j, i], made, "<")
+                self._send(j, i, m, self.sends.backward[j, i], made, Phase.BACKWARD)
 
     def _weight(self, group: int, stage: int, m: int) -> None:
         blocks = self.blocks[stage]
@@ -206,13 +296,15 @@ class _Builder:
         self, stage: int, group: int, seconds: float, waits: list[int],
         effects: list[tuple[int, float, float]], kind: Kind, m: int, letter: str,
     ) -> None:  # fmt: skip
+        phase = BLOCK_PHASES[letter]
+        work = Work(Purpose.COMPUTE, phase, stage=stage, body=self.steady[stage])
         self.done[letter, stage, m] = self.builder.add(
-            self.stages[stage].name, self.lanes[group], seconds, waits, effects, kind, m
+            work, self.lanes[group], seconds, waits, effects, kind, m
         )
 
-    def _send(self, i: int, j: int, m: int, sent: Sent, made: int, arrow: str) -> None:
+    def _send(self, i: int, j: int, m: int, sent: Sent, made: int, phase: Phase) -> None:
+        """A message between stages: its send, and the receive that the next block waits for."""
         a, b = self.group_of[i], self.group_of[j]
-        first, second = self.stages[min(i, j)].name, self.stages[max(i, j)].name
         effects = [(memory, 0.0, -sent.source_bytes) for memory in self.memory_of[a].values()]
         for memory in self.memory_of[b].values():
             if a == b:
@@ -220,11 +312,32 @@ class _Builder:
                 effects[place] = (memory, sent.target_bytes, -sent.source_bytes)
             else:
                 effects.append((memory, sent.target_bytes, 0.0))
+        send, receive = self._message(i, j, sent, phase)
         lanes = () if a == b else (self._link(a, b),)
-        self.sent[i, j, m] = self.builder.add(
-            f"{first} {arrow} {second}", lanes, sent.seconds if lanes else 0.0, [made], effects,
-            Kind.COLLECTIVE, m,
-        )  # fmt: skip
+        seconds = sent.seconds if lanes else 0.0
+        first = self.builder.add(send, lanes, seconds, [made], effects, Kind.SEND, m)
+        # A receive has the order of the sends on its link, so that neither waits for the other.
+        second = self.builder.add(receive, lanes, 0.0, [first], (), Kind.RECEIVE, m)
+        self.builder.pair(first, second)
+        self.sent[i, j, m] = second
+
+    def _message(self, i: int, j: int, sent: Sent, phase: Phase) -> tuple[Work, Work]:
+        key = (i, j, phase.name)
+        if key not in self.messages:
+            here, there = [], []
+            for crossing in sent.tensors:
+                here.append(self.builder.value(Value(crossing.source, crossing.have)))
+                there.append(self.builder.value(Value(crossing.target, crossing.need, "received")))
+            group = self.builder.group(paired(self.stages[i].mesh, self.stages[j].mesh))
+            send = Work(
+                Purpose.SEND, phase, stage=i, peer=j, group=group, size_bytes=sent.source_bytes,
+                reads=tuple(here),
+            )  # fmt: skip
+            receive = replace(
+                send, purpose=Purpose.RECEIVE, stage=j, peer=i, reads=(), writes=tuple(there)
+            )
+            self.messages[key] = send, receive
+        return self.messages[key]
 
     # Before the first and after the last micro-batch.
 
@@ -238,7 +351,7 @@ class _Builder:
                     kinds = [self.cluster.devices[d].kind for d in blocks.devices]
                     total += blocks.static_bytes[kinds.index(kind)]
                 effects.append((memory, total, 0.0))
-        return self.builder.add("parameters, states and workspace", (), 0.0, (), effects)
+        return self.builder.add(Work(Purpose.RESIDENT), (), 0.0, (), effects)
 
     def _end_step(self) -> None:
         last = {
@@ -246,33 +359,54 @@ class _Builder:
             for stage in range(len(self.stages))
         }
         ready: dict[int, list[int]] = {stage: [task] for stage, task in last.items()}
-        for (i, j), seconds in self.sends.tied.items():
-            a, b = self.group_of[i], self.group_of[j]
-            names = self.stages[i].name, self.stages[j].name
-            task = self.builder.add(
-                f"{names[0]} <> {names[1]} shared gradients",
-                (self._link(a, b), self._link(b, a)), seconds, [last[i], last[j]],
-                kind=Kind.COLLECTIVE,
-            )  # fmt: skip
-            ready[i].append(task)
-            ready[j].append(task)
+        for pair, tied in self.sends.added.items():
+            self._tie(pair, tied, ready, "all_reduce")
+        for pair, tied in self.sends.returned.items():
+            self._tie(pair, tied, ready, "broadcast")
         for stage in sorted(ready, key=lambda s: max(ready[s])):  # whose gradients come first
-            blocks = self.blocks[stage]
-            group, name = self.group_of[stage], self.stages[stage].name
+            blocks, group = self.blocks[stage], self.group_of[stage]
             waits = ready[stage]
-            if blocks.sync_s > 0:
-                lane = self._link(group, group)
-                waits = [
-                    self.builder.add(
-                        f"{name} gradients", lane, blocks.sync_s, waits, kind=Kind.COLLECTIVE
-                    )
-                ]
-            if blocks.update_s > 0:
-                self.builder.add(
-                    f"{name} update", self.lanes[group], blocks.update_s, waits, kind=Kind.UPDATE
+            body = self.ending[stage]
+            if blocks.sync_s > 0 or body >= 0:
+                work = Work(Purpose.GRADIENT_REDUCTION, Phase.REDUCE, stage=stage, body=body)
+                lanes = (self._link(group, group),) if blocks.sync_s > 0 else ()
+                task = self.builder.add(
+                    work, lanes, blocks.sync_s if lanes else 0.0, waits, kind=Kind.COLLECTIVE
                 )
+                waits = [task]
+            if blocks.update_s > 0 or body >= 0:
+                work = Work(Purpose.UPDATE, Phase.UPDATE, stage=stage, body=body)
+                self.builder.add(work, self.lanes[group], blocks.update_s, waits, kind=Kind.UPDATE)
+
+    def _tie(
+        self, pair: tuple[int, int], tied: Tied, ready: dict[int, list[int]], collective: str
+    ) -> None:
+        """Two stages that hold a parameter add up its gradients, or one hands on the whole sum."""
+        i, j = pair
+        a, b = self.group_of[i], self.group_of[j]
+        here, there = [], []
+        for name, have, need in tied.parameters:
+            here.append(self.builder.value(Value(name, have, "parameter")))
+            there.append(self.builder.value(Value(name, need, "parameter")))
+        work = Work(
+            Purpose.GRADIENT_REDUCTION, Phase.REDUCE, stage=i, peer=j, collective=collective,
+            reads=tuple(here), writes=tuple(there),
+        )  # fmt: skip
+        lanes: tuple[int, ...] = ()
+        if tied.seconds > 0:
+            both = (self._link(a, b), self._link(b, a))
+            lanes = both[:1] if a == b or collective == "broadcast" else both
+        task = self.builder.add(
+            work, lanes, tied.seconds, [*ready[i], *ready[j]], kind=Kind.COLLECTIVE
+        )
+        ready[i].append(task)
+        ready[j].append(task)
 
     # Names and places.
+
+    def _body(self, body: Body) -> int:
+        self.builder.bodies.append(body)
+        return len(self.builder.bodies) - 1
 
     def _name(self, group: int) -> str:
         devices = self.stages[self.groups[group][0]].mesh.devices
@@ -299,7 +433,9 @@ class _Builder:
         memory_of = self.memory_of[group]
         return [memory_of[self.cluster.devices[device].kind] for device in blocks.devices]
 
-    def _rows(self, group: int, blocks: Blocks, phase: Phase) -> Iterable[tuple[int, float, float]]:
+    def _rows(
+        self, group: int, blocks: Blocks, phase: BlockPhase
+    ) -> Iterable[tuple[int, float, float]]:
         return zip(self._places(group, blocks), phase.peak_bytes, phase.held_bytes, strict=True)
 
     def _entered(self, stage: int) -> float:

@@ -6,9 +6,9 @@ import pytest
 from partita.cluster import resolve
 from partita.engine import run
 from partita.graph import GraphBuilder, training_graph
-from partita.lower import lower_stage
-from partita.lower.parameters import PREFETCH
-from partita.plans import Axis, Mesh, OpSplit, Stage
+from partita.lower.stage import lower_stage
+from partita.meaning import Purpose
+from partita.plans import PREFETCH, Axis, Mesh, OpSplit, Stage
 from partita.program import Kind
 from partita.verify import verify_program, verify_timeline
 
@@ -41,8 +41,17 @@ def times(program):
     return timeline
 
 
-def named(program, part):
-    return [i for i in range(program.num_tasks) if part in program.blocks[program.block[i]]]
+def gathers(program, parameter):
+    """The gathers of a parameter, in their order."""
+    return [
+        task
+        for task in program.tasks_of(Purpose.PARAMETER_GATHER)
+        if parameter in {program.values[v].tensor for v in program.work_of(task).reads}
+    ]
+
+
+def reductions(program):
+    return program.tasks_of(Purpose.GRADIENT_REDUCTION)
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +63,19 @@ def shared():
 class TestGathering:
     def test_parameters_of_an_op_that_lie_alike_come_together(self, shared):
         program, _ = shared
-        weights = named(program, "weight all_gather")
+        weights = [i for k in range(LAYERS // 2) for i in gathers(program, f"up{k}.weight")]
+        weights += [i for k in range(LAYERS // 2) for i in gathers(program, f"down{k}.weight")]
         assert len(weights) == 2 * LAYERS - 1  # the first layer has no data gradient to give
-        assert not [i for k in range(LAYERS // 2) for i in named(program, f"up{k}.bias all_gather")]
-        # the bias of a layer split into rows lies whole everywhere, its weight does not
-        assert named(program, "down0.bias all_gather")
+        for k in range(LAYERS // 2):
+            assert set(gathers(program, f"up{k}.bias")) <= set(gathers(program, f"up{k}.weight"))
+        # the bias of a layer split into rows is replicated everywhere, its weight is not
+        apart = set(gathers(program, "down0.bias")) - set(gathers(program, "down0.weight"))
+        assert apart
 
     def test_nothing_is_gathered_more_than_a_few_ops_ahead(self, shared):
         program, timeline = shared
         ops = [f"{part}{i}" for i in range(LAYERS // 2) for part in ("up", "down")]
-        begins = {op: timeline.start[named(program, f"{op}.weight all_gather")[0]] for op in ops}
+        begins = {op: timeline.start[gathers(program, f"{op}.weight")[0]] for op in ops}
         ends = {op: timeline.end[_compute(program, op)] for op in ops}
         for k in range(PREFETCH, LAYERS):
             assert begins[ops[k]] >= ends[ops[k - PREFETCH]]
@@ -73,7 +85,7 @@ class TestGathering:
         program, timeline = shared
         copies = program_of("none")
         waited = timeline.makespan - times(copies).makespan
-        first = timeline.end[named(program, "up0.weight all_gather")[0]]
+        first = timeline.end[gathers(program, "up0.weight")[0]]
         assert waited < 2 * first
 
     def test_a_device_never_holds_more_than_those(self, shared):
@@ -91,12 +103,13 @@ class TestSums:
         """A conversion that is ready begins at once, unless the lane is in the midst of a sum."""
         program = program_of("none")
         timeline = times(program)
-        sums = named(program, "gradients.")
+        sums = reductions(program)
         longest = max(float(timeline.end[i] - timeline.start[i]) for i in sums)
         late = []
-        for i in named(program, "grad all_reduce"):
-            if "gradients." in program.blocks[program.block[i]]:
-                continue
+        for i in program.tasks_of(Purpose.CONVERSION):
+            (value,) = program.work_of(i).reads
+            if not program.values[value].tensor.endswith(".grad"):
+                continue  # of the forward, or what the model returns
             ready = max(float(timeline.end[w]) for w, *_ in program.waits_of(i))
             late.append(float(timeline.start[i]) - ready)
         assert len(late) == LAYERS // 2 - 1
@@ -106,15 +119,15 @@ class TestSums:
         program = program_of("none")
         timeline = times(program)
         updates = [i for i in range(program.num_tasks) if program.kind[i] == Kind.UPDATE]
-        assert len(updates) == len(named(program, "gradients."))
+        assert len(updates) == len(reductions(program))
         first = min(timeline.start[i] for i in updates)
-        assert first >= timeline.end[named(program, "gradients.0 all_reduce")[0]]
+        assert first >= timeline.end[reductions(program)[0]]
 
     def test_only_a_few_are_put_off(self):
         """When a weight gradient runs, all sums but the last few have begun."""
         program = program_of("parameters")
         timeline = times(program)
-        starts = np.array([timeline.start[i] for i in named(program, "gradients.")])
+        starts = np.array([timeline.start[i] for i in reductions(program)])
         wgrads = [i for i in range(program.num_tasks) if program.kind[i] == Kind.WGRAD]
         ends = np.sort([timeline.end[i] for i in wgrads])
         order = np.sort(starts)
@@ -127,5 +140,5 @@ def _compute(program, op):
     return next(
         i
         for i in range(program.num_tasks)
-        if program.blocks[program.block[i]] == op and program.kind[i] == Kind.FORWARD
+        if program.work_of(i).op == op and program.kind[i] == Kind.FORWARD
     )

@@ -11,9 +11,10 @@ from partita.costs.sharding import dims_of
 from partita.engine import run
 from partita.errors import GraphError, PlanError
 from partita.graph import GraphBuilder, training_graph
-from partita.lower import drawn_devices, lower_stage
+from partita.lower import drawn_devices
+from partita.lower.stage import lower_stage
+from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Stage
-from partita.program import Kind
 from partita.verify import verify_program, verify_timeline
 from partita.zoo import build
 
@@ -38,12 +39,9 @@ def stage(graph, splits, mesh, sharded="none"):
 
 
 def collectives(program):
-    """How often each collective runs, by its label's last word."""
-    return Counter(
-        program.blocks[block].split()[-1]
-        for block, kind in zip(program.block, program.kind, strict=True)
-        if kind == Kind.COLLECTIVE
-    )
+    """How often each collective runs."""
+    works = (program.work_of(task) for task in range(program.num_tasks))
+    return Counter(work.collective for work in works if work.collective)
 
 
 def run_and_check(program):
@@ -102,8 +100,11 @@ class TestTensorParallel:
     def test_megatron_needs_no_communication_between_the_two_layers(self):
         graph = mlp()
         lowered = lower_stage(stage(graph, MEGATRON, line(4)), graph, CLUSTER)
-        # the output of `down` is a sum, but nobody reads it; the gradient of x is not wanted
-        assert collectives(lowered.program) == {}
+        # what the model returns is added up; the gradient of x is not wanted
+        assert collectives(lowered.program) == {"all_reduce": 1}
+        (task,) = lowered.program.tasks_of(Purpose.CONVERSION)
+        work = lowered.program.work_of(task)
+        assert [lowered.program.values[v].tensor for v in work.reads] == list(graph.outputs)
         run_and_check(lowered.program)
 
     def test_a_sum_is_made_once_for_all_who_read_it(self):
@@ -133,7 +134,7 @@ class TestTensorParallel:
         program = lower_stage(stage(graph, {"conv": ("h",)}, line(4)), graph, CLUSTER).program
         assert collectives(program) == {"halo": 1}
         (conv,) = [t for t in range(program.num_tasks) if program.task_name(t) == "F@conv"][:1]
-        (halo,) = [t for t in range(program.num_tasks) if "halo" in program.task_name(t)]
+        (halo,) = program.tasks_of(Purpose.EXCHANGE)
         assert halo in {wait for wait, _ in program.waits_of(conv)}
 
 

@@ -1,0 +1,147 @@
+"""What lowering a stage knows and never changes: the stage, its graph, its devices, its links."""
+
+from dataclasses import dataclass
+
+from partita.cluster import Cluster, DeviceKind
+from partita.costs.collectives import Collectives, Groups
+from partita.costs.layouts import Layout, copied_axes, num_shards
+from partita.errors import PlanError
+from partita.graph.record import Graph, Op
+from partita.graph.splits import check_split
+from partita.plans import Axis, Stage
+
+MAX_DRAWN = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One stage's graph on the devices that are drawn; `number` is the stage's place in the plan.
+
+    `recomputed` are ops of the graph that run the forward of another op once more.
+    """
+
+    stage: Stage
+    number: int
+    graph: Graph
+    cluster: Cluster
+    devices: tuple[int, ...]
+    collectives: Collectives
+    recomputed: frozenset[str]
+    dims: dict[str, tuple[str, ...]]  # of every forward op
+    levels: dict[str, str]  # how each parameter is kept
+    update_of: dict[str, Op]  # by gradient
+    kinds: dict[int, DeviceKind]
+    index: dict[int, int]  # device -> its number among those drawn
+    places: dict[int, tuple[int, ...]]  # device -> its coordinates on the mesh
+    groups: tuple[Groups, ...]  # per axis
+    members: tuple[tuple[tuple[int, ...], ...], ...]  # per axis the drawn devices of each line
+    ways: tuple[float, ...]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of the stage's mesh."""
+        return self.stage.mesh.axes
+
+    def held_bytes(self, name: str, layout: Layout) -> float:
+        """What a device holds of a tensor."""
+        return self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
+
+    def copied_axes(self, layout: Layout) -> tuple[int, ...]:
+        """The axes along which devices hold replicas."""
+        return copied_axes(layout, self.axes)
+
+    def copies(self, layout: Layout) -> int:
+        """How many devices hold the same shard."""
+        count = 1
+        for axis in self.copied_axes(layout):
+            count *= self.axes[axis].size
+        return count
+
+    def network(self, device: int) -> int:
+        """The lane of a device's network; its compute lane is its number."""
+        return len(self.devices) + self.index[device]
+
+
+def context_of(
+    stage: Stage,
+    graph: Graph,
+    cluster: Cluster,
+    devices: tuple[int, ...],
+    collectives: Collectives,
+    number: int = 0,
+    recomputed: frozenset[str] = frozenset(),
+) -> Context:
+    """Everything that lowering a stage looks up; refuses splits that the graph does not have."""
+    mesh = stage.mesh
+    drawn = {device: i for i, device in enumerate(devices)}
+    groups = tuple(mesh.groups(i) for i in range(len(mesh.axes)))
+    _check_splits(stage, graph)
+    return Context(
+        stage,
+        number,
+        graph,
+        cluster,
+        devices,
+        collectives,
+        recomputed,
+        stage.dims(),
+        _levels(stage, graph),
+        {op.inputs[1]: op for op in graph.ops if op.phase == "update"},
+        {device: cluster.kind_of(device) for device in devices},
+        drawn,
+        {device: mesh.place(device) for device in devices},
+        groups,
+        tuple(
+            tuple(
+                tuple(d for d in line if d in drawn)
+                for line in lines
+                if not drawn.keys().isdisjoint(line)
+            )
+            for lines in groups
+        ),
+        tuple(axis.ways() for axis in mesh.axes),
+    )
+
+
+def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:
+    """The representative ranks, which get lanes of their own: all, or the first of each kind.
+
+    Ranks of one kind do the same; beyond `most_devices` one of each stands for all of them, while
+    collectives still cost what they cost among all.
+    """
+    devices = stage.mesh.devices
+    if len(devices) <= most_devices:
+        return devices
+    kinds: dict[str, int] = {}
+    for device in devices:
+        kinds.setdefault(cluster.devices[device].kind, device)
+    return tuple(kinds.values())
+
+
+def _check_splits(stage: Stage, graph: Graph) -> None:
+    splits = stage.dims()
+    for op in graph.ops:
+        if op.phase == "forward" and op.name not in splits:
+            raise PlanError(
+                f"op {op.name!r} has no split",
+                fix="the plan was made for another model; plan this one",
+                field=f"stage {stage.name!r} splits",
+            )
+    for name, dims in splits.items():
+        parts: dict[str, int] = {}
+        for dim, axis in zip(dims, stage.mesh.axes, strict=True):
+            if dim:
+                parts[dim] = parts.get(dim, 1) * axis.parts
+        check_split(graph.call(graph.op(name)), parts)
+
+
+def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
+    """How each parameter is kept: as the first op that reads it says."""
+    sharded = {split.op: split.sharded for split in stage.splits}
+    levels: dict[str, str] = {}
+    for op in graph.ops:
+        if op.phase == "forward":
+            for name in op.inputs:
+                if graph.tensor(name).role == "parameter":
+                    levels.setdefault(name, sharded.get(op.name, "none"))
+    return levels

@@ -1,0 +1,325 @@
+"""Ops of a stage as tasks: every rank computes its share, collectives between.
+
+An op becomes one task per representative rank; where a tensor does not lie as the op needs it, a
+collective per line of a mesh axis moves it: partial sums are added (all-reduce, reduce-scatter),
+shards gathered or exchanged. Borders are fetched before an op, statistics exchanged after it.
+What the model returns is settled: partial sums of outputs are added up, too.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+from partita.costs.layouts import Step, conversion
+from partita.costs.roofline import op_cost
+from partita.costs.sharding import ways_of
+from partita.graph.dtypes import dtype_bytes
+from partita.graph.loops import loop_nest
+from partita.graph.record import Call, Op
+from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
+from partita.graph.traffic import VIEWS, passes_through
+from partita.lower.parameters import ask_for, collect, gathered
+from partita.lower.writer import Buffer, Made, Writer, after, last_of
+from partita.meaning import Layout, Purpose, Work
+from partita.program import Kind
+from partita.search.overlap import Deferred, Ready
+
+STAT_BYTES = 4
+PHASE_KINDS = {
+    "forward": Kind.FORWARD,
+    "dgrad": Kind.DGRAD,
+    "wgrad": Kind.WGRAD,
+    "update": Kind.UPDATE,
+}
+Collect = Callable[[Writer, Buffer], None]
+Received = dict[str, Layout]  # tensors that other stages send; a layout where it is given
+
+
+def run_ops(
+    w: Writer, ops: Sequence[Op], received: Received, accumulate: Collect = collect
+) -> None:
+    """Ops in their order; sharded parameters are gathered for some of them at a time."""
+    sharded = [op for op in ops if _reads_sharded(w, op)]
+    asked, running = 0, 0
+    ahead = w.context.stage.prefetch
+    for op in ops:
+        if running < len(sharded) and op is sharded[running]:
+            for other in sharded[asked : running + ahead]:
+                ask_for(w, other, _needs(w, other))
+            asked, running = max(asked, running + ahead), running + 1
+        _run_op(w, op, received, accumulate)
+
+
+def settle(w: Writer, names: Iterable[str]) -> dict[str, Layout]:
+    """What leaves a stage is replicated or sharded: partial sums are added first."""
+    layouts: dict[str, Layout] = {}
+    for name in names:
+        buffer = w.buffers[name]
+        layout = settled(buffer.layout)
+        if layout != buffer.layout:
+            w.converted[buffer.value, layout] = _convert(w, buffer, layout)
+        layouts[name] = layout
+    return layouts
+
+
+def settle_outputs(w: Writer, names: Iterable[str]) -> None:
+    """What the model returns is added up when the network has time for it: no op waits for it."""
+    for name in names:
+        buffer = w.buffers.get(name)
+        if buffer is None:  # an output that the model was given
+            continue
+        w.kept.append(buffer.owner())
+        layout = settled(buffer.layout)
+        if layout == buffer.layout or (buffer.value, layout) in w.converted:
+            continue
+        steps = conversion(
+            w.context.graph.tensor(name).size_bytes, w.context.ways, buffer.layout, layout
+        )
+        seconds = sum(
+            w.context.collectives.seconds(s.collective, s.size_bytes, w.context.groups[s.axis])
+            for s in steps
+        )
+        write = functools.partial(_settle_output, w, buffer, layout, steps)
+        w.num_reductions += 1
+        w.put_off(Deferred(w.num_reductions - 1, w.ready([buffer]), seconds, write, what=name))
+
+
+def settled(layout: Layout) -> Layout:
+    """The layout once partial sums are added up."""
+    return tuple(REPLICATE if p == PARTIAL else p for p in layout)
+
+
+def _settle_output(w: Writer, buffer: Buffer, layout: Layout, steps: tuple[Step, ...]) -> None:
+    source = buffer
+    for step in steps:
+        buffer = _converted(w, buffer, step, w.collective)
+    w.kept = [buffer if kept is source.owner() else kept for kept in w.kept]
+    w.converted[source.value, layout] = buffer
+
+
+# One op on every rank.
+
+
+def _reads_sharded(w: Writer, op: Op) -> bool:
+    levels = w.context.levels
+    return any(levels.get(name) == "parameters" for name in op.inputs)
+
+
+def _needs(w: Writer, op: Op) -> tuple[Layout, ...]:
+    context = w.context
+    return placements(context.graph.call(op), context.dims[op.forward or op.name])[0]
+
+
+def _run_op(w: Writer, op: Op, received: Received, accumulate: Collect) -> None:
+    context = w.context
+    if op.phase != "forward" and not op.forward:
+        _add_gradients(w, op, received, accumulate)
+        return
+    dims = context.dims[op.forward or op.name]
+    factors = ways_of(dims, context.axes)
+    needed, given = placements(context.graph.call(op), dims)
+    buffers = [
+        _obtain(w, name, layout, op, received)
+        for name, layout in zip(op.inputs, needed, strict=True)
+    ]
+    purpose = Purpose.RECOMPUTE if op.name in context.recomputed else Purpose.COMPUTE
+    reads = tuple(buffer.value for buffer in buffers)
+    outputs = [_new(w, name, layout) for name, layout in zip(op.outputs, given, strict=True)]
+    writes = tuple(buffer.value for buffer in outputs)
+    work = Work(purpose, w.phase, op.name, dims, context.number, reads=reads, writes=writes)
+    ready = _exchange(w, op, work, factors, w.ready(buffers), halos=True)
+    made = _compute(w, op, work, ready, buffers)
+    made = last_of(_exchange(w, op, work, factors, after(made), halos=False))
+    for buffer in outputs:
+        _produce(w, op, buffer, made, buffers, accumulate)
+
+
+def _add_gradients(w: Writer, op: Op, received: Received, accumulate: Collect) -> None:
+    """A sum of gradients: of equal layouts as they are, partial sums included; else made equal."""
+    for name in op.inputs:
+        if name in received and name not in w.buffers:  # arrives as the activation lies here
+            layout = settled(received[name])
+            value = w.value(name, layout, "received")
+            w.buffers[name] = Buffer(name, layout, w.context.held_bytes(name, layout), value)
+    layouts = [w.buffers[name].layout for name in op.inputs]
+    layout = tuple(_common(column) for column in zip(*layouts, strict=True))
+    buffers = [_obtain(w, name, layout, op, received) for name in op.inputs]
+    access = loop_nest(w.context.graph.call(op)).outputs[0]
+    dims = tuple(
+        access.dims[p.dim][0] if p.kind == "shard" and access.dims[p.dim] else "" for p in layout
+    )
+    total = _new(w, op.outputs[0], layout)
+    reads = tuple(buffer.value for buffer in buffers)
+    work = Work(
+        Purpose.COMPUTE, w.phase, op.name, dims, w.context.number, reads=reads,
+        writes=(total.value,),
+    )  # fmt: skip
+    made = _compute(w, op, work, w.ready(buffers), buffers)
+    _produce(w, op, total, made, buffers, accumulate)
+
+
+def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer]) -> Made:
+    context = w.context
+    made = {}
+    kind = PHASE_KINDS[op.phase]
+    for device in context.devices:
+        split = tuple(sorted(ways_of(work.dims, context.axes, context.places[device]).items()))
+        cost = op_cost(context.graph, op, context.kinds[device], split)
+        w.note(op, device, split, cost)
+        made[device] = w.task(work, (context.index[device],), cost.seconds, ready[device], kind)
+    w.use(buffers, made)
+    if _reads_sharded(w, op):
+        w.last_sharded = made
+    return made
+
+
+def _new(w: Writer, name: str, layout: Layout) -> Buffer:
+    """What an op is about to make."""
+    context = w.context
+    source = "task"
+    if name in context.update_of:  # micro-batches add to it, unless it is reduced first
+        level = context.levels[context.update_of[name].inputs[0]]
+        source = (
+            "gradient"
+            if level in ("none", "states") and _lies_as_stored(w, name, layout)
+            else "task"
+        )
+    return Buffer(name, layout, context.held_bytes(name, layout), w.value(name, layout, source))
+
+
+def _lies_as_stored(w: Writer, gradient: str, layout: Layout) -> bool:
+    stored = w.buffers[w.context.update_of[gradient].inputs[0]].layout
+    return gradient_target(layout, stored) == layout
+
+
+def gradient_target(layout: Layout, stored: Layout) -> Layout:
+    """How a gradient lies before it is reduced: as its parameter, partial sums where replicated."""
+    return tuple(
+        PARTIAL if have == PARTIAL and keep == REPLICATE else keep
+        for have, keep in zip(layout, stored, strict=True)
+    )
+
+
+def _produce(
+    w: Writer, op: Op, buffer: Buffer, made: Made, inputs: list[Buffer], accumulate: Collect
+) -> None:
+    buffer.made_by = dict(made)
+    w.buffers[buffer.name] = buffer
+    if buffer.name in w.context.update_of:
+        accumulate(w, _as_stored(w, buffer, made))
+    elif inputs and _is_view(w.context.graph.call(op)):
+        buffer.root = inputs[0]
+    else:
+        w.take(buffer, made)
+
+
+def _as_stored(w: Writer, gradient: Buffer, made: Made) -> Buffer:
+    """A gradient as its parameter lies; only parameters with several readers differ."""
+    stored = w.buffers[w.context.update_of[gradient.name].inputs[0]].layout
+    target = gradient_target(gradient.layout, stored)
+    if target == gradient.layout:
+        return gradient
+    w.take(gradient, made)
+    moved = _convert(w, gradient, target)
+    level = w.context.levels[w.context.update_of[gradient.name].inputs[0]]
+    if level in ("none", "states"):
+        value = w.value(moved.name, target, "gradient", of=moved.value)
+        moved = Buffer(moved.name, target, moved.size_bytes, value, moved.made_by, moved)
+    w.buffers[moved.name] = moved
+    return moved
+
+
+# Tensors in the layout that is needed.
+
+
+def _obtain(w: Writer, name: str, need: Layout, user: Op, received: Received) -> Buffer:
+    context = w.context
+    tensor = context.graph.tensor(name)
+    if tensor.role == "input" and name not in received:
+        return _fed(w, name, need)
+    if name not in w.buffers and tensor.is_given:
+        # Parameters, and what is received, lie from the start as their first reader needs them.
+        source = "received" if name in received else "parameter"
+        value = w.value(name, need, source)
+        w.buffers[name] = Buffer(name, need, context.held_bytes(name, need), value)
+    have = w.buffers[name]
+    if context.levels.get(name) == "parameters":
+        have = gathered(w, name, user)
+    if have.layout == need:
+        return have
+    key = (have.value, need)
+    if key not in w.converted:
+        w.converted[key] = _convert(w, have, need)
+    return w.converted[key]
+
+
+def _fed(w: Writer, name: str, need: Layout) -> Buffer:
+    """What the model is fed with comes in any layout."""
+    if (name, need) not in w.fed:
+        value = w.value(name, need, "input")
+        w.fed[name, need] = Buffer(name, need, w.context.held_bytes(name, need), value)
+    return w.fed[name, need]
+
+
+def _convert(w: Writer, buffer: Buffer, need: Layout) -> Buffer:
+    whole = w.context.graph.tensor(buffer.name).size_bytes
+    for step in conversion(whole, w.context.ways, buffer.layout, need):
+        buffer = _converted(w, buffer, step, w.blocking)
+    return buffer
+
+
+def _converted(
+    w: Writer, buffer: Buffer, step: Step, send: Callable[[Work, Ready], Made]
+) -> Buffer:
+    """A tensor after one step of a conversion."""
+    if not step.collective:  # each rank takes its shard of what it holds
+        value = w.value(buffer.name, step.layout, of=buffer.value)
+        made = dict(buffer.made_by)
+        return Buffer(buffer.name, step.layout, step.held_bytes, value, made, buffer)
+    value = w.value(buffer.name, step.layout)
+    work = Work(
+        Purpose.CONVERSION, w.phase, stage=w.context.number, collective=step.collective,
+        axis=step.axis, size_bytes=step.size_bytes, reads=(buffer.value,), writes=(value,),
+    )  # fmt: skip
+    made = send(work, w.ready([buffer]))
+    w.use([buffer], made)
+    moved = Buffer(buffer.name, step.layout, step.held_bytes, value, made)
+    w.take(moved, made)
+    return moved
+
+
+def _exchange(
+    w: Writer, op: Op, work: Work, factors: dict[str, float], ready: Ready, *, halos: bool
+) -> Ready:
+    """Halos before an op, statistics after it."""
+    context = w.context
+    call = context.graph.call(op)
+    size_of = dtype_bytes(context.graph.dtype(op)) if halos else STAT_BYTES
+    for axis, dim in enumerate(work.dims):
+        for exchange in communication(call, factors, along=dim) if dim else ():
+            if exchange.tensor >= 0 or (exchange.collective == "halo") != halos:
+                continue
+            own = Work(
+                Purpose.EXCHANGE, work.phase, op.name, work.dims, work.stage,
+                collective=exchange.collective, axis=axis, size_bytes=exchange.elements * size_of,
+                reads=work.reads, writes=() if halos else work.writes,
+            )  # fmt: skip
+            made = w.blocking(own, ready)
+            arrived = after(made)
+            ready = {d: [*ready[d], *arrived[d]] for d in ready} if halos else arrived
+    return ready
+
+
+def _common(column: tuple[Placement, ...]) -> Placement:
+    """One placement for tensors that are added: equal ones stay, shards win, else replicas."""
+    if len(set(column)) == 1:
+        return column[0]
+    return next((p for p in column if p.kind == "shard"), REPLICATE)
+
+
+def _is_view(call: Call) -> bool:
+    """Are the outputs of an op its first input, seen otherwise?"""
+    if call.kind == "elementwise":
+        return passes_through(call)
+    if call.kind == "reshape":
+        return call.phase in ("forward", "dgrad")
+    return call.kind in VIEWS and call.phase == "forward"

@@ -1,0 +1,239 @@
+"""Tasks of a stage while they are written: lanes, waits, values, and memory from first use to last.
+
+Each representative rank has a compute lane and a network lane. Memory is taken where a tensor is
+made and given back after its last use; a view keeps what it looks at. The writer decides nothing:
+which collective goes next on the network is told to it (`order`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from partita.costs.roofline import OpCost, Split
+from partita.graph.record import Op
+from partita.lower.context import Context
+from partita.lower.network import NetworkOrder
+from partita.meaning import Layout, Phase, Purpose, Value, Work
+from partita.program import Kind, Program, ProgramBuilder
+from partita.search.overlap import Deferred, Ready
+
+Made = dict[int, int]  # per device the task that makes something
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A tensor in one layout: its value, which task makes it on each device, what it occupies."""
+
+    name: str
+    layout: Layout
+    size_bytes: float
+    value: int
+    made_by: Made = field(default_factory=dict)
+    root: "Buffer | None" = None  # views occupy nothing of their own
+    last_use: Made = field(default_factory=dict)
+
+    def owner(self) -> "Buffer":
+        """The buffer whose memory this one is a view of."""
+        return self.root.owner() if self.root is not None else self
+
+
+@dataclass(slots=True)
+class StageTask:
+    """A task before the program is built."""
+
+    work: Work
+    lanes: tuple[int, ...]
+    seconds: float
+    waits: tuple[int, ...]
+    kind: Kind
+    takes: dict[int, float] = field(default_factory=dict)  # memory -> bytes from the start on
+    gives: dict[int, float] = field(default_factory=dict)  # memory -> bytes back at the end
+
+
+@dataclass(eq=False)
+class Writer:
+    """The tasks of one stage, and where everything is that they made so far."""
+
+    context: Context
+    order: NetworkOrder
+    phase: Phase = Phase.FORWARD
+    barrier: int | None = None  # a task that all later ones wait for
+    tasks: list[StageTask] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    occupied: list[Buffer] = field(default_factory=list)  # all that have memory of their own
+    kept: list[Buffer] = field(default_factory=list)  # what the model returns stays
+    buffers: dict[str, Buffer] = field(default_factory=dict)  # every tensor as it was made
+    fed: dict[tuple[str, Layout], Buffer] = field(default_factory=dict)
+    converted: dict[tuple[int, Layout], Buffer] = field(default_factory=dict)
+    gathered: dict[tuple[str, bool], Buffer] = field(default_factory=dict)
+    buckets: dict[tuple[str, Layout], list[Buffer]] = field(default_factory=dict)
+    reduced: list[tuple[list[Buffer], Ready]] = field(default_factory=list)
+    last_sharded: Made = field(default_factory=dict)  # latest compute of an op with sharded params
+    gathers: list[Deferred] = field(default_factory=list)  # asked for, in order, not yet written
+    reductions: list[Deferred] = field(default_factory=list)
+    num_reductions: int = 0
+    keeps_gradients: bool = True  # have reduced gradients memory of their own?
+    splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
+    costs: dict[str, OpCost] = field(default_factory=dict)
+
+    # Values and tasks.
+
+    def value(
+        self, tensor: str, layout: Layout, source: str = "task", of: int = -1,
+        flat: tuple[int, ...] = (),
+    ) -> int:  # fmt: skip
+        """Add a value; returns its number."""
+        self.values.append(Value(tensor, layout, source, of, flat))
+        return len(self.values) - 1
+
+    def task(
+        self, work: Work, lanes: tuple[int, ...], seconds: float, waits: Iterable[int], kind: Kind
+    ) -> int:
+        """Add a task; returns its number."""
+        known = set(waits)
+        if self.barrier is not None:
+            known.add(self.barrier)
+        ordered = tuple(sorted(known))
+        self.tasks.append(StageTask(work, lanes, seconds, ordered, kind))
+        self.order.written(lanes, seconds, ordered)
+        return len(self.tasks) - 1
+
+    def collective(self, work: Work, ready: Ready) -> Made:
+        """One task per line of the work's axis; every drawn member waits for it."""
+        context = self.context
+        groups = context.groups[work.axis]
+        seconds = context.collectives.seconds(work.collective, work.size_bytes, groups)
+        made: Made = {}
+        for members in context.members[work.axis]:
+            waits = [task for device in members for task in ready[device]]
+            lanes = tuple(context.network(device) for device in members)
+            task = self.task(work, lanes, seconds, waits, Kind.COLLECTIVE)
+            made.update(dict.fromkeys(members, task))
+        return made
+
+    def blocking(self, work: Work, ready: Ready) -> Made:
+        """A collective that the next op waits for, after what the order puts before it."""
+        self.order.before_blocking(self, ready)
+        return self.collective(work, ready)
+
+    def close_phase(self) -> int:
+        """A milestone: all that comes later waits for all that came before."""
+        since = 0 if self.barrier is None else self.barrier
+        work = Work(Purpose.OTHER, self.phase, stage=self.context.number)
+        waits = tuple(range(since, len(self.tasks)))
+        self.barrier = self.task(work, (), 0.0, waits, Kind.OTHER)
+        return self.barrier
+
+    # Collectives that nobody waits for yet.
+
+    def write(self, deferred: Deferred) -> None:
+        """Write a collective that was put off."""
+        queue = self.gathers if deferred.is_gather else self.reductions
+        queue.remove(deferred)
+        deferred.write()
+
+    def put_off(self, deferred: Deferred) -> None:
+        """Let a reduction wait for a moment when the network has nothing more urgent to do."""
+        self.reductions.append(deferred)
+        self.order.queued(self)
+
+    def drain(self) -> None:
+        """Write all reductions that were put off."""
+        while self.reductions:
+            self.write(self.order.next_reduction(self))
+
+    # Memory.
+
+    def ready(self, buffers: Iterable[Buffer]) -> Ready:
+        """On every device the tasks that make some buffers."""
+        ready: Ready = {device: [] for device in self.context.devices}
+        for buffer in buffers:
+            for device, task in buffer.made_by.items():
+                ready[device].append(task)
+        return ready
+
+    def take(self, buffer: Buffer, made: Made) -> None:
+        """A buffer has memory from the start of the tasks that make it."""
+        for device, task in made.items():
+            memory = self.context.index[device]
+            takes = self.tasks[task].takes
+            takes[memory] = takes.get(memory, 0.0) + buffer.size_bytes
+            buffer.last_use[device] = max(task, buffer.last_use.get(device, -1))
+        self.occupied.append(buffer)
+
+    def use(self, buffers: Iterable[Buffer], made: Made) -> None:
+        """Buffers are needed until some tasks end."""
+        for buffer in buffers:
+            owner = buffer.owner()
+            for device, task in made.items():
+                owner.last_use[device] = max(task, owner.last_use.get(device, -1))
+
+    def note(self, op: Op, device: int, split: Split, cost: OpCost) -> None:
+        """Remember what an op costs on the first device."""
+        if device == self.context.devices[0]:
+            self.splits[op.name] = split
+            self.costs[op.name] = cost
+
+    def build(self, resident: dict[int, float], stages: tuple[str, ...] = ()) -> Program:
+        """The program; `resident` are the bytes that always lie on each device."""
+        context = self.context
+        builder = ProgramBuilder()
+        builder.values = self.values
+        builder.stages = stages or (context.stage.name,) * (context.number + 1)
+        names = [context.cluster.devices[device].name for device in context.devices]
+        for name in names:
+            builder.lane(name, "device")
+        for name in names:
+            builder.lane(f"{name} net", "link")
+        for device, name in zip(context.devices, names, strict=True):
+            builder.memory(name, float(context.kinds[device].memory_bytes))
+        self._give_back()
+        numbers = [builder.group(groups) for groups in context.groups]
+        start = builder.add(
+            Work(Purpose.RESIDENT, stage=context.number), (), 0.0,
+            memory=[(context.index[d], size, 0.0) for d, size in resident.items()],
+        )  # fmt: skip
+        for task in self.tasks:
+            memories = sorted({*task.takes, *task.gives})
+            builder.add(
+                _in_groups(task.work, numbers),
+                task.lanes,
+                task.seconds,
+                [wait + 1 for wait in task.waits] or [start],
+                [(m, task.takes.get(m, 0.0), -task.gives.get(m, 0.0)) for m in memories],
+                task.kind,
+            )
+        return builder.build()
+
+    def _give_back(self) -> None:
+        stays = set(map(id, self.kept))
+        for buffer in self.occupied:
+            if id(buffer) in stays:
+                continue
+            for device, last in buffer.last_use.items():
+                memory = self.context.index[device]
+                gives = self.tasks[last].gives
+                gives[memory] = gives.get(memory, 0.0) + buffer.size_bytes
+
+
+def _in_groups(work: Work, numbers: list[int]) -> Work:
+    """The work with the number of its groups, which only the program has."""
+    if work.axis < 0 or work.group == numbers[work.axis]:
+        return work
+    return _replace_group(work, numbers[work.axis])
+
+
+def _replace_group(work: Work, group: int) -> Work:
+    return Work(
+        work.purpose, work.phase, work.op, work.dims, work.stage, work.peer, work.collective,
+        work.axis, group, work.size_bytes, work.reads, work.writes, work.body,
+    )  # fmt: skip
+
+
+def after(made: Made) -> Ready:
+    """Wait, on every device, for the task that made something there."""
+    return {device: [task] for device, task in made.items()}
+
+
+def last_of(ready: Ready) -> Made:
+    """The latest task of each device."""
+    return {device: max(tasks) for device, tasks in ready.items()}
