@@ -8,6 +8,7 @@ from partita.costs.layouts import Layout, copied_axes, num_shards
 from partita.errors import PlanError
 from partita.graph.record import Graph, Op
 from partita.graph.splits import check_split
+from partita.lower.pieces import Piece
 from partita.plans import Axis, Stage
 
 MAX_DRAWN = 16
@@ -17,7 +18,8 @@ MAX_DRAWN = 16
 class Context:
     """One stage's graph on the devices that are drawn; `number` is the stage's place in the plan.
 
-    `recomputed` are ops of the graph that run the forward of another op once more.
+    `recomputed` are ops of the graph that run the forward of another op once more; `original` has
+    what these ops and what they make are called in the model.
     """
 
     stage: Stage
@@ -27,6 +29,7 @@ class Context:
     devices: tuple[int, ...]
     collectives: Collectives
     recomputed: frozenset[str]
+    original: dict[str, str]
     dims: dict[str, tuple[str, ...]]  # of every forward op
     levels: dict[str, str]  # how each parameter is kept
     update_of: dict[str, Op]  # by gradient
@@ -69,7 +72,7 @@ def context_of(
     devices: tuple[int, ...],
     collectives: Collectives,
     number: int = 0,
-    recomputed: frozenset[str] = frozenset(),
+    part: Piece | None = None,
 ) -> Context:
     """Everything that lowering a stage looks up; refuses splits that the graph does not have."""
     mesh = stage.mesh
@@ -83,7 +86,8 @@ def context_of(
         cluster,
         devices,
         collectives,
-        recomputed,
+        frozenset() if part is None else part.recomputed,
+        {} if part is None else part.original,
         stage.dims(),
         _levels(stage, graph),
         {op.inputs[1]: op for op in graph.ops if op.phase == "update"},

@@ -6,7 +6,7 @@ those go between the blocking ones is a decision, and stands in the plan as a te
 the lane (`plans.Overlap`):
 
     12        so many blocking collectives
-    g         the next gather that was asked for
+    g, g7     the next gather that was asked for, the next seven
     r3        the fourth bucket of gradients (or output) that is reduced
 
 `Recorded` reads such a text and decides nothing; what decides is `search/overlap.py`, which
@@ -23,7 +23,8 @@ from partita.search.overlap import Deferred, Ready
 if TYPE_CHECKING:
     from partita.lower.writer import Writer
 
-_TOKEN = re.compile(r"[1-9][0-9]*|g|r(0|[1-9][0-9]*)")
+LONGEST = 7  # digits of a number, so that no file can ask for more than there is memory
+_TOKEN = re.compile(r"[1-9][0-9]*|g([1-9][0-9]*)?|r(0|[1-9][0-9]*)")
 
 
 class NetworkOrder(Protocol):
@@ -53,12 +54,13 @@ class Recorded:
 
     def __init__(self, text: str, stage: str) -> None:
         self.stage, self.text = stage, text
-        self.tokens = text.split()
+        self.tokens: list[str] = []
         self.at = 0
         self.blocking_left = 0
-        for token in self.tokens:
-            if not _TOKEN.fullmatch(token):
+        for token in text.split():
+            if not _TOKEN.fullmatch(token) or len(token) > LONGEST:
                 self._refuse(f"holds {token!r}", "write numbers, g, and r with a number")
+            self.tokens += ["g"] * int(token[1:] or 1) if token[0] == "g" else [token]
 
     def written(self, lanes: tuple[int, ...], seconds: float, waits: Sequence[int]) -> None:
         """Times do not matter: all is decided."""

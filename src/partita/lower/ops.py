@@ -125,12 +125,17 @@ def _run_op(w: Writer, op: Op, received: Received, accumulate: Collect) -> None:
     reads = tuple(buffer.value for buffer in buffers)
     outputs = [_new(w, name, layout) for name, layout in zip(op.outputs, given, strict=True)]
     writes = tuple(buffer.value for buffer in outputs)
-    work = Work(purpose, w.phase, op.name, dims, context.number, reads=reads, writes=writes)
+    work = Work(purpose, w.phase, _name(w, op), dims, context.number, reads=reads, writes=writes)
     ready = _exchange(w, op, work, factors, w.ready(buffers), halos=True)
     made = _compute(w, op, work, ready, buffers)
     made = last_of(_exchange(w, op, work, factors, after(made), halos=False))
     for buffer in outputs:
         _produce(w, op, buffer, made, buffers, accumulate)
+
+
+def _name(w: Writer, op: Op) -> str:
+    """What an op is called in the model: a second run is that of the first."""
+    return w.context.original.get(op.name, op.name)
 
 
 def _add_gradients(w: Writer, op: Op, received: Received, accumulate: Collect) -> None:
@@ -299,9 +304,9 @@ def _exchange(
             if exchange.tensor >= 0 or (exchange.collective == "halo") != halos:
                 continue
             own = Work(
-                Purpose.EXCHANGE, work.phase, op.name, work.dims, work.stage,
+                Purpose.EXCHANGE, work.phase, work.op, work.dims, work.stage,
                 collective=exchange.collective, axis=axis, size_bytes=exchange.elements * size_of,
-                reads=work.reads, writes=() if halos else work.writes,
+                reads=work.reads if halos else work.writes, writes=() if halos else work.writes,
             )  # fmt: skip
             made = w.blocking(own, ready)
             arrived = after(made)

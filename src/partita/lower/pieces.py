@@ -38,6 +38,7 @@ class Piece:
     num_forward: int  # the first so many ops are the forward; what follows is the backward
     recomputed: frozenset[str] = frozenset()  # ops that are second runs
     single: frozenset[str] = frozenset()  # those of them that run one by one, not by segments
+    original: dict[str, str] = field(default_factory=dict)  # of ops and tensors of second runs
 
     def local(self, stage: Stage) -> Stage:
         """The stage with the splits of its piece: all that there is to recompute stands in it."""
@@ -199,6 +200,7 @@ class _Piece:
             len(self.forward),
             frozenset(self.second_of[name] for name in self._second_ops()),
             frozenset(self.second_of[name] for name in self.done),
+            {second: name for name, second in self.second_of.items()},
         )
 
     # Forward ops, and their second run.

@@ -50,12 +50,12 @@ def lower_stage(
     """The program of a stage that holds the whole model and runs it once."""
     devices = drawn_devices(stage, cluster, most_devices)
     times = collectives or Collectives(cluster)
-    recomputed: frozenset[str] = frozenset()
+    part = None
     local, num_forward = stage, sum(op.phase == "forward" for op in graph.ops)
     if stage.recomputed != "no" and graph.is_training:
         part = piece(graph, stage, 0, homes(graph, [stage]))
-        local, graph, recomputed = part.local(stage), part.graph, part.recomputed
-    context = context_of(local, graph, cluster, devices, times, 0, recomputed)
+        local, graph = part.local(stage), part.graph
+    context = context_of(local, graph, cluster, devices, times, 0, part)
     recorded = None if stage.overlap is None else stage.overlap.order
     writer = Writer(context, network_order(stage, recorded, len(devices)))
     _write(writer, num_forward)

@@ -81,7 +81,8 @@ class Writer:
         self, tensor: str, layout: Layout, source: str = "task", of: int = -1,
         flat: tuple[int, ...] = (),
     ) -> int:  # fmt: skip
-        """Add a value; returns its number."""
+        """Add a value; returns its number. What a second run makes is the tensor of the first."""
+        tensor = self.context.original.get(tensor, tensor)
         self.values.append(Value(tensor, layout, source, of, flat))
         return len(self.values) - 1
 

@@ -14,6 +14,7 @@ of writing. What was chosen is said in the words of a plan, so that lowering the
 it, repeat that without any clock.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,15 +121,13 @@ class FillGaps:
 
 def tokens_text(tokens: Sequence[str]) -> str:
     """Tokens of single collectives (`b` for a blocking one) as a plan lists them."""
-    words: list[str] = []
-    blocking = 0
-    for token in (*tokens, ""):
+    words = []
+    for token, run in itertools.groupby(tokens):
+        count = sum(1 for _ in run)
         if token == "b":
-            blocking += 1
-            continue
-        if blocking:
-            words.append(str(blocking))
-            blocking = 0
-        if token:
+            words.append(str(count))
+        elif token == "g":
+            words.append("g" if count == 1 else f"g{count}")
+        else:
             words.append(token)
     return " ".join(words)
