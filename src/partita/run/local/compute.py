@@ -51,6 +51,8 @@ def compute(call: Call, inputs: list[T], site: Site) -> tuple[T, ...]:
             f"no rule computes ops of the kind {call.kind!r}",
             fix="the local runtime executes graphs of the known kinds",
         )
+    if call.kind == "attention" and len(inputs) > 3:  # PyTorch wants masks of [s, t] at least
+        inputs = [*inputs[:3], torch.atleast_2d(inputs[3])]
     # Frozen batch norms are those that say so, whatever the rest of the model does.
     module = SimpleNamespace(training=call.flag("training", True))
     result = RULES[call.kind](module, call, *inputs)
