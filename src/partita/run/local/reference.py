@@ -165,6 +165,9 @@ def reference(
             torch.autograd.backward(values[graph.outputs[0]], given[_loss_gradient(graph)])
         outputs.append({name: values[name].detach() for name in graph.outputs})
     gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    for op in graph.ops:  # what only chooses, such as gates of experts, has a gradient of zero
+        if op.phase == "update":
+            gradients.setdefault(op.inputs[0], torch.zeros_like(leaves[op.inputs[0]]).detach())
     start = {name: leaf.detach() for name, leaf in leaves.items()}
     updated, states = _step(graph, start, gradients)
     return Reference(tuple(outputs), gradients, updated, states)
