@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from partita.errors import ProgramError
 from partita.graph.record import Call, Graph
 from partita.graph.shapes import gates
 from partita.graph.splits import Placement
@@ -94,6 +95,76 @@ def whole(
             continue
         full[shard_index(shape, layout, axes, place, num_gates)] += own
     return full
+
+
+def convert(
+    shards: Sequence[T],
+    shape: Shape,
+    have: Layout,
+    need: Layout,
+    axes: tuple[Axis, ...],
+    num_gates: int = 1,
+) -> list[T]:
+    """The shards after a collective (or a slice) along one axis: the layouts differ there only.
+
+    A rank takes from the ranks of its line along that axis and from no others. They do not have
+    what it needs if a later axis shards the same dim: that one must be converted first.
+    """
+    changed = [i for i, (a, b) in enumerate(zip(have, need, strict=True)) if a != b]
+    if not changed:
+        return list(shards)
+    if len(changed) > 1:
+        raise ProgramError(
+            f"a step from {_shown(have)} to {_shown(need)} changes {len(changed)} axes",
+            fix="convert one axis after the other",
+        )
+    (axis,) = changed
+    lines: dict[Place, tuple[T, T]] = {}
+    results = []
+    for rank, place in enumerate(places(axes)):
+        is_copy = have[axis].kind == "replicate"
+        line = place if is_copy else (*place[:axis], 0, *place[axis + 1 :])
+        if line not in lines:
+            lines[line] = _line(shards, shape, have, axes, axis, place, num_gates)
+        full, known = lines[line]
+        index = shard_index(shape, need, axes, place, num_gates)
+        if not bool(known[index].all()):
+            raise ProgramError(
+                f"a step from {_shown(have)} to {_shown(need)}: rank {rank} needs elements that no "
+                f"rank of its line along axis {axes[axis].name!r} holds",
+                fix="convert the later axes that shard the same dim first",
+            )
+        own = full[index].clone()
+        dropped = need[axis].kind == "partial" and place[axis] > 0
+        results.append(torch.zeros_like(own) if dropped else own)
+    return results
+
+
+def _line(
+    shards: Sequence[T],
+    shape: Shape,
+    layout: Layout,
+    axes: tuple[Axis, ...],
+    axis: int,
+    place: Place,
+    num_gates: int,
+) -> tuple[T, T]:
+    """What the ranks of a line hold together (of copies, the rank alone), and where that lies."""
+    full, known = shards[0].new_zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    is_copy = layout[axis].kind == "replicate"
+    for rank, other in enumerate(places(axes)):
+        if any(a != b for i, (a, b) in enumerate(zip(place, other, strict=True)) if i != axis):
+            continue
+        if is_copy and other != place:
+            continue
+        index = shard_index(shape, layout, axes, other, num_gates)
+        full[index] += shards[rank]
+        known[index] = True
+    return full, known
+
+
+def _shown(layout: Layout) -> str:
+    return " ".join(map(str, layout))
 
 
 def replica_error(shards: Sequence[T], layout: Layout, axes: tuple[Axis, ...]) -> float:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.costs.layouts import conversion
+from partita.errors import ProgramError
 from partita.graph import GraphBuilder
 from partita.graph.backward import training_graph
 from partita.graph.splits import PARTIAL, REPLICATE, Placement
@@ -13,6 +15,7 @@ from partita.plans import Axis
 
 torch = pytest.importorskip("torch")
 from partita.run.local.shards import (  # noqa: E402
+    convert,
     flat_part,
     gate_rows,
     interval,
@@ -136,3 +139,70 @@ def test_both_directions_of_a_layer_are_split_apart_and_not_by_gates():
     g = GraphBuilder("both")
     y = g.recurrent(g.input("x", (2, 3, 4)), 4, "gru", bidirectional=True)
     assert gate_rows(g.finish(y)) == {}
+
+
+def convert_all(shards, shape, have, need, axes, gates=1):
+    """Step by step, as conversions of layouts say."""
+    layout = have
+    for step in conversion(1.0, [axis.size for axis in axes], have, need):
+        shards = convert(shards, shape, layout, step.layout, axes, gates)
+        layout = step.layout
+    return shards
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=laid_out(), data=st.data())
+def test_conversions_move_what_the_layouts_say(case, data):
+    """Where no dim is sharded twice, every step is a collective along one axis."""
+    shape, axes, have, gates = case
+    others = [REPLICATE, *(Placement("shard", i) for i in range(len(shape)))]
+    need = tuple(data.draw(st.sampled_from([*others, old])) for old in have)
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shards = [shard(value, have, axes, place, gates) for place in places(axes)]
+    try:
+        found = convert_all(shards, shape, have, need, axes, gates)
+    except ProgramError as error:
+        dims = [p.dim for p in (*have, *need) if p.kind == "shard"]
+        assert len(dims) > len(set(dims))
+        assert "convert the later axes that shard the same dim first" in str(error)
+        return
+    right = [shard(value, need, axes, place, gates) for place in places(axes)]
+    for mine, other, place in zip(found, right, places(axes), strict=True):
+        torch.testing.assert_close(mine, other, msg=str(place))
+
+
+def test_an_all_reduce_adds_along_its_line_only():
+    axes = (Axis("x", 2), Axis("y", 2))
+    shards = [torch.full((1,), float(n)) for n in (1, 2, 10, 20)]
+    found = convert(shards, (1,), (REPLICATE, PARTIAL), (REPLICATE, REPLICATE), axes)
+    assert [f.item() for f in found] == [3, 3, 30, 30]
+    found = convert(shards, (1,), (PARTIAL, PARTIAL), (REPLICATE, PARTIAL), axes)
+    assert [f.item() for f in found] == [11, 22, 11, 22]
+
+
+def test_copies_become_one_summand():
+    axes = (Axis("x", 2),)
+    found = convert([torch.ones(1), torch.ones(1)], (1,), (REPLICATE,), (PARTIAL,), axes)
+    assert [f.item() for f in found] == [1, 0]
+
+
+def test_gathering_the_outer_of_two_axes_of_one_dim_first_is_refused():
+    axes = (Axis("x", 2), Axis("y", 2))
+    shards = [shard(numbers(8), (ROWS, ROWS), axes, place) for place in places(axes)]
+    with pytest.raises(ProgramError) as caught:
+        convert(shards, (8,), (ROWS, ROWS), (REPLICATE, ROWS), axes)
+    assert str(caught.value) == (
+        "a step from S(0) S(0) to R S(0): rank 0 needs elements that no rank of its line along "
+        "axis 'x' holds; convert the later axes that shard the same dim first"
+    )
+    found = convert(shards, (8,), (ROWS, ROWS), (ROWS, REPLICATE), axes)
+    found = convert(found, (8,), (ROWS, REPLICATE), (REPLICATE, REPLICATE), axes)
+    assert all(torch.equal(f, numbers(8)) for f in found)
+
+
+def test_a_step_changes_one_axis():
+    axes = (Axis("x", 1), Axis("y", 1))
+    with pytest.raises(
+        ProgramError, match="from P P to R R changes 2 axes; convert one axis after"
+    ):
+        convert([torch.ones(1)], (1,), (PARTIAL, PARTIAL), (REPLICATE, REPLICATE), axes)

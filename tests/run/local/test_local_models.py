@@ -32,7 +32,7 @@ from partita.run.local.shards import (  # noqa: E402
 )
 from partita.run.local.updates import update  # noqa: E402
 from tests.run.local.small_models import MODELS  # noqa: E402
-from tests.run.local.test_ops import legal_dims  # noqa: E402
+from tests.run.local.test_local_ops import legal_dims  # noqa: E402
 
 
 class Mesh:
