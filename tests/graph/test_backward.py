@@ -163,6 +163,8 @@ def test_adding_and_moving_keep_nothing():
         ("reduce", {"fn": "mean"}, "dgrad", (), False),
         ("reduce", {"fn": "max"}, "dgrad", "all", True),
         ("embedding", {}, "wgrad", (0,), False),
+        ("lstm", {}, "wgrad", "all", True),
+        ("gru_cell", {}, "wgrad", "all", True),
         ("elementwise", {"fn": "gelu"}, "dgrad", "all", False),
         ("elementwise", {"fn": "tanh"}, "dgrad", (), True),
         ("elementwise", {"fn": "add"}, "dgrad", (), False),

@@ -43,8 +43,8 @@ _PRODUCT = Saved("others")
 _NOTHING = Saved()
 _WEIGHTED = Layer(dgrad=Saved((1,)), wgrad=Saved((0,)))
 _NORM = Layer(dgrad=Saved((0, 1)), wgrad=Saved((0,)))
-_RECURRENT = Layer(dgrad=_ALL, wgrad=Saved((0,), outputs=True))
-_CELL = Layer(dgrad=_ALL, wgrad=Saved((0, 1), outputs=True))
+# The weight gradients of recurrent ops follow from those of the gates, which need everything.
+_RECURRENT = Layer(dgrad=_ALL, wgrad=_ALL)
 
 SAVED: dict[str, Saved | Layer] = {
     "linear": _WEIGHTED,
@@ -61,8 +61,8 @@ SAVED: dict[str, Saved | Layer] = {
     "pool": _FROM_INPUT,
     "lstm": _RECURRENT,
     "gru": _RECURRENT,
-    "lstm_cell": _CELL,
-    "gru_cell": _CELL,
+    "lstm_cell": _RECURRENT,
+    "gru_cell": _RECURRENT,
     "moe_router": Layer(dgrad=Saved((1,), outputs=True), wgrad=Saved((0,), outputs=True)),
     "moe_dispatch": Saved((1,)),
     "moe_combine": _FROM_INPUT,
