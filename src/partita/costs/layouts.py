@@ -6,7 +6,9 @@ A layout is one placement per mesh axis. Axis by axis, with `held` the bytes a d
     S(i) -> S(j) all-to-all of held          P -> S(i)   reduce-scatter of what it had before
     R -> S(i)   a slice, free
 
-Summands go first: what is gathered later is then smaller.
+Partial sums go first: what is gathered later is then smaller. Where two axes shard one dim, the
+first cuts it and the second cuts its parts, so that a change along the first needs the dim whole
+along the second: it is gathered there before, and cut again after.
 """
 
 from collections.abc import Sequence
@@ -52,11 +54,19 @@ def conversion(
     whole_bytes: float, sizes: Sequence[float], have: Layout, need: Layout
 ) -> tuple[Step, ...]:
     """The steps from one layout to another, for a tensor of `whole_bytes` in all."""
-    steps = []
-    for axis in sorted(range(len(need)), key=lambda i: (have[i] != PARTIAL, i)):
+    steps: list[Step] = []
+    left = [i for i in range(len(need)) if have[i] != need[i]]
+    while left:
+        axis = min(left, key=lambda i: (have[i] != PARTIAL, i))
         before, after = have[axis], need[axis]
-        if before == after:
-            continue
+        inner = [
+            i
+            for i in range(axis + 1, len(need))
+            if have[i] in (before, after) and have[i].kind == "shard"
+        ]
+        if inner:
+            axis, after = inner[-1], REPLICATE
+            before = have[axis]
         held_before = whole_bytes / num_shards(have, sizes)
         have = (*have[:axis], after, *have[axis + 1 :])
         held = whole_bytes / num_shards(have, sizes)
@@ -70,6 +80,7 @@ def conversion(
         else:
             name = "all_gather" if after == REPLICATE else "all_to_all"
             steps.append(Step(axis, name, held, held, have))
+        left = [i for i in range(len(need)) if have[i] != need[i]]
     return tuple(steps)
 
 

@@ -277,7 +277,8 @@ def _gather_updated(w: Writer, updated: list[int], stored: list[Buffer], made: M
             size_bytes=sum(stored[i].size_bytes for i in chosen),
             reads=reads, writes=tuple(now[i] for i in chosen),
         )  # fmt: skip
-        ready = after(w.collective(work, ready))
+        arrived = after(w.collective(work, ready))
+        ready = {device: [*ready[device], *arrived[device]] for device in ready}
 
 
 def _share(context: Context, op: Op, layout: Layout) -> float:

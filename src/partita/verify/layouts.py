@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Graph, Op
-from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
+from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Mesh, Stage
 from partita.program import Program
@@ -247,8 +247,13 @@ class StageCheck:
             return None
         legal = base.tensor == known.tensor and known.flat[: len(base.flat)] == base.flat
         for have, need, many in zip(base.layout, known.layout, self.sized, strict=True):
-            legal &= have == need or not many or (have == REPLICATE and need.kind == "shard")
+            cut = have == REPLICATE and need.kind == "shard"
+            legal &= have == need or not many or cut
         legal &= all(known.layout[axis] == REPLICATE for axis in known.flat[len(base.flat) :])
+        now = base.layout
+        for axis, need in enumerate(known.layout):
+            legal &= now[axis] == need or self._is_innermost(now, axis, (need,))
+            now = (*now[:axis], need, *now[axis + 1 :])
         if not legal:
             self._say(work, f"takes {known} as a slice of {base.tensor}, which it is not")
         root = known.of if base.root < 0 else base.root
@@ -399,10 +404,17 @@ class StageCheck:
             have, need = fact.layout[work.axis], known.layout[work.axis]
             rest = [*fact.layout[: work.axis], need, *fact.layout[work.axis + 1 :]]
             right = have.kind == before and need.kind == after and have != need
+            right &= self._is_innermost(fact.layout, work.axis, (have, need))
             if not right or tuple(rest) != known.layout or fact.flat:
                 self._say(work, f"cannot turn {_text(fact.layout)} into {_text(known.layout)}")
             self._bytes(work, fact, known)
             self._write(made, replace(fact, layout=known.layout, phase=work.phase, root=-1))
+
+    def _is_innermost(self, layout: Layout, axis: int, changed: Sequence[Placement]) -> bool:
+        """A later axis cuts the parts of an earlier one: that has no say while the later cuts."""
+        dims = {p.dim for p in changed if p.kind == "shard"}
+        later = zip(layout[axis + 1 :], self.sized[axis + 1 :], strict=True)
+        return not any(p.kind == "shard" and p.dim in dims and many for p, many in later)
 
     def _bytes(self, work: Work, fact: Fact, known: Value) -> None:
         """A reduce-scatter takes what was held before it, others what is held after it."""
