@@ -13,7 +13,7 @@ from partita.plans import Axis
 
 torch = pytest.importorskip("torch")
 from partita.run.local.compute import routing_groups  # noqa: E402
-from partita.run.local.ops import backward, forward  # noqa: E402
+from partita.run.local.ops import backward, forward, needs_exchange  # noqa: E402
 from partita.run.local.reference import (  # noqa: E402
     example,
     initial_states,
@@ -38,8 +38,9 @@ from tests.run.local.test_local_ops import legal_dims  # noqa: E402
 class Mesh:
     """Tensors as the ranks hold them."""
 
-    def __init__(self, graph, axes):
+    def __init__(self, graph, axes, forgotten=""):
         self.graph, self.axes = graph, axes
+        self.forgotten = forgotten  # the op whose exchange is left out
         self.gates = gate_rows(graph)
         self.whole = {}
 
@@ -59,18 +60,18 @@ class Mesh:
         shards = [self.read(n, layout) for n, layout in zip(op.inputs, read, strict=True)]
         inputs = [tuple(s[rank] for s in shards) for rank in range(len(places(self.axes)))]
         execute = forward if op.phase == "forward" else backward
-        everywhere = range(len(self.axes))
+        exchanged = () if op.name == self.forgotten else range(len(self.axes))
         results = execute(
-            self.graph, op, dims, self.axes, inputs, everywhere, microbatch=number, seed=5
+            self.graph, op, dims, self.axes, inputs, exchanged, microbatch=number, seed=5
         )
         for i, (name, layout) in enumerate(zip(op.outputs, written, strict=True)):
             self.write(name, layout, [result[i] for result in results])
 
 
-def run_on_mesh(graph, given, axes, dims_of, num_microbatches):
+def run_on_mesh(graph, given, axes, dims_of, num_microbatches, forgotten=""):
     """Outputs per micro-batch, gradients, and parameters and states after the step."""
     small = microbatch_graph(graph, num_microbatches)
-    mesh = Mesh(small, axes)
+    mesh = Mesh(small, axes, forgotten)
     updates = [op for op in graph.ops if op.phase == "update"]
     outputs, gradients = [], {}
     for number, inputs in enumerate(microbatch_inputs(graph, given.inputs, num_microbatches)):
@@ -111,14 +112,32 @@ def close(found, right, what):
         )
 
 
+MESHES = [
+    (Axis("x", 2),),
+    (Axis("x", 2), Axis("y", 2)),
+    (Axis("x", 2), Axis("y", 1)),
+    (Axis("x", 3),),
+    (Axis("x", 2, (1, 3)),),
+    (Axis("x", 2), Axis("y", 2, (2, 1))),
+]
+
+
+def groups_of(graph, dims_of, axes):
+    """In which groups the split ops route their tokens."""
+    return {
+        op.name: routing_groups(graph.call(op), dims_of(graph, op), axes)
+        for op in graph.ops
+        if op.phase == "forward"
+    }
+
+
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
     rule = data.draw(st.sampled_from(["adamw", "sgd", "momentum", "lion"]))
     graph = training_graph(MODELS[model](), rule)
-    sizes = data.draw(st.sampled_from([(2,), (2, 2), (3,), (2, 1)]))
-    axes = tuple(Axis(name, size) for name, size in zip("xy", sizes, strict=False))
+    axes = data.draw(st.sampled_from(MESHES))
     num_microbatches = data.draw(st.sampled_from([1, 2]))
     draws = data.draw(st.randoms(use_true_random=False))
     chosen = {}
@@ -132,12 +151,7 @@ def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
         return chosen[name]
 
     given = example(graph, 1)
-    small = microbatch_graph(graph, num_microbatches)
-    groups = {
-        op.name: routing_groups(small.call(op), dims_of(small, op), axes)
-        for op in small.ops
-        if op.kind.startswith("moe_") and op.phase == "forward"
-    }
+    groups = groups_of(microbatch_graph(graph, num_microbatches), dims_of, axes)
     right = reference(
         graph, given.inputs, given.parameters, num_microbatches, groups=groups, seed=5
     )
@@ -148,3 +162,36 @@ def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
     if rule != "lion":  # a sign has two sides
         close(updated, right.updated, "parameter")
     close(states if rule != "lion" else {}, right.states if rule != "lion" else {}, "state")
+
+
+@pytest.mark.parametrize("model", ["convolutions", "spelled", "gpt", "mixtral", "rnnlm", "lstm"])
+def test_every_exchange_that_is_left_out_is_noticed(model):
+    """As many ops as can be are split along a dim that needs one; each is forgotten once."""
+    graph, axes = training_graph(MODELS[model](), "sgd"), (Axis("x", 2),)
+
+    def dims_of(small, op):
+        if op.phase != "forward" and not op.forward:
+            return ("",)
+        call = small.call(small.op(op.forward or op.name))
+        ways = legal_dims(call, axes)
+        needy = [way for way in ways if way[0] and needs_exchange(call, way[0])]
+        return (*needy, ways[-1])[0]
+
+    given = example(graph, 2)
+    right = reference(graph, given.inputs, given.parameters, groups=groups_of(graph, dims_of, axes),
+                      seed=5)  # fmt: skip
+    needy = [
+        op.name
+        for op in graph.ops
+        if op.phase != "update" and needs_exchange(graph.call(op), dims_of(graph, op)[0])
+    ]
+    assert needy
+    for name in ("", *needy):
+        try:
+            outputs, gradients, _, _ = run_on_mesh(graph, given, axes, dims_of, 1, name)
+            close(outputs[0], right.outputs[0], "output")
+            close(gradients, right.gradients, "gradient of")
+            noticed = False
+        except AssertionError:
+            noticed = True
+        assert noticed == bool(name), f"the exchange of {name}"

@@ -1,6 +1,7 @@
 """An op on a mesh gives what it gives in one piece, and does not where an exchange is missing."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -245,6 +246,27 @@ def test_a_tensor_that_stands_twice_gets_both_gradients():
     assert graph.call(back).reads == ("g0", "i0")
     (gradient,) = backward(graph, back, (), (), [(torch.ones(3).double(), w)])[0]
     torch.testing.assert_close(gradient, 2 * w)
+
+
+def test_a_gradient_of_something_that_is_not_read_is_no_number():
+    """A linear layer with computed weights: its data gradient would have to read the input."""
+    case = make_case(make_call("linear", [(3, 4), (2, 4)]))
+    back = replace(case.graph.op("op.dgrad"), attrs=(("grads", (0,)), ("wrt", (0, 1))))
+    outputs = ("x0.grad", "w.grad")
+    tensors = (*(t for t in case.graph.tensors if t.name != "x1.grad"), Tensor("w.grad", (2, 4)))
+    ops = tuple(op for op in case.graph.ops if op.phase == "forward")
+    given = tuple(t if t.name != "y0.grad" else replace(t, role="input") for t in tensors)
+    used = {n for op in ops for n in (*op.inputs, *op.outputs)} | {"y0.grad", *outputs}
+    graph = Graph(
+        "unread",
+        tuple(t for t in given if t.name in used),
+        (*ops, replace(back, outputs=outputs)),
+        ("loss",),
+    )
+    values = [(case.values["y0.grad"], case.values["x1"])]
+    (x_grad, w_grad), *_ = backward(graph, graph.op("op.dgrad"), (), (), values)
+    torch.testing.assert_close(x_grad, case.values["x0.grad"])
+    assert w_grad.isnan().all()
 
 
 def test_a_sum_of_gradients_adds_shards_as_they_lie():

@@ -1,13 +1,14 @@
 """The gradients of one op at its full size, from what its backward reads of the forward.
 
-A gradient is the vector-Jacobian product of the forward at its inputs. An input that is not read
-is one the gradient does not depend on: any value will do. Where the backward reads only the output
-(ReLU, sigmoid, tanh) an input is chosen that gives it; softmax and the router of experts have the
-formula written out:
+A gradient is the vector-Jacobian product of the forward at its inputs. The gradient should not
+depend on an input that is not read; if it does, the result is not a number, and that shows. Where
+the backward reads only the output (ReLU, sigmoid, tanh) an input is chosen that gives it; softmax
+and the router of experts have the formula written out:
 
     d logits = p (g - sum_e p_e g_e)      with p the output and g its gradient
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -65,8 +66,11 @@ def _input(call: Call, reads: Mapping[str, T], position: int, ties: tuple[int, .
                 fix="let its backward read the input",
             )
         return INVERSES[fn](reads["o0"])
-    fill = 1.0 if call.kind == "elementwise" else 0.0
-    return torch.full(call.inputs[position], fill, dtype=torch.float64)
+    return _unread(call, position)
+
+
+def _unread(call: Call, position: int) -> T:
+    return torch.full(call.inputs[position], math.nan, dtype=torch.float64)
 
 
 def _through_softmax(output: T, given: T, dim: int) -> T:
@@ -82,9 +86,9 @@ def _router(call: Call, reads: Mapping[str, T]) -> list[T]:
     results = []
     for i in call.wrt:
         if i == 0:
-            results.append(logits @ reads["i1"])
+            results.append(logits @ reads.get("i1", _unread(call, 1)))
         else:
-            x = reads["i0"]
+            x = reads.get("i0", _unread(call, 0))
             results.append(logits.reshape(-1, logits.shape[-1]).T @ x.reshape(-1, x.shape[-1]))
     return results
 

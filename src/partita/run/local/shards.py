@@ -175,6 +175,8 @@ def replica_error(shards: Sequence[T], layout: Layout, axes: tuple[Axis, ...]) -
         pairs = zip(place, layout, strict=True)
         line = tuple(0 if p.kind == "replicate" else coordinate for coordinate, p in pairs)
         other = first.setdefault(line, own)
+        if other is own:
+            continue
         if other.shape != own.shape:
             return math.inf
         if own.numel():
