@@ -120,6 +120,7 @@ class Work:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     body: int = -1
+    part: int = 0  # tells works apart that are otherwise alike: two borders along one axis
 
 
 def label(work: Work, values: "tuple[Value, ...] | list[Value]", stages: tuple[str, ...]) -> str:

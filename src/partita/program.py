@@ -383,6 +383,7 @@ class _WorkFile:
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     body: int = -1
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,13 +300,15 @@ def _exchange(
     call = context.graph.call(op)
     size_of = dtype_bytes(context.graph.dtype(op)) if halos else STAT_BYTES
     for axis, dim in enumerate(work.dims):
-        for exchange in communication(call, factors, along=dim) if dim else ():
+        exchanges = communication(call, factors, along=dim) if dim else ()
+        for part, exchange in enumerate(exchanges):
             if exchange.tensor >= 0 or (exchange.collective == "halo") != halos:
                 continue
             own = Work(
                 Purpose.EXCHANGE, work.phase, work.op, work.dims, work.stage,
                 collective=exchange.collective, axis=axis, size_bytes=exchange.elements * size_of,
                 reads=work.reads if halos else work.writes, writes=() if halos else work.writes,
+                part=part,
             )  # fmt: skip
             made = w.blocking(own, ready)
             arrived = after(made)

@@ -6,7 +6,7 @@ which collective goes next on the network is told to it (`order`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partita.costs.roofline import OpCost, Split
 from partita.graph.record import Op
@@ -220,14 +220,7 @@ def _in_groups(work: Work, numbers: list[int]) -> Work:
     """The work with the number of its groups, which only the program has."""
     if work.axis < 0 or work.group == numbers[work.axis]:
         return work
-    return _replace_group(work, numbers[work.axis])
-
-
-def _replace_group(work: Work, group: int) -> Work:
-    return Work(
-        work.purpose, work.phase, work.op, work.dims, work.stage, work.peer, work.collective,
-        work.axis, group, work.size_bytes, work.reads, work.writes, work.body,
-    )  # fmt: skip
+    return replace(work, group=numbers[work.axis])
 
 
 def after(made: Made) -> Ready:

@@ -48,6 +48,7 @@ INSIDE = {
     Kind.WGRAD: (Phase.WEIGHT,),
 }
 EVERY = tuple(Phase)
+CANCELS = 1e-4  # of the largest number: below that a tensor may be zero but for rounding
 
 
 @dataclass(frozen=True)
@@ -629,12 +630,18 @@ def _alike(place: tuple[int, ...], other: tuple[int, ...], axis: int) -> bool:
 
 
 def relative_error(outcome: Mapping[str, T], expected: Mapping[str, T]) -> float:
-    """The largest difference of tensors, each relative to its size; infinite if one is missing."""
+    """The largest difference of tensors, each relative to its size; infinite if one is missing.
+
+    What is zero but for rounding (a gradient that cancels out) is measured by the others' size.
+    """
     worst = 0.0
+    largest = max(
+        (float(right.abs().max()) for right in expected.values() if right.numel()), default=1.0
+    )
     for name, right in expected.items():
         if name not in outcome:
             return float("inf")
-        scale = max(float(right.abs().max()), 1e-30) if right.numel() else 1.0
+        scale = max(float(right.abs().max()) if right.numel() else 0.0, CANCELS * largest, 1e-30)
         apart = (outcome[name] - right).abs()
         error = float(apart.max()) / scale if apart.numel() else 0.0
         worst = max(worst, error if error == error else float("inf"))

@@ -1,0 +1,112 @@
+"""Random plans of small models: any cut, mesh, split, ZeRO level, checkpointing and schedule."""
+
+from dataclasses import dataclass
+
+from partita.cluster import resolve
+from partita.costs.sharding import dims_of
+from partita.graph.rebatch import batch_of, rebatch
+from partita.lower.orders import refusal
+from partita.plans import SHARDING_LEVELS, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
+
+CLUSTERS = ("8xA100", "4xV100+4xP100", "2x4xA100")
+SHAPES = ((), (2,), (2,), (2, 2), (4,), (3,))
+LAYOUTS = {"line": (1,), "looped": (2, 3), "wave": (2,)}
+SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "looped-bfs", "zb-v", "hanayo")
+
+
+@dataclass(frozen=True)
+class RandomPlan:
+    """A plan, and the model and machine it is for."""
+
+    graph: object
+    cluster: object
+    stages: tuple
+    schedule: Schedule
+
+
+def axes_of(random, shape):
+    """Axes of a shape; some give their places uneven shares."""
+    axes = []
+    for i, size in enumerate(shape):
+        weights = ()
+        if size == 2 and random.random() < 0.2:
+            weights = random.choice([(1, 3), (3, 1)])
+        axes.append(Axis("xyz"[i], size, weights))
+    return tuple(axes)
+
+
+def random_plan(random, graph, *, most_groups=4):
+    """A plan that lowering must be able to carry out."""
+    cluster = resolve(random.choice(CLUSTERS))
+    forward = [op.name for op in graph.ops if op.phase == "forward"]
+    batch = batch_of(graph)
+    count = random.choice([c for c in (1, 1, 2, 4) if batch % c == 0])
+    groups = random.randint(1, min(most_groups, len(forward)))
+    chunks = random.choice([1, 1, 2]) if groups > 1 and 2 * groups <= len(forward) else 1
+    waves = chunks > 1 and random.random() < 0.5
+    while True:
+        shapes = [random.choice(SHAPES) for _ in range(groups)]
+        sizes = [_size(shape) for shape in shapes]
+        if sum(sizes) <= 8:
+            break
+    meshes, first = [], 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        meshes.append(Mesh(axes_of(random, shape), tuple(range(first, first + size))))
+        first += size
+    num_stages = groups * chunks
+    cuts = sorted(random.sample(range(1, len(forward)), num_stages - 1))
+    parts = [forward[a:b] for a, b in zip([0, *cuts], [*cuts, len(forward)], strict=True)]
+    micro = rebatch(graph, batch // count)
+    stages = []
+    for number, ops in enumerate(parts):
+        chunk, rank = divmod(number, groups)
+        group = groups - 1 - rank if waves and chunk % 2 else rank
+        stages.append(_stage(random, micro, number, meshes[group], ops, graph.is_training))
+    stages = tuple(stages)
+    return RandomPlan(graph, cluster, stages, _schedule(random, stages, count))
+
+
+def _size(shape):
+    size = 1
+    for axis in shape:
+        size *= axis
+    return size
+
+
+def _stage(random, micro, number, mesh, ops, training):
+    # Most plans agree on a dim where they can; some give every op its own.
+    likes = [random.choice(["b", "n", "c", "k", "s", "h", ""]) for _ in mesh.axes]
+    wild = random.random() < 0.4
+    level = random.choice(SHARDING_LEVELS)
+    splits = []
+    for name in ops:
+        legal = dims_of(micro.call(micro.op(name)), mesh.axes)
+        liked = [d for d in legal if all(a in (b, "") for a, b in zip(d, likes, strict=True))]
+        dims = random.choice(legal) if wild or not liked else max(liked, key=lambda d: sum(map(bool, d)))
+        splits.append(OpSplit(name, dims, random.choice(SHARDING_LEVELS) if wild else level))
+    kind = random.choice(["no", "no", "all", "some"]) if training else "no"
+    recompute, checkpoints, again = kind == "all", (), ()
+    if kind == "all":
+        checkpoints = tuple(op for op in ops if random.random() < 0.3)
+    elif kind == "some":
+        again = tuple(op for op in ops if random.random() < 0.4)
+    prefetch = random.choice([1, 2, 4])
+    bucket = random.choice([0, 200, 25 * 2**20])
+    return Stage(
+        f"stage{number}", mesh, tuple(splits), recompute, checkpoints, again, prefetch, bucket
+    )
+
+
+def _schedule(random, stages, count):
+    groups = device_groups(stages)
+    names = [name for name in SCHEDULES if not refusal(name, groups, count)]
+    if not names:  # any order of forwards, then of backwards, works
+        rows = tuple(
+            " ".join(
+                [f"{s}F{m}" for m in range(count) for s in own]
+                + [f"{s}B{m}" for m in range(count) for s in reversed(own)]
+            )
+            for own in groups
+        )
+        return Schedule("listed", count, rows)
+    return Schedule(random.choice(names), count)
