@@ -2,8 +2,9 @@
 
 The model and machine are rebuilt from their names and compared by fingerprint; every forward op
 must have exactly one split that its loop nest allows, on devices that exist; the plan is lowered,
-its program checked for deadlock, run, the run verified, memory included; and the time it takes
-and the memory must be what the plan predicts.
+its program checked for deadlock and for its meaning (every tensor in the layout that its reader
+needs, partial sums reduced, messages matched, also inside the blocks of a pipeline), run, the run
+verified, memory included; and the time it takes and the memory must be what the plan predicts.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from partita.graph.record import Graph
 from partita.jobs.workload import load_ref
 from partita.lower import lower_plan
 from partita.plans import Axis, OpSplit, Plan, Stage
-from partita.verify import verify_program, verify_timeline
+from partita.verify import verify_meaning, verify_program, verify_timeline
 
 TOLERANCE = 1e-6
 
@@ -108,7 +109,10 @@ def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     except InputError as error:
         return (str(error),)
     program = lowered.program
-    violations = verify_program(program)
+    violations = (
+        *verify_program(program),
+        *verify_meaning(program, graph, lowered.stages, plan.schedule),
+    )
     if violations:
         return violations
     timeline = run(program)

@@ -7,8 +7,7 @@ from partita.jobs.advice import what_would_fit
 from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_tried import Candidate, Tried, rank
 from partita.jobs.simulate import simulate_stages
-from partita.lower import MAX_DRAWN
-from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress, runs_once
+from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
 from partita.search.base import Improvement, Status, relative_gap
 
 NEXT_BEST = 10
@@ -72,13 +71,11 @@ def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned
 
 
 def _drawn(tried: Tried, best: Candidate) -> Candidate:
-    """The winner again, with all its devices where it is one stage that runs once."""
+    """The winner again: every op of every stage, with all its devices where it runs once."""
     simulation = best.simulation
-    few = simulation.num_devices <= MAX_DRAWN  # of more only one of each kind is drawn anyway
-    if not few or not runs_once(simulation.stages, simulation.schedule):
-        return best
     whole = simulate_stages(tried.workload, tried.cluster, simulation.stages, simulation.schedule)
-    return replace(best, simulation=whole.capped(tried.max_memory))
+    value = whole.interval_s if tried.in_a_row else whole.step_s
+    return replace(best, simulation=whole.capped(tried.max_memory), objective_s=value)
 
 
 def _plan(
@@ -93,7 +90,7 @@ def _plan(
         _alternatives(tried, best),
     )  # fmt: skip
     return Plan(
-        tried.workload.ref(), cluster, simulation.stages, prediction, origin, simulation.schedule
+        tried.workload.ref(), cluster, simulation.decided, prediction, origin, simulation.schedule
     )
 
 

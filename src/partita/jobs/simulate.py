@@ -34,7 +34,7 @@ from partita.plans import (
 )
 from partita.program import Memory, Program
 from partita.timeline import Timeline
-from partita.verify import check_timeline
+from partita.verify import check_meaning, check_timeline
 
 RECOMPUTED = {"yes": "recomputed", "light": "lightly recomputed"}  # words for stages
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
@@ -313,6 +313,8 @@ def simulate_stages(
         decided=lowered.stages,
     )
     _check(result)
+    if not quick:
+        check_meaning(lowered.program, workload.graph, stages, schedule)
     return result
 
 
@@ -323,9 +325,14 @@ def simulate_stage(
     most_devices: int = MAX_DRAWN,
     collectives: Collectives | None = None,
 ) -> Simulation:
-    """Simulate one stage that holds the whole model and runs it once."""
+    """Simulate one stage that holds the whole model and runs it once.
+
+    With `collectives` at hand it is one of many candidates, and only its timeline is checked.
+    """
     memo = None if collectives is None else Memo(collectives)
-    return simulate_stages(workload, cluster, (stage,), Schedule(), memo, most_devices)
+    return simulate_stages(
+        workload, cluster, (stage,), Schedule(), memo, most_devices, quick=memo is not None
+    )
 
 
 def _check(found: Simulation) -> None:

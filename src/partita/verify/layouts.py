@@ -103,6 +103,7 @@ class StageCheck:
         self.missing: dict[int, Counter[int]] = {}  # value -> axes whose statistics are not there
         self.updated: dict[str, Fact] = {}
         self.stored: dict[str, Value] = {}
+        self.sums: dict[str, Fact] = {}  # parameter -> the gradient that micro-batches add to
         position = self._positions()
         for number, (work, tasks) in enumerate(self._works(position)):
             if len(self.wrong) >= FEW:
@@ -522,6 +523,7 @@ class StageCheck:
             tensor = self.program.values[value].tensor
             self.wrong.append(f"the statistics of {tensor} are never exchanged")
         self._returned(mine)
+        self._accumulated(mine)
         if self.ends:
             self._all_updated(mine)
 
@@ -533,6 +535,41 @@ class StageCheck:
             facts = [fact for fact in self.facts.values() if fact.tensor == name]
             if not any(not self._partial(fact.layout) and not fact.flat for fact in facts):
                 self.wrong.append(f"the model returns {name} as partial sums that nobody adds up")
+
+    def _accumulated(self, mine: set[str]) -> None:
+        """What micro-batches add up: all that the stage gives for a parameter, as it is kept."""
+        nobody = Work()
+        for number, value in enumerate(self.program.values):
+            if value.source != "gradient":
+                continue
+            fact = self._fact(nobody, number) if value.of >= 0 else self.facts.get(number)
+            if fact is None or fact.gradient_of not in self.model.updates:
+                continue
+            name = fact.gradient_of
+            if self.sums.setdefault(name, fact) is not fact:
+                self.wrong.append(f"gradients of {name} are added up in two places")
+        for name in self.model.updates:
+            here = frozenset(
+                giver for giver in self.model.givers[name] if self.model.ops[giver].forward in mine
+            )
+            if here:
+                self._added_up(name, here)
+
+    def _added_up(self, name: str, here: frozenset[str]) -> None:
+        fact = self.sums.get(name)
+        if fact is None or fact.givers != here:
+            lacks = here - (frozenset() if fact is None else fact.givers)
+            what = ", ".join(sorted(lacks)[:3])
+            self.wrong.append(f"nobody adds {what} to the gradient of {name}")
+            return
+        level = self._level(name)
+        stored = self.stored.get(name)
+        if level in ("gradients", "parameters") and stored is not None:
+            copied = tuple(
+                i for i, p in enumerate(stored.layout) if p == REPLICATE and self.sized[i]
+            )
+            if self._partial(fact.layout) or fact.flat != copied:
+                self.wrong.append(f"the gradient of {name} is not reduced in every micro-batch")
 
     def _all_updated(self, mine: set[str]) -> None:
         for name, op in self.model.updates.items():
@@ -559,6 +596,9 @@ class StageCheck:
         return any(p == PARTIAL and many for p, many in zip(layout, self.sized, strict=True))
 
     def _say(self, work: Work, what: str) -> None:
+        if work not in self.program.works:
+            self.wrong.append(f"a sum of gradients {what}")
+            return
         number = self.program.works.index(work)
         task = int((self.program.work == number).argmax())
         self.wrong.append(f"{self.program.task_name(task)} {what}")

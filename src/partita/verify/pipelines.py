@@ -159,6 +159,13 @@ class _PipelineCheck:
                 )
                 self._add(stage, last.run())
                 self.gradients[stage] = last.gradients
+                for name, fact in check.sums.items():
+                    other = last.sums.get(name)
+                    if other is None or (other.layout, other.flat) != (fact.layout, fact.flat):
+                        what = (
+                            f"{self.stages[stage].name} ends a step with other gradients of {name}"
+                        )
+                        self.wrong.append(f"{what} than its micro-batches add up")
                 self._ending(stage, steady, ending)
             elif any(self._holds(stage, name) for name in self.model.updates):
                 self.wrong.append(f"{self.stages[stage].name} never updates its parameters")

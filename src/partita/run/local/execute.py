@@ -71,7 +71,12 @@ def execute(
     seed: int = 0,
 ) -> Outcome:
     """Run one step of a plan's program; the graph and the example are of the whole batch."""
-    return _Run(program, graph, tuple(stages), num_microbatches, example, seed).run()
+    try:
+        return _Run(program, graph, tuple(stages), num_microbatches, example, seed).run()
+    except (ValueError, LookupError, RuntimeError) as error:  # shapes that do not go together
+        raise ProgramError(
+            f"the program cannot be executed: {error}", fix="verify it with: partita verify"
+        ) from error
 
 
 def plan_routing(graph: Graph, stages: Sequence[Stage], num_microbatches: int) -> dict[str, Groups]:
