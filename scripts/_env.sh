@@ -1,12 +1,15 @@
-# Sourced by the scripts beside it: the environment they share, in .venv of the repository.
+# Sourced by the scripts beside it: the environment they share, in .venv of the repository or where
+# PARTITA_VENV says.
 #
-#   ensure_environment base|test|dev    make .venv if it is missing, install what the level needs
+#   ensure_environment base|test|dev    make it if it is missing, install what the level needs
 #
-# A stamp in .venv remembers what was installed from which files. While nothing changed, pip is not
+# A stamp in it remembers what was installed from which files. While nothing changed, pip is not
 # called at all, so that a second run needs no network. A level holds the ones before it.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv="$root/.venv"
+venv=${PARTITA_VENV:-"$root/.venv"}
+case $venv in /*) ;; *) venv="$PWD/$venv" ;; esac
+shown=${venv#"$root/"}
 python="$venv/bin/python"
 
 fail() {
@@ -14,14 +17,16 @@ fail() {
     exit 2
 }
 
-# The first Python that is new enough and can make environments. Each candidate is run, since a
-# name on the PATH may be an empty shell (pyenv) or lack a module (Debian without python3-venv).
+# The first Python that the pinned packages are built for and that can make environments. Each
+# candidate is run, since a name on the PATH may be an empty shell (pyenv) or lack a module (Debian
+# without python3-venv).
 find_python() {
     local candidate version without_venv=""
-    for candidate in python3 python3.12 python3.11 python; do
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11 python; do
         version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
             2>/dev/null) || continue
-        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || continue
+        "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' ||
+            continue
         if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
             echo "$candidate"
             return
@@ -32,13 +37,16 @@ find_python() {
         fail "Python $without_venv is here without the module venv;" \
             "install it (Debian, Ubuntu: apt install python$without_venv-venv) and run this again"
     fi
-    fail "no Python 3.11 or newer was found; install Python 3.12 and run this again"
+    fail "no Python from 3.11 to 3.14 was found; install Python 3.13 and run this again"
 }
 
 make_venv() {
     local creator
+    if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
+        fail "$venv is there and no Python environment; remove it or set PARTITA_VENV to another folder"
+    fi
     creator=$(find_python) || exit
-    echo "making .venv with $("$creator" --version)"
+    echo "making $shown with $("$creator" --version)"
     "$creator" -m venv --clear "$venv" || fail "cannot make $venv; see the lines above"
 }
 
@@ -75,7 +83,7 @@ ensure_environment() {
     if is_installed "$enough" "$wanted"; then
         return
     fi
-    echo "installing partita ($level) into .venv; the first time takes minutes"
+    echo "installing partita ($level) into $shown; the first time takes minutes"
     local pip=("$python" -m pip install --quiet --disable-pip-version-check
         --constraint "$root/constraints.txt")
     # The builder first and no build isolation, so that it is pinned as everything else is.

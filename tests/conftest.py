@@ -1,17 +1,33 @@
-"""All runs of the tests try the same examples, on a continuous-integration machine or not.
+"""Which examples Hypothesis tries: the same in all runs of the tests, or fresh ones on request.
 
 A referee that tries everything takes minutes on a rare example; which ones are met should not be a
-matter of luck.
+matter of luck. `scripts/test --random SECONDS` is for finding new ones, see `randomised.py`.
 """
 
-from hypothesis import HealthCheck, settings
+import os
 
-settings.register_profile(
-    "same",
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+
+pytest_plugins = ["tests.randomised"]
+
+# Each worker has one core; more threads of PyTorch than cores spend their time waiting for each
+# other. It is read once, when PyTorch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FIXED = settings(
     derandomize=True,
     database=None,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("same")
+settings.register_profile("fixed", FIXED)
+settings.register_profile("random", FIXED, derandomize=False)
+settings.load_profile("fixed")
+
+# Hypothesis also tries the constants of all modules that happen to be imported. Which ones those
+# are depends on the tests that ran before in the same process, so a run, or one test alone, would
+# not try the examples of the run before.
+assert callable(providers._get_local_constants)
+providers._get_local_constants = providers.Constants
