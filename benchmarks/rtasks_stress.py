@@ -102,16 +102,17 @@ def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
     """The fused region of a small model; a "length" is which of some inputs it gets."""
     from partita.cluster import resolve
     from partita.run.rtasks.execute import Pipeline
-    from partita.run.rtasks.lower import lower_module
+    from partita.run.rtasks.lower import captured, lower_flow
     from partita.run.rtasks.planned import plan_regions
     from partita.run.rtasks.region import Region
+    from partita.run.streams.fold import fold
 
     torch.backends.cudnn.allow_tf32 = False  # a region rounds where PyTorch would
     module, shape = REGIONS[kind]()
     module = module.to(device, dtype).eval()
     inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
     with torch.no_grad():
-        lowered = lower_module(module, (inputs[0],))
+        lowered = lower_flow(fold(captured(module, (inputs[0],))), inputs[0].device)
         plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
 
     def make(delay_ns: int) -> Run:

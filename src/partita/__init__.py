@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from partita.program import ProgramBuilder as ProgramBuilder
     from partita.run.pipe import pipe as pipe
     from partita.run.rtasks.api import rtasks as rtasks
+    from partita.run.rtasks.decode import GreedyDecoder as GreedyDecoder
+    from partita.run.rtasks.persistent import persistent as persistent
     from partita.run.streams.api import streams as streams
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
@@ -49,6 +51,7 @@ _PUBLIC = {
     "Cluster": "partita.cluster",
     "Graph": "partita.graph",
     "GraphBuilder": "partita.graph",
+    "GreedyDecoder": "partita.run.rtasks.decode",
     "InputError": "partita.errors",
     "PartitaError": "partita.errors",
     "Placement": "partita.schedules.placement",
@@ -65,6 +68,7 @@ _PUBLIC = {
     "compare": "partita.jobs.compare",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
+    "persistent": "partita.run.rtasks.persistent",
     "pipe": "partita.run.pipe",
     "place": "partita.jobs.place",
     "plan": "partita.jobs.plan",
@@ -79,11 +83,11 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
-    "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
+    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
+    "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
-    "streams", "training_graph",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph",
 ]  # fmt: skip
 
 

@@ -10,10 +10,17 @@ from torch.nn import functional as nnf
 from partita.cluster import resolve
 from partita.run.rtasks.execute import Pipeline
 from partita.run.rtasks.interpret import interpret
+from partita.run.rtasks.lower import captured, lower_flow
 from partita.run.rtasks.planned import plan_regions
 from partita.run.rtasks.reference import Tiles
+from partita.run.streams.fold import fold
 
 SMALL = replace(resolve("H200").kinds[0], num_units=6)
+
+
+def lower_module(module, inputs):
+    """A module for inputs of these shapes, as regions and islands in memory."""
+    return lower_flow(fold(captured(module, inputs)), inputs[0].device)
 
 
 class Mlp(nn.Module):

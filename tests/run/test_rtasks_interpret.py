@@ -13,9 +13,11 @@ from partita.zoo import build
 
 torch = pytest.importorskip("torch")
 
+from graph_tiles import GraphTiles  # noqa: E402
+
 from partita.capture.twin import example_inputs, twin  # noqa: E402
 from partita.costs.rtasks import rtasks_model  # noqa: E402
-from partita.run.rtasks.interpret import GraphTiles, interpret  # noqa: E402
+from partita.run.rtasks.interpret import interpret  # noqa: E402
 
 SMALL = replace(resolve("H200").kinds[0], num_units=6)
 

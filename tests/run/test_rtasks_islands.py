@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rtasks_modules import lower_module  # noqa: E402
 from torch import nn  # noqa: E402
 
 from partita.run.rtasks import islands  # noqa: E402
 from partita.run.rtasks.execute import Pipeline  # noqa: E402
 from partita.run.rtasks.job import Job  # noqa: E402
-from partita.run.rtasks.lower import lower_module  # noqa: E402
 
 HERE = Path(__file__).parents[2]
 CODE = """
@@ -25,8 +25,9 @@ from partita.cluster import resolve
 from partita.run.rtasks.execute import Pipeline
 from partita.run.rtasks.islands import recurrent_islands
 from partita.run.rtasks.launches import interpreted
-from partita.run.rtasks.lower import lower_module
+from partita.run.rtasks.lower import captured, lower_flow
 from partita.run.rtasks.planned import plan_regions
+from partita.run.streams.fold import fold
 
 
 class Layers(nn.Module):
@@ -59,7 +60,7 @@ for module, shapes in (
     module.eval()
     inputs = tuple(torch.randn(shape) for shape in shapes)
     with torch.no_grad():
-        lowered = lower_module(module, inputs)
+        lowered = lower_flow(fold(captured(module, inputs)), inputs[0].device)
         plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
         found, refused = recurrent_islands(lowered, torch.device("cpu"))
         assert not refused and len(found) == len(shapes)

@@ -10,12 +10,19 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from rtasks_modules import Block, Mlp, examples, interpreted, planned  # noqa: E402
+from rtasks_modules import (  # noqa: E402
+    Block,
+    Mlp,
+    examples,
+    interpreted,
+    lower_module,
+    planned,
+)
 from torch import nn  # noqa: E402
 
 from partita.errors import CaptureError, GraphError, InputError, ProblemError  # noqa: E402
 from partita.run.rtasks import arena  # noqa: E402
-from partita.run.rtasks.lower import captured, lower_flow, lower_module, side_by_side  # noqa: E402
+from partita.run.rtasks.lower import captured, lower_flow, side_by_side  # noqa: E402
 from partita.run.rtasks.regroup import (  # noqa: E402
     REGION_US,
     branches,

@@ -11,12 +11,11 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from rtasks_modules import examples  # noqa: E402
+from rtasks_modules import examples, lower_module  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as nnf  # noqa: E402
 
 from partita.run.rtasks.execute import Pipeline  # noqa: E402
-from partita.run.rtasks.lower import lower_module  # noqa: E402
 from partita.run.rtasks.reference import FUNCTIONS, Tiles  # noqa: E402
 from partita.run.rtasks.tileops import ACTS, num_tiles, tiles  # noqa: E402
 from partita.run.streams.truth import as_tuple, relative  # noqa: E402
@@ -181,10 +180,9 @@ def test_every_activation_has_a_reference():
 
 KERNELS = """
 import torch
-from rtasks_modules import examples, planned
+from rtasks_modules import examples, lower_module, planned
 from partita.run.rtasks.execute import Pipeline
 from partita.run.rtasks.launches import compiled
-from partita.run.rtasks.lower import lower_module
 from partita.run.streams.truth import as_tuple, relative
 
 for name in ("mlp, 3 rows", "cells", "resnet"):

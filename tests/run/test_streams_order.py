@@ -3,10 +3,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interleave import interleaved
 
 from partita.costs.blocks import blocks, crossing
 from partita.run.streams import order
-from partita.run.streams.interleave import interleaved
 from partita.run.streams.order import Launch, LaunchPlan, uncovered, with_waits
 from partita.run.streams.steps import Flow, Step
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from interleave import interleaved
 from streams_modules import made
 from torch import nn
 from torch.nn import functional as nnf
@@ -23,7 +24,6 @@ from partita.run.streams.compiled import Compiler, NotCompiledError
 from partita.run.streams.emit import source
 from partita.run.streams.export import flow_of
 from partita.run.streams.fold import fold, fold_norms
-from partita.run.streams.interleave import interleaved
 from partita.run.streams.pieces import alike, contracted, groups
 from partita.run.streams.place import place
 from partita.run.streams.profile import Profile

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from interleave import interleaved
 from streams_modules import MODULES, Branches, Dense, made
 from torch import nn
 
@@ -14,7 +15,6 @@ from partita.run.streams.bound import Bound
 from partita.run.streams.candidates import variants
 from partita.run.streams.export import flow_of
 from partita.run.streams.fold import fold, fold_norms
-from partita.run.streams.interleave import interleaved
 from partita.run.streams.merge import merge, reorder
 from partita.run.streams.place import place
 from partita.run.streams.replay import Plain, Replay

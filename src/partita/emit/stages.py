@@ -66,11 +66,6 @@ class Emitted:
     constants: tuple[str, ...]
 
 
-def emit_stages(captured: Captured, stage_of: Mapping[str, int], *, title: str = "") -> str:
-    """The source of one Python module with a class per stage."""
-    return emit(captured, stage_of, title=title).source
-
-
 def emit(
     captured: Captured,
     stage_of: Mapping[str, int],

@@ -16,9 +16,12 @@ import torch
 from torch import nn
 
 from partita.errors import ProblemError
+from partita.problems.rprogram import RProgram
+from partita.problems.rtasks import RtasksProblem
 from partita.run.rtasks.decode_spec import DecoderShape, decoder_refusal, decoder_shapes
 from partita.run.rtasks.recurrent import aligned, num_units, spec_of
 from partita.run.rtasks.recurrent_pack import biases, padded
+from partita.run.rtasks.recurrent_program import decoder_rprogram
 from partita.run.rtasks.recurrent_spec import KINDS, Recurrent, power
 from partita.run.rtasks.residency import check_resident, resident_programs, resources
 
@@ -210,6 +213,12 @@ class PersistentDecoder:
         if self._compiled is None:
             return "not compiled"
         return f"{self.shape.num_programs} programs, {resources(self._compiled)}"
+
+    def rprogram(self, num_steps: int) -> tuple[RtasksProblem, RProgram]:
+        """What the programs wait for and signal in some steps, and what they need."""
+        return decoder_rprogram(
+            self.spec.num_layers, self.num_blocks, num_steps, self.shape.num_programs
+        )
 
 
 def compile_decoder(

@@ -13,7 +13,6 @@ from partita.run.rtasks.patterns import recognised
 from partita.run.rtasks.pieces import cut
 from partita.run.streams import eager
 from partita.run.streams.export import flow_of
-from partita.run.streams.fold import fold
 from partita.run.streams.read import Held
 from partita.run.streams.steps import Flow, Ref, Step
 
@@ -22,13 +21,6 @@ SHAPED = frozenset(  # operators that only look at the shape of what they are gi
     f"aten.{name}.default"
     for name in ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 )
-
-
-def lower_module(
-    module: nn.Module, inputs: tuple[T, ...], device: torch.device | None = None
-) -> Lowered:
-    """A module for inputs of these shapes, as regions and islands in memory."""
-    return lower_flow(fold(captured(module, inputs)), device or inputs[0].device)
 
 
 def captured(module: nn.Module, inputs: tuple[T, ...]) -> Flow:

@@ -20,7 +20,10 @@ import torch
 from torch import nn
 
 from partita.errors import ProblemError
+from partita.problems.rprogram import RProgram
+from partita.problems.rtasks import RtasksProblem
 from partita.run.rtasks.recurrent_pack import Packed, pack
+from partita.run.rtasks.recurrent_program import recurrent_rprogram
 from partita.run.rtasks.recurrent_spec import (
     H200_UNITS,
     KINDS,
@@ -190,6 +193,13 @@ class Persistent:
         programs = self.num_groups * self.num_blocks
         found = {f"{programs} programs, {resources(kernel)}" for kernel in self._compiled.values()}
         return "; ".join(sorted(found)) or "not compiled"
+
+    def rprogram(self, num_steps: int) -> tuple[RtasksProblem, RProgram]:
+        """What the programs of a launch wait for and signal in some steps, and what they need."""
+        spec = self.spec
+        return recurrent_rprogram(
+            self.num_groups, self.num_blocks, num_steps, spec.batch, spec.bidirectional
+        )
 
 
 def aligned(tensor: T) -> T:

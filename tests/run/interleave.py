@@ -3,17 +3,13 @@
 For tests and for doubts: whatever order is drawn, a right plan gives the same result.
 """
 
-import random
 
-from partita.run.streams.order import Launch, LaunchPlan
-
-
-def interleaved(plan: LaunchPlan, draw: random.Random) -> list[int]:
+def interleaved(plan, draw):
     """The steps in an order that the streams and waits of the plan allow; drawn at random."""
-    queues: dict[int, list[Launch]] = {}
+    queues = {}
     for launch in plan.launches:
         queues.setdefault(launch.stream, []).append(launch)
-    done: list[int] = []
+    done = []
     while any(queues.values()):
         able = [
             stream
