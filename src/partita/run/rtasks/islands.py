@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import Ref
 from partita.errors import PartitaError
 from partita.run.rtasks.arena import Lowered
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Ref, Step
+from partita.run.streams.steps import Step
 
 T = torch.Tensor
 CELLS = {

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partita.capture.torch_program import Ref
 from partita.errors import InputError
 from partita.run.rtasks.arena import Lowered, lower
 from partita.run.rtasks.patterns import recognised
@@ -14,7 +15,7 @@ from partita.run.rtasks.pieces import cut
 from partita.run.streams import eager
 from partita.run.streams.export import flow_of
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Flow, Ref, Step
+from partita.run.streams.steps import Flow, Step
 
 T = torch.Tensor
 SHAPED = frozenset(  # operators that only look at the shape of what they are given

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import Ref
 from partita.run.rtasks.drafts import Draft, Values
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Flow, Ref, Step
+from partita.run.streams.steps import Flow, Step
 
 T = torch.Tensor
 Operand = str | float

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import Ref
 from partita.run.rtasks.drafts import Draft, Weight
 from partita.run.rtasks.lower_chain import UnfitError
 from partita.run.rtasks.reading import Reading, first_item, source_of
 from partita.run.rtasks.tileops import MOST_ROWS
-from partita.run.streams.steps import Ref, Step
+from partita.run.streams.steps import Step
 
 T = torch.Tensor
 MOST_ROW = 16384  # columns of a softmax or norm

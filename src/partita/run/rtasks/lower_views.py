@@ -1,10 +1,11 @@
 """Columns side by side, some of the columns, the same matrix in another shape: places, no work."""
 
+from partita.capture.torch_program import Ref
 from partita.run.rtasks.drafts import Draft
 from partita.run.rtasks.lower_chain import UnfitError
 from partita.run.rtasks.reading import Reading, source_of
 from partita.run.streams.place import EIGHT
-from partita.run.streams.steps import Ref, Step
+from partita.run.streams.steps import Step
 
 
 def _image_cat(r: Reading, step: Step) -> list[Draft]:

@@ -7,7 +7,8 @@ Values in between must be read by nobody else.
 
 from dataclasses import replace
 
-from partita.run.streams.steps import Flow, Ref, Step, used_steps
+from partita.capture.torch_program import Ref
+from partita.run.streams.steps import Flow, Step, used_steps
 
 SQUARES = ("aten.pow.Tensor_Scalar", "aten.square.default", "aten.mul.Tensor")
 

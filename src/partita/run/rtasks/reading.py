@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import Ref
 from partita.run.rtasks.drafts import Values
 from partita.run.rtasks.lower_chain import UnfitError
 from partita.run.streams.precision import needs_exact
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Flow, Ref, Step
+from partita.run.streams.steps import Flow, Step
 
 T = torch.Tensor
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional as nnf
 
+from partita.capture.torch_program import Ref
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Ref, Step, T
+from partita.run.streams.steps import Step, T
 
 Constants = Mapping[str, T]
 

@@ -30,7 +30,8 @@ from torch import device  # in arguments of operators
 from partita.run.streams.bound import Bound
 from partita.run.streams.place import place
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Flow, Ref, Step, Window
+from partita.capture.torch_program import Ref
+from partita.run.streams.steps import Flow, Step, Window
 from partita.run.streams.ways import Way
 
 INPUTS = {inputs}

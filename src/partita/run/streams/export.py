@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from partita.capture import lines
+from partita.capture.torch_program import read_torch_program
 from partita.errors import CaptureError, PartitaError
-from partita.run.streams.read import read_program
+from partita.run.streams.read import read_flow
 from partita.run.streams.steps import Flow, T
 
 
@@ -24,7 +25,7 @@ def flow_of(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
             if isinstance(error, PartitaError):
                 raise
             raise _refusal(module, error) from error
-        return read_program(program)
+        return read_flow(read_torch_program(program))
 
 
 def _refusal(module: nn.Module, error: Exception) -> CaptureError:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from partita.capture.torch_program import Ref
 from partita.run.streams.read import Held
-from partita.run.streams.steps import Flow, Ref, Step, sorted_steps
+from partita.run.streams.steps import Flow, Step, sorted_steps
 
 Group = tuple[str, ...]  # names of steps, in the order of the flow
 

@@ -13,7 +13,8 @@ PyTorch make and read (the heads of an attention, say) are no images: they lie a
 
 from dataclasses import dataclass, replace
 
-from partita.run.streams.steps import Flow, Ref, Step, sorted_steps
+from partita.capture.torch_program import Ref
+from partita.run.streams.steps import Flow, Step, sorted_steps
 
 EIGHT = 8
 

@@ -1,18 +1,24 @@
-"""An exported PyTorch program as steps: one rule per operator that is understood.
+"""A torch program as steps: one rule per operator that is understood.
 
 Operators without a rule become calls. What depends on parameters alone is worked out once, here.
 """
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 
+from partita.capture.torch_program import (
+    Ref,
+    TensorSpec,
+    TorchInput,
+    TorchNode,
+    TorchProgram,
+    refs_in,
+    replaced,
+)
 from partita.errors import GraphError
-from partita.run.streams.steps import Flow, Pair, Ref, Step, T, Window
+from partita.run.streams.steps import Flow, Pair, Step, T, Window
 
 IDENTITIES = {
     "aten.clone.default", "aten.contiguous.default", "aten.detach.default", "aten.detach_.default",
@@ -21,12 +27,20 @@ IDENTITIES = {
 RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "exponential")
 
 
-def read_program(program: ExportedProgram) -> Flow:
-    """The steps of an exported inference program with static shapes."""
-    _refuse_changes(program)
+def read_flow(program: TorchProgram) -> Flow:
+    """The steps of an inference program with static shapes."""
+    changed = program.changed()
+    if changed:  # a replayed graph must not change what the model keeps or is given
+        raise GraphError(
+            f"the model changes {', '.join(changed)} when it is called",
+            fix="give a model that keeps no state between calls",
+        )
     reader = _Reader(program)
-    for node in program.graph.nodes:
-        reader.take(node)
+    for given in program.inputs:
+        reader.give(given)
+    for node in program.nodes:
+        reader.call(node)
+    reader.finish()
     return reader.flow()
 
 
@@ -37,23 +51,10 @@ def _control_flow(name: str) -> GraphError:
     )
 
 
-def _refuse_changes(program: ExportedProgram) -> None:
-    """A replayed graph must not change what the model keeps or is given."""
-    signature = program.graph_signature
-    changed = [
-        *signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()
-    ]  # fmt: skip
-    if changed:
-        raise GraphError(
-            f"the model changes {', '.join(changed)} when it is called",
-            fix="give a model that keeps no state between calls",
-        )
-
-
 class _Reader:
     """Goes over the nodes once, in order."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: TorchProgram) -> None:
         self.program = program
         self.known: dict[str, Any] = {}  # node -> constant, or Ref to a value, or tuple of them
         self.constants: dict[str, T] = {}
@@ -63,8 +64,6 @@ class _Reader:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self.random: list[str] = []
-        self.lifted = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-        self.device: torch.device | None = None
 
     def flow(self) -> Flow:
         return Flow(
@@ -72,72 +71,62 @@ class _Reader:
             self.constants, tuple(dict.fromkeys(self.random)),
         )  # fmt: skip
 
-    def take(self, node: Any) -> None:
-        if node.op == "placeholder":
-            self.placeholder(node)
-        elif node.op == "output":
-            self.finish(node.args[0])
-        elif node.op == "call_function":
-            self.call(node)
-        else:  # a branch or a body, held for the operator that reads it
-            users = ", ".join(sorted({str(user.target) for user in node.users})) or node.op
-            raise _control_flow(users)
+    def give(self, given: TorchInput) -> None:
+        if given.kind == "input":
+            self.note(given, given.value)
+            self.inputs.append(given.name)
+            self.known[given.name] = Ref(given.name)
+        else:
+            self.known[given.name] = None if given.data is None else given.data.detach()
 
-    def placeholder(self, node: Any) -> None:
-        spec = self.lifted[node.name]
-        if spec.kind is InputKind.USER_INPUT:
-            self.note(node, node.meta.get("val"))
-            self.inputs.append(node.name)
-            self.known[node.name] = Ref(node.name)
-            return
-        held: Any = self.program.state_dict.get(spec.target)
-        if held is None:
-            held = self.program.constants.get(spec.target)
-        self.known[node.name] = held.detach() if isinstance(held, T) else held
-
-    def note(self, node: Any, value: Any) -> None:
-        if not isinstance(value, T):
-            raise GraphError(f"{node.name} is no tensor", fix="give a model of tensors alone")
-        shape = tuple(value.shape)
-        if any(not isinstance(size, int) for size in shape):
+    def note(self, owner: TorchInput | TorchNode, value: Any) -> None:
+        if not isinstance(value, TensorSpec):
+            raise GraphError(f"{owner.name} is no tensor", fix="give a model of tensors alone")
+        if any(not isinstance(size, int) for size in value.shape):
             raise GraphError(
-                f"{node.name} ({node.target}) has the dynamic shape {list(shape)}",
+                f"{owner.name} ({owner.target}) has the dynamic shape {list(value.shape)}",
                 fix="export the model with static shapes",
             )
-        self.shapes[node.name] = shape
-        self.dtypes[node.name] = value.dtype
+        self.shapes[owner.name] = value.shape
+        self.dtypes[owner.name] = value.dtype
 
-    def finish(self, results: Any) -> None:
+    def finish(self) -> None:
         names = []
-        for node in results:
-            found = self.known[node.name] if isinstance(node, torch.fx.Node) else node
-            if not isinstance(found, Ref):
+        for output in self.program.outputs:
+            given = self.lookup(output.value)
+            if not isinstance(given, Ref):
+                name = output.value.name if isinstance(output.value, Ref) else output.value
                 raise GraphError(
-                    f"the output {node} does not depend on the input",
+                    f"the output {name} does not depend on the input",
                     fix="give a model whose outputs are computed from its inputs",
                 )
-            names.append(found.name)
+            names.append(given.name)
         self.outputs = tuple(names)
 
-    def call(self, node: Any) -> None:
-        args = _lookup(node.args, self.known)
-        kwargs = {key: _lookup(value, self.known) for key, value in node.kwargs.items()}
-        target = node.target
-        if target is operator.getitem:
+    def lookup(self, value: Any) -> Any:
+        """Arguments with what is known in the place of Refs: constants, or Refs to values."""
+        return replaced(value, Ref, lambda ref: self.known[ref.name])
+
+    def call(self, node: TorchNode) -> None:
+        if node.is_body:
+            users = {str(self.program.node[user].target) for user in node.users}
+            raise _control_flow(", ".join(sorted(users)) or "get_attr")
+        args, kwargs = self.lookup(node.args), self.lookup(dict(node.kwargs))
+        if node.is_item:
             self.item(node, args)
             return
-        name = str(target)
-        if not isinstance(target, torch._ops.OpOverload):
+        name = str(node.target)
+        if not node.is_operator:
             raise _control_flow(name)
         if any(word in name for word in RANDOM) and not _is_off(name, args):
             self.random.append(name)
-        if not _has_value((args, tuple(kwargs.values()))) and name not in self.random:
-            self.known[node.name] = target(*args, **kwargs)
+        if not any(refs_in((args, kwargs))) and name not in self.random:
+            self.known[node.name] = node.target(*args, **kwargs)
             return
         if name in IDENTITIES or (name == "aten.dropout.default" and not args[2]):
             self.known[node.name] = args[0]
             return
-        rule = None if _needs_more_than_first(node) else RULES.get(name)
+        rule = None if self.needs_more_than_first(node) else RULES.get(name)
         step = rule(self, node.name, list(args), kwargs) if rule else None
         if isinstance(step, Ref):
             self.known[node.name] = step
@@ -146,16 +135,20 @@ class _Reader:
             step = self.any_call(node, name, args, kwargs)
         self.add(node, step)
 
-    def add(self, node: Any, step: Step) -> None:
+    def needs_more_than_first(self, node: TorchNode) -> bool:
+        """Is a result other than the first read: the indices of a maximum, say?"""
+        items = self.program.items(node) if node.gives_several else ()
+        return any(number != 0 and item.users for number, item in items)
+
+    def add(self, node: TorchNode, step: Step) -> None:
         self.known[node.name] = Ref(node.name)
         self.steps.append(step)
-        value = node.meta.get("val")
-        if not isinstance(value, tuple | list):
-            self.note(node, value)
+        if not node.gives_several:
+            self.note(node, node.value)
         elif step.kind != "call":  # a rule keeps the first of several results
-            self.note(node, value[0])
+            self.note(node, node.value[0])
 
-    def item(self, node: Any, args: tuple[Any, ...]) -> None:
+    def item(self, node: TorchNode, args: tuple[Any, ...]) -> None:
         """One of several results."""
         if not isinstance(args[0], Ref):
             self.known[node.name] = args[0][args[1]]
@@ -164,14 +157,16 @@ class _Reader:
         if source in self.shapes:  # a rule turned the operator into its first result
             self.known[node.name] = args[0]
             return
-        self.note(node, node.meta.get("val"))
+        self.note(node, node.value)
         self.known[node.name] = Ref(node.name)
         self.steps.append(
             Step(node.name, "call", (source,), target="getitem", arguments=(args[0], args[1]))
         )
 
-    def any_call(self, node: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
-        inputs = tuple(dict.fromkeys(ref.name for ref in _refs((args, tuple(kwargs.values())))))
+    def any_call(
+        self, node: TorchNode, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Step:
+        inputs = tuple(dict.fromkeys(ref.name for ref in refs_in((args, kwargs))))
         arguments = self.stored(node.name, args)
         keywords = tuple((key, self.stored(node.name, value)) for key, value in kwargs.items())
         return Step(node.name, "call", inputs, target=name, arguments=arguments, keywords=keywords)
@@ -200,33 +195,6 @@ class Held(str):
 
     def __repr__(self) -> str:
         return f"Held({str(self)!r})"
-
-
-def _needs_more_than_first(node: Any) -> bool:
-    """Is a result other than the first read: the indices of a maximum, say?"""
-    if not isinstance(node.meta.get("val"), tuple | list):
-        return False
-    return any(user.args[1] != 0 and user.users for user in node.users)
-
-
-def _lookup(value: Any, known: dict[str, Any]) -> Any:
-    if isinstance(value, torch.fx.Node):
-        return known[value.name]
-    if isinstance(value, tuple | list):
-        return type(value)(_lookup(each, known) for each in value)
-    return value
-
-
-def _refs(value: Any) -> list[Ref]:
-    if isinstance(value, Ref):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [ref for each in value for ref in _refs(each)]
-    return []
-
-
-def _has_value(value: Any) -> bool:
-    return bool(_refs(value))
 
 
 def _is_off(name: str, args: tuple[Any, ...]) -> bool:

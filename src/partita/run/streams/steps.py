@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import Ref
+
 T = torch.Tensor
 Pair = tuple[int, int]
 
@@ -41,13 +43,6 @@ class Window:
     def is_pixel(self) -> bool:
         """Does every output pixel see exactly the input pixel at its place?"""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A value among the arguments of a call."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
