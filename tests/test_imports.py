@@ -38,14 +38,15 @@ ORDER = [
     "report",
     "emit",
     "run",
+    "gpu",
     "cli",
 ]
 
 # The packages that cost time or are optional, and the places that may import them.
 HEAVY = {
-    "torch": ("capture", "emit", "run", "cli/doctor.py"),
+    "torch": ("capture", "emit", "run", "gpu", "cli/doctor.py"),
     "onnx": ("capture",),
-    "triton": ("run",),
+    "triton": ("gpu",),
     "ortools": ("search",),
     "pymetis": ("search",),
     "numba": ("costs", "search", "engine", "cli/doctor.py"),
