@@ -7,17 +7,19 @@ import torch
 from streams_modules import Branches, made
 from torch import nn
 
+from partita.costs.measured import Environment
 from partita.errors import VerificationError
 from partita.gpu import measure
 from partita.gpu.flow.export import flow_of
-from partita.gpu.profile import Profile
 from partita.gpu.reference_output import relative
 from partita.gpu.sequential import SequentialGraph
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams import choose, improve, tune
 from partita.gpu.streams.candidates import Options
 from partita.gpu.streams.choose import INTERRUPTED, Chooser
 from partita.run import clock
 
+HERE = Environment("here", "2.11.0", False, "none")
 QUICK = Options(time_s=0.0, streams=(2, 4), compile=False)
 
 
@@ -39,14 +41,14 @@ def exported_once(monkeypatch):
 
 def chooser(name="branches", options=QUICK, profile=None, note=lambda text: None):
     module, image = made(name)
-    return Chooser(module, (image,), options, profile or Profile(on="here"), note), module, image
+    return Chooser(module, (image,), options, profile or StepTimes(on=HERE), note), module, image
 
 
 def test_the_fastest_right_candidate_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(choose, "STAGES_S", 60.0)
     monkeypatch.setattr(choose, "IMPROVE_S", 0.3)
     words = []
-    profile = Profile(tmp_path / "times.jsonl", on="here")
+    profile = StepTimes(tmp_path / "times.jsonl", on=HERE)
     patient = Options(time_s=300.0, streams=(2, 4), compile=False)
     mine, module, image = chooser(options=patient, profile=profile, note=words.append)
     best, schedule = mine.choose()
@@ -59,7 +61,7 @@ def test_the_fastest_right_candidate_is_kept(tmp_path, monkeypatch):
     assert {"exporting", "comparing"} <= set(words)
     assert any("stages" in label for label in times)
     assert any("improved" in label for label in times)
-    assert Profile(tmp_path / "times.jsonl", on="here").times.keys() == profile.times.keys()
+    assert StepTimes(tmp_path / "times.jsonl", on=HERE).times.keys() == profile.times.keys()
 
 
 def test_drift_is_taken_out_of_what_is_timed(monkeypatch):
@@ -85,7 +87,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_profile(tmp_path):
         if text.startswith("fold: capturing 2 streams"):
             raise KeyboardInterrupt
 
-    profile = Profile(tmp_path / "times.jsonl", on="here")
+    profile = StepTimes(tmp_path / "times.jsonl", on=HERE)
     mine, _, _ = chooser(profile=profile, note=interrupt)
     _, schedule = mine.choose()
     assert INTERRUPTED in schedule.notes
@@ -153,7 +155,7 @@ def test_a_way_without_memory_is_skipped_and_the_others_are_measured(monkeypatch
         return 1.0
 
     monkeypatch.setattr(tune, "step_us", measured)
-    profile = Profile(on="here")
+    profile = StepTimes(on=HERE)
     mine, module, image = chooser(options=Options(10.0, (2,), False, False, False), profile=profile)
     best, _ = mine.choose()
     with torch.no_grad():
@@ -183,7 +185,7 @@ def test_models_with_random_numbers_stay_in_order_and_it_is_said():
         def forward(self, x):
             return x + torch.rand_like(x)
 
-    mine = Chooser(Noisy(), (torch.randn(4),), QUICK, Profile(on="here"), lambda text: None)
+    mine = Chooser(Noisy(), (torch.randn(4),), QUICK, StepTimes(on=HERE), lambda text: None)
     _, schedule = mine.choose()
     assert schedule.form == "sequential"
     assert "draws random numbers (aten.rand_like.default)" in schedule.notes[0]

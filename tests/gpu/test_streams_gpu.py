@@ -9,8 +9,8 @@ import torch
 from streams_modules import MODULES, made
 from torch import nn
 
-from partita.gpu.profile import Profile
 from partita.gpu.reference_output import relative
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams import fuse
 from partita.gpu.streams.api import Streamed, streams
 from partita.gpu.streams.candidates import Options
@@ -53,7 +53,7 @@ def test_pieces_are_compiled_into_the_graph_saved_and_emitted(tmp_path, monkeypa
     layer = nn.TransformerEncoderLayer(256, 4, 512, batch_first=True)
     module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda().half().eval()
     tokens = torch.randn(1, 64, 256, device="cuda", dtype=torch.float16)
-    chooser = Chooser(module, (tokens,), Options(time_s=30.0), Profile(), lambda text: None)
+    chooser = Chooser(module, (tokens,), Options(time_s=30.0), StepTimes(), lambda text: None)
     _, schedule = chooser.choose()
     labels = {label.removesuffix(" (replay)") for label, _ in schedule.times_us}
     assert {"torch.compile", "compiled graph", "fold with pieces, sequential"} <= labels
@@ -86,7 +86,7 @@ def test_ours_is_as_far_from_float64_as_pytorch_is(channels):
     module = nn.Sequential(nn.Conv2d(3, channels, 3), *units).cuda().eval()
     image = torch.randn(1, 3, 30, 30, device="cuda")
     chooser = Chooser(
-        module, (image,), Options(time_s=5.0, compile=False), Profile(), lambda text: None
+        module, (image,), Options(time_s=5.0, compile=False), StepTimes(), lambda text: None
     )
     chooser.choose()
     sequential, *ours = (chooser.reference.error(each.call(image)) for each in chooser.candidates)

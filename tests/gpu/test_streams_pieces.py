@@ -14,14 +14,15 @@ from streams_modules import made
 from torch import nn
 from torch.nn import functional as nnf
 
+from partita.costs.measured import Environment
 from partita.errors import PlanError
 from partita.gpu.flow.export import flow_of
 from partita.gpu.flow.fold import fold, fold_norms
 from partita.gpu.flow.place import place
 from partita.gpu.flow.steps import Flow, Step, used_steps
-from partita.gpu.profile import Profile
 from partita.gpu.reference_output import relative
 from partita.gpu.sequential import SequentialGraph
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams import choose, compiled, fuse, order
 from partita.gpu.streams.api import Streamed, built
 from partita.gpu.streams.bound import Bound
@@ -33,6 +34,7 @@ from partita.gpu.streams.pieces import alike, contracted, groups
 from partita.gpu.streams.replay import Replay
 from partita.gpu.streams.ways import COMPILED, EAGER
 
+HERE = Environment("here", "2.11.0", False, "none")
 ROUNDING = 1e-5
 CPU = torch.device("cpu")
 
@@ -234,12 +236,12 @@ def test_a_whole_model_is_compiled_for_a_graph_of_ours(name):
 def chooser(name, backend="aot_eager", profile=None):
     module, inputs = model(name)
     options = Options(time_s=100.0, streams=(2,), stages=False, improve=False, backend=backend)
-    return Chooser(module, (inputs,), options, profile or Profile(on="here"), lambda text: None)
+    return Chooser(module, (inputs,), options, profile or StepTimes(on=HERE), lambda text: None)
 
 
 def test_pieces_and_compiled_models_are_candidates(monkeypatch, tmp_path):
     monkeypatch.setattr(fuse, "MARGIN", -1e9)  # the host's clock is no judge
-    profile = Profile(tmp_path / "times.jsonl", on="here")
+    profile = StepTimes(tmp_path / "times.jsonl", on=HERE)
     mine = chooser("encoder", profile=profile)
     best, schedule = mine.choose()
     module, inputs = model("encoder")

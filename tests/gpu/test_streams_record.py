@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.costs.measured import Environment, Measurement, append, read_database
 from partita.errors import FileError, PlanError, VerificationError
 from partita.gpu.flow import precision
 from partita.gpu.flow.precision import nearest
 from partita.gpu.flow.steps import Flow, Step, Window
-from partita.gpu.profile import Profile
 from partita.gpu.reference_output import as_tuple, reference_output, relative
+from partita.gpu.step_times import StepTimes, here, in_words
 from partita.gpu.streams.order import Launch, LaunchPlan
 from partita.gpu.streams.record import (
     Schedule,
@@ -22,6 +23,7 @@ from partita.gpu.streams.record import (
 )
 from partita.gpu.streams.ways import EAGER, NUM_SMS, Way, conv_ways, ways
 
+ONE, TWO = (Environment(name, "2.11.0", False, "none") for name in ("one", "two"))
 CHOSEN = Schedule(
     shapes=((1, 3, 8, 8),),
     dtype="float16",
@@ -93,30 +95,71 @@ def test_sums_are_split_only_while_processors_are_idle():
 
 def test_a_profile_is_kept_for_its_gpu_alone(tmp_path):
     path = tmp_path / "folder" / "times.jsonl"
-    mine = Profile(path, on="one")
+    mine = StepTimes(path, on=ONE)
     mine.put("step", EAGER, 3.25)
     mine.save()
-    other = Profile(path, on="two")
+    other = StepTimes(path, on=TWO)
     assert other.get("step", EAGER) is None
     other.put("step", EAGER, 4.0)
     other.save()
-    assert Profile(path, on="one").get("step", EAGER) == 3.25
-    assert Profile(path, on="two").get("step", EAGER) == 4.0
+    assert StepTimes(path, on=ONE).get("step", EAGER) == 3.25
+    assert StepTimes(path, on=TWO).get("step", EAGER) == 4.0
 
 
-def test_saving_keeps_what_others_have_added_and_skips_broken_lines(tmp_path):
+def test_saving_keeps_what_others_have_added_and_a_line_cut_by_a_crash_is_dropped(tmp_path):
     path = tmp_path / "times.jsonl"
-    mine, yours = Profile(path, on="one"), Profile(path, on="one")
+    mine, yours = StepTimes(path, on=ONE), StepTimes(path, on=ONE)
     mine.put("a", EAGER, 1.0)
     mine.save()
     yours.put("b", EAGER, 2.0)
     yours.save()
     with path.open("a") as file:
-        file.write('{"on": "one", "key"')
-    again = Profile(path, on="one")
+        file.write('{"call": "c", "environ')
+    again = StepTimes(path, on=ONE)
     assert (again.get("a", EAGER), again.get("b", EAGER)) == (1.0, 2.0)
-    assert len(list(tmp_path.iterdir())) == 1
-    assert all(json.loads(line) for line in path.read_text().splitlines()[:2])
+    again.put("d", EAGER, 3.0)
+    again.save()
+    assert [json.loads(line).get("call") for line in path.read_text().splitlines()] == [
+        None, "a", "b", "d"
+    ]  # fmt: skip
+
+
+def test_what_is_saved_is_not_written_again(tmp_path):
+    path = tmp_path / "times.jsonl"
+    mine = StepTimes(path, on=ONE)
+    mine.put("a", EAGER, 1.0)
+    mine.save()
+    before = path.read_bytes()
+    mine.save()
+    assert path.read_bytes() == before
+
+
+def test_a_way_that_does_not_run_is_remembered(tmp_path):
+    path = tmp_path / "times.jsonl"
+    mine = StepTimes(path, on=ONE)
+    mine.put("a", EAGER, -1.0)
+    mine.save()
+    assert StepTimes(path, on=ONE).get("a", EAGER) == -1.0
+
+
+def test_times_of_steps_lie_beside_those_of_ops_in_one_file(tmp_path):
+    path = tmp_path / "all.jsonl"
+    op = Measurement("relu f32[2] -> f32[2]", Environment("one", "2.11.0", True), 1e-3, 2e-3)
+    append(path, op)
+    mine = StepTimes(path, on=ONE)
+    mine.put("a", EAGER, 1.5)
+    mine.save()
+    known = read_database(path)
+    assert known.find(op.call, op.environment) == op
+    assert known.find("a", ONE, str(EAGER)).forward_s == pytest.approx(1.5e-6)
+
+
+def test_older_times_of_this_gpu_are_found(tmp_path):
+    path = tmp_path / "old.jsonl"
+    path.write_text(
+        json.dumps({"on": in_words(here()), "key": "a", "way": str(EAGER), "us": 2.5}) + "\n"
+    )
+    assert StepTimes(path).get("a", EAGER) == 2.5
 
 
 def test_an_output_may_be_as_far_off_as_the_model_itself():

@@ -14,8 +14,8 @@ from partita.gpu.flow.export import evaluating, flow_of
 from partita.gpu.flow.fold import fold_norms
 from partita.gpu.flow.place import Placement, place
 from partita.gpu.flow.steps import Flow, T
-from partita.gpu.profile import Profile, here
 from partita.gpu.sequential import SequentialGraph
+from partita.gpu.step_times import StepTimes, here, in_words
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.candidates import Options, compiled_call, variants
 from partita.gpu.streams.choose import Chooser
@@ -59,7 +59,7 @@ def streams(
     if schedule is not None:
         found.load(schedule)
         return found
-    known = Profile(profile)
+    known = StepTimes(profile)
     options = Options(time_s=time_s, compile=compile, seed=seed)
     for each in _sizes(inputs, batches):
         chooser = Chooser(module, each, options, known, note or _silent)
@@ -114,10 +114,10 @@ class Streamed:
     def load(self, path: str | Path) -> None:
         """Use the decisions of a file, for this module's weights."""
         for schedule in read_schedules(path):
-            if schedule.on != here():
+            if schedule.on != in_words(here()):
                 warnings.warn(
-                    f"{path} was measured on {schedule.on}; this is {here()}: it may not be the "
-                    "fastest here",
+                    f"{path} was measured on {schedule.on}; this is {in_words(here())}: it may not "
+                    "be the fastest here",
                     stacklevel=3,
                 )
             inputs = _like(self.inputs, schedule.shapes)

@@ -31,9 +31,9 @@ from partita.gpu.flow.fold import fold_norms
 from partita.gpu.flow.place import place
 from partita.gpu.flow.steps import Flow, T
 from partita.gpu.measure import replay_us, wait
-from partita.gpu.profile import Profile
 from partita.gpu.reference_output import ReferenceOutput, reference_output
 from partita.gpu.sequential import SequentialGraph
+from partita.gpu.step_times import StepTimes, in_words
 from partita.gpu.streams import order
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.candidates import (
@@ -68,7 +68,7 @@ class Chooser:
     """One optimisation of one model for one shape of inputs."""
 
     def __init__(
-        self, module: nn.Module, inputs: tuple[T, ...], options: Options, profile: Profile,
+        self, module: nn.Module, inputs: tuple[T, ...], options: Options, profile: StepTimes,
         note: Note,
     ) -> None:  # fmt: skip
         self.module, self.inputs, self.options = module, inputs, options
@@ -339,7 +339,7 @@ class Chooser:
         return Schedule(
             shapes=tuple(tuple(each.shape) for each in self.inputs),
             dtype=str(self.inputs[0].dtype).removeprefix("torch."),
-            on=self.profile.on,
+            on=in_words(self.profile.on),
             form=best.form,
             variant=tuned.variant if tuned is not None else "",
             pieces=tuned.pieces if tuned is not None else (),

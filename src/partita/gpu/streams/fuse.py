@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from partita.gpu.flow.steps import Step
 from partita.gpu.measure import raise_interrupt, run_us
-from partita.gpu.profile import Profile
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.compiled import NotCompiledError
 from partita.gpu.streams.order import launched
@@ -33,7 +33,7 @@ class Fused:
 
 
 def fuse(
-    bound: Bound, timed: Mapping[int, Timed], profile: Profile, go_on: Callable[[], bool]
+    bound: Bound, timed: Mapping[int, Timed], profile: StepTimes, go_on: Callable[[], bool]
 ) -> Fused:
     """The groups that are faster as one launch; others stay apart."""
     found = groups(bound.flow)
@@ -75,7 +75,7 @@ def compile_pieces(bound: Bound, go_on: Callable[[], bool]) -> None:
 class _Judge:
     """Times of pieces, as one launch and step by step."""
 
-    def __init__(self, bound: Bound, timed: Mapping[str, Timed], profile: Profile) -> None:
+    def __init__(self, bound: Bound, timed: Mapping[str, Timed], profile: StepTimes) -> None:
         self.bound, self.timed, self.profile = bound, timed, profile
         self.notes: list[str] = []
 

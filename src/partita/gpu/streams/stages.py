@@ -12,7 +12,7 @@ import torch
 from partita.costs.blocks import blocks
 from partita.gpu.graphs import capture
 from partita.gpu.measure import COPIES, DriftGauge
-from partita.gpu.profile import Profile
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams import order
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.launch import launch_all
@@ -30,7 +30,7 @@ PART_OPS = 24  # longer parts are cut, so that the tables stay small
 
 
 def staged_plan(
-    bound: Bound, timed: Mapping[int, Timed], profile: Profile, limit_s: float
+    bound: Bound, timed: Mapping[int, Timed], profile: StepTimes, limit_s: float
 ) -> LaunchPlan:
     """The best stages found within the time."""
     measured = _Measured(bound, timed, profile)
@@ -49,7 +49,7 @@ def staged_plan(
 class _Measured:
     """The problem of some steps, and its costs on the GPU."""
 
-    def __init__(self, bound: Bound, timed: Mapping[int, Timed], profile: Profile) -> None:
+    def __init__(self, bound: Bound, timed: Mapping[int, Timed], profile: StepTimes) -> None:
         self.bound, self.timed, self.profile = bound, timed, profile
         self.steps = order.launched(bound.flow)
         self.number = {step: number for number, step in enumerate(self.steps)}

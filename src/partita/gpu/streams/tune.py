@@ -10,7 +10,7 @@ import torch
 from partita.gpu.flow.precision import needs_exact
 from partita.gpu.flow.steps import Step
 from partita.gpu.measure import raise_interrupt, run_us, wait
-from partita.gpu.profile import Profile
+from partita.gpu.step_times import StepTimes
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.order import launched
 from partita.gpu.streams.pieces import alike
@@ -30,7 +30,7 @@ class Timed:
 
 
 def tune(
-    bound: Bound, profile: Profile, go_on: Callable[[], bool], note: Callable[[str], None]
+    bound: Bound, profile: StepTimes, go_on: Callable[[], bool], note: Callable[[str], None]
 ) -> dict[int, Timed]:
     """Per launched step its ways by time; steps not reached in time have their first way."""
     flow = bound.flow
@@ -49,7 +49,7 @@ def tune(
     return found
 
 
-def compile_steps(bound: Bound, profile: Profile, note: Callable[[str], None]) -> None:
+def compile_steps(bound: Bound, profile: StepTimes, note: Callable[[str], None]) -> None:
     """Compile what has to be measured."""
     _, _, first, missing = _jobs(bound, profile)
     note(f"compiling kernels of {len(first)} different steps")
@@ -58,7 +58,7 @@ def compile_steps(bound: Bound, profile: Profile, note: Callable[[str], None]) -
 
 
 def _jobs(
-    bound: Bound, profile: Profile
+    bound: Bound, profile: StepTimes
 ) -> tuple[dict[int, tuple[Way, ...]], dict[int, str], dict[str, int], dict[str, list[Way]]]:
     """Per step its ways and its structure; per structure its first step and what is not known."""
     flow = bound.flow
@@ -79,7 +79,7 @@ def _jobs(
     return jobs, keys, first, missing
 
 
-def _timed(profile: Profile, key: str, candidates: tuple[Way, ...]) -> Timed:
+def _timed(profile: StepTimes, key: str, candidates: tuple[Way, ...]) -> Timed:
     known = [(profile.get(key, way), way) for way in candidates]
     good = sorted(
         ((time, number, way) for number, (time, way) in enumerate(known) if time and time > 0)
