@@ -52,8 +52,8 @@ def main() -> None:
 
 def compare(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
     """A line for PyTorch, then one per shape of the persistent kernel."""
-    from partita.run.rtasks.recurrent import compile_module, spec_of
-    from partita.run.rtasks.recurrent_spec import shapes
+    from partita.gpu.recurrent.layers import compile_module, spec_of
+    from partita.gpu.recurrent.spec import shapes
 
     torch.manual_seed(0)
     model = torch.nn.LSTM(chosen.hidden, chosen.hidden, chosen.layers).cuda().to(dtype).eval()

@@ -250,17 +250,17 @@ def row(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def compiled(module: nn.Module, inputs: Any, fused: Any) -> tuple[dict[str, float], float]:
     """torch.compile in two ways, each in turns with the fused model; without what does not run."""
-    from partita.run.streams.graphs import capture
-    from partita.run.streams.measure import compare_us
-    from partita.run.streams.truth import as_tuple, truth_of
+    from partita.gpu.graphs import capture
+    from partita.gpu.measure import compare_us
+    from partita.gpu.reference_output import as_tuple, reference_output
 
-    truth = truth_of(module, inputs)
+    reference = reference_output(module, inputs)
     found, error = {}, math.nan
     with torch.no_grad():
         try:
             low = torch.compile(module, mode="reduce-overhead")
             for _ in range(5):
-                error = truth.error(as_tuple(low(*inputs)))
+                error = reference.error(as_tuple(low(*inputs)))
             times = compare_us([fused.replay, lambda: low(*inputs)])
             found["reduce-overhead"] = times[1]
             plain = torch.compile(module)
@@ -295,7 +295,7 @@ def launch(name: str, dtype: str, chosen: argparse.Namespace) -> None:
     if chosen.verbose:
         for region in found["regions"]:
             print(f"    {json.dumps(region)}", flush=True)
-        for text in (*found["notes"], *(str(each) for each in found["islands"])):
+        for text in (*found["notes"], *(str(each) for each in found["fallbacks"])):
             print(f"    {text}", flush=True)
 
 
@@ -314,7 +314,7 @@ def line(found: dict[str, Any]) -> str:
         words.append(f"one after the other {total:.1f} us, x{total / fused:.2f}")
     kept = sum(region["kept"] for region in found["regions"])
     words.append(
-        f"{kept}/{len(found['regions'])} regions, {len(found['islands'])} islands, "
+        f"{kept}/{len(found['regions'])} regions, {len(found['fallbacks'])} fallbacks, "
         f"{found['kept']} kept; error {found['error']:.1e} (model {found['model_error']:.1e}); "
         f"planned in {found['plan_s']:.1f} s, compiled in {found['compile_s']:.1f} s"
     )
@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--per-unit", type=int, default=2, help="programs per execution unit")
     parser.add_argument("--warps", type=int, default=4, help="warps per program")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--verbose", action="store_true", help="regions, islands and notes too")
+    parser.add_argument("--verbose", action="store_true", help="regions, fallbacks and notes too")
     chosen = parser.parse_args()
     if chosen.row:
         print(json.dumps(row(chosen)))

@@ -19,8 +19,8 @@ import torch
 from rtasks_lstm import in_graph, timed
 from torch import nn
 
-from partita.run.rtasks.decode import Decoded, GreedyDecoder, compile_decoder
-from partita.run.rtasks.recurrent import compile_module
+from partita.gpu.recurrent.decode import Decoded, GreedyDecoder, compile_decoder
+from partita.gpu.recurrent.layers import compile_module
 
 T = torch.Tensor
 CUDA = torch.device("cuda")

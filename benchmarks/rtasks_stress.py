@@ -44,7 +44,7 @@ def recurrent_case(
     kind: str, sizes: tuple[int, int, int], both=False, batch=1, dtype=torch.float32
 ) -> Case:
     """Layers of (inputs, hidden, layers) against `nn.LSTM`, `nn.GRU` or `nn.RNN`."""
-    from partita.run.rtasks.recurrent import compile_recurrent, spec_of
+    from partita.gpu.recurrent.layers import compile_recurrent, spec_of
 
     module = getattr(torch.nn, kind)(*sizes, bidirectional=both).cuda().to(dtype).eval()
     lengths = (1, 2, 7, 20, 33)
@@ -68,7 +68,7 @@ def recurrent_case(
 
 def decoder_case(kind: str, size: int, num_layers: int, vocabulary: int) -> Case:
     """A decoder against its module; lengths are the most steps it may make."""
-    from partita.run.rtasks.decode import GreedyDecoder, compile_decoder
+    from partita.gpu.recurrent.decode import GreedyDecoder, compile_decoder
 
     rnn = getattr(torch.nn, kind)(size, size, num_layers)
     head = torch.nn.Linear(size, vocabulary)
@@ -101,17 +101,18 @@ def decoder_case(kind: str, size: int, num_layers: int, vocabulary: int) -> Case
 def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
     """The fused region of a small model; a "length" is which of some inputs it gets."""
     from partita.cluster import resolve
-    from partita.run.rtasks.execute import Pipeline
-    from partita.run.rtasks.lower import lower_module
-    from partita.run.rtasks.planned import plan_regions
-    from partita.run.rtasks.region import Region
+    from partita.gpu.flow.fold import fold
+    from partita.gpu.rtasks.execute import Pipeline
+    from partita.gpu.rtasks.lower import captured, lower_flow
+    from partita.gpu.rtasks.planned import plan_regions
+    from partita.gpu.rtasks.region import Region
 
     torch.backends.cudnn.allow_tf32 = False  # a region rounds where PyTorch would
     module, shape = REGIONS[kind]()
     module = module.to(device, dtype).eval()
     inputs = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
     with torch.no_grad():
-        lowered = lower_module(module, (inputs[0],))
+        lowered = lower_flow(fold(captured(module, (inputs[0],))), inputs[0].device)
         plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
 
     def make(delay_ns: int) -> Run:
@@ -150,7 +151,7 @@ REGIONS = {"mlp": _mlp, "convolutions": _convolutions}
 
 def hanging_case() -> Case:
     """A kernel that waits for ever, since it is told that more was done before than was."""
-    from partita.run.rtasks.recurrent import compile_module
+    from partita.gpu.recurrent.layers import compile_module
 
     layers = compile_module(torch.nn.LSTM(16, 16, 2).cuda().eval(), torch.device("cuda"))
     x = torch.randn(3, 1, 16, device="cuda")

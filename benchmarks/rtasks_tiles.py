@@ -3,7 +3,7 @@
 A chain of equal ops, each reading what the one before it wrote, is one region; the time of a long
 chain less that of a short one, by the ops between, is an op with its signal: launches cancel out.
 Kernels are compiled by several processes first. `-o` keeps the numbers, to fit the constants of
-`run/rtasks/tilecosts.py`; the table ends with the spread of measured over planned by kind.
+`gpu/rtasks/tilecosts.py`; the table ends with the spread of measured over planned by kind.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from partita.cluster import resolve
+from partita.gpu.measure import run_us
+from partita.gpu.rtasks.region import Region
+from partita.gpu.rtasks.tilecosts import SIGNAL_US, Unit, tile_us
+from partita.gpu.rtasks.tileops import Place, Tile, TileOp, num_tiles, tiles
 from partita.problems.rprogram import rprogram
 from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
-from partita.run.rtasks.region import Region
-from partita.run.rtasks.tilecosts import SIGNAL_US, Unit, tile_us
-from partita.run.rtasks.tileops import Place, Tile, TileOp, num_tiles, tiles
-from partita.run.streams.measure import run_us
 from partita.search import searches
 
 SHORT, LONG = 2, 6

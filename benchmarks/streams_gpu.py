@@ -78,9 +78,9 @@ def chooser_of(row: str, args: argparse.Namespace, began: float) -> Any:
     """The model of a row, about to be optimised."""
     import torch
 
-    from partita.run.streams.candidates import Options
-    from partita.run.streams.choose import Chooser
-    from partita.run.streams.profile import Profile
+    from partita.gpu.step_times import StepTimes
+    from partita.gpu.streams.candidates import Options
+    from partita.gpu.streams.choose import Chooser
 
     name, dtype, batch = row.split(":")
     module, image = model(name, int(batch))
@@ -93,7 +93,7 @@ def chooser_of(row: str, args: argparse.Namespace, began: float) -> Any:
         if args.verbose:
             print(f"  {time.perf_counter() - began:6.1f} {row} {text}", file=sys.stderr, flush=True)
 
-    return Chooser(module.to(kind), (image,), options, Profile(args.profile), note)
+    return Chooser(module.to(kind), (image,), options, StepTimes(args.profile), note)
 
 
 def work(row: str, args: argparse.Namespace) -> None:
@@ -343,7 +343,7 @@ def machine() -> str:
     driver = "none"
     if shutil.which(asked[0]):
         driver = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    code = "from partita.run.streams.profile import here; print(here())"
+    code = "from partita.gpu.step_times import here, in_words; print(in_words(here()))"
     here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     return f"{here.strip()} driver {driver}"
 

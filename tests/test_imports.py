@@ -39,14 +39,15 @@ ORDER = [
     "report",
     "emit",
     "run",
+    "gpu",
     "cli",
 ]
 
 # The packages that cost time or are optional, and the places that may import them.
 HEAVY = {
-    "torch": ("capture", "emit", "run", "cli/doctor.py"),
+    "torch": ("capture", "emit", "run", "gpu", "cli/doctor.py"),
     "onnx": ("capture",),
-    "triton": ("run",),
+    "triton": ("gpu",),
     "ortools": ("search",),
     "pymetis": ("search",),
     "numba": ("costs", "search", "engine", "cli/doctor.py"),
@@ -59,11 +60,11 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [
-    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
-    "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
+    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
+    "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
-    "streams", "training_graph",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from partita.errors import InputError as InputError
     from partita.errors import PartitaError as PartitaError
     from partita.errors import VerificationError as VerificationError
+    from partita.gpu.recurrent.api import persistent as persistent
+    from partita.gpu.recurrent.decode import GreedyDecoder as GreedyDecoder
+    from partita.gpu.rtasks.api import rtasks as rtasks
+    from partita.gpu.streams.api import streams as streams
     from partita.graph import Graph as Graph
     from partita.graph import GraphBuilder as GraphBuilder
     from partita.graph import training_graph as training_graph
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
     from partita.run.pipe import pipe as pipe
-    from partita.run.rtasks.api import rtasks as rtasks
-    from partita.run.streams.api import streams as streams
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
     from partita.search.base import Result as Result
@@ -49,6 +51,7 @@ _PUBLIC = {
     "Cluster": "partita.cluster",
     "Graph": "partita.graph",
     "GraphBuilder": "partita.graph",
+    "GreedyDecoder": "partita.gpu.recurrent.decode",
     "InputError": "partita.errors",
     "PartitaError": "partita.errors",
     "Placement": "partita.schedules.placement",
@@ -65,25 +68,26 @@ _PUBLIC = {
     "compare": "partita.jobs.compare",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
+    "persistent": "partita.gpu.recurrent.api",
     "pipe": "partita.run.pipe",
     "place": "partita.jobs.place",
     "plan": "partita.jobs.plan",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
-    "rtasks": "partita.run.rtasks.api",
+    "rtasks": "partita.gpu.rtasks.api",
     "schedule": "partita.jobs.schedule",
     "shard": "partita.jobs.shard",
     "simulate": "partita.jobs.simulate",
-    "streams": "partita.run.streams.api",
+    "streams": "partita.gpu.streams.api",
     "training_graph": "partita.graph",
 }
 
 __all__ = [
-    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "InputError", "PartitaError",
-    "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
+    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
+    "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
     "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
-    "streams", "training_graph",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph",
 ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def model():
         path = tmp_path / "programs.txt"
         result = run("rtasks", spec, "--interpret", "--method", "list", "-o", str(path))
         assert result.exit_code == 0, result.output
-        assert "1 fused region, 0 islands; run tile by tile without a GPU" in result.stdout
+        assert "1 fused region, 0 fallbacks; run tile by tile without a GPU" in result.stdout
         assert path.read_text().startswith("veu 0\n  run ")
 
     def test_the_report_is_json(self, run_json, spec):
@@ -72,7 +72,7 @@ def model():
         pytest.importorskip("torch")
         found = run_json("rtasks", "lstm@2", "--interpret", "--method", "list")
         assert found["regions"][0]["num_ops"] == 20
-        assert found["islands"] == []
+        assert found["fallbacks"] == []
 
     def test_without_a_gpu_it_says_what_to_do(self, run, spec):
         torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from partita.capture import export_module
-from partita.emit.stages import emit_stages
 from tests.capture.features import FEATURES
+from tests.emit.source import emit_stages
 from tests.emit.transparency import Model, any_order, assert_ruff_has_nothing_to_say, same
 
 CAPTURED = [name for name, feature in FEATURES.items() if feature.expected == "captured"]

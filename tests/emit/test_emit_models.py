@@ -9,12 +9,12 @@ import torch
 
 from partita.capture import export_module
 from partita.capture.twin import example_inputs, twin
-from partita.emit.stages import emit_stages
 from partita.zoo import build
 from partita.zoo.bert import BertSizes, encoder
 from partita.zoo.gpt import GptSizes, gpt
 from partita.zoo.t5 import T5Sizes, encoder_decoder
 from tests.emit import models
+from tests.emit.source import emit_stages
 from tests.emit.transparency import Model, any_order, assert_ruff_has_nothing_to_say
 
 ZOO = {

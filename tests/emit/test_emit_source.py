@@ -13,11 +13,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from partita.capture import export_module
 from partita.emit.names import class_name, is_attribute, variable
-from partita.emit.stages import emit, emit_stages
+from partita.emit.stages import emit
 from partita.emit.text import Bracket, call, docstring, literal, quoted, statement
 from partita.errors import PlanError
 from partita.run.sequential import InTurn, load_source
 from tests.emit import models
+from tests.emit.source import emit_stages
 from tests.emit.transparency import Model, assert_ruff_has_nothing_to_say, same
 
 GOLDEN = Path(__file__).parent / "golden"

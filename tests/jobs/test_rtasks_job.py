@@ -51,7 +51,7 @@ def test_ops_without_tiles_are_named():
     g = GraphBuilder("odd")
     (y,) = g.op("cumsum", g.input("x", (4, 8)), shapes=[(4, 8)], name="odd_one")
     model = rtasks_model(g.finish(g.relu(y)), H200)
-    assert model.islands == ("odd_one",)
+    assert model.fallbacks == ("odd_one",)
 
 
 def test_a_graph_with_a_backward_is_refused():

@@ -6,7 +6,8 @@
    in place become functional ones (`functional.py`), recurrent layers one node each
    (`recurrent.py`). Nothing else is decomposed: a linear layer, an attention stays one node. The
    program still computes exactly what the module does.
-3. `translate.py` gives every node its kind of op.
+3. The program is read into a record (`torch_program.py`), which everything after looks at.
+4. `translate.py` gives every node its kind of op.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from partita.capture import lines
 from partita.capture.functional import make_functional
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
+from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate
 from partita.capture.watch import watching
 from partita.errors import CaptureError, GraphError
@@ -46,7 +48,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Captured:
-    """A module, the program exported from it, and the graph that is planned with.
+    """A module, the program exported from it, what was read of it, and the graph to plan with.
 
     An op of the graph bears the name of the node it stands for. Where one node became several ops
     (`addmm` is a product and a sum), the others are called `<node>.<part>`.
@@ -54,6 +56,7 @@ class Captured:
 
     module: torch.nn.Module
     program: ExportedProgram
+    record: TorchProgram
     graph: Graph
 
     def node_of(self, op: Op | str) -> str:
@@ -76,11 +79,12 @@ def export(
     split_layers(program.graph)
     program.graph.lint()
     program.graph_module.recompile()
+    record = read_torch_program(program)
     try:
-        graph = translate(program, name or type(module).__name__)
+        graph = translate(record, name or type(module).__name__)
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
-    return Captured(module, program, graph)
+    return Captured(module, program, record, graph)
 
 
 def _check(module: Any, args: Any, kwargs: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from partita.errors import ModelError
 from partita.files import decode_json, read_bytes
+from partita.graph.order import CycleError, dependencies_first
 from partita.suggest import suggest
 
 BATCH = 128  # what Exprimo puts in place of the batch that the file says
@@ -169,35 +170,22 @@ class _Reader:
     def _order(
         self, parents: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        left: list[str] = []
-        state = dict.fromkeys(parents, "new")
-        for root in [name for name in parents if not parents[name]]:
-            if state[root] != "new":
-                continue
-            stack = [(root, iter(children[root]))]
-            state[root] = "open"
-            while stack:
-                name, rest = stack[-1]
-                following = next((child for child in rest if state[child] != "done"), None)
-                if following is None:
-                    stack.pop()
-                    state[name] = "done"
-                    left.append(name)
-                elif state[following] == "open":
-                    raise self.fail(
-                        f"depends on itself through {name!r}",
-                        "a network has no cycles",
-                        f"layers.{following}",
-                    )
-                else:
-                    state[following] = "open"
-                    stack.append((following, iter(children[following])))
-        unreached = [name for name in parents if state[name] == "new"]
+        roots = [name for name in parents if not parents[name]]
+        try:
+            order = dependencies_first(roots, children.__getitem__)
+        except CycleError as cycle:
+            raise self.fail(
+                f"depends on itself through {cycle.path[-2]!r}",
+                "a network has no cycles",
+                f"layers.{cycle.path[-1]}",
+            ) from None
+        reached = set(order)
+        unreached = [name for name in parents if name not in reached]
         if unreached:
             raise self.fail(
                 "no input leads to it", "a network has no cycles", f"layers.{unreached[0]}"
             )
-        return left[::-1]
+        return order[::-1]
 
     # One layer.
 

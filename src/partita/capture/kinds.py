@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Node
 
+from partita.capture.torch_program import Ref, TensorSpec, TorchNode
 from partita.capture.translate import Site, Unfit
 
 Rule = Callable[[Site], None]
 
 
-def rule_by_tag(node: Node) -> Rule | None:
+def rule_by_tag(node: TorchNode) -> Rule | None:
     """PyTorch marks operations that work element by element; their names are what they do."""
     tags = getattr(node.target, "tags", ())
     return _elementwise if torch.Tag.pointwise in tags else None
@@ -31,9 +31,9 @@ def _elementwise(site: Site) -> None:
     name = site.operation
     inputs = site.all_tensors()
     fn = FUNCTIONS.get(name, name)
-    if fn == "mul" and len(inputs) == 1 and len(site.node.all_input_nodes) == 1:
+    if fn == "mul" and len(inputs) == 1 and len(site.node.reads) == 1:
         fn = "scale"
-        if site.node.args[0] is site.node.args[1]:
+        if site.node.args[0] == site.node.args[1]:
             fn = "square"
     site.give("elementwise", inputs, fn=fn)
 
@@ -58,13 +58,17 @@ def _max(site: Site) -> None:
 
 def _cast(site: Site) -> None:
     (source,) = site.all_tensors()[:1]
-    same = site.values[0].dtype == _first(site).dtype
-    shares = site.values[0].untyped_storage()._cdata == _first(site).untyped_storage()._cdata
-    site.give("elementwise", [source], fn="identity" if same and shares else "cast")
+    read, made = _first(site), site.values[0]
+    unchanged = made.dtype == read.dtype and made.storage == read.storage
+    site.give("elementwise", [source], fn="identity" if unchanged else "cast")
 
 
-def _first(site: Site) -> Any:
-    return site.node.all_input_nodes[0].meta["val"]
+def _first(site: Site) -> TensorSpec:
+    """What is known of the first tensor that is read."""
+    spec = site.spec_of(site.node.reads[0])
+    if not isinstance(spec, TensorSpec):
+        raise Unfit
+    return spec
 
 
 def _detach(site: Site) -> None:
@@ -247,7 +251,8 @@ def _index(site: Site) -> None:
     """A table indexed along its rows by one tensor of whole numbers is a lookup."""
     indices = site["indices"]
     table = site.tensor(site["self"])
-    whole = isinstance(indices[0], Node) and indices[0].meta["val"].dtype != torch.bool
+    first = indices[0]
+    whole = isinstance(first, Ref) and site.spec_of(first.name).dtype != torch.bool
     if len(indices) != 1 or len(site.shape_of(table)) != 2 or not whole:
         raise Unfit
     site.give("embedding", [site.tensor(indices[0]), table])
@@ -373,8 +378,8 @@ def _transpose(site: Site) -> None:
     (x,) = site.all_tensors()
     rank = len(site.shape_of(x))
     marked = torch.empty(tuple(range(2, 2 + rank)), device="meta")  # sizes that tell the dims apart
-    args = [marked if isinstance(value, Node) else value for value in site.node.args]
-    moved = site.node.target(*args)  # type: ignore[operator]
+    args = [marked if isinstance(value, Ref) else value for value in site.node.args]
+    moved = site.node.target(*args)
     site.give("transpose", [x], perm=tuple(size - 2 for size in moved.shape))
 
 

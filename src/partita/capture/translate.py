@@ -1,21 +1,25 @@
-"""An exported program as a Graph: every node becomes an op of the kind that `kinds.py` says.
+"""A torch program as a Graph: every node becomes an op of the kind that `kinds.py` says.
 
 Parameters and buffers keep the names they have in the module, inputs those of the arguments. What
 has no kind is carried as an op of its own name: it is never split and costs the bytes it moves. The
 same happens where a kind would not give the shapes that the node has.
 """
 
-import operator
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx import Node
 
 from partita.capture import lines
+from partita.capture.torch_program import (
+    NO_STORAGE,
+    Ref,
+    TensorSpec,
+    TorchInput,
+    TorchNode,
+    TorchProgram,
+    flat,
+)
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Attr, Call, Graph, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
@@ -33,106 +37,93 @@ class Unfit(Exception):  # noqa: N818
     """A rule does not cover this use of an operation: it is carried as it is."""
 
 
-def translate(program: ExportedProgram, name: str) -> Graph:
-    """The graph of an exported program."""
+def translate(program: TorchProgram, name: str) -> Graph:
+    """The graph of a torch program."""
     work = _Translation(program)
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            work.declare(node)
-        elif node.op == "call_function":
+    for given in program.inputs:
+        work.declare(given)
+    for node in program.nodes:
+        if not node.is_body:
             work.compute(node)
-    outputs = []
-    for node in program.graph.nodes:
-        if node.op == "output":
-            outputs = [work.named(value) for value in _flat(node.args[0])]
+    returned = [work.named(value) for output in program.outputs for value in flat(output.value)]
     tensors = tuple(work.tensors.values())
-    return Graph(name, tensors, tuple(work.ops), tuple(text for text in outputs if text))
-
-
-def operation(node: Node) -> str:
-    """What a node calls: `linear` for `aten.linear.default`, `lib.op` for other libraries."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return getattr(node.target, "__name__", str(node.target))
-    library, _, name = str(schema.name).partition("::")
-    return name if library == "aten" else f"{library}.{name}"
+    return Graph(name, tensors, tuple(work.ops), tuple(text for text in returned if text))
 
 
 class _Translation:
     """Tensors and ops found so far, and which tensor each node gives."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: TorchProgram) -> None:
         self.program = program
-        self.specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self.held: dict[int, str] = {}  # identity of a parameter or buffer -> its tensor
-        self.place: dict[Node, Any] = {}  # node -> name of its tensor, or a tuple of them
+        self.place: dict[str, Any] = {}  # node -> name of its tensor, or a tuple of them
         self.constant: set[str] = set()  # tensors that are the same in every call
 
-    def declare(self, node: Node) -> None:
+    def declare(self, given: TorchInput) -> None:
         """A parameter, a buffer, a constant or an input."""
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(given.value, TensorSpec):
             return
-        spec = self.specs[node.name]
         role = "state"
-        held = self.program.state_dict.get(str(spec.target))
+        held = given.data if given.persistent else None
         if held is not None:
             if id(held) in self.held:  # a tied weight: one tensor under its first name
-                self.place[node] = self.held[id(held)]
+                self.place[given.name] = self.held[id(held)]
                 return
-            if spec.kind is InputKind.PARAMETER:
+            if given.kind == "parameter":
                 role = "parameter" if held.requires_grad else "state"
-        elif spec.kind is InputKind.USER_INPUT:
+        elif given.kind == "input":
             role = "input"
-        name = str(spec.target) if spec.target else node.name
-        free = name if name not in self.tensors else node.name
-        self.place[node] = self.add(node, free, value, role)
+        name = given.name if given.kind == "input" else given.target or given.name
+        free = name if name not in self.tensors else given.name
+        self.place[given.name] = self.add(given, free, given.value, role)
         if held is not None:
-            self.held[id(held)] = self.place[node]
+            self.held[id(held)] = self.place[given.name]
 
-    def add(self, node: Node, name: str, value: torch.Tensor, role: str = "activation") -> str:
+    def add(
+        self, owner: TorchInput | TorchNode, name: str, value: TensorSpec, role: str = "activation"
+    ) -> str:
         """Declare a tensor under a free name."""
         free = self.free(name)
         self.tensors[free] = Tensor(
-            free, _shape(node, value.shape), _dtype(node, value.dtype), role
+            free, _shape(owner, value.shape), _dtype(owner, value.dtype), role
         )
         return free
 
     def free(self, name: str) -> str:
         """The name, or with a number after it where a tensor has it."""
-        found, number = name, 0
-        while found in self.tensors:
-            found, number = f"{name}:{number}", number + 1
-        return found
+        candidate, number = name, 0
+        while candidate in self.tensors:
+            candidate, number = f"{name}:{number}", number + 1
+        return candidate
 
     def named(self, value: Any) -> str | None:
         """The tensor of an argument; None for what is no tensor."""
-        found = self.place.get(value) if isinstance(value, Node) else None
-        return found if isinstance(found, str) else None
+        tensor = self.place.get(value.name) if isinstance(value, Ref) else None
+        return tensor if isinstance(tensor, str) else None
 
-    def compute(self, node: Node) -> None:
+    def compute(self, node: TorchNode) -> None:
         """The op or ops of one node."""
         from partita.capture.kinds import RULES, rule_by_tag
 
-        if node.target is operator.getitem:
-            several = self.place.get(node.args[0])  # type: ignore[arg-type]
+        if node.is_item:
+            source, position = node.args
+            several = self.place.get(source.name)
             if isinstance(several, tuple):
-                self.place[node] = several[node.args[1]]  # type: ignore[index]
+                self.place[node.name] = several[position]
             return
-        values = [value for value in _flat(node.meta.get("val")) if value is not None]
-        if not values:
+        if not node.results:
             return
-        rule = RULES.get(operation(node)) or rule_by_tag(node)
-        site = Site(self, node, values)
+        rule = RULES.get(node.operation) or rule_by_tag(node)
+        site = Site(self, node)
         if rule is not None:
             try:
                 rule(site)
             except (Unfit, GraphError, TypeError, KeyError, IndexError):
-                site = Site(self, node, values)
+                site = Site(self, node)
         if site.given is None:
-            site.give(operation(node), site.all_tensors(), known=False)
+            site.give(node.operation, site.all_tensors(), known=False)
         site.commit()
 
 
@@ -147,27 +138,21 @@ class _Pending:
 class Site:
     """A node that a rule is at work on: its arguments, and the ops it becomes."""
 
-    def __init__(self, work: _Translation, node: Node, values: list[Any]) -> None:
+    def __init__(self, work: _Translation, node: TorchNode) -> None:
         self.node = node
-        self.values = values
+        self.values = node.results
         self.given: tuple[str, ...] | None = None
         self._work = work
         self._pending: list[_Pending] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
-        schema = getattr(node.target, "_schema", None)
-        self._arguments: dict[str, Any] = {}
-        for position, argument in enumerate(schema.arguments if schema else ()):
-            default = argument.default_value if argument.has_default_value() else None
-            found = node.args[position] if position < len(node.args) else default
-            self._arguments[argument.name] = node.kwargs.get(argument.name, found)
 
     def __getitem__(self, name: str) -> Any:
         """An argument by its name in the operation's schema."""
-        return self._arguments[name]
+        return self.node.arguments[name]
 
     def has(self, name: str) -> bool:
         """Does the operation have an argument of that name?"""
-        return name in self._arguments
+        return name in self.node.arguments
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -177,7 +162,7 @@ class Site:
     @property
     def operation(self) -> str:
         """The name of what is called."""
-        return operation(self.node)
+        return self.node.operation
 
     def tensor(self, value: Any) -> str:
         """The name of an argument that must be a tensor."""
@@ -188,12 +173,12 @@ class Site:
 
     def tensors(self, *names: str) -> list[str]:
         """The arguments of these names that are tensors, in this order."""
-        found = (self._work.named(self._arguments.get(name)) for name in names)
+        found = (self._work.named(self.node.arguments.get(name)) for name in names)
         return [name for name in found if name is not None]
 
     def all_tensors(self) -> list[str]:
         """Every tensor that the node reads."""
-        found = (self._work.named(value) for value in self.node.all_input_nodes)
+        found = (self._work.named(Ref(name)) for name in self.node.reads)
         return [name for name in found if name is not None]
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -207,18 +192,18 @@ class Site:
 
     def uses(self, position: int) -> bool:
         """Is an output read by anyone?"""
-        return any(
-            user.target is operator.getitem and user.args[1] == position and user.users
-            for user in self.node.users
-        )
+        items = self._work.program.items(self.node)
+        return any(number == position and item.users for number, item in items)
+
+    def spec_of(self, name: str) -> Any:
+        """What is known of a value that another node or input gives."""
+        return self._work.program.values[name]
 
     def part(self, part: str, kind: str, inputs: list[str], like: Any = None, **attrs: Attr) -> str:
         """An op in front of the main one, with one output; `like` gives the dtype."""
         name = f"{self.node.name}.{part}"
         shape = output_shapes(self._call(kind, inputs, attrs))[0] if kind in SHAPES else like.shape
-        value = torch.empty(
-            shape, dtype=(self.values[0] if like is None else like).dtype, device="meta"
-        )
+        value = _made(tuple(shape), (self.values[0] if like is None else like).dtype)
         given = self._work.free(name)
         self._shapes[given] = tuple(shape)
         op = self._op(name, kind, inputs, (given,), attrs)
@@ -233,7 +218,7 @@ class Site:
         wanted = tuple(_shape(self.node, _of(value)) for value in self.values[:count])
         if known and output_shapes(self._call(kind, inputs, attrs)) != wanted:
             raise Unfit
-        single = len(self.values) == 1 and not isinstance(self.node.meta["val"], list | tuple)
+        single = len(self.values) == 1 and not self.node.gives_several
         names = tuple(
             self._work.free(self.node.name if single or count == 1 else f"{self.node.name}:{i}")
             for i in range(count)
@@ -258,7 +243,7 @@ class Site:
         assert self.given is not None
         for pending in self._pending:
             for name, value in pending.tensors:
-                full = value if isinstance(value, torch.Tensor) else _scalar(value)
+                full = value if isinstance(value, TensorSpec) else _scalar(value)
                 self._work.add(self.node, name, full)
             op = pending.op
             self._work.ops.append(op)
@@ -266,9 +251,8 @@ class Site:
                 op.kind in ("slice", "reshape", "expand") and self.is_constant(op.inputs[0])
             ):
                 self._work.constant.update(op.outputs)
-        found = tuple(name or None for name in self.given)
-        several = isinstance(self.node.meta["val"], list | tuple)
-        self._work.place[self.node] = found if several else found[0]
+        names = tuple(name or None for name in self.given)
+        self._work.place[self.node.name] = names if self.node.gives_several else names[0]
 
     def _call(self, kind: str, inputs: list[str], attrs: dict[str, Attr]) -> Call:
         shapes = tuple(self.shape_of(name) for name in inputs)
@@ -282,52 +266,41 @@ class Site:
         outputs: tuple[str, ...],
         attrs: dict[str, Attr],
     ) -> Op:
-        return Op(
-            name, kind, tuple(inputs), outputs, tuple(sorted(attrs.items())), _scope(self.node)
-        )
+        return Op(name, kind, tuple(inputs), outputs, tuple(sorted(attrs.items())), self.node.scope)
 
 
 def _of(value: Any) -> tuple[Any, ...]:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+    return value.shape if isinstance(value, TensorSpec) else ()
 
 
-def _scalar(value: Any) -> torch.Tensor:
+def _made(shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+    """A tensor that no node gives, in memory of its own."""
+    return TensorSpec(shape, (), dtype, torch.device("meta"), NO_STORAGE)
+
+
+def _scalar(value: Any) -> TensorSpec:
     """A number that is read off a tensor, as the tensor of one element that it is."""
     whole = isinstance(value, int | torch.SymInt)
-    return torch.empty((), dtype=torch.int64 if whole else torch.float64, device="meta")
+    return _made((), torch.int64 if whole else torch.float64)
 
 
-def _scope(node: Node) -> str:
-    """The module that a node belongs to, as the module's own names say it."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(stack[-1][0]) if stack else ""
-    path = path.removeprefix("L['self']").removeprefix("_export_root").removeprefix(".")
-    return re.sub(r"@\d+", "", path)
-
-
-def _shape(node: Node, shape: Any) -> tuple[int, ...]:
+def _shape(owner: TorchInput | TorchNode, shape: Any) -> tuple[int, ...]:
     if all(type(size) is int and size > 0 for size in shape):
         return tuple(shape)
-    line = lines.of_node(node.meta.get("stack_trace"))
+    line = owner.line if isinstance(owner, TorchNode) else lines.Line()
     if all(type(size) is int for size in shape):
         found, fix = f"gives an empty tensor {list(shape)}", "leave it out of the model"
     else:
         found = f"gives a tensor whose size depends on the data, {[str(size) for size in shape]}"
         fix = "mask instead of choosing elements, so that sizes are known"
-    raise CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place, field=node.name)
+    raise CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place, field=owner.name)
 
 
-def _dtype(node: Node, dtype: torch.dtype) -> str:
-    found = DTYPES.get(dtype)
-    if found is None:
+def _dtype(owner: TorchInput | TorchNode, dtype: torch.dtype) -> str:
+    name = DTYPES.get(dtype)
+    if name is None:
         raise CaptureError(
             f"has the element type {dtype}", fix=f"use one of {', '.join(map(str, DTYPES))}",
-            field=node.name,
+            field=owner.name,
         )  # fmt: skip
-    return found
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return [item for part in value for item in _flat(part)]
-    return [value]
+    return name

@@ -46,7 +46,7 @@ def command(
     answer as -o FILE: .txt is the program of every unit, .svg and .trace.json its timeline,
     .problem.json the problem for partita solve.
 
-    With --run the model is lowered to fused regions and islands, compiled, checked and timed on
+    With --run the model is lowered to fused regions and fallbacks, compiled, checked and timed on
     this machine's GPU; --interpret does the same tile by tile in PyTorch, to see what is fused and
     that its numbers are the model's. -o FILE is then the report (.json), the programs of all
     regions (.txt) or the planned timeline of the first (.svg, .trace.json).
@@ -85,7 +85,7 @@ def command(
             "why": result.why,
             "unfused_us": found.model.unfused_s * 1e6,
             "alone_us": [seconds * 1e6 for seconds in found.alone_s],
-            "islands": list(found.model.islands),
+            "fallbacks": list(found.model.fallbacks),
             "solution": None if result.solution is None else result.solution.to_json(),
         }
     )
@@ -148,7 +148,7 @@ def _text(found: FusedPlan) -> str:
             f"one by one   {units.seconds(total)} as kernels of their own, each fused ({each}): "
             f"x{total / found.fused_s:.2f}"
         )
-    if found.model.islands:
-        named = ", ".join(found.model.islands[:5])
-        lines.append(f"islands      {len(found.model.islands)} ops have no tiles: {named}")
+    if found.model.fallbacks:
+        named = ", ".join(found.model.fallbacks[:5])
+        lines.append(f"fallbacks    {len(found.model.fallbacks)} ops have no tiles: {named}")
     return "\n".join([*lines, result.why])

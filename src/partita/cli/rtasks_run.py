@@ -15,7 +15,7 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
     from partita.capture.installed import need_torch
 
     need_torch("running a model (without --run and --interpret it is only planned)")
-    from partita.run.rtasks.model import rtasks_of
+    from partita.gpu.model import rtasks_of
 
     if output is not None:
         _check_ending(output.path)

@@ -134,9 +134,9 @@ def _measured(
     from partita.capture.installed import need_torch
 
     need_torch("measuring on a GPU (--device analytic needs no GPU)")
-    from partita.run.streams.choose import INTERRUPTED as STOPPED
-    from partita.run.streams.emit import emit
-    from partita.run.streams.model import streams_of
+    from partita.gpu.model import streams_of
+    from partita.gpu.streams.choose import INTERRUPTED as STOPPED
+    from partita.gpu.streams.emit import emit
 
     weights = None
     if output is not None and output.path.suffix == ".py":

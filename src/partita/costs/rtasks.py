@@ -7,7 +7,7 @@ of such a small device gives the time t of the whole op on one unit. Cut into n 
 
 for n from a quarter of the units up to twice as many, as far as the op has rows for. Views cost
 nothing and are left out, their readers read through them. Ops of an unknown kind have no tiles:
-they stay outside as islands, are named, and count as one tile each. Elementwise ops of one shape
+they stay outside as fallbacks, are named, and count as one tile each. Elementwise ops of one shape
 need only the aligned tiles of each other, everything else all of them.
 """
 
@@ -33,7 +33,7 @@ class RtasksModel:
 
     problem: RtasksProblem
     ops: tuple[str, ...]
-    islands: tuple[str, ...]
+    fallbacks: tuple[str, ...]
     unfused_s: float  # the ops as kernels of their own, one after the other
 
 
@@ -58,9 +58,9 @@ def rtasks_model(graph: Graph, device: DeviceKind) -> RtasksModel:
         tuple(sorted(edges, key=lambda edge: (edge.src, edge.dst))),
         graph.name,
     )
-    islands = tuple(op.name for op in ops if op.kind not in SHAPES)
+    fallbacks = tuple(op.name for op in ops if op.kind not in SHAPES)
     unfused = sum(op_cost(graph, op, device).seconds for op in ops)
-    return RtasksModel(problem, tuple(op.name for op in ops), islands, unfused)
+    return RtasksModel(problem, tuple(op.name for op in ops), fallbacks, unfused)
 
 
 def side_by_side(models: Sequence[RtasksModel]) -> RtasksModel:
@@ -70,13 +70,13 @@ def side_by_side(models: Sequence[RtasksModel]) -> RtasksModel:
     operators: list[ROperator] = []
     edges: list[Edge] = []
     ops: list[str] = []
-    islands: list[str] = []
+    fallbacks: list[str] = []
     for index, model in enumerate(models):
         first, prefix = len(operators), f"{index}:{model.problem.name}/"
         operators += [replace(o, name=prefix + o.name) for o in model.problem.operators]
         edges += [replace(e, src=e.src + first, dst=e.dst + first) for e in model.problem.edges]
         ops += [prefix + name for name in model.ops]
-        islands += [prefix + name for name in model.islands]
+        fallbacks += [prefix + name for name in model.fallbacks]
     problem = RtasksProblem(
         models[0].problem.device,
         tuple(operators),
@@ -84,7 +84,7 @@ def side_by_side(models: Sequence[RtasksModel]) -> RtasksModel:
         " + ".join(model.problem.name for model in models),
     )
     unfused = sum(model.unfused_s for model in models)
-    return RtasksModel(problem, tuple(ops), tuple(islands), unfused)
+    return RtasksModel(problem, tuple(ops), tuple(fallbacks), unfused)
 
 
 def _unit(device: DeviceKind) -> DeviceKind:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from partita.capture.torch_program import TensorSpec
 from partita.emit.steps import Value
 
 MOST_SPELLED = 4  # results whose types are written one by one
@@ -21,6 +22,6 @@ def annotation(gives: Sequence[Value]) -> str:
 
 def type_of(value: Value) -> str:
     """Tensors are passed around, and rarely a number that was read off one."""
-    if isinstance(value.meta, torch.Tensor):
+    if isinstance(value.meta, TensorSpec):
         return "Tensor"
     return "int" if isinstance(value.meta, int | torch.SymInt) else "float"

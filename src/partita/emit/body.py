@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
 from partita.emit.calls import Item, ModuleCall, Piece, is_again, reads
 from partita.emit.names import POOL, unused, variable
@@ -112,7 +111,7 @@ class Body:
     def tensor(self) -> str | None:
         """A tensor that is surely at hand: the first argument, or a value of this moment."""
         for value, name in self.names.items():
-            if isinstance(value.meta, torch.Tensor) and self._holds(value, name):
+            if isinstance(value.meta, TensorSpec) and self._holds(value, name):
                 return name
         return self.paths.tensor()
 

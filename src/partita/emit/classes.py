@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
+from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
 from partita.emit.body import Body
 from partita.emit.calls import Item, ModuleCall, called, is_own
@@ -269,6 +269,6 @@ def shapes(values: Sequence[Value]) -> str:
 def described(value: Value) -> str:
     """`float32 (2, 8)`."""
     meta = value.meta
-    if not isinstance(meta, torch.Tensor):
+    if not isinstance(meta, TensorSpec):
         return type(meta).__name__
     return f"{str(meta.dtype).removeprefix('torch.')} {tuple(meta.shape)}"

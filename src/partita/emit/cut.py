@@ -12,6 +12,7 @@ from typing import Any
 
 from partita.emit.steps import Step, Steps, Value, values_in
 from partita.errors import PlanError
+from partita.problems.dag import sorted_or_cycle
 
 
 @dataclass
@@ -39,9 +40,10 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
     _connect(model, stages, home)
     before = {s.label: {home[v] for v in s.takes if v in home} for s in stages.values()}
     order = _order(before)
-    if order is None:
+    if len(order) < len(before):
+        circle = sorted(before.keys() - set(order))
         raise PlanError(
-            f"stages {', '.join(map(str, _circle(before)))} wait for each other in a circle",
+            f"stages {', '.join(map(str, circle))} wait for each other in a circle",
             fix="give ops to stages so that values flow one way",
             field="stages",
         )
@@ -143,25 +145,18 @@ def _ranked(model: Steps, given: list[int | None]) -> list[int]:
             after[label] |= reached - {label}
             reached = frozenset([label])
         above.update((out, reached) for out in step.outs if out is not None)
-    return _order(after) or sorted(after)  # a circle is reported once all steps have a stage
+    order = _order(after)
+    # a circle is reported once all steps have a stage
+    return order if len(order) == len(after) else sorted(after)
 
 
-def _order(before: dict[int, set[int]]) -> list[int] | None:
-    """The labels so that each comes after those it needs, smallest first; None for a circle."""
-    left, found = dict(before), []
-    while left:
-        ready = min((x for x in left if not left[x] & left.keys()), default=None)
-        if ready is None:
-            return None
-        found.append(ready)
-        del left[ready]
-    return found
-
-
-def _circle(before: dict[int, set[int]]) -> list[int]:
-    """The labels that can never start."""
-    left = dict(before)
-    while ready := [x for x in left if not left[x] & left.keys()]:
-        for label in ready:
-            del left[label]
-    return sorted(left)
+def _order(before: dict[int, set[int]]) -> list[int]:
+    """The labels so that each comes after those it needs, smallest first; without a circle's."""
+    labels = sorted(before)
+    number = {label: index for index, label in enumerate(labels)}
+    after: list[list[int]] = [[] for _ in labels]
+    for label, needed in before.items():
+        for each in needed & before.keys():
+            after[number[each]].append(number[label])
+    order, _ = sorted_or_cycle(after)
+    return [labels[index] for index in order]

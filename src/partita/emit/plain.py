@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from partita.capture.torch_program import TensorSpec
+
 aten = torch.ops.aten
 
 _LIKE = {
@@ -28,7 +30,7 @@ def without_examples(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The operator and its arguments with tensors that only gave a shape replaced by the shape."""
     name = target.overloadpacket.__name__
-    if not isinstance(meta, torch.Tensor):
+    if not isinstance(meta, TensorSpec):
         return target, args, kwargs
     shape = [int(size) for size in meta.shape]
     made = {"dtype": meta.dtype, "device": meta.device}

@@ -105,9 +105,9 @@ def capture_twin(
     with traceback.preserve_node_meta():
         captured = export_module(twin, example_inputs(graph, device=device), name=graph.name)
     return captured, {
-        node.name: node.meta["custom"][_MARK]
-        for node in captured.program.graph.nodes
-        if _MARK in node.meta.get("custom", {})
+        node.name: node.marks[_MARK]
+        for node in captured.record.nodes
+        if node.marks is not None and _MARK in node.marks
     }
 
 

@@ -18,6 +18,7 @@ every step that draws some runs again, or the numbers of later ones would differ
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from partita.capture.torch_program import TensorSpec
 from partita.emit.calls import Item, ModuleCall, Piece, reads, steps_of
 from partita.emit.steps import LEARNING, Step, Value
 
@@ -90,7 +91,8 @@ def _changes(item: Item) -> bool:
 
 def _is_real(step: Step) -> bool:
     """Does it make numbers that gradients may ask for? Positions and masks have none."""
-    return any(getattr(out.meta, "is_floating_point", bool)() for out in step.outs if out)
+    made = (out.meta for out in step.outs if out)
+    return any(isinstance(each, TensorSpec) and each.dtype.is_floating_point for each in made)
 
 
 def _statistics(steps: Sequence[Step]) -> Iterator[Step]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import nn
-from torch.export import ExportedProgram
 
 from partita import __version__
+from partita.capture.torch_program import TorchProgram
 from partita.emit.builder import Builder, Runner, constants, dict_of, names_tuple
 from partita.emit.calls import Gatherer
 from partita.emit.classes import Classes, NotAlike, Paths, described, drafted
@@ -38,14 +38,14 @@ _HOLDERS = ("model", "module", "layers", "blocks")  # they say little in a name
 
 
 class Captured(Protocol):
-    """What is emitted: a module and the program exported from it."""
+    """What is emitted: a module and what was read of the program exported from it."""
 
     @property
     def module(self) -> nn.Module:
         """The original."""
 
     @property
-    def program(self) -> ExportedProgram:
+    def record(self) -> TorchProgram:
         """Its program, with nothing in place but buffers."""
 
 
@@ -64,11 +64,6 @@ class Emitted:
     inputs: tuple[str | None, ...]
     outputs: tuple[str | tuple[Any], ...]
     constants: tuple[str, ...]
-
-
-def emit_stages(captured: Captured, stage_of: Mapping[str, int], *, title: str = "") -> str:
-    """The source of one Python module with a class per stage."""
-    return emit(captured, stage_of, title=title).source
 
 
 def emit(
@@ -91,7 +86,7 @@ def emit(
             raise PlanError(
                 f"op {op!r} is given to stage {label!r}", fix="stages are numbered from 0 up"
             )
-    model = read_steps(captured.program, captured.module, scopes)
+    model = read_steps(captured.record, captured.module, scopes)
     model.input_names = list(input_names or model.input_names)
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
@@ -107,7 +102,7 @@ class _Emission:
     ) -> None:  # fmt: skip
         self.module = captured.module
         self.again = again
-        self.out_spec = captured.program.call_spec.out_spec
+        self.out_spec = captured.record.out_spec
         self.model = model
         self.stages = stages
         self.title = title

@@ -1,25 +1,24 @@
-"""A captured model as a straight line of steps over values, read off its exported program.
+"""A captured model as a straight line of steps over values, made from its torch program.
 
 A value is something given (an input, a parameter, a buffer, a constant) or computed; a step is one
 operator. The items of a result are values of their own, small constants stand in the arguments, and
 steps nobody needs are left out, except those that change buffers or draw random numbers.
 """
 
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch import nn
 
+from partita.capture.torch_program import Ref, TorchInput, TorchNode, TorchProgram, replaced
 from partita.emit.plain import without_examples
 from partita.errors import CaptureError
 
 MOST_WRITTEN_OUT = 64  # elements of a constant that is written into the source
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async")
+_HELD = ("parameter", "buffer", "constant")
 _SAME = ("alias", "detach_")  # gives its argument; only new constants are detached in place
 LEARNING = ("batch_norm", "instance_norm")  # they change buffers though their schema hides it
 
@@ -42,7 +41,7 @@ class Value:
     @property
     def is_state(self) -> bool:
         """True for what the model holds."""
-        return self.kind in ("parameter", "buffer", "constant")
+        return self.kind in _HELD
 
 
 @dataclass(eq=False)
@@ -77,147 +76,129 @@ class Step:
 
 @dataclass
 class Steps:
-    """The whole model: what it is given, what it does, what it returns (flat)."""
+    """The whole model: what it is given, what it does, what it returns (flat).
 
-    inputs: list[Value | ConstantArgument] = field(default_factory=list)
+    An input that is no tensor is None: it is the one that was captured, whatever is given.
+    """
+
+    inputs: list[Value | None] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
 
-def values_in(found: Any) -> Iterator[Value]:
+def values_in(nested: Any) -> Iterator[Value]:
     """The values in nested arguments."""
-    if isinstance(found, Value):
-        yield found
-    elif isinstance(found, list | tuple):
-        for item in found:
+    if isinstance(nested, Value):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for item in nested:
             yield from values_in(item)
-    elif isinstance(found, dict):
-        yield from values_in(list(found.values()))
+    elif isinstance(nested, dict):
+        yield from values_in(list(nested.values()))
 
 
 def read_steps(
-    program: ExportedProgram, module: nn.Module, scopes: Mapping[str, str] | None = None
+    program: TorchProgram, module: nn.Module, scopes: Mapping[str, str] | None = None
 ) -> Steps:
-    """The steps of an exported program; the module says which names its tensors have.
+    """The steps of a torch program; the module says which names its tensors have.
 
     `scopes` puts nodes into modules that were not called but might have been: those that only hold
-    others, as in the twin of a graph.
+    others, as in the reference module of a graph.
     """
     return _Reader(program, module, scopes or {}).read()
 
 
 class _Reader:
-    def __init__(
-        self, program: ExportedProgram, module: nn.Module, scopes: Mapping[str, str]
-    ) -> None:
+    def __init__(self, program: TorchProgram, module: nn.Module, scopes: Mapping[str, str]) -> None:
         self.program = program
         self.scopes = scopes
         self.holders = _holders(module) if scopes else set()
         self.names = _names_of(module)
-        self.known: dict[fx.Node, Any] = {}
-        self.found = Steps()
+        self.known: dict[str, Any] = {}  # by node: its value, or the values it gives
+        self.model = Steps()
 
     def read(self) -> Steps:
-        signature = self.program.graph_signature
-        nodes = list(self.program.graph.nodes)
-        places = [node for node in nodes if node.op == "placeholder"]
-        for node, spec in zip(places, signature.input_specs, strict=True):
-            self._given(node, spec)
-        for node in nodes:
-            if node.op == "call_function":
+        model = self.model
+        for given in self.program.inputs:
+            self._given(given)
+        for node in self.program.nodes:
+            if not node.is_body:
                 self._call(node)
-        (output,) = (node for node in nodes if node.op == "output")
-        for given, item in zip(signature.output_specs, output.args[0], strict=True):
-            if given.kind is not OutputKind.USER_OUTPUT:
+        for output in self.program.outputs:
+            if output.kind != "output":
                 raise CaptureError(
-                    f"the program gives back a {given.kind.name.lower().replace('_', ' ')}",
+                    f"the program gives back a {output.kind}",
                     fix="emit what partita.capture gives, before run_decompositions",
                 )
-            self.found.outputs.append(self._known(item))
-        self.found.steps = _needed(self.found.steps, self.found.outputs)
-        for index, step in enumerate(self.found.steps):
+            model.outputs.append(self._known(output.value))
+        model.steps = _needed(model.steps, model.outputs)
+        for index, step in enumerate(model.steps):
             step.index = index
-        return self.found
+        return model
 
-    def _given(self, node: fx.Node, spec: Any) -> None:
-        if spec.kind is not InputKind.USER_INPUT:
-            self.known[node] = self._state(node, spec)
+    def _given(self, given: TorchInput) -> None:
+        if given.kind != "input":
+            self.known[given.name] = self._state(given)
             return
-        constant = isinstance(spec.arg, ConstantArgument)
-        value = Value(node.name, node.meta.get("val"), "input")
-        self.found.inputs.append(spec.arg if constant else value)
-        self.found.input_names.append(str(node.target))
-        self.known[node] = spec.arg.value if constant else value
+        value = None if given.is_fixed else Value(given.name, given.value, "input")
+        self.model.inputs.append(value)
+        self.model.input_names.append(given.target)
+        self.known[given.name] = given.value if value is None else value
 
-    def _state(self, node: fx.Node, spec: Any) -> Value:
-        kinds = {
-            InputKind.PARAMETER: "parameter",
-            InputKind.BUFFER: "buffer",
-            InputKind.CONSTANT_TENSOR: "constant",
-        }
-        if spec.kind not in kinds:
+    def _state(self, given: TorchInput) -> Value:
+        if given.kind not in _HELD:
             raise CaptureError(
-                f"the model holds {spec.target!r}, a {spec.kind.name.lower().replace('_', ' ')}",
+                f"the model holds {given.target!r}, a {given.kind}",
                 fix="keep parameters, buffers and plain tensors in it",
             )
-        kind = kinds[spec.kind]
-        others = self.names.get(spec.target, ())
+        others = self.names.get(given.target, ())
         return Value(
-            node.name, node.meta.get("val"), kind,
-            names=(spec.target, *(name for name in others if name != spec.target)),
-            persistent=kind == "parameter" or (kind == "buffer" and spec.persistent is not False),
-            data=self.program.constants.get(spec.target, self.program.state_dict.get(spec.target)),
+            given.name, given.value, given.kind,
+            names=(given.target, *(name for name in others if name != given.target)),
+            persistent=given.persistent,
+            data=given.data,
         )  # fmt: skip
 
     def _known(self, item: Any) -> Any:
-        if isinstance(item, fx.Node):
-            return self.known[item]
-        if isinstance(item, list | tuple):
-            return type(item)(self._known(part) for part in item)
-        if isinstance(item, dict):
-            return {key: self._known(part) for key, part in item.items()}
-        return item
+        return replaced(item, Ref, lambda ref: self.known[ref.name])
 
-    def _call(self, node: fx.Node) -> None:
-        target: Any = node.target
-        if target is operator.getitem:
+    def _call(self, node: TorchNode) -> None:
+        if node.is_item:
             source, index = node.args
-            value = self.known[source][index]  # type: ignore[index]
+            value = self.known[source.name][index]
             value.label = node.name
-            self.known[node] = value
-        elif not isinstance(target, torch._ops.OpOverload):
+            self.known[node.name] = value
+        elif not node.is_operator:
             raise CaptureError(
-                f"node {node.name!r} calls {getattr(target, '__name__', target)}, "
+                f"node {node.name!r} calls {getattr(node.target, '__name__', node.target)}, "
                 "which has no Python source of its own",
                 fix="write this part of the model with plain operators",
             )
-        elif target.overloadpacket.__name__ in _SAME:
-            self.known[node] = self._known(node.args[0])
-        elif target.overloadpacket.__name__ not in _CHECKS:
-            self._step(node, target)
+        elif node.target.overloadpacket.__name__ in _SAME:
+            self.known[node.name] = self._known(node.args[0])
+        elif node.target.overloadpacket.__name__ not in _CHECKS:
+            self._step(node)
 
-    def _step(self, node: fx.Node, target: Any) -> None:
-        args = tuple(self._known(arg) for arg in node.args)
-        kwargs = {key: self._known(arg) for key, arg in node.kwargs.items()}
-        meta = node.meta.get("val")
-        target, args, kwargs = without_examples(target, args, kwargs, meta)
-        stack = (*self._around(node), *_stack(node))
+    def _step(self, node: TorchNode) -> None:
+        given, named = self._known(node.args), self._known(dict(node.kwargs))
+        target, args, kwargs = without_examples(node.target, given, named, node.value)
+        called = tuple((key, path) for key, path in node.stack if path)  # without the model itself
+        stack = (*self._around(node), *called)
         scope = stack[-1][1] if stack else ""
-        is_list = isinstance(meta, list | tuple)
-        results = list(meta) if isinstance(meta, list | tuple) else [meta]
+        results = list(node.value) if node.gives_several else [node.value]
         outs = [Value(node.name, item, scope=scope) for item in results]
-        self.known[node] = outs if is_list else outs[0]
+        self.known[node.name] = outs if node.gives_several else outs[0]
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
-        step = Step(node.name, target, args, kwargs, tuple(outs), is_list, stack=stack)
+        step = Step(node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack)
         step.changes = step.operator in LEARNING or any(
             argument.alias_info is not None and argument.alias_info.is_write
             for argument in target._schema.arguments
         )
-        self.found.steps.append(step)
+        self.model.steps.append(step)
 
-    def _around(self, node: fx.Node) -> tuple[tuple[str, str], ...]:
+    def _around(self, node: TorchNode) -> tuple[tuple[str, str], ...]:
         """The holders a node is said to be in, outermost first."""
         parts = self.scopes.get(node.name, "").split(".")
         paths = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
@@ -250,12 +231,6 @@ def _is_small(value: Any) -> bool:
     if data is None or type(data) is not torch.Tensor or data.device.type == "meta":
         return False
     return data.numel() <= MOST_WRITTEN_OUT and not data.is_complex()
-
-
-def _stack(node: fx.Node) -> tuple[tuple[str, str], ...]:
-    """The calls of modules a node was traced in, without the model itself."""
-    found = node.meta.get("nn_module_stack") or {}
-    return tuple((key, path) for key, (path, _) in found.items() if path)
 
 
 def _needed(steps: list[Step], outputs: list[Any]) -> list[Step]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from partita.errors import GraphError
 from partita.graph.dtypes import dtype_bytes
+from partita.graph.order import CycleError, dependencies_first
 
 Shape = tuple[int, ...]
 Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -391,43 +392,25 @@ class Graph:
 
 def topological(ops: Iterable[Op], given: Iterable[str]) -> tuple[Op, ...]:
     """The ops in topological order, as close to the order given as can be; a cycle is named."""
-    remaining = list(ops)
-    _by_name(tuple(remaining), "op")  # refuses a name that stands twice
+    by_name = _by_name(tuple(ops), "op")  # refuses a name that stands twice
     known = set(given)
-    source: dict[str, Op] = {}
-    for op in remaining:
+    source: dict[str, str] = {}
+    for op in by_name.values():
         for name in op.outputs:
-            source.setdefault(name, op)
-    done: list[Op] = []
-    state: dict[str, int] = {}  # 1 on the stack, 2 done
-    for root in remaining:
-        stack: list[tuple[Op, Iterator[str]]] = []
-        if root.name not in state:
-            state[root.name] = 1
-            stack.append((root, iter(root.inputs)))
-        while stack:
-            op, pending = stack[-1]
-            for name in pending:
-                before = source.get(name)
-                if before is None or name in known:
-                    continue
-                if state.get(before.name) == 1:
-                    path = [item.name for item, _ in stack]
-                    cycle = [*path[path.index(before.name) :], before.name]
-                    raise GraphError(
-                        "has a cycle: " + " -> ".join(_shorten(cycle)),
-                        fix="remove one of these dependencies",
-                        field="ops",
-                    )
-                if before.name not in state:
-                    state[before.name] = 1
-                    stack.append((before, iter(before.inputs)))
-                    break
-            else:
-                state[op.name] = 2
-                done.append(op)
-                stack.pop()
-    return tuple(done)
+            source.setdefault(name, op.name)
+
+    def needs(name: str) -> Iterator[str]:
+        inputs = by_name[name].inputs
+        return (source[each] for each in inputs if each in source and each not in known)
+
+    try:
+        return tuple(by_name[name] for name in dependencies_first(by_name, needs))
+    except CycleError as cycle:
+        raise GraphError(
+            "has a cycle: " + " -> ".join(_shorten([str(name) for name in cycle.path])),
+            fix="remove one of these dependencies",
+            field="ops",
+        ) from None
 
 
 def _shorten(names: list[str]) -> list[str]:

@@ -24,7 +24,6 @@ zero is only limited by how the schedule begins. A cap that no schedule fits mak
 answer is "infeasible", not one that is refused.
 """
 
-import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ import msgspec
 
 from partita import files
 from partita.errors import FileError, InputError, ProblemError
+from partita.problems.dag import sorted_or_cycle
 
 KIND = "schedule-problem"
 LARGEST = 10**15  # spans, delays and memory up to here add up exactly as whole numbers
@@ -461,21 +461,10 @@ def predecessors(problem: ScheduleProblem) -> list[list[tuple[int, float]]]:
 
 def topological_order(problem: ScheduleProblem) -> list[int]:
     """All blocks, each after those it waits for, the smallest index first."""
-    waiting = [0] * len(problem.blocks)
     children: list[list[int]] = [[] for _ in problem.blocks]
     for first, second in problem.deps:
-        waiting[second] += 1
         children[first].append(second)
-    ready = [index for index, count in enumerate(waiting) if not count]  # sorted: a heap
-    order = []
-    while ready:
-        block = heapq.heappop(ready)
-        order.append(block)
-        for child in children[block]:
-            waiting[child] -= 1
-            if not waiting[child]:
-                heapq.heappush(ready, child)
-    return order
+    return sorted_or_cycle(children)[0]
 
 
 def heads(problem: ScheduleProblem) -> list[float]:

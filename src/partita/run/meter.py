@@ -6,7 +6,6 @@ clock. Nothing of one repeat is kept for the next.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from partita.run.clock import run_times_s
 
 T = torch.Tensor
 
@@ -86,22 +87,10 @@ class Meter:
             action()
         times: list[float] = []
         while len(times) < rule.repeats:
-            times.append(self._clock(action))
+            times += run_times_s(action, 1, on_gpu=self.device.type == "cuda")
             if len(times) >= rule.least_repeats and sum(times) > rule.most_s:
                 break
         return Spread(statistics.median(times), _quartiles(times), len(times))
-
-    def _clock(self, action: Callable[[], Any]) -> float:
-        if self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            action()
-            end.record()
-            end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3
-        start = time.perf_counter()
-        action()
-        return time.perf_counter() - start
 
     def _peak(self, operation: Callable[..., Any], inputs: Sequence[Any]) -> int:
         if self.device.type == "cuda":

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_flatten, tree_map
 
 from partita.capture.exported import Captured
+from partita.capture.torch_program import Ref, TorchNode, replaced
 from partita.costs.measured import (
     Database,
     Environment,
@@ -34,7 +34,6 @@ from partita.run.meter import Meter, Metered, Timing
 
 log = logging.getLogger("partita")
 T = torch.Tensor
-Node = torch.fx.Node
 Progress = Callable[[int, int, str], bool]  # done, of how many, what; False stops
 
 
@@ -179,8 +178,8 @@ def _measured(
     open_calls = set(wanted)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        for node in captured.program.graph.nodes:
-            if node.op != "call_function":
+        for node in captured.record.nodes:
+            if node.is_body:
                 continue
             text = calls.get(node.name)
             if text in open_calls:
@@ -190,47 +189,35 @@ def _measured(
             if not open_calls:
                 return
             with torch.no_grad():
-                values[node] = _run_node(node, values)
-            if any(source in learned for source in node.all_input_nodes):
-                learned.add(node)
-            for done in last_use.get(node, ()):
+                values[node.name] = _run_node(node, values)
+            if any(source in learned for source in node.reads):
+                learned.add(node.name)
+            for done in last_use.get(node.name, ()):
                 values.pop(done, None)
 
 
-def _run_node(node: Node, values: Mapping[Node, Any]) -> Any:
-    args, kwargs = _filled(node, values)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _filled(node: Node, values: Mapping[Node, Any]) -> tuple[Any, Any]:
-    def value(item: Any) -> Any:
-        return values[item] if isinstance(item, Node) else item
-
-    args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), value)
-    return args, kwargs
+def _run_node(node: TorchNode, values: Mapping[str, Any]) -> Any:
+    args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, lambda ref: values[ref.name])
+    return node.target(*args, **kwargs)
 
 
 def _meter_node(
     meter: Meter,
-    node: Node,
-    values: Mapping[Node, Any],
-    learned: set[Node],
-    own: set[Node],
+    node: TorchNode,
+    values: Mapping[str, Any],
+    learned: set[str],
+    own: set[str],
     training: bool,
 ) -> Metered:
-    sources = list(node.all_input_nodes)
-
     def operation(*inputs: Any) -> Any:
         with torch.set_grad_enabled(training):
-            return _run_node(node, dict(zip(sources, inputs, strict=True)))
+            return _run_node(node, dict(zip(node.reads, inputs, strict=True)))
 
-    wanted = [training and source in learned for source in sources]
-    flat = [isinstance(values[source], T) for source in sources]
     return meter.run(
         operation,
-        [values[source] for source in sources],
-        wanted,
-        [is_tensor and source in own for is_tensor, source in zip(flat, sources, strict=True)],
+        [values[source] for source in node.reads],
+        [training and source in learned for source in node.reads],
+        [isinstance(values[source], T) and source in own for source in node.reads],
     )
 
 
@@ -260,24 +247,20 @@ def _entry(
 
 def _given(
     captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
-) -> tuple[dict[Node, Any], set[Node], set[Node]]:
-    """Values of the placeholders; which of them are learned; which are parameters or buffers."""
-    program = captured.program
+) -> tuple[dict[str, Any], set[str], set[str]]:
+    """Values of the inputs; which of them are learned; which are parameters or buffers."""
     user = iter(tree_flatten((tuple(args), dict(kwargs)))[0])
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    values: dict[Node, Any] = {}
+    values: dict[str, Any] = {}
     learned, own = set(), set()
-    state = {**program.constants, **program.state_dict}
-    for spec in program.graph_signature.input_specs:
-        node = nodes[spec.arg.name]
-        if spec.kind is InputKind.USER_INPUT:
-            values[node] = next(user)
+    for given in captured.record.inputs:
+        if given.kind == "input":
+            values[given.name] = next(user)
             continue
-        values[node] = state[spec.target or ""]
-        own.add(node)
-        if spec.kind is InputKind.PARAMETER and values[node].requires_grad:
-            learned.add(node)
-    moved = {node: tree_map(lambda v: _moved(v, device), value) for node, value in values.items()}
+        values[given.name] = given.data
+        own.add(given.name)
+        if given.kind == "parameter" and given.data is not None and given.data.requires_grad:
+            learned.add(given.name)
+    moved = {name: tree_map(lambda v: _moved(v, device), value) for name, value in values.items()}
     return moved, learned, own
 
 
@@ -293,12 +276,12 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value.detach().to(device, copy=not isinstance(value, torch.nn.Parameter))
 
 
-def _last_uses(captured: Captured) -> dict[Node, list[Node]]:
-    last: dict[Node, Node] = {}
-    for node in captured.program.graph.nodes:
-        for source in node.all_input_nodes:
-            last[source] = node
-    found: dict[Node, list[Node]] = {}
-    for source, node in last.items():
-        found.setdefault(node, []).append(source)
-    return found
+def _last_uses(captured: Captured) -> dict[str, list[str]]:
+    """By node: the values that no later node reads."""
+    last: dict[str, str] = {}
+    for node in captured.record.nodes:
+        last.update(dict.fromkeys(node.reads, node.name))
+    done: dict[str, list[str]] = {}
+    for source, name in last.items():
+        done.setdefault(name, []).append(source)
+    return done

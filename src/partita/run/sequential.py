@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from partita.emit.stages import Captured, Emitted
+from partita.capture.exported import Captured
+from partita.emit.stages import Emitted
 from partita.errors import CaptureError
 
 
