@@ -10,8 +10,7 @@ from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.chain import chain_of
 from partita.graph.rebatch import rebatch
-from partita.jobs.explain_account import account
-from partita.jobs.explain_blocks import UPDATE
+from partita.jobs.explain_account import UPDATE, account
 from partita.jobs.explain_links import Links
 from partita.jobs.explain_memory import memory_account
 from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
@@ -91,7 +90,7 @@ class TestTime:
             assert group.busy_s <= told.simulation.step_s * (1 + 1e-9)
 
     def test_computing_is_what_the_ops_of_a_lone_stage_cost(self):
-        """Two micro-batches of a deep stage on one device, timed by two shorter stages."""
+        """Two micro-batches of a deep stage on one device; every block of it is in its body."""
         workload, machine = load("gpt2", batch=8), resolve("1xA100")
         stage = data_parallel(workload.graph, machine)
         cost = dict.fromkeys(("forward", "dgrad", "wgrad", "update"), 0.0)

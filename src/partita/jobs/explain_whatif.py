@@ -76,6 +76,8 @@ def again(
         stages = tuple(
             replace(stage, recompute=False, checkpoints=(), again=()) for stage in stages
         )
+    if microbatches is not None or recompute is False:  # other collectives have another order
+        stages = tuple(replace(stage, overlap=None) for stage in stages)
     memo = Memo(Collectives(machine))
     other = simulate_stages(found.workload, machine, stages, schedule, memo)
     return replace(other, cap_bytes=found.cap_bytes)
