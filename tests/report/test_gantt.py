@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from partita.program import Kind, ProgramBuilder
+from partita.report.tasks import CATEGORIES
 from partita.report.terminal import FILL, gantt
 from partita.timeline import Timeline
 
@@ -15,9 +16,8 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize("name", ["pipeline", "overlapped"])
-def test_it_looks_as_it_should(name, request):
-    timeline = request.getfixturevalue(name)
-    assert gantt(timeline, width=100) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+def test_it_looks_as_it_should(name, request, is_golden):
+    is_golden(GOLDEN / f"{name}.txt", gantt(request.getfixturevalue(name), width=100))
 
 
 @pytest.mark.parametrize("name", ["pipeline", "overlapped", "crowd", "nothing"])
@@ -36,8 +36,8 @@ def test_colour_changes_nothing_but_colour(name, request):
     assert not COLOR.search(gantt(timeline))
 
 
-def test_every_kind_has_its_own_character():
-    assert len(set(FILL.values())) == len(Kind)
+def test_every_category_has_its_own_character():
+    assert len(set(FILL)) == len(FILL) == len(CATEGORIES)
 
 
 def test_rows_can_be_chosen(pipeline):

@@ -9,13 +9,16 @@ from partita.report.trace import chrome_trace
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def _indented(trace: bytes) -> str:
+    return json.dumps(json.loads(trace), indent=1, ensure_ascii=False) + "\n"
+
+
 def events(timeline, phase):
     return [e for e in json.loads(chrome_trace(timeline))["traceEvents"] if e["ph"] == phase]
 
 
-def test_it_reads_as_it_should(overlapped):
-    found = json.loads(chrome_trace(overlapped))
-    assert found == json.loads((GOLDEN / "overlapped.trace.json").read_text(encoding="utf-8"))
+def test_it_reads_as_it_should(overlapped, is_golden):
+    is_golden(GOLDEN / "overlapped.trace.json", _indented(chrome_trace(overlapped)))
 
 
 def test_every_task_is_a_slice_on_each_of_its_lanes(overlapped):

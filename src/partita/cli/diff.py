@@ -1,7 +1,7 @@
 """`partita diff A B`: what two plans do differently, and what it is worth."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import click
@@ -20,8 +20,8 @@ MOST = 20
 def command(first: str, second: str, out: Output) -> int:
     """Compare the plans in two files: FIRST and SECOND.
 
-    Both are simulated. Shown are their figures side by side, the decisions that differ, and the
-    ops that are split differently, equal changes counted together.
+    Both are simulated. Shown are their figures side by side, where the step of each goes, the
+    decisions that differ, and the ops that are split differently, equal changes counted together.
     """
     from partita.jobs.diff import diff
     from partita.plans import read_plan
@@ -34,6 +34,7 @@ def command(first: str, second: str, out: Output) -> int:
             "first": first,
             "second": second,
             "figures": [asdict(figure) for figure in found.figures],
+            "parts": [asdict(figure) for figure in found.parts],
             "decisions": [list(row) for row in found.decisions],
             "changes": [asdict(change) for change in found.changes],
             "same_ops": found.same_ops,
@@ -44,11 +45,10 @@ def command(first: str, second: str, out: Output) -> int:
 
 
 def _text(found: Difference) -> str:
-    rows = [
-        (figure.name, _shown(figure, figure.first), _shown(figure, figure.second), _change(figure))
-        for figure in found.figures
+    parts = [
+        _side_by_side("", found.figures),
+        _side_by_side("where the step goes, on the busiest devices", found.parts[:MOST]),
     ]
-    parts = [units.table(("", "first", "second", "second / first"), rows, numbers=(1, 2, 3))]
     if found.decisions:
         parts.append(units.table(("decision", "first", "second"), found.decisions))
     if found.changes:
@@ -62,6 +62,14 @@ def _text(found: Difference) -> str:
     more = f"; {left:,} more are split differently" if left else ""
     parts.append(f"{found.same_ops:,} of {found.num_ops:,} ops are split alike{more}")
     return "\n\n".join(parts)
+
+
+def _side_by_side(title: str, figures: Sequence[Figure]) -> str:
+    rows = [
+        (figure.name, _shown(figure, figure.first), _shown(figure, figure.second), _change(figure))
+        for figure in figures
+    ]
+    return units.table((title, "first", "second", "second / first"), rows, numbers=(1, 2, 3))
 
 
 def _shown(figure: Figure, value: float) -> str:

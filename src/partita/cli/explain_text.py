@@ -11,10 +11,11 @@ from partita.jobs.explain_plan import Explained
 from partita.jobs.explain_time import Item, Part
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
-from partita.report.summary import headline
+from partita.report.summary import job_line, step_line, tokens_of
 
 MOST_PARTS = 12
 MOST_GROUPS = 16
+KINDS = {"compute": "compute", "communication": "exposed communication"}
 SMALL = 5e-4  # of a step: what is smaller is added up
 
 
@@ -34,16 +35,16 @@ def plan_text(told: Explained, placements: dict[str, tuple[str, ...]], plan: Pla
 
 def _head(told: Explained) -> str:
     found = told.simulation
-    lines = headline(found)
     machine = f"{found.cluster.name}: {found.num_devices} devices as {found.arrangement}"
     verdict = [f"{bound.name} {bound.share:.1%}" for bound in told.bounds if bound.share >= SMALL]
-    text = [lines[0], machine, "", lines[3], f"bound by   {', '.join(verdict[:5]) or 'nothing'}"]
+    text = [job_line(found), machine, "", step_line(found)]
     if told.objective_s != told.step_s:
-        text.insert(4, f"in a row   a batch every {units.seconds(told.objective_s)}")
+        text.append(f"steady     a batch every {units.seconds(told.objective_s)}")
+    text.append(f"bound by   {', '.join(verdict[:5]) or 'nothing'}")
     if told.lower_bound_s and told.objective_s:
         gap = 1 - told.lower_bound_s / told.objective_s
         bound = units.seconds(told.lower_bound_s)
-        text.append(f"at least   {bound} by the search's bound: at most {gap:.1%} from the best")
+        text.append(f"optimum    at least {bound} by the search's bound: at most {gap:.1%} away")
     if not found.fits:
         text.append("memory     DOES NOT FIT")
     return "\n".join(text)
@@ -55,7 +56,7 @@ def _time(told: Explained) -> str:
         if part.share < SMALL or number >= MOST_PARTS:
             rest += part.seconds
             continue
-        kind = part.item.kind if part.item.kind in ("compute", "communication") else ""
+        kind = KINDS.get(part.item.kind, "")
         rows.append(
             (
                 f"{part.share:.1%}",
@@ -102,7 +103,7 @@ def _groups(told: Explained) -> str:
         ]
         mark = "busiest" if group is told.busiest else ""
         rows.append((group.name, _stage_names(told, group), *shares, mark))
-    header = ("devices", "stages", "compute", "communication", "update", "bubble", "")
+    header = ("devices", "stages", "compute", "exposed communication", "update", "bubble", "")
     table = _table(header, rows, numbers=(2, 3, 4, 5))
     more = len(told.groups) - MOST_GROUPS
     note = f"\n  and {more} groups more (--json has all)" if more > 0 else ""
@@ -150,7 +151,7 @@ def _alternatives(told: Explained, plan: Plan) -> str:
         )
         for other in told.alternatives
     ]
-    what = "step" if told.objective_s == told.step_s else "batch to batch"
+    what = "step" if told.objective_s == told.step_s else "steady state"
     header = ("found by", "plan", what, "", "memory", "what stood against it")
     table = _table(header, rows, numbers=(2, 3, 4))
     return f"What was not taken, and why\n{table}"
@@ -227,6 +228,8 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "objective_s": told.objective_s,
         "lower_bound_s": told.lower_bound_s,
         "fits": found.fits,
+        "mfu": found.utilisation,
+        "tokens": tokens_of(found.workload.graph),
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,
         "bubble": told.bubble,

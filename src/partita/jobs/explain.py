@@ -95,9 +95,15 @@ class Explanation:
 
 
 def describe(choice: Choice) -> str:
-    """A choice in words: `b x none, states in shares`."""
+    """A choice in words: `b x none, ZeRO 1`."""
     dims = " x ".join(dim or "none" for dim in choice.dims)
-    return dims if choice.sharded == "none" else f"{dims}, {choice.sharded} in shares"
+    stage = zero_stage(choice.sharded)
+    return f"{dims}, ZeRO {stage}" if stage else dims
+
+
+def zero_stage(sharded: str) -> int:
+    """The stage of ZeRO: 1 shards the states of the optimizer, 2 gradients too, 3 parameters."""
+    return SHARDING_LEVELS.index(sharded)
 
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
@@ -162,7 +168,7 @@ def op_layouts(graph: Graph, op: Op, choice: Choice) -> list[tuple[str, Layout]]
 def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...]]:
     """How every parameter lies, as DTensor placements: `Shard(0)` or `Replicate()` per axis.
 
-    A parameter kept in shares along an axis where it would be copied is `Shard(0)` there.
+    A sharded parameter (ZeRO 3) is `Shard(0)` along an axis where it would be replicated.
     """
     found: dict[str, tuple[str, ...]] = {}
     for split in stage.splits:
@@ -289,8 +295,8 @@ def _own_exchanges(
 
 
 def _summed(gradient: str, parameter: str, sharded: str) -> list[tuple[str, str]]:
-    """What a gradient's sum and keeping its parameter in shares make devices send."""
-    total, whole = f"sum of {gradient}", f"{parameter}, whole for the"
+    """What reducing a gradient and sharding its parameter make devices send."""
+    total, whole = f"partial sums of {gradient}", f"{parameter} for the"
     if sharded == "none":
         return [(total, "all_reduce")]
     when = ["forward", "backward"] if sharded == "parameters" else ["next step"]

@@ -62,18 +62,29 @@ class Account:
         """The group that works longest; the first of equals."""
         return max(self.groups, key=lambda group: group.busy_s)
 
+    @property
+    def bubble(self) -> float:
+        """The share of the step that all groups of devices are idle, on average."""
+        step = self.simulation.step_s
+        idle = sum(group.seconds("idle") for group in self.groups)
+        return idle / len(self.groups) / step if step else 0.0
+
 
 def account(
     workload: Workload, cluster: Cluster, stages: tuple[Stage, ...], schedule: Schedule
 ) -> Account:
     """Simulate a plan and account for its step."""
-    links = Links(cluster)
-    simulation = simulate_stages(workload, cluster, stages, schedule)
+    return account_of(simulate_stages(workload, cluster, stages, schedule))
+
+
+def account_of(simulation: Simulation) -> Account:
+    """Account for the step of a simulated plan."""
+    links, stages = Links(simulation.cluster), simulation.stages
     timeline = simulation.timeline
     busy = timeline.busy()
-    if runs_once(stages, schedule):
+    if runs_once(stages, simulation.schedule):
         walk = Walk(timeline, OpMeaning(timeline.program, links))
-        rows = [(busiest_lane(timeline), (0,))]
+        rows: list[tuple[int, tuple[int, ...]]] = [(busiest_lane(timeline), (0,))]
     else:
         walk = Walk(timeline, BlockMeaning(timeline.program, links, stages))
         rows = list(enumerate(device_groups(stages)))
