@@ -43,7 +43,7 @@ def categories(program: Program) -> npt.NDArray[np.uint8]:
 def about(program: Program, work: Work) -> tuple[str, ...]:
     """What a work is, in a few lines: purpose, split, collective, bytes, ranks, tensors."""
     lines = []
-    if work.purpose in COMMUNICATION:
+    if work.purpose in COMMUNICATION and (work.collective or work.group >= 0):
         lines.append(_moved(program, work))
     if work.dims:
         lines.append(f"split: {' x '.join(dim or 'none' for dim in work.dims)}")

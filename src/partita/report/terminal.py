@@ -63,7 +63,7 @@ def gantt(
             lines.append(f"{' ' * label_width} ├{'─' * columns}┤")
         lines.append(f"{_fit(label, label_width)} │{row}│ {side}")
     if legend:
-        lines += _legend(timeline, shown, others, columns, color)
+        lines += _legend(timeline, shown, others, columns, color, width)
         used = int((peaks > 0).sum())
         if memory and used > len(memories):
             lines.append(f"the {len(memories)} fullest of {used:,} memories are drawn")
@@ -217,18 +217,24 @@ def _held(timeline: Timeline, memories: list[int], peaks: F64) -> list[str]:
 
 
 def _legend(
-    timeline: Timeline, lanes: list[int], others: list[int], columns: int, color: bool
+    timeline: Timeline, lanes: list[int], others: list[int], columns: int, color: bool, width: int
 ) -> list[str]:
     """What the characters mean, those that occur, and what a column is."""
     task, lane = timeline.slots()
     category = categories(timeline.program)
     present = np.unique(category[task[np.isin(lane, lanes)]]).tolist()
-    parts = [f"{_paint(FILL[k], _COLORS[k], color)} {CATEGORIES[k]}" for k in present]
-    parts.append(f"{_paint(IDLE, _DIM, color)} idle")
+    signs = [(FILL[k], _COLORS[k], CATEGORIES[k]) for k in present]
+    rows, room = [""], width
+    for sign, shade, name in (*signs, (IDLE, _DIM, "idle")):
+        if rows[-1] and room < len(name) + 2:
+            rows.append("")
+            room = width
+        rows[-1] += f"{'  ' if rows[-1] else ''}{_paint(sign, shade, color)} {name}"
+        room -= len(name) + 4
     notes = [f"a column is {time_text(timeline.program, timeline.makespan / columns)}"]
     if (timeline.program.microbatch >= 0).any():
         notes.append("numbers are microbatches")
-    lines = ["", "  ".join(parts), "; ".join(notes)]
+    lines = ["", *rows, "; ".join(notes)]
     if _crowded(timeline, lanes, columns):
         lines.append(
             "lanes with more tasks than columns mix their kinds by the share of time each has"
