@@ -79,7 +79,9 @@ def test_rows_that_stand_for_several_devices_say_so():
     few = simulate("squeezenet1_1@64", "2xA100", batch=4)
     many = simulate("squeezenet1_1@64", "64xA100", batch=64)
     assert "devices in" not in plan_page(plan, few)
-    assert "64 devices in 1 row: of each kind the first is drawn" in plan_page(plan, many)
+    assert "64 devices in 1 row: the first of each kind is its representative rank" in plan_page(
+        plan, many
+    )
 
 
 def test_only_ops_with_parameters_keep_them_somehow():

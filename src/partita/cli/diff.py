@@ -26,41 +26,41 @@ def command(first: str, second: str, out: Output) -> int:
     from partita.jobs.diff import diff
     from partita.plans import read_plan
 
-    found = diff(read_plan(first), read_plan(second))
-    out.show(_text(found))
+    difference = diff(read_plan(first), read_plan(second))
+    out.show(_text(difference))
     out.result(
         {
             "format": "partita/difference@1",
             "first": first,
             "second": second,
-            "figures": [asdict(figure) for figure in found.figures],
-            "parts": [asdict(figure) for figure in found.parts],
-            "decisions": [list(row) for row in found.decisions],
-            "changes": [asdict(change) for change in found.changes],
-            "same_ops": found.same_ops,
-            "num_ops": found.num_ops,
+            "figures": [asdict(figure) for figure in difference.figures],
+            "parts": [asdict(figure) for figure in difference.parts],
+            "decisions": [list(row) for row in difference.decisions],
+            "changes": [asdict(change) for change in difference.changes],
+            "same_ops": difference.same_ops,
+            "num_ops": difference.num_ops,
         }
     )
     return 0
 
 
-def _text(found: Difference) -> str:
+def _text(difference: Difference) -> str:
     parts = [
-        _side_by_side("", found.figures),
-        _side_by_side("where the step goes, on the busiest devices", found.parts[:MOST]),
+        _side_by_side("", difference.figures),
+        _side_by_side("where the step goes, on the busiest devices", difference.parts[:MOST]),
     ]
-    if found.decisions:
-        parts.append(units.table(("decision", "first", "second"), found.decisions))
-    if found.changes:
+    if difference.decisions:
+        parts.append(units.table(("decision", "first", "second"), difference.decisions))
+    if difference.changes:
         changed = [
             (f"{change.count:,}", change.before, change.after, change.example)
-            for change in found.changes[:MOST]
+            for change in difference.changes[:MOST]
         ]
         header = ("ops", "first", "second", "for example")
         parts.append(units.table(header, changed, numbers=(0,)))
-    left = sum(change.count for change in found.changes[MOST:])
+    left = sum(change.count for change in difference.changes[MOST:])
     more = f"; {left:,} more are split differently" if left else ""
-    parts.append(f"{found.same_ops:,} of {found.num_ops:,} ops are split alike{more}")
+    parts.append(f"{difference.same_ops:,} of {difference.num_ops:,} ops are split alike{more}")
     return "\n\n".join(parts)
 
 

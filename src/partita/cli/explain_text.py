@@ -34,10 +34,11 @@ def plan_text(told: Explained, placements: dict[str, tuple[str, ...]], plan: Pla
 
 
 def _head(told: Explained) -> str:
-    found = told.simulation
-    machine = f"{found.cluster.name}: {found.num_devices} devices as {found.arrangement}"
+    simulation = told.simulation
+    devices = f"{simulation.num_devices} devices as {simulation.arrangement}"
+    machine = f"{simulation.cluster.name}: {devices}"
     verdict = [f"{bound.name} {bound.share:.1%}" for bound in told.bounds if bound.share >= SMALL]
-    text = [job_line(found), machine, "", step_line(found)]
+    text = [job_line(simulation), machine, "", step_line(simulation)]
     if told.objective_s != told.step_s:
         text.append(f"steady     a batch every {units.seconds(told.objective_s)}")
     text.append(f"bound by   {', '.join(verdict[:5]) or 'nothing'}")
@@ -45,7 +46,7 @@ def _head(told: Explained) -> str:
         gap = 1 - told.lower_bound_s / told.objective_s
         bound = units.seconds(told.lower_bound_s)
         text.append(f"optimum    at least {bound} by the search's bound: at most {gap:.1%} away")
-    if not found.fits:
+    if not simulation.fits:
         text.append("memory     DOES NOT FIT")
     return "\n".join(text)
 
@@ -77,7 +78,7 @@ def _time(told: Explained) -> str:
 
 def _merged(parts: Sequence[Part]) -> list[Part]:
     """Largest first, with all waits for others in one row that names the longest."""
-    found = [part for part in parts if part.item.kind != "idle"]
+    rows = [part for part in parts if part.item.kind != "idle"]
     waits: dict[str, list[Part]] = {}
     for part in parts:
         if part.item.kind == "idle":
@@ -88,8 +89,8 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
         if len(same) > 1:
             where = f"waiting for others, longest for {longest}"
         item = Item("idle", what, where)
-        found.append(Part(item, sum(p.seconds for p in same), sum(p.share for p in same)))
-    return sorted(found, key=lambda part: -part.seconds)
+        rows.append(Part(item, sum(p.seconds for p in same), sum(p.share for p in same)))
+    return sorted(rows, key=lambda part: -part.seconds)
 
 
 def _groups(told: Explained) -> str:
@@ -220,23 +221,23 @@ def _parameters(told: Explained, placements: dict[str, tuple[str, ...]]) -> str:
 
 def plan_json(told: Explained) -> dict[str, Any]:
     """The same for programs, with every group of devices."""
-    found = told.simulation
+    simulation = told.simulation
     return {
-        "model": found.workload.spec,
-        "cluster": found.cluster.name,
+        "model": simulation.workload.spec,
+        "cluster": simulation.cluster.name,
         "step_s": told.step_s,
         "objective_s": told.objective_s,
         "lower_bound_s": told.lower_bound_s,
-        "fits": found.fits,
-        "mfu": found.utilisation,
-        "tokens": tokens_of(found.workload.graph),
+        "fits": simulation.fits,
+        "mfu": simulation.utilisation,
+        "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,
         "bubble": told.bubble,
         "groups": [
             {
                 "devices": group.name,
-                "stages": [found.stages[i].name for i in group.stages],
+                "stages": [simulation.stages[i].name for i in group.stages],
                 "busy_s": group.busy_s,
                 "parts": [
                     {**asdict(item), "seconds": seconds} for item, seconds in group.shares.items()

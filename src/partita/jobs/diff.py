@@ -132,15 +132,15 @@ def _job(plan: Plan) -> str:
 
 def _changes(first: Plan, second: Plan) -> tuple[tuple[Change, ...], int, int]:
     one, two = _decided(first), _decided(second)
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     example: dict[tuple[str, str], str] = {}
     for op in one:
         pair = one[op], two.get(op, "not in it")
         if pair[0] != pair[1]:
-            found[pair] += 1
+            counts[pair] += 1
             example.setdefault(pair, op)
-    changes = tuple(Change(*pair, count, example[pair]) for pair, count in found.most_common())
-    return changes, len(one) - sum(found.values()), len(one)
+    changes = tuple(Change(*pair, count, example[pair]) for pair, count in counts.most_common())
+    return changes, len(one) - sum(counts.values()), len(one)
 
 
 def _decided(plan: Plan) -> dict[str, str]:

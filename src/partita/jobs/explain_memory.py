@@ -50,38 +50,38 @@ class MemoryAccount:
         }
 
 
-def memory_account(found: Simulation) -> MemoryAccount:
+def memory_account(simulation: Simulation) -> MemoryAccount:
     """What fills the memory that has the least room left, by share."""
     filled = [
         peak / capacity if capacity else math.inf
-        for peak, capacity in zip(found.peak_bytes, found.capacity_bytes, strict=True)
+        for peak, capacity in zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
     ]
     fullest = max(range(len(filled)), key=lambda i: filled[i])
-    members, device = _places(found)[fullest]
-    kept = [_kept(found.stages[i], found.workload.graph) for i in members]
+    members, device = _places(simulation)[fullest]
+    kept = [_kept(simulation.stages[i], simulation.workload.graph) for i in members]
     parameters = sum(part[0] for part in kept)
     states = sum(part[1] for part in kept)
     gradients = sum(sum(part[2].values()) for part in kept)
-    if not found.is_pipelined:
-        gradients = _made_by_peak(found, fullest, kept[0][2])
-    workspace = workspace_bytes(found.cluster.kind_of(device))
-    peak = found.peak_bytes[fullest]
+    if not simulation.is_pipelined:
+        gradients = _made_by_peak(simulation, fullest, kept[0][2])
+    workspace = workspace_bytes(simulation.cluster.kind_of(device))
+    peak = simulation.peak_bytes[fullest]
     rest = max(0.0, peak - parameters - states - gradients - workspace)
     return MemoryAccount(
-        found.timeline.program.memories[fullest].name,
-        found.capacity_bytes[fullest],
+        simulation.timeline.program.memories[fullest].name,
+        simulation.capacity_bytes[fullest],
         peak, parameters, gradients, states, rest, workspace,
     )  # fmt: skip
 
 
-def _places(found: Simulation) -> list[tuple[tuple[int, ...], int]]:
+def _places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
     """For each memory of the program the stages it holds, and a device it stands for."""
-    if not found.is_pipelined:
-        return [((0,), device) for device in drawn_devices(found.stage, found.cluster)]
+    if not simulation.is_pipelined:
+        return [((0,), device) for device in drawn_devices(simulation.stage, simulation.cluster)]
     return [
         (members, device)
-        for members in device_groups(found.stages)
-        for device in drawn_devices(found.stages[members[0]], found.cluster, 1)
+        for members in device_groups(simulation.stages)
+        for device in drawn_devices(simulation.stages[members[0]], simulation.cluster, 1)
     ]
 
 
@@ -122,14 +122,14 @@ def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, str]]:
                 yield name, layout, split.sharded
 
 
-def _made_by_peak(found: Simulation, memory: int, gradients: dict[str, float]) -> float:
+def _made_by_peak(simulation: Simulation, memory: int, gradients: dict[str, float]) -> float:
     """Bytes of the gradients that tasks have begun to write when the memory is fullest."""
-    times, amounts = found.timeline.memory_steps(memory)
+    times, amounts = simulation.timeline.memory_steps(memory)
     moment = float(times[int(amounts.argmax())])
-    program = found.timeline.program
+    program = simulation.timeline.program
     begun: set[str] = set()
-    for task in found.timeline.lane_tasks(memory).tolist():  # devices' lanes come first
+    for task in simulation.timeline.lane_tasks(memory).tolist():  # devices' lanes come first
         work = program.work_of(task)
-        if work is not None and found.timeline.start[task] <= moment:
+        if work is not None and simulation.timeline.start[task] <= moment:
             begun.update(program.values[value].tensor for value in work.writes)
     return sum(size for name, size in gradients.items() if name in begun)

@@ -66,13 +66,13 @@ def explain_plan(
     """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
     machine = resolve(plan.cluster.spec) if cluster is None else cluster
     told = account_of(simulate_plan(plan, machine))
-    found = told.simulation
-    helps, untried = what_ifs(found, plan, told.links, budget_s)
+    simulation = told.simulation
+    helps, untried = what_ifs(simulation, plan, told.links, budget_s)
     is_steady = plan.prediction.interval_s is not None  # what counts is a batch after the other
-    objective_s = found.interval_s if is_steady else found.step_s
-    odd = unaligned_rows(found)
+    objective_s = simulation.interval_s if is_steady else simulation.step_s
+    odd = unaligned_rows(simulation)
     return Explained(
-        found,
+        simulation,
         objective_s,
         min(max(0.0, plan.prediction.lower_bound_s), objective_s),
         told.busiest,
@@ -80,7 +80,7 @@ def explain_plan(
         told.bubble,
         bounds_of(told, odd),
         parts_of(told.busiest.shares),
-        memory_account(found),
+        memory_account(simulation),
         plan.origin.alternatives,
         helps,
         untried,
@@ -96,9 +96,9 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
     slow = min(sum(rows.seconds for rows in odd), roofline[ROOFLINE["compute"]])
     roofline = {**roofline, ROOFLINE["compute"]: roofline[ROOFLINE["compute"]] - slow, ODD: slow}
     total = sum(roofline.values())
-    found = {name: compute * s / total for name, s in roofline.items()} if total else {}
+    seconds_of = {name: compute * s / total for name, s in roofline.items()} if total else {}
     if not total and compute:
-        found = {ROOFLINE["compute"]: compute}
+        seconds_of = {ROOFLINE["compute"]: compute}
     for item, seconds in shares.items():
         if item.kind == "communication":
             name = item.where or "links"
@@ -106,7 +106,7 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
             name = item.what
         else:
             continue
-        found[name] = found.get(name, 0.0) + seconds
+        seconds_of[name] = seconds_of.get(name, 0.0) + seconds
     step = sum(shares.values())
-    rows = [Bound(name, s, s / step if step else 0.0) for name, s in found.items() if s > 0]
+    rows = [Bound(name, s, s / step if step else 0.0) for name, s in seconds_of.items() if s > 0]
     return tuple(sorted(rows, key=lambda bound: (-bound.seconds, bound.name)))

@@ -163,7 +163,7 @@ def _drawn(simulation: Simulation) -> str:
         return ""
     who = "a row stands for devices that work together"
     if not simulation.is_pipelined:
-        who = "of each kind the first is drawn, the others do the same"
+        who = "the first of each kind is its representative rank, the others do the same"
     many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
     return f'<p class="soft">{many}: {who}.</p>'
 
@@ -250,9 +250,9 @@ def _splits(plan: Plan, simulation: Simulation) -> str:
 
 def _search(plan: Plan) -> tuple[str, ...]:
     """How the search went, and what else it tried; nothing where the plan does not say."""
-    found = []
+    sections: list[str] = []
     if plan.origin.history:
-        found += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
+        sections += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
     if plan.origin.alternatives:
         best = plan.prediction.objective_s or 1.0
         rows = [
@@ -268,8 +268,8 @@ def _search(plan: Plan) -> tuple[str, ...]:
         ]
         what = "step" if plan.prediction.interval_s is None else "steady state"
         header = ("found by", "plan", what, "", "memory", "why not")
-        found += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
-    return tuple(found)
+        sections += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
+    return tuple(sections)
 
 
 def _is_sensible(at: Progress) -> bool:

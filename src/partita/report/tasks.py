@@ -34,10 +34,10 @@ MOST_RANKS = 16
 
 def categories(program: Program) -> npt.NDArray[np.uint8]:
     """The category of every task, as a number of `CATEGORIES`."""
-    found = program.kind.astype(np.uint8)
+    numbers = program.kind.astype(np.uint8)
     for place, purpose in enumerate(PURPOSES, start=len(Kind)):
-        found[list(program.tasks_of(purpose))] = place
-    return found
+        numbers[list(program.tasks_of(purpose))] = place
+    return numbers
 
 
 def about(program: Program, work: Work) -> tuple[str, ...]:
@@ -59,30 +59,30 @@ def about(program: Program, work: Work) -> tuple[str, ...]:
 
 def fields(program: Program, work: Work) -> dict[str, Any]:
     """What a work is, for programs that read a trace; only what it has."""
-    found: dict[str, Any] = {"purpose": work.purpose.words}
+    told: dict[str, Any] = {"purpose": work.purpose.words}
     if work.phase is not Phase.NONE:
-        found["phase"] = work.phase.name.lower()
+        told["phase"] = work.phase.name.lower()
     if work.op:
-        found["op"] = work.op
+        told["op"] = work.op
     if work.dims:
-        found["split"] = list(work.dims)
+        told["split"] = list(work.dims)
     if work.stage >= 0:
-        found["stage"] = work.stage
+        told["stage"] = work.stage
     if work.peer >= 0:
-        found["peer"] = work.peer
+        told["peer"] = work.peer
     if work.collective:
-        found["collective"] = work.collective
+        told["collective"] = work.collective
     if work.size_bytes:
-        found["bytes"] = work.size_bytes
+        told["bytes"] = work.size_bytes
     if work.group >= 0:
         groups = program.groups[work.group]
-        found["ranks"] = len(groups[0]) if groups else 0
-        found["groups"] = len(groups)
-        found["first_group"] = list(groups[0][:MOST_RANKS]) if groups else []
+        told["ranks"] = len(groups[0]) if groups else 0
+        told["groups"] = len(groups)
+        told["first_group"] = list(groups[0][:MOST_RANKS]) if groups else []
     for name, values in (("reads", work.reads), ("writes", work.writes)):
         if values:
-            found[name] = [str(program.values[value]) for value in values]
-    return found
+            told[name] = [str(program.values[value]) for value in values]
+    return told
 
 
 def _moved(program: Program, work: Work) -> str:

@@ -170,12 +170,12 @@ def _numbers(timeline: Timeline, lanes: list[int], columns: int) -> list[tuple[i
     end = np.ceil(timeline.end[task] / width - 0.5).astype(np.int64)
     microbatch = timeline.program.microbatch[task]
     roomy = np.flatnonzero((row_of[lane] >= 0) & (microbatch >= 0) & (end - first >= 2))
-    found = []
+    numbers = []
     for slot in roomy.tolist():
         number = str(microbatch[slot])
         if end[slot] - first[slot] > len(number):
-            found.append((int(row_of[lane[slot]]), int(first[slot]), number))
-    return found
+            numbers.append((int(row_of[lane[slot]]), int(first[slot]), number))
+    return numbers
 
 
 def _crowd(timeline: Timeline, lanes: list[int], columns: int) -> str:
