@@ -355,6 +355,19 @@ class TestMemory:
             always += found.gradients_bytes
         assert always == pytest.approx(taken)
 
+    def test_gradients_of_a_recomputed_stage_are_those_that_are_made_by_the_peak(self):
+        workload, machine = load("gpt2@64", batch=8), resolve("1xA100")
+        stage = data_parallel(workload.graph, machine)
+        plain, recomputed = (
+            memory_account(account(workload, machine, (one,), Schedule()).simulation)
+            for one in (stage, replace(stage, recompute=True))
+        )
+        assert plain.gradients_bytes > 0
+        assert recomputed.gradients_bytes > 0
+        whole = workload.graph.num_parameters * 2
+        assert max(plain.gradients_bytes, recomputed.gradients_bytes) <= whole
+        assert recomputed.activations_bytes <= plain.activations_bytes
+
 
 class TestWhatIf:
     def test_nothing_changed_changes_nothing(self, told):
@@ -395,6 +408,14 @@ class TestWhatIf:
         told = what_if(found.simulation, name, change)
         assert told.gain > 0.1
         assert told.peak_memory_bytes > max(found.simulation.peak_bytes)
+
+    def test_another_number_of_micro_batches_has_another_order_of_collectives(self):
+        workload, machine, stages, schedule = arranged("gpt2", "2x2xA100", 16, "megatron")
+        decided = account(workload, machine, stages, schedule).simulation.decided
+        assert all(stage.overlap is not None for stage in decided)
+        found = account(workload, machine, decided, schedule).simulation
+        for name, change in changes(found, Links(machine)):
+            assert what_if(found, name, change).step_s > 0, name
 
     def test_what_does_not_fit_says_so(self):
         found = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation
