@@ -123,12 +123,16 @@ class Timeline:
             path.append(cause)
             seen.add(cause)
 
-    def shares(self, num_columns: int, lanes: Sequence[int]) -> F64:
+    def shares(
+        self, num_columns: int, lanes: Sequence[int], classes: npt.NDArray[Any] | None = None,
+        num_classes: int = len(Kind),
+    ) -> F64:  # fmt: skip
         """How a lane spends its time: [lane, column, kind], each a share of the column, 0 to 1.
 
-        The makespan is cut into `num_columns` equal columns; what is missing to 1 is idle.
+        The makespan is cut into `num_columns` equal columns; what is missing to 1 is idle. Tasks
+        are told apart by their kind, or by `classes`, a number below `num_classes` for each.
         """
-        shares = np.zeros((len(lanes), num_columns, len(Kind)))
+        shares = np.zeros((len(lanes), num_columns, num_classes))
         width = self.makespan / num_columns
         if not width > 0:
             return shares
@@ -136,13 +140,14 @@ class Timeline:
         row_of[list(lanes)] = np.arange(len(lanes))
         task, lane = self.slots()
         task, row = task[row_of[lane] >= 0], row_of[lane][row_of[lane] >= 0]
-        kind = self.program.kind[task].astype(np.int64)
+        of = self.program.kind if classes is None else classes
+        kind = of[task].astype(np.int64)
         begin = np.clip(self.start[task] / width, 0, num_columns)
         finish = np.clip(self.end[task] / width, 0, num_columns)
         first = np.minimum(begin.astype(np.int64), num_columns - 1)
         last = np.minimum(finish.astype(np.int64), num_columns - 1)
         # A task covers [begin, finish): add its columns whole, then cut off what it does not reach.
-        change = np.zeros((len(lanes), num_columns + 1, len(Kind)))
+        change = np.zeros((len(lanes), num_columns + 1, num_classes))
         np.add.at(change, (row, first, kind), 1.0)
         np.add.at(change, (row, last + 1, kind), -1.0)
         shares = change.cumsum(axis=1)[:, :-1]

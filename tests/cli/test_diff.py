@@ -50,6 +50,17 @@ def test_the_step_is_the_one_that_was_simulated(plans):
     assert found.same_ops + sum(change.count for change in found.changes) == found.num_ops
 
 
+def test_where_the_step_of_each_goes_adds_up_to_it(plans, run):
+    made, paths = plans
+    found = diff(made["two"].plan, made["four"].plan)
+    assert sum(part.first for part in found.parts) == pytest.approx(made["two"].best.step_s)
+    assert sum(part.second for part in found.parts) == pytest.approx(made["four"].best.step_s)
+    assert {"forward", "data gradient", "optimizer update"} <= {part.name for part in found.parts}
+    text = run("diff", str(paths["two"]), str(paths["four"])).stdout
+    for words in ("where the step goes", "MFU", "global batch", "exposed communication", "bubble"):
+        assert words in text
+
+
 def test_plans_of_two_models_are_not_compared(run, plans):
     _, paths = plans
     result = run("diff", str(paths["two"]), str(paths["other"]))

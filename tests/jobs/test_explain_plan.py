@@ -10,8 +10,14 @@ from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.chain import chain_of
 from partita.graph.rebatch import rebatch
-from partita.jobs.explain_account import account
-from partita.jobs.explain_blocks import UPDATE
+from partita.graph.splits import REPLICATE
+from partita.jobs.explain_account import (
+    BLOCK_PHASES,
+    UPDATE,
+    OpMeaning,
+    account,
+    phases_of,
+)
 from partita.jobs.explain_links import Links
 from partita.jobs.explain_memory import memory_account
 from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
@@ -23,6 +29,7 @@ from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import load
+from partita.meaning import Purpose, Value, Work
 from partita.plans import Alternative, Schedule, Stage
 from partita.program import Kind, ProgramBuilder
 
@@ -91,7 +98,7 @@ class TestTime:
             assert group.busy_s <= told.simulation.step_s * (1 + 1e-9)
 
     def test_computing_is_what_the_ops_of_a_lone_stage_cost(self):
-        """Two micro-batches of a deep stage on one device, timed by two shorter stages."""
+        """Two micro-batches of a deep stage on one device; every block of it is in its body."""
         workload, machine = load("gpt2", batch=8), resolve("1xA100")
         stage = data_parallel(workload.graph, machine)
         cost = dict.fromkeys(("forward", "dgrad", "wgrad", "update"), 0.0)
@@ -173,6 +180,83 @@ class TestTime:
         for one, other in zip(plain.groups, found.groups, strict=True):
             for kind in ("compute", "communication", "idle", "update"):
                 assert other.seconds(kind) == pytest.approx(one.seconds(kind))
+
+
+class TestPurposes:
+    """What tasks are comes from their works; names and labels say nothing."""
+
+    @pytest.mark.parametrize(
+        ("work", "what"),
+        [
+            (Work(Purpose.PARAMETER_GATHER, collective="all_gather"), "all-gather of parameters"),
+            (
+                Work(Purpose.GRADIENT_REDUCTION, collective="reduce_scatter"),
+                "reduce-scatter of gradients",
+            ),
+            (
+                Work(Purpose.CONVERSION, collective="all_reduce", reads=(0,)),
+                "all-reduce of activations",
+            ),
+            (
+                Work(Purpose.CONVERSION, collective="all_to_all", reads=(1,)),
+                "all-to-all of parameters",
+            ),
+            (
+                Work(Purpose.CONVERSION, collective="all_gather", reads=(2,)),
+                "all-gather of gradients",
+            ),
+            (Work(Purpose.EXCHANGE, op="bn", collective="all_reduce"), "all-reduce of statistics"),
+            (Work(Purpose.EXCHANGE, op="conv", collective="halo"), "exchange of borders"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_collectives_are_named_by_what_they_are_for(self, work, what):
+        builder = ProgramBuilder()
+        net = builder.lane("gradients.0 all_reduce", "link")
+        builder.value(Value("gradients.0", (REPLICATE,)))
+        builder.value(Value("parameters.0.again", (REPLICATE,), "parameter"))
+        builder.value(Value("x.next", (REPLICATE,), "gradient"))
+        across = replace(work, group=builder.group(((0, 2), (1, 3))))
+        task = builder.add(across, net, 1.0, kind=Kind.COLLECTIVE)
+        links = Links(resolve("2x2xA100"))
+        meaning = OpMeaning(builder.build(), links)
+        for own in (True, False):
+            assert meaning(task, 1.0, own) == {Item("communication", what, links.names[1]): 1.0}
+
+    def test_a_fully_sharded_plan_gathers_parameters_and_scatters_gradients(self):
+        found = account(*arranged("alexnet", "2x2xA100", 32, "fsdp"))
+        whats = {item.what for item in found.busiest.shares if item.kind == "communication"}
+        assert {"all-gather of parameters", "reduce-scatter of gradients"} <= whats
+
+    def test_stages_send_activations_forward_and_gradients_back(self):
+        found = account(*arranged("gpt2", "4xA100", 16, "1f1b"))
+        sent = {i.what for g in found.groups for i in g.shares if i.kind == "communication"}
+        assert sent == {
+            "send of activations",
+            "send of gradients",
+            "all-reduce of gradients that stages share",
+        }
+
+    def test_the_end_of_a_step_is_read_off_the_body_that_ends_it(self):
+        """Two micro-batches, data parallel: only what outlasts the last backward is exposed."""
+        workload, machine = load("alexnet", batch=32), resolve("2x1xV100")
+        stage = data_parallel(workload.graph, machine)
+        found = account(workload, machine, (stage,), Schedule("1f1b", 2))
+        program = found.simulation.timeline.program
+        (reduction,) = program.tasks_of(Purpose.GRADIENT_REDUCTION)
+        item = Item("communication", "all-reduce of gradients", found.links.names[-1])
+        exposed = found.busiest.shares[item]
+        assert exposed == pytest.approx(float(program.duration[reduction]), rel=1e-6)
+
+    def test_the_phases_of_a_body_take_what_its_blocks_take(self):
+        found = account(*arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1"))
+        program = found.simulation.timeline.program
+        for task in program.tasks_of(Purpose.COMPUTE):
+            work = program.work_of(task)
+            phases = phases_of(program.bodies[work.body], found.links)
+            kinds = BLOCK_PHASES[Kind(int(program.kind[task]))]
+            seconds = sum(sum(phases[phase].values()) for phase in kinds)
+            assert seconds == pytest.approx(float(program.duration[task]))
 
 
 class TestBounds:
@@ -271,6 +355,19 @@ class TestMemory:
             always += found.gradients_bytes
         assert always == pytest.approx(taken)
 
+    def test_gradients_of_a_recomputed_stage_are_those_that_are_made_by_the_peak(self):
+        workload, machine = load("gpt2@64", batch=8), resolve("1xA100")
+        stage = data_parallel(workload.graph, machine)
+        plain, recomputed = (
+            memory_account(account(workload, machine, (one,), Schedule()).simulation)
+            for one in (stage, replace(stage, recompute=True))
+        )
+        assert plain.gradients_bytes > 0
+        assert recomputed.gradients_bytes > 0
+        whole = workload.graph.num_parameters * 2
+        assert max(plain.gradients_bytes, recomputed.gradients_bytes) <= whole
+        assert recomputed.activations_bytes <= plain.activations_bytes
+
 
 class TestWhatIf:
     def test_nothing_changed_changes_nothing(self, told):
@@ -311,6 +408,14 @@ class TestWhatIf:
         told = what_if(found.simulation, name, change)
         assert told.gain > 0.1
         assert told.peak_memory_bytes > max(found.simulation.peak_bytes)
+
+    def test_another_number_of_micro_batches_has_another_order_of_collectives(self):
+        workload, machine, stages, schedule = arranged("gpt2", "2x2xA100", 16, "megatron")
+        decided = account(workload, machine, stages, schedule).simulation.decided
+        assert all(stage.overlap is not None for stage in decided)
+        found = account(workload, machine, decided, schedule).simulation
+        for name, change in changes(found, Links(machine)):
+            assert what_if(found, name, change).step_s > 0, name
 
     def test_what_does_not_fit_says_so(self):
         found = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation

@@ -6,18 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partita.jobs.simulate import simulate
 from partita.program import Kind, ProgramBuilder
+from partita.report.tasks import CATEGORIES
 from partita.report.terminal import FILL, gantt
 from partita.timeline import Timeline
+from tests.report.plans import fully_sharded
 
 GOLDEN = Path(__file__).parent / "golden"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize("name", ["pipeline", "overlapped"])
-def test_it_looks_as_it_should(name, request):
-    timeline = request.getfixturevalue(name)
-    assert gantt(timeline, width=100) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+def test_it_looks_as_it_should(name, request, is_golden):
+    is_golden(GOLDEN / f"{name}.txt", gantt(request.getfixturevalue(name), width=100))
 
 
 @pytest.mark.parametrize("name", ["pipeline", "overlapped", "crowd", "nothing"])
@@ -36,8 +38,18 @@ def test_colour_changes_nothing_but_colour(name, request):
     assert not COLOR.search(gantt(timeline))
 
 
-def test_every_kind_has_its_own_character():
-    assert len(set(FILL.values())) == len(Kind)
+def test_gathers_and_reductions_are_told_apart_and_the_legend_keeps_to_the_width():
+    plan = fully_sharded("gpt2@64", "2x1xA100", batch=8)
+    text = gantt(simulate(plan).timeline, width=80)
+    assert "↓ parameter gather" in text
+    assert "↑ gradient reduction" in text
+    rows = [row for row in text.split("\n") if " net │" in row]
+    assert all("↓" in row and "↑" in row for row in rows)
+    assert max(map(len, text.split("\n"))) <= 82
+
+
+def test_every_category_has_its_own_character():
+    assert len(set(FILL)) == len(FILL) == len(CATEGORIES)
 
 
 def test_rows_can_be_chosen(pipeline):

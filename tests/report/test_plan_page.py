@@ -3,51 +3,20 @@
 import re
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 from partita.cluster import resolve
 from partita.graph import GraphBuilder
 from partita.graph.files import write_graph
-from partita.jobs.simulate import simulate
-from partita.jobs.workload import load
-from partita.plans import (
-    Alternative,
-    Axis,
-    ClusterRef,
-    Mesh,
-    OpSplit,
-    Origin,
-    Plan,
-    Prediction,
-    Progress,
-    Schedule,
-    Stage,
-)
+from partita.jobs.simulate import data_parallel, simulate
+from partita.meaning import Purpose
+from partita.plans import Schedule
 from partita.report.page import plan_page
 from tests.report.browser import needs_chromium, opened
+from tests.report.plans import line, plan_of, simulated, tiny_gpt
 
+GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
-
-
-def line(spec: str, cluster: str, microbatches: int, name: str = "stage", **options) -> Plan:
-    """A plan with the ops of a model in equal parts, one on each device of a cluster."""
-    workload, machine = load(spec, **options), resolve(cluster)
-    ops = [op.name for op in workload.graph.ops if op.phase == "forward"]
-    count = machine.num_devices
-    stages = tuple(
-        Stage(f"{name}{s}", Mesh((Axis("x", 1),), (s,)), tuple(
-            OpSplit(op, ("",)) for i, op in enumerate(ops) if i * count // len(ops) == s
-        ))
-        for s in range(count)
-    )  # fmt: skip
-    other = Alternative(name, name, 2.0, 1.0, name)
-    return Plan(
-        workload.ref(),
-        ClusterRef(cluster, count, machine.fingerprint()),
-        stages,
-        Prediction(1.0, 0.5, 1.0, 0.0, (0.0,) * count, (2.0**34,) * count),
-        Origin(name, "feasible", name, 0, 2.0, "0", (Progress(1.0, 1.0, 0.5),), (other,)),
-        Schedule("1f1b", microbatches),
-    )
 
 
 @needs_chromium
@@ -95,13 +64,14 @@ def test_the_page_shows_the_memory_that_the_user_allows():
 def test_the_page_says_who_runs_what():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
     page = plan_page(plan, simulate(plan))
-    assert ">between stages<" in page  # what stages exchange inside is part of their time
+    assert ">bubble<" in page
+    assert "sends between stages take" in page  # what stages exchange inside is part of their time
     table = page.split("<h2>The stages</h2>")[1].split("</table>")[0]
     assert "<td>stage1</td><td>n0.gpu1</td>" in table
     alone = line("squeezenet1_1@64", "1xA100", 1, batch=4)
     lonely = plan_page(alone, simulate(alone))
     assert "<h2>The stages</h2>" not in lonely
-    assert ">communication<" in lonely
+    assert ">exposed communication<" in lonely
 
 
 def test_rows_that_stand_for_several_devices_say_so():
@@ -109,13 +79,15 @@ def test_rows_that_stand_for_several_devices_say_so():
     few = simulate("squeezenet1_1@64", "2xA100", batch=4)
     many = simulate("squeezenet1_1@64", "64xA100", batch=64)
     assert "devices in" not in plan_page(plan, few)
-    assert "64 devices in 1 row: of each kind the first is drawn" in plan_page(plan, many)
+    assert "64 devices in 1 row: the first of each kind is its representative rank" in plan_page(
+        plan, many
+    )
 
 
 def test_only_ops_with_parameters_keep_them_somehow():
     plan = line("squeezenet1_1@64", "1xA100", 1, batch=4)
     rows = plan_page(plan, simulate(plan)).split("How every op is split")[1]
-    assert re.search(r"<td>features.0</td>.*?<td>copies</td>", rows)
+    assert re.search(r"<td>features.0</td>.*?<td>replicated</td>", rows)
     assert re.search(r"<td>features.1</td><td>stage0</td><td>–</td><td></td>", rows)
 
 
@@ -128,3 +100,56 @@ def test_a_plan_for_batches_in_a_row_is_measured_by_them():
     )  # fmt: skip
     assert found.interval_s < found.step_s
     assert "≤ 50.0%" in plan_page(replace(plan, prediction=half), found)
+
+
+def plain(page: str) -> str:
+    """A page without what costs decide, packed columns and the script."""
+    page = re.sub(r"<script>\n.*?</script>", "<script>...</script>", page, flags=re.S)
+    page = re.sub(r':"[A-Za-z0-9+/]{16,}={0,2}"', ':"..."', page)
+    page = re.sub(r"base64,[A-Za-z0-9+/=]+", "base64,...", page)
+    page = re.sub(r"[0-9][0-9.,]* (s|ms|us|ns|samples/s|tokens/s|[GTM]?FLOP/s)\b", r"# \1", page)
+    page = re.sub(r'("makespan"|"times"|"peak"):[0-9.e+-]+', r"\1:#", page)
+    return re.sub(r"[0-9][0-9.]*%", "#%", page).replace("><", ">\n<")
+
+
+def test_the_page_of_a_small_plan_is_the_golden_one(is_golden):
+    workload = tiny_gpt()
+    stage = data_parallel(workload.graph, resolve("2x2xA100"), "parameters")
+    plan = plan_of(workload, "2x2xA100", (stage,), Schedule())
+    is_golden(GOLDEN / "page.html", plain(plan_page(plan, simulated(plan, workload))))
+
+
+def test_gathers_and_reductions_of_a_fully_sharded_plan_are_seen_on_the_network():
+    workload = tiny_gpt()
+    stage = data_parallel(workload.graph, resolve("2xA100"), "parameters")
+    plan = plan_of(workload, "2xA100", (stage,), Schedule())
+    found = simulated(plan, workload)
+    page = plan_page(plan, found)
+    for purpose in (Purpose.PARAMETER_GATHER, Purpose.GRADIENT_REDUCTION):
+        assert f"</i>{purpose.words}</button>" in page
+        lanes = {
+            found.timeline.program.lanes[lane].kind
+            for task in found.timeline.program.tasks_of(purpose)
+            for lane in found.timeline.program.lanes_of(task)
+        }
+        assert lanes == {"link"}
+    assert "among 2 ranks" in page
+
+
+def test_the_page_of_a_pipeline_shows_what_is_inside_a_block():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    page = plan_page(plan, simulate(plan))
+    assert page.count('<div class="timeline">') == 2
+    assert re.search(r"Inside the blocks of stage[01]", page)
+    alone = line("squeezenet1_1@64", "1xA100", 1, batch=4)
+    assert plan_page(alone, simulate(alone)).count('<div class="timeline">') == 1
+
+
+def test_models_with_tokens_say_how_many_pass():
+    workload = tiny_gpt(batch=4)
+    stage = data_parallel(workload.graph, resolve("1xA100"))
+    plan = plan_of(workload, "1xA100", (stage,), Schedule())
+    found = simulated(plan, workload)
+    assert f"{4 * 32 / found.step_s:,.0f} tokens/s" in plan_page(plan, found)
+    pictures = line("squeezenet1_1@64", "1xA100", 1, batch=4)
+    assert "tokens/s" not in plan_page(pictures, simulate(pictures))

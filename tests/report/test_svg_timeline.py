@@ -6,10 +6,14 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from partita.cluster import resolve
+from partita.jobs.simulate import data_parallel
+from partita.plans import Schedule
 from partita.program import Kind, ProgramBuilder
 from partita.report.axis import memory_text, tick_text, ticks, time_text
 from partita.report.svg_timeline import MOST_TASKS, timeline_svg
 from partita.timeline import Timeline
+from tests.report.plans import plan_of, simulated, tiny_gpt
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,6 +36,18 @@ def test_every_task_is_a_rectangle_in_its_row_and_place(pipeline):
     assert float(last.get("width", 0)) == pytest.approx(2 * width, abs=0.02)
     assert float(last.get("x", 0)) - float(first.get("x", 0)) == pytest.approx(31 * width, rel=1e-3)
     assert len({e.get("y") for e in drawn}) == 4
+
+
+def test_hover_tells_what_a_task_is():
+    workload = tiny_gpt()
+    stage = data_parallel(workload.graph, resolve("2xA100"), "parameters")
+    plan = plan_of(workload, "2xA100", (stage,), Schedule())
+    svg = timeline_svg(simulated(plan, workload).timeline)
+    titles = [drawn[0].text for drawn in tasks(svg)]
+    (gather,) = {title for title in titles if title.startswith("C@wpe.weight all_gather: ")}
+    assert ": parameter gather, 0 s to " in gather
+    assert "; all-gather of 4.00 KiB among 2 ranks; reads wpe.weight [R] in parts" in gather
+    assert "gradient reduction" in texts(svg)
 
 
 def test_microbatches_are_written_where_they_fit(pipeline):

@@ -11,10 +11,11 @@ from partita.jobs.explain_plan import Explained
 from partita.jobs.explain_time import Item, Part
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
-from partita.report.summary import headline
+from partita.report.summary import job_line, step_line, tokens_of
 
 MOST_PARTS = 12
 MOST_GROUPS = 16
+KINDS = {"compute": "compute", "communication": "exposed communication"}
 SMALL = 5e-4  # of a step: what is smaller is added up
 
 
@@ -33,18 +34,19 @@ def plan_text(told: Explained, placements: dict[str, tuple[str, ...]], plan: Pla
 
 
 def _head(told: Explained) -> str:
-    found = told.simulation
-    lines = headline(found)
-    machine = f"{found.cluster.name}: {found.num_devices} devices as {found.arrangement}"
+    simulation = told.simulation
+    devices = f"{simulation.num_devices} devices as {simulation.arrangement}"
+    machine = f"{simulation.cluster.name}: {devices}"
     verdict = [f"{bound.name} {bound.share:.1%}" for bound in told.bounds if bound.share >= SMALL]
-    text = [lines[0], machine, "", lines[3], f"bound by   {', '.join(verdict[:5]) or 'nothing'}"]
+    text = [job_line(simulation), machine, "", step_line(simulation)]
     if told.objective_s != told.step_s:
-        text.insert(4, f"in a row   a batch every {units.seconds(told.objective_s)}")
+        text.append(f"steady     a batch every {units.seconds(told.objective_s)}")
+    text.append(f"bound by   {', '.join(verdict[:5]) or 'nothing'}")
     if told.lower_bound_s and told.objective_s:
         gap = 1 - told.lower_bound_s / told.objective_s
         bound = units.seconds(told.lower_bound_s)
-        text.append(f"at least   {bound} by the search's bound: at most {gap:.1%} from the best")
-    if not found.fits:
+        text.append(f"optimum    at least {bound} by the search's bound: at most {gap:.1%} away")
+    if not simulation.fits:
         text.append("memory     DOES NOT FIT")
     return "\n".join(text)
 
@@ -55,7 +57,7 @@ def _time(told: Explained) -> str:
         if part.share < SMALL or number >= MOST_PARTS:
             rest += part.seconds
             continue
-        kind = part.item.kind if part.item.kind in ("compute", "communication") else ""
+        kind = KINDS.get(part.item.kind, "")
         rows.append(
             (
                 f"{part.share:.1%}",
@@ -76,7 +78,7 @@ def _time(told: Explained) -> str:
 
 def _merged(parts: Sequence[Part]) -> list[Part]:
     """Largest first, with all waits for others in one row that names the longest."""
-    found = [part for part in parts if part.item.kind != "idle"]
+    rows = [part for part in parts if part.item.kind != "idle"]
     waits: dict[str, list[Part]] = {}
     for part in parts:
         if part.item.kind == "idle":
@@ -87,8 +89,8 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
         if len(same) > 1:
             where = f"waiting for others, longest for {longest}"
         item = Item("idle", what, where)
-        found.append(Part(item, sum(p.seconds for p in same), sum(p.share for p in same)))
-    return sorted(found, key=lambda part: -part.seconds)
+        rows.append(Part(item, sum(p.seconds for p in same), sum(p.share for p in same)))
+    return sorted(rows, key=lambda part: -part.seconds)
 
 
 def _groups(told: Explained) -> str:
@@ -102,7 +104,7 @@ def _groups(told: Explained) -> str:
         ]
         mark = "busiest" if group is told.busiest else ""
         rows.append((group.name, _stage_names(told, group), *shares, mark))
-    header = ("devices", "stages", "compute", "communication", "update", "bubble", "")
+    header = ("devices", "stages", "compute", "exposed communication", "update", "bubble", "")
     table = _table(header, rows, numbers=(2, 3, 4, 5))
     more = len(told.groups) - MOST_GROUPS
     note = f"\n  and {more} groups more (--json has all)" if more > 0 else ""
@@ -150,7 +152,7 @@ def _alternatives(told: Explained, plan: Plan) -> str:
         )
         for other in told.alternatives
     ]
-    what = "step" if told.objective_s == told.step_s else "batch to batch"
+    what = "step" if told.objective_s == told.step_s else "steady state"
     header = ("found by", "plan", what, "", "memory", "what stood against it")
     table = _table(header, rows, numbers=(2, 3, 4))
     return f"What was not taken, and why\n{table}"
@@ -219,21 +221,23 @@ def _parameters(told: Explained, placements: dict[str, tuple[str, ...]]) -> str:
 
 def plan_json(told: Explained) -> dict[str, Any]:
     """The same for programs, with every group of devices."""
-    found = told.simulation
+    simulation = told.simulation
     return {
-        "model": found.workload.spec,
-        "cluster": found.cluster.name,
+        "model": simulation.workload.spec,
+        "cluster": simulation.cluster.name,
         "step_s": told.step_s,
         "objective_s": told.objective_s,
         "lower_bound_s": told.lower_bound_s,
-        "fits": found.fits,
+        "fits": simulation.fits,
+        "mfu": simulation.utilisation,
+        "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,
         "bubble": told.bubble,
         "groups": [
             {
                 "devices": group.name,
-                "stages": [found.stages[i].name for i in group.stages],
+                "stages": [simulation.stages[i].name for i in group.stages],
                 "busy_s": group.busy_s,
                 "parts": [
                     {**asdict(item), "seconds": seconds} for item, seconds in group.shares.items()

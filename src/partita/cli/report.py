@@ -30,13 +30,14 @@ def command(plan: str, width: int, output: OutputFile | None, out: Output) -> in
 
     suffix = None if output is None else _suffix(output.path)
     record = read_plan(plan)
-    found = simulate(record)
-    text = f"{simulation_text(found)}\n\n{gantt(found.timeline, width=width)}"
+    simulation = simulate(record)
+    text = f"{simulation_text(simulation)}\n\n{gantt(simulation.timeline, width=width)}"
     out.show(text)
     if output is not None and suffix is not None:
-        output.write(_content(suffix, record, found, text))
+        output.write(_content(suffix, record, simulation, text))
         out.show(f"report in {output.path}")
-    out.result({**simulation_json(found), "report": None if output is None else str(output.path)})
+    written = None if output is None else str(output.path)
+    out.result({**simulation_json(simulation), "report": written})
     return 0
 
 
@@ -51,17 +52,17 @@ def _suffix(path: Path) -> str:
     )
 
 
-def _content(suffix: str, plan: Plan, found: Simulation, text: str) -> bytes | str:
+def _content(suffix: str, plan: Plan, simulation: Simulation, text: str) -> bytes | str:
     if suffix == ".html":
         from partita.report.page import plan_page
 
-        return plan_page(plan, found)
+        return plan_page(plan, simulation)
     if suffix == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
-        return timeline_svg(found.timeline, title=str(plan))
+        return timeline_svg(simulation.timeline, title=str(plan))
     if suffix == ".trace.json":
         from partita.report.trace import chrome_trace
 
-        return chrome_trace(found.timeline)
+        return chrome_trace(simulation.timeline)
     return text + "\n"

@@ -1,14 +1,19 @@
 """What two plans of one model do differently, and what each difference is worth.
 
 Both are simulated as they are; decisions are compared op by op. Which of the differences makes up
-the time is told by their totals: compute, exposed communication, bubble, memory.
+the time is told by where the step goes on the busiest devices of each, by purpose: compute,
+exposed communication (what is sent, over which links), updates, bubble.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.errors import PlanError
-from partita.jobs.simulate import Simulation, simulate
+from partita.jobs.explain import zero_stage
+from partita.jobs.explain_account import Account, account_of
+from partita.jobs.explain_time import Shares
+from partita.jobs.simulate import simulate
 from partita.plans import OpSplit, Plan, Stage
 
 
@@ -42,6 +47,7 @@ class Difference:
     """Everything in which two plans differ."""
 
     figures: tuple[Figure, ...]
+    parts: tuple[Figure, ...]  # where the step goes, the largest of both first
     decisions: tuple[tuple[str, str, str], ...]  # what, in the first, in the second
     changes: tuple[Change, ...]
     same_ops: int
@@ -56,27 +62,44 @@ def diff(first: Plan, second: Plan) -> Difference:
             fix="compare plans of one model",
             field="model",
         )
-    runs = simulate(first), simulate(second)
+    one, two = account_of(simulate(first)), account_of(simulate(second))
     changes, same, total = _changes(first, second)
-    return Difference(
-        _figures(first, second, *runs), _decisions(first, second), changes, same, total
-    )
+    figures = _figures(first, second, one, two)
+    return Difference(figures, _parts(one, two), _decisions(first, second), changes, same, total)
 
 
-def _figures(first: Plan, second: Plan, one: Simulation, two: Simulation) -> tuple[Figure, ...]:
-    def pair(name: str, unit: str, a: float, b: float) -> Figure:
-        return Figure(name, a, b, unit)
+def _figures(first: Plan, second: Plan, one: Account, two: Account) -> tuple[Figure, ...]:
+    def pair(name: str, unit: str, of: Callable[[Account], float]) -> Figure:
+        return Figure(name, of(one), of(two), unit)
 
     return (
-        pair("step", "s", one.step_s, two.step_s),
-        pair("compute", "s", one.compute_s, two.compute_s),
-        pair("communication waited for", "s", max(0.0, one.exposed_s), max(0.0, two.exposed_s)),
-        pair("idle share of devices", "share", one.bubble, two.bubble),
-        pair("peak memory", "bytes", max(one.peak_bytes), max(two.peak_bytes)),
-        pair("peak arithmetic used", "share", one.utilisation, two.utilisation),
-        pair("devices", "count", one.num_devices, two.num_devices),
-        pair("batch", "count", first.model.batch, second.model.batch),
+        pair("step", "s", lambda told: told.simulation.step_s),
+        pair("compute", "s", lambda told: told.busiest.seconds("compute")),
+        pair("exposed communication", "s", lambda told: told.busiest.seconds("communication")),
+        pair("bubble", "share", lambda told: told.bubble),
+        pair("peak memory", "bytes", lambda told: max(told.simulation.peak_bytes)),
+        pair("MFU", "share", lambda told: told.simulation.utilisation),
+        pair("devices", "count", lambda told: told.simulation.num_devices),
+        Figure("global batch", first.model.batch, second.model.batch, "count"),
     )
+
+
+def _parts(one: Account, two: Account) -> tuple[Figure, ...]:
+    """The seconds of the busiest devices by what they do or wait for."""
+    totals = [_by_name(told.busiest.shares) for told in (one, two)]
+    figures = [
+        Figure(name, totals[0].get(name, 0.0), totals[1].get(name, 0.0), "s")
+        for name in {**totals[0], **totals[1]}
+    ]
+    return tuple(sorted(figures, key=lambda f: (-max(f.first, f.second), f.name)))
+
+
+def _by_name(shares: Shares) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for item, seconds in shares.items():
+        where = f", {item.where}" if item.kind == "communication" and item.where else ""
+        totals[f"{item.what}{where}"] = totals.get(f"{item.what}{where}", 0.0) + seconds
+    return totals
 
 
 def _decisions(first: Plan, second: Plan) -> tuple[tuple[str, str, str], ...]:
@@ -85,8 +108,8 @@ def _decisions(first: Plan, second: Plan) -> tuple[tuple[str, str, str], ...]:
         ("stages", str(len(first.stages)), str(len(second.stages))),
         ("meshes", _meshes(first), _meshes(second)),
         ("schedule", str(first.schedule), str(second.schedule)),
-        ("recomputed stages", _recomputed(first, "yes"), _recomputed(second, "yes")),
-        ("recomputed lightly", _recomputed(first, "light"), _recomputed(second, "light")),
+        ("stages with full checkpointing", _recomputed(first, "yes"), _recomputed(second, "yes")),
+        ("with selective", _recomputed(first, "light"), _recomputed(second, "light")),
         ("element type", first.model.dtype, second.model.dtype),
         ("optimizer", first.model.optimizer, second.model.optimizer),
         ("job", _job(first), _job(second)),
@@ -109,15 +132,15 @@ def _job(plan: Plan) -> str:
 
 def _changes(first: Plan, second: Plan) -> tuple[tuple[Change, ...], int, int]:
     one, two = _decided(first), _decided(second)
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     example: dict[tuple[str, str], str] = {}
     for op in one:
         pair = one[op], two.get(op, "not in it")
         if pair[0] != pair[1]:
-            found[pair] += 1
+            counts[pair] += 1
             example.setdefault(pair, op)
-    changes = tuple(Change(*pair, count, example[pair]) for pair, count in found.most_common())
-    return changes, len(one) - sum(found.values()), len(one)
+    changes = tuple(Change(*pair, count, example[pair]) for pair, count in counts.most_common())
+    return changes, len(one) - sum(counts.values()), len(one)
 
 
 def _decided(plan: Plan) -> dict[str, str]:
@@ -138,5 +161,6 @@ def _words(stage: Stage, split: OpSplit) -> str:
     ]
     words = " x ".join(sorted(cuts)) or "whole"
     if copies:
-        words += f" in {'x'.join(copies)} copies"
-    return words if split.sharded == "none" else f"{words}, {split.sharded} in shares"
+        words += f", replicated {'x'.join(copies)}"
+    zero = zero_stage(split.sharded)
+    return f"{words}, ZeRO {zero}" if zero else words

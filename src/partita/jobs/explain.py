@@ -95,9 +95,15 @@ class Explanation:
 
 
 def describe(choice: Choice) -> str:
-    """A choice in words: `b x none, states in shares`."""
+    """A choice in words: `b x none, ZeRO 1`."""
     dims = " x ".join(dim or "none" for dim in choice.dims)
-    return dims if choice.sharded == "none" else f"{dims}, {choice.sharded} in shares"
+    stage = zero_stage(choice.sharded)
+    return f"{dims}, ZeRO {stage}" if stage else dims
+
+
+def zero_stage(sharded: str) -> int:
+    """The stage of ZeRO: 1 shards the states of the optimizer, 2 gradients too, 3 parameters."""
+    return SHARDING_LEVELS.index(sharded)
 
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
@@ -162,15 +168,15 @@ def op_layouts(graph: Graph, op: Op, choice: Choice) -> list[tuple[str, Layout]]
 def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...]]:
     """How every parameter lies, as DTensor placements: `Shard(0)` or `Replicate()` per axis.
 
-    A parameter kept in shares along an axis where it would be copied is `Shard(0)` there.
+    A sharded parameter (ZeRO 3) is `Shard(0)` along an axis where it would be replicated.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    placements: dict[str, tuple[str, ...]] = {}
     for split in stage.splits:
         op = graph.op(split.op)
         for name, layout in op_layouts(graph, op, Choice(split.dims, split.sharded)):
-            if graph.tensor(name).role != "parameter" or name in found:
+            if graph.tensor(name).role != "parameter" or name in placements:
                 continue
-            found[name] = tuple(
+            placements[name] = tuple(
                 f"Shard({p.dim})"
                 if p.kind == "shard"
                 else "Shard(0)"
@@ -178,7 +184,7 @@ def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...
                 else "Replicate()"
                 for p in layout
             )
-    return found
+    return placements
 
 
 def _assignment(model: ShardingModel, stage: Stage) -> tuple[int, ...]:
@@ -206,13 +212,13 @@ def _alternatives(
     memory = model.tables[index].memory
     order = [int(x) for x in np.argsort(alone, kind="stable") if x != chosen[index]]
     best = _solve(problem, index, chosen[index])
-    found = []
+    alternatives = []
     for rank, x in enumerate(order):
         together = None
         if rank < FOLLOWED and best is not None:
             forced = _solve(problem, index, x)
             together = None if forced is None else forced - best
-        found.append(
+        alternatives.append(
             Alternative(
                 model.choices[index][x],
                 float(alone[x] - now),
@@ -220,7 +226,7 @@ def _alternatives(
                 float(memory[x] - memory[chosen[index]]),
             )
         )
-    return tuple(sorted(found, key=lambda other: other.price_s))
+    return tuple(sorted(alternatives, key=lambda other: other.price_s))
 
 
 def _solve(problem: ShardingProblem, index: int, choice: int) -> float | None:
@@ -239,7 +245,7 @@ def _solve(problem: ShardingProblem, index: int, choice: int) -> float | None:
 def _sent(graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: Choice) -> list[Sent]:
     """What crosses devices on account of this op, forward and backward."""
     mesh, times = stage.mesh, Collectives(cluster)
-    found = _own_exchanges(graph, mesh, times, op, choice)
+    sent = _own_exchanges(graph, mesh, times, op, choice)
     dims = stage.dims()
     nest = loop_nest(graph.call(op))
     for name, access in zip(op.inputs, nest.inputs, strict=True):
@@ -255,15 +261,15 @@ def _sent(graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: Choice) 
             if step.collective:
                 seconds = times.seconds(step.collective, step.size_bytes, mesh.groups(step.axis))
                 what = f"{name}: {text(have)} -> {text(need)}"
-                found.append(Sent(what, step.collective, step.size_bytes, seconds))
-    return found
+                sent.append(Sent(what, step.collective, step.size_bytes, seconds))
+    return sent
 
 
 def _own_exchanges(
     graph: Graph, mesh: Mesh, times: Collectives, op: Op, choice: Choice
 ) -> list[Sent]:
     ways = ways_of(choice.dims, mesh.axes)
-    found = []
+    sent = []
     for phase in (op, *(o for o in graph.ops if o.forward == op.name)):
         call = graph.call(phase)
         for axis, dim in enumerate(choice.dims):
@@ -279,18 +285,18 @@ def _own_exchanges(
                     size *= exchange.elements / math.prod(call.inputs[call.wrt[exchange.tensor]])
                     for what, collective in _summed(gradient, parameter, choice.sharded):
                         seconds = times.seconds(collective, size, mesh.groups(axis))
-                        found.append(Sent(what, collective, size, seconds))
+                        sent.append(Sent(what, collective, size, seconds))
                     continue
                 if exchange.collective == "halo":
                     what = f"{phase.phase} border along {dim}"
                 seconds = times.seconds(exchange.collective, size, mesh.groups(axis))
-                found.append(Sent(what, exchange.collective, size, seconds))
-    return found
+                sent.append(Sent(what, exchange.collective, size, seconds))
+    return sent
 
 
 def _summed(gradient: str, parameter: str, sharded: str) -> list[tuple[str, str]]:
-    """What a gradient's sum and keeping its parameter in shares make devices send."""
-    total, whole = f"sum of {gradient}", f"{parameter}, whole for the"
+    """What reducing a gradient and sharding its parameter make devices send."""
+    total, whole = f"partial sums of {gradient}", f"{parameter} for the"
     if sharded == "none":
         return [(total, "all_reduce")]
     when = ["forward", "backward"] if sharded == "parameters" else ["next step"]

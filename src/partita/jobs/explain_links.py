@@ -7,27 +7,14 @@ narrower than all levels belongs to the last. Names are those of the presets who
 latency a level's links have: `nvlink3`, `infiniband-200`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partita import units
 from partita.cluster import Cluster, Link
 from partita.cluster.presets import list_interconnects
-from partita.costs.collectives import Collectives, Groups
+from partita.costs.collectives import Groups
 from partita.costs.patterns import Patterns
-
-
-@dataclass(frozen=True)
-class Listening(Collectives):
-    """Collectives that remember which groups a time was for, so that tasks can be told apart."""
-
-    heard: dict[tuple[str, float], Groups] = field(default_factory=dict, compare=False)
-
-    def seconds(self, collective: str, size_bytes: float, groups: Groups) -> float:
-        """As without listening."""
-        found = super().seconds(collective, size_bytes, groups)
-        self.heard[collective, found] = groups
-        return found
 
 
 @dataclass(frozen=True)
@@ -35,7 +22,6 @@ class Links:
     """The levels of a cluster by name, and which of them communication crosses."""
 
     cluster: Cluster
-    _known: dict[int, tuple[Groups, int]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -45,11 +31,10 @@ class Links:
         return tuple(self._name(place) for place in range(len(self.cluster.levels())))
 
     def crossed(self, groups: Groups) -> str:
-        """The name of the level that a collective in these groups crosses."""
-        known = self._known.get(id(groups))
-        if known is None or known[0] is not groups:
-            known = self._known[id(groups)] = (groups, self._level(groups))
-        return self.names[known[1]]
+        """The name of the level that a collective in these groups crosses; none on one device."""
+        if not self.names:
+            return ""
+        return self.names[self._level(groups)]
 
     def level_of(self, link: Link) -> int:
         """The level that a link belongs to."""

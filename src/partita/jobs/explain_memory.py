@@ -1,11 +1,11 @@
 """What fills the memory of the fullest device of a plan.
 
-Parameters, gradients and states follow from how each parameter lies: with `shards` shares of it and
-`copies` of each share among the devices,
+Parameters, gradients and states follow from how each parameter lies: with `shards` shards of it and
+`copies` of each among the devices,
 
-    parameters   size / shards, and / copies where parameters are kept in shares
+    parameters   size / shards, and / copies where parameters are sharded
     gradients    size / shards, and / copies where gradients are; of one stage that runs once, those
-                 that are there at the moment of the peak
+                 that are being made or made at the moment of the peak
     states       size / shards, and / copies where states are
     workspace    what drivers and libraries keep
     activations  the rest of the peak: what waits for the backward, and what is being worked on
@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
 from partita.costs.sharding import Choice
-from partita.graph.record import Graph, Op
+from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE
 from partita.jobs.explain import op_layouts
 from partita.jobs.simulate import Simulation
 from partita.lower import drawn_devices
 from partita.plans import Stage, device_groups
-from partita.program import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +50,38 @@ class MemoryAccount:
         }
 
 
-def memory_account(found: Simulation) -> MemoryAccount:
+def memory_account(simulation: Simulation) -> MemoryAccount:
     """What fills the memory that has the least room left, by share."""
     filled = [
         peak / capacity if capacity else math.inf
-        for peak, capacity in zip(found.peak_bytes, found.capacity_bytes, strict=True)
+        for peak, capacity in zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
     ]
     fullest = max(range(len(filled)), key=lambda i: filled[i])
-    members, device = _places(found)[fullest]
-    kept = [_kept(found.stages[i], found.workload.graph) for i in members]
+    members, device = _places(simulation)[fullest]
+    kept = [_kept(simulation.stages[i], simulation.workload.graph) for i in members]
     parameters = sum(part[0] for part in kept)
     states = sum(part[1] for part in kept)
     gradients = sum(sum(part[2].values()) for part in kept)
-    if not _is_pipelined(found):
-        gradients = _made_by_peak(found, fullest, kept[0][2])
-    workspace = workspace_bytes(found.cluster.kind_of(device))
-    peak = found.peak_bytes[fullest]
+    if not simulation.is_pipelined:
+        gradients = _made_by_peak(simulation, fullest, kept[0][2])
+    workspace = workspace_bytes(simulation.cluster.kind_of(device))
+    peak = simulation.peak_bytes[fullest]
     rest = max(0.0, peak - parameters - states - gradients - workspace)
     return MemoryAccount(
-        found.timeline.program.memories[fullest].name,
-        found.capacity_bytes[fullest],
+        simulation.timeline.program.memories[fullest].name,
+        simulation.capacity_bytes[fullest],
         peak, parameters, gradients, states, rest, workspace,
     )  # fmt: skip
 
 
-def _is_pipelined(found: Simulation) -> bool:
-    return found.is_pipelined or found.stages[0].recomputed != "no"
-
-
-def _places(found: Simulation) -> list[tuple[tuple[int, ...], int]]:
+def _places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
     """For each memory of the program the stages it holds, and a device it stands for."""
-    if not _is_pipelined(found):
-        return [((0,), device) for device in drawn_devices(found.stage, found.cluster)]
+    if not simulation.is_pipelined:
+        return [((0,), device) for device in drawn_devices(simulation.stage, simulation.cluster)]
     return [
         (members, device)
-        for members in device_groups(found.stages)
-        for device in drawn_devices(found.stages[members[0]], found.cluster, 1)
+        for members in device_groups(simulation.stages)
+        for device in drawn_devices(simulation.stages[members[0]], simulation.cluster, 1)
     ]
 
 
@@ -108,8 +103,8 @@ def _kept(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, float]]:
             own = sum(graph.tensor(state).size_bytes for state in op.inputs[2:]) / shards
             states += own / (copies if level != "none" else 1)
             whole = graph.tensor(op.inputs[1]).size_bytes / shards
-            in_shares = level in ("gradients", "parameters")
-            gradients[op.inputs[1]] = whole / (copies if in_shares else 1)
+            is_sharded = level in ("gradients", "parameters")
+            gradients[op.inputs[1]] = whole / (copies if is_sharded else 1)
     return parameters, states, gradients
 
 
@@ -127,13 +122,14 @@ def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, str]]:
                 yield name, layout, split.sharded
 
 
-def _made_by_peak(found: Simulation, memory: int, gradients: dict[str, float]) -> float:
-    """Bytes of the gradients whose ops have begun when the memory is fullest."""
-    times, amounts = found.timeline.memory_steps(memory)
+def _made_by_peak(simulation: Simulation, memory: int, gradients: dict[str, float]) -> float:
+    """Bytes of the gradients that tasks have begun to write when the memory is fullest."""
+    times, amounts = simulation.timeline.memory_steps(memory)
     moment = float(times[int(amounts.argmax())])
-    program, total = found.timeline.program, 0.0
-    for task in found.timeline.lane_tasks(memory).tolist():  # devices' lanes come first
-        if program.kind[task] == Kind.WGRAD and found.timeline.start[task] <= moment:
-            op: Op = found.workload.graph.op(program.blocks[program.block[task]])
-            total += sum(gradients.get(name, 0.0) for name in op.outputs)
-    return total
+    program = simulation.timeline.program
+    begun: set[str] = set()
+    for task in simulation.timeline.lane_tasks(memory).tolist():  # devices' lanes come first
+        work = program.work_of(task)
+        if work is not None and simulation.timeline.start[task] <= moment:
+            begun.update(program.values[value].tensor for value in work.writes)
+    return sum(size for name, size in gradients.items() if name in begun)

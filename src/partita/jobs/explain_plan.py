@@ -1,7 +1,7 @@
 """A whole plan, explained: what bounds it, what stood against the others, what would help most.
 
-Time is accounted for on the busiest group of devices, where every second of the step is work, a
-communication that is waited for, or idle; memory on the fullest device. Computing is divided by the
+Time is accounted for on the busiest group of devices, where every second of the step is work,
+exposed communication, or idle; memory on the fullest device. Computing is divided by the
 roofline of its ops into arithmetic, rows that do not lie on 16 bytes, memory bandwidth and
 launches. What would help is simulated.
 """
@@ -9,15 +9,12 @@ launches. What would help is simulated.
 from dataclasses import dataclass
 
 from partita.cluster import Cluster, resolve
-from partita.errors import PlanError
-from partita.jobs.check_plan import refuse_wrong_decisions
-from partita.jobs.explain_account import Account, GroupAccount, account
+from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
 from partita.jobs.explain_time import Part, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
-from partita.jobs.simulate import Simulation
-from partita.jobs.workload import load_ref
+from partita.jobs.simulate import Simulation, simulate_plan
 from partita.plans import Alternative, Plan
 
 BUDGET_S = 15.0
@@ -43,6 +40,7 @@ class Explained:
     lower_bound_s: float  # its bound, as the plan file has it; 0 where nothing is known
     busiest: GroupAccount
     groups: tuple[GroupAccount, ...]
+    bubble: float  # the share of the step that groups of devices are idle, on average
     bounds: tuple[Bound, ...]  # largest first; add up to the step
     parts: tuple[Part, ...]  # of the busiest group, largest first; add up to the step
     memory: MemoryAccount
@@ -61,43 +59,28 @@ class Explained:
         """What shortens the step by more than nothing."""
         return tuple(what for what in self.what_ifs if what.gain > CLEAR)
 
-    @property
-    def bubble(self) -> float:
-        """The share of the step that all groups of devices are idle, on average."""
-        idle = sum(group.seconds("idle") for group in self.groups)
-        return idle / len(self.groups) / self.step_s if self.step_s else 0.0
-
 
 def explain_plan(
     plan: Plan, cluster: Cluster | None = None, budget_s: float = BUDGET_S
 ) -> Explained:
     """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
     machine = resolve(plan.cluster.spec) if cluster is None else cluster
-    if machine.fingerprint() != plan.cluster.fingerprint:
-        raise PlanError(
-            f"the plan is for {plan.cluster.spec} (fingerprint {plan.cluster.fingerprint}), "
-            f"not for {machine.name}",
-            fix="plan again for this machine",
-            field="cluster",
-        )
-    workload = load_ref(plan.model)
-    refuse_wrong_decisions(plan, workload.graph, machine)
-    told = account(workload, machine, plan.stages, plan.schedule)
-    allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
-    found = told.simulation.capped(allowed) if allowed > 0 else told.simulation
-    helps, untried = what_ifs(found, plan, told.links, budget_s)
-    in_a_row = plan.prediction.interval_s is not None
-    objective_s = found.interval_s if in_a_row else found.step_s
-    odd = unaligned_rows(found)
+    told = account_of(simulate_plan(plan, machine))
+    simulation = told.simulation
+    helps, untried = what_ifs(simulation, plan, told.links, budget_s)
+    is_steady = plan.prediction.interval_s is not None  # what counts is a batch after the other
+    objective_s = simulation.interval_s if is_steady else simulation.step_s
+    odd = unaligned_rows(simulation)
     return Explained(
-        found,
+        simulation,
         objective_s,
         min(max(0.0, plan.prediction.lower_bound_s), objective_s),
         told.busiest,
         told.groups,
+        told.bubble,
         bounds_of(told, odd),
         parts_of(told.busiest.shares),
-        memory_account(found),
+        memory_account(simulation),
         plan.origin.alternatives,
         helps,
         untried,
@@ -113,9 +96,9 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
     slow = min(sum(rows.seconds for rows in odd), roofline[ROOFLINE["compute"]])
     roofline = {**roofline, ROOFLINE["compute"]: roofline[ROOFLINE["compute"]] - slow, ODD: slow}
     total = sum(roofline.values())
-    found = {name: compute * s / total for name, s in roofline.items()} if total else {}
+    seconds_of = {name: compute * s / total for name, s in roofline.items()} if total else {}
     if not total and compute:
-        found = {ROOFLINE["compute"]: compute}
+        seconds_of = {ROOFLINE["compute"]: compute}
     for item, seconds in shares.items():
         if item.kind == "communication":
             name = item.where or "links"
@@ -123,7 +106,7 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
             name = item.what
         else:
             continue
-        found[name] = found.get(name, 0.0) + seconds
+        seconds_of[name] = seconds_of.get(name, 0.0) + seconds
     step = sum(shares.values())
-    rows = [Bound(name, s, s / step if step else 0.0) for name, s in found.items() if s > 0]
+    rows = [Bound(name, s, s / step if step else 0.0) for name, s in seconds_of.items() if s > 0]
     return tuple(sorted(rows, key=lambda bound: (-bound.seconds, bound.name)))

@@ -30,13 +30,13 @@ class Rows:
         return -(-self.size // TOGETHER) * TOGETHER
 
 
-def unaligned_rows(found: Simulation) -> tuple[Rows, ...]:
+def unaligned_rows(simulation: Simulation) -> tuple[Rows, ...]:
     """The sizes that slow products of the busiest devices down, the costliest first."""
-    graph = found.workload.graph
+    graph = simulation.workload.graph
     ops = {op.name: op for op in graph.ops}
-    kind = found.cluster.kind_of(found.stage.mesh.devices[0])
+    kind = simulation.cluster.kind_of(simulation.stage.mesh.devices[0])
     known: dict[int, Rows] = {}
-    for report in found.ops:
+    for report in simulation.ops:
         if report.name in ops and _is_fed_slowly(graph, ops[report.name], report, kind):
             size = _odd_size(graph, ops[report.name])
             first = known.get(size, Rows(report.name, size, 0.0))

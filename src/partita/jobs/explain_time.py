@@ -39,8 +39,8 @@ class Part:
 def parts_of(shares: Shares) -> tuple[Part, ...]:
     """Largest first, without what takes nothing."""
     total = sum(shares.values())
-    found = [Part(item, s, s / total if total else 0.0) for item, s in shares.items() if s > 0]
-    return tuple(sorted(found, key=lambda part: (-part.seconds, part.item)))
+    parts = [Part(item, s, s / total if total else 0.0) for item, s in shares.items() if s > 0]
+    return tuple(sorted(parts, key=lambda part: (-part.seconds, part.item)))
 
 
 def add(shares: Shares, more: Shares, times: float = 1.0) -> None:
@@ -69,21 +69,21 @@ class Walk:
         """The account of a lane from `begin` to `end`; `last` is the task that ends the window."""
         start, finish = self.timeline.start, self.timeline.end
         until = self.timeline.makespan if end is None else end
-        found: Shares = {}
+        shares: Shares = {}
         at = begin
         for task in self.timeline.lane_tasks(lane).tolist():
             first, after = max(float(start[task]), begin), min(float(finish[task]), until)
             if after <= at:
                 continue
             if first > at:
-                self._blame(self._cause(task), at, first, found)
+                self._blame(self._cause(task), at, first, shares)
                 at = first
-            add(found, self.meaning(task, after - at, True))
+            add(shares, self.meaning(task, after - at, True))
             at = after
         if at < until:
             ends = int(finish.argmax()) if last is None else self._cause(last)
-            self._blame(ends, at, until, found)
-        return found
+            self._blame(ends, at, until, shares)
+        return shares
 
     def _blame(self, task: int | None, begin: float, end: float, into: Shares) -> None:
         """Cover [begin, end) backwards by `task` and what it waited for."""
@@ -116,12 +116,12 @@ class Walk:
     @cached_property
     def _before(self) -> dict[int, list[int]]:
         program = self.timeline.program
-        found: dict[int, list[int]] = {}
+        before: dict[int, list[int]] = {}
         last: dict[int, int] = {}
         start, end = self.timeline.start.tolist(), self.timeline.end.tolist()
         for task in sorted(range(program.num_tasks), key=lambda i: (start[i], end[i], i)):
             for lane in program.lanes_of(task):
                 if lane in last:
-                    found.setdefault(task, []).append(last[lane])
+                    before.setdefault(task, []).append(last[lane])
                 last[lane] = task
-        return found
+        return before

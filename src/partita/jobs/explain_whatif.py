@@ -46,13 +46,13 @@ class Untried:
 Change = Callable[[Simulation], Simulation]
 
 
-def what_if(found: Simulation, name: str, change: Change) -> WhatIf:
+def what_if(simulation: Simulation, name: str, change: Change) -> WhatIf:
     """Simulate a changed plan or machine."""
-    other = change(found)
-    # Of unlike devices the one that lacks most is told, by share.
+    other = change(simulation)
+    # Of heterogeneous devices the one that lacks most is told, by share.
     both = zip(other.peak_bytes, other.capacity_bytes, strict=True)
     peak, room = max(both, key=lambda pair: pair[0] / max(1.0, pair[1]))
-    gain = 1 - other.step_s / found.step_s if found.step_s else 0.0
+    gain = 1 - other.step_s / simulation.step_s if simulation.step_s else 0.0
     note = (
         "" if other.fits else f"does not fit: {units.size(peak)} of {units.size(room)} per device"
     )
@@ -60,11 +60,12 @@ def what_if(found: Simulation, name: str, change: Change) -> WhatIf:
 
 
 def again(
-    found: Simulation, *, cluster: Cluster | None = None, microbatches: int | None = None,
+    simulation: Simulation, *, cluster: Cluster | None = None, microbatches: int | None = None,
     recompute: bool | None = None,
 ) -> Simulation:  # fmt: skip
     """The same plan once more, with another machine, number of micro-batches or no recompute."""
-    machine, stages, schedule = cluster or found.cluster, found.stages, found.schedule
+    machine = cluster or simulation.cluster
+    stages, schedule = simulation.stages, simulation.schedule
     if microbatches is not None and schedule.order:
         raise PlanError(
             f"the order was searched for exactly {schedule.num_microbatches} micro-batches",
@@ -76,49 +77,51 @@ def again(
         stages = tuple(
             replace(stage, recompute=False, checkpoints=(), again=()) for stage in stages
         )
+    if microbatches is not None or recompute is False:  # other collectives have another order
+        stages = tuple(replace(stage, overlap=None) for stage in stages)
     memo = Memo(Collectives(machine))
-    other = simulate_stages(found.workload, machine, stages, schedule, memo)
-    return replace(other, cap_bytes=found.cap_bytes)
+    other = simulate_stages(simulation.workload, machine, stages, schedule, memo)
+    return replace(other, cap_bytes=simulation.cap_bytes)
 
 
 def what_ifs(
-    found: Simulation, plan: Plan, links: Links, budget_s: float
+    simulation: Simulation, plan: Plan, links: Links, budget_s: float
 ) -> tuple[tuple[WhatIf, ...], tuple[Untried, ...]]:
     """Every change that applies, the most helpful first; none is begun after `budget_s`."""
     began = time.perf_counter()
     tried, left = [], []
-    for name, change in changes(found, links):
+    for name, change in changes(simulation, links):
         if time.perf_counter() - began > budget_s:
             left.append(Untried(name, f"the {budget_s:g} s for this were used up"))
             continue
         try:
-            tried.append(what_if(found, name, change))
+            tried.append(what_if(simulation, name, change))
         except PartitaError as error:
             left.append(Untried(name, str(error)))
-    tried += more_memory(found, plan)
+    tried += more_memory(simulation, plan)
     return tuple(sorted(tried, key=lambda what: (-what.gain, what.change))), tuple(left)
 
 
-def changes(found: Simulation, links: Links) -> Iterator[tuple[str, Change]]:
+def changes(simulation: Simulation, links: Links) -> Iterator[tuple[str, Change]]:
     """What to try on a plan, each with its name."""
-    used = {device for stage in found.stages for device in stage.mesh.devices}
+    used = {device for stage in simulation.stages for device in stage.mesh.devices}
     if len(used) > 1:
         for level, name in enumerate(links.names):
             yield f"{name} twice as fast", _on(links.faster(level, TIMES))
-    yield from _devices(found, sorted({found.cluster.devices[d].kind for d in used}))
-    if found.is_pipelined:
-        count, batch = found.schedule.num_microbatches, found.workload.batch
+    yield from _devices(simulation, sorted({simulation.cluster.devices[d].kind for d in used}))
+    if simulation.is_pipelined:
+        count, batch = simulation.schedule.num_microbatches, simulation.workload.batch
         if batch % (2 * count) == 0:
             yield f"{2 * count} micro-batches instead of {count}", _of(2 * count)
         if count % 2 == 0:
             yield f"{count // 2} micro-batches instead of {count}", _of(count // 2)
-    if any(stage.recomputed != "no" for stage in found.stages):
+    if any(stage.recomputed != "no" for stage in simulation.stages):
         yield "nothing recomputed", lambda old: again(old, recompute=False)
 
 
-def _devices(found: Simulation, kinds: list[str]) -> Iterator[tuple[str, Change]]:
+def _devices(simulation: Simulation, kinds: list[str]) -> Iterator[tuple[str, Change]]:
     """Faster devices: all of them, and where there are several kinds each by itself."""
-    cluster = found.cluster
+    cluster = simulation.cluster
 
     def machine(change: Callable[[DeviceKind], DeviceKind], which: list[str]) -> Change:
         new = tuple(change(kind) if kind.name in which else kind for kind in cluster.kinds)
@@ -150,20 +153,20 @@ def _lighter(kind: DeviceKind) -> DeviceKind:
 
 
 def _on(cluster: Cluster) -> Change:
-    return lambda found: again(found, cluster=cluster)
+    return lambda simulation: again(simulation, cluster=cluster)
 
 
 def _of(count: int) -> Change:
-    return lambda found: again(found, microbatches=count)
+    return lambda simulation: again(simulation, microbatches=count)
 
 
-def more_memory(found: Simulation, plan: Plan) -> list[WhatIf]:
+def more_memory(simulation: Simulation, plan: Plan) -> list[WhatIf]:
     """The fastest plan that was refused for its memory alone, and how much it lacked."""
-    room = min(found.capacity_bytes)
+    room = min(simulation.capacity_bytes)
     missed = [
         other
         for other in plan.origin.alternatives
-        if 0 < other.step_s < found.step_s and other.peak_memory_bytes > room
+        if 0 < other.step_s < simulation.step_s and other.peak_memory_bytes > room
     ]
     if not missed:
         return []
@@ -176,7 +179,7 @@ def more_memory(found: Simulation, plan: Plan) -> list[WhatIf]:
             WhatIf(
                 f"{lacks} more memory per device",
                 other.step_s,
-                1 - other.step_s / found.step_s,
+                1 - other.step_s / simulation.step_s,
                 other.peak_memory_bytes,
                 True,
                 f"then {other.name} fits: {other.arrangement}",

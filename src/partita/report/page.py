@@ -11,11 +11,20 @@ from partita import units
 from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.jobs.simulate import Simulation, slowest_groups
+from partita.meaning import Purpose
 from partita.plans import Plan, Progress
 from partita.report.charts import Line, line_chart
-from partita.report.live_timeline import live_timeline, timeline_script
+from partita.report.live_timeline import live_timeline, timeline_colors, timeline_script
 from partita.report.planned import STAGE_HEADER, stage_rows
-from partita.report.summary import KEPT, OP_HEADER, arrangement, op_row
+from partita.report.summary import (
+    KEPT,
+    OP_HEADER,
+    arrangement,
+    bound_shares,
+    op_row,
+    throughput,
+)
+from partita.timeline import Timeline
 
 MOST_STAGES = 64
 LONGEST_S = 1e12  # of what a chart of the search shows
@@ -41,8 +50,7 @@ table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 details summary{cursor:pointer}
-.timeline{position:relative;--held:#8250df;--k0:#2f74d0;--k1:#2f8f5b;--k2:#1f8a8c;--k3:#b7701b;
---k4:#9a4fb0;--k5:#c4473f;--k6:#8a7420;--k7:#6e7f1e;--k8:#6b7683}
+.timeline{position:relative;--held:#8250df}
 .timeline canvas{display:block;width:100%;touch-action:pan-y}
 .timeline canvas:focus-visible{outline:2px solid var(--k0);outline-offset:2px}
 .tools{display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;margin-bottom:.5rem;
@@ -59,7 +67,7 @@ box-shadow:0 2px 8px #0003;z-index:1}
 .model{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}
 .model svg{display:block;margin:auto}
 """.strip()
-_SHADES = {"compute": "#2f74d0", "memory": "#b7701b", "launch": "#6b7683", "waiting": "#c4473f"}
+_SHADES = ("#2f74d0", "#b7701b", "#6b7683", "#c4473f")  # of what bounds a step
 
 
 def plan_page(plan: Plan, simulation: Simulation) -> str:
@@ -73,8 +81,8 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             _bounds(simulation),
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline),
-            timeline_script(),
             _drawn(simulation),
+            *_inside(simulation),
             *_stages(simulation),
             "<h2>The model by stage</h2>",
             _model(plan, simulation),
@@ -84,12 +92,14 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             _splits(plan, simulation),
             *_search(plan),
             f'<p class="soft">{escape(_origin(plan))}</p>',
+            timeline_script(),
         )
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)} · partita</title><style>{_STYLE}</style></head>"
+        f"<title>{escape(title)} · partita</title><style>{_STYLE}\n"
+        f".timeline{{{timeline_colors()}}}</style></head>"
         f"<body>\n{body}\n</body></html>\n"
     )
 
@@ -98,7 +108,7 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
     job = f"training with {plan.model.optimizer}" if plan.model.training else "inference"
     parameters = units.count(simulation.workload.graph.num_parameters)
     return (
-        f"{parameters} parameters, {job}, batch {plan.model.batch}, {plan.model.dtype}; "
+        f"{parameters} parameters, {job}, global batch {plan.model.batch}, {plan.model.dtype}; "
         f"{simulation.num_devices} devices as {arrangement(simulation)}; {plan.origin.method}"
     )
 
@@ -110,18 +120,14 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     bound = plan.prediction.lower_bound_s
     gap = 1 - bound / objective if objective else 0.0
     peak, capacity = simulation.fullest
-    rate = plan.model.batch / objective if objective else 0.0
+    rate = throughput(simulation, objective)
     every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
     cards = (
-        ("step", units.seconds(step), f"{every}{rate:,.0f} samples/s"),
+        ("step", units.seconds(step), f"{every}{rate}"),
         ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
-        ("of peak arithmetic", f"{simulation.utilisation:.0%}", "of all devices"),
+        ("MFU", f"{simulation.utilisation:.0%}", "of the peak FLOP/s of all devices"),
         ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
-        (
-            "between stages" if simulation.is_pipelined else "communication",
-            units.seconds(simulation.communication_s),
-            f"the busiest device waits {units.seconds(max(0.0, simulation.exposed_s))}",
-        ),
+        _waiting_card(simulation),
     )  # fmt: skip
     inner = "".join(
         f'<div class="card"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
@@ -131,15 +137,22 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     return f'<div class="cards">{inner}</div>'
 
 
+def _waiting_card(simulation: Simulation) -> tuple[str, str, str]:
+    """What keeps devices from computing."""
+    sent = units.seconds(simulation.communication_s)
+    if simulation.is_pipelined:
+        return "bubble", f"{simulation.bubble:.0%}", f"sends between stages take {sent}"
+    exposed = units.seconds(max(0.0, simulation.exposed_s))
+    return "exposed communication", exposed, f"of {sent} in all"
+
+
 def _bounds(simulation: Simulation) -> str:
-    bounds = simulation.bounds()
-    total = sum(bounds.values()) or 1.0
+    shares = bound_shares(simulation)
     bars = "".join(
-        f'<i style="width:{seconds / total:.3%};background:{_SHADES[name]}" '
-        f'title="{name} {seconds / total:.1%}"></i>'
-        for name, seconds in bounds.items()
+        f'<i style="width:{share:.3%};background:{shade}" title="{name} {share:.1%}"></i>'
+        for (name, share), shade in zip(shares, _SHADES, strict=True)
     )
-    words = " · ".join(f"{name} {seconds / total:.0%}" for name, seconds in bounds.items())
+    words = " · ".join(f"{name} {share:.0%}" for name, share in shares)
     return f'<h2>What bounds it</h2><div class="bar">{bars}</div><p class="soft">{words}</p>'
 
 
@@ -150,9 +163,29 @@ def _drawn(simulation: Simulation) -> str:
         return ""
     who = "a row stands for devices that work together"
     if not simulation.is_pipelined:
-        who = "of each kind the first is drawn, the others do the same"
+        who = "the first of each kind is its representative rank, the others do the same"
     many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
     return f'<p class="soft">{many}: {who}.</p>'
+
+
+def _inside(simulation: Simulation) -> tuple[str, ...]:
+    """The blocks of the stage that takes longest, op by op; one stage that runs once is that."""
+    program = simulation.timeline.program
+    stages = {}  # body -> its stage
+    for work in program.works:
+        if work.body >= 0 and work.purpose is Purpose.COMPUTE:
+            stages[work.body] = work.stage
+    if not stages:
+        return ()
+    longest = max(stages, key=lambda number: float(program.bodies[number].end.max()))
+    body = program.bodies[longest]
+    name = simulation.stages[stages[longest]].name
+    return (
+        f"<h2>Inside the blocks of {escape(name)}</h2>",
+        '<p class="soft">One micro-batch of the stage that takes longest, alone: its ops and '
+        "collectives.</p>",
+        live_timeline(Timeline(body.program, body.start, body.end)),
+    )
 
 
 def _stages(simulation: Simulation) -> tuple[str, ...]:
@@ -217,9 +250,9 @@ def _splits(plan: Plan, simulation: Simulation) -> str:
 
 def _search(plan: Plan) -> tuple[str, ...]:
     """How the search went, and what else it tried; nothing where the plan does not say."""
-    found = []
+    sections: list[str] = []
     if plan.origin.history:
-        found += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
+        sections += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
     if plan.origin.alternatives:
         best = plan.prediction.objective_s or 1.0
         rows = [
@@ -233,10 +266,10 @@ def _search(plan: Plan) -> tuple[str, ...]:
             )
             for other in plan.origin.alternatives
         ]
-        what = "step" if plan.prediction.interval_s is None else "batch to batch"
+        what = "step" if plan.prediction.interval_s is None else "steady state"
         header = ("found by", "plan", what, "", "memory", "why not")
-        found += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
-    return tuple(found)
+        sections += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
+    return tuple(sections)
 
 
 def _is_sensible(at: Progress) -> bool:

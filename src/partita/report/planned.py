@@ -5,9 +5,9 @@ from typing import Any
 from partita import units
 from partita.graph.record import Graph
 from partita.jobs.plan import Candidate, Planned
-from partita.jobs.simulate import RECOMPUTED, Simulation
+from partita.jobs.simulate import Simulation
 from partita.plans import Stage
-from partita.report.summary import KEPT, headline
+from partita.report.summary import CHECKPOINTED, KEPT, headline, throughput
 
 MOST_STAGES = 16
 STAGE_HEADER = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
@@ -25,7 +25,7 @@ def planned_text(found: Planned) -> str:
     if found.best is not None and found.gap is not None:
         lines.append(
             f"no plan below {units.seconds(found.lower_bound_s)}, so at most {found.gap:.1%} from "
-            f"optimal; {found.num_drafted} drafted, {found.num_simulated} simulated in "
+            f"optimal; {found.num_drafted} candidates, {found.num_simulated} simulated in "
             f"{units.seconds(found.seconds)}"
         )
     return "\n".join(lines)
@@ -54,7 +54,7 @@ def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
                 stage.splits[0].op,
                 split_words(stage.splits),
                 kept_words(stage, simulation.workload.graph),
-                RECOMPUTED.get(stage.recomputed, ""),
+                CHECKPOINTED.get(stage.recomputed, ""),
             )
         )
     return rows
@@ -87,13 +87,13 @@ def others_text(found: Planned) -> str:
     everything = (found.best, *found.others)
     in_a_row = any(other.objective_s != other.step_s for other in everything)
     rows = [candidate_row(candidate, found.best, in_a_row) for candidate in everything]
-    interval = ("batch to batch",) if in_a_row else ()
+    interval = ("steady state",) if in_a_row else ()
     header = ("found by", "plan", "step", *interval, "", "memory", "bubble")
     return units.table(header, rows, numbers=range(2, len(header)))
 
 
 def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tuple[str, ...]:
-    """One plan in one line, against the best; with the time from batch to batch if that counts."""
+    """One plan in one line, against the best; with the time from batch to batch where it counts."""
     simulation = candidate.simulation
     return (
         candidate.name,
@@ -109,12 +109,11 @@ def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tupl
 def _interval(found: Planned) -> tuple[str, ...]:
     """A line for the time from batch to batch, where that is what counts and not the step."""
     assert found.best is not None, "there is a best to speak of"
-    seconds, batch = found.best.objective_s, found.best.simulation.workload.batch
+    seconds = found.best.objective_s
     if seconds == found.best.step_s or not seconds:
         return ()
-    return (
-        f"in a row   a batch every {units.seconds(seconds)}   ({batch / seconds:,.1f} samples/s)",
-    )
+    rate = throughput(found.best.simulation, seconds, digits=1)
+    return (f"steady     a batch every {units.seconds(seconds)}   ({rate})",)
 
 
 def planned_json(found: Planned, model: str, cluster: str, written: str | None) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """A simulation in words: time, what bounds it, memory against capacity, the slowest ops."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from partita import units
+from partita.graph.record import Graph
 from partita.jobs.shard import Candidate, Sharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
@@ -11,11 +13,15 @@ from partita.jobs.strategies import STRATEGIES
 SLOWEST = 10
 MOST_CANDIDATES = 8
 KEPT = {
-    "none": "copies",
-    "states": "states in shares",
-    "gradients": "gradients in shares",
-    "parameters": "parameters in shares",
+    "none": "replicated",
+    "states": "sharded states (ZeRO 1)",
+    "gradients": "sharded gradients (ZeRO 2)",
+    "parameters": "sharded (ZeRO 3)",
 }  # how a split keeps parameters, in words
+CHECKPOINTED = {
+    "yes": "full activation checkpointing",
+    "light": "selective activation checkpointing",
+}  # what of a stage runs again, in words
 OP_HEADER = ("slowest ops", "kind", "split", "count", "time", "share", "bound by", "speed")
 
 
@@ -26,21 +32,15 @@ def simulation_text(simulation: Simulation, slowest: int = SLOWEST) -> str:
 
 def headline(simulation: Simulation) -> tuple[str, ...]:
     """What it is, how long it takes, what bounds it, whether it fits."""
-    workload, machine = simulation.workload, simulation.cluster
-    job = f"training with {workload.optimizer}" if workload.training else "inference"
-    step = simulation.step_s
-    rate = workload.batch / step if step else 0.0
-    bounds = simulation.bounds()
-    parts = ", ".join(f"{name} {share:.0%}" for name, share in _shares(bounds))
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in bound_shares(simulation))
     peak, capacity = simulation.fullest
     verdict = "" if simulation.fits else "   DOES NOT FIT"
+    machine = simulation.cluster.name
     return (
-        f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
-        f"{len(workload.graph.ops):,} ops, {job}, batch {workload.batch}, {workload.dtype}",
-        f"{machine.name}: {simulation.num_devices} devices as {arrangement(simulation)}",
+        job_line(simulation),
+        f"{machine}: {simulation.num_devices} devices as {arrangement(simulation)}",
         "",
-        f"step       {units.seconds(step)}   ({rate:,.1f} samples/s, "
-        f"{simulation.utilisation:.0%} of the devices' peak arithmetic)",
+        step_line(simulation),
         _busy_text(simulation),
         f"bound by   {parts}",
         f"memory     {units.size(peak)} of {units.size(capacity)} per device{verdict}",
@@ -48,13 +48,61 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
     )
 
 
+def job_line(simulation: Simulation) -> str:
+    """The model and what is done with it."""
+    workload = simulation.workload
+    job = f"training with {workload.optimizer}" if workload.training else "inference"
+    return (
+        f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
+        f"{len(workload.graph.ops):,} ops, {job}, global batch {workload.batch}, {workload.dtype}"
+    )
+
+
+def step_line(simulation: Simulation) -> str:
+    """How long a step takes, and what that makes."""
+    step = simulation.step_s
+    rate = throughput(simulation, step, digits=1)
+    return f"step       {units.seconds(step)}   ({rate}, MFU {simulation.utilisation:.0%})"
+
+
+def throughput(simulation: Simulation, seconds: float, digits: int = 0) -> str:
+    """Samples per second where a batch takes so many; tokens too, where the model has tokens."""
+    each = 1 / seconds if seconds else 0.0
+    words = f"{simulation.workload.batch * each:,.{digits}f} samples/s"
+    tokens = tokens_of(simulation.workload.graph)
+    return f"{words}, {tokens * each:,.0f} tokens/s" if tokens else words
+
+
+def tokens_of(graph: Graph) -> int:
+    """The tokens of a batch: the most that any table is asked for by what the model is fed."""
+    asked = [
+        graph.tensor(op.inputs[0])
+        for op in graph.ops
+        if op.kind == "embedding" and op.phase == "forward"
+    ]
+    return max((math.prod(ids.shape) for ids in asked if ids.role == "input"), default=0)
+
+
+def bound_shares(simulation: Simulation) -> list[tuple[str, float]]:
+    """What bounds a step: the share of each, in words."""
+    bounds = simulation.bounds()
+    total = sum(bounds.values()) or 1.0
+    waiting = "exposed communication"
+    if simulation.is_pipelined:
+        waiting = "bubble and exposed communication"
+    return [(waiting if name == "waiting" else name, s / total) for name, s in bounds.items()]
+
+
 def _busy_text(simulation: Simulation) -> str:
     """What the busiest device does; a stage's block of a pipeline holds its own collectives."""
     busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
-    waits = f"the busiest device waits {units.seconds(max(0.0, simulation.exposed_s))}"
+    idle = units.seconds(max(0.0, simulation.exposed_s))
     if simulation.is_pipelined:
-        return f"stages     {busy} with their collectives   between stages {sent}; {waits}"
-    return f"compute    {busy}   communication {sent}; {waits}"
+        return (
+            f"stages     {busy} with their collectives   sends between stages {sent}; "
+            f"bubble and exposed communication {idle}"
+        )
+    return f"compute    {busy}   communication {sent}; exposed communication {idle}"
 
 
 def arrangement(simulation: Simulation) -> str:
@@ -115,7 +163,8 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "compute_s": simulation.compute_s,
         "communication_s": simulation.communication_s,
         "exposed_s": max(0.0, simulation.exposed_s),
-        "utilisation": simulation.utilisation,
+        "mfu": simulation.utilisation,
+        "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": simulation.bounds(),
         "fits": simulation.fits,
         "peak_memory_bytes": list(simulation.peak_bytes),
@@ -204,11 +253,6 @@ def split_words(simulation: Simulation) -> str:
         counts[name] = counts.get(name, 0) + 1
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "ops by split: " + ", ".join(f"{name} {count}" for name, count in ranked[:6])
-
-
-def _shares(bounds: dict[str, float]) -> list[tuple[str, float]]:
-    total = sum(bounds.values()) or 1.0
-    return [(name, seconds / total) for name, seconds in bounds.items()]
 
 
 def _memory_text(simulation: Simulation) -> str:

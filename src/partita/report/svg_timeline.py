@@ -1,9 +1,10 @@
 """A timeline as a picture, the way papers draw schedules: SVG that needs nothing else.
 
 A row per lane, a rectangle per task with its microbatch in it, the memory held under them. Hover
-shows a task's name and times. It follows the reader's light or dark theme. All names are escaped:
-whatever they hold, they show as text. A lane with more tasks than `MOST_TASKS` shows instead how
-its time is shared between the kinds, as areas stacked on each other; hover says so.
+shows a task's name, its times and what it is. It follows the reader's light or dark theme. All
+names are escaped: whatever they hold, they show as text. A lane with more tasks than `MOST_TASKS`
+shows instead how its time is shared between the categories, as areas stacked on each other; hover
+says so.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,18 @@ from html import escape
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 
-from partita.program import F64, Kind
+from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
+from partita.report.tasks import CATEGORIES, COLORS, about, categories
 from partita.timeline import Timeline
 
 MOST_TASKS = 2000  # per lane, as rectangles of their own
 MOST_LANES = 200
 
-_STYLE = """
+_STYLE = (
+    """
 svg.partita{--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--ground:#f6f8fa;--cut:#ffffff;--held:#8250df}
 @media(prefers-color-scheme:dark){svg.partita{--ink:#e6edf3;--soft:#8d96a0;--line:#30363d;\
 --ground:#161b22;--cut:#0d1117;--held:#a371f7}}
@@ -32,18 +36,11 @@ svg.partita .n{font-size:11px;fill:#fff;text-anchor:middle;pointer-events:none}
 svg.partita .row{fill:var(--ground)}
 svg.partita .grid{stroke:var(--line);stroke-width:1}
 svg.partita .t{stroke:var(--cut);stroke-width:.6}
-svg.partita .k0{fill:#2f74d0}
-svg.partita .k1{fill:#2f8f5b}
-svg.partita .k2{fill:#1f8a8c}
-svg.partita .k3{fill:#b7701b}
-svg.partita .k4{fill:#9a4fb0}
-svg.partita .k5{fill:#c4473f}
-svg.partita .k6{fill:#8a7420}
-svg.partita .k7{fill:#6e7f1e}
-svg.partita .k8{fill:#6b7683}
 svg.partita .held{fill:var(--held);fill-opacity:.25;stroke:var(--held);stroke-width:1.2}
 svg.partita .cap{stroke:var(--held);stroke-dasharray:4 3}
 """.strip()
+    + "".join(f"\nsvg.partita .k{place}{{fill:{color}}}" for place, color in enumerate(COLORS))
+)
 
 _ROW, _GAP, _TOP, _MEMORY = 22, 5, 58, 40
 _LETTER = 7.2  # pixels, about
@@ -57,6 +54,7 @@ class _Frame:
     width: int
     left: int
     room: float
+    category: npt.NDArray[np.uint8]  # of each task
 
     def x(self, moment: float) -> float:
         longest = self.timeline.makespan
@@ -82,7 +80,7 @@ def timeline_svg(
     left = 20 + round(_LETTER * min(28, max(map(len, labels), default=0)))
     held = {store: _peak_text(timeline, store, float(peaks[store])) for store in stores}
     right = 12 + _LETTER * max(map(len, held.values()), default=4)
-    frame = _Frame(timeline, width, left, max(50.0, width - left - right))
+    frame = _Frame(timeline, width, left, max(50.0, width - left - right), categories(program))
     bottom = _TOP + len(shown) * (_ROW + _GAP)
     parts = [*_heading(frame, title), *_axis(frame, _TOP - 6, bottom)]
     for row, lane in enumerate(shown):
@@ -156,12 +154,15 @@ def _task(frame: _Frame, task: int, y: float) -> list[str]:
     program = frame.timeline.program
     start, end = float(frame.timeline.start[task]), float(frame.timeline.end[task])
     x, span = frame.x(start), frame.x(end) - frame.x(start)
-    about = (
-        f"{program.task_name(task)}: {Kind(int(program.kind[task])).words}, "
+    category = int(frame.category[task])
+    words = (
+        f"{program.task_name(task)}: {CATEGORIES[category]}, "
         f"{time_text(program, start)} to {time_text(program, end)} "
         f"({time_text(program, float(program.duration[task]))})"
     )
-    parts = [_rect(x, y, span, int(program.kind[task]), about)]
+    work = program.work_of(task)
+    lines = () if work is None else about(program, work)
+    parts = [_rect(x, y, span, category, "; ".join((words, *lines)))]
     number = str(program.microbatch[task])
     if program.microbatch[task] >= 0 and span >= 7 * len(number) + 3:
         parts.append(_text(x + span / 2, y + 15, number, "n"))
@@ -169,19 +170,19 @@ def _task(frame: _Frame, task: int, y: float) -> list[str]:
 
 
 def _areas(frame: _Frame, lane: int, y: float) -> list[str]:
-    """A lane with very many tasks: the share of time of each kind, stacked from the bottom up."""
+    """A lane with very many tasks: the share of each category, stacked from the bottom up."""
     num_columns = max(1, int(frame.room // 3))
-    shares = frame.timeline.shares(num_columns, [lane])[0]
+    shares = frame.timeline.shares(num_columns, [lane], frame.category, len(CATEGORIES))[0]
     tops = y + _ROW * (1 - np.column_stack((np.zeros(num_columns), shares.cumsum(axis=1))))
     step = frame.room / num_columns
     parts = []
-    for kind in np.flatnonzero(shares.any(axis=0)).tolist():
-        upper = _steps(frame.left, step, tops[:, kind + 1].tolist())
-        lower = _steps(frame.left + frame.room, -step, tops[::-1, kind].tolist())
-        about = f"the share of time that is {Kind(kind).words}; tasks are too many to draw"
+    for category in np.flatnonzero(shares.any(axis=0)).tolist():
+        upper = _steps(frame.left, step, tops[:, category + 1].tolist())
+        lower = _steps(frame.left + frame.room, -step, tops[::-1, category].tolist())
+        words = f"the share of time that is {CATEGORIES[category]}; tasks are too many to draw"
         parts.append(
-            f'<path class="k{kind}" d="M{frame.left} {y + _ROW}{upper}{lower}Z">'
-            f"<title>{escape(about)}</title></path>"
+            f'<path class="k{category}" d="M{frame.left} {y + _ROW}{upper}{lower}Z">'
+            f"<title>{escape(words)}</title></path>"
         )
     return parts
 
@@ -213,10 +214,10 @@ def _memory(frame: _Frame, memory: int, y: float, held: str) -> list[str]:
     for moment, amount in zip(times.tolist(), amounts.tolist(), strict=True):
         points.append(f"H{frame.x(moment):.1f}V{height(amount):.1f}")
     points.append(f"H{frame.left + frame.room:.1f}V{base}Z")
-    about = f"{store.name} holds at most {held}"
+    words = f"{store.name} holds at most {held}"
     parts = [
         _text(8, y + 24, _short(_memory_label(timeline, memory))),
-        f'<path class="held" d="{"".join(points)}"><title>{escape(_plain(about))}</title></path>',
+        f'<path class="held" d="{"".join(points)}"><title>{escape(_plain(words))}</title></path>',
         _text(frame.left + frame.room + 6, y + 24, held, "soft"),
     ]
     if store.capacity is not None:
@@ -240,23 +241,24 @@ def _peak_text(timeline: Timeline, memory: int, peak: float) -> str:
 
 
 def _legend(frame: _Frame, lanes: list[int], y: float) -> list[str]:
-    """The kinds that occur, with their colours."""
+    """The categories that occur, with their colours."""
     task, lane = frame.timeline.slots()
-    kinds = np.unique(frame.timeline.program.kind[task[np.isin(lane, lanes)]]).tolist()
     parts, x = [], float(frame.left)
-    for kind in kinds:
-        name = Kind(kind).words
-        parts.append(f'<rect class="k{kind}" x="{x:.0f}" y="{y - 9:.0f}" width="11" height="11"/>')
+    for category in np.unique(frame.category[task[np.isin(lane, lanes)]]).tolist():
+        name = CATEGORIES[category]
+        parts.append(
+            f'<rect class="k{category}" x="{x:.0f}" y="{y - 9:.0f}" width="11" height="11"/>'
+        )
         parts.append(_text(x + 16, y, name))
         x += 16 + 7 * len(name) + 14
     return parts
 
 
-def _rect(x: float, y: float, span: float, kind: int, about: str) -> str:
+def _rect(x: float, y: float, span: float, category: int, words: str) -> str:
     """A rectangle that is seen however short its task is."""
     return (
-        f'<rect class="t k{kind}" x="{x:.2f}" y="{y}" width="{max(span, 0.5):.2f}" '
-        f'height="{_ROW}"><title>{escape(_plain(about))}</title></rect>'
+        f'<rect class="t k{category}" x="{x:.2f}" y="{y}" width="{max(span, 0.5):.2f}" '
+        f'height="{_ROW}"><title>{escape(_plain(words))}</title></rect>'
     )
 
 

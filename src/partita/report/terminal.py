@@ -1,11 +1,12 @@
 """A timeline in the terminal: a row per lane, a column per slice of time.
 
-A column shows the kind of task that took most of that slice, or idle where more than half of it is
-idle. On a lane with more tasks than columns that would hide the lesser kinds, so there the kinds
-of a column take turns, in proportion to their time. The percentages at the right are exact. Kinds
-differ in character and in colour, so that it reads without colour; the number of the microbatch
-stands at the head of a task that has room for it. Beyond `MOST_LANES` lanes the busiest are drawn,
-and one row shows what share of the others is busy at a time.
+A column shows the category of task (its kind, or its purpose where that says more) that took most
+of that slice, or idle where more than half of it is idle. On a lane with more tasks than columns
+that would hide the lesser ones, so there the categories of a column take turns, in proportion to
+their time. The percentages at the right are exact. Categories differ in character and in colour, so
+that it reads without colour; the number of the microbatch stands at the head of a task that has
+room for it. Beyond `MOST_LANES` lanes the busiest are drawn, and one row shows what share of the
+others is busy at a time.
 """
 
 from collections.abc import Sequence
@@ -13,36 +14,18 @@ from collections.abc import Sequence
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from partita.program import F64, Kind
+from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
+from partita.report.tasks import CATEGORIES, categories
 from partita.timeline import Timeline
 
 MOST_LANES = 40
 MOST_MEMORIES = 8
 
 IDLE = "·"
-FILL = {
-    Kind.FORWARD: "█",
-    Kind.BACKWARD: "▓",
-    Kind.DGRAD: "▒",
-    Kind.WGRAD: "░",
-    Kind.UPDATE: "◆",
-    Kind.COLLECTIVE: "═",
-    Kind.SEND: "»",
-    Kind.RECEIVE: "«",
-    Kind.OTHER: "■",
-}
-_COLORS = {  # of the 256 that terminals know; each reads on black and on white
-    Kind.FORWARD: 33,
-    Kind.BACKWARD: 35,
-    Kind.DGRAD: 37,
-    Kind.WGRAD: 172,
-    Kind.UPDATE: 133,
-    Kind.COLLECTIVE: 167,
-    Kind.SEND: 136,
-    Kind.RECEIVE: 136,
-    Kind.OTHER: 102,
-}
+FILL = "█▓▒░◆═»«■▚↓↑╌≈"  # of each category: kinds, then recompute, gather, reduction, ...
+# Of the 256 that terminals know; each reads on black and on white.
+_COLORS = (33, 35, 37, 172, 133, 167, 136, 136, 102, 62, 132, 166, 167, 95)
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _DIM = 245
 _HELD = 103
@@ -80,7 +63,7 @@ def gantt(
             lines.append(f"{' ' * label_width} ├{'─' * columns}┤")
         lines.append(f"{_fit(label, label_width)} │{row}│ {side}")
     if legend:
-        lines += _legend(timeline, shown, others, columns, color)
+        lines += _legend(timeline, shown, others, columns, color, width)
         used = int((peaks > 0).sum())
         if memory and used > len(memories):
             lines.append(f"the {len(memories)} fullest of {used:,} memories are drawn")
@@ -140,12 +123,13 @@ def _axis(timeline: Timeline, columns: int) -> list[str]:
 
 def _lane_rows(timeline: Timeline, lanes: list[int], columns: int, color: bool) -> list[str]:
     """One drawn row per lane."""
-    shares = timeline.shares(columns, lanes)
+    category = categories(timeline.program)
+    shares = timeline.shares(columns, lanes, category, len(CATEGORIES))
     idle = 1.0 - shares.sum(axis=2)
     kinds = np.where(idle > 0.5, -1, shares.argmax(axis=2))
     for row in _crowded(timeline, lanes, columns):
         kinds[row] = _take_turns(np.column_stack((shares[row], idle[row].clip(0))))
-    texts = [[IDLE if k < 0 else FILL[Kind(k)] for k in row] for row in kinds.tolist()]
+    texts = [[IDLE if k < 0 else FILL[k] for k in row] for row in kinds.tolist()]
     numbered = np.zeros(kinds.shape, np.bool_)
     for row, first, number in _numbers(timeline, lanes, columns):
         texts[row][first : first + len(number)] = number
@@ -163,14 +147,14 @@ def _crowded(timeline: Timeline, lanes: list[int], columns: int) -> list[int]:
 
 
 def _take_turns(shares: F64) -> list[int]:
-    """A kind for each column, or -1 for idle (the last share): of what is there, that owed most."""
+    """A category for each column, or -1 for idle (the last): of what is there, that owed most."""
     owed = np.zeros(shares.shape[1])
     chosen = []
     for share in shares:
         owed += share
         kind = int(np.where(share > 0, owed, -np.inf).argmax())
         owed[kind] -= 1
-        chosen.append(kind if kind < len(Kind) else -1)
+        chosen.append(kind if kind < len(CATEGORIES) else -1)
     return chosen
 
 
@@ -186,12 +170,12 @@ def _numbers(timeline: Timeline, lanes: list[int], columns: int) -> list[tuple[i
     end = np.ceil(timeline.end[task] / width - 0.5).astype(np.int64)
     microbatch = timeline.program.microbatch[task]
     roomy = np.flatnonzero((row_of[lane] >= 0) & (microbatch >= 0) & (end - first >= 2))
-    found = []
+    numbers = []
     for slot in roomy.tolist():
         number = str(microbatch[slot])
         if end[slot] - first[slot] > len(number):
-            found.append((int(row_of[lane[slot]]), int(first[slot]), number))
-    return found
+            numbers.append((int(row_of[lane[slot]]), int(first[slot]), number))
+    return numbers
 
 
 def _crowd(timeline: Timeline, lanes: list[int], columns: int) -> str:
@@ -233,17 +217,24 @@ def _held(timeline: Timeline, memories: list[int], peaks: F64) -> list[str]:
 
 
 def _legend(
-    timeline: Timeline, lanes: list[int], others: list[int], columns: int, color: bool
+    timeline: Timeline, lanes: list[int], others: list[int], columns: int, color: bool, width: int
 ) -> list[str]:
     """What the characters mean, those that occur, and what a column is."""
     task, lane = timeline.slots()
-    present = np.unique(timeline.program.kind[task[np.isin(lane, lanes)]]).tolist()
-    parts = [f"{_paint(FILL[Kind(k)], _COLORS[Kind(k)], color)} {Kind(k).words}" for k in present]
-    parts.append(f"{_paint(IDLE, _DIM, color)} idle")
+    category = categories(timeline.program)
+    present = np.unique(category[task[np.isin(lane, lanes)]]).tolist()
+    signs = [(FILL[k], _COLORS[k], CATEGORIES[k]) for k in present]
+    rows, room = [""], width
+    for sign, shade, name in (*signs, (IDLE, _DIM, "idle")):
+        if rows[-1] and room < len(name) + 2:
+            rows.append("")
+            room = width
+        rows[-1] += f"{'  ' if rows[-1] else ''}{_paint(sign, shade, color)} {name}"
+        room -= len(name) + 4
     notes = [f"a column is {time_text(timeline.program, timeline.makespan / columns)}"]
     if (timeline.program.microbatch >= 0).any():
         notes.append("numbers are microbatches")
-    lines = ["", "  ".join(parts), "; ".join(notes)]
+    lines = ["", *rows, "; ".join(notes)]
     if _crowded(timeline, lanes, columns):
         lines.append(
             "lanes with more tasks than columns mix their kinds by the share of time each has"
@@ -266,7 +257,7 @@ def _paint_row(text: list[str], kinds: list[int], numbered: list[bool], color: b
     for at in range(1, len(text) + 1):
         if at == len(text) or styles[at] != styles[begin]:
             kind, number = styles[begin]
-            shade = _DIM if kind < 0 else _COLORS[Kind(kind)]
+            shade = _DIM if kind < 0 else _COLORS[kind]
             painted.append(_paint("".join(text[begin:at]), shade, True, ground=number))
             begin = at
     return "".join(painted)

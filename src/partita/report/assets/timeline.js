@@ -14,7 +14,7 @@
     const data = JSON.parse(element.textContent);
     for (const [name, type] of Object.entries({
       start: Float64Array, end: Float64Array, kind: Uint8Array, block: Int32Array,
-      microbatch: Int32Array, slot_task: Int32Array, slot_from: Int32Array, critical: Int32Array,
+      work: Int32Array, microbatch: Int32Array, slot_task: Int32Array, slot_from: Int32Array, critical: Int32Array,
     })) data[name] = new type(bytes(data[name]));
     for (const memory of data.memories) {
       memory.times = new Float64Array(bytes(memory.times));
@@ -269,6 +269,7 @@
       if (task >= 0) {
         const lines = [data.blocks[data.block[task]], data.kinds[data.kind[task]]];
         if (data.microbatch[task] >= 0) lines[1] += ", micro-batch " + data.microbatch[task];
+        if (data.work[task] >= 0) lines.push(...data.works[data.work[task]]);
         lines.push(timeText(data, data.start[task]) + " to " + timeText(data, data.end[task])
           + " (" + timeText(data, data.end[task] - data.start[task]) + ")");
         if (this.path.has(task)) lines.push("on the critical path");
