@@ -28,7 +28,8 @@ def mutant(random, program):
                 changed = MUTATIONS[kind](random, inside, number)
                 if changed is None:
                     continue
-                what = f"{kind} {inside.works[number].purpose.name} {inside.works[number].collective}"
+                work = inside.works[number]
+                what = f"{kind} {work.purpose.name} {work.collective}"
                 if place is None:
                     return what, changed
                 body = program.bodies[place]
@@ -50,12 +51,15 @@ def _with_work(program, number, work):
 def _remove(random, program, number):
     """As if it had been forgotten: what it makes is what it reads."""
     work = program.works[number]
-    instead = dict(zip(work.writes, work.reads, strict=False)) if work.purpose is not Purpose.EXCHANGE else {}
+    instead = {}
+    if work.purpose is not Purpose.EXCHANGE:
+        instead = dict(zip(work.writes, work.reads, strict=False))
     works = tuple(
-        replace(other, reads=tuple(instead.get(v, v) for v in other.reads)) for other in program.works
+        replace(other, reads=tuple(instead.get(v, v) for v in other.reads))
+        for other in program.works
     )
     values = tuple(
-        replace(value, of=instead[value.of]) if value.of in instead and instead[value.of] < k else value
+        replace(value, of=instead[value.of]) if instead.get(value.of, k) < k else value
         for k, value in enumerate(program.values)
     )
     column = program.work.copy()
@@ -73,7 +77,7 @@ def _reorder(random, program, number):
     """It comes after one that reads what it makes, which no longer waits for it."""
     work = program.works[number]
     made = set(work.writes)
-    readers = [n for n, other in enumerate(program.works) if n != number and made & set(other.reads)]
+    readers = [n for n, w in enumerate(program.works) if n != number and made & set(w.reads)]
     if work.purpose in (Purpose.SEND, Purpose.RECEIVE) or not readers:
         return None
     reader = random.choice(readers)
@@ -89,7 +93,10 @@ def _reorder(random, program, number):
     counts = np.bincount(owner[keep], minlength=program.num_tasks)
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     return replace(
-        program, order=np.array(order, np.int32), wait_start=starts, wait_on=program.wait_on[keep],
+        program,
+        order=np.array(order, np.int32),
+        wait_start=starts,
+        wait_on=program.wait_on[keep],
         wait_delay=program.wait_delay[keep],
     )
 

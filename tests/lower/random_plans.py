@@ -82,7 +82,9 @@ def _stage(random, micro, number, mesh, ops, training):
     for name in ops:
         legal = dims_of(micro.call(micro.op(name)), mesh.axes)
         liked = [d for d in legal if all(a in (b, "") for a, b in zip(d, likes, strict=True))]
-        dims = random.choice(legal) if wild or not liked else max(liked, key=lambda d: sum(map(bool, d)))
+        dims = max(liked, key=lambda d: sum(map(bool, d)), default=None)
+        if wild or dims is None:
+            dims = random.choice(legal)
         splits.append(OpSplit(name, dims, random.choice(SHARDING_LEVELS) if wild else level))
     kind = random.choice(["no", "no", "all", "some"]) if training else "no"
     recompute, checkpoints, again = kind == "all", (), ()

@@ -232,9 +232,7 @@ class TestOrders:
         graph = chain()
         stages = staged(graph, 2)
         stuck = Schedule("mine", 1, ("0F0 0B0", "1B0 1F0"))
-        with pytest.raises(
-            PlanError, match="go on: 1B0 waits for 1F0, which comes after 1B0"
-        ):
+        with pytest.raises(PlanError, match="go on: 1B0 waits for 1F0, which comes after 1B0"):
             lower_plan(stages, stuck, graph, CLUSTER, run)
 
 

@@ -230,7 +230,7 @@ class _Frame:
             self.write(made, [_sum(own) for own in zip(*inputs, strict=True)])
             return
         ranks = len(places(self.mesh.axes))
-        by_rank = list(zip(*inputs, strict=True)) if inputs else [()] * ranks
+        by_rank: list[tuple[T, ...]] = list(zip(*inputs, strict=True)) if inputs else [()] * ranks
         pending = _Pending(op, work, by_rank, self.borders.pop(work.op, set()))
         self.pending[work.writes[0]] = pending
         self._compute(pending)

@@ -1,0 +1,132 @@
+"""Plans mean what they say: executed on ranks they give the numbers of the whole model.
+
+Both judges are tried on the same plans: the verifier follows layouts, the runtime computes.
+"""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.cluster import resolve
+from partita.graph import GraphBuilder, training_graph
+from partita.graph.rebatch import rebatch
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
+from partita.schedules.named import NAMED
+from tests.lower.mutants import mutant
+from tests.lower.random_plans import RandomPlan, random_plan
+
+torch = pytest.importorskip("torch")
+from tests.run.local.plans import TOLERANCE, trial  # noqa: E402
+from tests.run.local.small_models import MODELS  # noqa: E402
+
+
+@functools.cache
+def training(name):
+    return training_graph(MODELS[name]())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=6, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_any_plan_of_a_model_gives_its_numbers(model, random):
+    found = trial(random_plan(random, training(model)))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["gpt", "convolutions", "mixtral"])
+@settings(max_examples=3, deadline=None)
+@given(random=st.randoms(use_true_random=False))
+def test_any_plan_for_inference_gives_the_outputs(model, random):
+    found = trial(random_plan(random, MODELS[model]()))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    random=st.randoms(use_true_random=False),
+)
+def test_what_changes_numbers_is_refused(model, random):
+    """One communication of a right program is removed, moved or sent elsewhere."""
+    right = trial(random_plan(random, training(model)))
+    for _ in range(4):
+        wrong = mutant(random, right.lowered.program)
+        if wrong is not None and right.error(wrong[1]) > TOLERANCE:
+            assert right.refused(wrong[1]), wrong[0]
+
+
+@settings(max_examples=6, deadline=None)
+@given(model=st.sampled_from(sorted(MODELS)), random=st.randoms(use_true_random=False))
+def test_a_plan_with_all_decisions_said_is_lowered_to_the_same_numbers_and_time(model, random):
+    plan = random_plan(random, training(model))
+    first = trial(plan)
+    assert all(stage.overlap is not None for stage in first.lowered.stages)
+    again = trial(replace(plan, stages=first.lowered.stages))
+    assert again.refused() == ()
+    assert again.timeline.makespan == first.timeline.makespan
+    assert again.error() < TOLERANCE
+
+
+SCHEDULES = [name for name, named in NAMED.items() if named.layout in ("line", "looped", "wave")]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_named_schedule_gives_the_numbers_of_the_model(name):
+    graph = training("gpt")
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    named, groups, count = NAMED[name], 2, 4
+    chunks = 1 if named.layout == "line" else 2
+    stages = []
+    for number in range(groups * chunks):
+        chunk, rank = divmod(number, groups)
+        place = groups - 1 - rank if named.layout == "wave" and chunk % 2 else rank
+        total = groups * chunks
+        own = ops[len(ops) * number // total : len(ops) * (number + 1) // total]
+        splits = tuple(OpSplit(op, ()) for op in own)
+        stages.append(Stage(f"stage{number}", Mesh((), (place,)), splits))
+    cluster = resolve("2xA100")
+    found = trial(RandomPlan(graph, cluster, tuple(stages), Schedule(name, count)))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
+
+
+def one_layer(dims, name="head"):
+    g = GraphBuilder("one")
+    graph = g.finish(g.linear(g.input("x", (4, 8)), 8, name))
+    mesh = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
+    stage = Stage("model", mesh, (OpSplit(name, dims),))
+    return RandomPlan(graph, resolve("4xA100"), (stage,), Schedule())
+
+
+def test_an_output_that_is_split_along_its_reduction_is_added_up():
+    found = trial(one_layer(("k", "k")))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
+    collectives = [work.collective for work in found.lowered.program.works if work.collective]
+    assert collectives == ["all_reduce", "all_reduce"]
+
+
+def test_an_op_takes_its_memory_whatever_its_name_ends_in():
+    sizes = [
+        trial(one_layer(("", ""), name)).timeline.peaks()[0] for name in ("head", "block.next")
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_names_that_second_runs_would_have_are_no_obstacle():
+    g = GraphBuilder("names")
+    x = g.relu(g.linear(g.input("x", (4, 8)), 8, "a"), name="a.again")
+    graph = training_graph(g.finish(g.linear(x, 8, "a.again.again")))
+    ops = tuple(op.name for op in graph.ops if op.phase == "forward")
+    mesh = Mesh((Axis("x", 2),), (0, 1))
+    micro = rebatch(graph, 4)
+    splits = tuple(OpSplit(op, ("b",)) for op in ops if micro.op(op))
+    stage = Stage("model", mesh, splits, again=ops)
+    found = trial(RandomPlan(graph, resolve("2xA100"), (stage,), Schedule("1f1b", 2)))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
