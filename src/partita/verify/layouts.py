@@ -96,6 +96,7 @@ class StageCheck:
         self.sized = [axis.size > 1 for axis in self.mesh.axes]
         self.factors = [axis.ways() for axis in self.mesh.axes]
         self.lines = [self.mesh.groups(axis) for axis in range(len(self.mesh.axes))]
+        self.sizes = {tensor.name: tensor for tensor in self.model.graph.tensors}
         self.num_devices = sum(lane.kind == "device" for lane in self.program.lanes)
         self.makers: dict[tuple[int, int], int] = {}  # (value, rank drawn) -> last task to write it
         self.ran: Counter[tuple[str, bool]] = Counter()
@@ -420,15 +421,15 @@ class StageCheck:
     def _bytes(self, work: Work, fact: Fact, known: Value) -> None:
         """A reduce-scatter takes what was held before it, others what is held after it."""
         layout = fact.layout if work.collective == "reduce_scatter" else known.layout
-        held = float(self.model.graph.tensor(self._sized(fact)).size_bytes)
+        tensor = self.sizes.get(fact.gradient_of or fact.tensor)
+        if tensor is None:
+            self._say(work, f"moves {fact.tensor}, of which the model knows nothing")
+            return
+        held = float(tensor.size_bytes)
         for placement, ways in zip(layout, self.factors, strict=True):
             held /= ways if placement.kind == "shard" else 1
         if abs(held - work.size_bytes) > TOLERANCE * held:
             self._say(work, f"is said to move {work.size_bytes:g} bytes of {held:g}")
-
-    def _sized(self, fact: Fact) -> str:
-        """A tensor of the model that is as large: a gradient is as large as what it is of."""
-        return fact.gradient_of or fact.tensor
 
     def _gather(self, work: Work) -> None:
         if work.collective != "all_gather":
