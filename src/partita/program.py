@@ -6,7 +6,7 @@ after the other's end), and takes or gives back memory at its start and at its e
 stands in its `work` (`meaning.py`): op, tensors, collective, purpose. `blocks` are the names that
 people read, made from works where there are any; nothing is ever read back out of them.
 
-Tasks are columns of arrays, not objects, so that a million of them are cheap: 77 bytes each with
+Tasks are columns of arrays, not objects, so that a million of them are cheap: 81 bytes each with
 one lane, two waits and one memory effect. A list per task is held as two columns, `x_start` (one
 more entry than tasks) and its values: task i has `x_of[x_start[i]:x_start[i + 1]]`.
 

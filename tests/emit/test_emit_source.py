@@ -296,9 +296,9 @@ def test_stages_are_numbered_from_0(label):
 # What it looks like.
 
 
-def test_the_code_of_a_small_gpt_is_the_golden_one():
+def test_the_code_of_a_small_gpt_is_the_golden_one(is_golden):
     module = models.Gpt(vocab=61, width=16, layers=2, positions=8)
     it = captured(module, models.ids(61, 2, 8), models.ids(61, 2, 8))
     cut = next(i for i, op in enumerate(it.graph.ops) if op.scope.startswith("h.1"))
     stage_of = {op.name: int(i >= cut) for i, op in enumerate(it.graph.ops)}
-    assert emit_stages(it, stage_of, title="A small GPT") == (GOLDEN / "gpt.py.txt").read_text()
+    is_golden(GOLDEN / "gpt.py.txt", emit_stages(it, stage_of, title="A small GPT"))

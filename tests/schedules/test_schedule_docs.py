@@ -52,9 +52,8 @@ def run_example(name: str, *words: str) -> str:
     return printed.getvalue()
 
 
-def test_the_published_schedules_side_by_side():
-    shown = (GOLDEN / "schedule_published.txt").read_text()
-    assert run_example("schedule_published.py") == shown
+def test_the_published_schedules_side_by_side(is_golden):
+    is_golden(GOLDEN / "schedule_published.txt", run_example("schedule_published.py"))
 
 
 def test_a_placement_of_your_own(tmp_path):

@@ -37,6 +37,7 @@ from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
 Run = Callable[[Program], Timeline]
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,4 +272,6 @@ def _tail(w: Writer, timeline: Timeline, steady_s: float) -> tuple[float, float]
     """Seconds that the step's end takes beyond its phases, and how much of it is updates."""
     over = max(0.0, timeline.makespan - steady_s)
     updates = sum(task.seconds for task in w.tasks if task.kind is Kind.UPDATE)
-    return over, min(over, updates / len(w.context.devices))
+    each = updates / len(w.context.devices)
+    # What is left by rounding alone is no reduction.
+    return over, over if abs(over - each) < ROUNDING * timeline.makespan else min(over, each)

@@ -390,7 +390,8 @@ class _Builder:
             there.append(self.builder.value(Value(name, need, "parameter")))
         work = Work(
             Purpose.GRADIENT_REDUCTION, Phase.REDUCE, stage=i, peer=j, collective=collective,
-            reads=tuple(here), writes=tuple(there),
+            group=self.builder.group(paired(self.stages[i].mesh, self.stages[j].mesh)),
+            size_bytes=tied.size_bytes, reads=tuple(here), writes=tuple(there),
         )  # fmt: skip
         lanes: tuple[int, ...] = ()
         if tied.seconds > 0:

@@ -39,6 +39,7 @@ class Tied:
     """Parameters that two stages hold: their gradients are added, or one takes the other's sum."""
 
     seconds: float = 0.0
+    size_bytes: float = 0.0  # of one device
     parameters: tuple[tuple[str, Layout, Layout], ...] = ()  # name, layout here, layout there
 
 
@@ -140,6 +141,10 @@ def _tie_pair(
 ) -> None:  # fmt: skip
     name, have, need = item
     source, target = (stages[i].mesh for i in pair)
-    seconds = memo.transfer_s(graph.tensor(name).size_bytes, source, have, target, need)
+    size = graph.tensor(name).size_bytes
+    seconds = memo.transfer_s(size, source, have, target, need)
+    held = size / num_shards(have, [axis.ways() for axis in source.axes])
     before = into.get(pair, Tied())
-    into[pair] = Tied(before.seconds + seconds, (*before.parameters, item))
+    into[pair] = Tied(
+        before.seconds + seconds, before.size_bytes + held, (*before.parameters, item)
+    )
