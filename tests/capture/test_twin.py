@@ -16,9 +16,11 @@ SMALL = {
     "moe@16": {"batch": 1, "experts": 2, "target_seq": 8},
     "t5-small@16": {"batch": 1, "target_seq": 8},
 }
+# Recurrent ones over few steps: they have the parameters and the kinds of outputs of long ones.
 FAMILIES = [
     "alexnet", "vgg16", "resnet50", "resnext50", "inception_v3", "densenet121", "squeezenet1_0",
-    "nasnet_large", "randwire", "unet", "vit-b16", "rnnlm", "lstm", "seq2seq", "deepspeech2",
+    "nasnet_large", "randwire", "unet", "vit-b16", "rnnlm@8", "lstm@6", "seq2seq@8",
+    "deepspeech2@51",
     "transformer-base", "bert-base", "gpt2", "llama-7b", "mixtral-8x7b", "t5-small", "moe",
 ]  # fmt: skip
 

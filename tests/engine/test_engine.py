@@ -371,6 +371,7 @@ def test_searches_evaluate_raw_arrays_into_their_own():
     lanes = (program.duration, program.lane_start, program.lane_of)
     waits = (program.wait_start, program.wait_on, program.wait_delay)
     no_order = np.empty(0, np.int32)
+    no_order.flags.writeable = False  # as the arrays of programs are, so that it is compiled once
     assert evaluate_static(*lanes, *waits, no_order, free, start, end) == run(program).makespan
     assert start.tolist() == run(program).start.tolist()
     after = followers(*waits)

@@ -51,9 +51,14 @@ def test_a_plan_is_what_it_predicts_and_passes_the_checker(tmp_path):
     assert found.lower_bound_s <= found.plan.prediction.step_s
 
 
+@pytest.fixture(scope="module")
+def free():
+    """The plan that is found where nothing is pinned."""
+    return plan("transformer-base@128", "2x2xH100", batch=32, stop=Stop(gap=0.0))
+
+
 @pytest.mark.parametrize("pin", ["sharded=none", "sharded=parameters", "mesh=4", "stages=2"])
-def test_no_pin_finds_what_a_free_search_does_not(pin):
-    free = plan("transformer-base@128", "2x2xH100", batch=32, stop=Stop(gap=0.0))
+def test_no_pin_finds_what_a_free_search_does_not(pin, free):
     pinned = plan("transformer-base@128", "2x2xH100", batch=32, pin=[pin], stop=Stop(gap=0.0))
     assert free.best.step_s <= pinned.best.step_s * (1 + 1e-6)
 

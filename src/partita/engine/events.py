@@ -38,6 +38,8 @@ MODES: tuple[Mode, ...] = ("static", "fifo", "priority")
 _NOT_RUN = -1.0  # no end is negative
 _NO_ORDER: I32 = np.empty(0, np.int32)
 _NO_PRIORITY: F64 = np.empty(0, np.float64)
+# As the arrays of a program are: for arrays that can be written to, all would be compiled again.
+_NO_ORDER.flags.writeable = _NO_PRIORITY.flags.writeable = False
 
 
 def run(program: Program, mode: Mode = "static") -> Timeline:

@@ -138,6 +138,7 @@ class Simulator:
 
     def details(self, placements: I64) -> F64:
         """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
+        placements = np.ascontiguousarray(placements)  # else it is compiled for other strides too
         found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
         evaluate_many(self.net, self.work, placements, found)
         return found
@@ -161,6 +162,7 @@ class Pool:
 
     def details(self, placements: I64) -> F64:
         """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
+        placements = np.ascontiguousarray(placements)  # else it is compiled for other strides too
         found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
         parts = min(self.num_threads, len(placements) // _ROWS_PER_THREAD)
         if parts <= 1:
