@@ -29,7 +29,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
     graph = simulation.workload.graph
     apart = Schedule("zb-h1", count)
     lowered = lower_plan(stages, apart, graph, simulation.cluster, run, memo)
-    costs, room = [], []
+    costs, budgets = [], []
     capacity = simulation.capacity_bytes
     for number, blocks in enumerate(lowered.blocks):
         assert blocks.backward is not None, "training has a backward"
@@ -43,7 +43,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
             return None
         costs.append(StageCost(number, *seconds, held + entering, kept, stages[number].name))
         always = max(blocks.static_bytes) + (2 * entering + max(0.0, peak))
-        room.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
+        budgets.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
     links = [
         Link(
             i, j, sent.seconds, lowered.backward[j, i].seconds if (j, i) in lowered.backward else 0
@@ -51,9 +51,9 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
         for (i, j), sent in lowered.forward.items()
         if j == i + 1
     ]
-    if len(links) != len(lowered.forward) or min(room) <= 0:
+    if len(links) != len(lowered.forward) or min(budgets) <= 0:
         return None  # skips between stages far apart are no chain
-    problem = placement_from_stages(costs, links).problem(room, count)
+    problem = placement_from_stages(costs, links).problem(budgets, count)
     found = searches("schedule")[METHOD](problem, stop, seed).solution
     if found is None:
         return None
