@@ -149,3 +149,20 @@ def test_bad_options_exit_with_2_and_say_what_to_change(run, words, message):
 
 def test_a_cluster_is_needed(run):
     assert run("plan", "gpt2").exit_code == 2
+
+
+def test_the_problem_of_a_plan_is_saved_and_solved_by_itself(run, run_json, tmp_path):
+    file = tmp_path / "joint.json"
+    told = run("plan", *SMALL, "--pin", "stages=2", "--save", str(file), "--quiet")
+    assert told.exit_code == 0
+    assert f"partita solve {file}" in told.stdout
+    solved = run_json("solve", str(file))
+    assert solved["kind"] == "joint"
+    assert 0 < solved["lower_bound"] <= solved["objective"]
+    assert len(solved["solution"]["stages"]) >= 2
+    assert "step " in run("solve", str(file)).stdout
+
+
+def test_the_answer_names_the_space_that_its_bound_is_for(run, run_json):
+    assert "space: 2 stages" in run("plan", *SMALL, "--pin", "stages=2", "--quiet").stdout
+    assert "with stages=2" in run_json("plan", *SMALL, "--pin", "stages=2", "--quiet")["space"]

@@ -44,6 +44,7 @@ OF_EACH_KIND = {
     "placement": (ALEXNET,),
     "streams": (str(DATA / "streams" / "squeezenet.json"), "--prune", "3,8"),
     "rtasks": (str(DATA / "rtasks" / "lstm.json"),),
+    "joint": (str(DATA / "joint" / "alexnet.json"),),
 }
 
 

@@ -11,7 +11,7 @@ from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
 from partita.jobs.compare import compare
 from partita.jobs.plan import plan
-from partita.jobs.plan_pipelines import _least_s
+from partita.jobs.plan_simulator import order_bound_s
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.plans import plan_from_json
 from partita.search.base import Status, Stop
@@ -113,6 +113,14 @@ def test_pins_are_kept_and_bans_are_not_found():
         assert simulation.schedule.name not in ("zb-h1", "zb-h2")
 
 
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-h2"])
+def test_a_pinned_schedule_is_that_of_every_plan(name):
+    pins = [f"schedule={name}", "stages=2"]
+    found = plan("gpt2@128", "2xA100", batch=8, pin=pins, stop=QUICK)
+    for candidate in (found.best, *found.others):
+        assert candidate.simulation.schedule.name == name
+
+
 def test_a_pinned_recompute_is_in_every_stage():
     found = plan("gpt2", "2xA100", batch=8, pin=["recompute=yes", "stages=2"], stop=QUICK)
     assert all(stage.recompute for stage in found.plan.stages)
@@ -161,14 +169,14 @@ def test_light_recompute_makes_room_for_less_than_recomputing_all():
         ({"max_memory": 0}, "give more than 0"),
     ],
 )
-def test_wishes_that_make_no_sense_are_refused(options, message):
+def test_constraints_that_make_no_sense_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         plan("alexnet", "2xA100", batch=4, **options)
 
 
-def test_a_wish_that_nothing_fulfils_is_named():
-    wishes = ["stages=2", "microbatches=2"]
-    found = plan("alexnet", "2xA100", batch=4, pin=wishes, max_memory=5e8, stop=QUICK)
+def test_a_constraint_that_nothing_fulfils_is_named():
+    pins = ["stages=2", "microbatches=2"]
+    found = plan("alexnet", "2xA100", batch=4, pin=pins, max_memory=5e8, stop=QUICK)
     assert found.status is Status.INFEASIBLE
     assert "stages=2, microbatches=2" in found.why
 
@@ -274,7 +282,7 @@ def test_no_order_is_quicker_than_its_first_forward_and_its_work():
     quickest = min(c.step_s for c in same)
     whole = [c for c in same if c.simulation.schedule.name == "1f1b"]
     for candidate in whole:
-        assert 0 < _least_s(candidate.simulation.timeline) <= quickest * (1 + 1e-9)
+        assert 0 < order_bound_s(candidate.simulation.timeline) <= quickest * (1 + 1e-9)
 
 
 def test_simulating_the_stages_gives_the_candidates_time():

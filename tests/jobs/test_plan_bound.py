@@ -20,22 +20,23 @@ from partita.jobs.workload import load
 from partita.lower import Memo
 from partita.lower.orders import refusal
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
+from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.bounds import least_in_flight
-from partita.search.joint.drafts import Drafting
-from partita.search.joint.meshes import arrangements, divisors, mesh_of, mesh_shapes
+from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.model import JointModel
+from partita.search.joint.plan_bounds import PlanBounds
 
 QUICK = Stop(gap=0.0)
 ROUNDING = 1e-9
 
 
 def bounds(workload, cluster, max_memory=math.inf):
-    drafting = Drafting(
-        workload.graph, "adamw", cluster, Collectives(cluster), lambda *_: True,
-        max_memory=max_memory,
-    )  # fmt: skip
-    known = {a.num_stages: a for a in arrangements(cluster, 8)}
-    return lambda stages, count: drafting.bound(known[stages], count).climbed_s()
+    joint = JointModel(
+        workload.graph, "adamw", cluster, Collectives(cluster), max_memory=max_memory
+    )
+    known = {g.num_groups: k for k, g in enumerate(joint.problem.groupings)}
+    return lambda stages, count: joint.cell_bound(Cell(known[stages], count)).climbed_s()
 
 
 @pytest.mark.parametrize(
@@ -66,18 +67,18 @@ class Maker:
     def __init__(self, model, spec, batch, memory):
         self.work, self.cluster, self.memory = load(model, batch=batch), resolve(spec), memory
         self.memo = Memo(Collectives(self.cluster))
-        self.drafting = Drafting(
-            self.work.graph, "adamw", self.cluster, self.memo.collectives, lambda *_: True,
-            max_memory=memory,
-        )  # fmt: skip
-        self.arrangements = arrangements(self.cluster, 8)
+        self.joint = JointModel(
+            self.work.graph, "adamw", self.cluster, self.memo.collectives, max_memory=memory
+        )
+        self.bounds = PlanBounds(self.joint)
         self.models = {}
 
     def plan(self, rng):
-        """(arrangement, stages, schedule) that an order can run, or None."""
-        chain = self.drafting.chain
-        arrangement = rng.choice(self.arrangements)
-        p = arrangement.num_stages
+        """(cell, stages, schedule) that an order can run, or None."""
+        chain = self.joint.chain
+        number = rng.randrange(len(self.joint.problem.groupings))
+        groups = self.joint.problem.groupings[number].devices
+        p = len(groups)
         m = rng.choice([d for d in divisors(self.work.batch) if d <= 8])
         name, chunks = rng.choice(
             [("1f1b", 1)]
@@ -98,7 +99,7 @@ class Maker:
         stages = []
         for s in range(p * chunks):
             chunk, rank = divmod(s, p)
-            group = arrangement.groups[p - 1 - rank if name == "zb-v" and chunk % 2 else rank]
+            group = groups[p - 1 - rank if name == "zb-v" and chunk % 2 else rank]
             segments = chain.segments[ends[s] : ends[s + 1]]
             ops = [op for segment in segments for op in segment.ops]
             mesh, splits = self.splits(rng, m, group, ops)
@@ -111,14 +112,14 @@ class Maker:
             stages.append(Stage(f"stage{s}", mesh, splits, again, kept, light))
         if refusal(name, device_groups(tuple(stages)), m):
             return None
-        return arrangement, tuple(stages), Schedule(name, m)
+        return Cell(number, m), tuple(stages), Schedule(name, m)
 
     def splits(self, rng, m, group, ops):
-        shape = rng.choice(mesh_shapes(len(group), self.drafting.patterns.inner_size))
+        shape = rng.choice(mesh_shapes(len(group), self.joint.patterns.inner_size))
         mesh = mesh_of(shape, group)
         if rng.random() < 0.5:
-            way = rng.choice(self.drafting.ways(mesh, m, 1).ways)
-            return mesh, way.splits(ops, self.drafting.fold)
+            split = rng.choice(self.joint.on_mesh(mesh, m, 1).strategies)
+            return mesh, split.splits(ops, self.joint.fold)
         key = (m, shape, tuple(group))
         if key not in self.models:
             micro = rebatch(self.work.graph, self.work.batch // m)
@@ -160,12 +161,15 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     found = made.plan(random.Random(seed))
     if found is None:
         return
-    arrangement, stages, schedule = found
-    bound = made.drafting.bound(arrangement, schedule.num_microbatches)
+    cell, stages, schedule = found
+    bound = made.joint.cell_bound(cell)
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     if made.fits(simulation):
         assert bound.climbed_s() <= simulation.step_s * (1 + ROUNDING)
-    elif math.isfinite(bound.quick_s) and arrangement.num_stages > 1:
+    elif (
+        math.isfinite(bound.quick_s)
+        and len(made.joint.problem.groupings[cell.grouping].devices) > 1
+    ):
         # Without prices memory does not enter, except that meshes where one stage cannot fit go.
         assert bound.quick_s <= simulation.step_s * (1 + ROUNDING)
 
@@ -182,15 +186,15 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     ]),
     st.integers(0, 10**6),
 )  # fmt: skip
-def test_no_plan_at_random_is_below_its_computing_alone(case, seed):
+def test_no_plan_at_random_is_below_computing_alone_or_the_longest_path(case, seed):
     made = maker(*case)
     found = made.plan(random.Random(seed))
     if found is None:
         return
-    arrangement, stages, schedule = found
-    floor = made.drafting.least_compute_s(arrangement, schedule.num_microbatches)
+    cell, stages, schedule = found
+    bound = made.bounds.bound(cell, 0, math.inf)
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
-    assert 0 < floor <= simulation.step_s * (1 + ROUNDING)
+    assert 0 < bound <= simulation.step_s * (1 + ROUNDING)
 
 
 @pytest.mark.parametrize("weights", [(2, 1), (1, 3), (5, 1)])
@@ -198,17 +202,17 @@ def test_unlike_shares_take_at_least_what_the_busiest_device_computes(weights):
     made = maker("gpt2@64", "1xA100+1xV100", 24, math.inf)
     mesh = Mesh((Axis("x", 2, weights),), (0, 1))
     for m in (1, 2):
-        ways = made.drafting.ways(mesh, m, 1)
-        ops = [op for segment in made.drafting.chain.segments for op in segment.ops]
-        for way in ways.ways:
-            stage = Stage("stage0", mesh, way.splits(ops, made.drafting.fold))
+        known = made.joint.on_mesh(mesh, m, 1)
+        ops = [op for segment in made.joint.chain.segments for op in segment.ops]
+        for split in known.strategies:
+            stage = Stage("stage0", mesh, split.splits(ops, made.joint.fold))
             schedule = Schedule("1f1b", m)
             found = simulate_stages(made.work, made.cluster, (stage,), schedule, made.memo)
-            assert ways.least_compute.sum() <= found.step_s * (1 + ROUNDING)
-            assert m > 1 or ways.least_compute.sum() > 0.7 * found.compute_s
+            assert known.compute_bound.sum() <= found.step_s * (1 + ROUNDING)
+            assert m > 1 or known.compute_bound.sum() > 0.7 * found.compute_s
 
 
-def test_the_bound_of_unlike_devices_is_that_of_what_was_looked_at():
+def test_the_bound_of_heterogeneous_devices_is_above_all_work_over_all_devices():
     found = plan("alexnet", "2xV100+2xP100", batch=16, stop=QUICK)
     work_s = work_bound_s(found.best.simulation.workload.graph, resolve("2xV100+2xP100"))
     assert 1.1 * work_s < found.lower_bound_s <= found.best.step_s
@@ -225,17 +229,15 @@ def test_less_memory_raises_the_bound_until_nothing_fits():
 
 def test_more_ranks_wait_longer_for_their_first_forward():
     cluster = resolve("8xA100")
-    drafting = Drafting(
-        load("gpt2", batch=16).graph, "adamw", cluster, Collectives(cluster), lambda *_: True
-    )
-    known = {a.num_stages: a for a in arrangements(cluster, 8)}
+    joint = JointModel(load("gpt2", batch=16).graph, "adamw", cluster, Collectives(cluster))
+    known = {g.num_groups: k for k, g in enumerate(joint.problem.groupings)}
     for stages in (2, 4):
-        bound = drafting.bound(known[stages], 8)
-        assert bound._one_stage(0.0, 0.0) > bound._turns(0.0, 0.0)
+        bound = joint.cell_bound(Cell(known[stages], 8))
+        assert bound._one_stage(0.0, 0.0) > bound._interleaved(0.0, 0.0)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 7)])
-def test_what_ranks_hold_in_turns_is_at_most_what_the_orders_have_in_flight(p, m):
+def test_what_ranks_hold_interleaved_is_at_most_what_the_orders_have_in_flight(p, m):
     flights = least_in_flight(p, m)
     assert len(flights) == p
     assert all(1 <= flight <= 2 * p for flight in flights)

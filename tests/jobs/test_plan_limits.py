@@ -1,4 +1,4 @@
-"""A limit on time ends drafting early enough for named strategies, also inside a step."""
+"""A limit on time ends the joint search early enough for named strategies, also inside a step."""
 
 import time
 from dataclasses import replace
@@ -6,19 +6,21 @@ from dataclasses import replace
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.jobs.plan import plan
-from partita.jobs.plan_tried import Clock
+from partita.jobs.plan_simulator import Clock
 from partita.jobs.workload import load
+from partita.problems.joint import Cell
 from partita.search.base import Stop
-from partita.search.joint.drafts import Drafting, wanted_count
-from partita.search.joint.meshes import arrangements
+from partita.search.joint.auto import Auto
+from partita.search.joint.candidates import Candidates
+from partita.search.joint.model import JointModel
 
 
-def drafting(interrupted=lambda: False, batch=32):
+def joint(interrupted=lambda: False, batch=32):
+    """A model, and its groupings by their number of groups."""
     cluster = resolve("4xA100")
-    return Drafting(
-        load("gpt2", batch=batch).graph, "adamw", cluster, Collectives(cluster), lambda *_: True,
-        interrupted=interrupted,
-    ), {a.num_stages: a for a in arrangements(cluster, 4)}  # fmt: skip
+    graph = load("gpt2", batch=batch).graph
+    found = JointModel(graph, "adamw", cluster, Collectives(cluster), interrupted=interrupted)
+    return found, {g.num_groups: k for k, g in enumerate(found.problem.groupings)}
 
 
 def test_the_last_part_of_the_time_is_for_named_strategies():
@@ -29,26 +31,45 @@ def test_the_last_part_of_the_time_is_for_named_strategies():
     assert Clock(Stop(interrupted=lambda: True), begun).must_end()
 
 
-def test_an_interrupted_draft_ends_inside_its_searches():
+def test_an_interrupted_candidate_ends_inside_its_searches():
     asked = []
 
     def interrupted():
         asked.append(1)
         return True
 
-    made, known = drafting(interrupted)
+    model, known = joint(interrupted)
     begun = time.process_time()
-    made.draft(known[2], 4)
+    Candidates(model.problem).best(Cell(known[2], 4), 0)
     assert asked
     assert time.process_time() - begun < 10
 
 
 def test_micro_batches_are_some_for_each_stage():
-    made, known = drafting()
-    assert wanted_count(1) == 1
-    assert wanted_count(4) == 16
-    counts = made.counts(known[2])
-    assert {4, 8} <= set(counts)
+    assert Auto().wanted_count(1) == 1
+    assert Auto().wanted_count(4) == 16
+    model, known = joint()
+    looked_at = []
+
+    class Never:
+        """An evaluator that refuses all: every cell is only looked at."""
+
+        num_levels, is_cheap = 1, False
+
+        def __call__(self, solution):
+            looked_at.append(solution.cell)
+
+        def bound(self, cell, level, enough):
+            return 0.0
+
+        def reorder(self, solution):
+            pass
+
+        def incumbent_s(self):
+            return float("inf")
+
+    Auto()(model.problem, evaluator=Never())
+    assert {4, 8} <= {cell.num_microbatches for cell in looked_at if cell.grouping == known[2]}
 
 
 def test_small_micro_batches_are_tried_before_it_is_said_that_nothing_fits():

@@ -109,7 +109,7 @@ def test_what_is_no_record_is_refused(wrong: object) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ProblemError, match="choose one of sharding, schedule"):
-        problems.module_of("joint")
+        problems.module_of("jointly")
 
 
 @given(data=st.binary(max_size=60))

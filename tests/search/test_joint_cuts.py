@@ -1,4 +1,4 @@
-"""Cuts meet brute force; meshes and arrangements hold every device once."""
+"""Cuts meet brute force; meshes and groupings hold every device once."""
 
 import itertools
 
@@ -9,24 +9,25 @@ from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.patterns import Patterns
-from partita.search.joint.cuts import Stretches, best_cuts, joined, stretch_peaks, stretch_sums
-from partita.search.joint.meshes import (
-    arrangements,
+from partita.search.joint.cuts import best_cuts
+from partita.search.joint.groupings import (
+    device_groupings,
     divisors,
     mesh_of,
     mesh_shapes,
     weighted_meshes,
 )
+from partita.search.joint.interleaved import Interleaved
+from partita.search.joint.ranges import LayerRanges, joined, range_peaks, range_sums
 from partita.search.joint.rounds import round_ends
-from partita.search.joint.turns import Turns
 
 
 def table(seconds, held, saved):
     nothing = np.zeros((1, len(seconds) + 1, len(seconds) + 1))
-    return Stretches(
-        stretch_sums(np.array(seconds))[None],
-        stretch_sums(np.array(held))[None],
-        stretch_sums(np.array(saved))[None],
+    return LayerRanges(
+        range_sums(np.array(seconds))[None],
+        range_sums(np.array(held))[None],
+        range_sums(np.array(saved))[None],
         nothing,
         nothing,
     )
@@ -89,13 +90,13 @@ def test_cuts_are_as_good_as_trying_all_within_the_bottlenecks_tried(problem):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(numbers, min_size=5, max_size=14), st.integers(2, 3), st.integers(1, 6))
-def test_groups_that_take_turns_are_evened_out(seconds, groups, m):
+def test_groups_with_virtual_stages_are_evened_out(seconds, groups, m):
     count = 2 * groups if len(seconds) >= 2 * groups else groups
     stages = [table(seconds, [0.0] * len(seconds), [0.0] * len(seconds))] * count
     sends = np.zeros(len(seconds))
     turns = [stage % groups for stage in range(count)]
     plain = best_cuts(stages, [1] * count, [1.0] * count, sends, m)
-    found = Turns(stages, [1] * count, turns, [1.0] * groups, sends, m, looped=False).best()
+    found = Interleaved(stages, [1] * count, turns, [1.0] * groups, sends, m, looped=False).best()
 
     def busiest(cuts):
         own = [0.0] * groups
@@ -113,7 +114,9 @@ def test_groups_that_take_turns_are_evened_out(seconds, groups, m):
 def test_a_head_moves_a_layer_to_another_group():
     seconds = [1.0] * 8 + [1.0]  # eight layers and a head: two stages on each of two groups
     stages = [table(seconds, [0.0] * 9, [0.0] * 9)] * 4
-    found = Turns(stages, [1] * 4, [0, 1, 1, 0], [1.0] * 2, np.zeros(9), 4, looped=False).best()
+    found = Interleaved(
+        stages, [1] * 4, [0, 1, 1, 0], [1.0] * 2, np.zeros(9), 4, looped=False
+    ).best()
     assert found.bottleneck_s == pytest.approx(2.5)
 
 
@@ -130,7 +133,7 @@ def brute_rounds(seconds, p, rounds):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(numbers, min_size=4, max_size=9), st.integers(2, 3), st.integers(1, 2))
 def test_rounds_have_longest_stages_that_add_up_to_about_the_least(seconds, p, rounds):
-    found = round_ends([stretch_sums(np.array(seconds))] * p, rounds, len(seconds))
+    found = round_ends([range_sums(np.array(seconds))] * p, rounds, len(seconds))
     best = brute_rounds(seconds, p, rounds)
     if not np.isfinite(best):
         assert found is None
@@ -148,27 +151,27 @@ def test_one_round_runs_thriftier_where_groups_would_not_fit():
     quick, thrifty = table(layers, layers, layers), table([1.5] * 8, [0.0] * 8, [0.0] * 8)
     stages = [joined([quick, thrifty])] * 8
     turns = [0, 1] * 4
-    found = Turns(stages, [2.0] * 8, turns, [9.0, 9.0], np.zeros(8), 8, looped=True).best()
+    found = Interleaved(stages, [2.0] * 8, turns, [9.0, 9.0], np.zeros(8), 8, looped=True).best()
     again = [k for k, (_, _, way) in enumerate(found.stages) if way == 1]
     assert len(again) == 2
     assert again[0] // 2 == again[1] // 2  # both groups in the same round: nobody waits
-    none = Turns(stages, [2.0] * 8, turns, [12.0, 12.0], np.zeros(8), 8, looped=True).best()
+    none = Interleaved(stages, [2.0] * 8, turns, [12.0, 12.0], np.zeros(8), 8, looped=True).best()
     assert all(way == 0 for _, _, way in none.stages)
 
 
 def test_a_longer_end_of_the_step_can_decide_between_ways():
-    once = stretch_sums(np.array([1.0, 1.0]))
+    once = range_sums(np.array([1.0, 1.0]))
     nothing = np.zeros_like(once)[None]
-    quick = Stretches(once[None], nothing, nothing, nothing, nothing + 4.0)
-    calm = Stretches(once[None] * 1.2, nothing, nothing, nothing, nothing)
+    quick = LayerRanges(once[None], nothing, nothing, nothing, nothing + 4.0)
+    calm = LayerRanges(once[None] * 1.2, nothing, nothing, nothing, nothing)
     few = best_cuts([joined([quick, calm])], [1], [1.0], np.zeros(2), 2)
     many = best_cuts([joined([quick, calm])], [1], [1.0], np.zeros(2), 20)
     assert few.stages[0][2] == 1
     assert many.stages[0][2] == 0
 
 
-def test_peaks_are_the_largest_of_each_stretch():
-    peaks = stretch_peaks(np.array([3.0, 1.0, 2.0]))
+def test_peaks_are_the_largest_of_each_range():
+    peaks = range_peaks(np.array([3.0, 1.0, 2.0]))
     assert peaks[0, 3] == 3
     assert peaks[1, 3] == 2
     assert peaks[2, 2] == 0
@@ -177,21 +180,21 @@ def test_peaks_are_the_largest_of_each_stretch():
 @pytest.mark.parametrize("spec", ["8xA100", "2x8xA100", "12xV100"])
 def test_equal_devices_are_given_to_every_number_of_stages_that_divides_them(spec):
     cluster = resolve(spec)
-    found = arrangements(cluster, 100)
-    assert [a.num_stages for a in found] == divisors(cluster.num_devices)
-    for arrangement in found:
-        devices = [device for group in arrangement.groups for device in group]
+    found = device_groupings(cluster, 100)
+    assert [len(groups) for groups in found] == divisors(cluster.num_devices)
+    for groups in found:
+        devices = [device for group in groups for device in group]
         assert devices == list(range(cluster.num_devices))
 
 
-def test_stages_of_unlike_devices_hold_one_kind_each():
+def test_stages_of_heterogeneous_devices_hold_one_kind_each():
     cluster = resolve("4xV100+8xP100")
-    found = [a for a in arrangements(cluster, 12) if a.num_stages > 1]
-    for arrangement in found:
-        for group in arrangement.groups:
+    found = [groups for groups in device_groupings(cluster, 12) if len(groups) > 1]
+    for groups in found:
+        for group in groups:
             assert len({cluster.devices[device].kind for device in group}) == 1
-    assert any(sum(map(len, a.groups)) == 12 for a in found)
-    assert any(cluster.devices[a.groups[0][0]].kind.startswith("P100") for a in found)
+    assert any(sum(map(len, groups)) == 12 for groups in found)
+    assert any(cluster.devices[groups[0][0]].kind.startswith("P100") for groups in found)
 
 
 def test_meshes_are_lines_and_rectangles_with_a_short_inner_axis():

@@ -58,13 +58,13 @@ def command(
 
 def _text(found: Comparison) -> str:
     best = found.best
-    in_a_row = any(row.in_a_row for row in found.rows)
+    steady_state = any(row.steady_state for row in found.rows)
     rows: list[tuple[str, ...]] = []
     notes: dict[str, list[str]] = {}
     for row in sorted(found.rows, key=lambda r: (not r.fits, r.objective_s)):
         simulation = row.simulation
         if simulation is None:
-            rows.append((row.name, row.summary, *("-",) * (6 + in_a_row)))
+            rows.append((row.name, row.summary, *("-",) * (6 + steady_state)))
             notes.setdefault(row.note, []).append(row.name)
             continue
         ratio = "" if best is None else f"x{row.objective_s / best.objective_s:.2f}"
@@ -74,14 +74,14 @@ def _text(found: Comparison) -> str:
                 row.summary,
                 simulation.arrangement,
                 units.seconds(row.step_s),
-                *((units.seconds(row.objective_s),) if in_a_row else ()),
+                *((units.seconds(row.objective_s),) if steady_state else ()),
                 ratio if row.fits else "does not fit",
                 units.size(simulation.fullest[0]),
                 f"{simulation.bubble:.0%}",
                 units.seconds(row.seconds),
             )
         )
-    interval = ("batch to batch",) if in_a_row else ()
+    interval = ("batch to batch",) if steady_state else ()
     header = (
         "strategy", "what it is", "plan", "step", *interval, "", "memory", "idle", "search",
     )  # fmt: skip

@@ -1,12 +1,14 @@
 """`partita plan`: how to run a model on a cluster, everything decided in one search."""
 
+from pathlib import Path
+
 import click
 
-from partita import units
+from partita import files, units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.cli.sizes import size_bytes
-from partita.jobs.wishes import DECISIONS
+from partita.jobs.constraints import DECISIONS
 
 
 @click.command()
@@ -30,6 +32,7 @@ from partita.jobs.wishes import DECISIONS
     show_default=True,
     help="Stop when the plan is proven to be this close to optimal.",
 )
+@click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
 @output_option("Write the plan here.")
 @model_options
 @common_options
@@ -42,6 +45,7 @@ def command(
     max_memory: str | None,
     time_limit: float,
     gap: float,
+    save: str | None,
     output: OutputFile | None,
     options: ModelOptions,
     out: Output,
@@ -53,24 +57,33 @@ def command(
     may be split along any of its dims, the model cut into stages on groups of devices, activations
     recomputed, states sharded, micro-batches ordered by known schedules or one that is searched.
     What fits the memory and is fastest on the simulator is kept: never slower than a named
-    strategy.
+    strategy. No plan of the space that is named at the end is below the lower bound; --save writes
+    the part of it for which strategies were worked out.
 
     Exit code 1 says that nothing fits; the message says what would help.
     """
     from partita.jobs.plan import plan
     from partita.report.planned import planned_json, planned_text
 
-    room = None if max_memory is None else size_bytes(max_memory, "--max-memory")
+    budget = None if max_memory is None else size_bytes(max_memory, "--max-memory")
+    force = bool(click.get_current_context().params["force"])
+    target = None if save is None else OutputFile(Path(save), force)
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
         found = plan(
-            model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=room,
+            model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
             stop=stop, seed=out.seed, **options.as_dict(),
         )  # fmt: skip
     written = None
     if output is not None and found.plan is not None:
         written = output.write(found.plan.to_json())
+    if target is not None and found.problem is not None:
+        target.write(files.encode_json(found.problem.to_json()))
     out.show(planned_text(found))
+    out.show(f"space: {found.space}")
+    if target is not None:
+        out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-    out.result(planned_json(found, model, cluster, None if written is None else str(written)))
+    answer = planned_json(found, model, cluster, None if written is None else str(written))
+    out.result({**answer, "space": found.space})
     return 0 if found.best is not None else 1

@@ -33,6 +33,7 @@ OBJECTIVES = {
     "placement": ("score", "ms"),
     "streams": ("latency", "us"),
     "rtasks": ("latency", "us"),
+    "joint": ("step", "s"),
 }
 ENDINGS = {
     Status.OPTIMAL: "proven optimal",

@@ -2,22 +2,17 @@
 
 A sharding problem counts such a parameter to the op that reads it first. In a pipeline another
 reader's stage has a copy of its own, with gradient and states, kept in the manner that the first
-reader's choice says. `Tied` is what that adds where the first reader is in an earlier stage.
+reader's choice says. `tied_bytes` is what that adds where the first reader is in an earlier stage.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from partita.costs.layouts import num_shards
 from partita.costs.sharding import Choice
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE, placements
 from partita.plans import Axis
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +24,6 @@ class Reader:
     owner: str
     parameter: str
     alone: bool  # does it read no parameter that is its own?
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """Bytes that a stage with segment `user` holds, unless it has segment `owner` too."""
-
-    owner: int
-    user: int
-    size_bytes: float
 
 
 def later_readers(graph: Graph) -> tuple[Reader, ...]:
@@ -97,11 +83,3 @@ def state_bytes(graph: Graph) -> dict[str, int]:
         for op in graph.ops
         if op.phase == "update"
     }
-
-
-def tied_stretches(tied: Sequence[Tied], num_segments: int) -> Floats:
-    """What tied parameters add to every stretch [i, j) of segments."""
-    found: Floats = np.zeros((num_segments + 1, num_segments + 1))
-    for one in tied:
-        found[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
-    return found

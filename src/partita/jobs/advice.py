@@ -1,12 +1,13 @@
-"""Nothing fits: the smallest changes that would make it fit, as far as drafts tell.
+"""Nothing fits: the smallest changes that would make it fit, as far as candidates tell.
 
 More memory per device, more such devices, or a smaller batch; each is tried by itself, in growing
-steps, with a few numbers of stages. Recompute and states in shares are part of every draft.
+steps, with a few numbers of stages. Checkpointing and ZeRO are part of every candidate.
 """
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 from partita import units
@@ -16,8 +17,10 @@ from partita.costs.memory import workspace_bytes
 from partita.engine import run
 from partita.graph.rebatch import rebatch
 from partita.lower import Memo, lower_plan
-from partita.search.joint.drafts import ROOM, Draft, Drafting
-from partita.search.joint.meshes import arrangements, divisors
+from partita.problems.joint import Cell, JointSolution
+from partita.search.joint.candidates import Candidates
+from partita.search.joint.groupings import divisors
+from partita.search.joint.model import JointModel
 
 Late = Callable[[], bool]
 MORE_MEMORY = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)
@@ -27,43 +30,39 @@ HALVINGS = 3  # between the last that was too little and the first that was enou
 MORE_DEVICES = (2, 4, 8, 16)
 MOST_DEVICES = 1024
 MOST_BATCHES = 6
-MOST_STAGES = 32
 
 
-def what_would_fit(drafting: Drafting, max_memory: float) -> str:
+def what_would_fit(model: JointModel, max_memory: float) -> str:
     """One sentence: what there is, and what would be enough."""
-    room = min(min(kind.memory_bytes for kind in drafting.cluster.kinds), max_memory)
+    memory = min(min(kind.memory_bytes for kind in model.cluster.kinds), max_memory)
     tried = (
-        _memory(drafting, room, _after(ADVICE_S)),
-        _devices(drafting, max_memory, _after(ADVICE_S)),
-        _batch(drafting, _after(ADVICE_S)),
+        _memory(model, memory, _after(ADVICE_S)),
+        _devices(model, max_memory, _after(ADVICE_S)),
+        _batch(model, _after(ADVICE_S)),
     )
     helps = "; ".join(filter(None, tried))
     helps = helps or "use many more or larger devices, or a smaller batch"
-    have = units.size(room)
-    return f"no plan fits {have} per device, with recompute and states in shares: {helps}"
+    have = units.size(memory)
+    return f"no plan fits {have} per device, with checkpointing and ZeRO: {helps}"
 
 
 def _after(seconds: float) -> Late:
-    """Is the time over that may be spent on a piece of advice? Drafts ask between their steps."""
+    """Is the time over that may be spent on a piece of advice? Searches ask between their steps."""
     end = time.perf_counter() + seconds
     return lambda: time.perf_counter() > end
 
 
-def _memory(drafting: Drafting, room: float, late: Late) -> str:
-    """The room beside the workspace grows until a draft fits; its simulation says how much."""
-    kinds = drafting.cluster.kinds
+def _memory(model: JointModel, memory: float, late: Late) -> str:
+    """The budget grows until a candidate fits; its simulation says how much that is."""
+    kinds = model.cluster.kinds
     workspace = max(map(workspace_bytes, kinds))
     whole = min(kind.memory_bytes - workspace_bytes(kind) for kind in kinds)
-    uncapped = Drafting(
-        drafting.graph, drafting.optimizer, drafting.cluster, drafting.collectives, drafting.allow,
-        interrupted=late,
-    )  # fmt: skip
-    parameters = sum(tensor.size_bytes for tensor in drafting.graph.parameters)
-    least = max(room - workspace, parameters / drafting.cluster.num_devices)
+    uncapped = replace(model, max_memory=math.inf, interrupted=late)
+    parameters = sum(tensor.size_bytes for tensor in model.graph.parameters)
+    least = max(memory - workspace, parameters / model.cluster.num_devices)
 
-    def fitting(times: float) -> Draft | None:
-        return _fitting(uncapped, ROOM * times * least / whole)
+    def fitting(times: float) -> JointSolution | None:
+        return _fitting(uncapped, times * least / whole)
 
     for low, high in pairwise((1.0, *MORE_MEMORY)):
         found = fitting(high)
@@ -76,18 +75,17 @@ def _memory(drafting: Drafting, room: float, late: Late) -> str:
     return ""
 
 
-def _peak(drafting: Drafting, draft: Draft) -> float:
-    """The most that a device holds in a run of a draft, and a little more to be shown rounded."""
-    graph, cluster = drafting.graph, drafting.cluster
+def _peak(model: JointModel, solution: JointSolution) -> float:
+    """The most that a device holds in a run of a plan, and a little more to be shown rounded."""
     program = lower_plan(
-        draft.stages, draft.schedule, graph, cluster, run, Memo(drafting.collectives),
-        quick=True, most_devices=1,
+        model.stages(solution), model.schedule(solution), model.graph, model.cluster, run,
+        Memo(model.collectives), quick=True, most_devices=1,
     ).program  # fmt: skip
     return float(max(run(program).peaks())) * ROUNDING
 
 
-def _devices(drafting: Drafting, max_memory: float, late: Late) -> str:
-    cluster = drafting.cluster
+def _devices(model: JointModel, max_memory: float, late: Late) -> str:
+    cluster = model.cluster
     if not cluster.is_homogeneous or max_memory < math.inf:
         return ""
     for times in MORE_DEVICES:
@@ -95,35 +93,38 @@ def _devices(drafting: Drafting, max_memory: float, late: Late) -> str:
         if count > MOST_DEVICES:
             break
         larger = several(cluster.kinds[0], count)
-        other = Drafting(
-            drafting.graph, drafting.optimizer, larger, Collectives(larger), drafting.allow,
+        other = replace(
+            model, cluster=larger, collectives=Collectives(larger), max_memory=math.inf,
             interrupted=late,
         )  # fmt: skip
-        if _fitting(other, ROOM) is not None:
+        if _fitting(other) is not None:
             return f"{count} such devices would be enough"
     return ""
 
 
-def _batch(drafting: Drafting, late: Late) -> str:
-    smaller = [size for size in divisors(drafting.batch) if size < drafting.batch]
+def _batch(model: JointModel, late: Late) -> str:
+    smaller = [size for size in divisors(model.batch) if size < model.batch]
     for size in sorted(smaller, reverse=True)[:MOST_BATCHES]:
-        other = Drafting(
-            rebatch(drafting.graph, size), drafting.optimizer, drafting.cluster,
-            drafting.collectives, drafting.allow, max_memory=drafting.max_memory, interrupted=late,
-        )  # fmt: skip
-        if _fitting(other, ROOM) is not None:
+        other = replace(model, graph=rebatch(model.graph, size), interrupted=late)
+        if _fitting(other) is not None:
             return f"a batch of {size} would fit"
     return ""
 
 
-def _fitting(drafting: Drafting, room: float) -> Draft | None:
-    """A draft with so much room, for a few numbers of stages, if there is one."""
-    found = arrangements(drafting.cluster, min(MOST_STAGES, drafting.chain.num_segments))
-    for arrangement in found[:: max(1, len(found) // 3)]:
-        for count in drafting.every_count(arrangement.num_stages)[-2:]:
-            if drafting.interrupted():
+def _fitting(model: JointModel, filled: float = 1.0) -> JointSolution | None:
+    """A candidate that fills so much of the budgets, for a few numbers of stages, if there is one.
+
+    The smallest micro-batches there can be hold least.
+    """
+    problem, candidates = model.problem, Candidates(model.problem)
+    some = range(len(problem.groupings))
+    for grouping in some[:: max(1, len(some) // 3)]:
+        least = min(problem.groupings[grouping].num_groups, problem.batch)
+        counts = [c.num_microbatches for c in problem.cells if c.grouping == grouping]
+        for count in [count for count in counts if count >= least][-2:]:
+            if model.interrupted():
                 return None
-            draft = drafting.draft(arrangement, count, room=room)
-            if draft is not None:
-                return draft
+            candidate = candidates.best(Cell(grouping, count), 0, filled=filled)
+            if candidate is not None:
+                return candidate.solution
     return None

@@ -40,7 +40,7 @@ class Compared:
     simulation: Simulation | None
     seconds: float
     num_plans: int
-    in_a_row: bool = False  # does the time from batch to batch count, or that of one batch?
+    steady_state: bool = False  # does the time from batch to batch count, or that of one batch?
     note: str = ""
 
     @property
@@ -56,11 +56,11 @@ class Compared:
     @property
     def objective_s(self) -> float:
         """Seconds of what counts; infinite where there is none."""
-        return _objective_s(self.simulation, self.in_a_row) if self.simulation else math.inf
+        return _objective_s(self.simulation, self.steady_state) if self.simulation else math.inf
 
 
-def _objective_s(simulation: Simulation, in_a_row: bool) -> float:
-    return simulation.interval_s if in_a_row else simulation.step_s
+def _objective_s(simulation: Simulation, steady_state: bool) -> float:
+    return simulation.interval_s if steady_state else simulation.step_s
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def compare(
     """
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    in_a_row = not work.training and objective == "throughput"
-    named = _Named(work, machine, stop, in_a_row, Memo(Collectives(machine)))
+    steady_state = not work.training and objective == "throughput"
+    named = _Named(work, machine, stop, steady_state, Memo(Collectives(machine)))
     rows = [named.row(name, summary, plans) for name, summary, plans in _ways(work, machine)]
     asked: dict[str, Any] = {
         "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
@@ -107,11 +107,11 @@ def compare(
     split = shard(model, machine, **asked)
     best = None if split.best is None else split.best.simulation
     note = "" if best else f"{split.status}: {split.why}"
-    rows.append(Compared(*SHARD, best, split.seconds, len(split.tried), in_a_row, note))
+    rows.append(Compared(*SHARD, best, split.seconds, len(split.tried), steady_state, note))
     joint = plan(model, machine, objective=objective, **asked)
     best = None if joint.best is None else joint.best.simulation
     note = "" if best else f"{joint.status}: {joint.why}"
-    rows.append(Compared(*JOINT, best, joint.seconds, joint.num_simulated, in_a_row, note))
+    rows.append(Compared(*JOINT, best, joint.seconds, joint.num_simulated, steady_state, note))
     return Comparison(tuple(rows), joint.lower_bound_s)
 
 
@@ -137,7 +137,7 @@ class _Named:
     work: Workload
     machine: Cluster
     stop: Stop
-    in_a_row: bool
+    steady_state: bool
     memo: Memo
 
     def row(self, name: str, summary: str, plans: Sequence[Pipeline]) -> Compared:
@@ -152,9 +152,9 @@ class _Named:
             found.append(self._simulate(stages, schedule))
         if not found:
             return _left_out(name, summary) if plans else self._impossible(name, summary)
-        best = min(found, key=lambda s: (not s.fits, _objective_s(s, self.in_a_row)))
+        best = min(found, key=lambda s: (not s.fits, _objective_s(s, self.steady_state)))
         seconds = time.perf_counter() - started
-        return Compared(name, summary, best, seconds, len(found), self.in_a_row)
+        return Compared(name, summary, best, seconds, len(found), self.steady_state)
 
     def _impossible(self, name: str, summary: str) -> Compared:
         return Compared(name, summary, None, 0.0, 0, note="cannot run here")

@@ -21,7 +21,7 @@ from partita.graph.record import Graph
 from partita.jobs.simulate import data_splits
 from partita.jobs.strategies import feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
-from partita.search.joint.meshes import divisors
+from partita.search.joint.groupings import divisors
 
 DEPTHS = (2, 4, 8, 16, 32)
 PER_STAGE = 4  # micro-batches for every stage

@@ -1,15 +1,16 @@
-"""Plan a model: splits, stages, devices, micro-batches, recompute and schedule in one search.
+"""Plan a model: splits, stages, devices, micro-batches, checkpointing and order in one search.
 
-1. Something to show at once: named strategies on one stage (`plan_named`).
-2. The model becomes a chain of segments with its repeats folded. For every number of stages (and,
-   on unlike devices, every way to give kinds to stages) and a few numbers of micro-batches, the
-   best cuts are drafted, the best drafts simulated, and other orders tried around the leaders
-   (`plan_pipelines`, `search/joint`).
-3. The named strategies are candidates too: those that could still win are simulated.
+    workload, cluster, constraints -> model -> problem -> search(problem, simulator) -> plan
 
-The fastest that fits wins (`plan_tried`); it is never slower than a named strategy. The lower bound
-is the larger of all work over all devices, and of the least bound over all numbers of stages and
-micro-batches that were looked at (`search/joint/bounds.py`).
+1. The model on the cluster is a joint problem (`search.joint.model`): its record states the space,
+   and makes tables of strategies when they are asked for.
+2. Named strategies on one stage are simulated first: something to show at once (`plan_named`).
+3. The joint search (`search.joint.auto`) chooses candidates of the space; the simulator has the
+   last word on each (`plan_simulator`).
+4. The other named strategies are candidates too: those that could still win are simulated.
+
+The fastest that fits wins; it is never slower than a named strategy. The lower bound is the larger
+of all work over all devices, and of the bound of the whole space that the problem states.
 """
 
 import math
@@ -20,21 +21,22 @@ from partita.costs.collectives import Collectives
 from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.record import Graph
+from partita.jobs.constraint_check import check_constraints
+from partita.jobs.constraints import Constraints, parse_constraints
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
-from partita.jobs.plan_pipelines import Pipelines
 from partita.jobs.plan_result import Planned, planned, rejection
-from partita.jobs.plan_tried import Candidate, Clock, Tried
-from partita.jobs.wish_check import check_wishes
-from partita.jobs.wishes import parse_wishes
-from partita.jobs.workload import load
+from partita.jobs.plan_simulator import Candidate, Clock, Simulator
+from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.search.base import Stop
-from partita.search.joint.drafts import Drafting
+from partita.search.joint.auto import Auto
+from partita.search.joint.model import JointModel
 
-__all__ = ("DEFAULT_STOP", "OBJECTIVES", "Candidate", "Planned", "plan", "rejection")
+__all__ = ("DEFAULT_STOP", "OBJECTIVES", "Candidate", "Planned", "joint_model", "plan", "rejection")
 
 OBJECTIVES = ("throughput", "latency")
 DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
+ANYTHING = Constraints()
 
 
 def plan(
@@ -51,12 +53,13 @@ def plan(
     max_memory: float | None = None,
     stop: Stop = DEFAULT_STOP,
     seed: int = 0,
+    search: Auto | None = None,
 ) -> Planned:
     """Find the fastest way to run a model on a cluster.
 
     `objective` matters for inference: `latency` is the time of one batch, `throughput` the time
     from one batch to the next. `max_memory` is bytes per device; `pin` and `forbid` hold texts
-    such as `stages=4` or `schedule=gpipe`.
+    such as `stages=4` or `schedule=gpipe`. `search` is the joint search with other settings.
     """
     if objective not in OBJECTIVES:
         raise InputError(
@@ -64,34 +67,49 @@ def plan(
         )
     if max_memory is not None and max_memory <= 0:
         raise InputError(f"found {max_memory:g} bytes", fix="give more than 0", field="max_memory")
-    wishes = parse_wishes(pin, forbid)
+    constraints = parse_constraints(pin, forbid)
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     spec = cluster if isinstance(cluster, str) else cluster.name
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    limit, memo, clock = max_memory or math.inf, Memo(Collectives(machine)), Clock(stop)
-    level = wishes.pinned_to("sharded")
-    drafting = Drafting(
-        workload.graph, workload.optimizer, machine, memo.collectives, wishes.allow,
-        LEVELS if level is None else (level,), limit, clock.must_end,
+    limit, clock = max_memory or math.inf, Clock(stop)
+    joint = joint_model(workload, machine, constraints, limit, clock)
+    simulator = Simulator(
+        workload,
+        machine,
+        objective,
+        constraints,
+        limit,
+        joint,
+        Memo(joint.collectives),
+        clock,
+        seed,
+    )
+    something_at_once(simulator)
+    result = (search or Auto())(
+        joint.problem, clock.search_stop(simulator.heard), seed, evaluator=simulator
+    )
+    if not simulator.cut():  # a gap that is small enough is no reason to lose to a named strategy
+        all_named(simulator)
+        splits_alone(simulator)
+    return planned(simulator, result, spec)
+
+
+def joint_model(
+    workload: Workload, cluster: Cluster, constraints: Constraints = ANYTHING,
+    max_memory: float = math.inf, clock: Clock | None = None,
+) -> JointModel:  # fmt: skip
+    """The joint problem of a workload on a cluster; refuses constraints that no plan can meet."""
+    level, stages = constraints.pinned_to("sharded"), constraints.pinned_to("stages")
+    joint = JointModel(
+        workload.graph, workload.optimizer, cluster, Collectives(cluster), constraints.allow,
+        LEVELS if level is None else (level,), max_memory,
+        interrupted=clock.must_end if clock else lambda: False,
+        constraints=str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
+        pinned_stages=None if stages is None else int(stages), name=workload.spec,
     )  # fmt: skip
-    check_wishes(
-        wishes, batch=workload.batch, cluster=machine, num_segments=drafting.chain.num_segments,
-        inner_size=drafting.patterns.inner_size, training=training,
+    check_constraints(
+        constraints, batch=workload.batch, cluster=cluster,
+        num_segments=joint.chain.num_segments, inner_size=joint.patterns.inner_size,
+        training=workload.training,
     )  # fmt: skip
-    tried = Tried(workload, machine, objective, wishes, limit, stop, drafting, memo, clock)
-    pipelines = Pipelines(tried, seed)
-    something_at_once(tried)
-    for step in (
-        pipelines.draft_all,
-        pipelines.take_turns,
-        pipelines.simulate_leaders,
-        pipelines.other_orders,
-    ):
-        if not tried.done():
-            step()
-    if not tried.pressed():
-        pipelines.one_to_show()
-    if not tried.is_cut():  # a gap that is small enough is no reason to lose to a named way
-        all_named(tried)
-        splits_alone(tried)
-    return planned(tried, pipelines, spec, seed)
+    return joint

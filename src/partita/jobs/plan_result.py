@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from partita import __version__, units
 from partita.jobs.advice import what_would_fit
-from partita.jobs.plan_pipelines import Pipelines
-from partita.jobs.plan_tried import Candidate, Tried, rank
+from partita.jobs.plan_simulator import Candidate, Simulator, rank
 from partita.jobs.simulate import simulate_stages
 from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
-from partita.search.base import Improvement, Status, relative_gap
+from partita.problems.joint import JointProblem, JointSolution
+from partita.search.base import Improvement, Result, Status, relative_gap
 
 NEXT_BEST = 10
 
@@ -29,6 +29,8 @@ class Planned:
     num_simulated: int
     num_drafted: int
     objective: str
+    space: str = ""  # the plans that the lower bound speaks of, in words
+    problem: JointProblem | None = None  # the joint problem, with the tables that were made
 
     @property
     def gap(self) -> float | None:
@@ -38,65 +40,89 @@ class Planned:
         )
 
 
-def planned(tried: Tried, pipelines: Pipelines, spec: str, seed: int) -> Planned:
-    """The answer, from all that was tried."""
-    best, bound = tried.best(), pipelines.bound_s(quick=tried.cut)  # no time is left
-    tried.raise_bound(bound)
-    ranked = sorted((c for c in tried.candidates if c.fits), key=rank)
-    if best is None:
-        cut = tried.reason and not pipelines.complete
-        status, why = (Status.STOPPED if cut else Status.INFEASIBLE), _why_not(tried)
-    elif best.objective_s <= bound * (1 + 1e-9) and (
-        not pipelines.passed_over or best.objective_s <= tried.work_s * (1 + 1e-9)
-    ):
-        status, why = Status.OPTIMAL, "no plan can be faster"
-    elif tried.reason:
-        status, why = Status.STOPPED, tried.reason
-    else:
-        status = Status.FEASIBLE
-        fitting, out = len(ranked), len(pipelines.ruled_out)
-        why = (
-            f"the fastest of {fitting} plans that fit" if fitting > 1 else "the only plan that fits"
-        )
-        if out:
-            pairs = "numbers" if out > 1 else "number"
-            why += f"; bounds rule out {out} {pairs} of stages and micro-batches"
+def planned(simulator: Simulator, result: Result[JointSolution], spec: str) -> Planned:
+    """The answer, from all that was simulated."""
+    best, work_s = _in_full(simulator), simulator.work_s
+    bound = max(work_s, result.lower_bound or 0.0)
     if best is not None:
-        best = _drawn(tried, best)
-    found = None if best is None else _plan(tried, best, (status, why), bound, (spec, seed))
+        bound = min(bound, best.objective_s)  # a named plan may be outside of the space
+    simulator.raise_bound(bound)
+    problem = simulator.model.problem
+    status, why = _ending(simulator, result, bound)
+    said = (status, f"{why}; no plan of this space is below: {problem.space()}")
+    plan = None if best is None else _plan(simulator, best, said, bound, spec)
+    ranked = sorted((c for c in simulator.candidates if c.fits), key=rank)
     return Planned(
-        status, why, found, best, tuple(ranked[1 : NEXT_BEST + 1]), bound, tried.seconds(), seed,
-        tuple(tried.history), len(tried.candidates), pipelines.num_drafted, tried.objective,
+        status, why, plan, best, tuple(ranked[1 : NEXT_BEST + 1]), bound,
+        simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
+        len(simulator.candidates), result.evaluations, simulator.objective, problem.space(),
+        problem,
     )  # fmt: skip
 
 
-def _drawn(tried: Tried, best: Candidate) -> Candidate:
-    """The winner again: every op of every stage, with all its devices where it runs once."""
-    simulation = best.simulation
-    whole = simulate_stages(tried.workload, tried.cluster, simulation.stages, simulation.schedule)
-    value = whole.interval_s if tried.in_a_row else whole.step_s
-    return replace(best, simulation=whole.capped(tried.max_memory), objective_s=value)
+def _ending(
+    simulator: Simulator, result: Result[JointSolution], bound: float
+) -> tuple[Status, str]:
+    """How the search ended, and one sentence of why."""
+    best, cut = simulator.best(), simulator.cut()
+    stopped = result.status is Status.STOPPED and bool(simulator.clock.must_end())
+    if best is None:
+        status = Status.STOPPED if cut or stopped else Status.INFEASIBLE
+        return status, _why_not(simulator)
+    if best.objective_s <= bound * (1 + 1e-9):
+        return Status.OPTIMAL, "no plan of the space can be faster"
+    if cut or stopped:
+        return Status.STOPPED, cut or result.why
+    gap = relative_gap(best.objective_s, bound)
+    if gap is not None and gap <= simulator.stop.gap:
+        return Status.STOPPED, f"within the asked gap of {simulator.stop.gap:.2%}"
+    fitting = sum(candidate.fits for candidate in simulator.candidates)
+    why = f"the fastest of {fitting} plans that fit" if fitting > 1 else "the only plan that fits"
+    return Status.FEASIBLE, why
+
+
+def _in_full(simulator: Simulator) -> Candidate | None:
+    """The winner, simulated op by op in every stage; candidates are only estimated where deep.
+
+    One that is not the fastest, or does not fit, when looked at in full gives way to the next.
+    """
+    whole: set[int] = set()  # by identity: candidates are large to compare
+    while (best := simulator.best()) is not None and id(best) not in whole:
+        simulation = simulate_stages(
+            simulator.workload, simulator.cluster, best.simulation.stages, best.simulation.schedule
+        ).capped(simulator.max_memory)
+        value = simulation.interval_s if simulator.steady_state else simulation.step_s
+        place = next(i for i, one in enumerate(simulator.candidates) if one is best)
+        full = replace(best, simulation=simulation, objective_s=value, fits=simulation.fits)
+        simulator.candidates[place] = full
+        whole.add(id(full))
+    return best
 
 
 def _plan(
-    tried: Tried, best: Candidate, said: tuple[Status, str], bound: float, asked: tuple[str, int]
+    simulator: Simulator, best: Candidate, said: tuple[Status, str], bound: float, spec: str
 ) -> Plan:
-    simulation, (status, why), (spec, seed) = best.simulation, said, asked
-    prediction = simulation.prediction(bound, best.objective_s if tried.in_a_row else None)
-    cluster = ClusterRef(spec, tried.cluster.num_devices, tried.cluster.fingerprint())
+    simulation, (status, why) = best.simulation, said
+    prediction = simulation.prediction(bound, best.objective_s if simulator.steady_state else None)
+    cluster = ClusterRef(spec, simulator.cluster.num_devices, simulator.cluster.fingerprint())
     origin = Origin(
-        best.name, str(status), why, seed, tried.seconds(), __version__,
-        tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in tried.history),
-        _alternatives(tried, best),
+        best.name, str(status), why, simulator.seed, simulator.clock.seconds(), __version__,
+        tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in simulator.history),
+        _alternatives(simulator, best),
     )  # fmt: skip
     return Plan(
-        tried.workload.ref(), cluster, simulation.decided, prediction, origin, simulation.schedule
+        simulator.workload.ref(),
+        cluster,
+        simulation.decided,
+        prediction,
+        origin,
+        simulation.schedule,
     )
 
 
-def _alternatives(tried: Tried, best: Candidate) -> tuple[Alternative, ...]:
+def _alternatives(simulator: Simulator, best: Candidate) -> tuple[Alternative, ...]:
     """The next best, and what stood against each; those that do not fit too."""
-    others = sorted((c for c in tried.candidates if c is not best), key=lambda c: c.objective_s)
+    others = sorted((c for c in simulator.candidates if c is not best), key=lambda c: c.objective_s)
     found = (
         Alternative(
             other.name,
@@ -104,7 +130,7 @@ def _alternatives(tried: Tried, best: Candidate) -> tuple[Alternative, ...]:
             other.step_s,
             other.simulation.fullest[0],
             rejection(other, best),
-            other.objective_s if tried.in_a_row else None,
+            other.objective_s if simulator.steady_state else None,
         )
         for other in others
         if not _alike(other, best)
@@ -112,10 +138,11 @@ def _alternatives(tried: Tried, best: Candidate) -> tuple[Alternative, ...]:
     return tuple(dict.fromkeys(found))[:NEXT_BEST]
 
 
-def _why_not(tried: Tried) -> str:
-    if tried.wishes:
-        return f"nothing fits with what was asked for ({tried.wishes}); drop one of these wishes"
-    return what_would_fit(tried.drafting, tried.max_memory)
+def _why_not(simulator: Simulator) -> str:
+    if simulator.constraints:
+        asked = f"nothing fits with what was asked for ({simulator.constraints})"
+        return f"{asked}; drop one of these constraints"
+    return what_would_fit(simulator.model, simulator.max_memory)
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:
@@ -127,8 +154,8 @@ def rejection(other: Candidate, best: Candidate) -> str:
     """What stands against a plan: memory, or what it loses most by."""
     mine, its = other.simulation, best.simulation
     if not other.fits:
-        peak, room = mine.fullest
-        return f"needs {units.size(peak)} of {units.size(room)} per device"
+        peak, capacity = mine.fullest
+        return f"needs {units.size(peak)} of {units.size(capacity)} per device"
     lost = {
         "longer in computing": mine.compute_s - its.compute_s,
         "longer idle": mine.bubble * mine.step_s - its.bubble * its.step_s,

@@ -7,6 +7,7 @@
     placement  PlacementProblem   a device for every layer
     streams    StreamsProblem     which ops of one GPU run together, in which order
     rtasks     RtasksProblem      which tile of which op runs on which execution unit
+    joint      JointProblem       cuts, devices, strategies, checkpointing and order of a plan
 
 Each kind is a module here with the same names: the record and its solution, `read`, `from_json`,
 `check` (what is wrong with a solution, in words), `evaluate` (its objective) and `lower_bound`.
@@ -22,7 +23,7 @@ from typing import Any
 from partita import files
 from partita.errors import FileError, ProblemError
 
-KINDS = ("sharding", "schedule", "partition", "placement", "streams", "rtasks")
+KINDS = ("sharding", "schedule", "partition", "placement", "streams", "rtasks", "joint")
 
 
 def load(path: str | Path, **options: Any) -> Any:

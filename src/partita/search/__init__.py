@@ -6,7 +6,7 @@ from typing import Any
 from partita.search.base import Search
 
 # The folders that hold searches, by the kind of problem they solve; imported when asked for.
-KINDS = ("sharding", "partition", "schedule", "placement", "streams", "rtasks")
+KINDS = ("sharding", "partition", "schedule", "placement", "streams", "rtasks", "joint")
 
 
 def searches(kind: str) -> dict[str, Search[Any, Any]]:

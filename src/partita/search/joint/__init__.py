@@ -1,11 +1,16 @@
-"""Choosing where to cut a chain into stages, together with how each stage is run.
+"""Searches for joint problems: cuts, devices, strategies, checkpointing and order in one.
 
-meshes   which devices form stages, and their meshes
-cuts     dynamic programming over cuts: the least bottleneck and fill, under a memory cap
-turns    the same where groups of devices take turns with several stages each
-rounds   for orders that go round and round: rounds of stages of equal length
-thrift   which of such stages run in ways that take less room
-drafts   plans on paper for given groups of devices and numbers of micro-batches
-bounds   what no plan with given groups and micro-batches is below
-least    what a plan takes at the very least, before it is simulated
+auto          candidates of likely cells, the best evaluated, bounds for all cells
+brute         everything; the oracle
+space_bound   the bound of a whole space, from bounds of its cells
+candidates    the best cuts of a cell for one schedule
+ranges        what every strategy costs on every layer range
+cuts          dynamic programming over cuts: the least bottleneck and fill, within memory budgets
+interleaved   the same where groups of devices have several virtual stages
+rounds        for looped orders: rounds of stages of equal length
 """
+
+from partita.search.joint.auto import Auto
+from partita.search.joint.brute import Brute
+
+SEARCHES = {"auto": Auto(), "brute": Brute()}

@@ -1,22 +1,25 @@
-"""No plan with given groups of devices and micro-batches takes less: bounds by prices.
+"""No plan of a cell takes less when it is simulated: bounds by Lagrange multipliers.
 
 Let rank r of p have the segments S_r, run m micro-batches of them, and hold the activations of k_r
-at some moment. Every rank fits its room, and is busy no longer than the step less the time that it
-has to wait first. So for a price c per byte, weights mu_r that add up to 1 and any weight w of the
-network
+at some moment. Every rank keeps to its budget, and is busy no longer than the step less the time
+that it has to wait first. So for a multiplier c per byte, weights mu_r that add up to 1 and any
+weight w of the network
 
-    step >= sum over r of mu_r (wait_r + T(w, c, k_r)(S_r)) - c room
+    step >= sum over r of mu_r (wait_r + T(w, c, k_r)(S_r)) - c budget
 
-with T the least of `costs.least`, which adds up over segments. The bound lets every segment go to
-the rank where it is cheapest; mu makes all ranks about equally cheap. Families of orders:
+with T the least of `bound_segments`, which adds up over segments. The bound lets every segment go
+to the rank where it is cheapest; mu makes all ranks about equally cheap. Families of orders:
 
-    single      one stage, so one mesh for all segments
-    one stage   rank r waits for a forward of all before it; k_r = 1 holds for every order
-    turns       k_r is the most micro-batches that all chunks of a rank hold at one moment, read off
-                the orders themselves; waits are left out, since first stages may be short
+    single       one stage, so one mesh for all segments
+    one stage    rank r waits for a forward of the segments before it that its first needs, one
+                 after the other; k_r = 1 holds for every order
+    interleaved  k_r is the most micro-batches that all virtual stages of a rank hold at a moment,
+                 read off the orders; first stages may be as short as a segment, so that rank r
+                 waits for r of them
 
-The bound of an arrangement is the less of its families, each at the best prices tried. T is concave
-in k, so that between two k a straight line is below it.
+The bound of a cell is the less of its families, each at the best multipliers tried by a dual
+ascent. T is concave in k, so that between two k a straight line is below it. Where only the busy
+time of lanes counts (steady-state throughput), T has no waits.
 """
 
 import functools
@@ -27,47 +30,66 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from partita.costs.least import LeastSegments, Prices
-from partita.costs.segments import MeshWays
 from partita.schedules.named import NAMED
+from partita.search.joint.bound_segments import BoundSegments, Multipliers
+from partita.search.joint.strategies import MeshStrategies
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[float, float], float]
-STEPS = ((0.2, 0.2), (0.1, 0.08), (0.05, 0.03))  # of the network's weight, of a full memory's price
-MOST_TRIED = 24
-TURNS = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two chunks hold least
+INTERLEAVED = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two virtual stages hold least
+
+
+@dataclass(frozen=True, slots=True)
+class AscentSettings:
+    """How far multipliers are looked for; any of them give a valid bound."""
+
+    # Steps of the network's weight, and of the multiplier on bytes by that of a full memory.
+    steps: tuple[tuple[float, float], ...] = ((0.2, 0.2), (0.1, 0.08), (0.05, 0.03))
+    most_tried: int = 24
 
 
 @dataclass
-class Bound:
-    """The question: ways on every mesh, the ranks, the room of a device."""
+class CellBound:
+    """The question: strategies on every mesh, the ranks, the budget of a device."""
 
-    ways: Sequence[MeshWays]
+    strategies: Sequence[MeshStrategies]
     num_ranks: int
     num_microbatches: int
-    room: float
+    budget: float
     training: bool
-    _known: dict[Prices, Floats] = field(default_factory=dict)
+    waits_from: int = 0  # segments before this one may run beside it: they are not waited for
+    busy_only: bool = False
+    plain: bool = True  # are there orders with one stage on each rank?
+    interleaved: bool = True  # are there orders with several?
+    ascent: AscentSettings = AscentSettings()
+    _known: dict[Multipliers, Floats] = field(default_factory=dict)
 
     @functools.cached_property
-    def meshes(self) -> list[LeastSegments]:
-        """The least costs on every mesh."""
-        return [ways.least for ways in self.ways]
+    def meshes(self) -> list[MeshStrategies]:
+        """Those with the least computing first: others need often not be looked at."""
+        return sorted(self.strategies, key=lambda mesh: float(mesh.compute_bound.sum()))
 
     @functools.cached_property
     def quick_s(self) -> float:
-        """The bound without prices; infinite where not even what must lie on a device fits."""
-        return min((family(0.0, 0.0) for family in self._families), default=math.inf)
+        """The bound without multipliers; infinite where not even what must lie on a device fits."""
+        least = math.inf
+        for computing_s, make in self._families:
+            if computing_s >= least:
+                break
+            family = make()
+            if family is not None:
+                least = min(least, family(0.0, 0.0))
+        return least
 
     def climbed_s(self, enough: float = math.inf) -> float:
-        """The bound at the best prices tried, or some that reach what is enough."""
-        if not math.isfinite(self.quick_s):
-            return math.inf
+        """The bound at the best multipliers tried, or some that reach what is enough."""
         least = math.inf
-        for family in sorted(self._families, key=lambda family: family(0.0, 0.0)):
-            if family(0.0, 0.0) >= least:
-                break  # another family is below in any case
-            least = min(least, self._climbed(family, min(least, enough)))
+        for computing_s, make in self._families:
+            if computing_s >= least:
+                break
+            family = make()
+            if family is not None and family(0.0, 0.0) < least:
+                least = min(least, self._climbed(family, min(least, enough)))
         return least
 
     @property
@@ -76,32 +98,59 @@ class Bound:
         return self.num_ranks == self.num_microbatches == 1
 
     @functools.cached_property
-    def _families(self) -> list[Family]:
-        """The kinds of plans that may fit: on a single rank one for each mesh."""
-        held = [mesh.least_bytes(gradients=not self._alone) for mesh in self.meshes]
+    def _families(self) -> list[tuple[float, Callable[[], Family | None]]]:
+        """The kinds of plans: seconds of computing alone, and the family if its plans may fit.
+
+        On a single rank one for each mesh, those that compute least first.
+        """
         if self.num_ranks == 1:
             return [
-                functools.partial(self._single, mesh)
-                for mesh, own in zip(self.meshes, held, strict=True)
-                if float(own.sum()) <= self.room
+                (float(mesh.compute_bound.sum()), functools.partial(self._of_mesh, mesh))
+                for mesh in self.meshes
             ]
-        if float(np.min(held, axis=0).sum()) / self.num_ranks > self.room:
-            return []
-        return [self._one_stage, self._turns] if self.training else [self._turns]
+        families: list[Family] = []
+        if self.plain and self.training:
+            families.append(self._one_stage)
+        if self.interleaved or not self.training:
+            families.append(self._interleaved)
+        families = families if self._may_fit() else []
+        families.sort(key=lambda family: family(0.0, 0.0))
+        return [(0.0, functools.partial(_itself, family)) for family in families]
+
+    def _of_mesh(self, mesh: MeshStrategies) -> Family | None:
+        """A single stage on a mesh, unless what must lie on a device is too much."""
+        held = mesh.bounds.least_bytes(gradients=not self._alone)
+        fits = float(held.sum()) <= self.budget
+        return functools.partial(self._single, mesh.bounds) if fits else None
+
+    def _may_fit(self) -> bool:
+        """May the ranks hold what must lie there, each segment on the mesh where it is least?"""
+        held = np.full(len(self.meshes[0].fold.like), math.inf)
+        for mesh in self.meshes:
+            held = np.minimum(held, mesh.bounds.least_bytes())
+            if float(held.sum()) / self.num_ranks <= self.budget:
+                return True
+        return False
+
+    @functools.cached_property
+    def _forward(self) -> Floats:
+        """Per segment, the least seconds of one forward."""
+        found: Floats = np.min([mesh.quickest.forward for mesh in self.meshes], axis=0)
+        return found
 
     def _climbed(self, family: Family, enough: float) -> float:
-        """The best of a family's bounds over prices: a walk on a grid that becomes finer.
+        """The best of a family's bounds: dual ascent on a grid that becomes finer.
 
-        The bound is concave in both prices together: where no small step goes up, none does. The
-        walk ends where what it has is enough.
+        The bound is concave in both multipliers together: where no small step goes up, none does.
+        It ends where what it has is enough.
         """
         best = family(0.0, 0.0)
-        if self.room <= 0:
+        if self.budget <= 0:
             return best
-        unit, at, tried = best / self.room, (0.0, 0.0), {(0.0, 0.0): best}
-        for network, part in (STEPS[-1], *STEPS):
+        unit, at, tried = best / self.budget, (0.0, 0.0), {(0.0, 0.0): best}
+        for network, part in (self.ascent.steps[-1], *self.ascent.steps):
             moved = True
-            while moved and len(tried) < MOST_TRIED and best < enough:
+            while moved and len(tried) < self.ascent.most_tried and best < enough:
                 moved = False
                 for step in ((0.0, part), (network, part), (network, 0.0), (0.0, -part)):
                     there = (round(at[0] + step[0], 6), round(at[1] + step[1], 6))
@@ -117,15 +166,18 @@ class Bound:
 
     # Families.
 
-    def _single(self, mesh: LeastSegments, network: float, price: float) -> float:
+    def _single(self, mesh: BoundSegments, network: float, multiplier: float) -> float:
         """One stage has one mesh."""
-        prices = Prices(network, price, 1.0, sync=True, gradients=not self._alone)
-        return float(mesh.priced(prices).sum()) - price * self.room
+        at = Multipliers(
+            network, multiplier, 1.0, sync=True, gradients=not self._alone, busy_only=self.busy_only
+        )
+        return float(mesh.least(at).sum()) - multiplier * self.budget
 
-    def _one_stage(self, network: float, price: float) -> float:
+    def _one_stage(self, network: float, multiplier: float) -> float:
         """Ranks in a line, each with one stage: rank r waits for a forward of those before it."""
-        own = self._least(Prices(network, price, 1.0, sync=True))
-        forward = np.min([mesh.least_forward() for mesh in self.meshes], axis=0)
+        own = self._least(Multipliers(network, multiplier, 1.0, sync=True))
+        forward = self._forward.copy()
+        forward[: self.waits_from] = 0.0
         p, total = self.num_ranks, float(own.sum())
         if total <= 0:
             return 0.0
@@ -141,41 +193,67 @@ class Bound:
             scale * (weight * own + later * forward)
             for weight, later in zip(weights, behind, strict=True)
         ]
-        return float(np.min(costs, axis=0).sum()) - price * self.room
+        return float(np.min(costs, axis=0).sum()) - multiplier * self.budget
 
-    def _turns(self, network: float, price: float) -> float:
-        """Ranks that take turns with several stages: what they hold at a time counts."""
+    def _interleaved(self, network: float, multiplier: float) -> float:
+        """Ranks with several virtual stages: what they hold at a time counts."""
         p, m = self.num_ranks, self.num_microbatches
         flights = [1.0] * p
-        if self.training and price:
+        if self.training and multiplier:
             flights = least_in_flight(p, m)
         low, high = min(flights), max(flights)
-        at_low = self._least(Prices(network, price, low))
-        at_high = self._least(Prices(network, price, high)) if high > low else at_low
+        at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
+        at_high = (
+            self._least(Multipliers(network, multiplier, high, busy_only=self.busy_only))
+            if high > low
+            else at_low
+        )
         costs = []
         for flight in flights:
             part = (flight - low) / (high - low) if high > low else 0.0
             costs.append(at_low + part * (at_high - at_low))
         totals = [max(float(cost.sum()), 1e-30) for cost in costs]
         scale = 1 / sum(1 / total for total in totals)
-        weighted = [scale / total * cost for total, cost in zip(totals, costs, strict=True)]
-        return float(np.min(weighted, axis=0).sum()) - price * self.room
+        weights = [scale / total for total in totals]
+        weighted = [weight * cost for weight, cost in zip(weights, costs, strict=True)]
+        waits = float(np.array(weights) @ self._first_waits())
+        return float(np.min(weighted, axis=0).sum()) + waits - multiplier * self.budget
 
-    def _least(self, prices: Prices) -> Floats:
-        if prices not in self._known:
-            self._known[prices] = np.min([mesh.priced(prices) for mesh in self.meshes], axis=0)
-        return self._known[prices]
+    def _first_waits(self) -> Floats:
+        """What each rank waits for at least: r stages come before its first, each with a segment.
+
+        Only where every segment reads from the one before it: else a later stage may be first.
+        """
+        if self.waits_from or self.busy_only or not self.training:
+            return np.zeros(self.num_ranks)
+        found: Floats = np.concatenate(([0.0], np.cumsum(self._forward)))[: self.num_ranks]
+        return found
+
+    def _least(self, at: Multipliers) -> Floats:
+        """Per segment the least of all meshes; one that computes no less is not asked further."""
+        if at not in self._known:
+            first, *others = self.meshes
+            least = first.bounds.least(at)
+            for mesh in others:
+                if ((1 - at.network) * mesh.compute_bound < least).any():
+                    least = np.minimum(least, mesh.bounds.least(at))
+            self._known[at] = least
+        return self._known[at]
+
+
+def _itself(family: Family) -> Family:
+    return family
 
 
 @functools.lru_cache(maxsize=256)
 def least_in_flight(p: int, m: int) -> list[float]:
-    """Per rank, how many micro-batches all its chunks hold at some moment, in the thriftiest order.
+    """Per rank, how many micro-batches all its chunks hold at a moment, in the thriftiest order.
 
     A moment counts by the chunk that holds least then, so that it does not matter how much of a
     rank's segments each chunk has.
     """
     best = [math.inf] * p
-    for name, chunks in TURNS:
+    for name, chunks in INTERLEAVED:
         if NAMED[name].refuses(p, chunks, m):
             continue
         for rank, row in enumerate(NAMED[name].order(p, chunks, m)):

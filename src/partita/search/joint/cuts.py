@@ -1,141 +1,83 @@
-"""Cut a chain of segments into stages: the least time of m micro-batches, under a memory cap.
+"""Cut a chain of segments into stages: the least time of m micro-batches, within memory budgets.
 
-A stage is a stretch of segments run in one of several ways (mesh shape, splits, recompute); its way
-is the quickest that fits its memory, with as many micro-batches' activations as its place in the
+A stage is a layer range run with one of several options (strategy, checkpointing); its option is
+the quickest that fits its budget, with as many micro-batches' activations as its place in the
 pipeline has to hold. With seconds t_s per micro-batch and x_s to send what crosses its first cut,
 
     step = (m - 1) max t_s + sum (t_s + 2 x_s)
 
 First the least bottleneck, by dynamic programming over (stage, cut); then, for that bottleneck and
-a few above it, the least sum of stretches that stay below it. Exact for each bottleneck tried.
-O(stages x ways x segments^2), in numpy.
+a few above it, the least sum of ranges that stay below it. Exact for each bottleneck tried.
+O(stages x options x segments^2), in numpy.
 
 What a stage does once, at the end of a step, counts as so much more of every micro-batch. Groups of
-devices that take turns with several stages are another matter: see `turns`.
+devices with several virtual stages are another matter: see `interleaved`.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)
+from partita.search.joint.ranges import Floats, Ints, LayerRanges
 
-
-@dataclass(frozen=True, eq=False)
-class Stretches:
-    """Ways to run every stretch [i, j) of segments: arrays of ways x starts x ends.
-
-    Bytes of a stage: static + micro-batches in flight * saved + transient. `tail` is what it takes
-    once, beyond the last micro-batch.
-    """
-
-    seconds: Floats
-    static: Floats
-    saved: Floats
-    transient: Floats
-    tail: Floats
-
-    def within(self, in_flight: float, room: float, tail_share: float) -> tuple[Floats, Ints]:
-        """The least seconds of each stretch that fits `room` bytes, and the way it is run."""
-        held = in_flight * self.saved
-        held += self.static
-        held += self.transient
-        seconds = tail_share * self.tail
-        seconds += self.seconds
-        seconds[held > room] = np.inf
-        way = seconds.argmin(axis=0)
-        return np.take_along_axis(seconds, way[None], 0)[0], way
+SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)  # times the least bottleneck: what is tried
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Stages as (first segment, end, way), with the estimate of the step."""
+    """Stages as (first segment, end, option), with the estimate of the step."""
 
     stages: tuple[tuple[int, int, int], ...]
     step_s: float
     bottleneck_s: float
 
 
-def joined(parts: Sequence[Stretches]) -> Stretches:
-    """All ways of several tables in one, in this order."""
-    if len(parts) == 1:
-        return parts[0]
-    return Stretches(
-        np.concatenate([part.seconds for part in parts]),
-        np.concatenate([part.static for part in parts]),
-        np.concatenate([part.saved for part in parts]),
-        np.concatenate([part.transient for part in parts]),
-        np.concatenate([part.tail for part in parts]),
-    )
-
-
-def stretch_sums(values: Floats) -> Floats:
-    """Sums over every stretch [i, j); infinite where there is none (j <= i)."""
-    total = np.concatenate(([0.0], np.cumsum(values)))
-    sums: Floats = total[None, :] - total[:, None]
-    sums += _nowhere(len(total))
-    return sums
-
-
-@functools.lru_cache(maxsize=8)
-def _nowhere(size: int) -> Floats:
-    """Infinite where there is no stretch, else 0."""
-    found: Floats = np.where(np.tri(size, dtype=bool), np.inf, 0.0)
-    return found
-
-
-def stretch_peaks(values: Floats) -> Floats:
-    """The largest value of every stretch [i, j); 0 where there is none."""
-    count = len(values)
-    peaks = np.zeros((count + 1, count + 1))
-    for i in range(count):
-        peaks[i, i + 1 :] = np.maximum.accumulate(values[i:])
-    return peaks
-
-
 def best_cuts(
-    stages: Sequence[Stretches],
+    stages: Sequence[LayerRanges],
     in_flight: Sequence[float],
-    room: Sequence[float],
+    budgets: Sequence[float],
     sends: Floats,
     num_microbatches: int,
+    slacks: Sequence[float] = SLACKS,
 ) -> Cuts | None:
-    """The best cuts for stages in a row, each with its ways; None where nothing fits.
+    """The best cuts for stages in a row, each with its options; None where nothing fits.
 
     `sends[i]` is the seconds to send what crosses the cut before segment i.
     """
-    tables = _tables(stages, in_flight, room, 1 / num_microbatches)
-    tried = cuts_with_slack(tables, sends, num_microbatches)
+    tables = _tables(stages, in_flight, budgets, 1 / num_microbatches)
+    tried = cuts_with_slack(tables, sends, num_microbatches, slacks)
     return min(tried, key=lambda cuts: cuts.step_s, default=None)
 
 
 def cuts_with_slack(
-    tables: Sequence[tuple[Floats, Ints]], sends: Floats, num_microbatches: int
+    tables: Sequence[tuple[Floats, Ints]],
+    sends: Floats,
+    num_microbatches: int,
+    slacks: Sequence[float] = SLACKS,
 ) -> list[Cuts]:
     """The cuts of the least sum for the least bottleneck, and for a few above it."""
     least = _least_bottleneck([seconds for seconds, _ in tables])
     if not np.isfinite(least):
         return []
     found = dict.fromkeys(
-        _least_sum(tables, sends, least * slack, num_microbatches) for slack in SLACKS
+        _least_sum(tables, sends, least * slack, num_microbatches) for slack in slacks
     )
     return [cuts for cuts in found if cuts is not None]
 
 
 def _tables(
-    stages: Sequence[Stretches], in_flight: Sequence[float], room: Sequence[float], share: float
+    stages: Sequence[LayerRanges],
+    in_flight: Sequence[float],
+    budgets: Sequence[float],
+    share: float,
 ) -> list[tuple[Floats, Ints]]:
     known: dict[tuple[int, float, float], tuple[Floats, Ints]] = {}
     found = []
-    for stretches, count, cap in zip(stages, in_flight, room, strict=True):
-        key = (id(stretches), count, cap)
+    for ranges, count, cap in zip(stages, in_flight, budgets, strict=True):
+        key = (id(ranges), count, cap)
         if key not in known:
-            known[key] = stretches.within(count, cap, share)
+            known[key] = ranges.within(count, cap, share)
         found.append(known[key])
     return found
 
@@ -166,9 +108,9 @@ def _least_sum(
         return None
     stages: list[tuple[int, int, int]] = []
     end, bottleneck = size - 1, 0.0
-    for (seconds, way), sources in zip(reversed(tables), reversed(came), strict=True):
+    for (seconds, option), sources in zip(reversed(tables), reversed(came), strict=True):
         start = int(sources[end])
-        stages.append((start, end, int(way[start, end])))
+        stages.append((start, end, int(option[start, end])))
         bottleneck = max(bottleneck, float(seconds[start, end]))
         end = start
     step = (num_microbatches - 1) * bottleneck + float(before[-1])

@@ -1,12 +1,12 @@
 """Cut a chain into rounds of p stages such that the rounds' longest stages add up to least.
 
-Groups of devices that take turns in a loop work on the same round at the same time, each for a
+Groups of devices with virtual stages in a loop work on the same round at the same time, each for a
 micro-batch of its own, and none begins the next round before its neighbour has passed on this one.
 With t_r(i, j) the seconds of segments i to j on the r-th group,
 
     least over cuts of the sum over rounds of max_r t_r, and a little of its square
 
-First the least bottleneck b(i, j) of every stretch as one round of p stages, for all starts and
+First the least bottleneck b(i, j) of every layer range as one round of p stages, for all starts and
 lengths at once; then the rounds by dynamic programming over their ends; then, inside each round,
 the cuts of the least sum of squares that stay below its bottleneck. With n segments, stages of at
 most l of them and v rounds O(p^2 n l^2 + v p n l), in numpy.
@@ -20,20 +20,22 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-EVEN = 0.05  # how much the square of a round's bottleneck counts
 
 
-def round_ends(tables: Sequence[Floats], num_rounds: int, longest: int) -> list[int] | None:
+def round_ends(
+    tables: Sequence[Floats], num_rounds: int, longest: int, evenness: float = 0.05
+) -> list[int] | None:
     """Where stages begin and, last, where the chain ends; None where there are no such cuts.
 
-    `tables[r][i, j]` is the time of a stage on the r-th group; `longest` the most segments of one.
+    `tables[r][i, j]` is the time of a stage on the r-th group; `longest` the most segments of one;
+    `evenness` how much the square of a round's bottleneck counts.
     """
     p, size = len(tables), len(tables[0]) - 1
     steps = [_by_length(table, longest) for table in tables]
     worst = _bottlenecks(steps, size)
     # Rounds of one length go well together: a forward of one runs beside a backward of another.
     average = max(float(np.min([t[0, -1] for t in tables])) / (p * num_rounds), 1e-30)
-    priced = worst * (1 + EVEN * worst / average)
+    weighted = worst * (1 + evenness * worst / average)
     most = worst.shape[1] - 1
     before = np.full(size + 1, np.inf)
     before[0] = 0.0
@@ -41,7 +43,7 @@ def round_ends(tables: Sequence[Floats], num_rounds: int, longest: int) -> list[
     for _ in range(num_rounds):
         after, source = np.full(size + 1, np.inf), np.zeros(size + 1, np.int64)
         for length in range(p, min(most, size) + 1):
-            total = before[: size + 1 - length] + priced[: size + 1 - length, length]
+            total = before[: size + 1 - length] + weighted[: size + 1 - length, length]
             better = total < after[length:]
             after[length:] = np.where(better, total, after[length:])
             source[length:] = np.where(better, np.arange(size + 1 - length), source[length:])

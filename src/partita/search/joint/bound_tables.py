@@ -1,8 +1,8 @@
-"""The tables of `least`: what every choice of every op, and every pair inside a segment, costs.
+"""The tables of `bound_segments`: costs of every choice of an op, and of pairs in a segment.
 
 Read off a mesh's sharding model, the roofline and the order of the ops; the backward's part is by
-`least_back`, that of light recompute by `least_light`. Ops that share a table of the model share
-their rows here, and edges between equal ops their matrices.
+`bound_backward`, that of selective checkpointing by `bound_selective`. Ops that share a table of
+the model share their rows here, and edges between equal ops their matrices.
 """
 
 from dataclasses import dataclass, replace
@@ -12,9 +12,6 @@ import numpy as np
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import copied_axes, num_shards
-from partita.costs.least import Floats, LeastSegments, Solve
-from partita.costs.least_back import BACKWARD, Backward, Near
-from partita.costs.least_light import Cheap, Freed
 from partita.costs.roofline import op_cost
 from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
@@ -22,11 +19,14 @@ from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
 from partita.graph.splits import PARTIAL, communication, placements
+from partita.search.joint.bound_backward import BACKWARD, Backward, Near
+from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
+from partita.search.joint.bound_selective import Cheap, Freed
 
 HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
 
 
-def least_segments(
+def bound_segments(
     graph: Graph,
     fold: Folded,
     cluster: Cluster,
@@ -34,8 +34,8 @@ def least_segments(
     num_microbatches: int,
     collectives: Collectives,
     solve: Solve,
-) -> LeastSegments:
-    """The floors of a mesh's segments; `graph` is the folded one for one micro-batch."""
+) -> BoundSegments:
+    """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch."""
     return _Builder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
 
 
@@ -78,7 +78,7 @@ class _Builder:
         self.led: set[int] = set()  # ops that read what the op right before them made, and
         self.leads: set[int] = set()  # those that made it
 
-    def build(self) -> LeastSegments:
+    def build(self) -> BoundSegments:
         trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
         rows = [
             self._rows(i, name, int(self.segment_of[i]) in trained)
@@ -94,7 +94,7 @@ class _Builder:
         seconds = [found.seconds for found in sums]
         none = np.zeros(sum(map(len, seconds)))
         counts = [*map(len, rows), *map(len, seconds)]
-        return LeastSegments(
+        return BoundSegments(
             self.solve,
             self.m,
             np.cumsum([0, *counts[:-1]]),
@@ -116,7 +116,7 @@ class _Builder:
         )
 
     def _freed(self) -> Freed:
-        """What light recompute need not keep, choice by choice."""
+        """What selective checkpointing need not keep, choice by choice."""
         roots = frozenset(root for pairs in self.read.values() for _, root in pairs)
         cheap = Cheap(self.graph, self.model, self.kind, self.looks_at, roots)
         found: list[tuple[float, ...]] = []

@@ -1,28 +1,28 @@
-"""Wishes that no plan can meet, whatever fits: told before the search, with both sides named."""
+"""Constraints that no plan can meet, whatever fits: told before the search, both sides named."""
 
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.jobs.wishes import Wishes
+from partita.jobs.constraints import Constraints
 from partita.schedules.named import NAMED
-from partita.search.joint.meshes import arrangements, divisors, mesh_shapes
+from partita.search.joint.groupings import device_groupings, divisors, mesh_shapes
 
 MOST_SHOWN = 6
 CHUNKS = (1, 2, 3, 4)  # stages on each group of devices: an order that needs more is refused later
 
 
-def check_wishes(
-    wishes: Wishes, *, batch: int, cluster: Cluster, num_segments: int, inner_size: int,
+def check_constraints(
+    constraints: Constraints, *, batch: int, cluster: Cluster, num_segments: int, inner_size: int,
     training: bool,
 ) -> None:  # fmt: skip
     """Refuse pins that contradict the model, the machine or each other."""
-    _check_count(wishes, batch)
-    _check_stages(wishes, cluster, num_segments)
-    _check_mesh(wishes, cluster, num_segments, inner_size)
-    _check_order(wishes, training)
+    _check_count(constraints, batch)
+    _check_stages(constraints, cluster, num_segments)
+    _check_mesh(constraints, cluster, num_segments, inner_size)
+    _check_order(constraints, training)
 
 
-def _check_count(wishes: Wishes, batch: int) -> None:
-    wanted = wishes.pinned_to("microbatches")
+def _check_count(constraints: Constraints, batch: int) -> None:
+    wanted = constraints.pinned_to("microbatches")
     if wanted is not None and batch % int(wanted):
         near = sorted(divisors(batch), key=lambda d: (abs(d - int(wanted)), d))[:2]
         raise InputError(
@@ -32,8 +32,8 @@ def _check_count(wishes: Wishes, batch: int) -> None:
         )
 
 
-def _check_stages(wishes: Wishes, cluster: Cluster, num_segments: int) -> None:
-    wanted, count = wishes.pinned_to("stages"), cluster.num_devices
+def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int) -> None:
+    wanted, count = constraints.pinned_to("stages"), cluster.num_devices
     if wanted is None:
         return
     if int(wanted) > num_segments:
@@ -42,8 +42,8 @@ def _check_stages(wishes: Wishes, cluster: Cluster, num_segments: int) -> None:
             fix=f"give at most {num_segments}",
             field="pin",
         )
-    if all(a.num_stages != int(wanted) for a in arrangements(cluster, int(wanted))):
-        known = {a.num_stages for a in arrangements(cluster, count)}
+    if all(len(groups) != int(wanted) for groups in device_groupings(cluster, int(wanted))):
+        known = {len(groups) for groups in device_groupings(cluster, count)}
         near = sorted(known, key=lambda n: (abs(n - int(wanted)), n))[:MOST_SHOWN]
         raise InputError(
             f"stages={wanted} cannot be made of {count} devices, each stage of as many",
@@ -52,16 +52,18 @@ def _check_stages(wishes: Wishes, cluster: Cluster, num_segments: int) -> None:
         )
 
 
-def _check_mesh(wishes: Wishes, cluster: Cluster, num_segments: int, inner_size: int) -> None:
-    wanted = wishes.pinned_to("mesh")
+def _check_mesh(
+    constraints: Constraints, cluster: Cluster, num_segments: int, inner_size: int
+) -> None:
+    wanted = constraints.pinned_to("mesh")
     if wanted is None:
         return
-    stages = wishes.pinned_to("stages")
+    stages = constraints.pinned_to("stages")
     shapes = dict.fromkeys(
         "x".join(map(str, shape))
-        for a in arrangements(cluster, num_segments)
-        if stages is None or a.num_stages == int(stages)
-        for group in a.groups
+        for groups in device_groupings(cluster, num_segments)
+        if stages is None or len(groups) == int(stages)
+        for group in groups
         for shape in mesh_shapes(len(group), inner_size)
     )
     if wanted in shapes:
@@ -75,15 +77,15 @@ def _check_mesh(wishes: Wishes, cluster: Cluster, num_segments: int, inner_size:
     raise InputError(what, fix=f"give mesh={_either(list(shapes)[:MOST_SHOWN])}", field="pin")
 
 
-def _check_order(wishes: Wishes, training: bool) -> None:
-    again = wishes.pinned_to("recompute")
+def _check_order(constraints: Constraints, training: bool) -> None:
+    again = constraints.pinned_to("recompute")
     if not training and again in ("yes", "light"):
         raise InputError(
             f"recompute={again}, but inference has no backward that could run anything again",
             fix="leave it out, or plan for training",
             field="pin",
         )
-    stages, name = wishes.pinned_to("stages"), wishes.pinned_to("schedule")
+    stages, name = constraints.pinned_to("stages"), constraints.pinned_to("schedule")
     if name is None or stages is None:
         return
     if stages == "1" and name != "1f1b":
@@ -92,7 +94,7 @@ def _check_order(wishes: Wishes, training: bool) -> None:
             fix="give more stages, or leave the schedule out",
             field="pin",
         )
-    count = wishes.pinned_to("microbatches")
+    count = constraints.pinned_to("microbatches")
     if count is not None:
         why = [NAMED[name].refuses(int(stages), chunks, int(count)) for chunks in CHUNKS]
         if all(why):

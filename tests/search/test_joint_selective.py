@@ -1,12 +1,10 @@
-"""Which ops light recompute runs again, and that drafts know what it holds and takes."""
+"""Which ops selective checkpointing runs again, and that candidates know what that takes."""
 
 import numpy as np
 import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.costs.least_light import Freed
-from partita.costs.light import Again, Light
 from partita.costs.saved import Saved
 from partita.costs.sharding import Choice
 from partita.engine import run
@@ -14,8 +12,11 @@ from partita.graph import GraphBuilder, training_graph
 from partita.jobs.workload import load
 from partita.lower import lower_plan
 from partita.plans import Axis, Mesh
-from partita.search.joint.drafts import Drafting
-from partita.search.joint.meshes import arrangements
+from partita.problems.joint import Cell, stage_cost, strategy_of
+from partita.search.joint.bound_selective import Freed
+from partita.search.joint.candidates import Candidates
+from partita.search.joint.model import JointModel
+from partita.search.joint.selective import Again, Selective
 
 CLUSTER = resolve("8xA100")
 MESH = Mesh((Axis("x", 8),), tuple(range(8)))
@@ -27,7 +28,7 @@ def chosen(graph, choices=None, second=1e-5, machine=CLUSTER):
     choice_of = {op: Choice(("b",)) for op in forward} | (choices or {})
     saved = Saved(graph, dict.fromkeys(forward, 0), 1)
     times = dict.fromkeys(forward, second)
-    found = Light(
+    found = Selective(
         saved, CLUSTER.kinds[0], MESH.axes, [MESH.groups(0)], Collectives(machine), choice_of, times
     ).chosen()
     dims_of = {op: choice.dims for op, choice in choice_of.items()}
@@ -93,52 +94,54 @@ def test_a_gathered_copy_is_gathered_again_where_the_data_gradient_is_longer():
     assert freed == WHOLE / 8
 
 
+def joint_of(model, spec, batch, allow=lambda *_: True, **options):
+    """A model with the cell of two groups and four micro-batches."""
+    cluster = resolve(spec)
+    graph = load(model, batch=batch).graph
+    joint = JointModel(graph, "adamw", cluster, Collectives(cluster), allow, **options)
+    (number,) = [k for k, g in enumerate(joint.problem.groupings) if g.num_groups == 2]
+    return joint, Cell(number, 4)
+
+
 @pytest.mark.parametrize(
     ("model", "spec", "batch"), [("gpt2", "2x2xA100", 16), ("t5-small", "2xV100", 8)]
 )
-def test_a_stage_holds_what_its_draft_says(model, spec, batch):
-    work, cluster = load(model, batch=batch), resolve(spec)
-    drafting = Drafting(
-        work.graph, "adamw", cluster, Collectives(cluster),
-        lambda what, value: what != "recompute" or value == "light",
-    )  # fmt: skip
-    arrangement = next(a for a in arrangements(cluster, 8) if a.num_stages == 2)
-    draft = drafting.draft(arrangement, 4)
-    lowered = lower_plan(draft.stages, draft.schedule, work.graph, cluster, run)
-    at = {op: k for k, segment in enumerate(drafting.chain.segments) for op in segment.ops}
-    for stage, blocks in zip(draft.stages, lowered.blocks, strict=True):
+def test_a_stage_holds_what_its_candidate_says(model, spec, batch):
+    def allow(what, value):
+        return what != "recompute" or value == "light"
+
+    joint, cell = joint_of(model, spec, batch, allow)
+    solution = Candidates(joint.problem).best(cell, 0).solution
+    stages, schedule = joint.stages(solution), joint.schedule(solution)
+    lowered = lower_plan(stages, schedule, joint.graph, joint.cluster, run)
+    for k, (stage, blocks) in enumerate(zip(stages, lowered.blocks, strict=True)):
         assert stage.recomputed == "light"
-        ops = [split.op for split in stage.splits]
-        ways = drafting.ways(stage.mesh, 4, 2).ways
-        way = next(w for w in ways if w.splits(ops, drafting.fold) == stage.splits)
-        a, b = at[ops[0]], at[ops[-1]] + 1
+        own, (a, b) = strategy_of(joint.problem, solution, k), solution.stages[k][:2]
+        some, all_kept = (stage_cost(joint.problem, own, c, a, b) for c in ("selective", "none"))
         held = blocks.forward.held_bytes[0]
-        assert float(np.sum(way.light_saved[a:b])) == pytest.approx(held, rel=0.1)
-        assert held < float(np.sum(way.saved[a:b]))
-        assert 0 < float(np.sum(way.light_s[a:b])) < 0.1 * float(np.sum(way.compute[a:b]))
+        assert some.saved == pytest.approx(held, rel=0.1)
+        assert held < all_kept.saved
+        kinds = list(joint.problem.segment_kind[a:b])
+        assert 0 < own.again[kinds].sum() < 0.1 * own.compute[kinds].sum()
 
 
-def test_a_draft_may_leave_light_recompute_out():
-    work, cluster = load("gpt2", batch=32), resolve("2xA100")
-    drafting = Drafting(
-        work.graph, "adamw", cluster, Collectives(cluster), lambda *_: True, max_memory=6e9
-    )
-    arrangement = next(a for a in arrangements(cluster, 8) if a.num_stages == 2)
-    light, other = (drafting.draft(arrangement, 4, light=light) for light in (True, False))
-    assert "light" in {stage.recomputed for stage in light.stages}
-    assert "light" not in {stage.recomputed for stage in other.stages}
-    assert light.estimate_s < other.estimate_s
-    assert (light.light, other.light) == (True, False)
+def test_a_candidate_may_leave_selective_checkpointing_out():
+    joint, cell = joint_of("gpt2", "2xA100", 32, max_memory=6e9)
+    candidates = Candidates(joint.problem)
+    some, other = (candidates.best(cell, 0, selective=selective) for selective in (True, False))
+    assert "selective" in {stage.checkpointing for stage in some.solution.stages}
+    assert "selective" not in {stage.checkpointing for stage in other.solution.stages}
+    assert some.estimate_s < other.estimate_s
+    assert (some.selective, other.selective) == (True, False)
 
 
 def test_stages_name_only_what_their_own_gradients_read():
-    work, cluster = load("gpt2", batch=8), resolve("2xA100")
-    drafting = Drafting(work.graph, "adamw", cluster, Collectives(cluster), lambda *_: True)
-    (way, *_) = drafting.ways(Mesh((Axis("x", 1),), (0,)), 1, 1).ways
+    joint, _ = joint_of("gpt2", "2xA100", 8)
+    (split, *_) = joint.on_mesh(Mesh((Axis("x", 1),), (0,)), 1, 1).strategies
     norm, reads = "h.0.ln_1", ("h.0.attn.q", "h.0.attn.c_attn")
-    after = next(op for op in reads if op in drafting.fold.op_like)
-    assert drafting._again(way, [norm, after]) == (norm,)
-    assert drafting._again(way, [norm]) == ()
+    after = next(op for op in reads if op in joint.fold.op_like)
+    assert joint._again(split, [norm, after]) == (norm,)
+    assert joint._again(split, [norm]) == ()
 
 
 def test_the_less_of_keeping_and_making_again_counts():

@@ -3,8 +3,8 @@
     stages=4           microbatches=16     schedule=1f1b
     recompute=light    mesh=16x8           sharded=states
 
-A pin leaves one value of that decision, a ban all others. Two wishes that contradict each other are
-refused, both named.
+A pin leaves one value of that decision, a ban all others. Two constraints that contradict each
+other are refused, both named.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ ANSWERS = {"yes": "yes", "on": "yes", "true": "yes", "no": "no", "off": "no", "f
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """Values that must be, and values that must not."""
 
     pinned: tuple[tuple[str, str], ...] = ()
@@ -45,8 +45,8 @@ class Wishes:
         return ", ".join((*pins, *(f"not {key}={value}" for key, value in self.banned)))
 
 
-def parse_wishes(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Wishes:
-    """The wishes in texts such as `stages=4`."""
+def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Constraints:
+    """The constraints in texts such as `stages=4`."""
     pinned: dict[str, str] = {}
     for text in pins:
         key, value = _parse(text, "pin")
@@ -67,7 +67,7 @@ def parse_wishes(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Wishes:
                 field="forbid",
             )
         banned.append((key, value))
-    return Wishes(tuple(pinned.items()), tuple(banned))
+    return Constraints(tuple(pinned.items()), tuple(banned))
 
 
 def _parse(text: str, field: str) -> tuple[str, str]:

@@ -1,25 +1,25 @@
 """What the segments of a chain take at the very least on a mesh, whatever their splits.
 
-For a price c on every byte that lies on a device, and a weight w on the network, the least over all
-splits of a segment's ops of
+For a Lagrange multiplier c on every byte that lies on a device, and a weight w on the network, the
+least over all splits of a segment's ops of
 
     m ((1 - w) (compute + waits) + w network) + c (static + k saved)
 
-with m micro-batches, of which k are in flight at least; or, with recompute, the forward twice and
-nothing saved; or, with light recompute, cheap ops twice and what they make not saved, if that is
-less (`least_light`). These may run while the backward waits, so that either they count or the waits
-of the backward, whichever is more. Below every plan, by what lowering does:
+with m micro-batches, of which k are in flight at least; or, with full checkpointing, the forward
+twice and nothing saved; or, with selective checkpointing, cheap ops twice and what they make not
+saved, if that is less (`bound_selective`). These may run while the backward waits, so that either
+they count or the waits of the backward, whichever is more. Below every plan, by what lowering does:
 
     waits    a device runs its ops in order, so where an op reads what the op right before it made,
-             it waits for the conversion between them: forward, twice with recompute; in the
-             backward less the weight gradients that run meanwhile (`least_back`)
+             it waits for the conversion between them: forward, twice if all runs again; in the
+             backward less the weight gradients that run meanwhile (`bound_backward`)
     network  conversions, parameters gathered for each micro-batch and sums of their gradients; sums
              that go in buckets count by bandwidth only
     saved    what a gradient reads is kept at least as large as its forward read it
 
 Conversions between segments do not count: a stage may end there. So each segment is a small problem
 of its own, and the exact sharding search solves all of them at once. Its tables are made by
-`least_tables`.
+`bound_tables`.
 """
 
 import functools
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from partita.costs.least_light import Freed
 from partita.problems.sharding import ShardingProblem
+from partita.search.joint.bound_selective import Freed
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]  # None where noth
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class Multipliers:
     """Multipliers of a bound; all are kept to what a question needs, so that answers are shared."""
 
     network: float = 0.0  # 0 to 1: how much the network lane counts beside the device
@@ -46,17 +46,18 @@ class Prices:
     in_flight: float = 1.0
     sync: bool = False  # do sums of gradients, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
+    busy_only: bool = False  # is only the time counted that lanes are busy, without waits?
 
 
 @dataclass(frozen=True, eq=False)
-class LeastSegments:
+class BoundSegments:
     """Every choice of every op and every sum of gradients in one row; edges inside segments."""
 
     solve: Solve
     num_microbatches: int
     first: Ints  # of each op, its first choice
     compute: Floats
-    forward: Floats  # of ops that are run again with recompute, else 0
+    forward: Floats  # of ops that are run again with full checkpointing, else 0
     waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
     sync: Floats  # once a step
@@ -70,46 +71,45 @@ class LeastSegments:
     segment_of: Ints
     like: Ints
     make_freed: Callable[[], Freed]
-    _known: dict[Prices, Floats] = field(default_factory=dict, repr=False)
+    _known: dict[Multipliers, Floats] = field(default_factory=dict, repr=False)
 
-    def priced(self, prices: Prices) -> Floats:
+    def least(self, at: Multipliers) -> Floats:
         """Per segment of the chain, the least seconds of a whole step."""
-        if prices not in self._known:
-            if prices.s_per_byte > 0 and self.saved.any():  # what is kept is not recomputed lightly
-                light = np.maximum(self._solved(prices, "again"), self._solved(prices, "waits"))
-                found = np.minimum(self._solved(prices, "all again"), light)
+        if at not in self._known:
+            if at.busy_only:
+                least = self._solved(at, "busy")
+            elif at.s_per_byte > 0 and self.saved.any():  # what is kept does not run again
+                some = np.maximum(self._solved(at, "again"), self._solved(at, "waits"))
+                least = np.minimum(self._solved(at, "all again"), some)
             else:
-                found = self._solved(prices, "waits")
-            self._known[prices] = found[self.like]
-        return self._known[prices]
-
-    def least_forward(self) -> Floats:
-        """Per segment, the least seconds of one forward."""
-        return self._sums(np.minimum.reduceat(self.forward, self.first))[self.like]
+                least = self._solved(at, "waits")
+            self._known[at] = least[self.like]
+        return self._known[at]
 
     def least_bytes(self, *, gradients: bool = True) -> Floats:
         """Per segment, the least that lies on a device all the time."""
         held = self.static - (0.0 if gradients else self.gradients)
         return self._sums(np.minimum.reduceat(held, self.first))[self.like]
 
-    def _solved(self, prices: Prices, counted: str) -> Floats:
-        """Counted is that all runs again, that cheap ops do, or the waits of the backward."""
-        m, w, c = self.num_microbatches, prices.network, prices.s_per_byte
-        times = 2 if counted == "all again" else 1
+    def _solved(self, at: Multipliers, counted: str) -> Floats:
+        """Counted is that all runs again, cheap ops do, the waits of the backward, or no waits."""
+        m, w, c = self.num_microbatches, at.network, at.s_per_byte
+        times = {"all again": 2, "busy": 0}.get(counted, 1)
         own = m * (1 - w) * (self.compute + times * self.waited)
-        held = self.static if prices.gradients else self.static - self.gradients
+        held = self.static if at.gradients else self.static - self.gradients
         if counted == "all again":
             own = own + m * (1 - w) * self.forward
         elif c:
-            held = held + prices.in_flight * self.saved
+            held = held + at.in_flight * self.saved
         if c:
             own = own + c * held
         if c and counted != "all again":
             per_second = m * (1 - w) if counted == "again" else 0.0
-            own = own - self.freed.less(len(own), per_second, c * prices.in_flight)
+            own = own - self.freed.less(len(own), per_second, c * at.in_flight)
         if w:
-            own = own + m * w * self.network + (w * self.sync if prices.sync else 0.0)
-        back_waits = self._without_waits if counted == "again" else self.back_waits
+            own = own + m * w * self.network + (w * self.sync if at.sync else 0.0)
+        no_waits = counted in ("again", "busy")
+        back_waits = self._without_waits if no_waits else self.back_waits
         matrices = [
             m * ((1 - w) * (times * waits + back) + w * moved)
             for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True)
@@ -118,7 +118,7 @@ class LeastSegments:
 
     @functools.cached_property
     def freed(self) -> Freed:
-        """What light recompute need not keep; worked out when bytes have a price."""
+        """What selective checkpointing need not keep; worked out when bytes have a multiplier."""
         return self.make_freed()
 
     @functools.cached_property

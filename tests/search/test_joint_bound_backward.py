@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
-from partita.costs.least_tables import least_segments
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.engine import run
 from partita.graph.backward import forward_part, training_graph
@@ -22,7 +21,8 @@ from partita.jobs.workload import load
 from partita.lower.blocks import stage_blocks
 from partita.lower.pieces import homes, piece
 from partita.plans import OpSplit, Stage
-from partita.search.joint.meshes import mesh_of
+from partita.search.joint.bound_tables import bound_segments
+from partita.search.joint.groupings import mesh_of
 
 ROUNDING = 1e-9
 
@@ -40,7 +40,7 @@ class Case:
         self.segments = short.segments
         same = Folded(short.graph, short.segments, tuple(range(len(short.segments))), {})
         self.model = sharding_model(self.graph, self.cluster, self.mesh, LEVELS, self.collectives)
-        self.least = least_segments(
+        self.least = bound_segments(
             self.graph, same, self.cluster, self.model, 1, self.collectives, lambda _: None
         )
 

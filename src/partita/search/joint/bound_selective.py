@@ -1,4 +1,4 @@
-"""What light recompute saves and takes at the least: the third alternative of a bound.
+"""What selective checkpointing saves and takes at the least: the third alternative of a bound.
 
 A tensor that gradients read is kept from forward to backward, or the cheap op that made it runs
 again: then it takes at least that op's seconds at its quickest split, and what the op reads has to
@@ -38,7 +38,7 @@ class Freed:
     instead: Floats
 
     def less(self, count: int, s_per_second: float, s_per_byte: float) -> Floats:
-        """By how much each row costs less, at a price of seconds and of bytes."""
+        """By how much each row costs less, with multipliers on seconds and on bytes."""
         paid = s_per_second * self.seconds + s_per_byte * self.instead
         found: Floats = np.zeros(count)
         np.add.at(found, self.row, np.maximum(0.0, s_per_byte * self.saved - paid))

@@ -4,15 +4,15 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import InputError
+from partita.jobs.constraint_check import check_constraints
+from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
-from partita.jobs.wish_check import check_wishes
-from partita.jobs.wishes import parse_wishes
 from partita.search.base import Stop
 
 
 def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
-    check_wishes(
-        parse_wishes(pins), batch=batch, cluster=resolve(cluster), num_segments=num_segments,
+    check_constraints(
+        parse_constraints(pins), batch=batch, cluster=resolve(cluster), num_segments=num_segments,
         inner_size=4, training=training,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
     graph = simulation.workload.graph
     apart = Schedule("zb-h1", count)
     lowered = lower_plan(stages, apart, graph, simulation.cluster, run, memo, quick=True)
-    costs, room = [], []
+    costs, budgets = [], []
     capacity = simulation.capacity_bytes
     for number, blocks in enumerate(lowered.blocks):
         assert blocks.backward is not None, "training has a backward"
@@ -43,16 +43,16 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
             return None
         costs.append(StageCost(number, *seconds, held + entering, kept, stages[number].name))
         always = max(blocks.static_bytes) + (2 * entering + max(0.0, peak))
-        room.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
+        budgets.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
     back = lowered.sends.backward
     links = [
         Link(i, j, sent.seconds, back[j, i].seconds if (j, i) in back else 0)
         for (i, j), sent in lowered.sends.forward.items()
         if j == i + 1
     ]
-    if len(links) != len(lowered.sends.forward) or min(room) <= 0:
+    if len(links) != len(lowered.sends.forward) or min(budgets) <= 0:
         return None  # skips between stages far apart are no chain
-    problem = placement_from_stages(costs, links).problem(room, count)
+    problem = placement_from_stages(costs, links).problem(budgets, count)
     found = searches("schedule")[METHOD](problem, stop, seed).solution
     if found is None:
         return None

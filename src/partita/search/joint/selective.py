@@ -1,4 +1,4 @@
-"""Which ops to run again with light recompute: those that cost next to nothing for what they free.
+"""Which ops selective checkpointing runs again: those that cost next to nothing for what they free.
 
 A tensor that a gradient reads need not wait for it where it can be made again from what waits
 anyway: a GELU's output from its input, a norm's from the residual. An op may run again if
@@ -6,7 +6,7 @@ anyway: a GELU's output from its input, a norm's from the residual. An op may ru
     it has no product loop (`KINDS`), so that its time is that of reading and writing,
     its split exchanges nothing, and what it reads need not be converted once more (parameters that
     are kept in shares are gathered once more: those of such ops are small),
-    freed bytes - bytes kept instead > 0, at no more than `WORTH` times the time to move them.
+    freed bytes - bytes kept instead > 0, at no more than `worth` times the time to move them.
 
 What was kept as a copy in another layout, such as the gathered input of a split layer, is converted
 once more in the backward. That may run beside the data gradient of the layer that reads it, and has
@@ -30,7 +30,6 @@ from partita.graph.record import Op
 from partita.graph.splits import communication, placements
 from partita.plans import Axis
 
-WORTH = 8.0  # times the seconds that the freed bytes take to read: a norm after another op is below
 Held = tuple[str, Layout]
 
 
@@ -43,7 +42,7 @@ class Again:
 
 
 @dataclass
-class Light:
+class Selective:
     """Chooses for one way to split a folded training graph; `seconds` are of its forward ops."""
 
     saved: Saved
@@ -53,6 +52,7 @@ class Light:
     collectives: Collectives
     choice_of: Mapping[str, Choice]
     seconds: Mapping[str, float]
+    worth: float = 8.0  # times the seconds to read what is freed: a norm after another op is below
 
     def __post_init__(self) -> None:
         self.sizes = [axis.ways() for axis in self.axes]
@@ -80,7 +80,7 @@ class Light:
             if (
                 moved is not None
                 and gain > 0
-                and spent * self.kind.memory_bytes_per_s <= WORTH * gain
+                and spent * self.kind.memory_bytes_per_s <= self.worth * gain
             ):
                 again |= new
                 self.kept = (self.kept | kept) - set(freed)

@@ -19,14 +19,14 @@ from partita.plans import Axis, OpSplit, Stage
 
 
 @dataclass
-class Least:
-    """Floors of plans of one model; `graph_of` gives the folded graph of one of m micro-batches."""
+class StageBound:
+    """Bounds of given stages; `graph_of` gives the folded graph of one of m micro-batches."""
 
     fold: Folded
     cluster: Cluster
     training: bool
     graph_of: Callable[[int], Graph]
-    room: Callable[[Sequence[int]], float]
+    budget: Callable[[Sequence[int]], float]
     _phase_ops: dict[int, dict[str, list[Op]]] = field(default_factory=dict)
     _shares: dict[tuple[object, ...], dict[object, tuple[float, float, float, float]]] = field(
         default_factory=dict
@@ -59,7 +59,7 @@ class Least:
                 size += share[2] + (share[3] if kept else 0.0)
             busy[devices] = busy.get(devices, 0.0) + seconds
             held[devices] = held.get(devices, 0.0) + size
-        over = max(size - self.room(devices) for devices, size in held.items())
+        over = max(size - self.budget(devices) for devices, size in held.items())
         return num_microbatches * max(busy.values()), over
 
     def _share(

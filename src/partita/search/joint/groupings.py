@@ -1,15 +1,14 @@
 """Which devices form the stages of a pipeline, and how the devices of a stage form a mesh.
 
 Equal devices: every number of stages that divides them, each stage as many neighbours in the
-cluster's order (which follows its hierarchy). Unlike devices: each kind is cut by itself, so that a
-stage has one kind and gets as many segments as that kind is fast; kinds may come in either order,
-and slow kinds may be left out. A mesh is a line, or a rectangle with a short inner axis.
+cluster's order (which follows its hierarchy). Heterogeneous devices: each kind is cut by itself, so
+that a stage has one kind and gets as many segments as that kind is fast; kinds may come in either
+order, and slow kinds may be left out. A mesh is a line, or a rectangle with a short inner axis.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from partita.cluster import Cluster
 from partita.plans import Axis, Mesh
@@ -17,22 +16,10 @@ from partita.plans import Axis, Mesh
 AXIS_NAMES = ("x", "y")
 LEAST_INNER = 8  # inner axes of up to so many devices are tried, however small the nodes
 MOST_INNER = 64
-MOST_ARRANGEMENTS = 48
+MOST_GROUPINGS = 48
 LARGEST_WEIGHT = 12
 
 Groups = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """The devices of every stage, in pipeline order."""
-
-    groups: Groups
-
-    @property
-    def num_stages(self) -> int:
-        """How many stages there are."""
-        return len(self.groups)
 
 
 def divisors(number: int) -> list[int]:
@@ -41,35 +28,31 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def arrangements(cluster: Cluster, most_stages: int) -> list[Arrangement]:
-    """Ways to give the devices to stages, few stages first."""
+def device_groupings(cluster: Cluster, most_groups: int) -> list[Groups]:
+    """Ways to give the devices to the groups of a pipeline, few groups first."""
     everything = tuple(range(cluster.num_devices))
     alike = [
-        Arrangement(_equal(everything, count))
-        for count in divisors(len(everything))
-        if count <= most_stages
+        _equal(everything, count) for count in divisors(len(everything)) if count <= most_groups
     ]
     if cluster.is_homogeneous:
         return alike
     by_kind: dict[str, list[int]] = {}
     for device in everything:
         by_kind.setdefault(cluster.devices[device].kind, []).append(device)
-    found = {arrangement.groups: arrangement for arrangement in alike[:1]}
+    found = dict.fromkeys(alike[:1])
     kinds = list(by_kind.values())
     for count in range(1, len(kinds) + 1):
         for order in itertools.permutations(kinds, count):
             for cuts in itertools.product(*(divisors(len(members)) for members in order)):
-                if sum(cuts) <= most_stages:
+                if sum(cuts) <= most_groups:
                     groups = tuple(
                         group
                         for members, cut in zip(order, cuts, strict=True)
                         for group in _equal(tuple(members), cut)
                     )
-                    found.setdefault(groups, Arrangement(groups))
-    ranked = sorted(
-        found.values(), key=lambda a: (-sum(map(len, a.groups)), a.num_stages, a.groups)
-    )
-    return ranked[:MOST_ARRANGEMENTS]
+                    found.setdefault(groups)
+    ranked = sorted(found, key=lambda groups: (-sum(map(len, groups)), len(groups), groups))
+    return ranked[:MOST_GROUPINGS]
 
 
 def _equal(devices: tuple[int, ...], count: int) -> Groups:

@@ -1,0 +1,610 @@
+"""The joint search: candidates of likely cells, the best of them evaluated, bounds for all cells.
+
+1. Likely numbers of stages and micro-batches come first, and one stage before all. A cell whose
+   bound is above the best plan is left out; where a candidate is far behind the best, its kin are.
+   Single stages, and candidates that are much better than anything so far, are evaluated at once.
+2. The candidates that would be fastest if nobody had to wait are made again with more and more
+   virtual stages on each group of devices, while that helps.
+3. The best estimates are evaluated; what does not fit after all is made again to fill less.
+4. Around the leaders other orders are tried.
+
+What evaluates is handed in: a simulator, or (`Formula`) the record's own objective, so that a saved
+problem is solved by the same steps. The bound is that of the whole space (`space_bound`).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from partita.problems.joint import (
+    Cell,
+    JointProblem,
+    JointSolution,
+    cell_bound,
+    check,
+    objective_s,
+)
+from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
+from partita.search.joint.brute import num_solutions, solutions
+from partita.search.joint.candidates import Candidate, Candidates
+from partita.search.joint.cuts import SLACKS
+from partita.search.joint.interleaved import USUAL, InterleavedSettings
+from partita.search.joint.space_bound import CellBounds, SpaceBound
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a plan really takes."""
+
+    objective_s: float
+    over: float = 1.0  # the most that a device holds, by what it has: above 1 it does not fit
+    order_bound_s: float = 0.0  # no order of the same stages is below
+
+    @property
+    def fits(self) -> bool:
+        """Does every device hold what it has to?"""
+        return self.over <= 1.0
+
+
+class Evaluator(CellBounds, Protocol):
+    """Has the last word on what a plan takes: a simulator, or the record's formula."""
+
+    @property
+    def is_cheap(self) -> bool:
+        """May every cell be looked at?"""
+        ...
+
+    def __call__(self, solution: JointSolution) -> Evaluation | None:
+        """Evaluate a plan; None where it is known already, cannot fit or cannot be the best."""
+        ...
+
+    def reorder(self, solution: JointSolution) -> None:
+        """Try orders of its own for the stages of a plan."""
+        ...
+
+    def incumbent_s(self) -> float:
+        """The best plan it knows of, also from elsewhere; infinite without one."""
+        ...
+
+
+@dataclass
+class Formula:
+    """The record's own objective and bound: what a saved problem is solved by."""
+
+    problem: JointProblem
+    is_cheap: bool = True
+    num_levels: int = 1
+    best_s: float = math.inf
+
+    def __call__(self, solution: JointSolution) -> Evaluation | None:
+        """The objective of a solution that keeps to the budgets."""
+        if check(self.problem, solution):
+            return None
+        value = objective_s(self.problem, solution)
+        self.best_s = min(self.best_s, value)
+        return Evaluation(value)
+
+    def bound(self, cell: Cell, level: int, enough: float) -> float:
+        """The record's bound of a cell."""
+        return cell_bound(self.problem, cell)
+
+    def reorder(self, solution: JointSolution) -> None:
+        """There are no orders but those of the record."""
+
+    def incumbent_s(self) -> float:
+        """The best so far."""
+        return self.best_s
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Dynamic programming over cuts in likely cells, the best evaluated, bounds for all cells."""
+
+    # Which numbers of micro-batches are looked at, for a number of groups p.
+    per_stage: int = 4  # micro-batches a group to begin with: small bubbles, shares not yet tiny
+    samples: tuple[int, ...] = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
+    most_counts: int = 3  # numbers for each p; one less on a large cluster
+    large: int = 128  # devices of a large cluster
+    deepest: int = 64  # micro-batches a group at most
+    far: float = 2.0  # doublings from the likely number of groups: beyond, one number will do
+    more_cells: int = 4  # unlikely ones that are looked at, those with the least bounds first
+    far_below: float = 0.9  # of the best plan: bounds from there on are no reason to look
+    # Which candidates are given up; factors of the best estimate.
+    behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
+    behind_heterogeneous: float = 1.3  # there estimates differ more
+    reach: float = 1.04  # estimates beyond are not evaluated
+    close: float = 1.01  # the same for variants of what is evaluated
+    early: float = 0.7  # of the best plan: an estimate so much better is evaluated at once
+    worse: float = 1.01  # more virtual stages will not help any more
+    # How many are looked at further.
+    evaluated: int = 3  # candidates, and one for each number of stages in reach
+    promising: int = 4  # candidates that are tried with virtual stages
+    kept_interleaved: int = 2  # numbers of virtual stages that may be evaluated
+    leaders: int = 2  # plain pipelines for which other orders are tried
+    # What does not fit after all is made again with less.
+    retries: int = 3
+    shrunk: int = 6  # how often the budget shrinks until the candidate changes
+    shrink: float = 0.95
+    hopeless: float = 1.12  # times the memory there is: with so much less it would not be faster
+    # The cuts themselves.
+    slacks: tuple[float, ...] = SLACKS  # bottlenecks tried, by the least
+    interleaving: InterleavedSettings = USUAL
+    exhaustive: float = 20_000  # solutions: where nothing was found, so many are all tried
+
+    def __call__(
+        self,
+        problem: JointProblem,
+        stop: Stop = UNTIL_DONE,
+        seed: int = 0,
+        evaluator: Evaluator | None = None,
+    ) -> Result[JointSolution]:
+        """Search until done or stopped; deterministic for a seed."""
+        return _Search(self, problem, stop, seed, evaluator or Formula(problem)).result()
+
+    def wanted_count(self, num_groups: int) -> int:
+        """Micro-batches to begin with. A single stage has no bubble: more only for memory."""
+        return 1 if num_groups == 1 else self.per_stage * num_groups
+
+
+@dataclass
+class _Search:
+    """One run: what was made, evaluated and ruled out."""
+
+    settings: Auto
+    problem: JointProblem
+    stop: Stop
+    seed: int
+    evaluator: Evaluator
+    made: list[Candidate] = field(default_factory=list)  # one for each cell
+    interleaved: list[Candidate] = field(default_factory=list)
+    evaluations: dict[JointSolution, Evaluation] = field(default_factory=dict)
+    ruled_out: list[tuple[float, Cell]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run: Run[JointSolution] = Run(self.stop, "auto", self.seed)
+        self.candidates = Candidates(self.problem, self.settings.slacks, self.settings.interleaving)
+        self.bounds = SpaceBound(self.problem.cells, self.evaluator)
+        self.plain = [k for k, s in enumerate(self.problem.schedules) if s.virtual_stages == 1]
+        self.counts_of: dict[int, list[int]] = {}
+        for cell in self.problem.cells:
+            self.counts_of.setdefault(cell.grouping, []).append(cell.num_microbatches)
+
+    def result(self) -> Result[JointSolution]:
+        """All steps in order, and what they came to."""
+        steps: tuple[Callable[[], None], ...] = (
+            self._every_cell,
+            self._unlikely_cells,
+            self._virtual_stages,
+            self._leaders_evaluated,
+            self._other_orders,
+            self._one_to_show,
+        )
+        for step in steps:
+            if not self._done():
+                step()
+        if self.run.solution is None and self.evaluator.is_cheap:
+            return self._exhaustive()
+        self._raise_bound(None)
+        if self.run.solution is None:
+            return self.run.result(Status.STOPPED, self.run.reason() or "nothing was found")
+        reason, cells = self.run.reason(), len(self.problem.cells)
+        why = reason or (
+            f"the best of {len(self.evaluations)} evaluated; "
+            f"{len(self.made)} of {cells} cells looked at, {len(self.ruled_out)} ruled out"
+        )
+        return self.run.result(why=why)
+
+    def _exhaustive(self) -> Result[JointSolution]:
+        """Nothing was found: where the problem is small, everything is tried."""
+        run, tried = self.run, 0
+        if not self._done() and num_solutions(self.problem) <= self.settings.exhaustive:
+            for solution in solutions(self.problem):
+                if self._done():
+                    break
+                run.evaluations, tried = run.evaluations + 1, tried + 1
+                self._evaluated(solution)
+            else:
+                status = Status.INFEASIBLE if run.solution is None else Status.OPTIMAL
+                return run.result(status, f"all {tried:,} solutions were tried")
+        self._raise_bound(None)
+        if run.lower_bound == math.inf:
+            return run.result(Status.INFEASIBLE, "no cell has a strategy for all its groups")
+        return run.result(Status.STOPPED, run.reason() or "no candidate fits the budgets")
+
+    # Cells.
+
+    def _every_cell(self) -> None:
+        """Every number of stages with likely numbers of micro-batches, likely ones first."""
+        for grouping in self._groupings():
+            counts = self._counts(grouping)
+            few, many = 0.0, math.inf  # numbers beyond these need not be tried
+            for count in counts:
+                if self._done():
+                    return
+                cell = Cell(grouping, count)
+                if not few < count < many:
+                    continue
+                if self._cannot_win(cell):
+                    many = count if not self.evaluator.is_cheap else many
+                    continue
+                candidate = self._candidate(cell)
+                if candidate is None or not self._is_behind(candidate):
+                    continue
+                again = any(s.checkpointing != "none" for s in candidate.solution.stages)
+                if again or not self.problem.homogeneous:
+                    few = count  # larger shares would hold even more
+                if not again or not self.problem.homogeneous:
+                    many = count
+        if not self.made and not self._done():
+            self._smallest_microbatches()
+        if self.run.solution is not None:
+            self._raise_bound(2)
+
+    def _unlikely_cells(self) -> None:
+        """Cells that were passed over, while their bounds are far below the best plan."""
+        if self.evaluator.is_cheap:
+            return
+        known = {candidate.cell for candidate in self.made} | {cell for _, cell in self.ruled_out}
+        best = self.evaluator.incumbent_s()
+        left = [
+            (bound, number)
+            for number, cell in enumerate(self.problem.cells)
+            if cell not in known and not self._done()
+            for bound in [self.bounds.at(cell, 0, best)]
+            if bound < self.settings.far_below * best
+        ]
+        for _, number in sorted(left)[: self.settings.more_cells]:
+            cell = self.problem.cells[number]
+            if self._done():
+                return
+            if not self._cannot_win(cell):
+                self._candidate(cell)
+
+    def _smallest_microbatches(self) -> None:
+        """Nothing fits yet: the smallest micro-batches hold least; larger ones while they fit."""
+        for grouping in self._groupings():
+            least = min(self.problem.groupings[grouping].num_groups, self.problem.batch)
+            for count in sorted(self.counts_of[grouping], reverse=True):
+                if self._done():
+                    return
+                if count < least or self._candidate(Cell(grouping, count)) is None:
+                    break
+            if self.run.solution is not None:
+                return
+
+    def _groupings(self) -> list[int]:
+        """One group first: nothing waits there. On heterogeneous devices, few groups first."""
+        likely = self.problem.likely_stages
+
+        def likely_first(grouping: int) -> tuple[float, ...]:
+            p = self.problem.groupings[grouping].num_groups
+            if not self.problem.homogeneous:
+                return (p, grouping)
+            return (p > 1, abs(math.log2(p / likely)), p, grouping)
+
+        return sorted(self.counts_of, key=likely_first)
+
+    def _counts(self, grouping: int) -> list[int]:
+        """Numbers of micro-batches to look at: shares of one, two, ... samples on some mesh."""
+        settings, mine = self.settings, sorted(self.counts_of[grouping])
+        p = self.problem.groupings[grouping].num_groups
+        wanted = settings.wanted_count(p)
+
+        def likely_first(count: int) -> tuple[float, int]:
+            return abs(math.log2(count / wanted)), count
+
+        if self.evaluator.is_cheap:
+            return sorted(mine, key=likely_first)
+        whole = set(self._whole_shares(grouping))
+        if p == 1 or not whole:
+            whole |= {count for count in mine if count <= 8}
+        last = max(whole, default=0)
+        good = [
+            count
+            for count in mine
+            if count in whole
+            and count <= settings.deepest * p
+            and (count >= p or p == 1 or count == last)
+        ]
+        size = sum(map(len, self.problem.groupings[grouping].devices))
+        most = settings.most_counts - (size > settings.large)
+        ranked = sorted(good or mine[-1:], key=likely_first)[:most]
+        if self._is_far(p):
+            del ranked[1:]
+        weighted = [
+            count
+            for count in mine
+            if count not in ranked
+            and any(mesh.weights for mesh in self.problem.meshes_of(Cell(grouping, count), 0))
+        ]
+        return [*ranked, *weighted]
+
+    def _whole_shares(self, grouping: int) -> Iterator[int]:
+        """Numbers of micro-batches with whole samples for every data-parallel share."""
+        patterns = set(self.problem.groupings[grouping].patterns)
+        shapes = {
+            mesh.sizes
+            for (pattern, _), meshes in self.problem.meshes.items()
+            if pattern in patterns
+            for mesh in meshes
+        }
+        for shape in sorted(shapes):
+            for ways in (shape[0], math.prod(shape)):
+                for samples in self.settings.samples:
+                    count, rest = divmod(self.problem.batch, ways * samples)
+                    if not rest and count:
+                        yield count
+
+    def _is_far(self, num_groups: int) -> bool:
+        """Is the number of groups so unlikely that one number of micro-batches will do?"""
+        known = {self.problem.groupings[grouping].num_groups for grouping in self.counts_of}
+        if not self.problem.homogeneous or len(known) == 1:
+            return False
+        return abs(math.log2(num_groups / self.problem.likely_stages)) > self.settings.far
+
+    def _is_behind(self, candidate: Candidate) -> bool:
+        """Is a candidate so slow, waiting or not, that its kin need not be looked at?"""
+        if len(candidate.solution.stages) == 1 or self.evaluator.is_cheap:
+            return False
+        settings = self.settings
+        alike = self.problem.homogeneous
+        behind = settings.behind if alike else settings.behind_heterogeneous
+        pipelines = [c for c in self.made if len(c.solution.stages) > 1]
+        estimate = min(c.estimate_s for c in pipelines)
+        ideal = min(c.ideal_s for c in pipelines)
+        return candidate.estimate_s > behind * estimate and candidate.ideal_s > behind * ideal
+
+    def _cannot_win(self, cell: Cell) -> bool:
+        """Is everything in a cell slower than the best, by its bound?"""
+        best = self.evaluator.incumbent_s()
+        if not math.isfinite(best) or not self.bounds.rules_out(cell, best):
+            return False
+        self.ruled_out.append((self.bounds.at(cell, 0), cell))
+        return True
+
+    def _candidate(self, cell: Cell) -> Candidate | None:
+        """The best of a cell, evaluated at once where it is a single stage or far ahead."""
+        if not self._may_make():
+            return None
+        if self.problem.groupings[cell.grouping].num_groups == 1:
+            return self._alone(cell)
+        found = [self.candidates.best(cell, k) for k in self.plain[:1]]
+        if not self.plain:  # then only virtual stages are allowed
+            found = [self.candidates.best(cell, k) for k in range(len(self.problem.schedules))]
+        known = [candidate for candidate in found if candidate is not None]
+        if not known:
+            return None
+        candidate = min(known, key=lambda c: c.estimate_s)
+        self.made.append(candidate)
+        if candidate.estimate_s < self.settings.early * self.evaluator.incumbent_s():
+            self._evaluate(candidate)
+        return candidate
+
+    def _alone(self, cell: Cell) -> Candidate | None:
+        """A single stage on the mesh that is best for it, or on others that are nearly as good."""
+        settings = self.settings
+        reach = settings.reach if self.problem.homogeneous else settings.behind
+        found: list[Candidate] = []
+        for schedule in self.plain:
+            for candidate in self.candidates.on_each_mesh(cell, schedule):
+                found.append(candidate)
+                if math.isinf(self.evaluator.incumbent_s()):
+                    self._evaluate(candidate)  # something to show early
+                if self._done():
+                    break
+        found.sort(key=lambda candidate: candidate.estimate_s)
+        for candidate in found:
+            best = self.evaluator.incumbent_s()
+            near = candidate.estimate_s <= found[0].estimate_s * reach
+            if near and candidate.estimate_s < best * reach and not self._done():
+                self._evaluate(candidate)
+        self.made += found[:1]
+        if found and self.evaluator.is_cheap and found[0].solution in self.evaluations:
+            self.bounds.settle(cell, self.evaluations[found[0].solution].objective_s)
+        return found[0] if found else None
+
+    # Virtual stages.
+
+    def _virtual_stages(self) -> None:
+        """Candidates with several stages on each group, for pipelines that may gain by it."""
+        if self.problem.training:
+            for candidate in self._promising():
+                for numbers in self._by_name().values():
+                    if self._done():
+                        return
+                    self.interleaved += self._interleave(candidate, numbers)
+
+    def _by_name(self) -> dict[str, list[int]]:
+        """Schedules with virtual stages, few stages first."""
+        found: dict[str, list[int]] = {}
+        for k, schedule in enumerate(self.problem.schedules):
+            if schedule.virtual_stages > 1:
+                found.setdefault(schedule.name, []).append(k)
+        return found
+
+    def _interleave(self, candidate: Candidate, numbers: list[int]) -> list[Candidate]:
+        """More and more stages on each group, as long as the estimate does not grow."""
+        found: list[Candidate] = []
+        for schedule in numbers:
+            if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
+                continue
+            other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
+            if other is None:
+                continue
+            found.append(other)
+            if other.estimate_s > self.settings.worse * min(c.estimate_s for c in found):
+                break
+        return sorted(found, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
+
+    def _promising(self) -> list[Candidate]:
+        """Pipelines that would be the fastest if no group ever had to wait, one of each cell."""
+        cells: dict[Cell, Candidate] = {}
+        for candidate in sorted(self.made, key=lambda c: c.ideal_s):
+            plain = candidate.solution.schedule in self.plain
+            if plain and len(candidate.solution.stages) > 1:
+                cells.setdefault(candidate.cell, candidate)
+        most = None if self.evaluator.is_cheap else self.settings.promising
+        return list(cells.values())[:most]
+
+    def _one_to_show(self) -> None:
+        """A pipeline where all were ruled out, so that it can be told what one would take."""
+        groupings = self.problem.groupings
+        pipelines = [out for out in self.ruled_out if groupings[out[1].grouping].num_groups > 1]
+        if self.evaluator.is_cheap or self.made[1:] or not pipelines or not self.problem.training:
+            return
+        _, cell = min(pipelines, key=lambda out: (float(f"{out[0]:.3g}"), self._order(out[1])))
+        if not self.plain:
+            return
+        candidate = self.candidates.best(cell, self.plain[0])
+        if candidate is None or self._done():
+            return
+        likely = self._likely_chunks(cell)
+        found = [candidate, *(self._interleave(candidate, likely) if likely else ())]
+        self._evaluate(min(found, key=lambda c: c.estimate_s))
+
+    def _order(self, cell: Cell) -> int:
+        return next(i for i, (_, out) in enumerate(self.ruled_out) if out == cell)
+
+    def _likely_chunks(self, cell: Cell) -> list[int]:
+        """A number of virtual stages: as many as blocks, often of two segments."""
+        p = self.problem.groupings[cell.grouping].num_groups
+        wanted = self.problem.num_segments / (2 * p)
+        schedules = self.problem.schedules
+        known = [
+            k for k in self._by_name().get("interleaved", []) if self.candidates.flights(cell, k)
+        ]
+        return sorted(known, key=lambda k: abs(schedules[k].virtual_stages - wanted))[:1]
+
+    # Evaluations.
+
+    def _leaders_evaluated(self) -> None:
+        """The best estimates; plain ones also if they would win without waiting."""
+        settings = self.settings
+        for candidate in sorted(self.interleaved, key=lambda c: c.estimate_s):
+            if self._done():
+                return
+            if candidate.estimate_s < self.evaluator.incumbent_s() * settings.close:
+                self._evaluate_both(candidate)
+        ranked = sorted(self.made, key=lambda c: c.estimate_s)
+        if not ranked:
+            return
+        firsts: dict[int, Candidate] = {}
+        for candidate in ranked:
+            firsts.setdefault(len(candidate.solution.stages), candidate)
+        reach = ranked[0].estimate_s * settings.reach
+        for candidate in (*ranked[: settings.evaluated], *firsts.values()):
+            if self._done():
+                return
+            near = candidate.estimate_s <= reach or candidate in ranked[: settings.evaluated]
+            if near and candidate.ideal_s < self.evaluator.incumbent_s():
+                self._evaluate_both(candidate)
+
+    def _evaluate_both(self, candidate: Candidate) -> None:
+        """A candidate, and what selective checkpointing was chosen over where that is close."""
+        self._evaluate(candidate)
+        stages = candidate.solution.stages
+        if self._done() or all(stage.checkpointing != "selective" for stage in stages):
+            return
+        if not self._may_make():
+            return
+        other = self.candidates.best(
+            candidate.cell, candidate.solution.schedule, filled=candidate.filled, selective=False
+        )
+        best = self.evaluator.incumbent_s()
+        if other is not None and other.estimate_s < best * self.settings.close:
+            self._evaluate(other)
+
+    def _evaluate(self, candidate: Candidate) -> None:
+        """Evaluate a candidate; where memory turns out too small, one that fills less."""
+        settings = self.settings
+        for _ in range(settings.retries):
+            found = self._evaluated(candidate.solution)
+            if found is None or found.fits or self._done():
+                return
+            slower = found.objective_s >= self.evaluator.incumbent_s()
+            if math.isfinite(self.evaluator.incumbent_s()) and (
+                slower or found.over > settings.hopeless
+            ):
+                return
+            smaller = self._smaller(candidate, candidate.filled / (found.over * 1.01))
+            if smaller is None:
+                return
+            candidate = smaller
+
+    def _smaller(self, candidate: Candidate, filled: float) -> Candidate | None:
+        """Another candidate, that fills so much of the budgets or less; None if there is none."""
+        for _ in range(self.settings.shrunk):
+            other = self.candidates.best(
+                candidate.cell, candidate.solution.schedule,
+                filled=filled, selective=candidate.selective,
+            )  # fmt: skip
+            if other is None or other.solution != candidate.solution:
+                return other
+            filled *= self.settings.shrink  # what is live only for a moment is not in the estimate
+        return None
+
+    def _evaluated(self, solution: JointSolution) -> Evaluation | None:
+        if solution in self.evaluations:
+            return None
+        found = self.evaluator(solution)
+        if found is not None:
+            self.evaluations[solution] = found
+            if found.fits:
+                self.run.offer(solution, found.objective_s)
+        return found
+
+    def _other_orders(self) -> None:
+        """Other orders for the best stages so far."""
+        for solution in self._leaders() if self.problem.training else ():
+            for schedule in self.plain:
+                there = self.candidates.flights(solution.cell, schedule)
+                if self._done():
+                    return
+                if there and schedule != solution.schedule and self._may_make():
+                    self._evaluated(replace(solution, schedule=schedule))
+            if not self._done():
+                self.evaluator.reorder(solution)
+
+    def _leaders(self) -> list[JointSolution]:
+        """The best pipelines with a stage on each group: only they have orders without bubbles.
+
+        They need not be ahead yet; those that are behind in any order are left out.
+        """
+        ranked = sorted(
+            ((s, e) for s, e in self.evaluations.items() if e.fits), key=lambda p: p[1].objective_s
+        )
+        best = self.evaluator.incumbent_s()
+        return [
+            solution
+            for solution, found in ranked
+            if len(solution.stages) > 1
+            and solution.schedule in self.plain
+            and (found.order_bound_s < best)
+        ][: self.settings.leaders]
+
+    # Bounds, and when to end.
+
+    def _raise_bound(self, most_levels: int | None) -> None:
+        """The bound of the whole space, as far as there is time for it."""
+        best = self.evaluator.incumbent_s()
+        late = (lambda: False) if self.evaluator.is_cheap else self._is_late
+        self.run.bound(self.bounds.least(best, late, most_levels))
+
+    def _done(self) -> bool:
+        """Does a stop rule hold, for what was found here or is known from elsewhere?"""
+        if self.run.done():
+            return True
+        gap = relative_gap(self.evaluator.incumbent_s(), self.run.lower_bound)
+        return gap is not None and gap <= self.stop.gap
+
+    def _is_late(self) -> bool:
+        limit = self.stop.time_s
+        return self.stop.interrupted() or (limit is not None and self.run.seconds >= limit)
+
+    def _may_make(self) -> bool:
+        """Count a candidate that is about to be made; False where no more may be."""
+        if self._done():
+            return False
+        self.run.evaluations += 1
+        return True

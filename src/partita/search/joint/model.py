@@ -1,0 +1,547 @@
+"""A model on a cluster as a joint problem, and solutions of it as stages.
+
+The model is a chain of segments with its repeats folded (`graph.chain`). The space is every
+grouping of the devices (`groupings`), every number of micro-batches that divides the batch, every
+mesh of a group, and the orders that constraints leave. Strategies are made when they are asked for:
+the sharding problem of the folded graph, for one mesh and micro-batch size (`strategies`); groups
+that lie alike in the cluster share them.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
+from partita.costs.floors import op_floor_s
+from partita.costs.memory import model_memory, workspace_bytes
+from partita.costs.patterns import Patterns
+from partita.costs.roofline import op_cost
+from partita.costs.sharding import LEVELS
+from partita.graph.backward import training_graph
+from partita.graph.chain import Chain, Folded, chain_of, folded
+from partita.graph.rebatch import batch_of, rebatch
+from partita.graph.record import Graph
+from partita.plans import Axis, Mesh, Schedule, Stage
+from partita.problems.joint import (
+    Cell,
+    FlightKey,
+    Grouping,
+    JointProblem,
+    JointSchedule,
+    JointSolution,
+    MeshShape,
+    StageChoice,
+    Strategy,
+    TableKey,
+)
+from partita.problems.sharding import ShardingProblem
+from partita.schedules.named import NAMED
+from partita.search.base import Status, Stop
+from partita.search.joint.bounds import CellBound
+from partita.search.joint.groupings import (
+    device_groupings,
+    divisors,
+    mesh_of,
+    mesh_shapes,
+    weighted_meshes,
+)
+from partita.search.joint.orders import in_flight, joint_schedule, refused
+from partita.search.joint.stage_bound import StageBound
+from partita.search.joint.strategies import (
+    MULTIPLIERS,
+    DistinctOps,
+    MeshStrategies,
+    SplitStrategy,
+)
+from partita.search.sharding import SEARCHES
+
+K = TypeVar("K")
+V = TypeVar("V")
+Allow = Callable[[str, object], bool]
+REPLICATED = ("none",)  # parameters are not sharded in any way
+RECOMPUTE = {"none": "no", "selective": "light", "full": "yes"}  # checkpointing, as plans say it
+
+
+class Made(Mapping[K, V], Generic[K, V]):
+    """Values that are made when they are asked for; those that were are its content."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+        self._known: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        if key not in self._known:
+            self._known[key] = self._make(key)
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What the space of a model has, and how carefully its strategies are made."""
+
+    most_stages: int = 32  # groups of devices, unless more are pinned
+    # Orders with one stage on each group (others if pinned), and with several virtual stages.
+    plain: tuple[str, ...] = ("1f1b", "zb-h1", "zb-h2")
+    virtual: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("zb-v", (2,)),
+        ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
+    )
+    finest: int = 200  # segments: the more, the more evenly stages can be cut, and the slower
+    filled: float = 0.94  # of the memory, before what is live only for a moment is known
+    large: int = 128  # devices: beyond, only meshes that the samples reach
+    most_weighted: int = 4  # micro-batches of one stage over heterogeneous devices
+    close: float = 1e-5  # splits so near to the best are good enough
+    most_sweeps: int = 400  # of the sharding search for one mesh and multiplier; most need a few
+    half: float = 0.5  # of a node's memory: what parameters and states should fill
+
+
+@dataclass
+class JointModel:
+    """One model on one cluster; remembers what was worked out."""
+
+    graph: Graph
+    optimizer: str
+    cluster: Cluster
+    collectives: Collectives
+    allow: Allow = field(default=lambda decision, value: True)
+    levels: tuple[str, ...] = LEVELS
+    max_memory: float = math.inf
+    interrupted: Callable[[], bool] = field(default=lambda: False)
+    constraints: str = ""
+    pinned_schedule: str | None = None
+    pinned_stages: int | None = None
+    name: str = ""
+    settings: ModelSettings = ModelSettings()
+    chain: Chain = field(init=False)
+    fold: Folded = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch = batch_of(self.graph)
+        self.training = self.graph.is_training
+        self.chain = chain_of(self.graph, self.settings.finest, self.settings.finest)
+        self.fold = folded(self.chain)
+        short = self.fold.graph
+        self.base = training_graph(short, self.optimizer) if self.training else short
+        self.patterns = Patterns.of(self.cluster)
+        self.search = next(iter(SEARCHES.values()))
+        self._graphs: dict[int, Graph] = {}
+        self.stage_bound = StageBound(
+            self.fold, self.cluster, self.training, self.micro, self.memory_bytes
+        )
+        self._meshes: dict[tuple[object, ...], MeshStrategies] = {}
+        self._splits: dict[TableKey, tuple[SplitStrategy, ...]] = {}
+        self._distinct: dict[int, DistinctOps] = {}
+        self._pattern_of: dict[tuple[object, ...], int] = {}
+        self._first: list[tuple[int, ...]] = []  # of each pattern, the first group that has it
+
+    # The record.
+
+    @functools.cached_property
+    def problem(self) -> JointProblem:
+        """The space, and tables that are made when they are asked for."""
+        groupings, counts = self._groupings(), self._counts()
+        meshes: dict[tuple[int, int], tuple[MeshShape, ...]] = {}
+        for pattern, group in enumerate(self._first):
+            for count in counts:
+                meshes[pattern, count] = self._mesh_shapes(group, count)
+        cells = tuple(
+            Cell(number, count)
+            for number, grouping in enumerate(groupings)
+            for count in counts
+            if all(meshes[pattern, count] for pattern in grouping.patterns)
+        )
+        allowed = tuple(
+            each for each, word in RECOMPUTE.items() if self.allow("recompute", word)
+        )  # fmt: skip
+        return JointProblem(
+            batch=self.batch,
+            training=self.training,
+            segment_kind=tuple(self.fold.like),
+            crossing_bytes=tuple(map(float, self.chain.crossing_bytes)),
+            groupings=groupings,
+            cells=cells,
+            schedules=self.schedules,
+            meshes=meshes,
+            strategies=Made(self._strategies),
+            in_flight=Made(self._in_flight),
+            checkpointing=allowed if self.training and allowed else ("none",),
+            likely_stages=self._likely_stages(),
+            homogeneous=self.cluster.is_homogeneous,
+            name=self.name,
+            constraints=self.constraints,
+        )
+
+    @functools.cached_property
+    def schedules(self) -> tuple[JointSchedule, ...]:
+        """Orders that may be, those with one stage on each group first."""
+        names, virtual = list(self.settings.plain), dict(self.settings.virtual)
+        names = names if self.training else ["1f1b"]
+        pinned = self.pinned_schedule
+        if pinned is not None and pinned not in (*names, *virtual):
+            names = [pinned] if NAMED[pinned].layout == "line" else []
+        found = [joint_schedule(name) for name in names if self.allow("schedule", name)]
+        for name, chunks in virtual.items() if self.training else ():
+            if self.allow("schedule", name):
+                found += [joint_schedule(name, count) for count in chunks]
+        return tuple(found)
+
+    def _counts(self) -> list[int]:
+        return [c for c in divisors(self.batch) if self.allow("microbatches", c)]
+
+    def _groupings(self) -> tuple[Grouping, ...]:
+        most = min(self.settings.most_stages, self.chain.num_segments)
+        if self.pinned_stages is not None:
+            most = min(self.pinned_stages, self.chain.num_segments)
+        found = []
+        for groups in device_groupings(self.cluster, most):
+            if self.allow("stages", len(groups)):
+                latency, per_byte = self._link(groups)
+                found.append(
+                    Grouping(
+                        groups,
+                        tuple(map(self._pattern, groups)),
+                        tuple(self.memory_bytes(g) * self.settings.filled for g in groups),
+                        latency,
+                        per_byte,
+                    )
+                )
+        return tuple(found)
+
+    def _pattern(self, group: tuple[int, ...]) -> int:
+        """The number of a group's pattern: equal for groups that lie alike."""
+        pattern = self.patterns.pattern(group)
+        if pattern not in self._pattern_of:
+            self._pattern_of[pattern] = len(self._first)
+            self._first.append(group)
+        return self._pattern_of[pattern]
+
+    def _link(self, groups: Sequence[Sequence[int]]) -> tuple[float, float]:
+        """Latency, and seconds per byte of all that crosses a cut, each device its part."""
+        if len(groups) == 1:
+            return 0.0, 0.0
+        small = min(len(groups[0]), len(groups[1]))
+        pairs = tuple(zip(groups[0][:small], groups[1][:small], strict=True))
+        none, some = self.collectives.exchange(0.0, pairs), self.collectives.exchange(1e6, pairs)
+        return none, (some - none) / 1e6 / small
+
+    def _mesh_shapes(self, group: tuple[int, ...], count: int) -> tuple[MeshShape, ...]:
+        """The meshes of a group; of many devices those that the samples reach."""
+        shapes = mesh_shapes(len(group), self.patterns.inner_size)
+        allowed = [shape for shape in shapes if self.allow("mesh", shape)]
+        if self.cluster.num_devices > self.settings.large:
+            reached = [shape for shape in allowed if shape[0] <= self.batch // count]
+            allowed = reached or allowed
+        found = [MeshShape(shape) for shape in allowed]
+        line = (len(group),)
+        if line in allowed and count <= self.settings.most_weighted:
+            found += [MeshShape(line, weights) for weights in self._weights(group, count)]
+        return tuple(found)
+
+    def _weights(self, group: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+        """Shares by speed, where one stage has all heterogeneous devices."""
+        if self.cluster.is_homogeneous or len(group) < self.cluster.num_devices:
+            return []
+        meshes = weighted_meshes(self.cluster, self._speeds, self.batch // count)
+        return [mesh.axes[0].weights for mesh in meshes]
+
+    @functools.cached_property
+    def _speeds(self) -> dict[str, float]:
+        graph = self.micro(1)
+        return {
+            kind.name: 1 / (sum(op_cost(graph, op, kind).seconds for op in graph.ops) or 1.0)
+            for kind in self.cluster.kinds
+        }
+
+    def _in_flight(self, key: FlightKey) -> tuple[float, ...]:
+        schedule, p, m = self.schedules[key.schedule], key.num_groups, key.num_microbatches
+        if refused(schedule.name, p, schedule.virtual_stages, m):
+            return ()
+        if not self.training:
+            return (1.0,) * p
+        return in_flight(schedule.name, p, schedule.virtual_stages, m)
+
+    def _likely_stages(self) -> int:
+        """As many as it takes for parameters and states to fill half of a node's memory."""
+        memory = model_memory(self.graph)
+        held = memory.parameters + memory.gradients + memory.states
+        least = min(kind.memory_bytes for kind in self.cluster.kinds)
+        wanted = max(1.0, held / (self.settings.half * least * self.patterns.inner_size))
+        return int(min(1 << math.ceil(math.log2(wanted)), self.cluster.num_devices))
+
+    # Strategies.
+
+    def _strategies(self, key: TableKey) -> tuple[Strategy, ...]:
+        return tuple(split.figures for split in self.splits(key))
+
+    def splits(self, key: TableKey) -> tuple[SplitStrategy, ...]:
+        """The strategies of a table, with the splits that they stand for."""
+        if key not in self._splits:
+            on_mesh = self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight)
+            found = list(on_mesh.strategies)
+            if key.in_flight == 1 and self._replicas_matter(self._first[key.pattern]):
+                # Splits for parameters that are not sharded at all differ, and may be quicker.
+                found += replace(on_mesh, levels=REPLICATED, multipliers=MULTIPLIERS[:1]).strategies
+            self._splits[key] = tuple(found)
+        return self._splits[key]
+
+    def _replicas_matter(self, group: tuple[int, ...]) -> bool:
+        """May a device of a single stage hold everything, and as much again?"""
+        alone = any(each.devices == (group,) for each in self.problem.groupings)
+        memory = model_memory(self.graph)
+        held = memory.parameters + memory.gradients + memory.states
+        budget = self.memory_bytes(group) * self.settings.filled
+        return alone and len(self.levels) > 1 and 2 * held <= budget
+
+    def _mesh(self, key: TableKey) -> Mesh:
+        return mesh_on(key.mesh, self._first[key.pattern])
+
+    def on_mesh(self, mesh: Mesh, num_microbatches: int, flight: int) -> MeshStrategies:
+        """What is known of one mesh, shared by all that lie alike."""
+        key = (mesh.axes, self.patterns.pattern(mesh.devices), num_microbatches, flight)
+        if key not in self._meshes:
+            graph, distinct = self.micro(num_microbatches), self._distinct_ops(num_microbatches)
+            self._meshes[key] = MeshStrategies(
+                graph, self.fold, self.cluster, mesh, num_microbatches, flight, self._solve,
+                self._prove, self.collectives, distinct,
+                MULTIPLIERS if self.training else MULTIPLIERS[:3], self.levels,
+                self.allow("recompute", "light"),
+            )  # fmt: skip
+        return self._meshes[key]
+
+    def micro(self, num_microbatches: int) -> Graph:
+        """The folded graph for one of so many micro-batches."""
+        if num_microbatches not in self._graphs:
+            self._graphs[num_microbatches] = rebatch(self.base, self.batch // num_microbatches)
+        return self._graphs[num_microbatches]
+
+    def _distinct_ops(self, num_microbatches: int) -> DistinctOps:
+        if num_microbatches not in self._distinct:
+            found = DistinctOps.of(self.micro(num_microbatches), self.fold)
+            self._distinct[num_microbatches] = found
+        return self._distinct[num_microbatches]
+
+    def memory_bytes(self, group: Sequence[int]) -> float:
+        """What a device of a group has beside its workspace, by the one that has least."""
+        kinds = {self.cluster.devices[device].kind: device for device in group}
+        found = (self.cluster.kind_of(device) for device in kinds.values())
+        return min(min(k.memory_bytes, self.max_memory) - workspace_bytes(k) for k in found)
+
+    def _solve(self, problem: ShardingProblem) -> tuple[int, ...] | None:
+        """Splits that are good enough for a strategy."""
+        settings = self.settings
+        stop = Stop(
+            gap=settings.close, evaluations=settings.most_sweeps, interrupted=self.interrupted
+        )
+        solution = self.search(problem, stop, 0).solution
+        return None if solution is None else tuple(solution.assignment)
+
+    def _prove(self, problem: ShardingProblem) -> tuple[int, ...] | None:
+        """Splits than which none are better, or nothing."""
+        stop = Stop(evaluations=self.settings.most_sweeps, interrupted=self.interrupted)
+        result = self.search(problem, stop, 0)
+        if result.solution is None or result.status is not Status.OPTIMAL:
+            return None
+        return tuple(result.solution.assignment)
+
+    # Solutions as stages.
+
+    def schedule(self, solution: JointSolution) -> Schedule:
+        """The order of a solution, as a plan has it."""
+        return Schedule(
+            self.schedules[solution.schedule].name, solution.cell.num_microbatches
+        )  # fmt: skip
+
+    def stages(self, solution: JointSolution) -> tuple[Stage, ...]:
+        """The stages of a solution, with a split for every op."""
+        problem = self.problem
+        grouping = problem.groupings[solution.cell.grouping]
+        schedule = problem.schedules[solution.schedule]
+        found = []
+        for number, stage in enumerate(solution.stages):
+            group = schedule.group_of(number, grouping.num_groups)
+            shape = problem.meshes_of(solution.cell, group)[stage.mesh]
+            split = self.splits(problem.key(solution.cell, group, shape))[stage.strategy]
+            mesh = mesh_on(shape, grouping.devices[group])
+            found.append(self._stage(number, mesh, split, stage))
+        return tuple(found)
+
+    def _stage(self, number: int, mesh: Mesh, split: SplitStrategy, choice: StageChoice) -> Stage:
+        segments = self.chain.segments[choice.first : choice.end]
+        ops = [name for segment in segments for name in segment.ops]
+        full = choice.checkpointing == "full"
+        kept = tuple(segment.ops[0] for segment in segments[1:]) if full else ()
+        again = self._again(split, ops) if choice.checkpointing == "selective" else ()
+        splits = split.splits(ops, self.fold)
+        return Stage(f"stage{number}", mesh, splits, full, kept, again)
+
+    def _again(self, split: SplitStrategy, ops: Sequence[str]) -> tuple[str, ...]:
+        """The ops of a stage that run again: for gradients of this stage."""
+        found: set[str] = set()
+        mine = set(ops)
+        for op in reversed(ops):
+            readers, users = self.readers[op]
+            if self.fold.op_like[op] in split.again and (readers & mine or users & found):
+                found.add(op)
+        return tuple(op for op in ops if op in found)
+
+    @functools.cached_property
+    def readers(self) -> dict[str, tuple[set[str], set[str]]]:
+        """Per op the ops whose gradients read what it makes, and those that read it themselves."""
+        found: dict[str, tuple[set[str], set[str]]] = {}
+        for op in self.graph.ops:
+            if op.phase == "forward":
+                users = [user for name in op.outputs for user in self.graph.consumers(name)]
+                found[op.name] = (
+                    {user.forward for user in users if user.forward},
+                    {user.name for user in users if user.phase == "forward"},
+                )
+        return found
+
+    # Bounds of cells.
+
+    def meshes_of(self, cell: Cell, group: int) -> list[MeshStrategies]:
+        """What is known of the meshes of a group."""
+        keys = (
+            self.problem.key(cell, group, shape) for shape in self.problem.meshes_of(cell, group)
+        )
+        return [self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight) for key in keys]
+
+    def _each_group(self, cell: Cell) -> dict[int, list[MeshStrategies]]:
+        """The meshes of every group, by pattern: those that lie alike once."""
+        patterns = self.problem.groupings[cell.grouping].patterns
+        first = {pattern: group for group, pattern in reversed(list(enumerate(patterns)))}
+        return {pattern: self.meshes_of(cell, group) for pattern, group in first.items()}
+
+    def cell_bound(self, cell: Cell, *, busy_only: bool = False) -> CellBound | None:
+        """What no plan of a cell is below, by multipliers; None: there is no such plan."""
+        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
+        if not meshes:
+            return None
+        grouping = self.problem.groupings[cell.grouping]
+        return CellBound(
+            meshes,
+            grouping.num_groups,
+            cell.num_microbatches,
+            max(map(self.memory_bytes, grouping.devices)),
+            self.training,
+            self._waits_from,
+            busy_only,
+            plain=any(each.virtual_stages == 1 for each in self.schedules),
+            interleaved=any(each.virtual_stages > 1 for each in self.schedules),
+        )
+
+    @functools.cached_property
+    def _waits_from(self) -> int:
+        """The first segment from which on each reads what the one before it made.
+
+        A stage that begins there or later waits for all segments in between, one after the other;
+        what comes before may run beside them (a decoder's first layers beside the encoder).
+        """
+        apart = [k for k, own in enumerate(self._sources) if k and k - 1 not in own]
+        return max(apart, default=0)
+
+    def launch_bound_s(self, cell: Cell) -> float:
+        """All work over all devices, and the launches of every op for every micro-batch.
+
+        Each group launches its ops m times; on average that is m / p of all. On heterogeneous
+        devices work is shared otherwise: nothing is said there.
+        """
+        if not self.cluster.is_homogeneous:
+            return 0.0
+        work_s, launches_s = self._work_and_launches
+        num_groups = self.problem.groupings[cell.grouping].num_groups
+        return work_s + cell.num_microbatches * launches_s / num_groups
+
+    @functools.cached_property
+    def _work_and_launches(self) -> tuple[float, float]:
+        graph, kind = self.micro(1), self.cluster.kinds[0]
+        distinct = self._distinct_ops(1)
+        counts = distinct.counts[list(self.fold.like)].sum(axis=0)
+        launches = [
+            sum(op_cost(graph, op, kind).launch_s for op in phases) for phases in distinct.phases
+        ]
+        work = [sum(op_floor_s(graph, op, kind) for op in phases) for phases in distinct.phases]
+        return float(counts @ work) / self.cluster.num_devices, float(counts @ launches)
+
+    def compute_bound_s(self, cell: Cell) -> float:
+        """A lower bound that counts nothing but computing, found at once.
+
+        With seconds t_r of every segment on group r and weights of the groups that add up to 1,
+        no step is below the sum over segments of min_r weight_r t_r: each segment runs somewhere.
+        A single stage has one mesh for all.
+        """
+        patterns = self.problem.groupings[cell.grouping].patterns
+        known = {
+            pattern: [mesh.compute_bound for mesh in meshes]
+            for pattern, meshes in self._each_group(cell).items()
+        }
+        if len(patterns) == 1:
+            return float(min(row.sum() for row in known[patterns[0]]))
+        least = {pattern: np.min(rows, axis=0) for pattern, rows in known.items()}
+        rows = [least[pattern] for pattern in patterns]
+        speeds = np.array([1 / max(float(row.sum()), 1e-30) for row in rows])
+        weights = speeds / speeds.sum()  # so that all groups are about equally busy
+        return float((weights[:, None] * np.array(rows)).min(axis=0).sum())
+
+    def longest_path_s(self, cell: Cell) -> float:
+        """One micro-batch's segments one after the other, as they need each other, there and back.
+
+        Holds for every order and number of stages: a segment runs on one group, op by op, after
+        the segments that it reads from; its data gradients after those of its readers.
+        """
+        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
+        forward = np.min([mesh.quickest.forward for mesh in meshes], axis=0)
+        backward = np.min([mesh.quickest.backward for mesh in meshes], axis=0)
+        ends, sources = np.zeros(len(forward)), self._sources
+        for number, own in enumerate(forward):
+            ends[number] = own + max((ends[k] for k in sources[number]), default=0.0)
+        if not self.training:
+            return float(ends.max())
+        after = ends.copy()  # a segment's backward comes after its forward and its readers'
+        for number in reversed(range(len(forward))):
+            after[number] += backward[number]
+            for k in sources[number]:
+                after[k] = max(after[k], after[number])
+        return float(after.max())
+
+    @functools.cached_property
+    def _sources(self) -> tuple[tuple[int, ...], ...]:
+        """Of every segment of the chain, the segments that made what it reads."""
+        maker = {
+            name: number
+            for number, segment in enumerate(self.chain.segments)
+            for op in segment.ops
+            for name in self.graph.op(op).outputs
+        }
+        return tuple(
+            tuple(
+                sorted({
+                    maker[name]
+                    for op in segment.ops
+                    for name in self.graph.op(op).inputs
+                    if maker.get(name, number) != number
+                })
+            )
+            for number, segment in enumerate(self.chain.segments)
+        )  # fmt: skip
+
+
+def mesh_on(shape: MeshShape, devices: Sequence[int]) -> Mesh:
+    """A mesh of a shape on some devices."""
+    if shape.weights:
+        return Mesh((Axis("x", shape.sizes[0], shape.weights),), tuple(devices))
+    return mesh_of(shape.sizes, devices)

@@ -1,0 +1,44 @@
+"""What published orders hold: micro-batches in flight on every group, read off the orders."""
+
+import functools
+
+from partita.problems.joint import JointSchedule
+from partita.schedules.named import NAMED
+
+WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
+CHANGES = {"F": 1.0, "B": -1.0, "I": WAITING, "W": -1.0 - WAITING}
+SINGLE = "1f1b"  # the name of the order of a single stage, which has nothing to order
+
+
+def joint_schedule(name: str, virtual_stages: int = 1) -> JointSchedule:
+    """A published order as a record of the space."""
+    known = NAMED[name]
+    return JointSchedule(name, virtual_stages, known.layout, known.split)
+
+
+def refused(name: str, num_groups: int, virtual_stages: int, num_microbatches: int) -> bool:
+    """Is an order not there for these numbers?"""
+    known = NAMED[name]
+    if num_groups == 1:
+        return name != SINGLE or virtual_stages > 1
+    if known.layout == "line" and virtual_stages > 1:
+        return True
+    return bool(known.refuses(num_groups, virtual_stages, num_microbatches))
+
+
+@functools.lru_cache(maxsize=256)
+def in_flight(
+    name: str, num_groups: int, virtual_stages: int, num_microbatches: int
+) -> tuple[float, ...]:
+    """Per group, the most activations of a micro-batch that it holds, as parts of all its stages'.
+
+    Read off the order itself; where weight gradients wait, gradients of activations wait with them.
+    """
+    found = []
+    for row in NAMED[name].order(num_groups, virtual_stages, num_microbatches):
+        level = peak = 0.0
+        for action in row:
+            level += CHANGES[action.kind]
+            peak = max(peak, level)
+        found.append(peak / virtual_stages)
+    return tuple(found)

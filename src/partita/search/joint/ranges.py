@@ -1,0 +1,191 @@
+"""What every strategy costs on every layer range: the tables that cuts are chosen from.
+
+The formulas of `problems.joint` for all ranges [i, j) of the chain at once, by prefix sums: arrays
+of options x starts x ends. An option is a strategy with one kind of checkpointing.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.problems.joint import EXPOSED, GATHERED_AGAIN, JointProblem, Strategy, TiedBytes
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Option(NamedTuple):
+    """A strategy of one of a group's meshes, and what is checkpointed."""
+
+    mesh: int
+    strategy: int
+    checkpointing: str
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRanges:
+    """Figures of every range [i, j): arrays of options x starts x ends.
+
+    Bytes of a stage: static + micro-batches in flight * saved + moment. `tail` is what it takes
+    once, beyond the last micro-batch.
+    """
+
+    seconds: Floats
+    static: Floats
+    saved: Floats
+    moment: Floats
+    tail: Floats
+
+    def within(self, in_flight: float, budget: float, tail_share: float) -> tuple[Floats, Ints]:
+        """The least seconds of each range that fits the budget, and the option it is run with."""
+        held = in_flight * self.saved
+        held += self.static
+        held += self.moment
+        seconds = tail_share * self.tail
+        seconds += self.seconds
+        seconds[held > budget] = np.inf
+        option = seconds.argmin(axis=0)
+        return np.take_along_axis(seconds, option[None], 0)[0], option
+
+    def only(self, chosen: Sequence[int]) -> "LayerRanges":
+        """The same with some of the options."""
+        parts = (self.seconds, self.static, self.saved, self.moment, self.tail)
+        return LayerRanges(*(part[list(chosen)] for part in parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All ranges with every option of a group."""
+
+    ranges: LayerRanges
+    options: tuple[Option, ...]
+
+    @functools.cached_property
+    def without_selective(self) -> "Table | None":
+        """The same without selective checkpointing; None where nothing else is allowed."""
+        left = [i for i, option in enumerate(self.options) if option.checkpointing != "selective"]
+        if len(left) == len(self.options):
+            return self
+        return Table(self.ranges.only(left), tuple(self.options[i] for i in left)) if left else None
+
+
+def joined(parts: Sequence[LayerRanges]) -> LayerRanges:
+    """All options of several tables in one, in this order."""
+    if len(parts) == 1:
+        return parts[0]
+    return LayerRanges(
+        np.concatenate([part.seconds for part in parts]),
+        np.concatenate([part.static for part in parts]),
+        np.concatenate([part.saved for part in parts]),
+        np.concatenate([part.moment for part in parts]),
+        np.concatenate([part.tail for part in parts]),
+    )
+
+
+def table_of(problem: JointProblem, own: Sequence[tuple[int, Sequence[Strategy]]]) -> Table | None:
+    """The table of some meshes, by number, with their strategies; None where there is no option."""
+    parts: list[LayerRanges] = []
+    options: list[Option] = []
+    for mesh, strategies in own:
+        for number, strategy in enumerate(strategies):
+            allowed = problem.options(strategy)
+            made = (
+                _training(problem, strategy, allowed)
+                if problem.training
+                else {"none": _inference(problem, strategy)}
+            )
+            for checkpointing in allowed:
+                parts.append(made[checkpointing])
+                options.append(Option(mesh, number, checkpointing))
+    return Table(joined(parts), tuple(options)) if parts else None
+
+
+def _training(
+    problem: JointProblem, strategy: Strategy, allowed: Sequence[str]
+) -> dict[str, LayerRanges]:
+    """Every range with all activations kept, with cheap ones and with all computed again."""
+    kinds = np.array(problem.segment_kind)
+
+    def sums(column: Floats) -> Floats:
+        return range_sums(column[kinds])
+
+    overlapped, compute = sums(strategy.overlapped), sums(strategy.compute)
+    waited = sums(strategy.blocking + EXPOSED * strategy.overlapped)
+    static = sums(strategy.static) + tied_ranges(strategy.tied, len(kinds))
+    # Gradients are synchronised while the last backward goes on.
+    late = strategy.sync - strategy.compute + strategy.forward
+    late = np.concatenate(([0.0], np.cumsum(late[kinds])))
+    tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
+    tail += np.where(np.isfinite(static), sums(strategy.ends), 0.0)
+    found: dict[str, LayerRanges] = {}
+    if "none" in allowed:
+        saved = sums(strategy.saved)
+        seconds = waited + np.maximum(compute, overlapped)
+        found["none"] = _one(seconds, static, saved, np.zeros_like(saved), tail)
+    if "selective" in allowed:
+        sent, again = sums(strategy.again_sent), compute + sums(strategy.again)
+        found["selective"] = _one(
+            waited + EXPOSED * sent + np.maximum(again, overlapped + sent),
+            static,
+            sums(strategy.again_saved),
+            range_peaks((strategy.saved - strategy.again_saved)[kinds]),
+            tail,
+        )
+    if "full" in allowed:
+        # Sharded parameters are gathered once more for a second forward.
+        twice = np.maximum(compute + sums(strategy.forward), GATHERED_AGAIN * overlapped)
+        peaks = range_peaks(strategy.saved[kinds])
+        found["full"] = _one(waited + twice, static, sums(strategy.entering), peaks, tail)
+    return found
+
+
+def _inference(problem: JointProblem, strategy: Strategy) -> LayerRanges:
+    """Every range when nothing is kept but what passes through it."""
+    kinds = np.array(problem.segment_kind)
+    overlapped = range_sums(strategy.overlapped[kinds])
+    compute = range_sums(strategy.compute[kinds])
+    waited = range_sums((strategy.blocking + EXPOSED * strategy.overlapped)[kinds])
+    nothing = np.zeros_like(overlapped)
+    static = range_sums(strategy.static[kinds]) + tied_ranges(strategy.tied, len(kinds))
+    peaks = range_peaks(strategy.entering[kinds])
+    return _one(waited + np.maximum(compute, overlapped), static, nothing, peaks, nothing)
+
+
+def _one(*arrays: Floats) -> LayerRanges:
+    return LayerRanges(*(array[None] for array in arrays))
+
+
+def range_sums(values: Floats) -> Floats:
+    """Sums over every range [i, j); infinite where there is none (j <= i)."""
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    sums: Floats = total[None, :] - total[:, None]
+    sums += _nowhere(len(total))
+    return sums
+
+
+@functools.lru_cache(maxsize=8)
+def _nowhere(size: int) -> Floats:
+    """Infinite where there is no range, else 0."""
+    found: Floats = np.where(np.tri(size, dtype=bool), np.inf, 0.0)
+    return found
+
+
+def range_peaks(values: Floats) -> Floats:
+    """The largest value of every range [i, j); 0 where there is none."""
+    count = len(values)
+    peaks = np.zeros((count + 1, count + 1))
+    for i in range(count):
+        peaks[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    return peaks
+
+
+def tied_ranges(tied: Sequence[TiedBytes], num_segments: int) -> Floats:
+    """What tied parameters add to every range [i, j): the user is in it, the owner is not."""
+    found: Floats = np.zeros((num_segments + 1, num_segments + 1))
+    for one in tied:
+        found[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
+    return found

@@ -1,0 +1,336 @@
+"""Strategies of one mesh at one micro-batch size: splits and ZeRO stages for all segments.
+
+The sharding problem of the folded graph is solved once for every Lagrange multiplier on bytes; each
+answer is a strategy, with the figures of every kind of segment that `problems.joint` names. All are
+of one device and one micro-batch; `sync` and `ends` are once a step. Which ops selective
+checkpointing runs again is chosen for each strategy (`selective`).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.cluster import Cluster, DeviceKind
+from partita.costs.collectives import Collectives
+from partita.costs.layouts import num_shards
+from partita.costs.roofline import op_cost
+from partita.costs.saved import Saved
+from partita.costs.sharding import (
+    LEVELS,
+    Choice,
+    ShardingModel,
+    Weights,
+    dims_of,
+    sharding_model,
+    unlike,
+    ways_of,
+)
+from partita.costs.tied import kept_alike, later_readers, state_bytes, tied_bytes
+from partita.graph.chain import Folded
+from partita.graph.record import Graph, Op
+from partita.graph.splits import placements
+from partita.graph.traffic import elements
+from partita.plans import Mesh, OpSplit
+from partita.problems.joint import Strategy, TiedBytes
+from partita.problems.sharding import ShardingProblem
+from partita.search.joint.bound_segments import BoundSegments
+from partita.search.joint.bound_tables import bound_segments
+from partita.search.joint.selective import Again, Selective
+
+Floats = npt.NDArray[np.float64]
+Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
+
+MULTIPLIERS = (0.0, 0.05, 0.5, 5.0)  # on a byte, in units of the model's time per byte
+
+
+@dataclass(frozen=True, eq=False)
+class SplitStrategy:
+    """One answer for all segments: a choice for each op of the folded graph, and its figures."""
+
+    mesh: Mesh
+    choice_of: dict[str, Choice]
+    figures: Strategy
+    again: frozenset[str] = frozenset()  # ops that selective checkpointing runs again
+
+    def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
+        """The splits of some ops of the whole graph."""
+        return tuple(
+            OpSplit(op, choice.dims, choice.sharded)
+            for op, choice in ((op, self.choice_of[fold.op_like[op]]) for op in ops)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class MeshStrategies:
+    """The question of one mesh at one micro-batch size; every answer is found when asked for.
+
+    `graph` is the folded one for one micro-batch; `solve` may give good splits, `prove` only the
+    best. With `selective`, bytes count where selective checkpointing would keep them.
+    """
+
+    graph: Graph
+    fold: Folded
+    cluster: Cluster
+    mesh: Mesh
+    num_microbatches: int
+    in_flight: float
+    solve: Solve
+    prove: Solve
+    collectives: Collectives
+    distinct: "DistinctOps"
+    multipliers: Sequence[float] = MULTIPLIERS
+    levels: tuple[str, ...] = LEVELS
+    selective: bool = True
+    overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
+
+    @functools.cached_property
+    def model(self) -> ShardingModel:
+        """What every choice costs."""
+        return sharding_model(
+            self.graph, self.cluster, self.mesh, self.levels, self.collectives,
+            self.num_microbatches,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def strategies(self) -> tuple[SplitStrategy, ...]:
+        """The best splits for every multiplier."""
+        model = self.model
+        at = {name: k for k, ops in enumerate(self.fold.segments) for name in ops}
+        segment_of = np.array([at[name] for name in model.ops])
+        reader = _Reader(
+            self.graph, self.fold, self.cluster, model, segment_of, self.num_microbatches,
+            self.collectives,
+        )  # fmt: skip
+        found: dict[tuple[int, ...], SplitStrategy] = {}
+        unit = 0.0
+        for multiplier in self.multipliers:
+            weights = Weights(
+                hidden=self.overlapped_counts,
+                s_per_byte=multiplier * unit,
+                in_flight=self.in_flight,
+                light=self.selective,
+            )
+            chosen = self.solve(model.problem(weights))
+            if chosen is None:
+                break
+            if not unit:
+                unit = _unit_price(model, chosen, self.in_flight)
+            if chosen not in found:
+                found[chosen] = reader.strategy(chosen)
+        return tuple(found.values())
+
+    @functools.cached_property
+    def bounds(self) -> BoundSegments:
+        """What all splits take at the least."""
+        return bound_segments(
+            self.graph, self.fold, self.cluster, self.model, self.num_microbatches,
+            self.collectives, self.prove,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def quickest(self) -> "Quickest":
+        """The least seconds of every segment of the chain, each op at its quickest split."""
+        rows = [self._quickest(kind, place) for kind, place in unlike(self.cluster, self.mesh)]
+        total = max((row[0] for row in rows), key=lambda row: float(row.sum()))
+        forward, backward = (np.min([row[k] for row in rows], axis=0) for k in (1, 2))
+        return Quickest(total, forward, backward)
+
+    @property
+    def compute_bound(self) -> Floats:
+        """Per segment of the chain the seconds of computing, for all micro-batches.
+
+        A bound that takes next to no time. Of heterogeneous devices it is that of the one with the
+        most to do: each computes its share of every op.
+        """
+        return self.num_microbatches * self.quickest.total
+
+    def _quickest(self, kind: DeviceKind, place: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """Of one device, at its place in the mesh: in all, forward, data gradients."""
+        graph, axes, distinct = self.graph, self.mesh.axes, self.distinct
+        values = np.zeros((3, len(distinct.phases)))
+        for number, phases in enumerate(distinct.phases):
+            call = graph.call(phases[0])
+            splits = {
+                tuple(sorted(ways_of(dims, axes, place).items())) for dims in dims_of(call, axes)
+            }
+            seconds = np.array([
+                [op_cost(graph, op, kind, split).seconds for op in phases]
+                for split in sorted(splits)
+            ])  # fmt: skip
+            back = [k for k, op in enumerate(phases) if op.phase == "dgrad"]
+            least = seconds.min(axis=0)
+            values[:, number] = seconds.sum(axis=1).min(), least[0], least[back].sum()
+        total, forward, backward = (values @ distinct.counts.T)[:, np.array(self.fold.like)]
+        return total, forward, backward
+
+
+@dataclass(frozen=True, eq=False)
+class Quickest:
+    """Seconds of one micro-batch, per segment: in all, of the forward, of the data gradients."""
+
+    total: Floats
+    forward: Floats
+    backward: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class DistinctOps:
+    """The ops of a folded graph that differ, each forward op with its gradients, and where."""
+
+    phases: tuple[tuple[Op, ...], ...]  # the forward op first
+    counts: Floats  # of every segment of the folded chain, how many of each
+
+    @classmethod
+    def of(cls, graph: Graph, fold: Folded) -> "DistinctOps":
+        """Look at every op once."""
+        phases: dict[str, list[Op]] = {}
+        for op in graph.ops:
+            if op.phase != "update" and (op.forward or op.phase == "forward"):
+                phases.setdefault(op.forward or op.name, []).append(op)
+        numbers: dict[object, int] = {}
+        found: list[tuple[Op, ...]] = []
+        places: list[tuple[int, int]] = []
+        for k, names in enumerate(fold.segments):
+            for name in names:
+                forward = graph.op(name)
+                key = (
+                    graph.call(forward), graph.dtype(forward), elements(graph, forward),
+                    tuple(op.phase for op in phases[name]),
+                )  # fmt: skip
+                if key not in numbers:
+                    numbers[key] = len(found)
+                    found.append(tuple(phases[name]))
+                places.append((k, numbers[key]))
+        counts = np.zeros((len(fold.segments), len(found)))
+        for k, number in places:
+            counts[k, number] += 1
+        return cls(tuple(found), counts)
+
+
+def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
+    """Seconds per byte of the model as a whole."""
+    time = memory = 0.0
+    for table, x in zip(model.tables, chosen, strict=True):
+        time += float(table.compute[x].max())
+        memory += float(table.held(in_flight)[x])
+    return time / memory if memory else 0.0
+
+
+class _Reader:
+    """Reads a choice's costs off a sharding model, segment by segment."""
+
+    def __init__(
+        self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
+        segment_of: npt.NDArray[np.int64], num_microbatches: int, collectives: Collectives,
+    ) -> None:  # fmt: skip
+        self.graph, self.fold, self.model = graph, fold, model
+        self.segment_of, self.count = segment_of, len(fold.segments)
+        self.num_microbatches, self.collectives = num_microbatches, collectives
+        self.kind = cluster.kind_of(model.mesh.devices[0])
+        self.sizes = [axis.ways() for axis in model.mesh.axes]
+        self.producer = {name: i for i, op in enumerate(model.ops) for name in graph.op(op).outputs}
+        self.enters = _entering(graph, fold)
+        at = dict(zip(model.ops, map(int, segment_of), strict=True))
+        self.saved = Saved(graph, at, self.count)
+        self.at, self.later = at, later_readers(graph)
+        self.states = state_bytes(graph)
+
+    def by_segment(self, per_op: Floats) -> Floats:
+        """Sums per segment of the folded chain."""
+        sums: Floats = np.zeros(self.count)
+        np.add.at(sums, self.segment_of, per_op)
+        return sums
+
+    def strategy(self, chosen: tuple[int, ...]) -> SplitStrategy:
+        model = self.model
+        choices = [c[x] for c, x in zip(model.choices, chosen, strict=True)]
+        rows = list(zip(model.tables, chosen, strict=True))
+        compute = np.array([table.compute[x].max() for table, x in rows])
+        blocking = np.array([table.blocking[x] for table, x in rows])
+        for (u, v), m in zip(model.edges, model.matrix_of, strict=True):
+            blocking[v] += model.matrices[m][chosen[u], chosen[v]]
+        hidden = np.array([table.hidden[x] for table, x in rows])
+        ends = np.array([table.ends[x] for table, x in rows])
+        sharded = np.array([choice.sharded == "parameters" for choice in choices])
+        static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
+        kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
+        dims_of = {op: choice.dims for op, choice in kept.items()}
+        forward: Floats = self._forward(choices)
+        part = np.divide(forward, compute, out=np.zeros_like(forward), where=compute > 0)
+        selective = self._selective(kept, forward)
+        again = selective.ops
+        saved = self.saved.bytes_of(dims_of, self.sizes)
+        figures = Strategy(
+            compute=self.by_segment(compute),
+            blocking=self.by_segment(blocking),
+            overlapped=self.by_segment(np.where(sharded, hidden, 0.0)),
+            sync=self.by_segment(np.where(sharded, 0.0, hidden * self.num_microbatches)),
+            ends=self.by_segment(ends * self.num_microbatches),
+            forward=self.by_segment(forward + part * blocking),
+            static=self.by_segment(static),
+            saved=saved,
+            entering=np.array([self._entering(k, choices) for k in range(self.count)]),
+            again=self.by_segment(np.where([op in again for op in model.ops], forward, 0.0)),
+            again_sent=self.by_segment(
+                np.array([selective.sent_s.get(op, 0.0) for op in model.ops])
+            ),
+            again_saved=self.saved.bytes_of(dims_of, self.sizes, again) if again else saved,
+            tied=self._tied(kept),
+            selective=bool(again),
+            replicated=all(choice.sharded == "none" for choice in choices),
+        )
+        return SplitStrategy(model.mesh, kept, figures, again)
+
+    def _selective(self, choice_of: dict[str, Choice], forward: Floats) -> Again:
+        """What selective checkpointing runs again."""
+        seconds = dict(zip(self.model.ops, forward.tolist(), strict=True))
+        mesh = self.model.mesh
+        groups = [mesh.groups(axis) for axis in range(len(mesh.axes))]
+        return Selective(
+            self.saved, self.kind, mesh.axes, groups, self.collectives, choice_of, seconds
+        ).chosen()
+
+    def _tied(self, choice_of: dict[str, Choice]) -> tuple[TiedBytes, ...]:
+        first = {k: i for i, k in reversed(list(enumerate(self.fold.like)))}
+        return tuple(
+            TiedBytes(
+                first[self.at[reader.owner]],
+                first[self.at[reader.op]],
+                tied_bytes(
+                    self.graph, reader, choice_of[reader.op], self.model.mesh.axes, self.states
+                ),
+            )
+            for reader in self.later
+        )
+
+    def _forward(self, choices: Sequence[Choice]) -> Floats:
+        axes = self.model.mesh.axes
+        found = []
+        for name, choice in zip(self.model.ops, choices, strict=True):
+            split = tuple(sorted(ways_of(choice.dims, axes).items()))
+            found.append(op_cost(self.graph, self.graph.op(name), self.kind, split).seconds)
+        seconds: Floats = np.array(found, np.float64)
+        return seconds
+
+    def _entering(self, segment: int, choices: Sequence[Choice]) -> float:
+        total = 0.0
+        for name in self.enters[segment]:
+            i = self.producer[name]
+            op = self.graph.op(self.model.ops[i])
+            made = placements(self.graph.call(op), choices[i].dims)[1][op.outputs.index(name)]
+            total += self.graph.tensor(name).size_bytes / num_shards(made, self.sizes)
+        return total
+
+
+def _entering(graph: Graph, fold: Folded) -> list[list[str]]:
+    """What crosses the cut before each segment of the folded graph."""
+    at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
+    found: list[dict[str, None]] = [{} for _ in fold.segments]
+    for source, target, tensor in graph.edges():
+        if source.phase == target.phase == "forward":
+            for k in range(at[source.name] + 1, at[target.name] + 1):
+                found[k][tensor.name] = None
+    return [list(names) for names in found]

@@ -1,0 +1,209 @@
+"""The bound of a search holds for the whole space it states: tiny models, every plan simulated."""
+
+import functools
+import itertools
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from partita.cluster import resolve
+from partita.costs.cheap import KINDS
+from partita.costs.collectives import Collectives
+from partita.costs.sharding import LEVELS, sharding_model
+from partita.errors import InputError
+from partita.graph import GraphBuilder
+from partita.graph.rebatch import rebatch
+from partita.jobs.constraints import parse_constraints
+from partita.jobs.plan import joint_model, plan
+from partita.jobs.simulate import simulate_stages
+from partita.jobs.workload import load
+from partita.lower import Memo
+from partita.lower.orders import refusal
+from partita.plans import OpSplit, Schedule, Stage, device_groups
+from partita.search.base import Stop
+from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+
+BATCH = 4
+ORDERS = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2))
+MOST_SPLITS = 20  # of a stage: where there are more, these are drawn at random
+
+
+def layers():
+    """Two layers with an activation between them."""
+    g = GraphBuilder("layers")
+    y = g.linear(g.input("x", (BATCH, 2048)), 4096, "up", bias=False)
+    return g.finish(g.linear(g.elementwise("gelu", y, name="gelu"), 2048, "down", bias=False))
+
+
+def towers():
+    """Two layers that need nothing of each other, and one that reads both."""
+    g = GraphBuilder("towers")
+    left = g.linear(g.input("x", (BATCH, 2048)), 4096, "left", bias=False)
+    right = g.linear(g.input("z", (BATCH, 2048)), 4096, "right", bias=False)
+    return g.finish(g.linear(g.add(left, right, name="sum"), 64, "head", bias=False))
+
+
+class Everything:
+    """Every plan of a tiny model, simulated: what constraints ask about it, and its step."""
+
+    def __init__(self, make, spec):
+        self.graph, self.cluster = make(), resolve(spec)
+        self.work = load(self.graph, batch=BATCH)
+        self.memo = Memo(Collectives(self.cluster))
+        self.joint = joint_model(self.work, self.cluster)
+        self.rng = random.Random(0)
+        self.models = {}
+        self.plans = [
+            (features, simulation.step_s)
+            for features, stages, schedule in self._plans()
+            for simulation in [
+                simulate_stages(self.work, self.cluster, stages, schedule, self.memo)
+            ]
+            if simulation.fits
+        ]
+
+    def least(self, constraints):
+        """The least step of all plans that keep to constraints; infinite without any."""
+        return min(
+            (
+                step
+                for features, step in self.plans
+                if all(constraints.allow(*feature) for feature in features)
+            ),
+            default=float("inf"),
+        )
+
+    def _plans(self):
+        for grouping in self.joint.problem.groupings:
+            p = grouping.num_groups
+            for m, (name, chunks) in itertools.product(divisors(BATCH), ORDERS):
+                if p * chunks > self.joint.chain.num_segments or (p == 1 and name != "1f1b"):
+                    continue
+                for stages in self._stages(grouping.devices, m, name, chunks):
+                    if refusal(name, device_groups(stages), m):
+                        break
+                    yield self._features(stages, m, name), stages, Schedule(name, m)
+
+    def _features(self, stages, m, name):
+        return (
+            ("stages", len({stage.mesh.devices for stage in stages})),
+            ("microbatches", m),
+            ("schedule", name),
+            *(("recompute", stage.recomputed) for stage in stages),
+            *(("mesh", tuple(axis.size for axis in stage.mesh.axes)) for stage in stages),
+            *(("sharded", split.sharded) for stage in stages for split in stage.splits),
+        )
+
+    def _stages(self, groups, m, name, chunks):
+        p, segments = len(groups), self.joint.chain.segments
+        for inner in itertools.combinations(range(1, len(segments)), p * chunks - 1):
+            ends = (0, *inner, len(segments))
+            options = []
+            for s, (a, b) in enumerate(itertools.pairwise(ends)):
+                chunk, rank = divmod(s, p)
+                group = groups[p - 1 - rank if name == "zb-v" and chunk % 2 else rank]
+                options.append(list(self._stage(s, group, segments[a:b], m)))
+            every = itertools.product(*options)
+            count = 1
+            for own in options:
+                count *= len(own)
+            if count > 4 * MOST_SPLITS:
+                every = (
+                    tuple(self.rng.choice(own) for own in options) for _ in range(4 * MOST_SPLITS)
+                )
+            yield from every
+
+    def _stage(self, number, group, segments, m):
+        ops = [op for segment in segments for op in segment.ops]
+        kinds = {op.name: op.kind for op in self.work.graph.ops}
+        cheap = tuple(op for op in ops if kinds[op] in KINDS)
+        kept = tuple(segment.ops[0] for segment in segments[1:])
+        again = [(False, (), ()), (True, kept, ()), *([(False, (), cheap)] if cheap else [])]
+        for shape in mesh_shapes(len(group), self.joint.patterns.inner_size):
+            mesh = mesh_of(shape, group)
+            for splits in self._splits(mesh, ops, m):
+                for recompute, checkpoints, light in again:
+                    yield Stage(f"stage{number}", mesh, splits, recompute, checkpoints, light)
+
+    def _splits(self, mesh, ops, m):
+        key = (mesh, m)
+        if key not in self.models:
+            micro = rebatch(self.work.graph, BATCH // m)
+            self.models[key] = sharding_model(
+                micro, self.cluster, mesh, LEVELS, self.memo.collectives, m
+            )
+        model = self.models[key]
+        number = {op: i for i, op in enumerate(model.ops)}
+        every = [
+            tuple(OpSplit(op, c.dims, c.sharded) for op, c in zip(ops, chosen, strict=True))
+            for chosen in itertools.product(*(model.choices[number[op]] for op in ops))
+        ]
+        return every if len(every) <= MOST_SPLITS else self.rng.sample(every, MOST_SPLITS)
+
+
+everything = functools.cache(Everything)
+CASES = ((layers, "2xA100"), (layers, "4xV100"), (towers, "2xA100"), (layers, "1xA100+1xV100"))
+
+
+@st.composite
+def pins(draw):
+    """Some decisions made beforehand; many of them contradict each other, which is refused."""
+    some = {
+        "stages": ["1", "2"], "microbatches": ["1", "2", "4"],
+        "schedule": ["1f1b", "zb-h1", "interleaved", "zb-v"],
+        "recompute": ["no", "yes", "light"], "sharded": ["none", "states", "parameters"],
+        "mesh": ["1", "2", "2x2"],
+    }  # fmt: skip
+    keys = draw(st.lists(st.sampled_from(sorted(some)), max_size=2, unique=True))
+    return tuple(f"{key}={draw(st.sampled_from(some[key]))}" for key in keys)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}")
+def test_no_plan_of_the_space_is_below_the_bound(case):
+    known = everything(*case)
+    found = plan(known.graph, known.cluster, stop=Stop(gap=0.0))
+    assert len(known.plans) > 200
+    assert found.lower_bound_s <= known.least(parse_constraints()) * (1 + 1e-9)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(CASES), pins())
+def test_no_plan_with_the_same_pins_is_below_the_bound(case, pinned):
+    known = everything(*case)
+    try:
+        found = plan(known.graph, known.cluster, pin=pinned, stop=Stop(gap=0.0))
+    except InputError:
+        return  # contradictions are refused
+    if found.best is None:
+        return
+    constraints = parse_constraints(pinned)
+    assert found.lower_bound_s <= known.least(constraints) * (1 + 1e-9)
+    assert all(text in found.space for text in pinned)
+
+
+def test_the_answer_says_which_space_its_bound_is_for():
+    found = plan(layers(), "2xA100", pin=["stages=2"], stop=Stop(gap=0.0))
+    assert "2 stages" in found.space
+    assert "1, 2 or 4 micro-batches" in found.space
+    assert found.space.endswith("with stages=2")
+    assert found.space in found.plan.origin.why
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [("t5-small@32", 16), ("alexnet", 32), ("gpt2@64", 16)]
+)
+def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipeline(model, batch):
+    found = plan(model, "4xA100", batch=batch, pin=["stages=4"], stop=Stop(gap=0.01))
+    simulation = found.best.simulation
+    for candidate in (found.best, *found.others):
+        stages = candidate.simulation.stages
+        for count in divisors(batch):
+            groups = device_groups(stages)
+            for name in ("1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"):
+                if len(groups) == 4 and not refusal(name, groups, count):
+                    other = simulate_stages(
+                        simulation.workload, simulation.cluster, stages, Schedule(name, count)
+                    )
+                    assert found.lower_bound_s <= other.step_s * (1 + 1e-9)

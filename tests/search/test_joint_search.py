@@ -1,0 +1,149 @@
+"""Methods for joint problems meet the contract, brute force, and their own tables' formulas."""
+
+import pytest
+from contract import SearchContract
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from joint_problems import chain, tiny_problems
+
+from partita.problems import joint
+from partita.problems.joint import (
+    Cell,
+    JointSchedule,
+    evaluate,
+    stage_cost,
+)
+from partita.search.base import Status
+from partita.search.joint import SEARCHES
+from partita.search.joint.auto import Auto
+from partita.search.joint.brute import Brute, num_solutions, solutions
+from partita.search.joint.candidates import Candidates
+from partita.search.joint.interleaved import InterleavedSettings
+from partita.search.joint.space_bound import SpaceBound
+
+WEAK = Auto(
+    per_stage=1, evaluated=1, promising=0, kept_interleaved=1, leaders=0, retries=1,
+    slacks=(1.0,), interleaving=InterleavedSettings(multipliers=(0.0, 1.0)), exhaustive=0,
+)  # fmt: skip
+METHODS = {**SEARCHES, "weak": WEAK}
+
+
+@pytest.mark.parametrize("search", METHODS.values(), ids=METHODS.keys())
+class TestEverySearch(SearchContract):
+    kind = joint
+    referee = Brute()
+    problems = tiny_problems(3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tiny_problems())
+def test_the_usual_method_finds_an_answer_where_there_is_one(problem):
+    found, best = Auto()(problem), Brute()(problem)
+    assert (found.solution is None) == (best.solution is None)
+    assert (found.status is Status.INFEASIBLE) == (best.status is Status.INFEASIBLE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tiny_problems(), st.data())
+def test_tables_of_layer_ranges_are_the_records_formulas(problem, data):
+    cell = data.draw(st.sampled_from(problem.cells))
+    group = data.draw(st.integers(0, problem.groupings[cell.grouping].num_groups - 1))
+    table = Candidates(problem).table(cell, group)
+    first = data.draw(st.integers(0, problem.num_segments - 1))
+    end = data.draw(st.integers(first + 1, problem.num_segments))
+    meshes = problem.meshes_of(cell, group)
+    for number, option in enumerate(table.options):
+        known = problem.strategies[problem.key(cell, group, meshes[option.mesh])]
+        cost = stage_cost(problem, known[option.strategy], option.checkpointing, first, end)
+        ranges = table.ranges
+        read = (ranges.seconds, ranges.tail, ranges.static, ranges.saved, ranges.moment)
+        assert [float(each[number, first, end]) for each in read] == pytest.approx(list(cost))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems())
+def test_a_candidate_estimates_what_the_record_says(problem):
+    candidates = Candidates(problem)
+    for cell in problem.cells:
+        for schedule in range(len(problem.schedules)):
+            found = candidates.best(cell, schedule)
+            if found is not None:
+                assert found.estimate_s == pytest.approx(evaluate(problem, found.solution))
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny_problems(3))
+def test_no_solution_of_a_cell_is_below_the_cells_bound(problem):
+    for solution in solutions(problem):
+        if not joint.check(problem, solution):
+            bound = joint.cell_bound(problem, solution.cell)
+            assert bound <= evaluate(problem, solution) * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tiny_problems(3))
+def test_brute_force_tries_as_many_solutions_as_there_are(problem):
+    assert len(list(solutions(problem))) == num_solutions(problem)
+
+
+def test_a_pipeline_of_two_takes_its_bottleneck_and_the_fill():
+    result = Auto()(chain(3.0, 3.0))
+    assert result.solution.stages[0][:2] == (0, 1)
+    assert result.objective == pytest.approx(4 * 3 + 3)  # m t + (p - 1) t
+
+
+def test_the_fill_of_a_pipeline_is_shared_by_its_virtual_stages():
+    problem = chain(2.0, 2.0, 2.0, 2.0)
+    found = Candidates(problem).best(problem.cells[0], schedule=1)
+    assert len(found.solution.stages) == 4
+    assert found.ideal_s == pytest.approx(4 * 4)
+    assert found.estimate_s == pytest.approx(4 * 4 + 8 / 2)
+
+
+def test_a_small_budget_asks_for_full_checkpointing():
+    free = Auto()(chain(3.0, 3.0, saved=4.0, checkpointing=("none", "full")))
+    tight = Auto()(chain(3.0, 3.0, saved=4.0, budgets=(5.0, 5.0), checkpointing=("none", "full")))
+    assert {stage.checkpointing for stage in free.solution.stages} == {"none"}
+    assert tight.solution.stages[0].checkpointing == "full"
+    assert tight.objective > free.objective
+
+
+def test_where_nothing_fits_the_result_is_proven_infeasible():
+    result = Auto()(chain(3.0, 3.0, saved=4.0, budgets=(1.0, 1.0)))
+    assert result.status is Status.INFEASIBLE
+    assert "solutions were tried" in result.why
+
+
+class Levels:
+    """Bounds by hand: level 0 and 1 of two cells."""
+
+    num_levels = 2
+
+    def __init__(self, values):
+        self.values, self.asked = values, []
+
+    def bound(self, cell, level, enough):
+        self.asked.append((cell, level))
+        return self.values[cell][level]
+
+
+def test_only_cells_that_matter_are_bounded_at_higher_levels():
+    one, two = Cell(0, 1), Cell(0, 2)
+    levels = Levels({one: (1.0, 3.0), two: (2.5, 9.0)})
+    assert SpaceBound((one, two), levels).least(10.0, lambda: False) == 3.0
+    assert (two, 1) in levels.asked  # 2.5 was the least after the first was raised
+    few = Levels({one: (1.0, 2.0), two: (2.5, 9.0)})
+    assert SpaceBound((one, two), few).least(10.0, lambda: False) == 2.0
+    assert (two, 1) not in few.asked
+
+
+def test_a_bound_of_a_space_needs_a_bound_of_every_cell():
+    one, two = Cell(0, 1), Cell(0, 2)
+    levels = Levels({one: (1.0, 3.0), two: (2.5, 9.0)})
+    assert SpaceBound((one, two), levels).least(10.0, lambda: True) == 0.0
+
+
+def test_layouts_say_which_group_has_a_stage():
+    wave, looped = JointSchedule("zb-v", 2, "wave"), JointSchedule("interleaved", 2, "looped")
+    assert [wave.group_of(k, 2) for k in range(4)] == [0, 1, 1, 0]
+    assert [looped.group_of(k, 2) for k in range(4)] == [0, 1, 0, 1]
