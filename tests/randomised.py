@@ -22,6 +22,13 @@ RUNS_PER_S = 20  # more than any selection of these tests has run; what is left 
 NO_FAILURE = (StopTest, UnsatisfiedAssumption, pytest.skip.Exception, KeyboardInterrupt)
 
 
+class TimeIsUp(KeyboardInterrupt):
+    """Ends a run of examples, as Ctrl-C would: Hypothesis asks nothing about the last of them.
+
+    A test that skips where it drew more before is called inconsistent by it.
+    """
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("randomised")
     group.addoption(
@@ -117,7 +124,7 @@ class Randomised:
         @functools.wraps(inner_test)
         def test(*args: Any, **kwargs: Any) -> None:
             if self.time_is_up() and not self.failing:
-                pytest.skip("the time is up")
+                raise TimeIsUp
             try:
                 inner_test(*args, **kwargs)
             except NO_FAILURE:
@@ -145,6 +152,13 @@ class Randomised:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         self.whole = False
         return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self) -> Iterator[None]:
+        try:
+            return (yield)
+        except TimeIsUp:
+            pytest.skip("the time is up")
 
     def time_is_up(self) -> bool:
         return time.time() > self.end and not self.whole

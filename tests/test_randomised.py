@@ -45,8 +45,9 @@ SLOW = """
 import time
 from hypothesis import given, strategies as st
 
-@given(st.integers(0, 10**6))
-def test_every_example_takes_a_while(number):
+@given(st.data())
+def test_every_example_takes_a_while(data):
+    data.draw(st.integers(0, 10**6))
     time.sleep(1)
 """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_partition_search import rich_problems, tiny_problems
+from test_partition_search import chain, rich_problems, tiny_problems
 
 from partita.errors import MissingExtraError
 from partita.problems import partition
@@ -89,6 +89,12 @@ def test_a_contracted_network_costs_what_the_full_one_costs(
     full = true_times(problem, labels[cluster_of])
     assert state.time_ms == pytest.approx(full[: coarse.num_devices], abs=1e-6)
     assert not any(full[coarse.num_devices :])
+
+
+@pytest.mark.parametrize("tiny", [1e-200, 5e-324])
+def test_neighbours_are_clustered_however_short_they_are(tiny: float) -> None:
+    net = network(chain(tiny, tiny, size=1))
+    assert clusters(net, np.inf, 0).tolist() == [0, 0]
 
 
 def test_levels_shrink_and_keep_labels_apart() -> None:

@@ -31,7 +31,8 @@ def clusters(net: Network, most_ms: float, seed: int, labels: I64 | None = None)
                 continue
             if work[node] + work[other] > most_ms:
                 continue
-            rating = price / ((work[node] + typical) * (work[other] + typical))
+            # In units of the typical node: products of tiny times would be zero.
+            rating = price / ((1 + work[node] / typical) * (1 + work[other] / typical))
             if rating > best:
                 best, choice = rating, other
         root[node] = node
