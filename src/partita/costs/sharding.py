@@ -4,8 +4,10 @@ Each forward op chooses one splittable loop dim (or none) per mesh axis, and whe
 are kept in copies or in shares; its backward follows. What a choice costs is kept in five parts,
 
     compute    all phases and the update, per kind of device
-    blocking   statistics and halos, and along edges the conversion of layouts: somebody waits
-    hidden     sums of parameter gradients, gathering of shares: may run beside compute
+    blocking   statistics and halos, and along edges the conversion of layouts: somebody waits;
+               of inference also what it takes to add up partial sums that the model returns
+    hidden     sums of parameter gradients, gathering of shares, adding up a loss: may run beside
+               compute
     ends       gathering of what was updated in shares, when all else is done
     memory     parameters, gradients, states and saved activations held on a device
 
@@ -30,7 +32,13 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.cheap import made_again
 from partita.costs.collectives import Collectives, Groups
-from partita.costs.layouts import Conversions, Layout, copied_axes, num_shards
+from partita.costs.layouts import (
+    Conversions,
+    Layout,
+    conversion_seconds,
+    copied_axes,
+    num_shards,
+)
 from partita.costs.roofline import Split, op_cost
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import Access, Nest, loop_nest
@@ -249,7 +257,13 @@ class _Facts:
 
     def _signature(self, graph: Graph, op: Op) -> tuple[object, ...]:
         tensors = tuple(
-            (t.dtype, t.role, t.name in self.saved, self.owner.get(t.name) == op.name)
+            (
+                t.dtype,
+                t.role,
+                t.name in self.saved,
+                self.owner.get(t.name) == op.name,
+                t.name in graph.outputs,
+            )
             for t in map(graph.tensor, (*op.inputs, *op.outputs))
         )
         return (graph.call(op), tensors, op.name in self.again)
@@ -331,6 +345,11 @@ class _Builder:
             + self.once * sum(op_cost(self.graph, u, kind).scaled(s).seconds for u, s in updates)
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
+        settling = self._settling(op, choice.dims)
+        if self.graph.is_training:  # a loss is added up while the backward goes on
+            hidden += settling
+        else:
+            blocking += settling
         lightly = 0.0 if self._is_made_again(op, choice.dims) else activations
         return compute, blocking, hidden, ends, memory + activations, activations, lightly
 
@@ -355,6 +374,20 @@ class _Builder:
                     if exchange.tensor < 0:
                         each = width if exchange.collective == "halo" else STAT_BYTES
                         seconds += self._time(exchange.collective, exchange.elements * each, axis)
+        return seconds
+
+    def _settling(self, op: Op, dims: Dims) -> float:
+        """Seconds to add up partial sums of what the model returns."""
+        nest = loop_nest(self.graph.call(op))
+        seconds = 0.0
+        for name, access in zip(op.outputs, nest.outputs, strict=True):
+            if name in self.graph.outputs:
+                made = tuple(output_placement(nest, access, dim) for dim in dims)
+                whole = tuple(REPLICATE if p == PARTIAL else p for p in made)
+                seconds += conversion_seconds(
+                    self.graph.tensor(name).size_bytes, self.ways, self.groups, self.collectives,
+                    made, whole,
+                )  # fmt: skip
         return seconds
 
     def _parameters(
