@@ -2,9 +2,9 @@
 
     python benchmarks/capture.py [MODEL ...] [--batch N]
 
-Each model of the zoo becomes a PyTorch module on the meta device (its twin), which is captured.
-Seconds are CPU time of the capture alone; memory is the process's peak so far, so the models are
-taken from small to large. FLOPs are compared forward and for a training step.
+Each model of the zoo becomes a PyTorch module on the meta device (its reference module), which is
+captured. Seconds are CPU time of the capture alone; memory is the process's peak so far, so the
+models are taken from small to large. FLOPs are compared forward and for a training step.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import resource
 import time
 
 from partita.capture import capture
-from partita.capture.twin import example_inputs, twin
+from partita.capture.reference_module import example_inputs, reference_module
 from partita.graph import Graph, training_graph
 from partita.graph.flops import flops
 from partita.zoo import build
@@ -35,7 +35,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name in options.models:
         graph = build(name, batch=options.batch)
-        module, inputs = twin(graph, device="meta"), example_inputs(graph, device="meta")
+        module, inputs = (
+            reference_module(graph, device="meta"),
+            example_inputs(graph, device="meta"),
+        )
         start = time.process_time()
         found = capture(module, inputs)
         seconds = time.process_time() - start

@@ -12,7 +12,7 @@ not been compiled in time is stopped until the others are done; one that dies is
 All candidates of a row are timed in one process in turns: whole calls, back to back, CUDA events,
 medians. A call of torch.compile's takes the host longer than the GPU (it looks whether all is as it
 was compiled for); column `(gpu)` has the GPU's part alone, calls queued behind a long kernel. The
-models are the zoo's twins with random weights, norms set from a batch of random
+models are the zoo's reference modules with random weights, norms set from a batch of random
 images; inputs have channels last; TF32 is as PyTorch has it by default (on for convolutions), for
 all alike. Column `ours` is the best of our own graphs, `kept` what partita.streams returned.
 """
@@ -53,17 +53,17 @@ REST_S = 3.0  # of a turn: capturing and the last comparison, after the time lim
 
 
 def model(name: str, batch: int) -> tuple[Any, Any]:
-    """A twin whose norms know the size of what comes, so that numbers stay of order one."""
+    """A reference module whose norms know the size of what comes: numbers stay of order one."""
     import torch
 
-    from partita.capture.twin import example_inputs, twin
+    from partita.capture.reference_module import example_inputs, reference_module
     from partita.zoo import build
 
     device = "cuda" if torch.cuda.is_available() else "cpu"  # to try this script itself
     graph = build(name, batch=batch, loss=False)
-    module: Any = twin(graph).to(device)  # the stubs do not know memory formats
+    module: Any = reference_module(graph).to(device)  # the stubs do not know memory formats
     (image,) = example_inputs(graph)
-    wide = twin(build(name, batch=8, loss=False)).to(device)
+    wide = reference_module(build(name, batch=8, loss=False)).to(device)
     wide.load_state_dict(module.state_dict())
     for part in wide.modules():
         if isinstance(part, torch.nn.BatchNorm2d):

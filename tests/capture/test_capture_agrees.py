@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from partita.capture import capture, export_module  # noqa: E402
-from partita.capture.twin import example_inputs, twin  # noqa: E402
+from partita.capture.reference_module import example_inputs, reference_module  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
 from partita.graph.check import check_graph  # noqa: E402
 from partita.graph.flops import flops  # noqa: E402
@@ -36,9 +36,9 @@ def assert_agreement(found, wanted):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_captured_twin_agrees_with_its_graph(name):
+def test_a_captured_reference_module_agrees_with_its_graph(name):
     graph = build(name, batch=2)
-    found = capture(twin(graph, device="meta"), example_inputs(graph, device="meta"))
+    found = capture(reference_module(graph, device="meta"), example_inputs(graph, device="meta"))
     assert_agreement(found, graph)
     assert {t.name for t in found.parameters} == {t.name for t in graph.parameters}
 

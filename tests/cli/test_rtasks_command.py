@@ -68,7 +68,7 @@ def model():
         result = run("rtasks", spec, "--with", spec, "--interpret", "--method", "list")
         assert "one after the other" in result.stdout
 
-    def test_a_zoo_model_runs_through_its_twin(self, run_json):
+    def test_a_zoo_model_runs_through_its_reference_module(self, run_json):
         pytest.importorskip("torch")
         found = run_json("rtasks", "lstm@2", "--interpret", "--method", "list")
         assert found["regions"][0]["num_ops"] == 20

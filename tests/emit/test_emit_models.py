@@ -1,4 +1,4 @@
-"""Whole models in stages: the zoo's twins, and modules as people write them."""
+"""Whole models in stages: the zoo's reference modules, and modules as people write them."""
 
 import functools
 import random
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from partita.capture import export_module
-from partita.capture.twin import example_inputs, twin
+from partita.capture.reference_module import example_inputs, reference_module
 from partita.zoo import build
 from partita.zoo.bert import BertSizes, encoder
 from partita.zoo.gpt import GptSizes, gpt
@@ -37,7 +37,7 @@ WRITTEN = {
 @functools.cache
 def zoo_model(name: str) -> Model:
     graph = ZOO[name]()
-    module, args = twin(graph).eval(), example_inputs(graph)
+    module, args = reference_module(graph).eval(), example_inputs(graph)
     return Model(export_module(module, args), args, {})
 
 
@@ -55,13 +55,13 @@ def equal_parts(it: Model, num_stages: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_twin_of_the_zoo_in_four_stages_gives_the_same_numbers(name):
+def test_a_reference_module_of_the_zoo_in_four_stages_gives_the_same_numbers(name):
     it = zoo_model(name)
     it.assert_same(equal_parts(it, 4))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "rnnlm"])
-def test_a_twin_in_stages_that_are_no_chain_gives_the_same_numbers(name):
+def test_a_reference_module_in_stages_that_are_no_chain_gives_the_same_numbers(name):
     it = zoo_model(name)
     generator = random.Random(1)
     for _ in range(3):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from partita.capture.twin import example_inputs, twin
+from partita.capture.reference_module import example_inputs, reference_module
 from partita.cli import partita
-from partita.emit.plans import capture_twin, emit_plan
+from partita.emit.plans import capture_reference, emit_plan
 from partita.emit.stages import emit
 from partita.errors import ModelError, PlanError
 from partita.graph import GraphBuilder
@@ -34,13 +34,13 @@ def plan_file(tmp_path):
     return path
 
 
-def test_the_code_of_a_plan_gives_what_the_twin_gives(tmp_path):
+def test_the_code_of_a_plan_gives_what_the_reference_module_gives(tmp_path):
     plan = plan_in_parts("squeezenet1_1@64", 3, **SMALL)
     emitted = emit_plan(plan)
     assert emitted.class_names == ("Stage0", "Stage1", "Stage2")
     loaded = load_source(emitted.source)
     graph = build("squeezenet1_1@64", batch=2, loss=False)
-    module, args = twin(graph).eval(), example_inputs(graph)
+    module, args = reference_module(graph).eval(), example_inputs(graph)
     stages = loaded.build_stages(module.state_dict())
     assert same(loaded.run_stages(stages, *args), module(*args))
     (tmp_path / "stages.py").write_text(emitted.source)
@@ -102,7 +102,7 @@ def test_a_graph_with_hostile_names_makes_harmless_code():
     with g.scope("a; import os"):
         x = g.relu(g.linear(x, 4, name='b"]; import os'))
     graph = g.finish(g.linear(x, 3, name="class"))
-    captured, op_of = capture_twin(graph, training=False)
+    captured, op_of = capture_reference(graph, training=False)
     emitted = emit(
         captured,
         {node: int(op == "class") for node, op in op_of.items()},
@@ -112,7 +112,7 @@ def test_a_graph_with_hostile_names_makes_harmless_code():
     )
     assert_only_expected_names(emitted.source)
     loaded = load_source(emitted.source)
-    module, args = twin(graph).eval(), example_inputs(graph)
+    module, args = reference_module(graph).eval(), example_inputs(graph)
     stages = loaded.build_stages(module.state_dict())
     assert same(loaded.run_stages(stages, *args), module(*args))
 

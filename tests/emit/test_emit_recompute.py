@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import partita
 from partita.capture import export_module
-from partita.capture.twin import example_inputs, twin
+from partita.capture.reference_module import example_inputs, reference_module
 from partita.emit.plans import emit_plan
 from partita.emit.recompute import Again
 from partita.emit.stages import emit
@@ -289,7 +289,7 @@ def test_a_plan_is_emitted_with_what_it_runs_again(level):
     assert "in the backward" not in second
     loaded = load_source(emitted.source)
     graph = build("gpt2@16", batch=1, loss=True)
-    module, args = twin(graph).train(), example_inputs(graph)
+    module, args = reference_module(graph).train(), example_inputs(graph)
     wanted = module(*args)
     wanted.backward()
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}

@@ -11,10 +11,10 @@ from partita.costs.rtasks import VIEWS
 class GraphTiles:
     """Tiles over the weights of a graph's reference module; call it as `run_tile`."""
 
-    def __init__(self, graph, twin, inputs, program):
-        self.graph, self.twin, self.program = graph, twin, program
+    def __init__(self, graph, module, inputs, program):
+        self.graph, self.module, self.program = graph, module, program
         self.values = dict(zip((t.name for t in graph.inputs), inputs, strict=True))
-        self.values.update(dict(twin.named_parameters()))
+        self.values.update(dict(module.named_parameters()))
         for op in graph.ops:
             if op.kind not in VIEWS:
                 for name in op.outputs:
@@ -43,7 +43,7 @@ class GraphTiles:
 
     def _computed(self, op):
         if op.kind == "constant":
-            return (self.twin.constant(op.outputs[0]),)
+            return (self.module.constant(op.outputs[0]),)
         inputs = [self._value(name) for name in op.inputs]
-        found = RULES[op.kind](self.twin, self.graph.call(op), *inputs)
+        found = RULES[op.kind](self.module, self.graph.call(op), *inputs)
         return found if isinstance(found, tuple) else (found,)

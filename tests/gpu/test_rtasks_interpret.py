@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from graph_tiles import GraphTiles  # noqa: E402
 
-from partita.capture.twin import example_inputs, twin  # noqa: E402
+from partita.capture.reference_module import example_inputs, reference_module  # noqa: E402
 from partita.costs.rtasks import rtasks_model  # noqa: E402
 from partita.gpu.rtasks.interpret import interpret  # noqa: E402
 
@@ -48,7 +48,7 @@ def planned(graph, method):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_order_that_the_waits_allow_gives_the_models_numbers(name, method):
     graph = GRAPHS[name]()
-    module, inputs = twin(graph).eval(), example_inputs(graph)
+    module, inputs = reference_module(graph).eval(), example_inputs(graph)
     with torch.no_grad():
         wanted = module(*inputs)
     program = planned(graph, method)
@@ -60,7 +60,7 @@ def test_every_order_that_the_waits_allow_gives_the_models_numbers(name, method)
 
 def test_a_program_without_its_waits_is_found_out():
     graph = GRAPHS["mlp"]()
-    module, inputs = twin(graph).eval(), example_inputs(graph)
+    module, inputs = reference_module(graph).eval(), example_inputs(graph)
     program = planned(graph, "list")
     hasty = replace(
         program,

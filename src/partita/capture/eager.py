@@ -148,7 +148,7 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
             out = FOLDED[fn](out, other)
         return out
     raise GraphError(
-        f"no twin of the elementwise function {fn!r} of {len(inputs)} inputs",
+        f"no reference of the elementwise function {fn!r} of {len(inputs)} inputs",
         fix=f"use one of {', '.join(sorted((*UNARY, *FOLDED, 'dropout', 'rope')))}",
     )
 

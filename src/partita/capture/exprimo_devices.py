@@ -15,7 +15,6 @@ from typing import Any
 
 from partita.cluster import Cluster, Device, DeviceKind, Link
 from partita.errors import ClusterError
-from partita.files import decode_json, read_bytes
 
 GB = 1e9
 GBIT = 1e9 / 8
@@ -48,12 +47,6 @@ class DeviceGraph:
 def is_device_graph(value: Mapping[str, Any]) -> bool:
     """Does this JSON object look like a device graph of Exprimo?"""
     return "format" not in value and "devices" in value and "comm_channels" in value
-
-
-def read_device_graph(path: str | Path) -> DeviceGraph:
-    """The device graph in a file."""
-    value = decode_json(read_bytes(path), str(path))
-    return device_graph_from_json(value, str(path))
 
 
 def device_graph_from_json(value: Mapping[str, Any], file: str = "") -> DeviceGraph:

@@ -15,9 +15,9 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
 
     A class per stage holds its parameters under the original names; build_stages(state_dict)
     loads the original's weights, run_stages(stages, ...) runs one after the other. The model of
-    the plan is built again: a zoo model as its torch twin, file.py:function as it is. The code is
-    for one micro-batch, and whole: splits within a stage are not written out; what a stage runs
-    again in the backward is, by torch.utils.checkpoint.
+    the plan is built again: a zoo model as its reference module, file.py:function as it is. The
+    code is for one micro-batch, and whole: splits within a stage are not written out; what a stage
+    runs again in the backward is, by torch.utils.checkpoint.
     """
     from partita.capture.installed import need_torch
     from partita.plans import read_plan

@@ -1,7 +1,7 @@
 """A plan as source: its model is built again, captured, and written out in the plan's stages.
 
-Models of the zoo and saved graphs are captured as torch twins, without data: any size can be
-emitted. While a twin is followed, each of its ops marks the nodes it makes, so that the plan's
+Models of the zoo and saved graphs are captured as reference modules, without data: any size can be
+emitted. While one is followed, each of its ops marks the nodes it makes, so that the plan's
 stages and the scopes of the zoo are known for every node. The code is for one micro-batch. What the
 plan's backwards run again, they do here (`recompute.py`).
 """
@@ -16,7 +16,7 @@ from partita.capture import export_module
 from partita.capture.exported import Captured
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
-from partita.capture.twin import Twin, example_inputs
+from partita.capture.reference_module import ReferenceModule, example_inputs
 from partita.emit.recompute import Again
 from partita.emit.stages import Emitted, emit
 from partita.errors import ModelError, PlanError
@@ -42,7 +42,7 @@ def emit_plan(plan: Plan) -> Emitted:
         )
     if is_python_spec(spec):
         return _emit_module(plan, batch, stage_of)
-    return _emit_twin(plan, rebatch(forward_part(graph), batch), stage_of)
+    return _emit_reference(plan, rebatch(forward_part(graph), batch), stage_of)
 
 
 def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted:
@@ -60,13 +60,13 @@ def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted
     return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)
 
 
-def _emit_twin(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:
+def _emit_reference(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:
     missing = sorted({op.name for op in graph.ops} - stage_of.keys())
     if missing:
         raise PlanError(
             f"op {missing[0]!r} is in no stage", fix="plan again with this version of the model"
         )
-    captured, op_of = capture_twin(graph, plan.model.training)
+    captured, op_of = capture_reference(graph, plan.model.training)
     scope_of = {op.name: op.scope for op in graph.ops}
     nodes: dict[str, list[str]] = {op: [] for op in stage_of}
     for node, op in op_of.items():
@@ -97,13 +97,13 @@ def again_of(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> dict[int, Again]
     return found
 
 
-def capture_twin(
+def capture_reference(
     graph: Graph, training: bool = True, device: str = "meta"
 ) -> tuple[Captured, dict[str, str]]:
-    """The twin of a graph captured, and for every node of it the op of the graph it is for."""
-    twin = _Marked(graph, torch.device(device)).train(training)
+    """A graph's reference module captured, and for every node of it the op that it is for."""
+    module = _Marked(graph, torch.device(device)).train(training)
     with traceback.preserve_node_meta():
-        captured = export_module(twin, example_inputs(graph, device=device), name=graph.name)
+        captured = export_module(module, example_inputs(graph, device=device), name=graph.name)
     return captured, {
         node.name: node.marks[_MARK]
         for node in captured.record.nodes
@@ -111,8 +111,8 @@ def capture_twin(
     }
 
 
-class _Marked(Twin):
-    """A twin whose ops leave their names on the nodes they make."""
+class _Marked(ReferenceModule):
+    """A reference module whose ops leave their names on the nodes they make."""
 
     def _run(self, op: Op, values: dict[str, Any]) -> tuple[Any, ...]:
         with traceback.annotate({_MARK: op.name}):

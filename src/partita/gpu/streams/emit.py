@@ -27,11 +27,11 @@ HEAD = '''"""{name} for inputs of {shapes} ({dtype}), as one CUDA graph.
 import torch
 from torch import device  # in arguments of operators
 
-from partita.gpu.streams.bound import Bound
+from partita.capture.torch_program import Ref
 from partita.gpu.flow.place import place
 from partita.gpu.flow.read import Held
-from partita.capture.torch_program import Ref
 from partita.gpu.flow.steps import Flow, Step, Window
+from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.ways import Way
 
 INPUTS = {inputs}

@@ -1,4 +1,4 @@
-"""Torch twins: parameters, shapes, numbers and determinism of modules made from graphs."""
+"""Reference modules: parameters, shapes, numbers and determinism of modules made from graphs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from partita.graph import GraphBuilder, training_graph
 from partita.zoo import build
 
 torch = pytest.importorskip("torch")
-twins = pytest.importorskip("partita.capture.twin")
+modules = pytest.importorskip("partita.capture.reference_module")
 
 SMALL = {
     "squeezenet1_1": {"batch": 1},
@@ -27,15 +27,15 @@ FAMILIES = [
 
 def on_meta(graph):
     return [
-        torch.empty(tensor.shape, dtype=twins.DTYPES[tensor.dtype], device="meta")
+        torch.empty(tensor.shape, dtype=modules.DTYPES[tensor.dtype], device="meta")
         for tensor in graph.inputs
     ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_twin_has_the_parameters_and_the_output_shapes_of_its_graph(name):
+def test_a_reference_module_has_the_parameters_and_the_output_shapes_of_its_graph(name):
     graph = build(name, batch=1)
-    module = twins.twin(graph, device="meta")
+    module = modules.reference_module(graph, device="meta")
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {
         tensor.name: tensor.shape for tensor in graph.parameters
     }
@@ -53,8 +53,8 @@ def mlp():
     return g.finish(g.linear(x, 3, name="head"))
 
 
-def test_a_twin_computes_what_its_ops_say():
-    module = twins.twin(mlp())
+def test_a_reference_module_computes_what_its_ops_say():
+    module = modules.reference_module(mlp())
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     weights = module.state_dict()
     hidden = torch.relu(x @ weights["body.up.weight"].T + weights["body.up.bias"])
@@ -66,7 +66,7 @@ def test_a_weight_with_two_readers_is_one_parameter():
     g = GraphBuilder("tied")
     ids = g.input("ids", (2, 3), "i64")
     table = g.parameter("table.weight", (7, 5))
-    module = twins.twin(g.finish(g.one("linear", g.lookup(ids, table), table)))
+    module = modules.reference_module(g.finish(g.one("linear", g.lookup(ids, table), table)))
     assert [name for name, _ in module.named_parameters()] == ["table.weight"]
     loss = module(torch.tensor([[0, 1, 2], [3, 4, 5]])).sum()
     loss.backward()
@@ -74,22 +74,24 @@ def test_a_weight_with_two_readers_is_one_parameter():
 
 
 def test_equal_seeds_give_equal_weights_and_others_do_not():
-    first, again, other = (twins.twin(mlp(), seed=seed).head.weight for seed in (3, 3, 4))
+    first, again, other = (
+        modules.reference_module(mlp(), seed=seed).head.weight for seed in (3, 3, 4)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_making_a_twin_leaves_the_random_state_alone():
+def test_making_a_reference_module_leaves_the_random_state_alone():
     before = torch.random.get_rng_state()
-    twins.twin(mlp())
+    modules.reference_module(mlp())
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_twins_run_on_example_inputs_with_finite_outputs_and_gradients(name):
+def test_reference_modules_run_on_example_inputs_with_finite_outputs_and_gradients(name):
     graph = build(name, dtype="f32", **SMALL[name])
-    module = twins.twin(graph)
-    loss = module(*twins.example_inputs(graph))
+    module = modules.reference_module(graph)
+    loss = module(*modules.example_inputs(graph))
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
@@ -112,9 +114,9 @@ def test_expert_outputs_return_to_the_tokens_they_came_from():
     torch.testing.assert_close(mixed[..., 0].flatten(), expected)
 
 
-def test_a_graph_with_its_backward_has_no_twin():
+def test_a_graph_with_its_backward_has_no_reference_module():
     with pytest.raises(GraphError, match="optimizer"):
-        twins.twin(training_graph(mlp_with_loss()))
+        modules.reference_module(training_graph(mlp_with_loss()))
 
 
 def mlp_with_loss():
@@ -125,7 +127,7 @@ def mlp_with_loss():
 
 def test_ids_stay_within_the_table():
     graph = build("gpt2", batch=1)
-    ids, targets = twins.example_inputs(graph)
+    ids, targets = modules.example_inputs(graph)
     assert int(ids.max()) < 50257
     assert int(targets.max()) < 50257
     assert int(ids.max()) > 1000

@@ -1,9 +1,9 @@
-"""A graph as a PyTorch module that computes it: the torch twin of every model of the zoo.
+"""A graph as a PyTorch module that computes it: the reference module of every model of the zoo.
 
 Parameters carry the graph's names, nested in modules as the names are dotted; layers whose weights
 are theirs alone are PyTorch's own (`nn.Conv2d`, `nn.Linear`...), everything else is functional.
-A twin is a model like a user's: it can be captured, cut, emitted, run and timed. Its weights are
-random, drawn from the seed, scaled so that activations neither vanish nor overflow.
+A reference module is a model like a user's: it can be captured, cut, emitted, run and timed. Its
+weights are random, drawn from the seed, scaled so that activations neither vanish nor overflow.
 """
 
 import math
@@ -26,17 +26,17 @@ DTYPES = {
 }  # fmt: skip
 
 
-def twin(graph: Graph, seed: int = 0, device: str = "cpu") -> nn.Module:
+def reference_module(graph: Graph, seed: int = 0, device: str = "cpu") -> nn.Module:
     """The module that computes a forward graph; its arguments are `graph.inputs`, in order."""
     unknown = sorted({op.kind for op in graph.ops} - RULES.keys() - {"constant"})
     if unknown:
         raise GraphError(
             f"{graph.name!r} has ops of the kind {', '.join(unknown)}",
-            fix="a twin can be made of forward graphs of the known kinds",
+            fix="a reference module can be made of forward graphs of the known kinds",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Twin(graph, torch.device(device))
+        return ReferenceModule(graph, torch.device(device))
 
 
 def example_inputs(graph: Graph, seed: int = 0, device: str = "cpu") -> tuple[T, ...]:
@@ -49,7 +49,7 @@ def example_inputs(graph: Graph, seed: int = 0, device: str = "cpu") -> tuple[T,
     )
 
 
-class Twin(nn.Module):
+class ReferenceModule(nn.Module):
     """Runs the ops of a graph one after the other."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
