@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from partita import __version__, units
 from partita.jobs.advice import what_would_fit
 from partita.jobs.plan_simulator import Candidate, Simulator, rank
-from partita.jobs.simulate import simulate_stages
 from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
@@ -88,9 +87,7 @@ def _in_full(simulator: Simulator) -> Candidate | None:
     """
     whole: set[int] = set()  # by identity: candidates are large to compare
     while (best := simulator.best()) is not None and id(best) not in whole:
-        simulation = simulate_stages(
-            simulator.workload, simulator.cluster, best.simulation.stages, best.simulation.schedule
-        ).capped(simulator.max_memory)
+        simulation = best.simulation.in_full().capped(simulator.max_memory)
         value = simulation.interval_s if simulator.steady_state else simulation.step_s
         place = next(i for i, one in enumerate(simulator.candidates) if one is best)
         full = replace(best, simulation=simulation, objective_s=value, fits=simulation.fits)
