@@ -150,7 +150,7 @@ def test_emit_refuses_what_is_no_plan(tmp_path):
     path.write_text('{"format": "partita/graph@1"}')
     found = run(str(path))
     assert found.exit_code == 2
-    assert '"partita/plan@3" is needed here' in found.output
+    assert '"partita/plan@4" is needed here' in found.output
 
 
 @pytest.mark.parametrize("ending", [".json", ".txt"])
