@@ -24,6 +24,7 @@ ORDER = [
     "cluster",
     "program",
     "timeline",
+    "degrees",
     "plans",
     "problems",
     "schedules",
