@@ -25,6 +25,7 @@ ORDER = [
     "meaning",
     "program",
     "timeline",
+    "degrees",
     "plans",
     "problems",
     "schedules",

@@ -1,0 +1,322 @@
+"""What a plan is in the field's words: `pp=4 dp=8 tp=2 zero=1, 1F1B, 16 micro-batches`.
+
+A mesh axis has no meaning of its own: along it every op splits one of its loop dims. It gets a name
+where all ops that know what their dims stand for agree:
+
+    splits along the axis                       name
+    batch                                       dp
+    features (heads, channels, vocabulary)      tp
+    features, and sequence in norms and losses  tp_sp   (Megatron's sequence parallel)
+    sequence, attention included                cp
+    experts, and the batch elsewhere            ep
+    features, and experts                       tp_ep
+    height or width of images                   spatial
+
+Ops that only move or combine elements (reshape, add, ...) have dims by position and do not vote. An
+axis along which ops split other mixtures keeps a neutral name, and the summary says what it splits.
+
+This module lies left of the records of plans, so that they can print themselves with it; it reads
+stages through the few fields in the protocols below.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from partita.graph.record import Call, Graph
+
+NEUTRAL = ("x", "y", "z")
+# How schedules are written; any other is written as it is.
+TITLES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "zb-h1": "ZB-H1",
+    "zb-h2": "ZB-H2",
+    "zb-v": "ZB-V",
+    "interleaved": "interleaved 1F1B",
+    "looped-bfs": "looped BFS",
+    "hanayo": "Hanayo",
+    "chimera": "Chimera",
+    "dualpipe": "DualPipe",
+    "dualpipe-v": "DualPipeV",
+}
+# Degrees in the order in which they are written, and what is written after a tp or dp axis.
+DEGREES = ("dp", "cp", "ep", "spatial", "tp")
+ZERO_STAGES = ("none", "states", "gradients", "parameters")
+# Ops whose sequence split is not Megatron's sequence parallel but context parallel.
+PRODUCTS = frozenset({"linear", "attention", "matmul", "einsum", "expert_linear", "conv"})
+
+_LEADING = {"b": "batch", **dict.fromkeys(("s", "t", "u", "w", "x", "y", "z"), "sequence")}
+_IMAGE = {"b": "batch", **dict.fromkeys("gnc", "features"), **dict.fromkeys("dhw", "space")}
+_CELL = {"b": "batch", **dict.fromkeys("zhik", "features"), "t": "sequence"}
+_TOKENS = {**_LEADING, "e": "experts", "k": "features"}
+_NORM = {**_LEADING, **dict.fromkeys(("c", "d", "e", "f"), "features")}
+
+# What the loop dims of a kind stand for; a kind that is not here does not say.
+MEANINGS: dict[str, dict[str, str]] = {
+    "linear": {**_LEADING, "n": "features", "k": "features"},
+    "matmul": {"b": "batch", "h": "features", "g": "features"},
+    "conv": _IMAGE,
+    "pool": _IMAGE,
+    "batch_norm": _IMAGE,
+    "group_norm": _IMAGE,
+    "resize": _IMAGE,
+    "layer_norm": _NORM,
+    "rms_norm": _NORM,
+    "attention": {**_LEADING, "h": "features", "g": "features"},
+    "embedding": {**_LEADING, "v": "features", "e": "features"},
+    "lstm": _CELL,
+    "gru": _CELL,
+    "lstm_cell": _CELL,
+    "gru_cell": _CELL,
+    "moe_router": _TOKENS,
+    "moe_dispatch": _TOKENS,
+    "moe_combine": _TOKENS,
+    # The places of an expert are filled by tokens of the batch.
+    "expert_linear": {"e": "experts", "c": "batch", "n": "features", "k": "features"},
+    "cross_entropy": {**_LEADING, "v": "features"},
+}
+
+
+class AxisLike(Protocol):
+    """What is read of an axis."""
+
+    @property
+    def name(self) -> str:
+        """dp, tp, ..., or a neutral name."""
+
+    @property
+    def size(self) -> int:
+        """Devices along it."""
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Shares of heterogeneous devices; none where all are equal."""
+
+
+class MeshLike(Protocol):
+    """What is read of a mesh."""
+
+    @property
+    def axes(self) -> Sequence[AxisLike]:
+        """Its axes, outermost first."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Its devices."""
+
+
+class SplitLike(Protocol):
+    """What is read of an op's split."""
+
+    @property
+    def op(self) -> str:
+        """The op."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """A loop dim per axis, '' for none."""
+
+    @property
+    def sharded(self) -> str:
+        """What of its parameters is sharded."""
+
+
+class StageLike(Protocol):
+    """What is read of a stage."""
+
+    @property
+    def mesh(self) -> MeshLike:
+        """Its devices."""
+
+    @property
+    def splits(self) -> Sequence[SplitLike]:
+        """Its ops."""
+
+    @property
+    def recomputed(self) -> str:
+        """What the backward runs again."""
+
+
+class ScheduleLike(Protocol):
+    """What is read of a schedule."""
+
+    @property
+    def name(self) -> str:
+        """Its name in files."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Into how many micro-batches the global batch is divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisUse:
+    """What ops split along one axis: how many split what, the most first, and a name for it."""
+
+    name: str  # '' for a mixture without one
+    counts: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what} in {count} op{'s' * (count != 1)}" for what, count in self.counts)
+
+
+def meaning(call: Call, dim: str) -> str:
+    """What a loop dim of an op stands for: batch, features, sequence, ...; '' where unknown."""
+    return MEANINGS.get(call.kind, {}).get(dim, "")
+
+
+def axis_use(graph: Graph, dims: Iterable[tuple[str, str]]) -> AxisUse:
+    """The use of one axis, from (op, loop dim along the axis) of every op."""
+    counts: Counter[str] = Counter()
+    in_products: set[str] = set()
+    for name, dim in dims:
+        op = graph.op(name)
+        what = meaning(graph.call(op), dim) if dim else ""
+        if what:
+            counts[what] += 1
+            if op.kind in PRODUCTS:
+                in_products.add(what)
+    ranked = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return AxisUse(_word(set(counts), in_products), ranked)
+
+
+def _word(uses: set[str], in_products: set[str]) -> str:
+    """The name for what all ops split, and what those that multiply split."""
+    plain = {
+        frozenset({"batch"}): "dp",
+        frozenset({"features"}): "tp",
+        frozenset({"sequence"}): "cp",
+        frozenset({"experts"}): "ep",
+        frozenset({"batch", "experts"}): "ep",
+        frozenset({"features", "experts"}): "tp_ep",
+        frozenset({"space"}): "spatial",
+    }
+    if uses == {"features", "sequence"} and "sequence" not in in_products:
+        return "tp_sp"
+    return plain.get(frozenset(uses), "")
+
+
+def axis_names(graph: Graph, stage: StageLike) -> tuple[str, ...]:
+    """A name for every axis of a stage's mesh, no two alike: dp, tp, a second dp is dp2."""
+    names: list[str] = []
+    for index in range(len(stage.mesh.axes)):
+        use = axis_use(graph, ((split.op, split.dims[index]) for split in stage.splits))
+        word = use.name or NEUTRAL[index % len(NEUTRAL)]
+        count = sum(_plain(name) == word for name in names)
+        names.append(f"{word}{count + 1}" if count else word)
+    return tuple(names)
+
+
+def _plain(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
+def summary(stages: Sequence[StageLike], schedule: ScheduleLike, graph: Graph | None = None) -> str:
+    """A plan in a line; with the graph, what mixed axes split is told in words, not loop dims."""
+    groups = len({frozenset(stage.mesh.devices) for stage in stages})
+    per_group = math.ceil(len(stages) / groups)
+    parts = [f"pp={groups}"] if groups > 1 else []
+    parts += [f"vpp={per_group}"] if per_group > 1 else []
+    each = [_mesh_words(stage, graph) for stage in stages]
+    different = list(dict.fromkeys(each))
+    if len(different) == 1:
+        parts += [different[0]] if different[0] else []
+    else:
+        counts = Counter(each)
+        kinds = (f"{counts[words]} x [{words or 'one device'}]" for words in different)
+        parts.append(" + ".join(kinds))
+    zero = zero_words(stages, graph)
+    parts += [zero] if zero else []
+    told = [" ".join(parts) or "one device", *_checkpointing(stages), *_order(stages, schedule)]
+    return ", ".join(told)
+
+
+def _mesh_words(stage: StageLike, graph: Graph | None) -> str:
+    """The degrees of one stage: `dp=8 tp=2`."""
+    degrees: dict[str, int] = {}
+    ragged: dict[str, str] = {}
+    extras: list[str] = []
+    mixed: list[str] = []
+    for index, axis in enumerate(stage.mesh.axes):
+        word, _, extra = _plain(axis.name).partition("_")
+        weights = f" (ragged {':'.join(map(str, axis.weights))})" if axis.weights else ""
+        if axis.size == 1:
+            continue
+        if word not in DEGREES:
+            what = _what(stage, index, graph)
+            mixed.append(f"{axis.name}={axis.size}{f' ({what})' if what else ''}{weights}")
+            continue
+        degrees[word] = degrees.get(word, 1) * axis.size
+        ragged[word] = ragged.get(word, "") + weights
+        if extra:
+            extras.append("sp" if extra == "sp" else f"{extra}={axis.size}")
+    told = [f"{word}={degrees[word]}{ragged[word]}" for word in DEGREES if word in degrees]
+    return " ".join((*told, *extras, *mixed))
+
+
+def _what(stage: StageLike, index: int, graph: Graph | None) -> str:
+    """What ops split along an axis without a name."""
+    if graph is not None:
+        pairs = ((split.op, split.dims[index]) for split in stage.splits)
+        words = str(axis_use(graph, pairs))
+        if words:
+            return words
+    counts = Counter(split.dims[index] for split in stage.splits if split.dims[index])
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3])
+
+
+def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:
+    """`zero=1`; `zero=0/3` where ops differ; nothing where all parameters are replicated.
+
+    Ops without parameters count only where no graph tells them apart, and then only if sharded.
+    """
+    levels: set[int] = set()
+    for stage in stages:
+        for split in stage.splits:
+            number = ZERO_STAGES.index(split.sharded)
+            if number if graph is None else _learns(graph, split.op):
+                levels.add(number)
+    return f"zero={'/'.join(map(str, sorted(levels)))}" if any(levels) else ""
+
+
+def _learns(graph: Graph, op: str) -> bool:
+    return any(graph.tensor(name).role == "parameter" for name in graph.op(op).inputs)
+
+
+def _checkpointing(stages: Sequence[StageLike]) -> list[str]:
+    """Which stages recompute, and how much."""
+    told = []
+    for level, words in (("yes", "full recompute"), ("light", "selective recompute")):
+        count = sum(stage.recomputed == level for stage in stages)
+        if count:
+            where = f" in {count} of {len(stages)} stages" if count < len(stages) else ""
+            told.append(f"{words}{where}")
+    return told
+
+
+def _order(stages: Sequence[StageLike], schedule: ScheduleLike) -> list[str]:
+    """The schedule and the number of micro-batches; one stage only accumulates gradients."""
+    count = schedule.num_microbatches
+    microbatches = f"{count} micro-batch{'es' * (count != 1)}"
+    if len(stages) > 1:
+        return [TITLES.get(schedule.name, schedule.name), microbatches]
+    return [microbatches] if count > 1 else []
+
+
+def num_tokens(graph: Graph) -> int | None:
+    """The tokens of a batch of a language model: ids that an embedding looks up; None for others.
+
+    A model that looks several inputs up (words, segments, positions) has as many tokens as the
+    longest.
+    """
+    inputs = {tensor.name for tensor in graph.inputs}
+    counts = [
+        math.prod(graph.tensor(op.inputs[0]).shape)
+        for op in graph.ops
+        if op.kind == "embedding" and op.phase == "forward" and op.inputs[0] in inputs
+    ]
+    return max(counts, default=None)
