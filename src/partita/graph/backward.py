@@ -91,6 +91,15 @@ FROM_OUTPUT = frozenset({
 LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare"})
 
 
+def saved_for(op: Op, wrt: list[int]) -> tuple[Saved, ...]:
+    """What gradients of inputs read of the forward: of a layer's data, of its weights, or of both.
+
+    Weights that are computed have their gradient in the dgrad; data may be a parameter.
+    """
+    phases = dict.fromkeys("wgrad" if i else "dgrad" for i in wrt)
+    return tuple(dict.fromkeys(saved_by(op, phase) for phase in phases))
+
+
 def saved_by(op: Op, phase: str) -> Saved:
     """What an op's dgrad or wgrad reads of its forward; what is unknown needs everything."""
     if op.kind == "elementwise":
@@ -182,7 +191,7 @@ class _Differentiation:
             self._add(op, "wgrad", weights, gradients)
 
     def _add(self, op: Op, phase: str, wrt: list[int], gradients: dict[int, str]) -> None:
-        reads = _reads(op, saved_by(op, phase), wrt)
+        reads = _reads(op, saved_for(op, wrt), wrt)
         outputs = []
         for i in wrt:
             source = self.graph.tensor(op.inputs[i])
@@ -252,14 +261,20 @@ class _Differentiation:
         )
 
 
-def _reads(op: Op, saved: Saved, wrt: list[int]) -> tuple[str, ...]:
+def _reads(op: Op, needs: tuple[Saved, ...], wrt: list[int]) -> tuple[str, ...]:
     """The tensors of the forward that a gradient reads, each once."""
-    if isinstance(saved.inputs, str):
-        others = saved.inputs == "others"
-        names = [n for i, n in enumerate(op.inputs) if not others or any(j != i for j in wrt)]
-    else:
-        names = [op.inputs[i] for i in saved.inputs if i < len(op.inputs)]
-    return tuple(dict.fromkeys((*names, *(op.outputs if saved.outputs else ()))))
+    positions: set[int] = set()
+    for saved in needs:
+        if isinstance(saved.inputs, str):
+            others = saved.inputs == "others"
+            positions.update(
+                i for i in range(len(op.inputs)) if not others or any(j != i for j in wrt)
+            )
+        else:
+            positions.update(i for i in saved.inputs if i < len(op.inputs))
+    names = [op.inputs[i] for i in sorted(positions)]
+    outputs = op.outputs if any(saved.outputs for saved in needs) else ()
+    return tuple(dict.fromkeys((*names, *outputs)))
 
 
 def _ops_with_gradient(graph: Graph, wanted: set[str]) -> set[str]:

@@ -242,6 +242,11 @@ def _check_microbatches(program: Program, found: _Findings) -> None:
     count = np.bincount(key, minlength=len(Kind) * len(of_block)).reshape(len(Kind), -1)
     occurs = np.zeros((len(Kind), len(program.blocks)), np.bool_)
     occurs[kinds % len(Kind), kinds // len(Kind)] = True
+    for half in (Kind.DGRAD, Kind.WGRAD):  # a whole backward is both halves at once
+        mixed = occurs[Kind.BACKWARD] & occurs[half]
+        count[half] += np.where(mixed[of_block // width], count[Kind.BACKWARD], 0)
+    apart = occurs[Kind.DGRAD] | occurs[Kind.WGRAD]
+    occurs[Kind.BACKWARD] &= ~apart
     bad = np.flatnonzero(occurs[:, of_block // width] & (count != 1))
 
     def say(cell: int) -> str:

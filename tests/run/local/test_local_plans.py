@@ -79,7 +79,8 @@ SCHEDULES = [name for name, named in NAMED.items() if named.layout in ("line", "
 def test_every_named_schedule_gives_the_numbers_of_the_model(name):
     graph = training("gpt")
     ops = [op.name for op in graph.ops if op.phase == "forward"]
-    named, groups, count = NAMED[name], 2, 4
+    named, groups = NAMED[name], 2
+    count = 2 if NAMED[name].refuses(2, 2, 4) else 4
     chunks = 1 if named.layout == "line" else 2
     stages = []
     for number in range(groups * chunks):
