@@ -90,7 +90,11 @@ class _Draw:
 
     def twice(self):
         x = self.pick()
-        self.known.append(self.random.choice([self.g.add, self.g.mul])(x, x))
+        kind = self.random.choice(["add", "mul", "scores"])
+        if kind != "scores":
+            self.known.append(self.g.elementwise(kind, x, x))
+        elif len(self.shape) == 3:
+            self.known.append(self.g.matmul(self.g.matmul(x, x, transpose_b=True), x))
 
     def halves(self):
         half = WIDTH // 2

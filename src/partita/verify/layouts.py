@@ -55,24 +55,36 @@ class ModelFacts:
 
     graph: Graph
     ops: dict[str, Op]
-    givers: dict[str, frozenset[str]]  # tensor -> backward ops that give it a gradient
+    givers: dict[str, frozenset[str]]  # tensor -> the gradients that backward ops give it
+    giver_of: dict[str, Op]  # such a gradient, by the name of its op -> the op
     updates: dict[str, Op]  # by parameter
 
 
 def model_facts(graph: Graph) -> ModelFacts:
     """Read a (training) graph once."""
     givers: dict[str, set[str]] = {}
+    giver_of: dict[str, Op] = {}
     ops = {op.name: op for op in graph.ops}
     for op in graph.ops:
         if op.forward:
-            for position in graph.call(op).wrt:
-                givers.setdefault(ops[op.forward].inputs[position], set()).add(op.name)
+            for k, position in enumerate(graph.call(op).wrt):
+                giver_of[giver_name(graph, op, k)] = op
+                tensor = ops[op.forward].inputs[position]
+                givers.setdefault(tensor, set()).add(giver_name(graph, op, k))
     return ModelFacts(
         graph,
         ops,
         {name: frozenset(own) for name, own in givers.items()},
+        giver_of,
         {op.inputs[0]: op for op in graph.ops if op.phase == "update"},
     )
+
+
+def giver_name(graph: Graph, op: Op, output: int) -> str:
+    """A gradient by its op; where an op gives a tensor two of them, by its name."""
+    inputs, wrt = graph.op(op.forward).inputs, graph.call(op).wrt
+    same = [k for k in range(output) if inputs[wrt[k]] == inputs[wrt[output]]]
+    return op.outputs[output] if same else op.name
 
 
 @dataclass
@@ -339,7 +351,7 @@ class StageCheck:
             fact = Fact(name, layout, phase=work.phase)
             if op.forward:
                 tensor = self.model.ops[op.forward].inputs[wrt[k]]
-                fact = replace(fact, gradient_of=tensor, givers=frozenset({op.name}))
+                fact = replace(fact, gradient_of=tensor, givers=frozenset({giver_name(self.model.graph, op, k)}))
             self._write(value, fact)
 
     def _sum(self, work: Work) -> None:
@@ -550,7 +562,9 @@ class StageCheck:
                 self.wrong.append(f"gradients of {name} are added up in two places")
         for name in self.model.updates:
             here = frozenset(
-                giver for giver in self.model.givers[name] if self.model.ops[giver].forward in mine
+                giver
+                for giver in self.model.givers[name]
+                if self.model.giver_of[giver].forward in mine
             )
             if here:
                 self._added_up(name, here)

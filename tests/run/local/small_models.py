@@ -135,13 +135,13 @@ MODELS = {
         FIRES=((16, 64), (16, 64), (32, 128)),
     ),
     "randwire": narrow(
-        "randwire", lambda zoo: randwire_small(4, 32, channels=4, nodes=5), 1, HEAD=4
+        "randwire", lambda zoo: randwire_small(4, 64, channels=4, nodes=5), 1, HEAD=4
     ),
     "unet": lambda: unet(2, 20, widths=(2, 4)),
 }  # fmt: skip
 
 # Of many ops: tried by the benchmark, and once each by the tests.
 LARGE_MODELS = {
-    "inception": narrow("inception", lambda zoo: zoo.inception_v3(2, 75)),
-    "nasnet": narrow("nasnet", lambda zoo: zoo.nasnet_large(2, 32), 21, REPEATS=1),
+    "inception": narrow("inception", lambda zoo: zoo.inception_v3(2, 107)),
+    "nasnet": narrow("nasnet", lambda zoo: zoo.nasnet_large(2, 64), 21, REPEATS=1),
 }

@@ -100,7 +100,7 @@ def backward(
     groups = routing_groups(call, dims, axes)
     site = Site(op.forward, graph.is_training, microbatch, seed, groups)
     names = graph.op(op.forward).inputs
-    ties = tuple(names.index(name) for name in names)
+    ties = tuple(i if i in call.wrt else names.index(name) for i, name in enumerate(names))
     known: dict[object, list[T]] = {}
     results = []
     for rank in range(len(inputs)):
