@@ -131,7 +131,7 @@ MODELS = {
     ),
     "densenet": narrow("densenet", lambda zoo: densenet121(4, 16, blocks=(2, 2))),
     "squeezenet": narrow(
-        "squeezenet", lambda zoo: zoo.squeezenet("1.1", 4, 23, "f32", True), 32,
+        "squeezenet", lambda zoo: zoo.squeezenet("1.1", 4, 23, "f32", True), 8,
         FIRES=((16, 64), (16, 64), (32, 128)),
     ),
     "randwire": narrow(
