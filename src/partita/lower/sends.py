@@ -136,9 +136,7 @@ def _tie(
             _tie_pair(sends.returned, (j, i), (name, need, have), graph, stages, memo)
 
 
-def _check_givers(
-    name: str, held: Sequence[int], where: Homes, stages: tuple[Stage, ...]
-) -> None:
+def _check_givers(name: str, held: Sequence[int], where: Homes, stages: tuple[Stage, ...]) -> None:
     """Holders of a parameter update it by the sum of their gradients: each must have one."""
     if where.update_of and (idle := [i for i in held if i not in where.givers[name]]):
         raise PlanError(

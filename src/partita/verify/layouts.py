@@ -351,7 +351,11 @@ class StageCheck:
             fact = Fact(name, layout, phase=work.phase)
             if op.forward:
                 tensor = self.model.ops[op.forward].inputs[wrt[k]]
-                fact = replace(fact, gradient_of=tensor, givers=frozenset({giver_name(self.model.graph, op, k)}))
+                fact = replace(
+                    fact,
+                    gradient_of=tensor,
+                    givers=frozenset({giver_name(self.model.graph, op, k)}),
+                )
             self._write(value, fact)
 
     def _sum(self, work: Work) -> None:
