@@ -83,7 +83,7 @@ def _smooth_example(plan, seed):
 
 
 def _dispatch(ties, module, call, x, gates):
-    """The rule for dispatch; notes where the last token that is taken is no better than the next."""
+    """The rule for dispatch; notes where the last token taken is no better than the next."""
     flat, room = gates.flatten(0, -2), call.outputs[0][1]
     if room < len(flat):
         best = flat.detach().topk(room + 1, dim=0).values
