@@ -34,7 +34,7 @@ from tests.run.local.small_models import LARGE_MODELS, MODELS
 
 GRAPHS = "graphs"  # stands for a graph that is drawn anew
 INFERENCE = 0.15  # of plans
-MUTANTS_PER_PLAN = 4
+MUTANTS_PER_PLAN = 6
 # Lion takes the sign of a gradient: of one that cancels out it is a matter of rounding.
 OPTIMIZERS = ("adamw", "sgd", "momentum", "rmsprop")
 
@@ -105,7 +105,13 @@ def one_mutant(right: Trial, draw: random.Random, seed: str, table: Table) -> No
     if right.error(program) <= TOLERANCE:
         return
     table.changed[kind] += 1
-    if right.refused(program):
+    try:
+        refused = right.refused(program)
+    except Exception:  # caught, but not in words
+        table.crashed += 1
+        table.note(f"{seed}: {what}: the verifier crashes\n{traceback.format_exc(limit=-4)}")
+        return
+    if refused:
         table.caught[kind] += 1
     else:
         table.note(f"{seed}: mutant passes the verifier: {what}")
@@ -113,7 +119,9 @@ def one_mutant(right: Trial, draw: random.Random, seed: str, table: Table) -> No
 
 def run(args: argparse.Namespace) -> Table:
     """Plans of all models in turn, with some mutants of each, until there are enough of both."""
-    names = args.models.split(",") if args.models else [*MODELS, *[GRAPHS] * 8, *LARGE_MODELS]
+    names = (
+        args.models.split(",") if args.models else [*MODELS, *[GRAPHS] * 8] * 3 + [*LARGE_MODELS]
+    )
     table, number = Table(), 0
     begun = time.monotonic()
     while table.plans < args.plans or table.changed.total() < args.mutants:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from partita.graph.record import Graph, Op
+from partita.graph.record import Graph, Op, Tensor
 from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Mesh, Stage
@@ -56,6 +56,7 @@ class ModelFacts:
     graph: Graph
     ops: dict[str, Op]
     givers: dict[str, frozenset[str]]  # tensor -> the gradients that backward ops give it
+    tensors: dict[str, Tensor]
     giver_of: dict[str, Op]  # such a gradient, by the name of its op -> the op
     updates: dict[str, Op]  # by parameter
 
@@ -75,6 +76,7 @@ def model_facts(graph: Graph) -> ModelFacts:
         graph,
         ops,
         {name: frozenset(own) for name, own in givers.items()},
+        {tensor.name: tensor for tensor in graph.tensors},
         giver_of,
         {op.inputs[0]: op for op in graph.ops if op.phase == "update"},
     )
@@ -397,8 +399,8 @@ class StageCheck:
 
     def _runs_again(self, work: Work) -> bool:
         """Borders are for the second run of an op where its first has been."""
-        op = self.model.ops[work.op]
-        return op.phase == "forward" and bool(self.ran[op.name, False])
+        op = self.model.ops.get(work.op)
+        return op is not None and op.phase == "forward" and bool(self.ran[op.name, False])
 
     def _pairs(self, work: Work) -> Iterator[tuple[Fact, int, Value]]:
         if len(work.reads) != len(work.writes):
@@ -436,15 +438,15 @@ class StageCheck:
     def _bytes(self, work: Work, fact: Fact, known: Value) -> None:
         """A reduce-scatter takes what was held before it, others what is held after it."""
         layout = fact.layout if work.collective == "reduce_scatter" else known.layout
-        held = float(self.model.graph.tensor(self._sized(fact)).size_bytes)
+        tensor = self.model.tensors.get(fact.gradient_of or fact.tensor)
+        if tensor is None:
+            self._say(work, f"moves {fact.tensor}, which the model does not have")
+            return
+        held = float(tensor.size_bytes)  # a gradient is as large as what it is of
         for placement, ways in zip(layout, self.factors, strict=True):
             held /= ways if placement.kind == "shard" else 1
         if abs(held - work.size_bytes) > TOLERANCE * held:
             self._say(work, f"is said to move {work.size_bytes:g} bytes of {held:g}")
-
-    def _sized(self, fact: Fact) -> str:
-        """A tensor of the model that is as large: a gradient is as large as what it is of."""
-        return fact.gradient_of or fact.tensor
 
     def _gather(self, work: Work) -> None:
         if work.collective != "all_gather":
