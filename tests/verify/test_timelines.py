@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from partita.errors import VerificationError
 from partita.program import Kind, Program, ProgramBuilder
 from partita.timeline import Timeline
-from partita.verify import MOST_LISTED, check_timeline, verify_program, verify_timeline
+from partita.verify import check_timeline, verify_program, verify_timeline
+from partita.verify.timelines import MOST_LISTED
 
 # Two microbatches through two stages, by hand:
 #
