@@ -9,7 +9,8 @@ from partita.lower.orders import refusal
 from partita.plans import SHARDING_LEVELS, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 
 CLUSTERS = ("8xA100", "4xV100+4xP100", "2x4xA100")
-SHAPES = ((), (2,), (2,), (2, 2), (4,), (3,))
+SHAPES = ((), (2,), (2,), (2, 2), (4,), (3,), (2, 2, 2), (1, 2), (2, 4))
+WEIGHTS = {2: ((1, 3), (3, 1), (1, 2), (3, 5)), 3: ((1, 2, 1), (2, 1, 3)), 4: ((1, 1, 2, 4),)}
 LAYOUTS = {"line": (1,), "looped": (2, 3), "wave": (2,)}
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "looped-bfs", "zb-v", "hanayo")
 
@@ -29,8 +30,8 @@ def axes_of(random, shape):
     axes = []
     for i, size in enumerate(shape):
         weights = ()
-        if size == 2 and random.random() < 0.2:
-            weights = random.choice([(1, 3), (3, 1)])
+        if size in WEIGHTS and random.random() < 0.2:
+            weights = random.choice(WEIGHTS[size])
         axes.append(Axis("xyz"[i], size, weights))
     return tuple(axes)
 
@@ -63,7 +64,7 @@ def random_plan(random, graph, *, most_groups=4):
         group = groups - 1 - rank if waves and chunk % 2 else rank
         stages.append(_stage(random, micro, number, meshes[group], ops, graph.is_training))
     stages = tuple(stages)
-    return RandomPlan(graph, cluster, stages, _schedule(random, stages, count))
+    return RandomPlan(graph, cluster, stages, _schedule(random, stages, count, graph.is_training))
 
 
 def _size(shape):
@@ -86,29 +87,57 @@ def _stage(random, micro, number, mesh, ops, training):
         if wild or dims is None:
             dims = random.choice(legal)
         splits.append(OpSplit(name, dims, random.choice(SHARDING_LEVELS) if wild else level))
-    kind = random.choice(["no", "no", "all", "some"]) if training else "no"
+    kind = random.choice(["no", "no", "all", "some", "each"]) if training else "no"
     recompute, checkpoints, again = kind == "all", (), ()
     if kind == "all":
         checkpoints = tuple(op for op in ops if random.random() < 0.3)
     elif kind == "some":
         again = tuple(op for op in ops if random.random() < 0.4)
-    prefetch = random.choice([1, 2, 4])
-    bucket = random.choice([0, 200, 25 * 2**20])
+    elif kind == "each":
+        again = tuple(ops)
+    prefetch = random.choice([1, 2, 3, 4, 8])
+    bucket = random.choice([0, 50, 200, 1000, 25 * 2**20])
     return Stage(
         f"stage{number}", mesh, tuple(splits), recompute, checkpoints, again, prefetch, bucket
     )
 
 
-def _schedule(random, stages, count):
+def _schedule(random, stages, count, training):
     groups = device_groups(stages)
     names = [name for name in SCHEDULES if not refusal(name, groups, count)]
-    if not names:  # any order of forwards, then of backwards, works
-        rows = tuple(
-            " ".join(
-                [f"{s}F{m}" for m in range(count) for s in own]
-                + [f"{s}B{m}" for m in range(count) for s in reversed(own)]
-            )
-            for own in groups
-        )
-        return Schedule("listed", count, rows)
+    if not names or random.random() < 0.25:
+        return Schedule("listed", count, _listed(random, groups, count, training))
     return Schedule(random.choice(names), count)
+
+
+def _listed(random, groups, count, training):
+    """Rows of an order that somebody could have written: any that does not wait for itself."""
+    num_stages = sum(map(len, groups))
+    apart = {(s, m): training and random.random() < 0.5 for s in range(num_stages)
+             for m in range(count)}  # fmt: skip
+    left = {("F", s, m) for s in range(num_stages) for m in range(count)}
+    if training:
+        left |= {("B", s, m) for s, m in apart} | {("W", s, m) for s, m in apart if apart[s, m]}
+    done, order = set(), []
+    while left:
+        ready = sorted(a for a in left if _needed(a, num_stages) <= done)
+        action = random.choice(ready)
+        left.remove(action)
+        done.add(action)
+        order.append(action)
+    rows = []
+    for own in groups:
+        mine = [(kind, s, m) for kind, s, m in order if s in own]
+        letters = [("I" if kind == "B" and apart[s, m] else kind, s, m) for kind, s, m in mine]
+        rows.append(" ".join(f"{s}{kind}{m}" for kind, s, m in letters))
+    return tuple(rows)
+
+
+def _needed(action, num_stages):
+    """Stages hang together as a line at worst."""
+    kind, s, m = action
+    if kind == "F":
+        return {("F", i, m) for i in range(s)}
+    if kind == "W":
+        return {("B", s, m)}
+    return {("F", s, m)} | {("B", i, m) for i in range(s + 1, num_stages)}

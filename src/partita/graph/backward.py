@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from partita.errors import GraphError
 from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph, Op, Tensor
+from partita.graph.loops import loop_nest
+from partita.graph.record import Attr, Graph, Op, Tensor
 
 OPTIMIZER_STATES = {
     "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2,
@@ -91,6 +92,15 @@ FROM_OUTPUT = frozenset({
 LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare"})
 
 
+def saved_for(op: Op, wrt: list[int]) -> tuple[Saved, ...]:
+    """What gradients of inputs read of the forward: of a layer's data, of its weights, or of both.
+
+    Weights that are computed have their gradient in the dgrad; data may be a parameter.
+    """
+    phases = dict.fromkeys("wgrad" if i else "dgrad" for i in wrt)
+    return tuple(dict.fromkeys(saved_by(op, phase) for phase in phases))
+
+
 def saved_by(op: Op, phase: str) -> Saved:
     """What an op's dgrad or wgrad reads of its forward; what is unknown needs everything."""
     if op.kind == "elementwise":
@@ -169,11 +179,8 @@ class _Differentiation:
         if not gradients:
             return
         roles = {name: self.graph.tensor(name).role for name in op.inputs}
-        wrt = [
-            i
-            for i, name in enumerate(op.inputs)
-            if name in self.wanted and op.inputs.index(name) == i
-        ]
+        places = _places(self.graph, op)
+        wrt = [i for i, name in enumerate(op.inputs) if name in self.wanted and places[i] == i]
         data = [i for i in wrt if roles[op.inputs[i]] != "parameter"]
         weights = [i for i in wrt if roles[op.inputs[i]] == "parameter"]
         if data:
@@ -182,14 +189,19 @@ class _Differentiation:
             self._add(op, "wgrad", weights, gradients)
 
     def _add(self, op: Op, phase: str, wrt: list[int], gradients: dict[int, str]) -> None:
-        reads = _reads(op, saved_by(op, phase), wrt)
+        reads, told = _reads(op, saved_for(op, wrt), wrt, _places(self.graph, op))
         outputs = []
         for i in wrt:
             source = self.graph.tensor(op.inputs[i])
             parts = self.parts.setdefault(source.name, [])
             users = self.graph.consumers(source.name)
             single = sum(1 for user in users if user.name in self.live) == 1
-            name = f"{source.name}.grad" if single else f"{source.name}.grad.{op.name}"
+            if any(source.name == op.inputs[j] for j in wrt if j < i):
+                name = f"{source.name}.grad.{op.name}.{i}"
+            elif single and not any(source.name == op.inputs[j] for j in wrt if j != i):
+                name = f"{source.name}.grad"
+            else:
+                name = f"{source.name}.grad.{op.name}"
             self.tensors.append(Tensor(name, source.shape, source.dtype, "gradient"))
             parts.append(name)
             outputs.append(name)
@@ -199,7 +211,7 @@ class _Differentiation:
                 kind=op.kind,
                 inputs=(*gradients.values(), *reads),
                 outputs=tuple(outputs),
-                attrs=(("grads", tuple(gradients)), ("wrt", tuple(wrt))),
+                attrs=(("grads", tuple(gradients)), *told, ("wrt", tuple(wrt))),
                 scope=op.scope,
                 phase=phase,
                 forward=op.name,
@@ -252,14 +264,39 @@ class _Differentiation:
         )
 
 
-def _reads(op: Op, saved: Saved, wrt: list[int]) -> tuple[str, ...]:
-    """The tensors of the forward that a gradient reads, each once."""
-    if isinstance(saved.inputs, str):
-        others = saved.inputs == "others"
-        names = [n for i, n in enumerate(op.inputs) if not others or any(j != i for j in wrt)]
-    else:
-        names = [op.inputs[i] for i in saved.inputs if i < len(op.inputs)]
-    return tuple(dict.fromkeys((*names, *(op.outputs if saved.outputs else ()))))
+def _places(graph: Graph, op: Op) -> tuple[int, ...]:
+    """For every input the first one that is the same tensor, and read in the same way.
+
+    A tensor that stands twice and is read in two ways (x @ x) has a gradient for each: split over
+    devices, the two lie in two ways.
+    """
+    if len(set(op.inputs)) == len(op.inputs):
+        return tuple(range(len(op.inputs)))
+    accesses = loop_nest(graph.call(op)).inputs
+    keys = list(zip(op.inputs, accesses, strict=True))
+    return tuple(keys.index(key) for key in keys)
+
+
+def _reads(
+    op: Op, needs: tuple[Saved, ...], wrt: list[int], places: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
+    """The tensors of the forward that a gradient reads, each once for every way of reading it.
+
+    Where one is read in two ways the names do not say which is which: that is said in `reads`.
+    """
+    positions: set[int] = set()
+    for saved in needs:
+        if isinstance(saved.inputs, str):
+            others = saved.inputs == "others"
+            found = [i for i in range(len(op.inputs)) if not others or any(j != i for j in wrt)]
+        else:
+            found = [i for i in saved.inputs if i < len(op.inputs)]
+        positions.update(places[i] for i in found)
+    codes = {f"i{i}": op.inputs[i] for i in sorted(positions)}
+    if any(saved.outputs for saved in needs):
+        codes |= {f"o{i}": name for i, name in enumerate(op.outputs)}
+    plain = all(op.inputs.index(op.inputs[i]) == i for i in positions)
+    return tuple(codes.values()), () if plain else (("reads", tuple(codes)),)
 
 
 def _ops_with_gradient(graph: Graph, wanted: set[str]) -> set[str]:

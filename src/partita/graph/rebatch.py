@@ -85,8 +85,8 @@ class _Rebatch:
         loop = next(iter(loops))[0] if loops else ""
         for name, access in zip(op.inputs, nest.inputs, strict=True):
             dim = access.position(loop) if loop and name not in self.carries else None
-            if dim is not None and self._made_from_nothing(name):
-                self.asked[name] = dim
+            if dim is not None:
+                self._ask(name, dim)
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             found = access.position(loop) if loop else None
             if found is not None and access.dims[found][0] == loop:
@@ -101,9 +101,21 @@ class _Rebatch:
         if dim < len(tensor.shape) and tensor.shape[dim] == self.graph.tensor(source).shape[dim]:
             self._carry(tensor, dim)
 
-    def _made_from_nothing(self, name: str) -> bool:
+    def _ask(self, name: str, dim: int) -> None:
+        """What is made from nothing is made for each sample, if it is used so: by the ops between
+        them, too."""
         producer = self.graph.producer(name)
-        return producer is not None and producer.kind in ("constant", "expand")
+        if producer is None or producer.phase != "forward":
+            return
+        if producer.kind in ("constant", "expand"):
+            self.asked[name] = dim
+            return
+        nest = loop_nest(self.graph.call(producer))
+        loops = nest.outputs[producer.outputs.index(name)].dims[dim]
+        for other, access in zip(producer.inputs, nest.inputs, strict=True):
+            position = access.position(loops[0]) if loops and other not in self.carries else None
+            if position is not None:
+                self._ask(other, position)
 
     def _with_shape(self, op: Op) -> Op:
         """An attribute that repeats the shape of the output follows it."""

@@ -316,7 +316,8 @@ class _Piece:
             op = replace(op, forward=self._again(origin.name))
         elif self.light:  # what it reads may have another name than its forward's
             told = tuple(read for read in grads if read[0] != "g")
-            op = replace(op, attrs=tuple(sorted((*op.attrs, ("reads", told)))))
+            attrs = [item for item in op.attrs if item[0] != "reads"]
+            op = replace(op, attrs=tuple(sorted((*attrs, ("reads", told)))))
         for name in op.outputs:
             self.tensors[name] = self.graph.tensor(name)
         self.ops.append(replace(op, inputs=tuple(inputs)))

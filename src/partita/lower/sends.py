@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from partita.costs.layouts import Layout, num_shards
+from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks
 from partita.lower.known import Memo
@@ -128,11 +129,23 @@ def _tie(
     for name, held in holders.items():
         if name not in where.givers:
             continue
+        _check_givers(name, [i for i, _ in held], where, stages)
         links = list(pairwise(held))
         for (i, have), (j, need) in links:
             _tie_pair(sends.added, (i, j), (name, have, need), graph, stages, memo)
         for (i, have), (j, need) in links[-2::-1]:  # the last two have the whole sum already
             _tie_pair(sends.returned, (j, i), (name, need, have), graph, stages, memo)
+
+
+def _check_givers(name: str, held: Sequence[int], where: Homes, stages: tuple[Stage, ...]) -> None:
+    """Holders of a parameter update it by the sum of their gradients: each must have one."""
+    if where.update_of and (idle := [i for i in held if i not in where.givers[name]]):
+        raise PlanError(
+            f"{stages[idle[0]].name} reads {name}, which other stages train, and gives it no "
+            "gradient",
+            fix="put the ops that read it into one stage",
+            field="stages",
+        )
 
 
 def _tie_pair(

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from partita.graph.record import Graph, Op
+from partita.graph.record import Graph, Op, Tensor
 from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Mesh, Stage
@@ -55,24 +55,38 @@ class ModelFacts:
 
     graph: Graph
     ops: dict[str, Op]
-    givers: dict[str, frozenset[str]]  # tensor -> backward ops that give it a gradient
+    givers: dict[str, frozenset[str]]  # tensor -> the gradients that backward ops give it
+    tensors: dict[str, Tensor]
+    giver_of: dict[str, Op]  # such a gradient, by the name of its op -> the op
     updates: dict[str, Op]  # by parameter
 
 
 def model_facts(graph: Graph) -> ModelFacts:
     """Read a (training) graph once."""
     givers: dict[str, set[str]] = {}
+    giver_of: dict[str, Op] = {}
     ops = {op.name: op for op in graph.ops}
     for op in graph.ops:
         if op.forward:
-            for position in graph.call(op).wrt:
-                givers.setdefault(ops[op.forward].inputs[position], set()).add(op.name)
+            for k, position in enumerate(graph.call(op).wrt):
+                giver_of[giver_name(graph, op, k)] = op
+                tensor = ops[op.forward].inputs[position]
+                givers.setdefault(tensor, set()).add(giver_name(graph, op, k))
     return ModelFacts(
         graph,
         ops,
         {name: frozenset(own) for name, own in givers.items()},
+        {tensor.name: tensor for tensor in graph.tensors},
+        giver_of,
         {op.inputs[0]: op for op in graph.ops if op.phase == "update"},
     )
+
+
+def giver_name(graph: Graph, op: Op, output: int) -> str:
+    """A gradient by its op; where an op gives a tensor two of them, by its name."""
+    inputs, wrt = graph.op(op.forward).inputs, graph.call(op).wrt
+    same = [k for k in range(output) if inputs[wrt[k]] == inputs[wrt[output]]]
+    return op.outputs[output] if same else op.name
 
 
 @dataclass
@@ -96,7 +110,6 @@ class StageCheck:
         self.sized = [axis.size > 1 for axis in self.mesh.axes]
         self.factors = [axis.ways() for axis in self.mesh.axes]
         self.lines = [self.mesh.groups(axis) for axis in range(len(self.mesh.axes))]
-        self.sizes = {tensor.name: tensor for tensor in self.model.graph.tensors}
         self.num_devices = sum(lane.kind == "device" for lane in self.program.lanes)
         self.makers: dict[tuple[int, int], int] = {}  # (value, rank drawn) -> last task to write it
         self.ran: Counter[tuple[str, bool]] = Counter()
@@ -340,7 +353,11 @@ class StageCheck:
             fact = Fact(name, layout, phase=work.phase)
             if op.forward:
                 tensor = self.model.ops[op.forward].inputs[wrt[k]]
-                fact = replace(fact, gradient_of=tensor, givers=frozenset({op.name}))
+                fact = replace(
+                    fact,
+                    gradient_of=tensor,
+                    givers=frozenset({giver_name(self.model.graph, op, k)}),
+                )
             self._write(value, fact)
 
     def _sum(self, work: Work) -> None:
@@ -382,8 +399,8 @@ class StageCheck:
 
     def _runs_again(self, work: Work) -> bool:
         """Borders are for the second run of an op where its first has been."""
-        op = self.model.ops[work.op]
-        return op.phase == "forward" and bool(self.ran[op.name, False])
+        op = self.model.ops.get(work.op)
+        return op is not None and op.phase == "forward" and bool(self.ran[op.name, False])
 
     def _pairs(self, work: Work) -> Iterator[tuple[Fact, int, Value]]:
         if len(work.reads) != len(work.writes):
@@ -421,11 +438,11 @@ class StageCheck:
     def _bytes(self, work: Work, fact: Fact, known: Value) -> None:
         """A reduce-scatter takes what was held before it, others what is held after it."""
         layout = fact.layout if work.collective == "reduce_scatter" else known.layout
-        tensor = self.sizes.get(fact.gradient_of or fact.tensor)
+        tensor = self.model.tensors.get(fact.gradient_of or fact.tensor)
         if tensor is None:
-            self._say(work, f"moves {fact.tensor}, of which the model knows nothing")
+            self._say(work, f"moves {fact.tensor}, which the model does not have")
             return
-        held = float(tensor.size_bytes)
+        held = float(tensor.size_bytes)  # a gradient is as large as what it is of
         for placement, ways in zip(layout, self.factors, strict=True):
             held /= ways if placement.kind == "shard" else 1
         if abs(held - work.size_bytes) > TOLERANCE * held:
@@ -551,7 +568,9 @@ class StageCheck:
                 self.wrong.append(f"gradients of {name} are added up in two places")
         for name in self.model.updates:
             here = frozenset(
-                giver for giver in self.model.givers[name] if self.model.ops[giver].forward in mine
+                giver
+                for giver in self.model.givers[name]
+                if self.model.giver_of[giver].forward in mine
             )
             if here:
                 self._added_up(name, here)

@@ -330,6 +330,7 @@ class _PipelineCheck:
             if work.peer >= 0:
                 for task in tasks:
                     self._shared(work, task)
+                    self._shared_in_time(task, work, ready)
                     ready[work.stage].append(task)
                     ready[work.peer].append(task)
         for stage, own in self.gradients.items():
@@ -355,6 +356,26 @@ class _PipelineCheck:
             else:
                 there[name] = here[name]
 
+    def _shared_in_time(self, task: int, work: Work, earlier: dict[int, list[int]]) -> None:
+        """Gradients are shared once they are whole: after all backwards, one pair after another."""
+        waits = {waited for waited, _ in self.program.waits_of(task)}
+        name = self.program.task_name(task)
+        for stage in (work.stage, work.peer):
+            if self._last_backward(stage) not in waits:
+                self.wrong.append(f"{name} comes before the last backward of {self._named(stage)}")
+            if not set(earlier[stage]) <= waits:
+                self.wrong.append(
+                    f"{name} does not wait for what {self._named(stage)} shared before"
+                )
+
+    def _named(self, stage: int) -> str:
+        return self.stages[stage].name
+
+    def _last_backward(self, stage: int) -> int:
+        kinds = (Kind.BACKWARD, Kind.DGRAD, Kind.WGRAD)
+        last = [task for (s, kind, _), task in self.blocks.items() if s == stage and kind in kinds]
+        return max(last, key=self.position.__getitem__)
+
     def _ends(self, stage: int, shared: list[int]) -> None:
         """A stage's reductions come after its backwards and shared sums, updates after those."""
         ends = {
@@ -369,10 +390,7 @@ class _PipelineCheck:
             return
         reduce, update = ends[Purpose.GRADIENT_REDUCTION], ends[Purpose.UPDATE]
         waits = {waited for waited, _ in self.program.waits_of(reduce)}
-        last = [self.blocks[stage, k, m] for k in (Kind.BACKWARD, Kind.DGRAD, Kind.WGRAD)
-                for m in range(self.count) if (stage, k, m) in self.blocks]  # fmt: skip
-        latest = max(last, key=self.position.__getitem__)
-        if latest not in waits:
+        if self._last_backward(stage) not in waits:
             self.wrong.append(f"{name} reduces its gradients before its last backward")
         if not set(shared) <= waits:
             self.wrong.append(f"{name} updates before gradients that it shares are added")

@@ -32,7 +32,7 @@ def gradients(call: Call, reads: Mapping[str, T], ties: tuple[int, ...], site: S
     """The gradients of the inputs `call.wrt`, of full-size tensors by code (`g0`, `i1`, `o0`).
 
     `ties` says for every input which is the first that is the same tensor: the gradient of a
-    tensor that stands twice is the sum of both.
+    tensor that stands twice is the sum of both, unless each is read by itself.
     """
     if call.kind in WRITTEN_OUT:
         return WRITTEN_OUT[call.kind](call, reads)

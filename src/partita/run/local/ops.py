@@ -100,7 +100,8 @@ def backward(
     groups = routing_groups(call, dims, axes)
     site = Site(op.forward, graph.is_training, microbatch, seed, groups)
     names = graph.op(op.forward).inputs
-    ties = tuple(names.index(name) for name in names)
+    own = {*call.wrt, *(int(code[1:]) for code in call.reads if code[0] == "i")}
+    ties = tuple(i if i in own else names.index(name) for i, name in enumerate(names))
     known: dict[object, list[T]] = {}
     results = []
     for rank in range(len(inputs)):
