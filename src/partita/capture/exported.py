@@ -190,13 +190,13 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     line = lines.of_traceback(error.__traceback__)
     scripted = _scripted(module)
     if _is_data_dependent(error):
-        found = "depends on the values of a tensor, which are not known when a model is captured"
+        refusal = "depends on the values of a tensor, which are not known when a model is captured"
         fix = (
             "choose with torch.where or torch.cond, "
             "or decide outside the model and pass the decision as an argument"
         )
     elif scripted is not None:
-        found = f"calls the module {scripted!r}, which is compiled by TorchScript"
+        refusal = f"calls the module {scripted!r}, which is compiled by TorchScript"
         fix = "use the Python module that it was made from"
     elif _unknown_type(error):
         return CaptureError(
@@ -207,9 +207,9 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
         )
     else:
         said = (str(error).strip().splitlines() or [""])[0]
-        found = f"cannot be captured: {type(error).__name__}: {said[:300]}"
+        refusal = f"cannot be captured: {type(error).__name__}: {said[:300]}"
         fix = "change this line, or keep this part outside the module that is captured"
-    return CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
+    return CaptureError(f"`{line.code}` {refusal}", fix=fix, file=line.place)
 
 
 def _unknown_type(error: BaseException) -> str:

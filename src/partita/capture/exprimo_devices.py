@@ -118,15 +118,15 @@ def _kind(device: ExprimoDevice, known: Mapping[str, DeviceKind]) -> DeviceKind:
 
 
 def _objects(value: Mapping[str, Any], key: str, file: str) -> list[Mapping[str, Any]]:
-    found = value.get(key)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    objects = value.get(key)
+    if not isinstance(objects, list) or not all(isinstance(item, dict) for item in objects):
         raise ClusterError(
-            "is missing" if found is None else "is no list of objects",
+            "is missing" if objects is None else "is no list of objects",
             fix="give a list of objects, as Exprimo's device graphs have",
             field=key,
             file=file,
         )
-    return found
+    return objects
 
 
 def _number(raw: Mapping[str, Any], key: str, where: str, file: str) -> float:

@@ -34,11 +34,11 @@ class Line:
 
 def of_traceback(trace: TracebackType | None) -> Line:
     """The innermost line of the model in what an exception has passed through."""
-    found = Line()
+    line = Line()
     for frame, number in traceback.walk_tb(trace):
         if _is_users(frame.f_code.co_filename):
-            found = Line(frame.f_code.co_filename, number)
-    return found
+            line = Line(frame.f_code.co_filename, number)
+    return line
 
 
 def of_stack(frame: FrameType | None = None) -> Line:
@@ -60,14 +60,14 @@ def is_called_by_user(frame: FrameType | None) -> bool:
 
 def of_node(stack_trace: str | None) -> Line:
     """The innermost line of the model in the stack trace that an exported node carries."""
-    found = Line()
+    innermost = Line()
     for line in (stack_trace or "").splitlines():
         parts = line.strip().split('"')
         if len(parts) == 3 and parts[0] == "File " and _is_users(parts[1]):
             number = parts[2].removeprefix(", line ").split(",")[0]
             if number.isdecimal():
-                found = Line(parts[1], int(number))
-    return found
+                innermost = Line(parts[1], int(number))
+    return innermost
 
 
 def _is_users(file: str) -> bool:

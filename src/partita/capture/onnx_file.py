@@ -300,10 +300,10 @@ def _computed(node: Any, values: dict[str, Any], opset: int) -> list[Any] | None
     graph = onnx.helper.make_graph([node], "one", given, wanted)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     try:
-        found: list[Any] = list(ReferenceEvaluator(model).run(None, values))
+        computed: list[Any] = list(ReferenceEvaluator(model).run(None, values))
     except Exception:  # whatever it cannot do is carried as an op
         return None
-    return None if any(getattr(item, "size", 0) > MAX_FOLDED for item in found) else found
+    return None if any(getattr(item, "size", 0) > MAX_FOLDED for item in computed) else computed
 
 
 def _constant_value(node: Any) -> list[Any] | None:

@@ -44,12 +44,12 @@ def read_module(spec: str, batch: int | None = None) -> tuple[Any, tuple[Any, ..
 
     path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     code = _run(Path(path))
-    found = _named(code, path, name)
+    named = _named(code, path, name)
     with _blamed(path, name):
-        if isinstance(found, type) and issubclass(found, torch.nn.Module):
-            made = (found(), _examples(code, path, batch))
+        if isinstance(named, type) and issubclass(named, torch.nn.Module):
+            made = (named(), _examples(code, path, batch))
         else:
-            made = _called(found, batch)
+            made = _called(named, batch)
     return _checked(made, path, name)
 
 
@@ -115,12 +115,12 @@ def _named(code: ModuleType, path: str, name: str) -> Any:
             fix=f"write {path}:NAME; {suggest('', own)}",
             field=path,
         )
-    found = getattr(code, name, None)
-    if found is None:
+    named = getattr(code, name, None)
+    if named is None:
         raise ModelError(f"has no {name!r}", fix=suggest(name, own), field=path)
-    if not callable(found):
-        raise ModelError(f"{name!r} is a {type(found).__name__}", fix="name a function", field=path)
-    return found
+    if not callable(named):
+        raise ModelError(f"{name!r} is a {type(named).__name__}", fix="name a function", field=path)
+    return named
 
 
 def _called(function: Any, batch: int | None) -> Any:
@@ -129,14 +129,14 @@ def _called(function: Any, batch: int | None) -> Any:
 
 
 def _examples(code: ModuleType, path: str, batch: int | None) -> Any:
-    found = getattr(code, EXAMPLE, None)
-    if found is None:
+    examples = getattr(code, EXAMPLE, None)
+    if examples is None:
         raise ModelError(
             f"a class of modules needs {EXAMPLE} beside it, and there is none",
             fix=f"add {EXAMPLE} = (tensor, ...) to the file, or name a function: {NEEDED}",
             field=path,
         )
-    return _called(found, batch) if callable(found) else found
+    return _called(examples, batch) if callable(examples) else examples
 
 
 def _checked(made: Any, path: str, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -102,9 +102,9 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
         ) -> Any:
             wanted = (kwargs or {}).get("dtype")
             if func is aten._to_copy.default and wanted is not None:
-                found = [i for i, value in enumerate(values) if args[0] is value]
-                seen.update(dict.fromkeys(found, wanted))
-                if not found:
+                positions = [i for i, value in enumerate(values) if args[0] is value]
+                seen.update(dict.fromkeys(positions, wanted))
+                if not positions:
                     inside.add(wanted)
             return func(*args, **(kwargs or {}))
 
@@ -182,12 +182,12 @@ def _body(
 ) -> GraphModule:
     """The sub-graph of a region, with the regions in it inlined."""
     assert isinstance(submodule, Node)
-    found = getattr(graph_module, str(submodule.target))
-    assert isinstance(found, GraphModule)
-    inner = [node for node in found.graph.nodes if node.op == "placeholder"]
+    body = getattr(graph_module, str(submodule.target))
+    assert isinstance(body, GraphModule)
+    inner = [node for node in body.graph.nodes if node.op == "placeholder"]
     pairs = zip(inner, operands, strict=True)
-    inline_regions(found, {p.name for p, o in pairs if isinstance(o, Node) and o.name in buffers})
-    return found
+    inline_regions(body, {p.name for p, o in pairs if isinstance(o, Node) and o.name in buffers})
+    return body
 
 
 def _detached(graph_module: GraphModule, value: Any, like: Node) -> Any:

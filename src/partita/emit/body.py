@@ -198,23 +198,24 @@ class Body:
 
     def _repeated(self, items: Sequence[Item], place: int) -> list[ModuleCall]:
         """The calls from here on that run all of a list of modules, each on what the last gave."""
-        found: list[ModuleCall] = []
+        module_calls: list[ModuleCall] = []
         for item in items[place:]:
             if not isinstance(item, ModuleCall) or len(item.takes) != 1 or len(item.gives) != 1:
                 break
             if is_again(item) != is_again(items[place]):
                 break
-            if found:
-                (value,) = found[-1].gives
-                is_next = item.takes == [value] and self.last[value] == place + len(found)
+            if module_calls:
+                (value,) = module_calls[-1].gives
+                is_next = item.takes == [value] and self.last[value] == place + len(module_calls)
                 if not is_next or _numbered(item.path) != (
-                    _numbered(found[0].path)[0],
-                    _numbered(found[0].path)[1] + len(found),
+                    _numbered(module_calls[0].path)[0],
+                    _numbered(module_calls[0].path)[1] + len(module_calls),
                 ):
                     break
-            found.append(item)
-        several = len(found) >= LEAST_REPEATED and _numbered(found[0].path)[1] >= 0
-        return found if several and self.paths.all_of([call.path for call in found]) else []
+            module_calls.append(item)
+        several = len(module_calls) >= LEAST_REPEATED and _numbered(module_calls[0].path)[1] >= 0
+        whole = several and self.paths.all_of([call.path for call in module_calls])
+        return module_calls if whole else []
 
     def _loop(self, calls: Sequence[ModuleCall], gives: Sequence[Value] | None) -> None:
         """`for block in self.blocks: x = block(x)`."""

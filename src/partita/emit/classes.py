@@ -55,13 +55,13 @@ class Classes:
         """What makes one of PyTorch's layers, or a sequence of modules."""
         if item.is_divided:
             return None
-        found = layer(item, module)
-        if found is None and type(module) is nn.Sequential:
+        bracket = layer(item, module)
+        if bracket is None and type(module) is nn.Sequential:
             for inner in item.items:
                 if isinstance(inner, ModuleCall):
                     self.maker(inner)
-            found = sequence(item, module, self.made)
-        return found
+            bracket = sequence(item, module, self.made)
+        return bracket
 
     def _drafted(self, item: ModuleCall, module: nn.Module) -> int:
         """The number of the draft of a module's class; equal modules share one."""

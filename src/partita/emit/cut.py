@@ -53,13 +53,13 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
 def _constants(model: Steps) -> set[int]:
     """The steps that depend on nothing and give the same wherever and whenever they run."""
     known: set[Value] = set()
-    found = set()
+    constants = set()
     for step in model.steps:
         fixed = not (step.changes or step.is_random or step.operator.startswith("empty"))
         if fixed and all(value in known for value in step.reads()):
-            found.add(step.index)
+            constants.add(step.index)
             known.update(out for out in step.outs if out is not None)
-    return found
+    return constants
 
 
 def _make_constants(model: Steps, stages: dict[int, StageSteps], constants: set[int]) -> None:
@@ -107,32 +107,32 @@ def _complete(model: Steps, stage_of: Mapping[str, int], constants: set[int]) ->
     named: dict[str, int] = {}
     for op, label in sorted(stage_of.items(), key=lambda pair: ("." not in pair[0], -pair[1])):
         named[op.partition(".")[0]] = label  # the op of the node's own name, else its first part
-    found = [named.get(step.node) for step in model.steps]
-    if all(label is None for label in found):
-        if found and stage_of:
+    stage_of_step = [named.get(step.node) for step in model.steps]
+    if all(label is None for label in stage_of_step):
+        if stage_of_step and stage_of:
             raise PlanError(
                 "none of its ops is in the model", fix="capture the model it was made for"
             )
-        return [0] * len(found)
-    found = [None if i in constants else label for i, label in enumerate(found)]
-    if all(label is None for label in found):
-        return [0] * len(found)
-    rank = {label: place for place, label in enumerate(_ranked(model, found))}
+        return [0] * len(stage_of_step)
+    stage_of_step = [None if i in constants else label for i, label in enumerate(stage_of_step)]
+    if all(label is None for label in stage_of_step):
+        return [0] * len(stage_of_step)
+    rank = {label: place for place, label in enumerate(_ranked(model, stage_of_step))}
     maker: dict[Any, int] = {out: step.index for step in model.steps for out in step.outs}
     users: dict[Value, list[int]] = {}
     for step in model.steps:
         for value in step.reads():
             users.setdefault(value, []).append(step.index)
-        if found[step.index] is None:
-            made = [found[maker[value]] for value in step.reads() if value in maker]
+        if stage_of_step[step.index] is None:
+            made = [stage_of_step[maker[value]] for value in step.reads() if value in maker]
             known = [label for label in made if label is not None]
-            found[step.index] = max(known, key=rank.__getitem__, default=None)
+            stage_of_step[step.index] = max(known, key=rank.__getitem__, default=None)
     for step in reversed(model.steps):  # made of nothing: where it is first needed
-        if found[step.index] is None:
-            used = [found[user] for out in step.outs if out for user in users.get(out, ())]
+        if stage_of_step[step.index] is None:
+            used = [stage_of_step[user] for out in step.outs if out for user in users.get(out, ())]
             known = [label for label in used if label is not None]
-            found[step.index] = min(known or rank, key=rank.__getitem__)
-    return [label for label in found if label is not None]
+            stage_of_step[step.index] = min(known or rank, key=rank.__getitem__)
+    return [label for label in stage_of_step if label is not None]
 
 
 def _ranked(model: Steps, given: list[int | None]) -> list[int]:

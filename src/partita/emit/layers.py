@@ -82,27 +82,27 @@ def recurrent(call: ModuleCall) -> Recurrent | None:
         return None
     count = _RECURRENT[runs[0].operator] - 1
     last = tuple(_last(steps, runs, place) for place in range(1, count + 1))
-    found = Recurrent(runs[0].args[0], starts, runs[-1].outs[0], last)
-    takes = [found.given, *starts]
-    gives = {value for value in (found.outputs, *last) if value is not None}
+    recurrent_call = Recurrent(runs[0].args[0], starts, runs[-1].outs[0], last)
+    takes = [recurrent_call.given, *starts]
+    gives = {value for value in (recurrent_call.outputs, *last) if value is not None}
     whole = set(call.takes) == set(takes) and set(call.gives) <= gives
-    return found if whole and len(set(takes)) == len(takes) else None
+    return recurrent_call if whole and len(set(takes)) == len(takes) else None
 
 
 def _starts(steps: list[Step], run: Step) -> tuple[Value, ...] | None:
     """What the first layer starts from, before it was cut out of the states of all layers."""
     given = run.args[1] if isinstance(run.args[1], list | tuple) else [run.args[1]]
     maker = {out: step for step in steps for out in step.outs}
-    found: list[Any] = []
+    states: list[Any] = []
     for value in given:
         step = maker.get(value)
         while step is not None and step.operator == "slice":
             value = step.args[0]
             step = maker.get(value)
-        found.append(None if step is not None and step.operator == "zeros" else value)
-    if all(value is None for value in found):
+        states.append(None if step is not None and step.operator == "zeros" else value)
+    if all(value is None for value in states):
         return ()
-    return None if None in found else tuple(found)
+    return None if None in states else tuple(states)
 
 
 def _last(steps: list[Step], runs: list[Step], place: int) -> Value | None:

@@ -42,7 +42,7 @@ def argument_names(kind: type[nn.Module]) -> list[str]:
 
 def _settings(module: nn.Module) -> dict[str, tuple[Any, Any]] | None:
     """Argument -> (value, default), read off the attributes of a layer."""
-    found: dict[str, tuple[Any, Any]] = {}
+    settings: dict[str, tuple[Any, Any]] = {}
     for name, default in _parameters(type(module)).items():
         value = getattr(module, name, inspect.Parameter.empty)
         if isinstance(value, torch.Tensor) or (name == "bias" and value is None):
@@ -52,8 +52,8 @@ def _settings(module: nn.Module) -> dict[str, tuple[Any, Any]] | None:
                 return None
             continue
         # In place would be seen by other stages, and nothing is gained by it here.
-        found[name] = (False if name == "inplace" else value), default
-    return found
+        settings[name] = (False if name == "inplace" else value), default
+    return settings
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, Any]:

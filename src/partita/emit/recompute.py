@@ -117,19 +117,19 @@ class _Everything:
 
     def divided(self, items: Sequence[Item], gives: Sequence[Value]) -> list[Item]:
         """Items in pieces; a single step keeps nothing that a piece of it would not."""
-        found: list[Item] = []
+        steps: list[Item] = []
         begin = 0
         for place, item in enumerate(items):
             enters = self._enters(item)
             if enters or next(steps_of(item)).node in self.starts:
-                found += self._closed(items, begin, place, gives)
+                steps += self._closed(items, begin, place, gives)
                 begin = place
             if enters:
                 if isinstance(item, ModuleCall):
                     item.items = self.divided(item.items, item.gives)
-                found.append(item)
+                steps.append(item)
                 begin = place + 1
-        return [*found, *self._closed(items, begin, len(items), gives)]
+        return [*steps, *self._closed(items, begin, len(items), gives)]
 
     def _enters(self, item: Item) -> bool:
         first, *rest = steps_of(item)
@@ -216,18 +216,18 @@ def _run_again(steps: Sequence[Step], again: Again) -> frozenset[Step]:
     for step in steps:
         for value in step.reads():
             readers.setdefault(value, []).append(step)
-    found: set[Step] = set()
+    new_steps: set[Step] = set()
     for step in reversed(steps):
         if step.node in again.nodes or (
-            step.node not in again.others and _only_for(step, readers, found)
+            step.node not in again.others and _only_for(step, readers, new_steps)
         ):
-            found.add(step)
-    return frozenset(found)
+            new_steps.add(step)
+    return frozenset(new_steps)
 
 
-def _only_for(step: Step, readers: dict[Value, list[Step]], found: Iterable[Step]) -> bool:
+def _only_for(step: Step, readers: dict[Value, list[Step]], steps: Iterable[Step]) -> bool:
     who = [reader for out in step.outs if out is not None for reader in readers.get(out, ())]
-    return bool(who) and all(reader in found for reader in who)
+    return bool(who) and all(reader in steps for reader in who)
 
 
 def pieces_in(items: Iterable[Item]) -> Iterator[Piece]:

@@ -232,17 +232,17 @@ class _Emission:
 
 def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[Value, str]:
     """A name of its own for everything that enters, leaves or passes between stages."""
-    found: dict[Value, str] = {}
+    wire_names: dict[Value, str] = {}
     for value, name in zip(model.inputs, model.input_names, strict=True):
         if isinstance(value, Value):
-            found[value] = unused(variable(name), found.values())
+            wire_names[value] = unused(variable(name), wire_names.values())
     for value in (value for stage in stages for value in stage.gives):
-        if value not in found:
+        if value not in wire_names:
             origin = value.names[0] if value.is_state else value.scope or value.label
             telling = [part for part in origin.split(".") if part not in _HOLDERS]
             short = itertools.dropwhile(str.isdigit, telling[-3:])
-            found[value] = unused(variable("_".join(short), "value"), found.values())
-    return found
+            wire_names[value] = unused(variable("_".join(short), "value"), wire_names.values())
+    return wire_names
 
 
 def _origin(value: Value) -> str:
@@ -257,11 +257,11 @@ def _summary(tensors: Sequence[str], every: Sequence[str]) -> str:
     """The modules that a stage holds, whole ones by their name: `layer1, layer2.0`."""
     own = set(tensors) & set(every)
     split = {".".join(n.split(".")[:d]) for n in set(every) - own for d in range(n.count(".") + 2)}
-    found: list[str] = []
+    summary: list[str] = []
     for name in every:
-        if name in own and not any(name.startswith(f"{path}.") for path in found[-1:]):
+        if name in own and not any(name.startswith(f"{path}.") for path in summary[-1:]):
             parts = name.split(".")
             paths = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
-            found.append(next(path for path in paths if path not in split))
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return ", ".join(found[:MOST_NAMED]) + more
+            summary.append(next(path for path in paths if path not in split))
+    more = f" and {len(summary) - MOST_NAMED} more" if len(summary) > MOST_NAMED else ""
+    return ", ".join(summary[:MOST_NAMED]) + more

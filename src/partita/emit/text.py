@@ -104,15 +104,15 @@ def _wrapped(line: str, room: int) -> list[str]:
     if len(line) <= room:
         return [line]
     hang = " " * (len(line) - len(line.lstrip()) + 4)
-    words, found, current = line.split(" "), [], ""
+    words, wrapped, current = line.split(" "), [], ""
     for word in words:
         longer = f"{current} {word}" if current else word
         if len(longer) > room and current.strip():
-            found.append(current.rstrip())
+            wrapped.append(current.rstrip())
             longer = hang + word
         current = longer
-    found.append(current)
-    return [part[:room] for part in found]
+    wrapped.append(current)
+    return [part[:room] for part in wrapped]
 
 
 def quoted(text: str) -> str:

@@ -61,8 +61,8 @@ class StepTimes:
         self._new[key, str(way)] = None
 
     def save(self) -> None:
-        """Append what is new to the file."""
-        if self.path is None or not self._new:
+        """Append what is new to the file, which is there afterwards even if nothing is."""
+        if self.path is None or (not self._new and self.path.exists()):
             return
         entries = []
         for key, way in self._new:

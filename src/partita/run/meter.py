@@ -125,8 +125,8 @@ def _kept(
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-        found = tree_flatten(operation(*leaves))[0]
-    outputs = [value for value in found if isinstance(value, T) and value.requires_grad]
+        leaves_made = tree_flatten(operation(*leaves))[0]
+    outputs = [value for value in leaves_made if isinstance(value, T) and value.requires_grad]
     return sum(saved.values()), outputs
 
 
@@ -159,11 +159,11 @@ class _Allocations(TorchDispatchMode):
         for value in tree_flatten((args, kwargs))[0]:
             if isinstance(value, T) and _address(value) not in self._alive:
                 self._given.add(_address(value))
-        found = func(*args, **(kwargs or {}))
-        for value in tree_flatten(found)[0]:
+        made = func(*args, **(kwargs or {}))
+        for value in tree_flatten(made)[0]:
             if isinstance(value, T) and _address(value) not in self._given:
                 storage = value.untyped_storage()
                 self._alive[_address(value)] = (StorageWeakRef(storage), storage.nbytes())
         self._alive = {k: v for k, v in self._alive.items() if not v[0].expired()}
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._alive.values()))
-        return found
+        return made

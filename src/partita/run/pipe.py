@@ -52,16 +52,16 @@ def pipe(
     if devices is None and cluster is None:
         devices = 4
     learns = module.training and any(p.requires_grad for p in module.parameters())
-    found = partition(
+    partitioned = partition(
         captured.graph, cluster, devices=devices, training=learns, method=method,
         memory=memory, recompute=recompute, stages=stages, straight=straight,
         stop=stop or QUICKLY, seed=seed,
     )  # fmt: skip
-    if found.plan is None:
+    if partitioned.plan is None:
         more = "use more or larger devices"
-        if found.status is not Status.INFEASIBLE:
+        if partitioned.status is not Status.INFEASIBLE:
             more = "give the search longer: stop=partita.Stop(time_s=60)"
-        raise PlanError(found.result.why, fix=more, field=captured.graph.name)
-    nodes = {op: [captured.node_of(op)] for op in found.stage_of}
-    emitted = emit(captured, found.stage_of, again=again_of(found.plan, nodes))
-    return Piped(InTurn(captured, emitted), found)
+        raise PlanError(partitioned.result.why, fix=more, field=captured.graph.name)
+    nodes = {op: [captured.node_of(op)] for op in partitioned.stage_of}
+    emitted = emit(captured, partitioned.stage_of, again=again_of(partitioned.plan, nodes))
+    return Piped(InTurn(captured, emitted), partitioned)

@@ -77,12 +77,12 @@ def profile(
     if known.changed(environment):
         log.warning("%s: %s; everything is measured again", database, known.changed(environment))
     calls = _calls(captured)
-    found = {} if fresh else _from(known, calls, environment)
-    wanted = {text for text in calls.values() if text not in found}
+    measurements = {} if fresh else _from(known, calls, environment)
+    wanted = {text for text in calls.values() if text not in measurements}
     for count, entry in enumerate(
         _measured(captured, args, kwargs or {}, target, calls, wanted, environment, timing)
     ):
-        found[entry.call] = entry
+        measurements[entry.call] = entry
         if database is not None:
             append(database, entry)
         if progress is not None and not progress(count + 1, len(wanted), entry.call):
@@ -91,7 +91,7 @@ def profile(
         captured.graph.name,
         captured.graph.fingerprint(),
         environment,
-        tuple(_times(captured, calls, found)),
+        tuple(_times(captured, calls, measurements)),
     )
 
 
@@ -141,7 +141,7 @@ def _from(
 
 
 def _times(
-    captured: Captured, calls: Mapping[str, str], found: Mapping[str, Measurement]
+    captured: Captured, calls: Mapping[str, str], measurements: Mapping[str, Measurement]
 ) -> Iterator[OpTime]:
     """The time of a node goes to its first op; the others of the same node are free."""
     paid: set[str] = set()
@@ -149,7 +149,7 @@ def _times(
         node = captured.node_of(op)
         first = node not in paid
         paid.add(node)
-        yield _time(op, found[calls[node]], first)
+        yield _time(op, measurements[calls[node]], first)
 
 
 def _time(op: Op, entry: Measurement, pays: bool) -> OpTime:

@@ -96,11 +96,11 @@ def _settle(step: Step, flow: Flow, wishes: "_Wishes") -> tuple[Step, list[Step]
 
 def _images(flow: Flow) -> set[str]:
     """The values that a step other than an operator of PyTorch makes or reads."""
-    found: set[str] = set()
+    images: set[str] = set()
     for step in flow.steps:
         if step.kind not in ("call", "piece", "made"):
-            found |= {step.name, *step.uses}
-    return {name for name in found if len(flow.shapes.get(name, ())) == 4}
+            images |= {step.name, *step.uses}
+    return {name for name in images if len(flow.shapes.get(name, ())) == 4}
 
 
 class _Wishes:

@@ -142,9 +142,9 @@ class PersistentDecoder:
             if (state is not None) != needed or (
                 state is not None and (tuple(state.shape) != wanted or state.dtype != spec.dtype)
             ):
-                found = None if state is None else (tuple(state.shape), state.dtype)
+                given = None if state is None else (tuple(state.shape), state.dtype)
                 raise ProblemError(
-                    f"{name} is {found}", fix=f"give {(wanted, spec.dtype) if needed else None}"
+                    f"{name} is {given}", fix=f"give {(wanted, spec.dtype) if needed else None}"
                 )
         if max_steps < 1:
             raise ProblemError(f"max_steps is {max_steps}", fix="give 1 or more")

@@ -104,11 +104,11 @@ class Persistent:
         times = 1 if spec.batch_first else 0
         wanted: list[Any] = [spec.batch, spec.batch, spec.input_size]
         wanted[times] = "steps"
-        found = list(x.shape)
-        if len(found) == 3 and found[times] > 0:
-            steps = found[times]
-            found[times] = "steps"  # type: ignore[call-overload]
-            if found == wanted and x.dtype == spec.dtype:
+        sizes = list(x.shape)
+        if len(sizes) == 3 and sizes[times] > 0:
+            steps = sizes[times]
+            sizes[times] = "steps"  # type: ignore[call-overload]
+            if sizes == wanted and x.dtype == spec.dtype:
                 return steps
         raise ProblemError(
             f"an input of {tuple(x.shape)} {x.dtype}",
@@ -191,8 +191,8 @@ class Persistent:
     def about(self) -> str:
         """The resources of the compiled kernels."""
         programs = self.num_groups * self.num_blocks
-        found = {f"{programs} programs, {resources(kernel)}" for kernel in self._compiled.values()}
-        return "; ".join(sorted(found)) or "not compiled"
+        about = {f"{programs} programs, {resources(each)}" for each in self._compiled.values()}
+        return "; ".join(sorted(about)) or "not compiled"
 
     def rprogram(self, num_steps: int) -> tuple[RtasksProblem, RProgram]:
         """What the programs of a launch wait for and signal in some steps, and what they need."""

@@ -28,28 +28,28 @@ Merge = Callable[[Draft, Draft, Values], Draft | None]
 
 def absorb(drafts: Sequence[Draft], values: Values, outputs: Sequence[str]) -> list[Draft]:
     """All passes; one after the other until nothing changes."""
-    found = _aliases(drafts, values, outputs)
+    kept = _aliases(drafts, values, outputs)
     for merges in ((_scale, _weight, _act, _residual), (_chain,)):
         count = -1
-        while count != len(found):
-            count = len(found)
+        while count != len(kept):
+            count = len(kept)
             for merge in merges:
-                found = _pass(found, values, outputs, merge)
-    return found
+                kept = _pass(kept, values, outputs, merge)
+    return kept
 
 
 def _aliases(drafts: Sequence[Draft], values: Values, outputs: Sequence[str]) -> list[Draft]:
     """Readers of an alias take over its step, for when they run unfused."""
     alias: dict[str, Draft] = {}
-    found = []
+    kept = []
     for draft in drafts:
         if draft.kind not in OUTSIDE:
             draft = _seen_through(draft, alias)
         if draft.kind == "part" and _alike(values, draft.name, draft.reads[0]):
             alias[draft.name] = draft
-        found.append(draft)
-    read = {name for draft in found for name in draft.reads} | set(outputs)
-    return [draft for draft in found if draft.name not in alias or draft.name in read]
+        kept.append(draft)
+    read = {name for draft in kept for name in draft.reads} | set(outputs)
+    return [draft for draft in kept if draft.name not in alias or draft.name in read]
 
 
 def _seen_through(draft: Draft, alias: dict[str, Draft]) -> Draft:

@@ -54,10 +54,10 @@ def rtasks(
             return job.interpret(seed)
         return job.measure(job.compile(num_warps))
 
-    found = fused(modules, examples)
+    fused_models = fused(modules, examples)
     if len(modules) == 1:
-        return found
-    return found.beside([fused([m], [x]) for m, x in zip(modules, examples, strict=True)])
+        return fused_models
+    return fused_models.beside([fused([m], [x]) for m, x in zip(modules, examples, strict=True)])
 
 
 def _several(
@@ -101,9 +101,9 @@ def _check_place(
                 field="device",
             )
         need_triton()
-    found = [each for example in examples for each in example]
-    found += [each for module in modules for each in module.parameters()]
-    places = {each.device.type for each in found}
+    tensors = [each for example in examples for each in example]
+    tensors += [each for module in modules for each in module.parameters()]
+    places = {each.device.type for each in tensors}
     if places != {device.type}:
         raise InputError(
             f"the model and its example are on {', '.join(sorted(places))}",

@@ -67,36 +67,36 @@ class Lowered:
     arena: Arena
 
 
-def lower(found: Pieces, device: torch.device) -> Lowered:
+def lower(flow_pieces: Pieces, device: torch.device) -> Lowered:
     """Give every value and weight its place, and fill in what is constant."""
-    placement, pieces = _placed(found)
-    builder = _Builder(found.values, placement)
+    placement, pieces = _placed(flow_pieces)
+    builder = _Builder(flow_pieces.values, placement)
     regions = [builder.region(piece.drafts) if piece.fused else None for piece in pieces]
     arena = builder.arena(device)
-    return Lowered(found.flow, pieces, tuple(regions), arena)
+    return Lowered(flow_pieces.flow, pieces, tuple(regions), arena)
 
 
-def _placed(found: Pieces) -> tuple[Placement, tuple[Piece, ...]]:
+def _placed(flow_pieces: Pieces) -> tuple[Placement, tuple[Piece, ...]]:
     """Where values lie; pieces with the copies that this takes."""
-    inside = [draft for piece in found.pieces if piece.fused for draft in piece.drafts]
+    inside = [draft for piece in flow_pieces.pieces if piece.fused for draft in piece.drafts]
     made = {name for draft in inside for name in draft.makes}
     reads = dict.fromkeys(name for draft in inside for name in draft.reads if name not in made)
-    steps = [step for draft in inside for step in _as_steps(draft, found.values)]
-    shapes = {name: _shape(found.values, name) for name in (*reads, *made)}
-    dtypes = dict.fromkeys(shapes, found.values.dtype)
+    steps = [step for draft in inside for step in _as_steps(draft, flow_pieces.values)]
+    shapes = {name: _shape(flow_pieces.values, name) for name in (*reads, *made)}
+    dtypes = dict.fromkeys(shapes, flow_pieces.values.dtype)
     flow = Flow(tuple(steps), tuple(reads), (), shapes, dtypes, {})
     settled, placement = place(flow)
     cats = {step.name: step.inputs for step in settled.steps if step.kind == "cat"}
     for name in placement.places:
-        if name not in found.values.shapes:  # a copy that was added
+        if name not in flow_pieces.values.shapes:  # a copy that was added
             source = settled.maker()[name].inputs[0]
-            found.values.add(name, source, found.values.matrix(source).cols)
+            flow_pieces.values.add(name, source, flow_pieces.values.matrix(source).cols)
     pieces = []
-    for piece in found.pieces:
+    for piece in flow_pieces.pieces:
         drafts: list[Draft] = []
         for draft in piece.drafts:
             if piece.fused and draft.kind == "cat":
-                drafts += _copies(draft, cats[draft.name], found.values)
+                drafts += _copies(draft, cats[draft.name], flow_pieces.values)
                 draft = replace(draft, reads=cats[draft.name])
             drafts.append(draft)
         pieces.append(replace(piece, drafts=tuple(drafts)))

@@ -122,7 +122,7 @@ def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[s
         for draft in piece.drafts:
             maker.update(dict.fromkeys(draft.makes, (index, draft)))
             constant |= {name for name, _ in draft.constants}
-    found: set[str] = set()
+    wanted: set[str] = set()
     open_names = [
         name
         for index, piece in enumerate(lowered.pieces)
@@ -132,15 +132,15 @@ def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[s
     ]
     while open_names:
         name = open_names.pop()
-        if name in found or name in constant:
+        if name in wanted or name in constant:
             continue
         if name in maker and launches[maker[name][0]] is not None:
             continue  # a fused region makes it, in its place
         if name in steps:
-            found.add(name)
+            wanted.add(name)
         else:
             open_names += maker[name][1].reads
-    return found
+    return wanted
 
 
 def _channels_last(value: T) -> T:

@@ -109,6 +109,6 @@ class Fused:
 
 def _shape_of_output(module: nn.Module, inputs: tuple[T, ...]) -> Any:
     with evaluating(module), torch.no_grad():
-        found = module(*inputs)
-    as_tuple(found)  # refuses what is no tensor
-    return tree_flatten(found)[1]
+        outputs = module(*inputs)
+    as_tuple(outputs)  # refuses what is no tensor
+    return tree_flatten(outputs)[1]

@@ -141,11 +141,11 @@ def _gemv(op: TileOp, tile: Tile) -> dict[str, Any]:
 def _sliding(op: TileOp) -> dict[str, Any]:
     names = (("H", "W"), ("OH", "OW"), ("KH", "KW"), ("SH", "SV"), ("PH", "PW"), ("DH", "DW"))
     attrs = ("image", "out", "kernel", "stride", "padding", "dilation")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for pair, attr in zip(names, attrs, strict=True):
-        found.update(zip(pair, op.attr(attr), strict=True))
+        fields.update(zip(pair, op.attr(attr), strict=True))
     out = op.writes[0]
-    return {**found, "M": out.rows, "N": out.cols, "SX": op.reads[0].stride, "SO": out.stride}
+    return {**fields, "M": out.rows, "N": out.cols, "SX": op.reads[0].stride, "SO": out.stride}
 
 
 def _conv(op: TileOp, tile: Tile) -> dict[str, Any]:

@@ -61,24 +61,24 @@ def _grouped(r: Reading, step: Step, weight: T) -> list[Draft]:
 
 def _apart(r: Reading, step: Step, weight: T, each: int) -> list[Draft]:
     width = weight.shape[2]
-    found: list[Draft] = []
+    items: list[Draft] = []
     names: list[str] = []
     for group in range(step.groups):
         rows, cols = _slice(group, each), _slice(group, width)
-        x = _part(r, step, step.inputs[0], group, width, found)
-        residual = _part(r, step, step.residual, group, each, found) if step.residual else ""
+        x = _part(r, step, step.inputs[0], group, width, items)
+        residual = _part(r, step, step.residual, group, each, items) if step.residual else ""
         name = f"{step.name}.group{group}"
         r.values.add(name, step.name, each)
-        found.append(_conv_draft(r, step, name, x, residual, weight, rows, cols))
+        items.append(_conv_draft(r, step, name, x, residual, weight, rows, cols))
         names.append(name)
-    found.append(Draft(step.name, "cat", tuple(names), (step.name,)))
-    return found
+    items.append(Draft(step.name, "cat", tuple(names), (step.name,)))
+    return items
 
 
-def _part(r: Reading, step: Step, source: str, group: int, width: int, found: list[Draft]) -> str:
+def _part(r: Reading, step: Step, source: str, group: int, width: int, items: list[Draft]) -> str:
     name = f"{step.name}.{source}.{group}"
     r.values.add(name, source, width)
-    found.append(Draft(name, "part", (source,), (), begin=group * width))
+    items.append(Draft(name, "part", (source,), (), begin=group * width))
     return name
 
 

@@ -193,22 +193,22 @@ def _cell(
     """The values a cell reads, and those of them that are constant: states that begin as zeros."""
     if any(isinstance(each, Ref) for each in constants) or r.held(constants[0]) is None:
         raise UnfitError("a cell with computed weights has no tile form")
-    found: list[str] = []
+    cell: list[str] = []
     states: list[tuple[str, T]] = []
     for index, each in enumerate(reads):
         held = r.held(each)
         if held is None:
-            found.append(each.name)
+            cell.append(each.name)
             continue
         name = f"{step.name}.state{index}"
         r.values.shapes[name], r.values.dtypes[name] = tuple(held.shape), held.dtype
         states.append((name, held.reshape(1, -1)))
-        found.append(name)
-    for name in (*found, *names):
+        cell.append(name)
+    for name in (*cell, *names):
         r.need(name)
         if r.values.matrix(name).rows != 1:
             raise UnfitError(f"a cell with {r.values.matrix(name).rows} rows has no tile form")
-    return tuple(found), tuple(states)
+    return tuple(cell), tuple(states)
 
 
 def _must(value: T | None) -> T:

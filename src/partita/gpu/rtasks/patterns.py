@@ -18,8 +18,8 @@ def recognised(flow: Flow) -> Flow:
     made, users = flow.maker(), flow.users()
     steps = []
     for step in flow.steps:
-        found = _rms_norm(flow, step, made, users)
-        steps.append(step if found is None else found)
+        rms_norm = _rms_norm(flow, step, made, users)
+        steps.append(step if rms_norm is None else rms_norm)
     return used_steps(flow.with_steps(steps))
 
 

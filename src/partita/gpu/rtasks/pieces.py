@@ -72,7 +72,7 @@ def _levels(drafts: Sequence[Draft], inputs: Sequence[str]) -> tuple[dict[str, i
     """The level of every draft; places outside the arena have become views."""
     inside: dict[str, bool] = dict.fromkeys(inputs, False)
     level: dict[str, int] = dict.fromkeys(inputs, -1)
-    found, placed = {}, []
+    levels, placed = {}, []
     for draft in drafts:
         constants = {name for name, _ in draft.constants}
         reads = [name for name in draft.reads if name not in constants]
@@ -84,9 +84,9 @@ def _levels(drafts: Sequence[Draft], inputs: Sequence[str]) -> tuple[dict[str, i
         )
         for name in draft.makes:
             level[name], inside[name] = here, ours
-        found[draft.name] = here
+        levels[draft.name] = here
         placed.append(draft)
-    return found, placed
+    return levels, placed
 
 
 def _is_outside(draft: Draft, drafts: Sequence[Draft]) -> bool:

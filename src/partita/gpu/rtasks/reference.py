@@ -84,7 +84,7 @@ def _taps(work: _Work, least: float) -> list[tuple[T, T]]:
     whole: Place = op.reads[0]
     padded = Place(whole.at, whole.rows, -(whole.cols // -8) * 8, whole.stride)
     x = work.arena.matrix(padded).float()
-    found = []
+    taps = []
     (kh, kw), (sh, sw) = op.attr("kernel"), op.attr("stride")
     (ph, pw), (dh, dw) = op.attr("padding"), op.attr("dilation")
     for tap in range(kh * kw):
@@ -92,8 +92,8 @@ def _taps(work: _Work, least: float) -> list[tuple[T, T]]:
         inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
         rows = torch.where(inside, (image * height + y) * width + z, 0)
         value = _pre(work, x[rows])
-        found.append((torch.where(inside[:, None], value, least), inside))
-    return found
+        taps.append((torch.where(inside[:, None], value, least), inside))
+    return taps
 
 
 def _pre(work: _Work, x: T) -> T:

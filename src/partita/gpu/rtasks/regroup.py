@@ -53,12 +53,12 @@ def runs_by_cost(
         states.append(state)
         state = choice[state]
     states.reverse()
-    found, begin = [], 0
+    runs, begin = [], 0
     for fused, some in groupby(states):
         length = len(list(some))
-        found.append((fused, range(begin, begin + length)))
+        runs.append((fused, range(begin, begin + length)))
         begin += length
-    return found
+    return runs
 
 
 def split_by_cost(

@@ -177,10 +177,10 @@ def shapes_of(op: TileOp, itemsize: int) -> tuple[Tile, ...]:
 
     In f32 a convolution with tiles of 64 rows was never the fastest, alone or beside others.
     """
-    found = [tile for tile in tiles(op) if num_tiles(op, tile) <= MOST_TILES]
+    shapes = [tile for tile in tiles(op) if num_tiles(op, tile) <= MOST_TILES]
     if op.kind == "conv" and itemsize == 4:
-        found = [tile for tile in found if tile.rows < GROUP_ROWS] or found
-    return tuple(found) or (min(tiles(op), key=lambda tile: num_tiles(op, tile)),)
+        shapes = [tile for tile in shapes if tile.rows < GROUP_ROWS] or shapes
+    return tuple(shapes) or (min(tiles(op), key=lambda tile: num_tiles(op, tile)),)
 
 
 def region_problem(region: RegionOps, device: VDevice, unit: Unit, name: str) -> RtasksProblem:
@@ -203,10 +203,10 @@ def region_problem(region: RegionOps, device: VDevice, unit: Unit, name: str) ->
 
 def _depths(region: RegionOps) -> list[int]:
     """Ops before each, one after the other; ops are in an order that their edges allow."""
-    found = [0] * len(region.ops)
+    depths = [0] * len(region.ops)
     for before, after in sorted(region.edges, key=lambda edge: edge[1]):
-        found[after] = max(found[after], found[before] + 1)
-    return found
+        depths[after] = max(depths[after], depths[before] + 1)
+    return depths
 
 
 def unfused_us(region: RegionOps, kind: DeviceKind, unit: Unit, launches: int) -> float:

@@ -55,19 +55,19 @@ def streams(
     are copied: after changing them, optimise again or load the schedule again.
     """
     inputs = _inputs(module, example)
-    found = Streamed(module, inputs)
+    streamed = Streamed(module, inputs)
     if schedule is not None:
-        found.load(schedule)
-        return found
+        streamed.load(schedule)
+        return streamed
     known = StepTimes(profile)
     options = Options(time_s=time_s, compile=compile, seed=seed)
     for each in _sizes(inputs, batches):
         chooser = Chooser(module, each, options, known, note or _silent)
         best, decided = chooser.choose()
-        found.add(decided, best.call)
+        streamed.add(decided, best.call)
         if chooser.interrupted:
             break  # and leave the other batches
-    return found
+    return streamed
 
 
 class Streamed:
@@ -188,14 +188,14 @@ def _sizes(inputs: tuple[T, ...], batches: Sequence[int]) -> list[tuple[T, ...]]
 
 def _like(inputs: tuple[T, ...], shapes: Key) -> tuple[T, ...]:
     """Inputs of other batch sizes, made of the given ones."""
-    found = []
+    examples = []
     for value, shape in zip(inputs, shapes, strict=True):
         if tuple(value.shape) == shape:
-            found.append(value)
+            examples.append(value)
             continue
         rows = torch.arange(shape[0], device=value.device) % value.shape[0]
-        found.append(value[rows].contiguous())
-    return tuple(found)
+        examples.append(value[rows].contiguous())
+    return tuple(examples)
 
 
 def _shape_of_output(module: nn.Module, inputs: tuple[T, ...]) -> TreeSpec:

@@ -74,10 +74,10 @@ def variants(flow: Flow) -> dict[str, Flow]:
     """The same model after different passes."""
     folded = fold(flow)
     merged = merge(reorder(folded))
-    found = {"fold": folded}
+    flows = {"fold": folded}
     if fingerprint(merged) != fingerprint(folded):
-        found["merge"] = merged
-    return found
+        flows["merge"] = merged
+    return flows
 
 
 def compiled_call(module: nn.Module, backend: str = BACKEND) -> Call:

@@ -100,16 +100,16 @@ class Chooser:
     @cached_property
     def bounds(self) -> dict[str, Bound]:
         """Variants of the steps that fit into memory."""
-        found: dict[str, Bound] = {}
+        bound_flows: dict[str, Bound] = {}
         for variant, flow in variants(self.flow).items():
-            self.attempt(variant, partial(self.bind, variant, flow, found))
-        return found
+            self.attempt(variant, partial(self.bind, variant, flow, bound_flows))
+        return bound_flows
 
-    def bind(self, variant: str, flow: Flow, found: dict[str, Bound]) -> None:
+    def bind(self, variant: str, flow: Flow, bound_flows: dict[str, Bound]) -> None:
         """One variant in memory."""
         placed, placement = place(flow)
-        found[variant] = Bound(placed, placement, self.inputs[0].device, self.compiler)
-        found[variant].set_inputs(self.inputs)
+        bound_flows[variant] = Bound(placed, placement, self.inputs[0].device, self.compiler)
+        bound_flows[variant].set_inputs(self.inputs)
 
     @cached_property
     def module_call(self) -> Call:
@@ -263,13 +263,13 @@ class Chooser:
             return
         end = time.perf_counter() + limit_s
         self.note(f"{best.tuned.name}: compiling pieces")
-        found = fuse(
+        fused_flow = fuse(
             best.tuned.bound, best.tuned.timed, self.profile, lambda: time.perf_counter() < end
         )
-        self.notes += found.notes
-        if found.pieces:
+        self.notes += fused_flow.notes
+        if fused_flow.pieces:
             self.over_streams(replace(
-                best.tuned, bound=found.bound, timed=found.timed, pieces=found.pieces
+                best.tuned, bound=fused_flow.bound, timed=fused_flow.timed, pieces=fused_flow.pieces
             ))  # fmt: skip
 
     def staged(self, best: Candidate) -> None:

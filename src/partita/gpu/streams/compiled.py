@@ -47,11 +47,11 @@ class Compiler:
         key = self.key(piece, flat, tuple(homes))
         if key not in self.done:
             self.done[key] = self.attempt(_piece_function(piece, held, tuple(homes)), flat)
-        found = self.done[key]
-        if isinstance(found, NotCompiledError):
-            raise found
+        made = self.done[key]
+        if isinstance(made, NotCompiledError):
+            raise made
         free = [name for name in piece.makes if name not in homes]
-        return dict(zip(free, found(*flat), strict=True))
+        return dict(zip(free, made(*flat), strict=True))
 
     def key(self, piece: Step, flat: Sequence[T], placed: Sequence[str]) -> str:
         """Equal for pieces that one function can run."""

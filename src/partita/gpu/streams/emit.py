@@ -88,17 +88,17 @@ class Model:
 '''
 
 
-def emit(found: Streamed, weights: str, number: int = 0) -> str:
+def emit(streamed: Streamed, weights: str, number: int = 0) -> str:
     """The source of one schedule; its weights are written to the file `weights`."""
-    schedule = found.schedules[number]
-    call = found.calls[schedule.shapes]
+    schedule = streamed.schedules[number]
+    call = streamed.calls[schedule.shapes]
     if not isinstance(call, Replay):
         raise InputError(
             f"what was kept is {schedule.label}, which is PyTorch's own",
             fix="call torch.compile yourself, or save the schedule as .json",
         )
     torch.save(_used_constants(call.bound.flow, call.bound.constants), weights)
-    return source(call.bound.flow, schedule, type(found.module).__name__, weights)
+    return source(call.bound.flow, schedule, type(streamed.module).__name__, weights)
 
 
 def source(flow: Flow, schedule: Schedule, name: str, weights: str) -> str:
@@ -176,12 +176,12 @@ def _words(flow: Flow, step: Step) -> str:
 
 def _other_dtypes(flow: Flow, dtype: str) -> str:
     """Values of another type than the inputs."""
-    found = {
+    others = {
         name: flow.dtypes[name]
         for name in _used_shapes(flow)
         if str(flow.dtypes[name]) != f"torch.{dtype}"
     }
-    return "".join(f", {name!r}: {kind}" for name, kind in found.items())
+    return "".join(f", {name!r}: {kind}" for name, kind in others.items())
 
 
 def _used_shapes(flow: Flow) -> dict[str, tuple[int, ...]]:

@@ -36,14 +36,14 @@ def fuse(
     bound: Bound, timed: Mapping[int, Timed], profile: StepTimes, go_on: Callable[[], bool]
 ) -> Fused:
     """The groups that are faster as one launch; others stay apart."""
-    found = groups(bound.flow)
-    trial = bound.with_flow(contracted(bound.flow, found))
+    op_groups = groups(bound.flow)
+    trial = bound.with_flow(contracted(bound.flow, op_groups))
     pieces = {step.members[-1].name: step for step in trial.flow.steps if step.kind == "piece"}
     by_name = {bound.flow.steps[index].name: each for index, each in timed.items()}
     judge = _Judge(trial, by_name, profile)
     won: list[Group] = []
     times_us: dict[str, float] = {}
-    for group in found:
+    for group in op_groups:
         piece = pieces[group[-1]]
         if not judge.knows(piece) and not go_on():
             judge.notes.append("pieces: no time left for some")

@@ -50,12 +50,12 @@ def launched(flow: Flow) -> tuple[int, ...]:
 def depends(flow: Flow) -> Depends:
     """For every step the launched steps it needs; views are looked through."""
     makers: dict[str, tuple[int, ...]] = dict.fromkeys(flow.inputs, ())
-    found: list[tuple[int, ...]] = []
+    needed: list[tuple[int, ...]] = []
     for index, step in enumerate(flow.steps):
         needs = tuple(sorted({maker for name in step.uses for maker in makers[name]}))
         makers[step.name] = needs if step.is_view else (index,)
-        found.append(needs)
-    return tuple(found)
+        needed.append(needs)
+    return tuple(needed)
 
 
 def sequential(flow: Flow) -> LaunchPlan:

@@ -151,11 +151,11 @@ CONSTANTS = ("weight", "bias", "pre_scale", "pre_shift", "scale", "shift")
 
 def constants_of(piece: Step) -> tuple[str, ...]:
     """The names of the constants that a piece reads, in order."""
-    found: dict[str, None] = {}
+    constants: dict[str, None] = {}
     for step in piece.members:
-        found |= dict.fromkeys(getattr(step, each) for each in CONSTANTS if getattr(step, each))
-        found |= dict.fromkeys(_held((step.arguments, step.keywords)))
-    return tuple(found)
+        constants |= dict.fromkeys(getattr(step, each) for each in CONSTANTS if getattr(step, each))
+        constants |= dict.fromkeys(_held((step.arguments, step.keywords)))
+    return tuple(constants)
 
 
 def _held(value: Any) -> list[str]:

@@ -44,9 +44,9 @@ def tune(
         for way in open_ways:
             profile.put(key, way, _time(bound, flow.steps[first[key]], way))
     profile.save()
-    found = {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
-    compile_all(bound, [(flow.steps[index], each.ways[0]) for index, each in found.items()])
-    return found
+    timings = {index: _timed(profile, keys[index], jobs[index]) for index in jobs}
+    compile_all(bound, [(flow.steps[index], each.ways[0]) for index, each in timings.items()])
+    return timings
 
 
 def compile_steps(bound: Bound, profile: StepTimes, note: Callable[[str], None]) -> None:
