@@ -497,6 +497,31 @@ class JointModel:
         weights = speeds / speeds.sum()  # so that all groups are about equally busy
         return float((weights[:, None] * np.array(rows)).min(axis=0).sum())
 
+    def path_and_compute_s(self, cell: Cell) -> float:
+        """The longest path and computing together, where segments run one after the other.
+
+        A step is no shorter than the path of a micro-batch, nor than the work of any group; so for
+        a part a and weights b_r that add up to 1 - a, no shorter than the sum over segments of
+        min_r (a path_r + b_r work_r). On equal groups this is the larger of both.
+        """
+        if self._waits_from:
+            return 0.0
+        patterns, m = self.problem.groupings[cell.grouping].patterns, cell.num_microbatches
+        work, path = {}, {}
+        for pattern, meshes in self._each_group(cell).items():
+            work[pattern] = m * np.min([mesh.quickest.total for mesh in meshes], axis=0)
+            both = [mesh.quickest.forward + mesh.quickest.backward for mesh in meshes]
+            path[pattern] = np.min(both, axis=0)
+        speeds = np.array([1 / max(float(work[pattern].sum()), 1e-30) for pattern in patterns])
+        works = np.array([work[pattern] for pattern in patterns])
+        paths = np.array([path[pattern] for pattern in patterns])
+        fastest = np.arange(len(speeds)) == speeds.argmax()
+        return max(
+            float((a * paths + (1 - a) * weights[:, None] * works).min(axis=0).sum())
+            for weights in (speeds / speeds.sum(), fastest.astype(np.float64))
+            for a in (0.2, 0.4, 0.6, 0.8)
+        )
+
     def longest_path_s(self, cell: Cell) -> float:
         """One micro-batch's segments one after the other, as they need each other, there and back.
 

@@ -40,6 +40,8 @@ class PlanBounds:
             path = 0.0
             if not self.busy_only and cell.num_microbatches < num_groups:
                 path = self.model.longest_path_s(cell)  # else groups are busy for longer
+                if not self.model.cluster.is_homogeneous:
+                    path = max(path, self.model.path_and_compute_s(cell))
             return max(compute, path) * (1 - 1e-9)  # sums in another order round differently
         found = self.cell_bound(cell)
         if found is None:
