@@ -42,7 +42,7 @@ from partita.problems.joint import (
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
-from partita.search.joint.bounds import CellBound
+from partita.search.joint.bounds import CellBound, waiting_bound_s
 from partita.search.joint.groupings import (
     device_groupings,
     divisors,
@@ -441,8 +441,24 @@ class JointModel:
             self._waits_from,
             busy_only,
             plain=any(each.virtual_stages == 1 for each in self.schedules),
-            interleaved=any(each.virtual_stages > 1 for each in self.schedules),
+            interleaved=self.has_virtual_stages(cell),
         )
+
+    def has_virtual_stages(self, cell: Cell) -> bool:
+        """Has the space orders with several stages on each group for a cell?"""
+        p, m = self.problem.groupings[cell.grouping].num_groups, cell.num_microbatches
+        return any(
+            each.virtual_stages > 1 and not refused(each.name, p, each.virtual_stages, m)
+            for each in self.schedules
+        )
+
+    def waiting_bound_s(self, cell: Cell) -> float:
+        """Computing and the wait for the first forward, for one stage on each of equal groups."""
+        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
+        own = np.min([mesh.compute_bound for mesh in meshes], axis=0)
+        forward = np.min([mesh.quickest.forward for mesh in meshes], axis=0)
+        forward[: self._waits_from] = 0.0
+        return waiting_bound_s(own, forward, self.problem.groupings[cell.grouping].num_groups)
 
     @functools.cached_property
     def _waits_from(self) -> int:
