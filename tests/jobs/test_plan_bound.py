@@ -25,6 +25,7 @@ from partita.search.base import Stop
 from partita.search.joint.bounds import least_in_flight
 from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
+from partita.search.joint.orders import refused
 from partita.search.joint.plan_bounds import PlanBounds
 
 QUICK = Stop(gap=0.0)
@@ -92,8 +93,8 @@ class Maker:
                 ("interleaved", 3),
             ]
         )
-        if p * chunks > chain.num_segments:
-            return None
+        if p * chunks > chain.num_segments or refused(name, p, chunks, m):
+            return None  # not in the space
         inner = sorted(rng.sample(range(1, chain.num_segments), p * chunks - 1))
         ends = [0, *inner, chain.num_segments]
         stages = []

@@ -24,6 +24,7 @@ from partita.lower.orders import refusal
 from partita.plans import OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
 from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.orders import refused
 
 BATCH = 4
 ORDERS = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2))
@@ -79,7 +80,7 @@ class Everything:
         for grouping in self.joint.problem.groupings:
             p = grouping.num_groups
             for m, (name, chunks) in itertools.product(divisors(BATCH), ORDERS):
-                if p * chunks > self.joint.chain.num_segments or (p == 1 and name != "1f1b"):
+                if p * chunks > self.joint.chain.num_segments or refused(name, p, chunks, m):
                     continue
                 for stages in self._stages(grouping.devices, m, name, chunks):
                     if refusal(name, device_groups(stages), m):
@@ -202,6 +203,9 @@ def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipelin
         for count in divisors(batch):
             groups = device_groups(stages)
             for name in ("1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"):
+                chunks = len(groups[0])
+                if refused(name, 4, chunks, count):
+                    continue  # not in the space
                 if len(groups) == 4 and not refusal(name, groups, count):
                     other = simulate_stages(
                         simulation.workload, simulation.cluster, stages, Schedule(name, count)

@@ -243,8 +243,8 @@ class _Search:
 
     def _unlikely_cells(self) -> None:
         """Cells that were passed over, while their bounds are far below the best plan."""
-        if self.evaluator.is_cheap:
-            return
+        if self.evaluator.is_cheap or not self.problem.homogeneous:
+            return  # bounds of heterogeneous devices are too weak to say where to look
         known = {candidate.cell for candidate in self.made} | {cell for _, cell in self.ruled_out}
         best = self.evaluator.incumbent_s()
         left = [
@@ -384,7 +384,6 @@ class _Search:
     def _alone(self, cell: Cell) -> Candidate | None:
         """A single stage on the mesh that is best for it, or on others that are nearly as good."""
         settings = self.settings
-        reach = settings.reach if self.problem.homogeneous else settings.behind
         found: list[Candidate] = []
         for schedule in self.plain:
             for candidate in self.candidates.on_each_mesh(cell, schedule):
@@ -393,16 +392,23 @@ class _Search:
                     self._evaluate(candidate)  # something to show early
                 if self._done():
                     break
-        found.sort(key=lambda candidate: candidate.estimate_s)
+        found.sort(key=lambda candidate: (self._is_weighted(candidate), candidate.estimate_s))
+        least: dict[bool, float] = {}  # estimates of unequal shares say less: by themselves
         for candidate in found:
-            best = self.evaluator.incumbent_s()
-            near = candidate.estimate_s <= found[0].estimate_s * reach
+            weighted, best = self._is_weighted(candidate), self.evaluator.incumbent_s()
+            reach = settings.behind if weighted else settings.reach
+            near = candidate.estimate_s <= least.setdefault(weighted, candidate.estimate_s) * reach
             if near and candidate.estimate_s < best * reach and not self._done():
                 self._evaluate(candidate)
         self.made += found[:1]
         if found and self.evaluator.is_cheap and found[0].solution in self.evaluations:
             self.bounds.settle(cell, self.evaluations[found[0].solution].objective_s)
         return found[0] if found else None
+
+    def _is_weighted(self, candidate: Candidate) -> bool:
+        """Has its single stage unequal shares?"""
+        mesh = candidate.solution.stages[0].mesh
+        return bool(self.problem.meshes_of(candidate.cell, 0)[mesh].weights)
 
     # Virtual stages.
 
@@ -486,7 +492,8 @@ class _Search:
                 return
             if candidate.estimate_s < self.evaluator.incumbent_s() * settings.close:
                 self._evaluate_both(candidate)
-        ranked = sorted(self.made, key=lambda c: c.estimate_s)
+        left = (c for c in self.made if c.solution not in self.evaluations)
+        ranked = sorted(left, key=lambda c: c.estimate_s)
         if not ranked:
             return
         firsts: dict[int, Candidate] = {}

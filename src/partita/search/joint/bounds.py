@@ -178,22 +178,7 @@ class CellBound:
         own = self._least(Multipliers(network, multiplier, 1.0, sync=True))
         forward = self._forward.copy()
         forward[: self.waits_from] = 0.0
-        p, total = self.num_ranks, float(own.sum())
-        if total <= 0:
-            return 0.0
-        share = float(forward.sum()) / total  # of a forward in all that a rank does in a step
-        after = 0.0  # weight of the ranks behind, as a part of what all ranks cost alike
-        weights, behind = [], []
-        for _ in range(p):
-            behind.append(after)
-            weights.append(1.0 - share * after)
-            after += weights[-1]
-        scale = 1 / after
-        costs = [
-            scale * (weight * own + later * forward)
-            for weight, later in zip(weights, behind, strict=True)
-        ]
-        return float(np.min(costs, axis=0).sum()) - multiplier * self.budget
+        return waiting_bound_s(own, forward, self.num_ranks) - multiplier * self.budget
 
     def _interleaved(self, network: float, multiplier: float) -> float:
         """Ranks with several virtual stages: what they hold at a time counts."""
@@ -243,6 +228,29 @@ class CellBound:
 
 def _itself(family: Family) -> Family:
     return family
+
+
+def waiting_bound_s(own: Floats, forward: Floats, num_ranks: int) -> float:
+    """The least over segments on ranks in a line, where a rank waits for forwards before it.
+
+    `own` is what a segment takes of a rank in a step; `forward` what ranks behind wait for it.
+    Weights of the ranks make all of them about equally dear.
+    """
+    total = float(own.sum())
+    if total <= 0:
+        return 0.0
+    share = float(forward.sum()) / total  # of a forward in all that a rank does in a step
+    after = 0.0  # weight of the ranks behind, as a part of what all ranks cost alike
+    weights, behind = [], []
+    for _ in range(num_ranks):
+        behind.append(after)
+        weights.append(max(0.0, 1.0 - share * after))
+        after += weights[-1]
+    costs = [
+        (weight * own + later * forward) / after
+        for weight, later in zip(weights, behind, strict=True)
+    ]
+    return float(np.min(costs, axis=0).sum())
 
 
 @functools.lru_cache(maxsize=256)

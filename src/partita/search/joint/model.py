@@ -42,7 +42,7 @@ from partita.problems.joint import (
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
-from partita.search.joint.bounds import CellBound
+from partita.search.joint.bounds import CellBound, waiting_bound_s
 from partita.search.joint.groupings import (
     device_groupings,
     divisors,
@@ -441,8 +441,24 @@ class JointModel:
             self._waits_from,
             busy_only,
             plain=any(each.virtual_stages == 1 for each in self.schedules),
-            interleaved=any(each.virtual_stages > 1 for each in self.schedules),
+            interleaved=self.has_virtual_stages(cell),
         )
+
+    def has_virtual_stages(self, cell: Cell) -> bool:
+        """Has the space orders with several stages on each group for a cell?"""
+        p, m = self.problem.groupings[cell.grouping].num_groups, cell.num_microbatches
+        return any(
+            each.virtual_stages > 1 and not refused(each.name, p, each.virtual_stages, m)
+            for each in self.schedules
+        )
+
+    def waiting_bound_s(self, cell: Cell) -> float:
+        """Computing and the wait for the first forward, for one stage on each of equal groups."""
+        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
+        own = np.min([mesh.compute_bound for mesh in meshes], axis=0)
+        forward = np.min([mesh.quickest.forward for mesh in meshes], axis=0)
+        forward[: self._waits_from] = 0.0
+        return waiting_bound_s(own, forward, self.problem.groupings[cell.grouping].num_groups)
 
     @functools.cached_property
     def _waits_from(self) -> int:
@@ -496,6 +512,31 @@ class JointModel:
         speeds = np.array([1 / max(float(row.sum()), 1e-30) for row in rows])
         weights = speeds / speeds.sum()  # so that all groups are about equally busy
         return float((weights[:, None] * np.array(rows)).min(axis=0).sum())
+
+    def path_and_compute_s(self, cell: Cell) -> float:
+        """The longest path and computing together, where segments run one after the other.
+
+        A step is no shorter than the path of a micro-batch, nor than the work of any group; so for
+        a part a and weights b_r that add up to 1 - a, no shorter than the sum over segments of
+        min_r (a path_r + b_r work_r). On equal groups this is the larger of both.
+        """
+        if self._waits_from:
+            return 0.0
+        patterns, m = self.problem.groupings[cell.grouping].patterns, cell.num_microbatches
+        work, path = {}, {}
+        for pattern, meshes in self._each_group(cell).items():
+            work[pattern] = m * np.min([mesh.quickest.total for mesh in meshes], axis=0)
+            both = [mesh.quickest.forward + mesh.quickest.backward for mesh in meshes]
+            path[pattern] = np.min(both, axis=0)
+        speeds = np.array([1 / max(float(work[pattern].sum()), 1e-30) for pattern in patterns])
+        works = np.array([work[pattern] for pattern in patterns])
+        paths = np.array([path[pattern] for pattern in patterns])
+        fastest = np.arange(len(speeds)) == speeds.argmax()
+        return max(
+            float((a * paths + (1 - a) * weights[:, None] * works).min(axis=0).sum())
+            for weights in (speeds / speeds.sum(), fastest.astype(np.float64))
+            for a in (0.2, 0.4, 0.6, 0.8)
+        )
 
     def longest_path_s(self, cell: Cell) -> float:
         """One micro-batch's segments one after the other, as they need each other, there and back.

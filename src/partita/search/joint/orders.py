@@ -17,11 +17,15 @@ def joint_schedule(name: str, virtual_stages: int = 1) -> JointSchedule:
 
 
 def refused(name: str, num_groups: int, virtual_stages: int, num_microbatches: int) -> bool:
-    """Is an order not there for these numbers?"""
+    """Is an order not there for these numbers?
+
+    Virtual stages fill the bubbles between many micro-batches: with fewer of them than groups they
+    are no part of the space.
+    """
     known = NAMED[name]
     if num_groups == 1:
         return name != SINGLE or virtual_stages > 1
-    if known.layout == "line" and virtual_stages > 1:
+    if virtual_stages > 1 and (known.layout == "line" or num_microbatches < num_groups):
         return True
     return bool(known.refuses(num_groups, virtual_stages, num_microbatches))
 

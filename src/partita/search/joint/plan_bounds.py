@@ -40,6 +40,11 @@ class PlanBounds:
             path = 0.0
             if not self.busy_only and cell.num_microbatches < num_groups:
                 path = self.model.longest_path_s(cell)  # else groups are busy for longer
+                if not self.model.cluster.is_homogeneous:
+                    path = max(path, self.model.path_and_compute_s(cell))
+            in_line = num_groups > 1 and not self.model.has_virtual_stages(cell)
+            if in_line and self.model.training and self.num_levels > 1:
+                compute = max(compute, self.model.waiting_bound_s(cell))
             return max(compute, path) * (1 - 1e-9)  # sums in another order round differently
         found = self.cell_bound(cell)
         if found is None:
