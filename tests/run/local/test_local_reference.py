@@ -13,7 +13,7 @@ from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph, Op, Tensor
 
 torch = pytest.importorskip("torch")
-from partita.capture.twin import twin  # noqa: E402
+from partita.capture.reference_module import reference_module  # noqa: E402
 from partita.run.local.compute import Site, compute  # noqa: E402
 from partita.run.local.reference import (  # noqa: E402
     OPTIMIZERS,
@@ -45,7 +45,7 @@ def test_it_gives_the_loss_and_gradients_of_the_reference_module(name):
     training = training_graph(graph)
     given = example(training, 3)
     found = reference(training, given.inputs, given.parameters)
-    module = twin(graph)
+    module = reference_module(graph)
     held = dict(module.named_parameters())
     with torch.no_grad():
         for parameter in held:
