@@ -1,4 +1,4 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@4`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@3`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
@@ -21,7 +21,7 @@ from typing import Any
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-VERSION = 4
+VERSION = 3
 FORMAT = f"partita/plan@{VERSION}"
 SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0 to 3
 RECOMPUTE = ("no", "light", "yes")  # what of a stage's forward the backward runs again
