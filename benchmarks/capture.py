@@ -40,14 +40,15 @@ def main() -> None:
             example_inputs(graph, device="meta"),
         )
         start = time.process_time()
-        found = capture(module, inputs)
+        this_graph = capture(module, inputs)
         seconds = time.process_time() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        same = "equal" if found.num_parameters == graph.num_parameters else "differ"
-        forward = total(found) / total(graph) - 1
-        trained = total(training_graph(found)) / total(training_graph(graph)) - 1
+        same = "equal" if this_graph.num_parameters == graph.num_parameters else "differ"
+        forward = total(this_graph) / total(graph) - 1
+        trained = total(training_graph(this_graph)) / total(training_graph(graph)) - 1
         print(
-            f"| {name} | {len(graph.ops)} | {len(found.ops)} | {seconds:.1f} | {peak:.0f} | {same} "
+            f"| {name} | {len(graph.ops)} | {len(this_graph.ops)} | {seconds:.1f} | {peak:.0f} | "
+            f"{same} "
             f"| {forward:+.1e} | {trained:+.1e} |",
             flush=True,
         )

@@ -1,4 +1,5 @@
-"""Place models of the zoo on machines of unlike devices: the step against the best single device.
+"""Place models of the zoo on machines of heterogeneous devices: the step against the best single
+device.
 
 python benchmarks/place_zoo.py [--time-limit 2] [--method heft] [--models alexnet,gpt2] [--all]
 """
@@ -29,10 +30,10 @@ def main() -> None:
         for cluster in CLUSTERS:
             begun = time.process_time()
             stop = Stop(time_s=given.time_limit)
-            found = place(model, cluster, method=given.method, stop=stop, training=not given.infer)
+            placed = place(model, cluster, method=given.method, stop=stop, training=not given.infer)
             spent = time.process_time() - begun
-            alone = [x.step_s for x in found.tried if x.name.startswith("all on") and x.fits]
-            best = found.best
+            alone = [x.step_s for x in placed.tried if x.name.startswith("all on") and x.fits]
+            best = placed.best
             rows.append(
                 (
                     model,
@@ -40,7 +41,7 @@ def main() -> None:
                     "none" if best is None else seconds(best.step_s),
                     f"{min(alone) / best.step_s:.2f}" if alone and best else "",
                     f"{best.num_devices}" if best else "",
-                    f"{found.gap:.0%}" if found.gap is not None else "",
+                    f"{placed.gap:.0%}" if placed.gap is not None else "",
                     f"{spent:.1f}",
                 )
             )

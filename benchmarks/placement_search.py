@@ -5,8 +5,8 @@
 FOLDER holds problems and may hold `recorded.json` with the best known scores; without it the
 problems of the tests are taken. Each method gets so many seconds of CPU per problem and seed: the
 worst score of the seeds, the bound, evaluations per CPU second, and the CPU seconds after which the
-score was within 1 % of that found. A generated network of 2,000 layers on eight unlike devices is
-added with `--large`; compare a run of 20 s with one of 300 s.
+score was within 1 % of that found. A generated network of 2,000 layers on eight heterogeneous
+devices is added with `--large`; compare a run of 20 s with one of 300 s.
 """
 
 import argparse
@@ -18,7 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from partita.problems.placement import Channel, Device, Layer, PlacementProblem, read
+from partita.problems.placement import (
+    Channel,
+    PlacementDevice,
+    PlacementLayer,
+    PlacementProblem,
+    read,
+)
 from partita.search.base import Improvement, Stop
 from partita.search.placement import SEARCHES
 from partita.search.placement.fastsim import Simulator
@@ -90,7 +96,7 @@ def _timed(problem: PlacementProblem, method: str, seconds: float, seed: int) ->
 
 
 def large_problem(num_layers: int = 2000, seed: int = 0) -> PlacementProblem:
-    """Blocks of parallel branches, log-normal work and sizes; eight unlike devices.
+    """Blocks of parallel branches, log-normal work and sizes; eight heterogeneous devices.
 
     Nothing is limited by memory.
     """
@@ -111,7 +117,7 @@ def large_problem(num_layers: int = 2000, seed: int = 0) -> PlacementProblem:
             children[parent].append(layer)
     work_ms, output, weight = generator.lognormal(0, 1, (3, len(parents)))
     layers = tuple(
-        Layer(
+        PlacementLayer(
             name=f"l{index}",
             parents=parents[index],
             children=tuple(children[index]),
@@ -127,7 +133,7 @@ def large_problem(num_layers: int = 2000, seed: int = 0) -> PlacementProblem:
     route = [[-1 if a == b else (a if a != 7 else b) for b in range(8)] for a in range(8)]
     return PlacementProblem(
         name="large",
-        devices=(Device(1e15),) * len(SPEEDS),
+        devices=(PlacementDevice(1e15),) * len(SPEEDS),
         channels=(Channel(128.0),) * len(SPEEDS),
         route=tuple(map(tuple, route)),
         layers=layers,

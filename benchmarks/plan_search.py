@@ -1,7 +1,7 @@
 """How good are plans, and what does the search take? Tables for docs/benchmarks.md.
 
     python benchmarks/plan_search.py              the models and machines of the table
-    python benchmarks/plan_search.py --mixed      unlike devices, against plans that treat all alike
+    python benchmarks/plan_search.py --mixed      heterogeneous devices, against plans that treat all alike
     python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
 
 Seconds are of this process's CPU, so that other work on the machine does not count.
@@ -49,24 +49,24 @@ def measured(
             first.append(time.process_time() - started)
 
     stop = Stop(time_s=limit_s, gap=0.01, progress=progress)
-    found = plan(model, cluster, batch=batch, dtype=dtype, stop=stop)
-    return found, time.process_time() - started, first[0] if first else float("nan")
+    planned = plan(model, cluster, batch=batch, dtype=dtype, stop=stop)
+    return planned, time.process_time() - started, first[0] if first else float("nan")
 
 
 def row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[str, ...]:
     """One line of the table."""
-    found, seconds, first = measured(model, cluster, batch, limit_s)
-    if found.best is None:
-        return model, cluster, str(batch), found.why, "", "", "", "", ""
-    best = found.best
+    planned, seconds, first = measured(model, cluster, batch, limit_s)
+    if planned.best is None:
+        return model, cluster, str(batch), planned.why, "", "", "", "", ""
+    best = planned.best
     return (
         model,
         cluster,
         str(batch),
         arrangement(best.simulation),
         units.seconds(best.step_s),
-        f"{best.simulation.utilisation:.0%}",
-        f"{found.gap:.1%}",
+        f"{best.simulation.mfu:.0%}",
+        f"{planned.gap:.1%}",
         f"{seconds:.1f} s",
         f"{first:.1f} s",
     )
@@ -82,7 +82,7 @@ def alike(cluster: Cluster) -> Cluster:
 def mixed_row(model: str, spec: str, batch: int, limit_s: float) -> tuple[str, ...]:
     """Our plan against the best plan made for equal devices, run on the real ones."""
     cluster = resolve(spec)
-    found, seconds, _ = measured(model, cluster, batch, limit_s, MIXED_DTYPE)
+    planned, seconds, _ = measured(model, cluster, batch, limit_s, MIXED_DTYPE)
     blind, _, _ = measured(model, alike(cluster), batch, limit_s, MIXED_DTYPE)
     work = load(model, batch=batch, dtype=MIXED_DTYPE)
     steps = []
@@ -92,15 +92,15 @@ def mixed_row(model: str, spec: str, batch: int, limit_s: float) -> tuple[str, .
             real = simulate_stages(work, cluster, told.stages, told.schedule)
             if real.fits:
                 steps.append(real.step_s)
-    assert found.best is not None
+    assert planned.best is not None
     return (
         model,
         spec,
         str(batch),
-        arrangement(found.best.simulation),
-        units.seconds(found.best.step_s),
+        arrangement(planned.best.simulation),
+        units.seconds(planned.best.step_s),
         units.seconds(min(steps)),
-        f"{1 - found.best.step_s / min(steps):.1%}",
+        f"{1 - planned.best.step_s / min(steps):.1%}",
         f"{seconds:.1f} s",
     )
 

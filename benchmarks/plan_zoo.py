@@ -29,13 +29,13 @@ ROUNDING = 1e-6
 def row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[tuple[str, ...], bool]:
     """One line of the table, and whether a named strategy is faster than the plan."""
     started = time.process_time()
-    found = compare(model, cluster, batch=batch, stop=Stop(time_s=limit_s, gap=0.01))
+    comparison = compare(model, cluster, batch=batch, stop=Stop(time_s=limit_s, gap=0.01))
     seconds = time.process_time() - started
-    plan = next(r for r in found.rows if r.name == "plan")
-    named = [r for r in found.rows if r.name not in OURS and r.fits]
+    plan = next(r for r in comparison.rows if r.name == "plan")
+    named = [r for r in comparison.rows if r.name not in OURS and r.fits]
     best = min(named, key=lambda r: r.step_s, default=None)
     lost = best is not None and best.step_s < plan.step_s * (1 - ROUNDING)
-    gap = 1 - found.lower_bound_s / plan.step_s if plan.fits else float("nan")
+    gap = 1 - comparison.lower_bound_s / plan.step_s if plan.fits else float("nan")
     return (
         model,
         cluster,

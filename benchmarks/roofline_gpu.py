@@ -30,7 +30,7 @@ Case = tuple[str, Graph, Callable[[], object]]
 
 def cases(dtype: str) -> list[Case]:
     """Ops of the sizes that transformers and CNNs have."""
-    found: list[Case] = []
+    cases: list[Case] = []
     made = DTYPES[dtype]
 
     def tensor(*shape: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ def cases(dtype: str) -> list[Case]:
         g = GraphBuilder("linear", dtype)
         graph = g.finish(g.linear(g.input("x", (m, k)), n, bias=False))
         x, w = tensor(m, k), tensor(n, k)
-        found.append((f"linear {m}x{n}x{k}", graph, lambda x=x, w=w: F.linear(x, w)))
+        cases.append((f"linear {m}x{n}x{k}", graph, lambda x=x, w=w: F.linear(x, w)))
     for b, c, size, n, kernel, stride in (
         (32, 64, 56, 64, 3, 1), (32, 256, 14, 256, 3, 1), (32, 256, 56, 64, 1, 1),
         (32, 3, 224, 64, 7, 2), (1, 64, 56, 64, 3, 1), (1, 512, 7, 512, 3, 1),
@@ -60,7 +60,7 @@ def cases(dtype: str) -> list[Case]:
         )
         x = tensor(b, c, size, size).to(memory_format=torch.channels_last)
         w = tensor(n, c, kernel, kernel).to(memory_format=torch.channels_last)
-        found.append(
+        cases.append(
             (
                 f"conv b{b} {c}->{n} {size}px k{kernel}s{stride}",
                 graph,
@@ -78,7 +78,7 @@ def cases(dtype: str) -> list[Case]:
             q, k, v = (g.input(name, (b, h, s, d)) for name in "qkv")
             graph = g.finish(g.attention(q, k, v, causal=True))
             data = [tensor(b, h, s, d) for _ in range(3)]
-            found.append(
+            cases.append(
                 (
                     f"attention b{b} h{h} s{s} d{d} causal",
                     graph,
@@ -90,7 +90,7 @@ def cases(dtype: str) -> list[Case]:
         weight, bias = tensor(width), tensor(width)
         g = GraphBuilder("norm", dtype)
         graph = g.finish(g.norm(g.input("x", (rows, width))))
-        found.append(
+        cases.append(
             (
                 f"layer_norm {rows}x{width}",
                 graph,
@@ -99,14 +99,14 @@ def cases(dtype: str) -> list[Case]:
         )
         g = GraphBuilder("gelu", dtype)
         graph = g.finish(g.elementwise("gelu", g.input("x", (rows, width))))
-        found.append((f"gelu {rows}x{width}", graph, lambda x=x: F.gelu(x)))
+        cases.append((f"gelu {rows}x{width}", graph, lambda x=x: F.gelu(x)))
         g = GraphBuilder("add", dtype)
         graph = g.finish(g.add(g.input("x", (rows, width)), g.input("y", (rows, width))))
-        found.append((f"add {rows}x{width}", graph, lambda x=x, y=y: x + y))
+        cases.append((f"add {rows}x{width}", graph, lambda x=x, y=y: x + y))
         g = GraphBuilder("softmax", dtype)
         graph = g.finish(g.softmax(g.input("x", (rows, width))))
-        found.append((f"softmax {rows}x{width}", graph, lambda x=x: torch.softmax(x, -1)))
-    return found
+        cases.append((f"softmax {rows}x{width}", graph, lambda x=x: torch.softmax(x, -1)))
+    return cases
 
 
 def measure(run: Callable[[], object]) -> float:

@@ -241,11 +241,11 @@ def row(chosen: argparse.Namespace) -> dict[str, Any]:
     fused = partita.rtasks(modules, examples, per_unit=chosen.per_unit, num_warps=chosen.warps)
     seconds = time.perf_counter() - began
     report = fused.report()
-    found = report.to_json()
-    found["seconds"] = seconds
+    row = report.to_json()
+    row["seconds"] = seconds
     if len(pairs) == 1 and not chosen.no_compile:
-        found["compiled_us"], found["compiled_error"] = compiled(*pairs[0], fused)
-    return found
+        row["compiled_us"], row["compiled_error"] = compiled(*pairs[0], fused)
+    return row
 
 
 def compiled(module: nn.Module, inputs: Any, fused: Any) -> tuple[dict[str, float], float]:
@@ -255,22 +255,22 @@ def compiled(module: nn.Module, inputs: Any, fused: Any) -> tuple[dict[str, floa
     from partita.gpu.reference_output import as_tuple, reference_output
 
     reference = reference_output(module, inputs)
-    found, error = {}, math.nan
+    compiled, error = {}, math.nan
     with torch.no_grad():
         try:
             low = torch.compile(module, mode="reduce-overhead")
             for _ in range(5):
                 error = reference.error(as_tuple(low(*inputs)))
             times = compare_us([fused.replay, lambda: low(*inputs)])
-            found["reduce-overhead"] = times[1]
+            compiled["reduce-overhead"] = times[1]
             plain = torch.compile(module)
             held = [plain(*inputs) for _ in range(3)]
             graph = capture(lambda: held.append(plain(*inputs)), warm_up=3)
             times = compare_us([fused.replay, graph.replay])
-            found["in a graph"] = times[1]
+            compiled["in a graph"] = times[1]
         except RuntimeError as failure:
             print(f"torch.compile: {str(failure)[:200]}", file=sys.stderr)
-    return found, error
+    return compiled, error
 
 
 def launch(name: str, dtype: str, chosen: argparse.Namespace) -> None:
@@ -290,12 +290,12 @@ def launch(name: str, dtype: str, chosen: argparse.Namespace) -> None:
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         print(f"{label} failed: {last[:300]}", flush=True)
         return
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"{label} {line(found)}", flush=True)
+    data = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{label} {line(data)}", flush=True)
     if chosen.verbose:
-        for region in found["regions"]:
+        for region in data["regions"]:
             print(f"    {json.dumps(region)}", flush=True)
-        for text in (*found["notes"], *(str(each) for each in found["fallbacks"])):
+        for text in (*data["notes"], *(str(each) for each in data["fallbacks"])):
             print(f"    {text}", flush=True)
 
 

@@ -88,8 +88,8 @@ class Speech(nn.Module):
 
     def sequence(self, spectrogram: T) -> T:
         """What the recurrent layers read: [steps, 1, features]."""
-        found = self.features(spectrogram)
-        return found.flatten(1, 2).permute(2, 0, 1).contiguous()
+        sequence = self.features(spectrogram)
+        return sequence.flatten(1, 2).permute(2, 0, 1).contiguous()
 
 
 def agreed(ours: Decoded, wanted: Decoded) -> str:
@@ -109,7 +109,7 @@ def seq2seq(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
     first = torch.zeros(1, dtype=torch.int64, device="cuda")
     exact = copy.deepcopy(model).double()(tokens, first, chosen.decode)
     ours = OurSeq2Seq(model)
-    found = ours(tokens, first, chosen.decode)
+    decoded = ours(tokens, first, chosen.decode)
     plain = timed(lambda: model(tokens, first, chosen.decode), 5, 2)
     graphed = timed(in_graph(lambda: model(tokens, first, chosen.decode)), 30, 5)
     print(f"seq2seq {dtype}: eager {plain:.3f} ms, {agreed(model(tokens, first, 30), exact)}")
@@ -118,16 +118,16 @@ def seq2seq(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
     mine = timed(in_graph(lambda: ours(tokens, first, chosen.decode)), 50, 10)
     parts = (
         timed(in_graph(lambda: ours.encoder(ours.embedding(tokens).unsqueeze(1))), 30),
-        timed(in_graph(lambda: ours.decoder(found.h, found.c, first, chosen.decode)), 30),
+        timed(in_graph(lambda: ours.decoder(decoded.h, decoded.c, first, chosen.decode)), 30),
     )
     best = min((graphed, *compiled))
     print(
         f"  ours {mine:.3f} ms (encoder {parts[0]:.3f}, decoder {parts[1]:.3f}), "
-        f"{best / mine:.2f}x the better, {agreed(found, exact)}"
+        f"{best / mine:.2f}x the better, {agreed(decoded, exact)}"
     )
     print(f"  encoder: {ours.encoder.shape}; {ours.encoder.about()}")
     print(f"  decoder: {ours.decoder.shape}; {ours.decoder.about()}")
-    chosen_tokens = found.tokens.tolist()
+    chosen_tokens = decoded.tokens.tolist()
     ours.decoder.eos = max(set(chosen_tokens), key=chosen_tokens.index)  # the last to appear
     steps = int(ours(tokens, first, chosen.decode).num_steps)
     early = timed(in_graph(lambda: ours(tokens, first, chosen.decode)), 30)
@@ -189,8 +189,8 @@ def speech(chosen: argparse.Namespace, dtype: torch.dtype, hidden: int) -> None:
     def ours() -> T:
         return model.head(layers(model.sequence(x))[0])
 
-    def error(found: T) -> float:
-        return (found.double() - exact).abs().max().item()
+    def error(new_t: T) -> float:
+        return (new_t.double() - exact).abs().max().item()
 
     plain = timed(lambda: model(x), 5, 2)
     graphed = timed(in_graph(lambda: model(x)), 20, 3)

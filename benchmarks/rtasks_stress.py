@@ -92,8 +92,8 @@ def decoder_case(kind: str, size: int, num_layers: int, vocabulary: int) -> Case
         return call
 
     def wanted(n: int) -> tuple[T, ...]:
-        found = module(*start(n), n)
-        return tuple(t.cuda() for t in found if t is not None)
+        wanted = module(*start(n), n)
+        return tuple(t.cuda() for t in wanted if t is not None)
 
     return Case(make, wanted, lengths, 2e-5)
 
@@ -272,8 +272,10 @@ def follow(process: "subprocess.Popen[str]", left: list[str], seconds: float) ->
 
 def sanitizer() -> str | None:
     """Where compute-sanitizer is, if anywhere."""
-    found = shutil.which("compute-sanitizer")
-    return found or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer"))), None)
+    sanitizer = shutil.which("compute-sanitizer")
+    return sanitizer or next(
+        iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer"))), None
+    )
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from partita.gpu.rtasks.region import Region
 from partita.gpu.rtasks.tilecosts import SIGNAL_US, Unit, tile_us
 from partita.gpu.rtasks.tileops import Place, Tile, TileOp, num_tiles, tiles
 from partita.problems.rprogram import rprogram
-from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
+from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
 from partita.search import searches
 
 SHORT, LONG = 2, 6
@@ -87,9 +87,9 @@ def chain(case: Case, length: int) -> tuple[list[TileOp], int]:
 
     def place(rows: int, cols: int) -> Place:
         nonlocal size
-        found = Place(size, rows, cols, -(cols // -8) * 8)
-        size += -(rows * found.stride // -64) * 64
-        return found
+        place = Place(size, rows, cols, -(cols // -8) * 8)
+        size += -(rows * place.stride // -64) * 64
+        return place
 
     taps, pad = case.kernel**2, case.kernel // 2
     image = (case.side, case.side)
@@ -142,16 +142,16 @@ def region(case: Case, tile: Tile, length: int, units: int) -> tuple[Region, flo
             ROperator(op.name, (Tiling(num_tiles(op, tile), tile_us(op, tile, unit)),))
             for op in ops
         ),
-        tuple(Edge(number, number + 1) for number in range(length - 1)),
+        tuple(TileEdge(number, number + 1) for number in range(length - 1)),
     )
-    found = searches("rtasks")["list"](problem)
-    assert found.solution is not None
-    assert found.objective is not None
+    result = searches("rtasks")["list"](problem)
+    assert result.solution is not None
+    assert result.objective is not None
     data = (0.05 * torch.randn(size + 64, device="cuda")).to(dtype)
     wide = torch.zeros(4 * case.channels + 64, device="cuda")
-    made = Region(ops, [tile] * length, rprogram(problem, found.solution), data, wide)
+    made = Region(ops, [tile] * length, rprogram(problem, result.solution), data, wide)
     made.compile()
-    return made, found.objective
+    return made, result.objective
 
 
 def compiled(case: Case) -> str:

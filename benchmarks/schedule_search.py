@@ -88,9 +88,9 @@ def _one_and_several(problem: ScheduleProblem) -> Row:
         return ("infeasible",)
     least, _, proven, took = _one(problem)
     begin = time.process_time()
-    found = SEARCHES["auto"](problem, UNTIL_DONE, 0)
+    result = SEARCHES["auto"](problem, UNTIL_DONE, 0)
     several = time.process_time() - begin
-    return least, proven, took, found.objective, found.lower_bound, str(found.status), several
+    return least, proven, took, result.objective, result.lower_bound, str(result.status), several
 
 
 def _one(problem: ScheduleProblem) -> Row:
@@ -192,9 +192,9 @@ def command(folder: Path, quick: bool) -> Iterator[Row]:
     yield "case", "makespan", "bound", "status", "CPU"
     for name, count, cap in (("mshape", 6, 6), ("mshape", 6, 4), ("mshape", 6, 3)):
         begin = time.process_time()
-        found = schedule(shape(name, 4), memory=cap, microbatches=count)
+        result = schedule(shape(name, 4), memory=cap, microbatches=count)
         took = time.process_time() - begin
-        yield f"{name} {count} {cap}", found.makespan, found.lower_bound, str(found.status), took
+        yield f"{name} {count} {cap}", result.makespan, result.lower_bound, str(result.status), took
 
 
 def _plain(value: Fraction) -> float:

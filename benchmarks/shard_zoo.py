@@ -18,18 +18,18 @@ from partita.zoo import MODELS
 def row(model: str, cluster: str, training: bool) -> dict[str, object]:
     """One model, one direction."""
     started = time.process_time()
-    found = shard(model, cluster, training=training)
+    sharding = shard(model, cluster, training=training)
     seconds = time.process_time() - started
-    fitting = [c for c in found.tried if c.simulation.fits]
+    fitting = [c for c in sharding.tried if c.simulation.fits]
     named = [c.step_s for c in fitting if c.name in STRATEGIES]
     return {
         "model": model,
         "training": training,
-        "status": str(found.status),
-        "step_s": None if found.best is None else found.best.step_s,
-        "by": None if found.best is None else found.best.name,
+        "status": str(sharding.status),
+        "step_s": None if sharding.best is None else sharding.best.step_s,
+        "by": None if sharding.best is None else sharding.best.name,
         "best_named_s": min(named, default=None),
-        "lower_bound_s": found.lower_bound_s,
+        "lower_bound_s": sharding.lower_bound_s,
         "cpu_s": seconds,
     }
 

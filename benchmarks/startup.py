@@ -32,14 +32,14 @@ def seconds_of(arguments: list[str]) -> float:
 
 def main() -> int:
     """Measure, print, and fail if a limit is passed."""
-    found = {name: seconds_of(arguments) for name, arguments in COMMANDS.items()}
+    seconds = {name: seconds_of(arguments) for name, arguments in COMMANDS.items()}
     if "--json" in sys.argv[1:]:
-        print(json.dumps({"processes": PROCESSES, "median_s": found, "limits_s": LIMITS_S}))
+        print(json.dumps({"processes": PROCESSES, "median_s": seconds, "limits_s": LIMITS_S}))
     else:
-        for name, value in found.items():
+        for name, value in seconds.items():
             limit = f"  (limit {LIMITS_S[name] * 1e3:.0f} ms)" if name in LIMITS_S else ""
             print(f"{name:<16} {value * 1e3:6.1f} ms{limit}")
-    return int(any(found[name] >= limit for name, limit in LIMITS_S.items()))
+    return int(any(seconds[name] >= limit for name, limit in LIMITS_S.items()))
 
 
 if __name__ == "__main__":

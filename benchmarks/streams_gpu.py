@@ -122,7 +122,7 @@ def work(row: str, args: argparse.Namespace) -> None:
         "model_error": schedule.model_error, "prepared_s": round(chooser.prepared_s, 1),
         "turn_s": round(time.perf_counter() - turn, 1), "times_us": times,
         "notes": schedule.notes, "pieces": len(schedule.pieces),
-        "exact_steps": sum("exactconv" in way for _, way in schedule.ways), **memory(),
+        "exact_steps": sum("exactconv" in way for _, way in schedule.strategies), **memory(),
         **device_times(chooser, best),
     })  # fmt: skip
     os._exit(0)  # the results are out; taking everything down takes seconds
@@ -132,7 +132,7 @@ def device_us(call: Any, inputs: Any, calls: int = 25) -> float:
     """The GPU's part of a call: many of them, queued while the GPU is busy with something else."""
     import torch
 
-    found: list[float] = []
+    device_us: list[float] = []
     for _ in range(4):
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -145,8 +145,8 @@ def device_us(call: Any, inputs: Any, calls: int = 25) -> float:
             call(*inputs)
         marks[1].record()
         torch.cuda.synchronize()
-        found.append(1e3 * marks[0].elapsed_time(marks[1]) / calls)
-    return min(found)
+        device_us.append(1e3 * marks[0].elapsed_time(marks[1]) / calls)
+    return min(device_us)
 
 
 def device_times(chooser: Any, best: Any) -> dict[str, float]:
@@ -156,11 +156,11 @@ def device_times(chooser: Any, best: Any) -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     with torch.no_grad():
-        found = {"kept_gpu_us": device_us(best.call, chooser.inputs)}
+        device_times = {"kept_gpu_us": device_us(best.call, chooser.inputs)}
         for each in chooser.candidates:
             if each.form == "compile":
-                found["compile_gpu_us"] = device_us(each.call, chooser.inputs)
-    return found
+                device_times["compile_gpu_us"] = device_us(each.call, chooser.inputs)
+    return device_times
 
 
 def say(value: dict[str, Any]) -> None:
@@ -294,12 +294,12 @@ def turn(worker: Worker, limit_s: float, at_most_s: float) -> dict[str, Any]:
     with contextlib.suppress(BrokenPipeError):
         worker.stdin.write(f"{limit_s}\n".encode())
         worker.stdin.flush()
-    found = worker.line(at_most_s)
-    if found is None:
+    turn = worker.line(at_most_s)
+    if turn is None:
         worker.send(signal.SIGABRT)  # a last word: where it is
         time.sleep(0.5)
-        found = {"row": worker.row, "died": worker.last_words()}
-    return found
+        turn = {"row": worker.row, "died": worker.last_words()}
+    return turn
 
 
 def shown(found: dict[str, Any]) -> str:

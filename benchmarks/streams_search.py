@@ -77,7 +77,7 @@ def row(
         times.append(time.process_time() - begin)
     ios_s = IOS_CPU_S.get((model, pruning))
     states, transitions = counts(problem)
-    found = {
+    row = {
         "model": model,
         "pruning": pruning,
         "status": str(result.status),
@@ -91,8 +91,8 @@ def row(
         "times_ios": ios_s and round(ios_s / min(times)),
     }
     if lazy:
-        found["lazy_measures"] = SEARCHES["lazy"](problem, UNTIL_DONE, 0).evaluations
-    return found
+        row["lazy_measures"] = SEARCHES["lazy"](problem, UNTIL_DONE, 0).evaluations
+    return row
 
 
 def counts(problem: StreamsProblem) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Which examples Hypothesis tries: the same in all runs of the tests, or fresh ones on request.
 
-A referee that tries everything takes minutes on a rare example; which ones are met should not be a
+An oracle that tries everything takes minutes on a rare example; which ones are met should not be a
 matter of luck. `scripts/test --random SECONDS` is for finding new ones, see `randomised.py`.
 
 Golden files hold what output is meant to look like. They are written anew with

@@ -91,7 +91,7 @@ def test_strategies_are_called_what_they_are(gpt2):
 
 def test_batch_for_convolutions_and_features_for_linear_layers_is_told_as_a_mixture():
     graph = build("alexnet", batch=8)
-    (stage,) = STRATEGIES["expert"].stages(graph, 4)
+    (stage,) = STRATEGIES["one-weird-trick"].stages(graph, 4)
     stage = named(graph, stage)
     assert [axis.name for axis in stage.mesh.axes] == ["x"]
     assert summary([stage], ONCE, graph) == "x=4 (batch in 9 ops, features in 4 ops)"
@@ -112,14 +112,14 @@ def test_two_axes_of_one_meaning_have_two_names_and_one_degree(gpt2):
     assert summary([stage], ONCE) == "dp=8"
 
 
-def stage(name, devices, axes, sharded="none", **fields):
-    splits = (OpSplit(f"{name}.fc", ("",) * len(axes), sharded),)
+def stage(name, devices, axes, zero=0, **fields):
+    splits = (OpSplit(f"{name}.fc", ("",) * len(axes), zero),)
     return Stage(name, Mesh(tuple(axes), tuple(devices)), splits, **fields)
 
 
 def test_a_pipeline_is_told_by_degrees_schedule_and_microbatches():
     axes = (Axis("dp", 8), Axis("tp", 2))
-    stages = [stage(f"s{i}", range(16 * i, 16 * i + 16), axes, "states") for i in range(4)]
+    stages = [stage(f"s{i}", range(16 * i, 16 * i + 16), axes, 1) for i in range(4)]
     told = summary(stages, Schedule("1f1b", 16))
     assert told == "pp=4 dp=8 tp=2 zero=1, 1F1B, 16 micro-batches"
 
@@ -139,9 +139,11 @@ def test_stages_that_differ_are_told_apart():
 
 
 def test_ragged_shares_and_recompute_are_said():
-    ragged = stage("a", (0, 1, 2), (Axis("dp", 3, (2, 2, 1)),), recompute=True)
+    ragged = stage("a", (0, 1, 2), (Axis("dp", 3, (2, 2, 1)),), checkpointing="full")
     assert summary([ragged], ONCE) == "dp=3 (ragged 2:2:1), full recompute"
-    light = stage("b", (3, 4, 5), (Axis("dp", 3, (2, 2, 1)),), again=("b.fc",))
+    light = stage(
+        "b", (3, 4, 5), (Axis("dp", 3, (2, 2, 1)),), checkpointing="selective", recomputed=("b.fc",)
+    )
     told = summary([ragged, light], Schedule("zb-h1", 1))
     assert told == (
         "pp=2 dp=3 (ragged 2:2:1), full recompute in 1 of 2 stages, "
@@ -164,7 +166,7 @@ def test_zero_stages_that_differ_are_listed_with_those_of_parameters_only(gpt2):
     (told,) = STRATEGIES["zero1"].stages(gpt2, 2)
     splits = list(told.splits)
     first = next(i for i, split in enumerate(splits) if split.op.endswith("c_fc"))
-    splits[first] = replace(splits[first], sharded="none")
+    splits[first] = replace(splits[first], zero=0)
     mixed = named(gpt2, replace(told, splits=tuple(splits)))
     assert summary([mixed], ONCE, gpt2) == "dp=2 zero=0/1"
     assert summary([mixed], ONCE) == "dp=2 zero=1"

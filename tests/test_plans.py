@@ -27,14 +27,20 @@ MESH = Mesh((Axis("x", 2),), (0, 1))
 PLAN = Plan(
     ModelRef("gpt2", 8, "bf16", True, "adamw", "0123456789abcdef"),
     ClusterRef("2xA100", 2, "fedcba9876543210"),
-    (Stage("model", MESH, (OpSplit("wte", ("e",), "states"), OpSplit("h.0.fc", ("",)))),),
+    (Stage("model", MESH, (OpSplit("wte", ("e",), 1), OpSplit("h.0.fc", ("",)))),),
     Prediction(0.5, 0.4, 0.45, 0.1, (1e9, 1e9), (8e10, 8e10)),
     Origin("pase", "feasible", "because", 0, 1.5, "0.1.0"),
 )
 
 
 def again(*ops, recompute=False):
-    return Stage("s", MESH, (OpSplit("a", ("",)),), recompute, again=ops)
+    return Stage(
+        "s",
+        MESH,
+        (OpSplit("a", ("",)),),
+        "full" if recompute else "selective" if ops else "none",
+        recomputed=ops,
+    )
 
 
 def test_a_plan_survives_its_file(tmp_path):
@@ -44,7 +50,7 @@ def test_a_plan_survives_its_file(tmp_path):
 
 
 def test_what_runs_again_survives_its_file_and_older_files_run_nothing_again():
-    stage = replace(PLAN.stages[0], again=("h.0.fc",))
+    stage = replace(PLAN.stages[0], checkpointing="selective", recomputed=("h.0.fc",))
     light = replace(PLAN, stages=(stage,))
     value = json.loads(light.to_json())
     assert plan_from_json(value) == light
@@ -73,9 +79,11 @@ def test_what_counts_is_the_step_unless_batches_follow_each_other(tmp_path):
 
 def test_a_stage_says_what_it_recomputes():
     (stage,) = PLAN.stages
-    assert stage.recomputed == "no"
-    assert replace(stage, again=("wte",)).recomputed == "light"
-    assert replace(stage, recompute=True).recomputed == "yes"
+    assert stage.checkpointing == "none"
+    assert (
+        replace(stage, checkpointing="selective", recomputed=("wte",)).checkpointing == "selective"
+    )
+    assert replace(stage, checkpointing="full").checkpointing == "full"
 
 
 def test_it_says_what_it_is_for():

@@ -44,7 +44,6 @@ TITLES = {
 }
 # Degrees in the order in which they are written, and what is written after a tp or dp axis.
 DEGREES = ("dp", "cp", "ep", "spatial", "tp")
-ZERO_STAGES = ("none", "states", "gradients", "parameters")
 # Ops whose sequence split is not Megatron's sequence parallel but context parallel.
 PRODUCTS = frozenset({"linear", "attention", "matmul", "einsum", "expert_linear", "conv"})
 
@@ -120,8 +119,8 @@ class SplitLike(Protocol):
         """A loop dim per axis, '' for none."""
 
     @property
-    def sharded(self) -> str:
-        """What of its parameters is sharded."""
+    def zero(self) -> int:
+        """The ZeRO stage of its parameters."""
 
 
 class StageLike(Protocol):
@@ -136,8 +135,8 @@ class StageLike(Protocol):
         """Its ops."""
 
     @property
-    def recomputed(self) -> str:
-        """What the backward runs again."""
+    def checkpointing(self) -> str:
+        """What the backward runs again: none, selective, full."""
 
 
 class ScheduleLike(Protocol):
@@ -277,7 +276,7 @@ def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:
     levels: set[int] = set()
     for stage in stages:
         for split in stage.splits:
-            number = ZERO_STAGES.index(split.sharded)
+            number = split.zero
             if number if graph is None else _learns(graph, split.op):
                 levels.add(number)
     return f"zero={'/'.join(map(str, sorted(levels)))}" if any(levels) else ""
@@ -290,8 +289,8 @@ def _learns(graph: Graph, op: str) -> bool:
 def _checkpointing(stages: Sequence[StageLike]) -> list[str]:
     """Which stages recompute, and how much."""
     told = []
-    for level, words in (("yes", "full recompute"), ("light", "selective recompute")):
-        count = sum(stage.recomputed == level for stage in stages)
+    for level, words in (("full", "full recompute"), ("selective", "selective recompute")):
+        count = sum(stage.checkpointing == level for stage in stages)
         if count:
             where = f" in {count} of {len(stages)} stages" if count < len(stages) else ""
             told.append(f"{words}{where}")

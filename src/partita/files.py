@@ -64,39 +64,43 @@ def decode_json(data: bytes, file: str = "") -> dict[str, Any]:
 def check_format(value: dict[str, Any], kind: str, version: int = 1, file: str = "") -> None:
     """Refuse what is not `partita/<kind>@<version or older>`."""
     needed = f"partita/{kind}@{version}"
-    found = value.get("format")
-    if not isinstance(found, str):
+    file_format = value.get("format")
+    if not isinstance(file_format, str):
         raise FileError(
-            "is missing" if found is None else f"is {_json_type(found)}, not text",
+            "is missing" if file_format is None else f"is {_json_type(file_format)}, not text",
             fix=f'needs "format": "{needed}"',
             field="format",
             file=file,
         )
-    match = _FORMAT.match(found)
+    match = _FORMAT.match(file_format)
     if match is None or match["kind"] != kind:
         raise FileError(
-            f"found {_shown(found)}", fix=f'"{needed}" is needed here', field="format", file=file
+            f"found {_shown(file_format)}",
+            fix=f'"{needed}" is needed here',
+            field="format",
+            file=file,
         )
     if int(match["version"]) > version:
         raise FileError(
-            f"found {_shown(found)}, written by a newer partita (this one reads up to @{version})",
+            f"found {_shown(file_format)}, written by a newer partita (this one reads up to "
+            f"@{version})",
             fix="upgrade with: pip install -U partita",
             field="format",
             file=file,
         )
     if int(match["version"]) < 1:
         raise FileError(
-            f"found {_shown(found)}, and versions start at 1", field="format", file=file
+            f"found {_shown(file_format)}, and versions start at 1", field="format", file=file
         )
 
 
 def format_kind(value: dict[str, Any], file: str = "") -> str:
     """The `<kind>` of a file that says `partita/<kind>@n`, to choose its reader by."""
-    found = value.get("format")
-    match = _FORMAT.match(found) if isinstance(found, str) else None
+    file_format = value.get("format")
+    match = _FORMAT.match(file_format) if isinstance(file_format, str) else None
     if match is None:
         raise FileError(
-            "is missing" if found is None else f"found {_shown(str(found))}",
+            "is missing" if file_format is None else f"found {_shown(str(file_format))}",
             fix='needs "format": "partita/<kind>@1"',
             field="format",
             file=file,

@@ -23,9 +23,9 @@ Along the axes in `flat` a rank holds only its part of the shard, as ZeRO keeps 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from partita.graph.splits import Placement
+from partita.graph.splits import TensorPlacement
 
-Layout = tuple[Placement, ...]
+Layout = tuple[TensorPlacement, ...]
 Groups = tuple[tuple[int, ...], ...]
 
 

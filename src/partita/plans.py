@@ -1,14 +1,14 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@3`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@4`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
 axis. The batch passes through the stages in micro-batches; the schedule says in which order. What
 was predicted and how it was found stand beside the decisions, so that a plan explains itself.
 
-Stages have all their devices in common (several stages take turns on one mesh) or none. Files of
-version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages keep
-all their activations or recompute all. Up to version 3 the order of collectives is not said: it is
-decided when such a plan is lowered, as it was then.
+Stages have all their devices in common (several stages are interleaved on one mesh) or none. Files
+of version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages
+keep all their activations or recompute all. Up to version 3 the order of collectives is not said:
+it is decided when such a plan is lowered, as it was then.
 """
 
 import functools
@@ -18,18 +18,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-VERSION = 3
+VERSION = 4
 FORMAT = f"partita/plan@{VERSION}"
-SHARDING_LEVELS = ("none", "states", "gradients", "parameters")  # ZeRO stages 0 to 3
-RECOMPUTE = ("no", "light", "yes")  # what of a stage's forward the backward runs again
+OLDER = ("1", "2", "3")  # versions that are still read
+SHARDED = ("none", "states", "gradients", "parameters")  # ZeRO stages there
+ZERO_STAGES = (0, 1, 2, 3)  # sharded: nothing, optimizer states, gradients too, parameters too
+CHECKPOINTING = ("none", "selective", "full")  # what of a stage's forward runs again
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a device mesh. `weights` give unlike devices unlike shares: (2, 2, 1) of 5."""
+    """One axis of a device mesh. `weights` give heterogeneous devices ragged shares: (2, 2, 1) of
+    5."""
 
     name: str
     size: int
@@ -87,11 +91,11 @@ class Mesh:
     def place(self, device: int) -> tuple[int, ...]:
         """The coordinates of a device, one per axis."""
         index = self.devices.index(device)
-        found = []
+        coordinates = []
         for axis in reversed(self.axes):
             index, coordinate = divmod(index, axis.size)
-            found.append(coordinate)
-        return tuple(reversed(found))
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
 
     def __str__(self) -> str:
         return " x ".join(map(str, self.axes)) or "one device"
@@ -102,32 +106,32 @@ def _lines(mesh: Mesh, axis: int) -> tuple[tuple[int, ...], ...]:
     sizes = [a.size for a in mesh.axes]
     stride = math.prod(sizes[axis + 1 :])
     others = [range(s) if i != axis else range(1) for i, s in enumerate(sizes)]
-    found = []
+    lines = []
     for place in itertools.product(*others):
         start = 0
         for coordinate, size in zip(place, sizes, strict=True):
             start = start * size + coordinate
-        found.append(tuple(mesh.devices[start + k * stride] for k in range(sizes[axis])))
-    return tuple(found)
+        lines.append(tuple(mesh.devices[start + k * stride] for k in range(sizes[axis])))
+    return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class OpSplit:
     """How one forward op (and its backward) is split: a loop dim per mesh axis, '' for none.
 
-    `sharded` says what of its parameters is kept in shares, not copies, along the other axes.
+    `zero` is the ZeRO stage of its parameters along the axes that would replicate them.
     """
 
     op: str
     dims: tuple[str, ...]
-    sharded: str = "none"
+    zero: int = 0
 
     def __post_init__(self) -> None:
-        if self.sharded not in SHARDING_LEVELS:
+        if self.zero not in ZERO_STAGES:
             raise PlanError(
-                f"found {self.sharded!r}",
-                fix=f"use one of {', '.join(SHARDING_LEVELS)}",
-                field=f"split of {self.op!r} sharded",
+                f"found {self.zero!r}",
+                fix="use a ZeRO stage from 0 to 3",
+                field=f"split of {self.op!r} zero",
             )
 
 
@@ -156,18 +160,18 @@ class Stage:
     it. Gradients are reduced in buckets of at least `bucket_bytes`. The order of collectives is
     undecided where `overlap` is None.
 
-    With `recompute` the backward runs the forward again instead of keeping its activations: in
-    pieces, of which the ops in `checkpoints` are the first, and only what passes from piece to
-    piece is kept. Light recompute names the ops that run `again`, each right before the gradients
-    of the first op that need what it makes; all else is kept.
+    With `full` activation checkpointing the backward runs the forward again instead of keeping
+    its activations: in checkpoint segments, of which the ops in `segments` are the first, and only
+    what passes from segment to segment is kept. `selective` names the ops that are `recomputed`,
+    each right before the gradients of the first op that need what it makes; all else is kept.
     """
 
     name: str
     mesh: Mesh
     splits: tuple[OpSplit, ...]
-    recompute: bool = False
-    checkpoints: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
+    checkpointing: str = "none"
+    segments: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
     prefetch: int = PREFETCH
     bucket_bytes: int = BUCKET_BYTES
     overlap: Overlap | None = None
@@ -180,26 +184,7 @@ class Stage:
                 field=f"stage {self.name!r}",
             )
         ops = {split.op for split in self.splits}
-        unknown = set(self.checkpoints) - ops
-        if unknown or (self.checkpoints and not self.recompute):
-            what = f"op {min(unknown)!r}, which is not in it" if unknown else "no recompute"
-            raise PlanError(
-                f"has checkpoints and {what}",
-                fix="name ops of the stage, with recompute",
-                field=f"stage {self.name!r} checkpoints",
-            )
-        unknown = set(self.again) - ops
-        if unknown or (self.again and self.recompute) or len(set(self.again)) < len(self.again):
-            what = "has recompute, which runs all ops again, and more to run again"
-            if unknown:
-                what = f"runs op {min(unknown)!r} again, which is not in it"
-            elif not self.recompute:
-                what = "names an op twice"
-            raise PlanError(
-                what,
-                fix="name ops of the stage, each once, without recompute",
-                field=f"stage {self.name!r} again",
-            )
+        self._check_checkpointing(ops)
         for split in self.splits:
             if len(split.dims) != len(self.mesh.axes):
                 raise PlanError(
@@ -208,10 +193,36 @@ class Stage:
                     field=f"stage {self.name!r} splits",
                 )
 
-    @property
-    def recomputed(self) -> str:
-        """What the backward runs again: one of `RECOMPUTE`."""
-        return "yes" if self.recompute else "light" if self.again else "no"
+    def _check_checkpointing(self, ops: set[str]) -> None:
+        where = f"stage {self.name!r}"
+        if self.checkpointing not in CHECKPOINTING:
+            raise PlanError(
+                f"found {self.checkpointing!r}",
+                fix=f"use one of {', '.join(CHECKPOINTING)}",
+                field=f"{where} checkpointing",
+            )
+        named = {"segments": (self.segments, "full"), "recomputed": (self.recomputed, "selective")}
+        for field, (names, kind) in named.items():
+            unknown = set(names) - ops
+            if unknown:
+                what = f"names op {min(unknown)!r}, which is not in it"
+            elif len(set(names)) < len(names):
+                what = "names an op twice"
+            elif names and self.checkpointing != kind:
+                what = f"names ops with {self.checkpointing} checkpointing"
+            else:
+                continue
+            raise PlanError(
+                what,
+                fix=f"name ops of the stage, each once, with {kind} checkpointing",
+                field=f"{where} {field}",
+            )
+        if self.checkpointing == "selective" and not self.recomputed:
+            raise PlanError(
+                "has selective checkpointing and names no op",
+                fix="name the ops that are recomputed, or use none",
+                field=f"{where} recomputed",
+            )
 
     def dims(self) -> dict[str, tuple[str, ...]]:
         """The dims of every op, by name."""
@@ -357,12 +368,8 @@ class Plan:
         return encode_json({"format": FORMAT, **asdict(self)})
 
     def __str__(self) -> str:
-        meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
-        stages = f"{self.stages[0].name} on {meshes[0]}"
-        if len(self.stages) > 1:
-            stages = f"{len(self.stages)} stages on {', '.join(meshes[:4])}"
-        order = "" if runs_once(self.stages, self.schedule) else f"; {self.schedule}"
-        return f"{self.model.spec} on {self.cluster.spec}: {stages}{order}"
+        words = summary(self.stages, self.schedule)
+        return f"{self.model.spec} on {self.cluster.spec}: {words}"
 
 
 def runs_once(stages: tuple[Stage, ...], schedule: Schedule) -> bool:
@@ -372,11 +379,11 @@ def runs_once(stages: tuple[Stage, ...], schedule: Schedule) -> bool:
 
 def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
     """The stages (by number) of each group of devices, in the order the groups are met."""
-    found: dict[frozenset[int], list[int]] = {}
+    device_groups: dict[frozenset[int], list[int]] = {}
     taken: set[int] = set()
     for number, stage in enumerate(stages):
         devices = frozenset(stage.mesh.devices)
-        if devices not in found:
+        if devices not in device_groups:
             if taken & devices:
                 raise PlanError(
                     f"shares device {min(taken & devices)} with another stage, but not all",
@@ -384,15 +391,42 @@ def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
                     field=f"stage {stage.name!r}",
                 )
             taken |= devices
-        found.setdefault(devices, []).append(number)
-    return tuple(map(tuple, found.values()))
+        device_groups.setdefault(devices, []).append(number)
+    return tuple(map(tuple, device_groups.values()))
+
+
+def upgraded(value: dict[str, Any]) -> dict[str, Any]:
+    """A decoded file of any version in the words of this one; what is wrong in it stays so."""
+    version = str(value.get("format", "")).rpartition("@")[2]
+    if version not in OLDER or not isinstance(value.get("stages"), list):
+        return value
+    stages = [_upgraded_stage(s) if isinstance(s, dict) else s for s in value["stages"]]
+    return {**value, "stages": stages}
+
+
+def _upgraded_stage(stage: dict[str, Any]) -> dict[str, Any]:
+    stage = dict(stage)
+    whole, recomputed = stage.pop("recompute", False), stage.pop("again", [])
+    stage["checkpointing"] = "full" if whole else "selective" if recomputed else "none"
+    stage["recomputed"], stage["segments"] = recomputed, stage.pop("checkpoints", [])
+    splits = stage.get("splits")
+    if isinstance(splits, list):
+        stage["splits"] = [_upgraded_split(s) if isinstance(s, dict) else s for s in splits]
+    return stage
+
+
+def _upgraded_split(split: dict[str, Any]) -> dict[str, Any]:
+    level = split.get("sharded", "none")
+    rest = {key: item for key, item in split.items() if key != "sharded"}
+    return {**rest, "zero": SHARDED.index(level) if level in SHARDED else level}
 
 
 def plan_from_json(value: dict[str, Any], file: str = "") -> Plan:
     """The plan in a decoded file."""
     check_format(value, "plan", VERSION, file)
+    decisions = {key: item for key, item in upgraded(value).items() if key != "format"}
     try:
-        return convert({k: v for k, v in value.items() if k != "format"}, Plan, file)
+        return convert(decisions, Plan, file)
     except PlanError as error:
         raise error.within(file) from None
 

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from partita.errors import InputError, ProgramError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
-from partita.graph.splits import Placement
+from partita.graph.splits import TensorPlacement
 from partita.meaning import SOURCES, Groups, Phase, Purpose, Value, Work, label
 
 VERSION = 2
@@ -231,8 +231,8 @@ class Program:
         if label.block not in self.blocks:
             return ()
         block = self.blocks.index(label.block)
-        found = (self.block == block) & (self.microbatch == label.microbatch)
-        return tuple(np.flatnonzero(found & (self.kind == label.kind)).tolist())
+        tasks_named = (self.block == block) & (self.microbatch == label.microbatch)
+        return tuple(np.flatnonzero(tasks_named & (self.kind == label.kind)).tolist())
 
     def work_of(self, task: SupportsIndex) -> Work | None:
         """What a task is; None where the program does not say."""
@@ -444,7 +444,7 @@ def _read_value(plain: _ValueFile, number: int) -> Value:
             field="values",
         )
     try:
-        layout = tuple(map(Placement.parse, plain.layout))
+        layout = tuple(map(TensorPlacement.parse, plain.layout))
     except InputError as error:
         raise ProgramError(error.found, fix=error.fix, field=f"values {number} layout") from None
     return Value(plain.tensor, layout, plain.source, plain.of, plain.flat)
@@ -522,9 +522,9 @@ def _whole(given: npt.NDArray[Any], limits: Any, name: str) -> npt.NDArray[Any]:
             f"holds values of type {given.dtype}", fix="whole numbers are needed", field=name
         )
     if given.min() < limits.min or given.max() > limits.max:
-        found = given.min() if given.min() < limits.min else given.max()
+        value = given.min() if given.min() < limits.min else given.max()
         raise ProgramError(
-            f"holds {found}", fix=f"{limits.min} to {limits.max} is the range", field=name
+            f"holds {value}", fix=f"{limits.min} to {limits.max} is the range", field=name
         )
     return given
 

@@ -29,13 +29,13 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None, exactly: bool = True) -
     return torch.equal(a, b) if exactly else torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def differences(found: Ran, wanted: Ran, exact_gradients: bool = True) -> list[str]:
+def differences(ran: Ran, wanted: Ran, exact_gradients: bool = True) -> list[str]:
     """What is not the same, by name: bit for bit, gradients up to rounding if so asked."""
-    pairs = enumerate(zip(found[0], wanted[0], strict=True))
+    pairs = enumerate(zip(ran[0], wanted[0], strict=True))
     bad = [f"output {i}" for i, (a, b) in pairs if not same(a, b)]
     for what, ours, theirs, exactly in (
-        ("gradient", found[1], wanted[1], exact_gradients),
-        ("buffer", found[2], wanted[2], True),
+        ("gradient", ran[1], wanted[1], exact_gradients),
+        ("buffer", ran[2], wanted[2], True),
     ):
         bad += [f"{what} {n}" for n, v in theirs.items() if not same(ours.get(n), v, exactly)]
     return bad

@@ -38,9 +38,11 @@ def assert_agreement(found, wanted):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_reference_module_agrees_with_its_graph(name):
     graph = build(name, batch=2)
-    found = capture(reference_module(graph, device="meta"), example_inputs(graph, device="meta"))
-    assert_agreement(found, graph)
-    assert {t.name for t in found.parameters} == {t.name for t in graph.parameters}
+    this_graph = capture(
+        reference_module(graph, device="meta"), example_inputs(graph, device="meta")
+    )
+    assert_agreement(this_graph, graph)
+    assert {t.name for t in this_graph.parameters} == {t.name for t in graph.parameters}
 
 
 class Bottleneck(nn.Module):
@@ -157,9 +159,9 @@ def on_meta(model, *shapes):
 
 
 def test_resnet50_as_usually_written_agrees_with_the_zoo():
-    found = capture(*on_meta(ResNet50, (4, 3, 224, 224), (4,)))
-    assert_agreement(found, build("resnet50", batch=4))
-    assert {op.scope for op in found.ops if op.kind == "conv"} >= {"layer4.0.downsample.0"}
+    graph = capture(*on_meta(ResNet50, (4, 3, 224, 224), (4,)))
+    assert_agreement(graph, build("resnet50", batch=4))
+    assert {op.scope for op in graph.ops if op.kind == "conv"} >= {"layer4.0.downsample.0"}
 
 
 @pytest.mark.parametrize("conv1d", [True, False], ids=["addmm", "linear"])
@@ -169,16 +171,16 @@ def test_gpt2_as_usually_written_agrees_with_the_zoo(conv1d):
 
 
 def test_an_lstm_language_model_agrees_with_the_zoo():
-    found = capture(*on_meta(LanguageModel, (2, 16), (2, 16)))
-    assert_agreement(found, build("rnnlm@16", batch=2))
+    graph = capture(*on_meta(LanguageModel, (2, 16), (2, 16)))
+    assert_agreement(graph, build("rnnlm@16", batch=2))
 
 
 def test_gpt2_xl_is_captured_on_meta_tensors_in_seconds_and_little_memory():
     module, inputs = on_meta(lambda: GPT2(48, 1600, 25), (4, 1024), (4, 1024))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
-    found = export_module(module, inputs)
+    captured = export_module(module, inputs)
     assert time.process_time() - start < 20
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 1000  # MB
-    assert found.graph.num_parameters == 1_557_611_200
-    assert total(found.graph) == pytest.approx(total(build("gpt2-xl", batch=4)), rel=0.01)
+    assert captured.graph.num_parameters == 1_557_611_200
+    assert total(captured.graph) == pytest.approx(total(build("gpt2-xl", batch=4)), rel=0.01)

@@ -45,17 +45,17 @@ def test_a_captured_program_computes_what_the_module_does_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_graph_has_the_modules_parameters_and_the_programs_nodes(name):
-    found = captured(name)
-    module = found.module
-    check_graph(found.graph)
+    capture = captured(name)
+    module = capture.module
+    check_graph(capture.graph)
     wanted = {n: tuple(p.shape) for n, p in module.named_parameters()}
-    assert {t.name: t.shape for t in found.graph.parameters} == wanted
-    assert set(found.graph.outputs) <= {t.name for t in found.graph.tensors}
-    nodes = {node.name for node in found.program.graph.nodes if node.op == "call_function"}
-    assert {found.node_of(op) for op in found.graph.ops} <= nodes
+    assert {t.name: t.shape for t in capture.graph.parameters} == wanted
+    assert set(capture.graph.outputs) <= {t.name for t in capture.graph.tensors}
+    nodes = {node.name for node in capture.program.graph.nodes if node.op == "call_function"}
+    assert {capture.node_of(op) for op in capture.graph.ops} <= nodes
     modules = {n for n, _ in module.named_modules()}
-    assert {op.scope for op in found.graph.ops} <= modules
-    assert training_graph(found.graph).is_training
+    assert {op.scope for op in capture.graph.ops} <= modules
+    assert training_graph(capture.graph).is_training
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -160,13 +160,18 @@ def test_where_non_strict_export_fails_strict_export_is_tried():
         torch.manual_seed(0)
         return Checked(lambda m, x: m.b(torch.relu(m.a(x)))), (torch.randn(4, 6),), {}
 
-    found = export_module(*make())
-    assert [(op.kind, op.scope) for op in found.graph.ops] == [
+    captured = export_module(*make())
+    assert [(op.kind, op.scope) for op in captured.graph.ops] == [
         ("linear", "a"), ("elementwise", ""), ("linear", "b"),
     ]  # fmt: skip
-    assert {t.name for t in found.graph.parameters} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert {t.name for t in captured.graph.parameters} == {
+        "a.weight",
+        "a.bias",
+        "b.weight",
+        "b.bias",
+    }
     _, args, kwargs = make()
-    assert differences(ran(found.program.module(), args, kwargs), ran(*make())) == []
+    assert differences(ran(captured.program.module(), args, kwargs), ran(*make())) == []
 
 
 @pytest.mark.parametrize(

@@ -255,9 +255,9 @@ def test_what_is_wrong_is_named_with_file_and_node(tmp_path):
     path = saved(tmp_path, mixed, {"x": ((4, 6), FLOAT)}, weights=[floats("w", 7, 8)])
     with pytest.raises(FileError, match=r"model.onnx.*mul"):
         onnx_graph(path)
-    found = [helper.make_node("NonZero", ["x"], ["y"], "found")]
+    outcome = [helper.make_node("NonZero", ["x"], ["y"], "found")]
     with pytest.raises(FileError, match=r"node 'found' \(NonZero\): gives 'y', whose shape"):
-        onnx_graph(saved(tmp_path, found, IMAGE))
+        onnx_graph(saved(tmp_path, outcome, IMAGE))
 
 
 @settings(max_examples=80, deadline=None)

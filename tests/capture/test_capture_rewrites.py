@@ -35,12 +35,12 @@ def made(function, *parts):
 
 
 def agrees(function, *parts, exact_gradients=True):
-    found = export_module(*made(function, *parts))
-    check_graph(found.graph)
+    captured = export_module(*made(function, *parts))
+    check_graph(captured.graph)
     wanted = ran(*made(function, *parts))
     _, args, kwargs = made(function, *parts)
-    assert differences(ran(found.program.module(), args, kwargs), wanted, exact_gradients) == []
-    return found
+    assert differences(ran(captured.program.module(), args, kwargs), wanted, exact_gradients) == []
+    return captured
 
 
 def changed_slice(m, y):
@@ -286,9 +286,9 @@ def mixed_attention(m, y):
 
 @pytest.mark.parametrize("function", [mixed, mixed_frozen, mixed_attention])
 def test_autocast_regions_have_their_casts_as_nodes(function):
-    found = agrees(function)
-    assert not [node for node in found.program.graph.nodes if "wrap" in str(node.target)]
-    assert "bf16" in {tensor.dtype for tensor in found.graph.tensors}
+    program = agrees(function)
+    assert not [node for node in program.program.graph.nodes if "wrap" in str(node.target)]
+    assert "bf16" in {tensor.dtype for tensor in program.graph.tensors}
 
 
 def test_a_region_without_gradients_in_autocast_is_refused():
@@ -328,9 +328,9 @@ def test_recurrent_layers_are_one_op_each(kind, options, states):
         torch.manual_seed(0)
         return Recurrent(kind, states, **options), (torch.randn(4, 3, 6),), {}
 
-    found = export_module(*make())
-    check_graph(found.graph)
-    layers = [op for op in found.graph.ops if op.kind == kind.lower()]
+    captured = export_module(*make())
+    check_graph(captured.graph)
+    layers = [op for op in captured.graph.ops if op.kind == kind.lower()]
     assert len(layers) == options["num_layers"]
     _, args, kwargs = make()
-    assert differences(ran(found.program.module(), args, kwargs), ran(*make())) == []
+    assert differences(ran(captured.program.module(), args, kwargs), ran(*make())) == []

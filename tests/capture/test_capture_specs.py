@@ -97,17 +97,17 @@ def test_a_dtype_can_be_chosen(file):
 
 
 def test_a_plan_finds_its_model_again(file):
-    found = load(f"{file}:scaled")
-    assert load_ref(found.ref()).graph == found.graph
-    found = load(f"{file}:make", batch=6, dtype="bf16")
-    assert load_ref(found.ref()).graph == found.graph
+    workload = load(f"{file}:scaled")
+    assert load_ref(workload.ref()).graph == workload.graph
+    workload = load(f"{file}:make", batch=6, dtype="bf16")
+    assert load_ref(workload.ref()).graph == workload.graph
 
 
 @pytest.mark.parametrize("name", ["graph.json", "graph.txt"])
 def test_a_plan_finds_a_saved_graph_again(tmp_path, name):
     write_graph(tmp_path / name, build("alexnet", batch=3))
-    found = load(str(tmp_path / name))
-    assert load_ref(found.ref()).graph == found.graph
+    workload = load(str(tmp_path / name))
+    assert load_ref(workload.ref()).graph == workload.graph
 
 
 def test_a_batch_that_the_model_does_not_have_is_refused(file):
@@ -164,7 +164,7 @@ def test_an_onnx_file_is_a_model_for_every_command(tmp_path):
     )  # fmt: skip
     path = tmp_path / "net.onnx"
     onnx.save(make.make_model(graph), str(path))
-    found = load(str(path), batch=16)
-    assert found.batch == 16
-    assert found.graph.is_training
-    assert load_ref(found.ref()).graph == found.graph
+    workload = load(str(path), batch=16)
+    assert workload.batch == 16
+    assert workload.graph.is_training
+    assert load_ref(workload.ref()).graph == workload.graph

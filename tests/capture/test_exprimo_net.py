@@ -47,8 +47,8 @@ def branched():
 
 class TestReading:
     def test_blocks_are_opened_and_their_name_means_their_endpoint(self):
-        found = network_from_json(branched(), 4)
-        layers = {layer.name: layer for layer in found.layers}
+        exprimo_network = network_from_json(branched(), 4)
+        layers = {layer.name: layer for layer in exprimo_network.layers}
         assert layers["mix/left"].parents == ("data",)
         assert layers["mix/join"].parents == ("mix/left", "mix/right")
         assert layers["pool"].parents == ("mix/join",)

@@ -41,8 +41,8 @@ def test_a_reference_module_has_the_parameters_and_the_output_shapes_of_its_grap
     }
     with torch.no_grad():
         outputs = module(*on_meta(graph))
-    found = outputs if isinstance(outputs, tuple) else (outputs,)
-    assert [tuple(o.shape) for o in found] == [graph.tensor(n).shape for n in graph.outputs]
+    outcome = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert [tuple(o.shape) for o in outcome] == [graph.tensor(n).shape for n in graph.outputs]
 
 
 def mlp():

@@ -101,9 +101,9 @@ def test_views_share_a_storage_and_results_do_not():
         def forward(self, x):
             return x.view(-1), x + 1
 
-    found = record(Views(), torch.zeros(2, 3))
-    (given,) = found.inputs
-    view, new = found.nodes
+    outcome = record(Views(), torch.zeros(2, 3))
+    (given,) = outcome.inputs
+    view, new = outcome.nodes
     assert view.value.storage == given.value.storage != new.value.storage
 
 
@@ -137,9 +137,9 @@ def test_a_changed_buffer_is_named_once_the_program_is_functional():
     program = exported(Counts(), torch.zeros(2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = read_torch_program(program.run_decompositions({}))
-    assert found.changed() == ("calls",)
-    assert [output.kind for output in found.outputs] == ["buffer mutation", "output"]
+        torch_program = read_torch_program(program.run_decompositions({}))
+    assert torch_program.changed() == ("calls",)
+    assert [output.kind for output in torch_program.outputs] == ["buffer mutation", "output"]
 
 
 def test_the_body_of_a_branch_is_told_from_calls():
@@ -147,9 +147,9 @@ def test_the_body_of_a_branch_is_told_from_calls():
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    found = record(Branch(), torch.zeros(2))
-    assert sum(node.is_body for node in found.nodes) == 2
-    (cond,) = (node for node in found.nodes if "cond" in str(node.target))
+    outcome = record(Branch(), torch.zeros(2))
+    assert sum(node.is_body for node in outcome.nodes) == 2
+    (cond,) = (node for node in outcome.nodes if "cond" in str(node.target))
     assert not cond.is_operator
 
 

@@ -25,7 +25,7 @@ ANYTHING = (
 def whole(tmp_path_factory):
     """A plan of two stages and where it lies."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    words = ("plan", "squeezenet1_1@64", "-c", "2xA100", "--batch", "4", "--pin", "stages=2", "-q")
+    words = ("plan", "squeezenet1_1@64", "-c", "2xA100", "--batch", "4", "--pin", "pp=2", "-q")
     result = CliRunner().invoke(partita, [*words, "-o", str(path)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text()), path

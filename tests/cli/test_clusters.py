@@ -14,11 +14,11 @@ def test_all_machines_and_devices_are_listed(run):
 
 
 def test_the_list_as_json(run_json):
-    found = run_json("clusters")
-    assert found["format"] == "partita/clusters@1"
-    assert found["machines"] == list_presets()
-    assert [kind["name"] for kind in found["kinds"]] == [kind.name for kind in list_kinds()]
-    assert all(kind["source"] for kind in found["kinds"])
+    answer = run_json("clusters")
+    assert answer["format"] == "partita/clusters@1"
+    assert answer["machines"] == list_presets()
+    assert [kind["name"] for kind in answer["kinds"]] == [kind.name for kind in list_kinds()]
+    assert all(kind["source"] for kind in answer["kinds"])
 
 
 @pytest.mark.parametrize("spec", ["4xA100", "4xV100+8xP100", *list_presets()])

@@ -15,19 +15,19 @@ def plans(tmp_path_factory):
         "other": shard("alexnet", "2xA100", batch=8),
     }
     paths = {}
-    for name, found in made.items():
+    for name, sharding in made.items():
         paths[name] = folder / f"{name}.json"
-        paths[name].write_bytes(found.plan.to_json())
+        paths[name].write_bytes(sharding.plan.to_json())
     return made, paths
 
 
 def test_a_plan_differs_in_nothing_from_itself(run_json, plans):
     _, paths = plans
-    found = run_json("diff", str(paths["two"]), str(paths["two"]))
-    assert found["decisions"] == []
-    assert found["changes"] == []
-    assert found["same_ops"] == found["num_ops"] > 0
-    assert all(figure["first"] == figure["second"] for figure in found["figures"])
+    answer = run_json("diff", str(paths["two"]), str(paths["two"]))
+    assert answer["decisions"] == []
+    assert answer["changes"] == []
+    assert answer["same_ops"] == answer["num_ops"] > 0
+    assert all(figure["first"] == figure["second"] for figure in answer["figures"])
 
 
 def test_figures_decisions_and_ops_of_two_machines_are_told(run, plans):
@@ -42,20 +42,25 @@ def test_figures_decisions_and_ops_of_two_machines_are_told(run, plans):
 
 def test_the_step_is_the_one_that_was_simulated(plans):
     made, _ = plans
-    found = diff(made["two"].plan, made["four"].plan)
-    step = next(figure for figure in found.figures if figure.name == "step")
+    difference = diff(made["two"].plan, made["four"].plan)
+    step = next(figure for figure in difference.figures if figure.name == "step")
     assert step.first == pytest.approx(made["two"].best.step_s)
     assert step.second == pytest.approx(made["four"].best.step_s)
     assert step.ratio == pytest.approx(step.second / step.first)
-    assert found.same_ops + sum(change.count for change in found.changes) == found.num_ops
+    assert (
+        difference.same_ops + sum(change.count for change in difference.changes)
+        == difference.num_ops
+    )
 
 
 def test_where_the_step_of_each_goes_adds_up_to_it(plans, run):
     made, paths = plans
-    found = diff(made["two"].plan, made["four"].plan)
-    assert sum(part.first for part in found.parts) == pytest.approx(made["two"].best.step_s)
-    assert sum(part.second for part in found.parts) == pytest.approx(made["four"].best.step_s)
-    assert {"forward", "data gradient", "optimizer update"} <= {part.name for part in found.parts}
+    difference = diff(made["two"].plan, made["four"].plan)
+    assert sum(part.first for part in difference.parts) == pytest.approx(made["two"].best.step_s)
+    assert sum(part.second for part in difference.parts) == pytest.approx(made["four"].best.step_s)
+    assert {"forward", "data gradient", "optimizer update"} <= {
+        part.name for part in difference.parts
+    }
     text = run("diff", str(paths["two"]), str(paths["four"])).stdout
     for words in ("where the step goes", "MFU", "global batch", "exposed communication", "bubble"):
         assert words in text

@@ -41,14 +41,19 @@ def test_it_says_what_is_here(run, no_gpus):
 
 
 def test_as_json(run_json, no_gpus):
-    found = run_json("doctor")
-    assert found["format"] == "partita/doctor@1"
-    assert found["partita"] == __version__
-    assert found["problems"] == []
-    assert found["cores"] >= 1
-    assert found["packages"]["numpy"][0].isdigit()
-    assert {extra["package"] for extra in found["extras"]} == {"torch", "onnx", "pymetis", "triton"}
-    assert found["jit"]["works"]
+    answer = run_json("doctor")
+    assert answer["format"] == "partita/doctor@1"
+    assert answer["partita"] == __version__
+    assert answer["problems"] == []
+    assert answer["cores"] >= 1
+    assert answer["packages"]["numpy"][0].isdigit()
+    assert {extra["package"] for extra in answer["extras"]} == {
+        "torch",
+        "onnx",
+        "pymetis",
+        "triton",
+    }
+    assert answer["jit"]["works"]
 
 
 def test_a_missing_extra_comes_with_what_it_adds_and_how_to_get_it(run, no_gpus, monkeypatch):
@@ -78,10 +83,10 @@ def test_a_compiler_that_fails_is_a_problem(run, no_gpus, monkeypatch):
 
 
 def test_compiled_code_is_kept():
-    found = doctor.try_jit()
-    assert found["works"]
-    assert found["cached"]
-    assert found["error"] is None
+    outcome = doctor.try_jit()
+    assert outcome["works"]
+    assert outcome["cached"]
+    assert outcome["error"] is None
 
 
 def test_a_package_that_does_not_exist_has_no_version():
@@ -92,8 +97,8 @@ def test_without_torch_the_driver_is_asked(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: "/bin/" + name)
     answer = subprocess.CompletedProcess([], 0, stdout="NVIDIA A100\nNVIDIA A100\n", stderr="")
     monkeypatch.setattr("subprocess.run", lambda *words, **options: answer)
-    found = doctor.find_gpus(has_torch=False)
-    assert found == {"names": ["NVIDIA A100"] * 2, "seen_by": "nvidia-smi", "error": None}
+    gpus = doctor.find_gpus(has_torch=False)
+    assert gpus == {"names": ["NVIDIA A100"] * 2, "seen_by": "nvidia-smi", "error": None}
 
 
 def test_a_driver_that_fails_means_no_gpus(monkeypatch):
@@ -108,9 +113,9 @@ def test_a_driver_that_fails_means_no_gpus(monkeypatch):
 def test_a_torch_that_cannot_be_imported_is_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    found = doctor.find_gpus(has_torch=True)
-    assert found["names"] == []
-    assert found["error"].startswith("torch does not work here")
+    gpus = doctor.find_gpus(has_torch=True)
+    assert gpus["names"] == []
+    assert gpus["error"].startswith("torch does not work here")
 
 
 def test_torch_is_asked_first(monkeypatch):

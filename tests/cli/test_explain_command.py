@@ -18,7 +18,7 @@ def made(path, *words):
 def pipeline(tmp_path_factory):
     """A plan of two stages, with alternatives."""
     path = tmp_path_factory.mktemp("explain") / "pipeline.json"
-    words = ("plan", "squeezenet1_1", "--cluster", "2xA100", "--batch", "4", "--pin", "stages=2")
+    words = ("plan", "squeezenet1_1", "--cluster", "2xA100", "--batch", "4", "--pin", "pp=2")
     return made(path, *words)
 
 
@@ -61,7 +61,7 @@ def test_people_read_where_time_and_memory_go_and_what_would_help(run, pipeline)
 def test_all_waits_for_other_stages_are_one_row(run, tmp_path):
     path = made(
         tmp_path / "deep.json", "plan", "squeezenet1_1", "--cluster", "4xA100", "--batch", "8",
-        "--pin", "stages=4", "--pin", "schedule=1f1b",
+        "--pin", "pp=4", "--pin", "schedule=1f1b",
     )  # fmt: skip
     rows = [line for line in run("explain", str(path)).stdout.split("\n") if "waiting for" in line]
     assert len(rows) == 1
@@ -70,18 +70,18 @@ def test_all_waits_for_other_stages_are_one_row(run, tmp_path):
 
 
 def test_programs_get_everything_and_it_adds_up(run_json, pipeline):
-    found = run_json("explain", str(pipeline))
-    step = found["step_s"]
-    assert len(found["groups"]) == 2
-    for group in found["groups"]:
+    answer = run_json("explain", str(pipeline))
+    step = answer["step_s"]
+    assert len(answer["groups"]) == 2
+    for group in answer["groups"]:
         assert sum(part["seconds"] for part in group["parts"]) == pytest.approx(step)
-    assert sum(found["bounds_s"].values()) == pytest.approx(step)
-    memory = found["memory"]
+    assert sum(answer["bounds_s"].values()) == pytest.approx(step)
+    memory = answer["memory"]
     assert sum(memory["parts_bytes"].values()) == pytest.approx(memory["peak_bytes"])
-    assert found["busiest"] in [group["devices"] for group in found["groups"]]
-    assert found["alternatives"]
-    assert all(other["why"] for other in found["alternatives"])
-    assert found["what_ifs"][0]["gain"] == max(what["gain"] for what in found["what_ifs"])
+    assert answer["busiest"] in [group["devices"] for group in answer["groups"]]
+    assert answer["alternatives"]
+    assert all(other["why"] for other in answer["alternatives"])
+    assert answer["what_ifs"][0]["gain"] == max(what["gain"] for what in answer["what_ifs"])
 
 
 def test_without_time_nothing_is_simulated_and_that_is_said(run, run_json, split):

@@ -55,10 +55,10 @@ def test_help_lists_every_command_in_its_section_with_examples(run, option):
     text = run(option).stdout
     titles = "|".join([*COMMANDS, "Examples"])
     sections = re.split(rf"^({titles}):$", text, flags=re.M)
-    found = dict(zip(sections[1::2], sections[2::2], strict=True))
+    outcome = dict(zip(sections[1::2], sections[2::2], strict=True))
     for section, commands in COMMANDS.items():
-        assert re.findall(r"^  (\w+) ", found[section], flags=re.M) == list(commands)
-    assert found["Examples"].count("  partita ") >= 3
+        assert re.findall(r"^  (\w+) ", outcome[section], flags=re.M) == list(commands)
+    assert outcome["Examples"].count("  partita ") >= 3
 
 
 def test_help_imports_no_command_and_nothing_heavy():
@@ -103,11 +103,11 @@ def test_an_unknown_command_is_answered_with_the_nearest(run):
 
 
 def test_a_usage_error_under_json_is_one_json_object(run_json):
-    found = run_json("docter", code=2)
-    assert found["format"] == "partita/error@1"
-    assert "did you mean doctor?" in found["error"]
-    assert found["field"] is None
-    assert found["file"] is None
+    answer = run_json("docter", code=2)
+    assert answer["format"] == "partita/error@1"
+    assert "did you mean doctor?" in answer["error"]
+    assert answer["field"] is None
+    assert answer["file"] is None
 
 
 def test_an_input_error_is_one_line_and_exit_code_2():

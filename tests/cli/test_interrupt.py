@@ -30,12 +30,12 @@ def interrupt(*words: str) -> tuple[int, str, str]:
 
 def test_the_best_so_far_is_the_answer_and_the_exit_code_130():
     code, answer, said = interrupt(*ENDLESS, "--json")
-    found = json.loads(answer)
+    data = json.loads(answer)
     assert code == 130
-    assert found["status"] == "stopped"
-    assert found["why"] == "interrupted"
-    assert found["solution"]
-    assert found["lower_bound"] <= found["objective"]
+    assert data["status"] == "stopped"
+    assert data["why"] == "interrupted"
+    assert data["solution"]
+    assert data["lower_bound"] <= data["objective"]
     assert "stopping with the best so far" in said
     assert "Traceback" not in said
 

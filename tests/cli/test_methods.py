@@ -4,10 +4,10 @@ from partita.search import KINDS, searches
 
 
 def test_every_kind_lists_its_methods_the_default_first(run_json):
-    found = run_json("methods")
-    assert found["format"] == "partita/methods@1"
-    assert list(found["kinds"]) == list(KINDS)
-    for kind, methods in found["kinds"].items():
+    answer = run_json("methods")
+    assert answer["format"] == "partita/methods@1"
+    assert list(answer["kinds"]) == list(KINDS)
+    for kind, methods in answer["kinds"].items():
         assert [method["name"] for method in methods] == list(searches(kind))
         assert [method["default"] for method in methods] == [True] + [False] * (len(methods) - 1)
 

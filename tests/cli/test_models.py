@@ -7,11 +7,11 @@ from partita.zoo import MODELS, build
 
 
 def test_every_model_of_the_zoo_is_listed_with_its_size(run_json):
-    found = run_json("models")
-    assert found["format"] == "partita/models@1"
-    assert [entry["name"] for entry in found["models"]] == list(MODELS)
-    assert all(entry["parameters"] > 0 for entry in found["models"])
-    assert all(entry["forward_flops"] > 0 for entry in found["models"])
+    answer = run_json("models")
+    assert answer["format"] == "partita/models@1"
+    assert [entry["name"] for entry in answer["models"]] == list(MODELS)
+    assert all(entry["parameters"] > 0 for entry in answer["models"])
+    assert all(entry["forward_flops"] > 0 for entry in answer["models"])
 
 
 def test_people_see_parameters_and_flops(run):
@@ -31,20 +31,20 @@ def test_one_model_in_full(run):
 
 
 def test_one_model_as_json(run_json):
-    found = run_json("models", "resnet50", "--batch", "2")
+    answer = run_json("models", "resnet50", "--batch", "2")
     graph = build("resnet50", batch=2)
-    assert found["parameters"] == graph.num_parameters
-    assert found["num_ops"] == len(graph.ops) == sum(found["kinds"].values())
-    assert found["inputs"][0]["shape"] == [2, 3, 224, 224]
-    assert found["fingerprint"] == graph.fingerprint()
-    assert found["graph"] is None
+    assert answer["parameters"] == graph.num_parameters
+    assert answer["num_ops"] == len(graph.ops) == sum(answer["kinds"].values())
+    assert answer["inputs"][0]["shape"] == [2, 3, 224, 224]
+    assert answer["fingerprint"] == graph.fingerprint()
+    assert answer["graph"] is None
 
 
 @pytest.mark.parametrize("ending", ["txt", "json"])
 def test_a_dumped_graph_reads_back(run_json, tmp_path, ending):
     file = tmp_path / f"graph.{ending}"
-    found = run_json("models", "alexnet", "--dump-graph", str(file))
-    assert found["graph"] == str(file)
+    answer = run_json("models", "alexnet", "--dump-graph", str(file))
+    assert answer["graph"] == str(file)
     assert read_graph(file) == build("alexnet")
 
 

@@ -20,13 +20,13 @@ def test_people_read_the_stages_the_bound_and_the_step(run):
 
 def test_programs_get_the_stage_of_every_op_and_the_device_of_every_stage(run_json, tmp_path):
     path = tmp_path / "plan.json"
-    found = run_json("partition", "alexnet", "-c", "4xA100", "-p", "2", *QUICK, "-o", str(path))
-    assert {"method", "status", "seconds", "seed", "gap", "why", "stages"} <= set(found)
-    assert found["objective"] >= found["lower_bound"] > 0
-    stages = set(found["solution"]["stage_of"].values())
-    assert {str(stage) for stage in stages} == set(found["solution"]["device_of"])
-    assert set(found["solution"]["device_of"].values()) <= {0, 1}
-    assert Path(found["plan"]).exists()
+    answer = run_json("partition", "alexnet", "-c", "4xA100", "-p", "2", *QUICK, "-o", str(path))
+    assert {"method", "status", "seconds", "seed", "gap", "why", "stages"} <= set(answer)
+    assert answer["objective"] >= answer["lower_bound"] > 0
+    stages = set(answer["solution"]["stage_of"].values())
+    assert {str(stage) for stage in stages} == set(answer["solution"]["device_of"])
+    assert set(answer["solution"]["device_of"].values()) <= {0, 1}
+    assert Path(answer["plan"]).exists()
 
 
 def test_a_written_plan_is_verified(run, tmp_path):

@@ -17,17 +17,17 @@ def test_people_read_the_step_the_bound_the_devices_and_a_chart(run):
 
 
 def test_programs_get_the_device_of_every_op(run_json):
-    found = run_json("place", "alexnet", "-c", "malvik", *QUICK, "--pin", "features.*=gpu1")
-    assert found["format"] == "partita/result@1"
-    assert found["solution"]["devices"]["features.0"] == 2
-    assert found["objective"] >= found["lower_bound"] > 0
-    assert {"candidates", "front", "status", "seconds", "plan"} <= set(found)
+    answer = run_json("place", "alexnet", "-c", "malvik", *QUICK, "--pin", "features.*=gpu1")
+    assert answer["format"] == "partita/result@1"
+    assert answer["solution"]["devices"]["features.0"] == 2
+    assert answer["objective"] >= answer["lower_bound"] > 0
+    assert {"candidates", "front", "status", "seconds", "plan"} <= set(answer)
 
 
 def test_exprimos_files_and_rules(run_json):
-    found = run_json("place", NET, "-c", MACHINE, "--semantics", "exprimo", "--method", "single")
-    assert found["status"] == "optimal"
-    assert found["objective"] == pytest.approx(0.043407329867080456)
+    answer = run_json("place", NET, "-c", MACHINE, "--semantics", "exprimo", "--method", "single")
+    assert answer["status"] == "optimal"
+    assert answer["objective"] == pytest.approx(0.043407329867080456)
 
 
 def test_map_elites_shows_its_archive(run, run_json):

@@ -13,7 +13,7 @@ def pipeline(tmp_path_factory):
     from partita.cli import partita
 
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    words = ["plan", *SMALL, "--pin", "stages=2", "-o", str(path), "--quiet"]
+    words = ["plan", *SMALL, "--pin", "pp=2", "-o", str(path), "--quiet"]
     result = CliRunner().invoke(partita, words)
     assert result.exit_code == 0, result.output
     return path
@@ -26,11 +26,11 @@ def test_people_read_the_plan_the_next_best_and_the_bound(run):
 
 
 def test_programs_get_one_object(run_json):
-    found = run_json("plan", *SMALL, "--quiet")
-    assert found["format"] == "partita/result@1"
-    assert found["lower_bound"] <= found["objective"]
-    assert found["solution"]["stages"][0]["devices"] == [0, 1]
-    assert found["others"]
+    answer = run_json("plan", *SMALL, "--quiet")
+    assert answer["format"] == "partita/result@1"
+    assert answer["lower_bound"] <= answer["objective"]
+    assert answer["solution"]["stages"][0]["devices"] == [0, 1]
+    assert answer["others"]
 
 
 def test_a_pipeline_plan_is_simulated_verified_drawn_and_explained(
@@ -77,25 +77,25 @@ def test_the_cap_of_a_plan_is_shown_by_all_that_read_it(run, tmp_path):
 
 def test_plans_for_batches_in_a_row_show_both_times(run):
     words = ("gpt2@64", "--cluster", "4xA100", "--batch", "4", "--infer", "--quiet")
-    in_a_row = run("plan", *words, "--pin", "stages=2").stdout
+    in_a_row = run("plan", *words, "--pin", "pp=2").stdout
     assert "a batch every" in in_a_row
     assert "steady state" in in_a_row
-    one = run("plan", *words, "--pin", "stages=2", "--objective", "latency").stdout
+    one = run("plan", *words, "--pin", "pp=2", "--objective", "latency").stdout
     assert "steady state" not in one
 
 
 def test_parameters_in_shares_are_called_so_though_most_ops_have_none(run_json, run):
     words = ("gpt2@64", "--cluster", "2xA100", "--batch", "4", "--quiet", "--time-limit", "10")
-    text = run("plan", *words, "--pin", "stages=1", "--pin", "sharded=parameters").stdout
+    text = run("plan", *words, "--pin", "pp=1", "--pin", "zero=3").stdout
     assert "sharded (ZeRO 3)" in text
 
 
 def test_compare_lists_strategies_and_searches(run_json):
-    found = run_json("compare", *SMALL, "--quiet")
-    names = [row["name"] for row in found["rows"]]
+    answer = run_json("compare", *SMALL, "--quiet")
+    names = [row["name"] for row in answer["rows"]]
     for name in ("data", "fsdp", "tensor", "megatron", "gpipe", "1f1b", "interleaved", "plan"):
         assert name in names
-    steps = {row["name"]: row["step_s"] for row in found["rows"] if row["fits"]}
+    steps = {row["name"]: row["step_s"] for row in answer["rows"] if row["fits"]}
     assert steps["plan"] <= min(steps.values()) * (1 + 1e-6)
 
 
@@ -134,7 +134,7 @@ def test_compare_reads_as_a_table_with_the_best_first(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--pin", "stages=2", "--pin", "stages=1"), "stages=2 and stages=1 contradict"),
+        (("--pin", "pp=2", "--pin", "pp=1"), "pp=2 and stages=1 contradict"),
         (("--max-memory", "lots"), "write a size such as 40GB"),
         (("--forbid", "colour=red"), "colour=red"),
         (("--gap", "7"), "gap"),
@@ -153,7 +153,7 @@ def test_a_cluster_is_needed(run):
 
 def test_the_problem_of_a_plan_is_saved_and_solved_by_itself(run, run_json, tmp_path):
     file = tmp_path / "joint.json"
-    told = run("plan", *SMALL, "--pin", "stages=2", "--save", str(file), "--quiet")
+    told = run("plan", *SMALL, "--pin", "pp=2", "--save", str(file), "--quiet")
     assert told.exit_code == 0
     assert f"partita solve {file}" in told.stdout
     solved = run_json("solve", str(file))
@@ -164,5 +164,5 @@ def test_the_problem_of_a_plan_is_saved_and_solved_by_itself(run, run_json, tmp_
 
 
 def test_the_answer_names_the_space_that_its_bound_is_for(run, run_json):
-    assert "space: 2 stages" in run("plan", *SMALL, "--pin", "stages=2", "--quiet").stdout
-    assert "with stages=2" in run_json("plan", *SMALL, "--pin", "stages=2", "--quiet")["space"]
+    assert "space: 2 stages" in run("plan", *SMALL, "--pin", "pp=2", "--quiet").stdout
+    assert "with stages=2" in run_json("plan", *SMALL, "--pin", "pp=2", "--quiet")["space"]

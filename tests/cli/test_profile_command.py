@@ -41,10 +41,10 @@ def test_the_second_time_nothing_is_measured(run, words):
 
 
 def test_modules_at_a_depth_for_programs(run_json, words):
-    found = run_json(*words, "--depth", "1", "--infer")
-    assert [module["scope"] for module in found["modules"]] == ["0", "1", "2"]
-    assert found["backward_s"] == 0
-    assert found["forward_s"] > 0
+    answer = run_json(*words, "--depth", "1", "--infer")
+    assert [module["scope"] for module in answer["modules"]] == ["0", "1", "2"]
+    assert answer["backward_s"] == 0
+    assert answer["forward_s"] > 0
 
 
 def test_measurements_of_another_file_are_merged(run, words, tmp_path):
@@ -69,10 +69,10 @@ def test_the_profile_of_a_zoo_model_names_its_ops_and_cuts_it(run, run_json, tmp
     assert run("profile", *model, *words, "-o", str(path), "-q").exit_code == 0
     profile = read_profile(path)
     assert {op.op for op in profile.ops} >= {"features.0", "features.3.squeeze"}
-    found = run_json("partition", *model, "--devices", "2", "--profile", str(path))
+    answer = run_json("partition", *model, "--devices", "2", "--profile", str(path))
     whole = (profile.forward_s + profile.backward_s) * 1e3
-    assert whole / 2 <= found["objective"] * 1.01
-    assert found["objective"] < whole
+    assert whole / 2 <= answer["objective"] * 1.01
+    assert answer["objective"] < whole
 
 
 def test_a_profile_from_another_torch_is_used_with_a_word(run, words, tmp_path):

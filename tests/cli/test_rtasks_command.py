@@ -19,8 +19,8 @@ def test_the_command_writes_programs_and_pictures(run, tmp_path, ending, start):
 def test_the_problem_can_be_saved_and_solved(run, run_json, tmp_path):
     path = tmp_path / "lstm.problem.json"
     assert run("rtasks", "lstm@2", "--method", "list", "-o", str(path)).exit_code == 0
-    found = run_json("solve", str(path), "--method", "wavefront")
-    assert found["kind"] == "rtasks"
+    answer = run_json("solve", str(path), "--method", "wavefront")
+    assert answer["kind"] == "rtasks"
     assert json.loads(path.read_text())["format"] == "partita/rtasks-problem@1"
 
 
@@ -59,10 +59,10 @@ def model():
         assert path.read_text().startswith("veu 0\n  run ")
 
     def test_the_report_is_json(self, run_json, spec):
-        found = run_json("rtasks", spec, "--interpret", "--method", "list")
-        assert found["format"] == "partita/rtasks-report@1"
-        assert found["regions"][0]["num_ops"] == 3
-        assert found["error"] < 1e-6
+        answer = run_json("rtasks", spec, "--interpret", "--method", "list")
+        assert answer["format"] == "partita/rtasks-report@1"
+        assert answer["regions"][0]["num_ops"] == 3
+        assert answer["error"] < 1e-6
 
     def test_two_models_share_a_program(self, run, spec):
         result = run("rtasks", spec, "--with", spec, "--interpret", "--method", "list")
@@ -70,9 +70,9 @@ def model():
 
     def test_a_zoo_model_runs_through_its_reference_module(self, run_json):
         pytest.importorskip("torch")
-        found = run_json("rtasks", "lstm@2", "--interpret", "--method", "list")
-        assert found["regions"][0]["num_ops"] == 20
-        assert found["fallbacks"] == []
+        answer = run_json("rtasks", "lstm@2", "--interpret", "--method", "list")
+        assert answer["regions"][0]["num_ops"] == 20
+        assert answer["fallbacks"] == []
 
     def test_without_a_gpu_it_says_what_to_do(self, run, spec):
         torch = pytest.importorskip("torch")

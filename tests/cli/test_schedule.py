@@ -19,28 +19,28 @@ GREEDY = ("--method", "greedy")
 class TestShapes:
     @pytest.mark.parametrize("name", SHAPES)
     def test_every_shape_has_a_schedule(self, run_json, name):
-        found = run_json(
+        answer = run_json(
             "schedule", name, "--devices", "3", "--microbatches", "4", "--memory", "6", *GREEDY
         )
-        assert found["problem"] == f"{name}.train.nd3"
-        assert found["solution"]["makespan"] == found["objective"] == found["makespan"]
-        assert found["lower_bound"] <= found["objective"]
-        assert max(found["peak_memory"]) <= 6
+        assert answer["problem"] == f"{name}.train.nd3"
+        assert answer["solution"]["makespan"] == answer["objective"] == answer["makespan"]
+        assert answer["lower_bound"] <= answer["objective"]
+        assert max(answer["peak_memory"]) <= 6
 
     def test_the_answer_can_be_checked_by_others(self, run_json, tmp_path):
         file = tmp_path / "problem.json"
-        found = run_json(
+        answer = run_json(
             "schedule", "kshape", "--microbatches", "3", "--memory", "3", "--save", str(file)
         )
         problem = problems.load(file)
         assert problem.num_microbatches == 3
         assert problem.memory_capacity == (3, 3, 3, 3)
-        assert problems.check(problem, ScheduleSolution.from_json(found["solution"])) == ()
+        assert problems.check(problem, ScheduleSolution.from_json(answer["solution"])) == ()
 
     def test_without_microbatches_the_period_counts(self, run_json):
-        found = run_json("schedule", "vshape", "--memory", "4")
-        assert found["objective"] == found["period"] == 4
-        assert found["makespan"] > 4
+        answer = run_json("schedule", "vshape", "--memory", "4")
+        assert answer["objective"] == answer["period"] == 4
+        assert answer["makespan"] > 4
 
     def test_four_devices_unless_it_is_said(self, run_json):
         assert len(run_json("schedule", "vshape", "--microbatches", "1")["peak_memory"]) == 4
@@ -48,9 +48,9 @@ class TestShapes:
     def test_spans_and_memory_are_options(self, run_json):
         words = ("--devices", "1", "--microbatches", "2", "--forward-span", "2", "--backward-span",
                  "0.5", "--block-memory", "7")  # fmt: skip
-        found = run_json("schedule", "vshape", *words)
-        assert found["makespan"] == pytest.approx(5)
-        assert found["peak_memory"] == [7]
+        answer = run_json("schedule", "vshape", *words)
+        assert answer["makespan"] == pytest.approx(5)
+        assert answer["peak_memory"] == [7]
 
     def test_shared_steps_and_chunks_have_options(self, run_json):
         words = ("--devices", "2", "--microbatches", "1")
@@ -62,35 +62,35 @@ class TestShapes:
             "--shared-memory",
             "2",
         )
-        found = run_json("schedule", "mshape", *words, *shared)
-        assert found["makespan"] == 5 + 1 + 1 + 3 + 3 + 6
-        assert found["peak_memory"] == [3, 3]
-        found = run_json("schedule", "wave", *words, "--chunks", "4", "--delay", "10")
-        assert found["makespan"] == 8 * (1 + 3) + 8 * 10
+        answer = run_json("schedule", "mshape", *words, *shared)
+        assert answer["makespan"] == 5 + 1 + 1 + 3 + 3 + 6
+        assert answer["peak_memory"] == [3, 3]
+        answer = run_json("schedule", "wave", *words, "--chunks", "4", "--delay", "10")
+        assert answer["makespan"] == 8 * (1 + 3) + 8 * 10
 
     def test_inference(self, run_json):
-        found = run_json("schedule", "kshape", "--infer", "--microbatches", "4")
-        assert found["problem"] == "kshape.infer.nd4"
-        assert found["peak_memory"] == [0, 0, 0, 0]
+        answer = run_json("schedule", "kshape", "--infer", "--microbatches", "4")
+        assert answer["problem"] == "kshape.infer.nd4"
+        assert answer["peak_memory"] == [0, 0, 0, 0]
 
 
 class TestFiles:
     def test_a_problem_file(self, run_json):
-        found = run_json("schedule", VSHAPE, "--memory", "4", "--microbatches", "8")
-        assert found["makespan"] == 44
-        assert found["problem"] == "vshape.train.nd4"
+        answer = run_json("schedule", VSHAPE, "--memory", "4", "--microbatches", "8")
+        assert answer["makespan"] == 44
+        assert answer["problem"] == "vshape.train.nd4"
 
     def test_a_cap_for_each_device(self, run_json):
-        found = run_json("schedule", VSHAPE, "--memory", "4,3,2,1", "--microbatches", "8")
-        peaks = found["peak_memory"]
+        answer = run_json("schedule", VSHAPE, "--memory", "4,3,2,1", "--microbatches", "8")
+        peaks = answer["peak_memory"]
         assert all(peak <= cap for peak, cap in zip(peaks, (4, 3, 2, 1), strict=True))
 
     def test_what_the_file_says_holds_unless_something_else_is_asked(self, run, run_json, tmp_path):
         file = str(tmp_path / "p.json")
         run("schedule", "vshape", "--microbatches", "3", "--memory", "2", "--save", file, "-q")
-        found = run_json("schedule", file)
-        assert len(found["solution"]["starts"]) == 3 * 8
-        assert max(found["peak_memory"]) <= 2
+        answer = run_json("schedule", file)
+        assert len(answer["solution"]["starts"]) == 3 * 8
+        assert max(answer["peak_memory"]) <= 2
         assert len(run_json("schedule", file, "--microbatches", "5")["solution"]["starts"]) == 40
 
     def test_everything_is_written_where_it_was_asked_for(self, run, tmp_path):
@@ -136,11 +136,11 @@ class TestOrders:
         return str(file)
 
     def test_it_runs_as_early_as_it_can(self, run_json, order):
-        found = run_json("schedule", order)
-        assert found["method"] == "order"
-        assert found["problem"] == "1f1b"
-        assert found["makespan"] == 3 * 4 + 4
-        assert found["peak_memory"] == [2, 1]
+        answer = run_json("schedule", order)
+        assert answer["method"] == "order"
+        assert answer["problem"] == "1f1b"
+        assert answer["makespan"] == 3 * 4 + 4
+        assert answer["peak_memory"] == [2, 1]
 
     def test_what_is_written_can_be_read(self, run, run_json, tmp_path):
         file = str(tmp_path / "o.csv")
@@ -218,8 +218,8 @@ class TestText:
         lines = result.stdout.splitlines()
         assert lines[1] == "infeasible"
         assert "the least that works is 2 on devices 0, 1, 2, 3 (where the cap is 1)" in lines[2]
-        found = run_json("schedule", "kshape", "--memory", "1", "--microbatches", "2", code=1)
-        assert found["status"] == "infeasible"
+        answer = run_json("schedule", "kshape", "--memory", "1", "--microbatches", "2", code=1)
+        assert answer["status"] == "infeasible"
 
     def test_no_time_gives_no_schedule(self, run):
         result = run("schedule", "vshape", "--time-limit", "0", "-q", *GREEDY)
@@ -239,14 +239,14 @@ class TestCompare:
         assert rows["ZB-V"].split()[-5:] == ["25.5", "3", "24", "5.9%", "4"]
 
     def test_programs_get_the_same_rows(self, run_json):
-        found = run_json("schedule", "vshape", "--microbatches", "8", "--memory", "4", "--compare")
-        rows = {row["name"]: row for row in found["compare"]}
-        assert rows["ours"]["makespan"] == found["makespan"]
+        answer = run_json("schedule", "vshape", "--microbatches", "8", "--memory", "4", "--compare")
+        rows = {row["name"]: row for row in answer["compare"]}
+        assert rows["ours"]["makespan"] == answer["makespan"]
         assert rows["1f1b"]["makespan"] == 44
         assert rows["1f1b"]["fits"]
         assert not rows["gpipe"]["fits"]
-        assert [row["makespan"] for row in found["compare"]] == sorted(
-            row["makespan"] for row in found["compare"]
+        assert [row["makespan"] for row in answer["compare"]] == sorted(
+            row["makespan"] for row in answer["compare"]
         )
 
     def test_no_published_schedule_that_fits_is_shorter_than_ours_placed_alike(self, run_json):
@@ -275,25 +275,25 @@ class TestCompare:
         assert "for 8 micro-batches:" in text
 
     def test_two_directions_count_for_two(self, run_json):
-        found = run_json("schedule", "xshape", "--microbatches", "4", "--compare", *GREEDY)
-        ours = next(row for row in found["compare"] if row["name"] == "ours")
+        answer = run_json("schedule", "xshape", "--microbatches", "4", "--compare", *GREEDY)
+        ours = next(row for row in answer["compare"] if row["name"] == "ours")
         assert ours["microbatches"] == 8
-        assert ours["period"] == found["period"] / 2
+        assert ours["period"] == answer["period"] / 2
 
 
 class TestMethods:
     @pytest.mark.parametrize("name", ["auto", "greedy", "periodic", "exact-makespan", "tessel"])
     def test_each_finds_a_schedule_by_its_name(self, run_json, name):
         words = ("schedule", "kshape", "--microbatches", "4", "--memory", "3")
-        found = run_json(*words, "--method", name)
-        assert found["method"] == name
-        assert found["makespan"] >= found["lower_bound"]
+        answer = run_json(*words, "--method", name)
+        assert answer["method"] == name
+        assert answer["makespan"] >= answer["lower_bound"]
 
     def test_the_default_proves_six_micro_batches_through_all_devices(self, run_json):
-        found = run_json("schedule", "mshape", "--microbatches", "6", "--memory", "6")
-        assert (found["method"], found["status"], found["makespan"]) == ("auto", "optimal", 48)
-        assert found["period"] == 6
-        assert found["gap"] == 0
+        answer = run_json("schedule", "mshape", "--microbatches", "6", "--memory", "6")
+        assert (answer["method"], answer["status"], answer["makespan"]) == ("auto", "optimal", 48)
+        assert answer["period"] == 6
+        assert answer["gap"] == 0
 
 
 class TestBadInput:

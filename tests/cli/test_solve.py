@@ -52,15 +52,15 @@ OF_EACH_KIND = {
 class TestEveryKind:
     def test_it_is_solved_and_the_answer_can_be_checked_by_others(self, run_json, kind):
         words = OF_EACH_KIND[kind]
-        found = run_json("solve", *words, "--time-limit", "20", "--seed", "3")
-        assert list(found) == KEYS
-        assert found["format"] == "partita/result@1"
-        assert found["kind"] == kind
-        assert found["problem"] == Path(words[0]).stem
-        assert found["seed"] == 3
-        assert found["solution"] is not None
-        assert found["lower_bound"] <= found["objective"] * (1 + 1e-9)
-        assert 0 <= found["gap"] <= 1
+        answer = run_json("solve", *words, "--time-limit", "20", "--seed", "3")
+        assert list(answer) == KEYS
+        assert answer["format"] == "partita/result@1"
+        assert answer["kind"] == kind
+        assert answer["problem"] == Path(words[0]).stem
+        assert answer["seed"] == 3
+        assert answer["solution"] is not None
+        assert answer["lower_bound"] <= answer["objective"] * (1 + 1e-9)
+        assert 0 <= answer["gap"] <= 1
 
     def test_people_read_a_few_lines(self, run, kind):
         result = run("solve", *OF_EACH_KIND[kind], "--quiet", "--time-limit", "20")
@@ -73,21 +73,21 @@ class TestEveryKind:
 
 class TestSchedule:
     def test_the_makespan_with_a_number_of_microbatches(self, run_json):
-        found = run_json("solve", VSHAPE, "--memory", "4", "--microbatches", "8")
-        assert found["status"] == "optimal"
-        assert found["objective"] == found["lower_bound"] == found["solution"]["makespan"] == 44
-        assert len(found["solution"]["starts"]) == 8 * 8
+        answer = run_json("solve", VSHAPE, "--memory", "4", "--microbatches", "8")
+        assert answer["status"] == "optimal"
+        assert answer["objective"] == answer["lower_bound"] == answer["solution"]["makespan"] == 44
+        assert len(answer["solution"]["starts"]) == 8 * 8
         problem = problems.load(VSHAPE, memory=4, num_microbatches=8)
-        assert problems.check(problem, ScheduleSolution.from_json(found["solution"])) == ()
+        assert problems.check(problem, ScheduleSolution.from_json(answer["solution"])) == ()
 
     def test_the_period_without(self, run_json):
-        found = run_json("solve", VSHAPE, "--memory", "4")
-        assert found["objective"] == found["solution"]["period"] == 4
-        assert found["solution"]["makespan"] > 4
+        answer = run_json("solve", VSHAPE, "--memory", "4")
+        assert answer["objective"] == answer["solution"]["period"] == 4
+        assert answer["solution"]["makespan"] > 4
 
     def test_a_cap_for_each_device(self, run_json):
-        found = run_json("solve", VSHAPE, "--memory", "4,3,2,1", "--microbatches", "8")
-        assert found["objective"] == 44
+        answer = run_json("solve", VSHAPE, "--memory", "4,3,2,1", "--microbatches", "8")
+        assert answer["objective"] == 44
 
     def test_people_see_what_is_counted(self, run):
         with_number = run("solve", VSHAPE, "--microbatches", "8", "-q").stdout
@@ -96,23 +96,23 @@ class TestSchedule:
         assert without.splitlines()[1] == "time per micro-batch  4"
 
     def test_infeasible_is_an_answer_with_exit_code_1(self, run, run_json):
-        found = run_json("solve", KSHAPE, "--memory", "1", code=1)
-        assert found["status"] == "infeasible"
-        assert found["objective"] is None
-        assert found["solution"] is None
-        assert "the least that works is 2 on devices 0, 1, 2, 3" in found["why"]
+        answer = run_json("solve", KSHAPE, "--memory", "1", code=1)
+        assert answer["status"] == "infeasible"
+        assert answer["objective"] is None
+        assert answer["solution"] is None
+        assert "the least that works is 2 on devices 0, 1, 2, 3" in answer["why"]
         result = run("solve", KSHAPE, "--memory", "1", "-q")
         assert result.exit_code == 1
-        assert result.stdout.splitlines()[1:3] == ["infeasible", found["why"]]
+        assert result.stdout.splitlines()[1:3] == ["infeasible", answer["why"]]
 
 
 class TestSearch:
     def test_the_method_can_be_chosen(self, run_json):
         assert run_json("solve", ALEXNET)["method"] == "auto"
-        found = run_json("solve", ALEXNET, "--method", "brute", "--time-limit", "0.2")
-        assert found["method"] == "brute"
-        assert found["status"] == "stopped"
-        assert found["why"] == "the time limit of 0.2 s is used up"
+        answer = run_json("solve", ALEXNET, "--method", "brute", "--time-limit", "0.2")
+        assert answer["method"] == "brute"
+        assert answer["status"] == "stopped"
+        assert answer["why"] == "the time limit of 0.2 s is used up"
 
     def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(self, run):
         result = run("solve", ALEXNET, "--method", "brut")
@@ -126,9 +126,9 @@ class TestSearch:
         assert result.stderr.startswith(f"error: --method: found 'zzz'; known are {first}")
 
     def test_a_gap_is_enough(self, run_json):
-        found = run_json("solve", ALEXNET, "--gap", "0.99")
-        assert found["why"] == "within the asked gap of 99.00%"
-        assert found["evaluations"] == 1
+        answer = run_json("solve", ALEXNET, "--gap", "0.99")
+        assert answer["why"] == "within the asked gap of 99.00%"
+        assert answer["evaluations"] == 1
 
     def test_no_time_gives_no_answer_and_exit_code_1(self, run):
         result = run("solve", ALEXNET, "--time-limit", "0", "-q")

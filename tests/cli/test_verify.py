@@ -67,16 +67,16 @@ def test_a_program_beyond_its_memory_is_not_verified(run, saved):
 def test_a_program_that_deadlocks_is_not_verified(run_json, saved):
     plain = program().to_plain()
     plain["order"] = [1, 0]
-    found = run_json("verify", saved(json.dumps(plain).encode()), code=1)
-    assert not found["verified"]
-    assert found["violations"][0].startswith("deadlock: ")
+    answer = run_json("verify", saved(json.dumps(plain).encode()), code=1)
+    assert not answer["verified"]
+    assert answer["violations"][0].startswith("deadlock: ")
 
 
 def test_a_timeline_with_two_tasks_at_once_is_not_verified(run_json, saved):
     plain = simulate(program()).to_plain()
     plain["start"], plain["end"] = [0.0, 0.5], [1.0, 2.5]
-    found = run_json("verify", saved(json.dumps(plain).encode()), code=1)
-    assert any("lane gpu runs" in line for line in found["violations"])
+    answer = run_json("verify", saved(json.dumps(plain).encode()), code=1)
+    assert any("lane gpu runs" in line for line in answer["violations"])
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def plan(tmp_path_factory):
 
 
 def test_a_plan_that_was_just_made_is_verified(run_json, saved, plan):
-    found = run_json("verify", saved(json.dumps(plan).encode()))
-    assert found["kind"] == "plan"
-    assert found["verified"]
+    answer = run_json("verify", saved(json.dumps(plan).encode()))
+    assert answer["kind"] == "plan"
+    assert answer["verified"]
 
 
 def test_a_plan_that_predicts_too_much_is_not_verified(run, saved, plan):

@@ -195,9 +195,9 @@ class TestSubset:
 
 class TestFingerprint:
     def test_is_sixteen_hex_digits_and_stays_the_same(self):
-        found = ring(4).fingerprint()
-        assert found == ring(4).fingerprint() == "5b1f9c5b9d078c79"
-        assert len(found) == 16
+        fingerprint = ring(4).fingerprint()
+        assert fingerprint == ring(4).fingerprint() == "5b1f9c5b9d078c79"
+        assert len(fingerprint) == 16
 
     def test_differs_where_any_figure_does(self):
         prints = {ring(4).fingerprint(), ring(5).fingerprint(), ring(4, 2e-6).fingerprint()}

@@ -11,7 +11,7 @@ from small_clusters import FUZZ, clusters
 
 from partita.cluster import resolve
 from partita.cluster.presets import catalogue
-from partita.cluster.tables import Document, Table
+from partita.cluster.tables import Document, TomlTable
 from partita.cluster.toml import read_cluster, read_toml, write_toml
 from partita.errors import ClusterError, FileError, InputError
 
@@ -355,7 +355,7 @@ def test_any_value_anywhere_is_read_or_refused(data):
     else:
         del place[key]
     check_read_or_refused(
-        lambda: read_cluster(Table(values, Document(EXAMPLE, "f.toml")), catalogue())
+        lambda: read_cluster(TomlTable(values, Document(EXAMPLE, "f.toml")), catalogue())
     )
 
 

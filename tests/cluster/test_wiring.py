@@ -9,8 +9,8 @@ from small_clusters import FUZZ
 from partita.cluster.wiring import (
     Cards,
     Fabric,
-    Network,
     Node,
+    NodeNetwork,
     Parts,
     Wire,
     near_cube,
@@ -26,7 +26,7 @@ def node(num, *fabrics, cards=None, name="n0"):
     return Node(name, (("gpu", "k"),) * num, fabrics, cards)
 
 
-def built(*nodes, network=Network()):  # noqa: B008  (frozen)
+def built(*nodes, network=NodeNetwork()):  # noqa: B008  (frozen)
     parts = Parts()
     wire_nodes(parts, list(nodes), network)
     return parts
@@ -82,7 +82,7 @@ def test_one_node_has_no_network():
     assert len(parts.links) == 4
 
 
-def two(cards, *fabrics, num=4, network=Network()):  # noqa: B008  (frozen)
+def two(cards, *fabrics, num=4, network=NodeNetwork()):  # noqa: B008  (frozen)
     names = ("n0", "n1")
     return built(*(node(num, *fabrics, cards=cards, name=n) for n in names), network=network)
 
@@ -114,7 +114,7 @@ def test_cards_at_the_host_act_as_one():
 
 def test_a_network_of_leaves_has_uplinks():
     nodes = [node(1, cards=Cards(CARD, 1), name=f"n{i}") for i in range(5)]
-    parts = built(*nodes, network=Network(2, WIRE))
+    parts = built(*nodes, network=NodeNetwork(2, WIRE))
     assert parts.switches == ["spine", "leaf0", "leaf1", "leaf2"]
     assert ends(parts)["leaf2", "n4.gpu0"] == 2
     assert ends(parts)["leaf2", "spine"] == 2

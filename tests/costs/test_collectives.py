@@ -26,8 +26,8 @@ def star(count, bytes_per_s=1e9, latency_s=1e-6, lane=""):
 
 class TestFormulas:
     def test_ring_all_gather_on_a_switch(self):
-        found = Collectives(star(4)).seconds("all_gather", 4e6, ALL4)
-        assert found == pytest.approx(3 * (1e-6 + 1e6 / (1e9 * EFFICIENCY)))
+        seconds = Collectives(star(4)).seconds("all_gather", 4e6, ALL4)
+        assert seconds == pytest.approx(3 * (1e-6 + 1e6 / (1e9 * EFFICIENCY)))
 
     def test_reduce_scatter_costs_what_all_gather_does(self):
         times = Collectives(star(4))
@@ -42,12 +42,12 @@ class TestFormulas:
         assert times.seconds("all_reduce", 1e9, ALL4) == pytest.approx(ring)
 
     def test_all_to_all_sends_a_share_to_each(self):
-        found = Collectives(star(4)).seconds("all_to_all", 4e6, ALL4)
-        assert found == pytest.approx(3 * 1e-6 + 3 * 1e6 / (1e9 * EFFICIENCY))
+        seconds = Collectives(star(4)).seconds("all_to_all", 4e6, ALL4)
+        assert seconds == pytest.approx(3 * 1e-6 + 3 * 1e6 / (1e9 * EFFICIENCY))
 
     def test_a_message_takes_latency_and_bandwidth(self):
-        found = Collectives(star(2)).send(1e6, 0, 1)
-        assert found == pytest.approx(1e-6 + 1e6 / (1e9 * EFFICIENCY))
+        send = Collectives(star(2)).send(1e6, 0, 1)
+        assert send == pytest.approx(1e-6 + 1e6 / (1e9 * EFFICIENCY))
         assert Collectives(star(2)).send(1e6, 1, 1) == 0.0
 
     @pytest.mark.parametrize("name", COLLECTIVES)

@@ -3,7 +3,7 @@
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.floors import op_floor_s, work_bound_s
+from partita.costs.op_bounds import op_lower_bound_s, work_bound_s
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import dims_of, ways_of
 from partita.graph import training_graph
@@ -23,7 +23,7 @@ def test_shares_of_an_op_add_up_to_at_least_its_floor(name, machine):
         if op.phase == "update" or graph.call(op) in seen:
             continue
         seen.add(graph.call(op))
-        floor = op_floor_s(graph, op, kind)
+        floor = op_lower_bound_s(graph, op, kind)
         assert op_cost(graph, op, kind).seconds >= floor * (1 - 1e-9)
         origin = graph.op(op.forward) if op.forward else op
         for dims in dims_of(graph.call(origin), axes)[:40]:
@@ -37,8 +37,8 @@ def test_shares_of_an_op_add_up_to_at_least_its_floor(name, machine):
 
 @pytest.mark.parametrize("spec", ["1xA100", "4xA100", "2xV100+2xP100"])
 def test_no_simulated_step_is_below_the_bound(spec):
-    found = simulate("gpt2", spec, batch=8)
-    assert work_bound_s(found.workload.graph, found.cluster) <= found.step_s
+    simulation = simulate("gpt2", spec, batch=8)
+    assert work_bound_s(simulation.workload.graph, simulation.cluster) <= simulation.step_s
 
 
 def test_twice_the_devices_halve_the_bound():

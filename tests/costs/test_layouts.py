@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import conversion, conversion_seconds, num_shards
-from partita.graph.splits import PARTIAL, REPLICATE, Placement
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement
 
-S0, S1 = Placement("shard", 0), Placement("shard", 1)
+S0, S1 = TensorPlacement("shard", 0), TensorPlacement("shard", 1)
 PLACEMENTS = (S0, S1, REPLICATE, PARTIAL)
 
 

@@ -27,9 +27,9 @@ def test_what_is_appended_is_found(tmp_path):
     path = tmp_path / "db.jsonl"
     append(path, ENTRY)
     append(path, replace(ENTRY, call="gelu f32[2] -> f32[2]"))
-    found = read_database(path)
-    assert len(found.entries) == 2
-    assert found.find(ENTRY.call, HERE) == ENTRY
+    database = read_database(path)
+    assert len(database.entries) == 2
+    assert database.find(ENTRY.call, HERE) == ENTRY
 
 
 def test_the_last_measurement_of_a_call_counts(tmp_path):

@@ -2,8 +2,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.measured import Environment
-from partita.costs.partition import Wishes, partition_model
-from partita.costs.profiles import OpTime, Profile
+from partita.costs.partition import PartitionConstraints, partition_model
+from partita.costs.profiles import ModelProfile, OpTime
 from partita.costs.roofline import op_cost
 from partita.errors import ClusterError, InputError
 from partita.graph import GraphBuilder, training_graph
@@ -72,15 +72,15 @@ def test_only_the_devices_asked_for_are_used() -> None:
 def test_a_cap_never_exceeds_what_a_device_has() -> None:
     cluster = resolve("2xA100")
     room = partition_model(gpt2(), cluster).problem.memory_bytes
-    less = partition_model(gpt2(), cluster, None, Wishes(memory_bytes=1e9)).problem
-    more = partition_model(gpt2(), cluster, None, Wishes(memory_bytes=1e15)).problem
+    less = partition_model(gpt2(), cluster, None, PartitionConstraints(memory_bytes=1e9)).problem
+    more = partition_model(gpt2(), cluster, None, PartitionConstraints(memory_bytes=1e15)).problem
     assert less.memory_bytes == (1e9, 1e9)
     assert more.memory_bytes == room
     assert max(room) < cluster.kind_of(0).memory_bytes
 
 
-def profile_of(graph: Graph, seconds: float) -> Profile:
-    return Profile(
+def profile_of(graph: Graph, seconds: float) -> ModelProfile:
+    return ModelProfile(
         graph.name,
         graph.fingerprint(),
         Environment("cpu", "2.13", True),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.sharding import Choice, Weights, dims_of, sharding_model
+from partita.costs.sharding import SplitChoice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split
 from partita.plans import Axis, Mesh
@@ -31,9 +31,9 @@ def test_every_choice_is_a_legal_split(mesh):
     graph = training_graph(build("bert-base@128", batch=8))
     for op in graph.ops:
         if op.phase == "forward":
-            found = dims_of(graph.call(op), mesh.axes)
-            assert ("",) * len(mesh.axes) in found
-            for dims in found:
+            outcome = dims_of(graph.call(op), mesh.axes)
+            assert ("",) * len(mesh.axes) in outcome
+            for dims in outcome:
                 parts = Counter()
                 for dim, axis in zip(dims, mesh.axes, strict=True):
                     parts[dim] = (parts[dim] or 1) * axis.parts
@@ -57,13 +57,13 @@ def test_megatron_pays_one_sum_forward_and_one_backward():
     model = sharding_model(graph, CLUSTER, LINE)
     index = {name: i for i, name in enumerate(model.ops)}
     megatron = {"up": ("n",), "relu": ("c",), "down": ("k",)}
-    chosen = [model.choices[index[op]].index(Choice(dims)) for op, dims in megatron.items()]
+    chosen = [model.choices[index[op]].index(SplitChoice(dims)) for op, dims in megatron.items()]
     between = [
         model.matrices[m][chosen[u], chosen[v]]
         for (u, v), m in zip(model.edges, model.matrix_of, strict=True)
     ]
     assert between == [0.0, 0.0]
-    repeated = [model.choices[index[op]].index(Choice(("",))) for op in megatron]
+    repeated = [model.choices[index[op]].index(SplitChoice(("",))) for op in megatron]
     assert evaluate_of(model, chosen) < evaluate_of(model, repeated)
 
 
@@ -115,16 +115,14 @@ class TestKeepingParameters:
     def test_only_copied_parameters_can_be_kept_in_shares(self):
         model = sharding_model(mlp(), CLUSTER, LINE)
         up = model.choices[model.ops.index("up")]
-        assert Choice(("b",), "parameters") in up
-        assert Choice(("n",), "parameters") not in up  # columns: nothing is held twice
+        assert SplitChoice(("b",), 3) in up
+        assert SplitChoice(("n",), 3) not in up  # columns: nothing is held twice
 
     def test_shares_hold_less_and_send_more(self):
         model = sharding_model(mlp(), CLUSTER, LINE)
         index = model.ops.index("up")
         choices, table = model.choices[index], model.tables[index]
-        copies, states, shares = (
-            choices.index(Choice(("b",), level)) for level in ("none", "states", "parameters")
-        )
+        copies, states, shares = (choices.index(SplitChoice(("b",), level)) for level in (0, 1, 3))
         assert table.memory[copies] > table.memory[states] > table.memory[shares]
         assert table.hidden[shares] > table.hidden[copies]
 
@@ -132,11 +130,11 @@ class TestKeepingParameters:
         model = sharding_model(training_graph(build("bert-base@64", batch=8)), CLUSTER, LINE)
         held = []
         for price in (0.0, 1e-12, 1e-9):
-            found = SEARCHES["pase"](model.problem(Weights(s_per_byte=price))).solution
-            held.append(model.memory_bytes(found.assignment))
+            sharding_solution = SEARCHES["pase"](model.problem(Weights(s_per_byte=price))).solution
+            held.append(model.memory_bytes(sharding_solution.assignment))
         assert held[0] >= held[1] >= held[2]
         assert held[2] < 0.95 * held[0]
-        assert model.least_memory_bytes() <= held[2] * (1 + 1e-9)
+        assert model.memory_bound_bytes() <= held[2] * (1 + 1e-9)
 
     def test_splits_and_assignments_are_inverse(self):
         model = sharding_model(mlp(), CLUSTER, SQUARE)

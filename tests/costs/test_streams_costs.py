@@ -22,10 +22,10 @@ def two_branches():
 
 
 def test_norms_relus_and_views_are_not_launched():
-    found = streams_model(two_branches(), H200)
-    assert [names[0] for names in found.names] == ["input", "a", "b", "pool", "fc"]
-    assert found.names[1] == ("a", "bn_a", "relu")
-    ops = found.problem.ops
+    this_streams_model = streams_model(two_branches(), H200)
+    assert [names[0] for names in this_streams_model.names] == ["input", "a", "b", "pool", "fc"]
+    assert this_streams_model.names[1] == ("a", "bn_a", "relu")
+    ops = this_streams_model.problem.ops
     assert ops[0].type == INPUT
     assert [op.preds for op in ops] == [(), (0,), (0,), (1, 2), (3,)]
 
@@ -59,8 +59,8 @@ def test_running_side_by_side_is_never_longer(name):
     problem = streams_model(build(name, batch=1, loss=False), H200).problem
     alone = SEARCHES["sequential"](problem).objective
     for method in ("exact", "barrier-free"):
-        found = SEARCHES[method](problem)
-        assert found.lower_bound <= found.objective <= alone * (1 + 1e-9)
+        result = SEARCHES[method](problem)
+        assert result.lower_bound <= result.objective <= alone * (1 + 1e-9)
 
 
 def test_a_larger_batch_leaves_less_to_gain():

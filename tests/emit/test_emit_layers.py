@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from partita.capture import export_module
 from partita.emit.modules import constructor
 from partita.emit.stages import emit
-from partita.run.sequential import InTurn
+from partita.run.sequential import SequentialStages
 from tests.emit.transparency import Model
 
 T = torch.Tensor
@@ -237,9 +237,9 @@ def test_results_of_types_of_their_own_are_given_back_as_such():
     x = torch.randn(4, 8)
     it = export_module(Named(), (x,))
     emitted = emit(it, {})
-    found = InTurn(it, emitted)(x)
-    assert isinstance(found, Pair)
-    assert torch.equal(found.right, x * 2)
+    pair = SequentialStages(it, emitted)(x)
+    assert isinstance(pair, Pair)
+    assert torch.equal(pair.right, x * 2)
     assert '"""What the model gives, flat."""' in emitted.source
 
 

@@ -126,10 +126,10 @@ def test_a_plan_of_another_version_of_the_model_is_refused():
 
 def test_emit_writes_a_module_and_says_how_to_use_it(plan_file, tmp_path):
     target = tmp_path / "stages.py"
-    found = run(str(plan_file), "-o", str(target))
-    assert found.exit_code == 0, found.output
-    assert "3 stages of squeezenet1_1@64" in found.output
-    assert "build_stages(model.state_dict())" in found.output
+    outcome = run(str(plan_file), "-o", str(target))
+    assert outcome.exit_code == 0, outcome.output
+    assert "3 stages of squeezenet1_1@64" in outcome.output
+    assert "build_stages(model.state_dict())" in outcome.output
     assert "class Stage2(nn.Module):" in target.read_text()
     again = run(str(plan_file), "-o", str(target))
     assert again.exit_code == 2
@@ -148,9 +148,9 @@ def test_emit_as_json_holds_the_source_unless_it_is_written(plan_file, tmp_path)
 def test_emit_refuses_what_is_no_plan(tmp_path):
     path = tmp_path / "no.json"
     path.write_text('{"format": "partita/graph@1"}')
-    found = run(str(path))
-    assert found.exit_code == 2
-    assert '"partita/plan@4" is needed here' in found.output
+    outcome = run(str(path))
+    assert outcome.exit_code == 2
+    assert '"partita/plan@4" is needed here' in outcome.output
 
 
 @pytest.mark.parametrize("ending", [".json", ".txt"])

@@ -13,7 +13,7 @@ import partita
 from partita.capture import export_module
 from partita.capture.reference_module import example_inputs, reference_module
 from partita.emit.plans import emit_plan
-from partita.emit.recompute import Again
+from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import emit
 from partita.run.sequential import load_source
 from partita.zoo import build
@@ -32,12 +32,12 @@ def nodes(it: Model) -> list[str]:
     return list(dict.fromkeys(it.captured.node_of(op) for op in it.ops))
 
 
-def everything(it: Model, starts: set[str]) -> Again:
-    return Again(everything=True, starts=frozenset(starts))
+def everything(it: Model, starts: set[str]) -> RecomputedNodes:
+    return RecomputedNodes(everything=True, starts=frozenset(starts))
 
 
-def light(it: Model, again: set[str]) -> Again:
-    return Again(nodes=frozenset(again), others=frozenset(set(nodes(it)) - again))
+def light(it: Model, again: set[str]) -> RecomputedNodes:
+    return RecomputedNodes(nodes=frozenset(again), others=frozenset(set(nodes(it)) - again))
 
 
 def cheap(it: Model) -> list[str]:
@@ -67,7 +67,7 @@ class Watch(TorchDispatchMode):
         return sum(size for ref, size in self.made.items() if not ref.expired())
 
 
-def watched(it: Model, again: Again | None) -> tuple[int, list[str]]:
+def watched(it: Model, again: RecomputedNodes | None) -> tuple[int, list[str]]:
     """Bytes of activations kept after the forward, and what the backward runs."""
     stages = it.stages(dict.fromkeys(it.ops, 0), {} if again is None else {0: again})
     with Watch() as forward:
@@ -233,13 +233,13 @@ def test_the_code_shows_what_runs_again(tmp_path):
         "light": light(it, set(cheap(it))),
     }
     for name, again in ways.items():
-        found = emit(captured, dict.fromkeys(it.ops, 0), again={0: again})
-        assert_only_expected_names(found.source)
-        (tmp_path / f"{name}.py").write_text(found.source)
+        emitted = emit(captured, dict.fromkeys(it.ops, 0), again={0: again})
+        assert_only_expected_names(emitted.source)
+        (tmp_path / f"{name}.py").write_text(emitted.source)
     resnet = written_model("resnet", training=True)
-    found = emit(resnet.captured, dict.fromkeys(resnet.ops, 0), again={0: everything(it, set())})
-    assert_only_expected_names(found.source)
-    (tmp_path / "resnet.py").write_text(found.source)
+    emitted = emit(resnet.captured, dict.fromkeys(resnet.ops, 0), again={0: everything(it, set())})
+    assert_only_expected_names(emitted.source)
+    (tmp_path / "resnet.py").write_text(emitted.source)
     assert_ruff_has_nothing_to_say(tmp_path)
     assert "in the backward" not in emit(captured, dict.fromkeys(it.ops, 0)).source
     halves = (tmp_path / "halves.py").read_text()
@@ -295,9 +295,9 @@ def test_a_plan_is_emitted_with_what_it_runs_again(level):
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
     module.zero_grad(set_to_none=True)
     stages = loaded.build_stages(dict(module.named_parameters()))
-    found = loaded.run_stages(stages, *args)
-    found.backward()
-    assert same(found, wanted)
+    outcome = loaded.run_stages(stages, *args)
+    outcome.backward()
+    assert same(outcome, wanted)
     for name, p in module.named_parameters():
         assert same(p.grad, gradients[name]), name
 

@@ -16,7 +16,7 @@ from partita.emit.names import class_name, is_attribute, variable
 from partita.emit.stages import emit
 from partita.emit.text import Bracket, call, docstring, literal, quoted, statement
 from partita.errors import PlanError
-from partita.run.sequential import InTurn, load_source
+from partita.run.sequential import SequentialStages, load_source
 from tests.emit import models
 from tests.emit.source import emit_stages
 from tests.emit.transparency import Model, assert_ruff_has_nothing_to_say, same
@@ -137,9 +137,9 @@ def test_a_quoted_text_is_that_text(text):
 @given(st.lists(st.text(max_size=120), min_size=1, max_size=4))
 def test_a_docstring_cannot_be_left(lines):
     source = "\n".join(["class X:", *docstring(lines, 4)])
-    (found,) = ast.parse(source).body
-    assert isinstance(found, ast.ClassDef)
-    assert len(found.body) == 1
+    (stmt,) = ast.parse(source).body
+    assert isinstance(stmt, ast.ClassDef)
+    assert len(stmt.body) == 1
     assert all(len(line) <= 100 for line in source.splitlines())
 
 
@@ -185,10 +185,10 @@ def test_the_builder_loads_a_state_dict_and_ties_what_was_tied():
     assert len(weights) == 2
     assert weights[0] is weights[1]
     assert loaded.TIED in ({"wte.weight": "head.weight"}, {"head.weight": "wte.weight"})
-    found, wanted = loaded.run_stages(stages, *args), module(*args)
-    assert found.keys() == wanted.keys()
-    assert all(same(found[key], wanted[key]) for key in wanted)
-    found["loss"].backward()
+    outcome, wanted = loaded.run_stages(stages, *args), module(*args)
+    assert outcome.keys() == wanted.keys()
+    assert all(same(outcome[key], wanted[key]) for key in wanted)
+    outcome["loss"].backward()
     wanted["loss"].backward()
     assert same(weights[0].grad, module.wte.weight.grad)
 
@@ -211,7 +211,7 @@ def test_running_statistics_are_written_back():
     x = torch.randn(2, 3, 32, 32)
     it = captured(module, x)
     before = module.bn1.running_mean.clone()
-    InTurn(it, emit(it, halves(it)))(x)
+    SequentialStages(it, emit(it, halves(it)))(x)
     assert not torch.equal(module.bn1.running_mean, before)
     assert module.bn1.num_batches_tracked == 1
 
@@ -255,7 +255,7 @@ def test_large_constants_that_no_source_can_say_are_asked_for():
 
 def test_dropout_follows_the_mode_of_the_stages():
     it = captured(models.Gpt().train(), models.ids(97, 2, 16), models.ids(97, 2, 16))
-    run = InTurn(it, emit(it, halves(it)))
+    run = SequentialStages(it, emit(it, halves(it)))
     args = (models.ids(97, 2, 16), models.ids(97, 2, 16))
     assert not same(run(*args)["loss"], run(*args)["loss"])
     for stage in run.stages:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from partita.emit.recompute import Again
-from partita.emit.stages import Captured, emit
-from partita.run.sequential import InTurn
+from partita.emit.recompute import RecomputedNodes
+from partita.emit.stages import CapturedModule, emit
+from partita.run.sequential import SequentialStages
 
 T = torch.Tensor
 
@@ -31,7 +31,9 @@ def random_weights(leaves: list[Any]) -> T:
 class Model:
     """A captured model and what it gives: outputs, gradients, buffers after one call."""
 
-    def __init__(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, captured: CapturedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.captured = captured
         self.args, self.kwargs = args, kwargs
         self.before = {k: v.clone() for k, v in captured.module.named_buffers()}
@@ -63,16 +65,16 @@ class Model:
         return self.observe(apart, then=apart.backward)
 
     def stages(
-        self, stage_of: Mapping[str, int], again: Mapping[int, Again] | None = None
-    ) -> InTurn:
+        self, stage_of: Mapping[str, int], again: Mapping[int, RecomputedNodes] | None = None
+    ) -> SequentialStages:
         """The stages of an assignment, with the model's own weights."""
-        return InTurn(self.captured, emit(self.captured, stage_of, again=again))
+        return SequentialStages(self.captured, emit(self.captured, stage_of, again=again))
 
     def assert_same(
         self,
         stage_of: Mapping[str, int],
         exact_gradients: bool = True,
-        again: Mapping[int, Again] | None = None,
+        again: Mapping[int, RecomputedNodes] | None = None,
     ) -> None:
         """Stages give the model's structure, outputs, gradients and buffers."""
         spec, outputs, gradients, buffers = self.observe(self.stages(stage_of, again))
@@ -99,18 +101,18 @@ def any_order(it: Model, generator: random.Random) -> list[str]:
     """The ops in a random order in which they can run."""
     graph = it.captured.graph
     left = {op.name: {p.name for p in graph.predecessors(op)} for op in graph.ops}
-    found: list[str] = []
+    any_order: list[str] = []
     while left:
         ready = [name for name, before in left.items() if not before & left.keys()]
-        found.append(generator.choice(ready))
-        del left[found[-1]]
-    return found
+        any_order.append(generator.choice(ready))
+        del left[any_order[-1]]
+    return any_order
 
 
 class Apart:
     """Stages as a pipeline runs them: what is sent is cut off from its history and not shared."""
 
-    def __init__(self, stages: InTurn) -> None:
+    def __init__(self, stages: SequentialStages) -> None:
         self.stages = stages
         self.runs: list[tuple[list[tuple[str, T]], list[tuple[str, T]]]] = []
         self.gradients: dict[str, T] = {}
@@ -163,8 +165,8 @@ def assert_ruff_has_nothing_to_say(path: Path) -> None:
     settings = Path(__file__).parents[2] / "pyproject.toml"
     for command in (["format", "--diff"], ["check"]):
         options = ["--no-cache", "--config", str(settings), str(path)]
-        found = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
-        assert found.returncode == 0, found.stdout
+        process = subprocess.run([ruff, *command, *options], capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout
 
 
 def same(a: Any, b: Any) -> bool:

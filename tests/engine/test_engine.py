@@ -208,9 +208,9 @@ class TestEveryMode:
             with pytest.raises(ProgramError, match="deadlock: "):
                 run(program, mode)
         else:
-            found = run(program, mode)
-            assert found.start.tolist() == expected.start.tolist()
-            assert found.end.tolist() == expected.end.tolist()
+            timeline = run(program, mode)
+            assert timeline.start.tolist() == expected.start.tolist()
+            assert timeline.end.tolist() == expected.end.tolist()
 
     @settings(deadline=None, max_examples=40)
     @given(data=st.data())

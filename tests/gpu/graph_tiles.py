@@ -45,5 +45,5 @@ class GraphTiles:
         if op.kind == "constant":
             return (self.module.constant(op.outputs[0]),)
         inputs = [self._value(name) for name in op.inputs]
-        found = RULES[op.kind](self.module, self.graph.call(op), *inputs)
-        return found if isinstance(found, tuple) else (found,)
+        computed = RULES[op.kind](self.module, self.graph.call(op), *inputs)
+        return computed if isinstance(computed, tuple) else (computed,)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from partita.gpu.rtasks.tileops import NOWHERE, Place, Tile, TileOp, num_tiles
 from partita.problems.rprogram import RProgram, check_rprogram, rprogram
-from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
+from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
 from partita.search import searches
 
 T = torch.Tensor
@@ -68,7 +68,7 @@ def program_of(
         for op, tile in zip(ops, tiles, strict=True)
     )
     problem = RtasksProblem(
-        VDevice(units, 2, signal_us=1.0), operators, tuple(Edge(*edge) for edge in edges)
+        VDevice(units, 2, signal_us=1.0), operators, tuple(TileEdge(*edge) for edge in edges)
     )
     found = searches("rtasks")["list"](problem).solution
     assert found is not None
@@ -222,6 +222,6 @@ def run_cases(
                     view(data, place).fill_(float("nan"))
                 region()
                 for place, wanted in checks:
-                    found = view(data, place).float().cpu()
-                    error = (found - wanted).abs().max() / wanted.abs().max()
+                    cpu = view(data, place).float().cpu()
+                    error = (cpu - wanted).abs().max() / wanted.abs().max()
                     assert error < tolerance, f"{case.__name__}, tile {pick}: {error}"

@@ -147,9 +147,9 @@ class Lenet(nn.Module):
 def examples():
     """Every model with inputs for it: name -> (module, inputs)."""
     torch.manual_seed(0)
-    found = {name: (made(name)[0], (made(name)[1],)) for name in MODULES}
+    examples = {name: (made(name)[0], (made(name)[1],)) for name in MODULES}
     image = torch.randn(1, 3, 9, 8)
-    found |= {
+    examples |= {
         "mlp": (Mlp(), (torch.randn(1, 24),)),
         "mlp, 3 rows": (Mlp(), (torch.randn(3, 24),)),
         "mlp, 20 rows": (Mlp(), (torch.randn(20, 24),)),
@@ -161,13 +161,13 @@ def examples():
         "lenet": (Lenet(), (torch.randn(2, 3, 8, 8),)),
         "wide": (Wide(), (torch.randn(1, 16, 5, 4),)),
     }
-    for module, _ in found.values():
+    for module, _ in examples.values():
         for part in module.modules():
             if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
                 nn.init.uniform_(part.running_mean, -0.5, 0.5)
                 nn.init.uniform_(part.running_var, 0.5, 2.0)
         module.eval()
-    return found
+    return examples
 
 
 def interpreted(lowered, plans, seed, change=lambda program: program):

@@ -46,10 +46,10 @@ class Dense(nn.Module):
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
 
     def forward(self, x):
-        found = [self.stem(x)]
+        forward = [self.stem(x)]
         for norm, conv in zip(self.norms, self.convs, strict=True):
-            found.append(conv(nnf.relu(norm(torch.cat(found, 1)))))
-        return torch.cat(found, 1)
+            forward.append(conv(nnf.relu(norm(torch.cat(forward, 1)))))
+        return torch.cat(forward, 1)
 
 
 class Separable(nn.Module):

@@ -31,10 +31,10 @@ def small(module, *inputs, **options):
 
 def job_of(name):
     module, inputs = EXAMPLES[name]
-    found = Job([module], [inputs], torch.device("cpu"), lambda text: None)
-    found.lower()
-    found.plan(SMALL, "list", 1.0, 2, 0)
-    return found
+    job = Job([module], [inputs], torch.device("cpu"), lambda text: None)
+    job.lower()
+    job.plan(SMALL, "list", 1.0, 2, 0)
+    return job
 
 
 @pytest.mark.parametrize("name", ["mlp", "block", "cells", "nasnet"])
@@ -170,41 +170,41 @@ def test_without_triton_it_says_how_to_get_it(monkeypatch):
 
 
 def test_wrong_numbers_are_refused_with_the_error():
-    found = job_of("mlp")
-    found.lowered.arena.data.mul_(1.5)  # the weights
+    job = job_of("mlp")
+    job.lowered.arena.data.mul_(1.5)  # the weights
     with pytest.raises(
         VerificationError, match=r"the fused model is \d\.\d\de.* off float64, the m"
     ):
-        found.interpret(0)
+        job.interpret(0)
 
 
 def test_a_region_slower_than_its_steps_is_left_unfused():
-    found = job_of("block")
-    launched = launches.interpreted(found.lowered, found.plans)
+    job = job_of("block")
+    launched = launches.interpreted(job.lowered, job.plans)
     numbers = iter([[50.0, 5.0], [5.0, 50.0]])
     times = piece_times(
-        found.lowered, launched.launches, found.inputs, {}, times=lambda runs: next(numbers)
+        job.lowered, launched.launches, job.inputs, {}, times=lambda runs: next(numbers)
     )
     assert list(times.values()) == [PieceTimes(10.0, 1.0), PieceTimes(1.0, 10.0)]
     assert [each.is_faster for each in times.values()] == [False, True]
-    outcome = found.outcome("fused", launched, times, 0.0)
+    outcome = job.outcome("fused", launched, times, 0.0)
     assert [region.kept for region in outcome.regions] == [False, True]
     assert "left unfused" in str(outcome.regions[0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the clock of the host is read without one")
 def test_what_is_slower_than_the_sequential_graph_is_not_used(monkeypatch):
-    found = job_of("block")
-    launched = launches.interpreted(found.lowered, found.plans)
+    outcome = job_of("block")
+    launched = launches.interpreted(outcome.lowered, outcome.plans)
     monkeypatch.setattr(job, "piece_times", lambda *args: {})
-    found.num_warps = 4
+    outcome.num_warps = 4
     for numbers, used in (([9.0, 3.0], "sequential"), ([3.0, 9.0], "fused")):
         monkeypatch.setattr(choose, "compare_us", lambda runs, numbers=numbers: numbers)
-        fused = found.measure(launched)
+        fused = outcome.measure(launched)
         assert fused.report().kept == used
         assert fused.report().used_us == 3.0
         torch.testing.assert_close(
-            as_tuple(fused(*found.inputs)), as_tuple(found.modules[0](*found.inputs))
+            as_tuple(fused(*outcome.inputs)), as_tuple(outcome.modules[0](*outcome.inputs))
         )
     assert "the sequential graph is kept" not in str(fused.report())
 
@@ -212,7 +212,7 @@ def test_what_is_slower_than_the_sequential_graph_is_not_used(monkeypatch):
 def test_a_region_that_cannot_be_resident_is_refused_with_numbers(monkeypatch):
     from partita.errors import ProblemError
 
-    found = job_of("mlp")
+    job = job_of("mlp")
     asked = []
 
     def refuse(lowered, plan, num_warps):
@@ -221,12 +221,12 @@ def test_a_region_that_cannot_be_resident_is_refused_with_numbers(monkeypatch):
 
     monkeypatch.setattr(launches, "need_triton", lambda: None)
     monkeypatch.setattr(launches, "_region", refuse)
-    launched = found.compile(4)
+    launched = job.compile(4)
     assert len(asked) == 2  # once more with a program per unit
     assert launched.launches == (None,)
     assert launched.refused == {0: "264 programs, but only 132 are resident at once; use fewer"}
-    pipeline = Pipeline(found.lowered, launched.launches)
-    torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
+    pipeline = Pipeline(job.lowered, launched.launches)
+    torch.testing.assert_close(pipeline(*job.inputs)[0], job.modules[0](*job.inputs).detach())
 
 
 def test_the_gpu_at_hand_is_found_by_its_name():
@@ -235,10 +235,10 @@ def test_the_gpu_at_hand_is_found_by_its_name():
 
 def test_plans_are_kept_between_processes_and_checked_when_read(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = job_of("nasnet")
+    job = job_of("nasnet")
     options = {"method": "search", "time_s": 0.5, "seed": 0, "keep": True}
-    first = plan_region(found.lowered, 0, SMALL, **options)
-    again = plan_region(found.lowered, 0, SMALL, **options)
+    first = plan_region(job.lowered, 0, SMALL, **options)
+    again = plan_region(job.lowered, 0, SMALL, **options)
     assert again.result.why == "kept from an earlier search"
     assert again.program == first.program
     assert again.tiles == first.tiles
@@ -248,15 +248,15 @@ def test_plans_are_kept_between_processes_and_checked_when_read(monkeypatch, tmp
     for spoilt in (text[:-20], text.replace('"queues"', '"cues"'), "{}"):
         path.write_text(spoilt)
         assert read_plan(first.problem, "search", 0) is None
-    assert plan_region(found.lowered, 0, SMALL, **options).result.why != again.result.why
+    assert plan_region(job.lowered, 0, SMALL, **options).result.why != again.result.why
     assert read_plan(first.problem, "search", 0) is not None
 
 
 def test_a_plan_of_another_problem_is_not_taken(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found, other = job_of("mlp").plans[0], job_of("resnet").plans[0]
-    keep_plan(found.problem, found.result, "list")
-    kept, wanted = (plan_path(plan.problem, "list", 0) for plan in (found, other))
+    outcome, other = job_of("mlp").plans[0], job_of("resnet").plans[0]
+    keep_plan(outcome.problem, outcome.result, "list")
+    kept, wanted = (plan_path(plan.problem, "list", 0) for plan in (outcome, other))
     assert kept != wanted
     wanted.write_bytes(kept.read_bytes())
     assert read_plan(other.problem, "list", 0) is None
@@ -264,10 +264,10 @@ def test_a_plan_of_another_problem_is_not_taken(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tiles would be timed on the CPU")
 def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
-    found = job_of("nasnet")
-    count = len(found.plans[0].region.ops)
+    outcome = job_of("nasnet")
+    count = len(outcome.plans[0].region.ops)
     slow = PieceTimes(100.0, 90.0)
-    launched = launches.interpreted(found.lowered, found.plans)
+    launched = launches.interpreted(outcome.lowered, outcome.plans)
     half = count // 2
     monkeypatch.setattr(
         improve, "op_times", lambda *args: [0.01] * half + [1000.0] * (count - half)
@@ -276,22 +276,24 @@ def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
         job, "compiled", lambda lowered, plans, **options: launches.interpreted(lowered, plans)
     )
     monkeypatch.setattr(improve, "piece_times", lambda *args: {1: PieceTimes(1.0, 2.0)})
-    found.num_warps = 4
-    after, times = improve.without_slow(found, launched, {0: slow}, {})
-    assert [piece.fused for piece in found.lowered.pieces] == [False, True]
+    outcome.num_warps = 4
+    after, times = improve.without_slow(outcome, launched, {0: slow}, {})
+    assert [piece.fused for piece in outcome.lowered.pieces] == [False, True]
     assert after.launches[0] is None
     assert len(after.plans[1].region.ops) <= count - half
     assert times == {1: PieceTimes(1.0, 2.0)}
-    assert "100.0 us fused" in found.notes[0]
-    pipeline = Pipeline(found.lowered, after.launches)
-    torch.testing.assert_close(pipeline(*found.inputs)[0], found.modules[0](*found.inputs).detach())
+    assert "100.0 us fused" in outcome.notes[0]
+    pipeline = Pipeline(outcome.lowered, after.launches)
+    torch.testing.assert_close(
+        pipeline(*outcome.inputs)[0], outcome.modules[0](*outcome.inputs).detach()
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the clock of the host is read without one")
 def test_unfused_ops_are_timed_one_by_one():
-    found = job_of("wide")
-    times = op_times(found.lowered, 0, found.inputs)
-    assert len(times) == len(found.lowered.regions[0].ops)
+    job = job_of("wide")
+    times = op_times(job.lowered, 0, job.inputs)
+    assert len(times) == len(job.lowered.regions[0].ops)
     assert times[0] == times[1] > 0  # two groups of one convolution
 
 
@@ -299,15 +301,15 @@ def test_a_region_of_too_many_kinds_becomes_several(monkeypatch):
     monkeypatch.setattr(job, "MOST_BRANCHES", 3)
     monkeypatch.setattr(job, "split_by_branches", lambda ops: split_by_branches(ops, most=3))
     module, inputs = EXAMPLES["nasnet"]
-    found = job_of("nasnet")
-    assert sum(plan is not None for plan in found.plans) > 1
-    fused = found.interpret(0)
+    outcome = job_of("nasnet")
+    assert sum(plan is not None for plan in outcome.plans) > 1
+    fused = outcome.interpret(0)
     torch.testing.assert_close(fused(*inputs), module(*inputs).detach())
 
 
 def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
-    found = job_of("resnet")
-    pipeline = Pipeline(found.lowered, [None] * len(found.lowered.pieces))
+    job = job_of("resnet")
+    pipeline = Pipeline(job.lowered, [None] * len(job.lowered.pieces))
     whole = eager.compute
 
     def fussy(step, values, constants):
@@ -317,8 +319,8 @@ def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
 
     monkeypatch.setattr(eager, "compute", fussy)
     for _ in range(2):
-        found_now = pipeline(*found.inputs)[0]
-        torch.testing.assert_close(found_now, found.modules[0](*found.inputs).detach())
+        found_now = pipeline(*job.inputs)[0]
+        torch.testing.assert_close(found_now, job.modules[0](*job.inputs).detach())
     assert len(pipeline.apart) == 2
 
 
@@ -329,8 +331,8 @@ def test_what_is_said_of_a_piece_goes_with_its_launch():
             {1: 1.0 if word == "old" else 2.0},
         )  # fmt: skip
 
-    found = launches.merged(launched("old", 2), launched("new", 3), [0, None, 1])
-    assert found.launches == ("old", "new", "old")
-    assert found.about == {0: "old", 1: "new", 2: "old"}
-    assert found.refused == {0: "old"}
-    assert found.seconds == {1: 2.0, 2: 1.0}
+    this_launched = launches.merged(launched("old", 2), launched("new", 3), [0, None, 1])
+    assert this_launched.launches == ("old", "new", "old")
+    assert this_launched.about == {0: "old", 1: "new", 2: "old"}
+    assert this_launched.refused == {0: "old"}
+    assert this_launched.seconds == {1: 2.0, 2: 1.0}

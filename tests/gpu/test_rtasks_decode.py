@@ -35,11 +35,11 @@ def test_the_module_stops_at_the_end_of_sequence_and_fills_up_with_it():
     with torch.no_grad():
         module.head.bias[3] = 50.0
         h = torch.randn(2, 1, 6)
-        found = module(h, h, torch.tensor([0]), 7)
+        outputs = module(h, h, torch.tensor([0]), 7)
         all_steps = module(h, h, torch.tensor([0]), 7, stop_early=False)
-    assert found.tokens.tolist() == [3] * 7
-    assert (int(found.num_steps), int(all_steps.num_steps)) == (1, 7)
-    assert not torch.equal(found.h, all_steps.h)
+    assert outputs.tokens.tolist() == [3] * 7
+    assert (int(outputs.num_steps), int(all_steps.num_steps)) == (1, 7)
+    assert not torch.equal(outputs.h, all_steps.h)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_states_of_other_sizes_are_refused(h, c, steps, said):
 @pytest.mark.parametrize("size", [6, 128, 300])
 def test_every_row_of_layers_and_head_has_a_program(size, vocabulary):
     spec = Recurrent("lstm", 8, size, 2, dtype=torch.float16)
-    found = decoder_shapes(spec, vocabulary)
-    assert found
-    for shape in found:
+    all_decoder_shapes = decoder_shapes(spec, vocabulary)
+    assert all_decoder_shapes
+    for shape in all_decoder_shapes:
         assert shape.rows * (shape.num_programs // 2) >= size
         assert shape.num_programs * shape.head_rows * shape.chunks >= vocabulary
         assert shape.num_programs <= 132
@@ -116,8 +116,8 @@ class TestTheProgram:
             step for step in program.veus[veu] if (step.action, step.operator) != ("wait", below)
         )
         veus = (*program.veus[:veu], less, *program.veus[veu + 1 :])
-        found = check_rprogram(problem, replace(program, veus=veus), 4)
-        assert "needs tile 0 of 'cell.0.1' and does not wait for it" in found[0]
+        rprogram = check_rprogram(problem, replace(program, veus=veus), 4)
+        assert "needs tile 0 of 'cell.0.1' and does not wait for it" in rprogram[0]
 
 
 CASES = """
@@ -228,13 +228,13 @@ class TestOnAGpu:
             first = torch.randint(300, (1,), device=device)
             with torch.no_grad():
                 wanted = module(h, c, first, max_steps)
-            found = run(h, c, first, max_steps)
+            decoded = run(h, c, first, max_steps)
             if dtype == torch.float32:
-                assert torch.equal(found.tokens, wanted.tokens)
-                assert int(found.num_steps) == int(wanted.num_steps)
-                torch.testing.assert_close(found.h, wanted.h, rtol=1e-4, atol=1e-4)
+                assert torch.equal(decoded.tokens, wanted.tokens)
+                assert int(decoded.num_steps) == int(wanted.num_steps)
+                torch.testing.assert_close(decoded.h, wanted.h, rtol=1e-4, atol=1e-4)
             else:
-                assert found.tokens[0] == wanted.tokens[0]
+                assert decoded.tokens[0] == wanted.tokens[0]
 
     def test_a_captured_call_still_stops_early(self):
         torch.manual_seed(0)
@@ -246,14 +246,14 @@ class TestOnAGpu:
         run(h, h, first, 20)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = run(h, h, first, 20)
+            decoded = run(h, h, first, 20)
         counted = []
         for scale in (1.0, -3.0, 5.0):
             h.copy_(scale * torch.randn(2, 1, 32, device=device))
             graph.replay()
             with torch.no_grad():
                 wanted = module(h, h, first, 20)
-            assert torch.equal(found.tokens, wanted.tokens)
-            assert int(found.num_steps) == int(wanted.num_steps)
-            counted.append(int(found.num_steps))
+            assert torch.equal(decoded.tokens, wanted.tokens)
+            assert int(decoded.num_steps) == int(wanted.num_steps)
+            counted.append(int(decoded.num_steps))
         assert counted

@@ -58,8 +58,8 @@ def test_tiles_in_any_order_the_waits_allow_give_the_models_numbers(name):
     assert any(kinds(lowered))
     plans = planned(lowered)
     for seed in range(2):
-        found = interpreted(lowered, plans, seed)(*inputs)
-        for mine, theirs in zip(found, wanted(module, inputs), strict=True):
+        outcome = interpreted(lowered, plans, seed)(*inputs)
+        for mine, theirs in zip(outcome, wanted(module, inputs), strict=True):
             assert relative(mine, theirs.double()) < 2e-6
 
 
@@ -68,10 +68,10 @@ def test_half_precision_is_rounded_once_per_op(dtype):
     torch.manual_seed(1)
     module, x = Mlp(dtype).eval(), torch.randn(2, 24, dtype=dtype)
     lowered = lower_module(module, (x,))
-    found = interpreted(lowered, planned(lowered), 0)(x)[0]
+    outcome = interpreted(lowered, planned(lowered), 0)(x)[0]
     exact = wanted(module.double(), (x.double(),))[0]
-    assert found.dtype == dtype
-    assert relative(found, exact) < 4 * torch.finfo(dtype).eps
+    assert outcome.dtype == dtype
+    assert relative(outcome, exact) < 4 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("name", ["mlp, 20 rows", "nasnet", "wide", "branches"])
@@ -92,8 +92,8 @@ def test_a_program_without_its_waits_is_found_out(name):
 
 
 def test_norms_activations_and_residuals_go_into_what_makes_their_input():
-    found = kinds(lowered_example("mlp"))
-    assert found == [["gemv", "gemv", "gemv", "chain", "gemv", "rows"]]
+    op_kinds = kinds(lowered_example("mlp"))
+    assert op_kinds == [["gemv", "gemv", "gemv", "chain", "gemv", "rows"]]
     assert kinds(lowered_example("resnet")) == [["conv", "conv", "conv", "window", "gemv"]]
 
 
@@ -115,9 +115,9 @@ def test_attention_is_a_fallback_between_two_regions_and_named():
 
 
 def test_more_than_eight_rows_are_a_product_of_matrices():
-    found = lower_module(Mlp().eval(), (torch.randn(9, 24),))
-    assert "gemv" not in kinds(found)[0]
-    assert kinds(found)[0].count("conv") == 4
+    outcome = lower_module(Mlp().eval(), (torch.randn(9, 24),))
+    assert "gemv" not in kinds(outcome)[0]
+    assert kinds(outcome)[0].count("conv") == 4
 
 
 def test_equal_weights_are_kept_once():
@@ -130,7 +130,7 @@ def test_equal_weights_are_kept_once():
 def test_concatenations_parts_and_groups_are_places_in_the_arena():
     lowered = lowered_example("wide")
     places = lowered.arena.places
-    drafts = {draft.name: draft for piece in lowered.pieces for draft in piece.drafts}
+    drafts = {draft.name: draft for piece in lowered.pieces for draft in piece.items}
     conv, cat = drafts["conv2d"], drafts["cat"]
     assert conv.kind == cat.kind == "cat"
     begins = [places[name].at - places["cat"].at for name in cat.reads]
@@ -176,8 +176,8 @@ def test_two_models_side_by_side_give_what_each_gives():
     (a, xs), (b, ys) = EXAMPLES["mlp"], EXAMPLES["resnet"]
     both = side_by_side([fold(captured(a, xs)), fold(captured(b, ys))])
     lowered = lower_flow(both, torch.device("cpu"))
-    found = interpreted(lowered, planned(lowered), 0)(*xs, *ys)
-    for mine, theirs in zip(found, (*wanted(a, xs), *wanted(b, ys)), strict=True):
+    outcome = interpreted(lowered, planned(lowered), 0)(*xs, *ys)
+    for mine, theirs in zip(outcome, (*wanted(a, xs), *wanted(b, ys)), strict=True):
         assert relative(mine, theirs.double()) < 2e-6
     names = [op.name for op in lowered.regions[0].ops]
     assert names[0].startswith("0:")
@@ -210,8 +210,8 @@ def test_every_fallback_has_a_reason():
     }
     module = Odd().eval()
     lowered = lower_module(module, (x,))
-    found = interpreted(lowered, planned(lowered), 1)(x)[0]
-    assert relative(found, wanted(module, (x,))[0].double()) < 2e-6
+    outcome = interpreted(lowered, planned(lowered), 1)(x)[0]
+    assert relative(outcome, wanted(module, (x,))[0].double()) < 2e-6
 
 
 def test_float64_has_no_tiles():
@@ -268,8 +268,8 @@ def test_an_unfused_piece_gives_the_same():
         for left in [i for i, piece in enumerate(lowered.pieces) if piece.fused]:
             launches = list(whole.launches)
             launches[left] = None
-            found = type(whole)(lowered, launches)(*inputs)
-            for mine, theirs in zip(found, wanted(module, inputs), strict=True):
+            outcome = type(whole)(lowered, launches)(*inputs)
+            for mine, theirs in zip(outcome, wanted(module, inputs), strict=True):
                 assert relative(mine, theirs.double()) < 2e-6
 
 
@@ -292,8 +292,8 @@ def test_any_cut_of_a_region_gives_the_same(name, data):
     parts = split_piece(lowered, index, runs)
     kept = sum(len(region.ops) for region in parts.regions if region is not None)
     assert kept <= sum(len(region.ops) for region in lowered.regions if region is not None)
-    found = interpreted(parts, planned(parts), 0)(*inputs)
-    for mine, theirs in zip(found, wanted(module, inputs), strict=True):
+    outcome = interpreted(parts, planned(parts), 0)(*inputs)
+    for mine, theirs in zip(outcome, wanted(module, inputs), strict=True):
         assert relative(mine, theirs.double()) < 2e-6
 
 
@@ -312,9 +312,9 @@ def test_runs_by_cost_are_the_cheapest(times):
 
     runs = runs_by_cost(fused, unfused)
     assert [op for _, ops in runs for op in ops] == list(range(len(times)))
-    found = [state for state, ops in runs for _ in ops]
+    outcome = [state for state, ops in runs for _ in ops]
     every = itertools.product([False, True], repeat=len(times))
-    assert cost(found) == pytest.approx(min(map(cost, every)))
+    assert cost(outcome) == pytest.approx(min(map(cost, every)))
 
 
 def test_a_region_of_many_kinds_is_cut_where_its_code_gets_long():
@@ -340,8 +340,8 @@ def test_states_that_begin_as_zeros_are_constants():
     module, x = Steps().eval(), torch.randn(1, 8)
     lowered = lower_module(module, (x,))
     assert [draft.name for piece in lowered.pieces for draft in piece.fallbacks] == ["gru"]
-    found = interpreted(lowered, planned(lowered), 0)(x)[0]
-    assert relative(found, wanted(module, (x,))[0].double()) < 2e-6
+    outcome = interpreted(lowered, planned(lowered), 0)(x)[0]
+    assert relative(outcome, wanted(module, (x,))[0].double()) < 2e-6
 
 
 def test_a_product_with_a_flattened_image_is_a_convolution():
@@ -365,8 +365,8 @@ def test_a_norm_that_is_written_out_is_recognised(square):
     module, x = Written().eval(), torch.randn(1, 3, 24)
     lowered = lower_module(module, (x,))
     assert kinds(lowered) == [["rows", "gemv"]]
-    found = interpreted(lowered, planned(lowered), 0)(x)[0]
-    assert relative(found, wanted(module, (x,))[0].double()) < 2e-6
+    outcome = interpreted(lowered, planned(lowered), 0)(x)[0]
+    assert relative(outcome, wanted(module, (x,))[0].double()) < 2e-6
 
 
 def test_a_norm_whose_insides_are_read_is_left_as_it_is():
@@ -378,6 +378,6 @@ def test_a_norm_whose_insides_are_read_is_left_as_it_is():
     module, x = Read(), torch.randn(3, 24)
     lowered = lower_module(module, (x,))
     assert [draft.name for piece in lowered.pieces for draft in piece.fallbacks] == ["mean"]
-    found = interpreted(lowered, planned(lowered), 0)(x)
-    for mine, theirs in zip(found, wanted(module, (x,)), strict=True):
+    outcome = interpreted(lowered, planned(lowered), 0)(x)
+    for mine, theirs in zip(outcome, wanted(module, (x,)), strict=True):
         assert relative(mine, theirs.double()) < 2e-6

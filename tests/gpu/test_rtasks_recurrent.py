@@ -82,9 +82,9 @@ def test_every_shape_has_a_unit_per_program_and_room_in_its_registers(
     cell, sizes, num_layers, both, batch, dtype, units
 ):
     spec = Recurrent(cell, *sizes, num_layers, both, batch=batch, dtype=dtype)
-    found = shapes(spec, units)
-    assert bool(found) == (recurrent_refusal(spec, units) is None)
-    for shape in found:
+    all_shapes = shapes(spec, units)
+    assert bool(all_shapes) == (recurrent_refusal(spec, units) is None)
+    for shape in all_shapes:
         assert num_groups(spec, shape) * shape.num_blocks(spec.hidden_size) <= units
         assert held_registers(spec, shape) * 32 * shape.num_warps < 65536
         assert 1 <= shape.layers <= num_layers
@@ -186,8 +186,8 @@ class TestTheProgram:
                 if instruction.action == "wait":
                     less = (*instructions[:at], *instructions[at + 1 :])
                     veus = (*program.veus[:veu], less, *program.veus[veu + 1 :])
-                    found = check_rprogram(problem, replace(program, veus=veus), groups * blocks)
-                    assert "does not wait for it" in found[0]
+                    rprogram = check_rprogram(problem, replace(program, veus=veus), groups * blocks)
+                    assert "does not wait for it" in rprogram[0]
 
     @pytest.mark.parametrize("seed", range(5))
     @pytest.mark.parametrize(("groups", "blocks", "steps", "batch", "both"), CASES)
@@ -202,8 +202,8 @@ class TestTheProgram:
 
     def test_one_counter_for_all_sequences_would_not_be(self):
         problem, program = recurrent_rprogram(1, 3, 20, 2)
-        found = [too_early(problem, program, 1, lambda step: (0, step), s) for s in range(5)]
-        assert any(found)
+        outcome = [too_early(problem, program, 1, lambda step: (0, step), s) for s in range(5)]
+        assert any(outcome)
 
     def test_more_programs_than_are_resident_are_refused(self):
         problem, program = recurrent_rprogram(4, 3, 2)
@@ -335,11 +335,11 @@ class TestOnAGpu:
                 theirs = None if start is None else tuple(start) if lstm else start[0]
                 with torch.no_grad():
                     wanted, last = module(x, theirs)
-                found = layers(x, *(start or ()))
+                outputs = layers(x, *(start or ()))
                 exact = dtype == torch.float32
                 close = dict.fromkeys(("rtol", "atol"), 1e-4 if exact else 4e-2)
                 states = last if lstm else (last,)
-                for ours, theirs in zip(found, (wanted, *states), strict=False):
+                for ours, theirs in zip(outputs, (wanted, *states), strict=False):
                     torch.testing.assert_close(ours, theirs, **close)
 
     def test_thousands_of_launches_agree(self):

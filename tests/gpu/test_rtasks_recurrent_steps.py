@@ -87,8 +87,8 @@ def test_what_the_compiler_does_not_take_stays_with_pytorch(monkeypatch):
     monkeypatch.setattr(recurrent_steps, "_layers", fails)
     with torch.no_grad():
         lowered = lower_module(nn.LSTM(8, 8).eval(), (torch.randn(3, 1, 8),))
-    found, refused = recurrent_steps.recurrent_kernels(lowered, torch.device("cpu"))
-    assert not found
+    outcome, refused = recurrent_steps.recurrent_kernels(lowered, torch.device("cpu"))
+    assert not outcome
     assert list(refused.values()) == ["cannot be compiled: RuntimeError: out of registers"]
 
 

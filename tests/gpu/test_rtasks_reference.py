@@ -216,11 +216,11 @@ def test_the_kernels_agree_on_whole_models(tmp_path):
 
 
 def test_the_examples_have_every_kind():
-    found = set()
+    outcome = set()
     known = examples()
     for name in ("mlp", "cells", "separable"):
         for region in lower_module(*known[name]).regions:
-            found |= {op.kind for op in region.ops} if region is not None else set()
-    assert found == {
+            outcome |= {op.kind for op in region.ops} if region is not None else set()
+    assert outcome == {
         "gemv", "conv", "window", "combine", "chain", "rows", "lstm_cell", "gru_cell"
     }  # fmt: skip

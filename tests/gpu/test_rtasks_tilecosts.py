@@ -74,8 +74,8 @@ MEASURED = [
 def test_a_tile_costs_about_what_was_measured(kind, channels, side, kernel, mode, tile, us):
     op = op_of(kind, channels, side, kernel, mode)
     waves = math.ceil(num_tiles(op, tile) / 264)
-    found = waves * tile_us(op, tile, unit_of(op, mode)) + SIGNAL_US
-    assert us / 1.4 < found < us * 1.4
+    outcome = waves * tile_us(op, tile, unit_of(op, mode)) + SIGNAL_US
+    assert us / 1.4 < outcome < us * 1.4
 
 
 def test_exact_products_take_longer_than_rounded_ones():

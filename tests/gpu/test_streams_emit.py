@@ -33,18 +33,18 @@ def streamed():
         bound = Bound(flow, placement, torch.device("cpu"))
         plan = order.listed(flow, 3, dict.fromkeys(order.launched(flow), 1.0))
         call = Replay(bound, plan, {})
-    found = Streamed(module, (image,))
+    streamed = Streamed(module, (image,))
     schedule = Schedule(
         (tuple(image.shape),), "float32", "a GPU", "streams", "merge", fingerprint(flow), plan,
         (), (("merge, 3 streams", 5.0),), 0.0, 0.0, 1.0,
     )  # fmt: skip
-    found.add(schedule, call)
-    return found, call, image
+    streamed.add(schedule, call)
+    return streamed, call, image
 
 
 def test_emitted_source_says_the_same_steps_and_waits(tmp_path):
-    found, call, _ = streamed()
-    text = emit(found, str(tmp_path / "weights.pt"))
+    outcome, call, _ = streamed()
+    text = emit(outcome, str(tmp_path / "weights.pt"))
     tree = ast.parse(text)
     table = next(
         node.value
@@ -68,35 +68,35 @@ def test_emitted_source_says_the_same_steps_and_waits(tmp_path):
 
 
 def test_what_is_not_ours_is_not_emitted(tmp_path):
-    found, _, image = streamed()
+    outcome, _, image = streamed()
     plain = SequentialGraph(fold_norms(exported()[2]), (image,))
-    found.calls[found.schedules[0].shapes] = plain
+    outcome.calls[outcome.schedules[0].shapes] = plain
     with pytest.raises(InputError, match="which is PyTorch's own"):
-        emit(found, str(tmp_path / "weights.pt"))
+        emit(outcome, str(tmp_path / "weights.pt"))
 
 
 def test_a_batch_with_a_schedule_is_picked_and_another_runs_as_it_is():
-    found, _, image = streamed()
-    wanted = found.module(image)
-    torch.testing.assert_close(found(image), wanted, rtol=1e-4, atol=1e-5)
+    outcome, _, image = streamed()
+    wanted = outcome.module(image)
+    torch.testing.assert_close(outcome(image), wanted, rtol=1e-4, atol=1e-5)
     with pytest.warns(UserWarning, match=r"no schedule for inputs of \[\[1, 3, 12, 10\]\]"):
-        one = found(image[:1])
+        one = outcome(image[:1])
     torch.testing.assert_close(one, wanted[:1], rtol=1e-4, atol=1e-5)
-    found(image[:1])  # said once
+    outcome(image[:1])  # said once
 
 
 def test_another_dtype_is_refused():
-    found, _, image = streamed()
+    outcome, _, image = streamed()
     with pytest.raises(InputError, match=r"an input is torch.float64; give torch.float32"):
-        found(image.double())
+        outcome(image.double())
 
 
 def test_a_schedule_of_another_gpu_warns(tmp_path):
-    found, _, image = streamed()
+    outcome, _, image = streamed()
     path = tmp_path / "schedule.json"
-    found.save(path)
-    again = Streamed(found.module, (image,))
+    outcome.save(path)
+    again = Streamed(outcome.module, (image,))
     with pytest.warns(UserWarning, match="was measured on a GPU"):
         again.load(path)
-    assert again.schedules == found.schedules
-    torch.testing.assert_close(again(image), found(image))
+    assert again.schedules == outcome.schedules
+    torch.testing.assert_close(again(image), outcome(image))

@@ -58,16 +58,16 @@ def test_pieces_are_compiled_into_the_graph_saved_and_emitted(tmp_path, monkeypa
     labels = {label.removesuffix(" (replay)") for label, _ in schedule.times_us}
     assert {"torch.compile", "compiled graph", "fold with pieces, sequential"} <= labels
     pieced = next(each for each in chooser.candidates if each.tuned and each.tuned.pieces)
-    found = Streamed(module, (tokens,))
-    found.add(chooser.schedule(pieced, ((pieced.label, 1.0),), 0.0), pieced.call)
-    found.save(tmp_path / "schedule.json")
+    streamed = Streamed(module, (tokens,))
+    streamed.add(chooser.schedule(pieced, ((pieced.label, 1.0),), 0.0), pieced.call)
+    streamed.save(tmp_path / "schedule.json")
     again = streams(module, tokens, schedule=tmp_path / "schedule.json")
     weights = str(tmp_path / "weights.pt")
-    (tmp_path / "fast.py").write_text(emit(found, weights))
+    (tmp_path / "fast.py").write_text(emit(streamed, weights))
     emitted = runpy.run_path(str(tmp_path / "fast.py"))["Model"](weights)
     with torch.no_grad():
         wanted = module(tokens)
-    for outputs in (found(tokens), again(tokens), emitted(tokens)[0]):
+    for outputs in (streamed(tokens), again(tokens), emitted(tokens)[0]):
         assert relative(outputs, wanted) < 3e-3
 
 

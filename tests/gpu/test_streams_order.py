@@ -93,7 +93,7 @@ def test_blocks_end_where_everything_goes_through_one_op():
 @pytest.mark.parametrize("most", [1, 3, 7])
 def test_long_blocks_are_cut(most):
     ladder = [(), *((max(0, op - 2), op - 1) for op in range(1, 30))]
-    found = blocks(ladder, most)
-    assert [op for block in found for op in block] == list(range(30))
-    assert max(map(len, found)) <= most
+    parts = blocks(ladder, most)
+    assert [op for block in parts for op in block] == list(range(30))
+    assert max(map(len, parts)) <= most
     assert max(crossing(ladder)) == 2

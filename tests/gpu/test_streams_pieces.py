@@ -115,36 +115,36 @@ def circle(flow, joined):
 
 @given(flow=wirings())
 def test_groups_are_as_large_as_they_can_be_without_waiting_for_themselves(flow):
-    found = groups(flow)
-    assert not circle(flow, found)
+    op_groups = groups(flow)
+    assert not circle(flow, op_groups)
     sums = {step.name for step in flow.steps if step.kind == "combine"}
-    members = [name for group in found for name in group]
+    members = [name for group in op_groups for name in group]
     assert len(members) == len(set(members))
     assert set(members) <= sums
     alone = [(name,) for name in sorted(sums - set(members))]
     makers = flow.maker()
-    for one in (*found, *alone):
-        for two in (*found, *alone):
+    for one in (*op_groups, *alone):
+        for two in (*op_groups, *alone):
             read = any(name in two for member in one for name in makers[member].uses)
             if one != two and read:
-                rest = [group for group in found if group not in (one, two)]
+                rest = [group for group in op_groups if group not in (one, two)]
                 assert circle(flow, [*rest, (*one, *two)])
 
 
 @given(flow=wirings())
 def test_a_flow_with_pieces_is_in_order_and_makes_all_that_is_read(flow):
-    found = contracted(flow, groups(flow))
+    this_flow = contracted(flow, groups(flow))
     known = {"x"}
-    for step in found.steps:
+    for step in this_flow.steps:
         assert set(step.uses) <= known
         known |= {step.name}
-    inside = [member for step in found.steps for member in step.members]
-    rest = [step for step in found.steps if step.kind not in ("piece", "made")]
+    inside = [member for step in this_flow.steps for member in step.members]
+    rest = [step for step in this_flow.steps if step.kind not in ("piece", "made")]
     assert sorted(step.name for step in (*inside, *rest)) == sorted(s.name for s in flow.steps)
     assert set(flow.outputs) <= known
-    for step in found.steps:
+    for step in this_flow.steps:
         for name in step.makes:
-            assert found.maker()[name].inputs == (step.name,)
+            assert this_flow.maker()[name].inputs == (step.name,)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -201,8 +201,8 @@ def test_equal_pieces_are_compiled_once():
 
 def test_products_stay_by_themselves_and_one_launch_is_no_piece():
     _, placed, _, _, _ = flows("encoder")
-    found = contracted(placed, groups(placed))
-    inside = {member.target for step in found.steps for member in step.members}
+    flow = contracted(placed, groups(placed))
+    inside = {member.target for step in flow.steps for member in step.members}
     assert "aten.layer_norm.default" in inside
     assert not any(word in target for target in inside for word in ("linear", "mm", "attention"))
     lonely = place(fold(flow_of(*made_alone())))[0]
@@ -302,15 +302,15 @@ def test_a_schedule_with_pieces_is_saved_and_loaded(monkeypatch, tmp_path):
     schedule, _, best = scheduled(monkeypatch)
     assert schedule.label == best.label
     module, inputs = model("encoder")
-    found = Streamed(module, (inputs,))
-    found.add(schedule, best.call)
-    found.save(tmp_path / "schedule.json")
+    streamed = Streamed(module, (inputs,))
+    streamed.add(schedule, best.call)
+    streamed.save(tmp_path / "schedule.json")
     again = Streamed(module, (inputs,))
     with pytest.warns(UserWarning, match="was measured on here"):
         again.load(tmp_path / "schedule.json")
     assert again.schedules[0].pieces == schedule.pieces
     assert again.schedules[0].ways == schedule.ways
-    torch.testing.assert_close(again(inputs), found(inputs))
+    torch.testing.assert_close(again(inputs), streamed(inputs))
     other, image = model("mixed")
     with pytest.raises(PlanError, match="whose pieces are other ones"):
         built(other, (image,), schedule)

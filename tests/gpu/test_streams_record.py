@@ -76,10 +76,10 @@ def test_ways_go_both_ways():
 
 
 def test_a_convolution_has_kernels_and_pytorch_to_choose_from():
-    found = ways(flow(), flow().steps[0])
-    assert found[-1] == EAGER
-    assert len(found) > 3
-    assert all(way.kernel == "conv" for way in found[:-1])
+    all_ways = ways(flow(), flow().steps[0])
+    assert all_ways[-1] == EAGER
+    assert len(all_ways) > 3
+    assert all(way.kernel == "conv" for way in all_ways[:-1])
 
 
 def test_tiles_of_grouped_convolutions_stay_inside_their_block():
@@ -229,8 +229,8 @@ def test_a_convolution_that_rounds_its_factors_is_found_out(how, monkeypatch):
     plain = precision.nnf.conv2d
     monkeypatch.setattr(precision.nnf, "conv2d", conv2d)
     mine = replace_dtype(flow(), torch.float32)
-    found = precision.rounds(mine, mine.steps[0], torch.device("cpu"))
-    assert found == (how is not None)
+    rounds = precision.rounds(mine, mine.steps[0], torch.device("cpu"))
+    assert rounds == (how is not None)
     assert not precision.needs_exact(mine, mine.steps[0], torch.device("cpu"))
 
 
@@ -240,10 +240,10 @@ def replace_dtype(flow, dtype):
 
 
 def test_exact_convolutions_have_the_same_tiles():
-    found = ways(flow(), flow().steps[0], exact=True)
-    assert [way.block for way in found] == [way.block for way in ways(flow(), flow().steps[0])]
-    assert {way.kernel for way in found} == {"exactconv", "eager"}
-    assert Way.parse(str(found[0])) == found[0]
+    all_ways = ways(flow(), flow().steps[0], exact=True)
+    assert [way.block for way in all_ways] == [way.block for way in ways(flow(), flow().steps[0])]
+    assert {way.kernel for way in all_ways} == {"exactconv", "eager"}
+    assert Way.parse(str(all_ways[0])) == all_ways[0]
 
 
 def test_nothing_can_be_checked_against_nan():

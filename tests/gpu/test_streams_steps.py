@@ -55,35 +55,35 @@ def test_no_pass_changes_what_is_computed(name, passes):
 
 
 def test_norms_and_relus_vanish_into_convolutions():
-    found = fold(exported("branches")[0])
-    assert kinds(found)["combine"] == 0
-    assert sum(step.relu for step in found.steps) == kinds(found)["conv"] == 7
+    flow = fold(exported("branches")[0])
+    assert kinds(flow)["combine"] == 0
+    assert sum(step.relu for step in flow.steps) == kinds(flow)["conv"] == 7
 
 
 def test_norms_before_a_convolution_become_part_of_its_input():
-    found = fold(exported("dense")[0])
-    assert Counter(step.pre for step in found.steps if step.kind == "conv") == {
+    flow = fold(exported("dense")[0])
+    assert Counter(step.pre for step in flow.steps if step.kind == "conv") == {
         "affine_relu": 3,
         "": 1,
     }
 
 
 def test_sums_become_residuals_and_one_weighted_sum():
-    found = fold(exported("separable")[0])
-    sums = [step for step in found.steps if step.kind == "combine"]
-    assert sum(bool(step.residual) for step in found.steps) >= 1
+    flow = fold(exported("separable")[0])
+    sums = [step for step in flow.steps if step.kind == "combine"]
+    assert sum(bool(step.residual) for step in flow.steps) >= 1
     assert any(len(step.factors) == 2 and 0 < step.factors[0] < 1 for step in sums)
     assert any(step.factors == (1.0, pytest.approx(2 / 3)) for step in sums)
 
 
 def test_convolutions_of_one_input_are_merged_and_the_average_goes_behind():
-    found = merge(reorder(fold(exported("branches")[0])))
-    merged = next(step for step in found.steps if step.name.count("+") == 2)
-    assert found.shapes[merged.name][1] == 24
+    flow = merge(reorder(fold(exported("branches")[0])))
+    merged = next(step for step in flow.steps if step.name.count("+") == 2)
+    assert flow.shapes[merged.name][1] == 24
     assert merged.relu_from == 8  # the average comes before its ReLU
-    average = next(step for step in found.steps if step.kind == "avgpool")
+    average = next(step for step in flow.steps if step.kind == "avgpool")
     assert average.relu
-    assert found.shapes[average.name][1] == 8
+    assert flow.shapes[average.name][1] == 8
 
 
 def test_concatenations_need_no_copies():
@@ -110,8 +110,8 @@ def test_a_value_in_two_places_is_copied():
     with torch.no_grad():
         placed, placement = place(fold(flow_of(module, (image,))))
         bound = Bound(placed, placement, torch.device("cpu"))
-        found = Replay(bound, order.sequential(placed), {})(image)[0]
-        assert relative(found, module(image)) < ROUNDING
+        outcome = Replay(bound, order.sequential(placed), {})(image)[0]
+        assert relative(outcome, module(image)) < ROUNDING
     assert len([step for step in placed.steps if ".copy" in step.name]) == 1
 
 

@@ -15,7 +15,13 @@ import torch
 from partita.graph.loops import ADDED_FROM, Access, Nest, loop_nest
 from partita.graph.record import Call
 from partita.graph.shapes import gates
-from partita.graph.splits import PARTIAL, REPLICATE, Placement, input_placement, output_placement
+from partita.graph.splits import (
+    PARTIAL,
+    REPLICATE,
+    TensorPlacement,
+    input_placement,
+    output_placement,
+)
 from tests.graph import reference
 
 T = torch.Tensor
@@ -89,7 +95,7 @@ class Split:
         return {}
 
 
-def cut(value: T, place: Placement, rank: int, factor: int) -> T:
+def cut(value: T, place: TensorPlacement, rank: int, factor: int) -> T:
     """A device's share of a tensor."""
     return value if place == REPLICATE else value.chunk(factor, place.dim)[rank]
 
@@ -114,7 +120,7 @@ def run_split(call: Call, inputs: list[T], dim: str, factor: int) -> tuple[list[
     return outputs, devices.crossed
 
 
-def join(parts: list[T], place: Placement, devices: Devices) -> T:
+def join(parts: list[T], place: TensorPlacement, devices: Devices) -> T:
     """A tensor from what the devices hold of it."""
     if place == PARTIAL:
         return devices.all_reduce(parts)
@@ -256,13 +262,13 @@ def _cross_entropy(split: Split, shares: list[list[T]], devices: Devices) -> lis
     width, targets = logits[0].shape[-1], shares[0][1]
     peak = devices.all_reduce([part.amax(-1) for part in logits], largest=True)
     total = devices.all_reduce([(part - peak[..., None]).exp().sum(-1) for part in logits])
-    found = []
+    losses = []
     for rank, part in enumerate(logits):
         own = targets - rank * width
         mine = (own >= 0) & (own < width)
         picked = part.gather(-1, own.clamp(0, width - 1)[..., None])[..., 0]
-        found.append(picked * mine)
-    loss = (total.log() + peak - devices.all_reduce(found)).mean()
+        losses.append(picked * mine)
+    loss = (total.log() + peak - devices.all_reduce(losses)).mean()
     return [(loss,)] * devices.count
 
 

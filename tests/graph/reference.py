@@ -38,8 +38,8 @@ def make_inputs(call: Call, seed: int = 0, device: str = "cpu") -> list[T]:
 
 def run(call: Call, inputs: Sequence[T]) -> tuple[T, ...]:
     """The outputs of one execution."""
-    found = RULES[call.kind](call, *inputs)
-    return found if isinstance(found, tuple) else (found,)
+    made = RULES[call.kind](call, *inputs)
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _matmul(call: Call, a: T, b: T) -> T:

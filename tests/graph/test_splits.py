@@ -13,7 +13,7 @@ from partita.graph.splits import (
     PARTIAL,
     REPLICATE,
     Exchange,
-    Placement,
+    TensorPlacement,
     check_split,
     communication,
     input_placement,
@@ -48,10 +48,10 @@ def has_borders(call, dim):
 
 def crosses(call, dim, factor):
     """Elements that `communication` says cross, by collective."""
-    found = {"all_reduce": 0, "all_gather": 0}
+    sent = {"all_reduce": 0, "all_gather": 0}
     for exchange in communication(call, {dim: factor}):
-        found[exchange.collective] += exchange.elements
-    return found
+        sent[exchange.collective] += exchange.elements
+    return sent
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("constant", "optimizer")])
@@ -84,10 +84,10 @@ DIFFERENTIABLE = [
 def backward_call(call, phase="dgrad", wrt=None):
     """The gradient of all floating inputs (or those named), reading everything."""
     ids = reference.WHOLE_INPUTS.get(call.kind)
-    found = tuple(i for i in range(len(call.inputs)) if i != ids) if wrt is None else wrt
+    positions = tuple(i for i in range(len(call.inputs)) if i != ids) if wrt is None else wrt
     reads = [f"g{i}" for i in range(len(call.outputs))]
     reads += [f"i{i}" for i in range(len(call.inputs))]
-    return Call(call.kind, call.attrs, call.inputs, call.outputs, phase, found, tuple(reads))
+    return Call(call.kind, call.attrs, call.inputs, call.outputs, phase, positions, tuple(reads))
 
 
 @pytest.mark.parametrize("kind", DIFFERENTIABLE)
@@ -107,8 +107,8 @@ def test_a_split_gradient_is_that_of_autograd(kind, data):
     for dim in splittable(backward, factor):
         if dim in needs_sums or has_borders(call, dim):
             continue
-        found, crossed = run_gradient(backward, inputs, gradients, dim, factor)
-        for gradient, right in zip(found, expected, strict=True):
+        outcome, crossed = run_gradient(backward, inputs, gradients, dim, factor)
+        for gradient, right in zip(outcome, expected, strict=True):
             torch.testing.assert_close(gradient, right, msg=f"{dim} in {factor}")
         assert dict(crossed) == {k: n for k, n in crosses(backward, dim, factor).items() if n}
 
@@ -183,7 +183,7 @@ def test_a_share_of_the_keys_gives_summands_of_the_query_gradient():
         parts.append((scores @ own_k, scores.mT @ q, weights.mT @ g))
     nest = loop_nest(backward_call(call))
     assert [output_placement(nest, access, "t") for access in nest.outputs] == [
-        PARTIAL, Placement("shard", 2), Placement("shard", 2),
+        PARTIAL, TensorPlacement("shard", 2), TensorPlacement("shard", 2),
     ]  # fmt: skip
     torch.testing.assert_close(sum(part[0] for part in parts), expected[0])
     torch.testing.assert_close(torch.cat([part[1] for part in parts], 2), expected[1])
@@ -288,7 +288,7 @@ def test_splitting_the_units_of_an_lstm_gathers_its_state_at_every_position():
 def test_the_gradient_of_a_cell_depends_only_on_its_own_products():
     call = make_call("lstm_cell", [(4, 6), (4, 8), (4, 8), (32, 6), (32, 8)])
     nest = loop_nest(backward_call(call, wrt=(0, 1, 2)))
-    shard = Placement("shard", 1)
+    shard = TensorPlacement("shard", 1)
     assert [output_placement(nest, a, "h") for a in nest.outputs] == [PARTIAL, PARTIAL, shard]
     assert [output_placement(nest, a, "i") for a in nest.outputs] == [shard, REPLICATE, REPLICATE]
 
@@ -318,13 +318,13 @@ def test_placements_are_read_off_the_nest():
 
 @pytest.mark.parametrize("text", ["S(0)", "S(12)", "R", "P"])
 def test_placements_go_to_text_and_back(text):
-    assert str(Placement.parse(text)) == text
+    assert str(TensorPlacement.parse(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "S", "S()", "S(-1)", "S(x)", "S(1", "r", "S(²)"])
 def test_other_texts_are_no_placement(text):
     with pytest.raises(GraphError, match=r"write S\(dim\), R or P"):
-        Placement.parse(text)
+        TensorPlacement.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ SHORT = Stop(time_s=20.0, gap=0.5)
     ],
 )
 def test_the_memory_that_is_said_to_be_enough_is(model, cluster, batch, room):
-    found = plan(model, cluster, batch=batch, max_memory=room * GIB, stop=SHORT)
-    assert found.status is Status.INFEASIBLE
-    said = re.search(r"([0-9.]+) GiB per device would be enough", found.why)
-    assert said is not None, found.why
+    planned = plan(model, cluster, batch=batch, max_memory=room * GIB, stop=SHORT)
+    assert planned.status is Status.INFEASIBLE
+    said = re.search(r"([0-9.]+) GiB per device would be enough", planned.why)
+    assert said is not None, planned.why
     enough = float(said[1]) * GIB
     assert plan(model, cluster, batch=batch, max_memory=enough, stop=SHORT).plan is not None
     less = plan(model, cluster, batch=batch, max_memory=GIB + (enough - GIB) * 0.6, stop=SHORT)
@@ -31,14 +31,14 @@ def test_the_memory_that_is_said_to_be_enough_is(model, cluster, batch, room):
 
 
 def test_the_number_of_devices_that_is_said_to_be_enough_is():
-    found = plan("gpt2-xl@128", "1xV100-16GB", batch=4, stop=SHORT)
-    said = re.search(r"([0-9]+) such devices would be enough", found.why)
-    assert said is not None, found.why
+    planned = plan("gpt2-xl@128", "1xV100-16GB", batch=4, stop=SHORT)
+    said = re.search(r"([0-9]+) such devices would be enough", planned.why)
+    assert said is not None, planned.why
     assert plan("gpt2-xl@128", f"{said[1]}xV100-16GB", batch=4, stop=SHORT).plan is not None
 
 
 def test_advice_that_takes_too_long_is_left_out(monkeypatch):
     monkeypatch.setattr("partita.jobs.advice.ADVICE_S", -1.0)
-    found = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT)
-    assert found.status is Status.INFEASIBLE
-    assert found.why.endswith("use many more or larger devices, or a smaller batch")
+    planned = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT)
+    assert planned.status is Status.INFEASIBLE
+    assert planned.why.endswith("use many more or larger devices, or a smaller batch")

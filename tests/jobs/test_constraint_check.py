@@ -20,15 +20,15 @@ def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        (["microbatches=7"], "microbatches=7 does not divide the batch of 32; give 4 or 8"),
-        (["stages=64"], "stages=64, but the model can be cut into 29 parts"),
-        (["stages=3"], "stages=3 cannot be made of 4 devices, each stage of as many; give 1, 2"),
-        (["stages=2", "mesh=4"], "stages=2 and mesh=4 contradict each other"),
+        (["micro-batches=7"], "micro-batches=7 does not divide the batch of 32; give 4 or 8"),
+        (["pp=64"], "pp=64, but the model can be cut into 29 parts"),
+        (["pp=3"], "pp=3 cannot be made of 4 devices, each stage of as many; give 1, 2"),
+        (["pp=2", "mesh=4"], "pp=2 and mesh=4 contradict each other"),
         (["mesh=2x2x2"], "mesh=2x2x2 cannot be made of 4 devices; give mesh=4, 2x2, 2 or 1"),
-        (["stages=1", "schedule=gpipe"], "stages=1 and schedule=gpipe contradict each other"),
+        (["pp=1", "schedule=gpipe"], "pp=1 and schedule=gpipe contradict each other"),
         (
-            ["stages=4", "microbatches=2", "schedule=interleaved"],
-            "stages=4, microbatches=2 and schedule=interleaved contradict each other",
+            ["pp=4", "micro-batches=2", "schedule=interleaved"],
+            "pp=4, microbatches=2 and schedule=interleaved contradict each other",
         ),
     ],
 )
@@ -41,12 +41,12 @@ def test_what_cannot_be_is_refused(pins, words):
 @pytest.mark.parametrize(
     "pins",
     [
-        ["microbatches=8"],
-        ["stages=4", "mesh=1"],
+        ["micro-batches=8"],
+        ["pp=4", "mesh=1"],
         ["mesh=2x2"],
-        ["stages=2", "mesh=2", "schedule=zb-v", "microbatches=4"],
-        ["stages=1", "schedule=1f1b"],
-        ["recompute=light"],
+        ["pp=2", "mesh=2", "schedule=zb-v", "micro-batches=4"],
+        ["pp=1", "schedule=1f1b"],
+        ["recompute=selective"],
     ],
 )
 def test_what_can_be_is_not(pins):
@@ -55,24 +55,24 @@ def test_what_can_be_is_not(pins):
 
 def test_inference_recomputes_nothing():
     with pytest.raises(InputError, match="inference has no backward"):
-        check("recompute=yes", training=False)
-    check("recompute=no", training=False)
+        check("recompute=full", training=False)
+    check("recompute=none", training=False)
 
 
 def test_stages_of_unlike_devices_need_not_be_of_as_many():
-    check("stages=3", cluster="2xA100+4xV100")
+    check("pp=3", cluster="2xA100+4xV100")
 
 
 def test_planning_asks_first():
     with pytest.raises(InputError, match="does not divide"):
-        plan("alexnet", "2xA100", batch=8, pin=["microbatches=3"])
+        plan("alexnet", "2xA100", batch=8, pin=["micro-batches=3"])
 
 
 def test_the_bound_rises_while_a_search_goes_on():
-    found = plan("gpt2", "4xA100", batch=32, stop=Stop(gap=1e-9))
-    bounds = [step.lower_bound for step in found.history]
-    assert bounds[-1] == pytest.approx(found.lower_bound_s)
+    planned = plan("gpt2", "4xA100", batch=32, stop=Stop(gap=1e-9))
+    bounds = [step.lower_bound for step in planned.history]
+    assert bounds[-1] == pytest.approx(planned.lower_bound_s)
     assert bounds == sorted(bounds)
     assert bounds[0] < 0.9 * bounds[-1]
-    for step in found.history:
+    for step in planned.history:
         assert step.lower_bound <= step.objective * (1 + 1e-9)

@@ -13,7 +13,7 @@ from partita.errors import ClusterError, FileError, InputError
 from partita.jobs.experiment import changed_machine, run_experiment
 from partita.jobs.experiment_file import experiment_from, read_experiment
 from partita.jobs.place_inputs import load_subject
-from partita.report.charts import Line, bar_chart, diagonal_chart, heat_map, line_chart
+from partita.report.charts import ChartLine, bar_chart, diagonal_chart, heat_map, line_chart
 from partita.report.experiment import write_report
 
 ROOT = Path(__file__).parents[2]
@@ -56,9 +56,9 @@ class TestFiles:
         assert experiment(seeds=[5]).seeds == (5,)
 
     def test_a_single_value_is_a_sweep_of_one(self):
-        found = experiment(batches=4, clusters=[{"cluster": MACHINE, "bandwidth": 2}])
-        assert found.batches == (4,)
-        assert found.clusters[0].bandwidth == (2.0,)
+        outcome = experiment(batches=4, clusters=[{"cluster": MACHINE, "bandwidth": 2}])
+        assert outcome.batches == (4,)
+        assert outcome.clusters[0].bandwidth == (2.0,)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -152,13 +152,13 @@ class TestRuns:
         assert all(float(row["step_ms"]) >= float(row["bound_ms"]) for row in rows)
 
     def test_an_interrupted_experiment_goes_on_where_it_stopped(self, tmp_path):
-        found, out = experiment(seeds=3), tmp_path / "out"
+        outcome, out = experiment(seeds=3), tmp_path / "out"
         asked = iter([False] * 40 + [True] * 10_000)
-        first = run_experiment(found, out, interrupted=lambda: next(asked))
+        first = run_experiment(outcome, out, interrupted=lambda: next(asked))
         assert first.missing > 0
         kept = sorted(path.name for path in (out / "runs").iterdir())
         assert len(kept) == len(first.runs)
-        second = run_experiment(found, out)
+        second = run_experiment(outcome, out)
         assert second.missing == 0
         assert second.resumed == len(first.runs)
         assert len(second.runs) == 6
@@ -182,18 +182,18 @@ class TestRuns:
         assert (again.resumed, len(again.runs)) == (1, 2)
 
     def test_batches_in_flight_can_be_swept(self, tmp_path):
-        found = experiment(batches=[2, 4], in_flight=[1, 2], optimisers=[{"method": "heft"}])
-        runs = run_experiment(found, tmp_path / "out").runs
+        outcome = experiment(batches=[2, 4], in_flight=[1, 2], optimisers=[{"method": "heft"}])
+        runs = run_experiment(outcome, tmp_path / "out").runs
         assert [(run.batches, run.in_flight) for run in runs] == [(2, 1), (2, 2), (4, 1), (4, 2)]
         assert runs[3].case == "alex on malvik, 4 batches, 2 in flight"
 
     def test_a_damaged_record_is_made_again(self, tmp_path):
-        found = experiment(optimisers=[{"method": "heft"}])
-        run_experiment(found, tmp_path / "out")
+        outcome = experiment(optimisers=[{"method": "heft"}])
+        run_experiment(outcome, tmp_path / "out")
         (record,) = (tmp_path / "out" / "runs").iterdir()
         record.write_text('{"format": "partita/experi')
-        assert run_experiment(found, tmp_path / "out").resumed == 0
-        assert run_experiment(found, tmp_path / "out").resumed == 1
+        assert run_experiment(outcome, tmp_path / "out").resumed == 0
+        assert run_experiment(outcome, tmp_path / "out").resumed == 1
 
     def test_the_folder_of_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
@@ -204,8 +204,8 @@ class TestRuns:
             run_experiment(replace(experiment(), name="other"), tmp_path / "out")
 
     def test_memory_that_can_never_fit_is_a_row_without_an_answer(self, tmp_path):
-        found = experiment(clusters=[{"cluster": MACHINE, "memory_GB": {"*": 0.01}}])
-        outcome = run_experiment(found, tmp_path / "out")
+        answer = experiment(clusters=[{"cluster": MACHINE, "memory_GB": {"*": 0.01}}])
+        outcome = run_experiment(answer, tmp_path / "out")
         assert {run.status for run in outcome.runs} == {"infeasible"}
         assert "alone holds" in outcome.runs[0].why
         write_report(outcome, tmp_path / "out")
@@ -258,7 +258,7 @@ class TestPictures:
 
     def test_a_point_far_up_is_drawn_high(self):
         low, high = ((1.0, 1.0), (10.0, 100.0))
-        text = line_chart("t", [Line("a <b>", (low, high))], "x", "y", log_x=True, log_y=True)
+        text = line_chart("t", [ChartLine("a <b>", (low, high))], "x", "y", log_x=True, log_y=True)
         path = re.search(r'<path d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', text)
         left, bottom, right, top = map(float, path.groups())
         assert left < right

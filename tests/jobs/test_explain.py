@@ -51,19 +51,17 @@ def test_layouts_are_those_of_the_split(alexnet):
 
 
 @pytest.mark.parametrize(
-    ("sharded", "expected"),
+    ("zero", "expected"),
     [
-        ("none", ["all_reduce"]),
-        ("states", ["reduce_scatter", "all_gather"]),
-        ("gradients", ["reduce_scatter", "all_gather"]),
-        ("parameters", ["reduce_scatter", "all_gather", "all_gather"]),
+        (0, ["all_reduce"]),
+        (1, ["reduce_scatter", "all_gather"]),
+        (2, ["reduce_scatter", "all_gather"]),
+        (3, ["reduce_scatter", "all_gather", "all_gather"]),
     ],
 )
-def test_how_a_gradient_is_summed_follows_from_how_its_parameter_is_kept(
-    alexnet, sharded, expected
-):
+def test_how_a_gradient_is_summed_follows_from_how_its_parameter_is_kept(alexnet, zero, expected):
     plan, graph, cluster = alexnet
-    stage = data_parallel(graph, cluster, sharded)
+    stage = data_parallel(graph, cluster, zero)
     told = explain(replace(plan, stages=(stage,)), graph, cluster, "classifier.1")
     weight = [sent for sent in told.sent if "classifier.1.weight" in sent.what]
     assert [sent.collective for sent in weight] == expected
@@ -80,13 +78,13 @@ def test_parameters_in_shares_are_sharded_where_they_would_be_copied(alexnet):
     mesh = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
     names = [op.name for op in graph.ops if op.phase == "forward"]
     splits = {
-        "features.0": OpSplit("features.0", ("b", "n"), "parameters"),
+        "features.0": OpSplit("features.0", ("b", "n"), 3),
         "classifier.1": OpSplit("classifier.1", ("n", "k")),
     }
     stage = Stage("m", mesh, tuple(splits.get(n, OpSplit(n, ("", ""))) for n in names))
-    found = parameter_placements(stage, graph)
-    assert found["features.0.weight"] == ("Shard(0)", "Shard(0)")
-    assert found["classifier.1.weight"] == ("Shard(0)", "Shard(1)")
-    assert found["classifier.1.bias"] == ("Shard(0)", "Replicate()")
-    assert found["features.3.weight"] == ("Replicate()", "Replicate()")
-    assert set(found) == {parameter.name for parameter in graph.parameters}
+    placements = parameter_placements(stage, graph)
+    assert placements["features.0.weight"] == ("Shard(0)", "Shard(0)")
+    assert placements["classifier.1.weight"] == ("Shard(0)", "Shard(1)")
+    assert placements["classifier.1.bias"] == ("Shard(0)", "Replicate()")
+    assert placements["features.3.weight"] == ("Replicate()", "Replicate()")
+    assert set(placements) == {parameter.name for parameter in graph.parameters}

@@ -22,7 +22,7 @@ from partita.jobs.explain_links import Links
 from partita.jobs.explain_memory import memory_account
 from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
 from partita.jobs.explain_rows import unaligned_rows
-from partita.jobs.explain_time import Item, Walk, parts_of
+from partita.jobs.explain_time import TimeItem, TimelineWalk, parts_of
 from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.shard import shard
@@ -78,9 +78,9 @@ class TestTime:
         assert [part.seconds for part in parts] == sorted((p.seconds for p in parts), reverse=True)
 
     def test_the_step_is_the_simulators(self, told):
-        found = told.simulation
-        plain = simulate_stages(found.workload, found.cluster, found.stages, found.schedule)
-        assert found.step_s == pytest.approx(plain.step_s, rel=1e-12)
+        outcome = told.simulation
+        plain = simulate_stages(outcome.workload, outcome.cluster, outcome.stages, outcome.schedule)
+        assert outcome.step_s == pytest.approx(plain.step_s, rel=1e-12)
 
     def test_what_bounds_it_adds_up_to_the_step_too(self, told):
         bounds = bounds_of(told)
@@ -106,19 +106,19 @@ class TestTime:
         for op in half.ops:
             cost[op.phase] += 2 * op_cost(half, op, machine.kind_of(0)).seconds
         for recompute in (False, True):
-            lone = replace(stage, recompute=recompute)
-            found = account(workload, machine, (lone,), Schedule("1f1b", 2))
-            shares = found.busiest.shares
-            again_s = shares.get(Item("compute", "recompute"), 0.0)
-            forward = shares[Item("compute", "forward")]
+            lone = replace(stage, checkpointing="full" if recompute else "none")
+            this_account = account(workload, machine, (lone,), Schedule("1f1b", 2))
+            shares = this_account.busiest.shares
+            again_s = shares.get(TimeItem("compute", "recompute"), 0.0)
+            forward = shares[TimeItem("compute", "forward")]
             assert (again_s > 0) == recompute
             assert forward == pytest.approx(cost["forward"], rel=1e-6)
             assert again_s == pytest.approx(forward if recompute else 0.0, rel=0.05)
             data, weight = "data gradient", "weight gradient"
-            assert shares[Item("compute", data)] == pytest.approx(cost["dgrad"], rel=1e-6)
-            assert shares[Item("compute", weight)] == pytest.approx(cost["wgrad"], rel=1e-6)
+            assert shares[TimeItem("compute", data)] == pytest.approx(cost["dgrad"], rel=1e-6)
+            assert shares[TimeItem("compute", weight)] == pytest.approx(cost["wgrad"], rel=1e-6)
             assert shares[UPDATE] > 0
-            assert not found.busiest.seconds("communication")
+            assert not this_account.busiest.seconds("communication")
 
     def test_what_light_recompute_runs_again_is_told_apart(self):
         workload, machine = load("gpt2", batch=8), resolve("1xA100")
@@ -126,17 +126,17 @@ class TestTime:
         light = tuple(op for op in stage.dims() if op.endswith(("gelu", "ln_2")))
         half = rebatch(workload.graph, 4)
         cost = sum(2 * op_cost(half, half.op(op), machine.kind_of(0)).seconds for op in light)
-        lone = replace(stage, again=light)
-        found = account(workload, machine, (lone,), Schedule("1f1b", 2))
-        again_s = found.busiest.shares[Item("compute", "recompute")]
+        lone = replace(stage, checkpointing="selective" if light else "none", recomputed=light)
+        this_account = account(workload, machine, (lone,), Schedule("1f1b", 2))
+        again_s = this_account.busiest.shares[TimeItem("compute", "recompute")]
         assert again_s == pytest.approx(cost, rel=1e-6)
 
     def test_a_pipeline_waits_for_other_stages_and_says_which(self):
-        found = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
-        first = found.groups[0]
+        this_account = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        first = this_account.groups[0]
         waits = {item.where: s for item, s in first.shares.items() if item.kind == "idle"}
         assert set(waits) <= {"stage1", "stage2", "stage3", ""}
-        assert sum(waits.values()) > 0.1 * found.simulation.step_s
+        assert sum(waits.values()) > 0.1 * this_account.simulation.step_s
 
     def test_a_walk_by_hand(self):
         builder = ProgramBuilder()
@@ -152,12 +152,12 @@ class TestTime:
 
         def name(task, seconds, own):
             block = timeline.program.blocks[timeline.program.block[task]]
-            return {Item("compute" if own else "idle", block): seconds}
+            return {TimeItem("compute" if own else "idle", block): seconds}
 
         # a: one [0, 1), waits for x [1, 3), two [3, 3.5), waits for slow to 5, a delay to 5.25,
         # three [5.25, 6.25), waits for the end [6.25, 8.25)
-        found = Walk(timeline, name).lane(a)
-        seconds = {(item.kind, item.what): s for item, s in found.items()}
+        lane = TimelineWalk(timeline, name).lane(a)
+        seconds = {(item.kind, item.what): s for item, s in lane.items()}
         assert seconds == pytest.approx(
             {
                 ("compute", "one"): 1.0,
@@ -169,15 +169,15 @@ class TestTime:
                 ("idle", "end"): 2.0,
             }
         )
-        half = Walk(timeline, name).lane(a, 0.5, 3.25)
+        half = TimelineWalk(timeline, name).lane(a, 0.5, 3.25)
         assert sum(half.values()) == pytest.approx(2.75)
 
     def test_names_of_stages_may_be_anything(self):
         workload, machine, stages, schedule = arranged("gpt2", "4xA100", 16, "1f1b")
         odd = ("a > b", "a > b gradients", "\x1b[31m", "x update")
         renamed = tuple(replace(s, name=n) for s, n in zip(stages, odd, strict=True))
-        plain, found = (account(workload, machine, s, schedule) for s in (stages, renamed))
-        for one, other in zip(plain.groups, found.groups, strict=True):
+        plain, this_account = (account(workload, machine, s, schedule) for s in (stages, renamed))
+        for one, other in zip(plain.groups, this_account.groups, strict=True):
             for kind in ("compute", "communication", "idle", "update"):
                 assert other.seconds(kind) == pytest.approx(one.seconds(kind))
 
@@ -221,16 +221,16 @@ class TestPurposes:
         links = Links(resolve("2x2xA100"))
         meaning = OpMeaning(builder.build(), links)
         for own in (True, False):
-            assert meaning(task, 1.0, own) == {Item("communication", what, links.names[1]): 1.0}
+            assert meaning(task, 1.0, own) == {TimeItem("communication", what, links.names[1]): 1.0}
 
     def test_a_fully_sharded_plan_gathers_parameters_and_scatters_gradients(self):
-        found = account(*arranged("alexnet", "2x2xA100", 32, "fsdp"))
-        whats = {item.what for item in found.busiest.shares if item.kind == "communication"}
+        this_account = account(*arranged("alexnet", "2x2xA100", 32, "fsdp"))
+        whats = {item.what for item in this_account.busiest.shares if item.kind == "communication"}
         assert {"all-gather of parameters", "reduce-scatter of gradients"} <= whats
 
     def test_stages_send_activations_forward_and_gradients_back(self):
-        found = account(*arranged("gpt2", "4xA100", 16, "1f1b"))
-        sent = {i.what for g in found.groups for i in g.shares if i.kind == "communication"}
+        this_account = account(*arranged("gpt2", "4xA100", 16, "1f1b"))
+        sent = {i.what for g in this_account.groups for i in g.shares if i.kind == "communication"}
         assert sent == {
             "send of activations",
             "send of gradients",
@@ -241,19 +241,19 @@ class TestPurposes:
         """Two micro-batches, data parallel: only what outlasts the last backward is exposed."""
         workload, machine = load("alexnet", batch=32), resolve("2x1xV100")
         stage = data_parallel(workload.graph, machine)
-        found = account(workload, machine, (stage,), Schedule("1f1b", 2))
-        program = found.simulation.timeline.program
+        this_account = account(workload, machine, (stage,), Schedule("1f1b", 2))
+        program = this_account.simulation.timeline.program
         (reduction,) = program.tasks_of(Purpose.GRADIENT_REDUCTION)
-        item = Item("communication", "all-reduce of gradients", found.links.names[-1])
-        exposed = found.busiest.shares[item]
+        item = TimeItem("communication", "all-reduce of gradients", this_account.links.names[-1])
+        exposed = this_account.busiest.shares[item]
         assert exposed == pytest.approx(float(program.duration[reduction]), rel=1e-6)
 
     def test_the_phases_of_a_body_take_what_its_blocks_take(self):
-        found = account(*arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1"))
-        program = found.simulation.timeline.program
+        this_account = account(*arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1"))
+        program = this_account.simulation.timeline.program
         for task in program.tasks_of(Purpose.COMPUTE):
             work = program.work_of(task)
-            phases = phases_of(program.bodies[work.body], found.links)
+            phases = phases_of(program.bodies[work.body], this_account.links)
             kinds = BLOCK_PHASES[Kind(int(program.kind[task]))]
             seconds = sum(sum(phases[phase].values()) for phase in kinds)
             assert seconds == pytest.approx(float(program.duration[task]))
@@ -261,9 +261,9 @@ class TestPurposes:
 
 class TestBounds:
     def test_a_plan_bound_by_computing_says_so(self):
-        found = bounds_of(account(*arranged("gpt2", "4xA100", 64, "data")))
-        assert found[0].name == "arithmetic"
-        assert found[0].share > 0.5
+        bottlenecks = bounds_of(account(*arranged("gpt2", "4xA100", 64, "data")))
+        assert bottlenecks[0].name == "arithmetic"
+        assert bottlenecks[0].share > 0.5
 
     def test_a_plan_bound_by_a_link_names_it(self):
         slow = replace(
@@ -275,16 +275,16 @@ class TestBounds:
         )
         workload = load("alexnet", batch=32)
         stage = data_parallel(workload.graph, slow)
-        found = account(workload, slow, (stage,), Schedule())
-        assert bounds_of(found)[0].name == "ethernet-1 between nodes (125 MB/s)"
-        whats = {part.item.what for part in parts_of(found.busiest.shares)[:1]}
+        this_account = account(workload, slow, (stage,), Schedule())
+        assert bounds_of(this_account)[0].name == "ethernet-1 between nodes (125 MB/s)"
+        whats = {part.item.what for part in parts_of(this_account.busiest.shares)[:1]}
         assert whats == {"all-reduce of gradients"}
 
     def test_rows_off_16_bytes_are_told_apart_with_the_size_that_helps(self):
-        found = account(*arranged("gpt2", "2xA100", 8, "data")).simulation
-        (rows,) = unaligned_rows(found)
+        simulation = account(*arranged("gpt2", "2xA100", 8, "data")).simulation
+        (rows,) = unaligned_rows(simulation)
         assert (rows.op, rows.size, rows.padded) == ("lm_head", 50257, 50264)
-        mine = [op for op in found.ops if op.name.startswith("lm_head")]
+        mine = [op for op in simulation.ops if op.name.startswith("lm_head")]
         assert rows.seconds == pytest.approx(sum(op.cost.seconds for op in mine))
 
     def test_what_more_arithmetic_cannot_help_is_not_called_arithmetic(self):
@@ -301,9 +301,11 @@ class TestBounds:
 
     def test_one_device_has_no_links(self):
         workload, machine = load("alexnet", batch=4), resolve("1xA100")
-        found = account(workload, machine, (data_parallel(workload.graph, machine),), Schedule())
-        assert found.links.names == ()
-        assert not found.busiest.seconds("communication")
+        this_account = account(
+            workload, machine, (data_parallel(workload.graph, machine),), Schedule()
+        )
+        assert this_account.links.names == ()
+        assert not this_account.busiest.seconds("communication")
 
 
 class TestLinks:
@@ -339,20 +341,31 @@ class TestLinks:
 
 class TestMemory:
     def test_the_parts_add_up_to_the_peak(self, told):
-        found = memory_account(told.simulation)
-        assert sum(found.parts().values()) == pytest.approx(found.peak_bytes)
-        assert found.peak_bytes == pytest.approx(max(told.simulation.peak_bytes), rel=0.2)
+        this_memory_account = memory_account(told.simulation)
+        assert sum(this_memory_account.parts().values()) == pytest.approx(
+            this_memory_account.peak_bytes
+        )
+        assert this_memory_account.peak_bytes == pytest.approx(
+            max(told.simulation.peak_bytes), rel=0.2
+        )
 
     def test_what_always_lies_there_is_what_the_program_takes_first(self, told):
-        found, program = memory_account(told.simulation), told.simulation.timeline.program
+        this_memory_account, program = (
+            memory_account(told.simulation),
+            told.simulation.timeline.program,
+        )
         names = [memory.name for memory in program.memories]
         first = slice(program.effect_start[0], program.effect_start[1])
         taken = dict(
             zip(program.effect_memory[first], program.effect_at_start[first], strict=True)
-        )[names.index(found.name)]
-        always = found.parameters_bytes + found.states_bytes + found.workspace_bytes
+        )[names.index(this_memory_account.name)]
+        always = (
+            this_memory_account.parameters_bytes
+            + this_memory_account.states_bytes
+            + this_memory_account.workspace_bytes
+        )
         if told.simulation.is_pipelined:
-            always += found.gradients_bytes
+            always += this_memory_account.gradients_bytes
         assert always == pytest.approx(taken)
 
     def test_gradients_of_a_recomputed_stage_are_those_that_are_made_by_the_peak(self):
@@ -360,7 +373,7 @@ class TestMemory:
         stage = data_parallel(workload.graph, machine)
         plain, recomputed = (
             memory_account(account(workload, machine, (one,), Schedule()).simulation)
-            for one in (stage, replace(stage, recompute=True))
+            for one in (stage, replace(stage, checkpointing="full"))
         )
         assert plain.gradients_bytes > 0
         assert recomputed.gradients_bytes > 0
@@ -371,12 +384,12 @@ class TestMemory:
 
 class TestWhatIf:
     def test_nothing_changed_changes_nothing(self, told):
-        found = told.simulation
-        nothing = what_if(found, "nothing", again)
-        assert nothing.step_s == pytest.approx(found.step_s, rel=1e-12)
+        outcome = told.simulation
+        nothing = what_if(outcome, "nothing", again)
+        assert nothing.step_s == pytest.approx(outcome.step_s, rel=1e-12)
         assert nothing.gain == pytest.approx(0, abs=1e-12)
-        assert nothing.peak_memory_bytes == pytest.approx(max(found.peak_bytes))
-        assert nothing.fits == found.fits
+        assert nothing.peak_memory_bytes == pytest.approx(max(outcome.peak_bytes))
+        assert nothing.fits == outcome.fits
 
     def test_faster_links_and_devices_never_slow_these_plans_down(self, told):
         for name, change in changes(told.simulation, told.links):
@@ -384,8 +397,8 @@ class TestWhatIf:
                 assert what_if(told.simulation, name, change).gain >= -1e-9, name
 
     def test_everything_twice_as_fast_halves_the_step(self):
-        found = account(*arranged("alexnet", "4xV100", 32, "data")).simulation
-        old = found.cluster
+        simulation = account(*arranged("alexnet", "4xV100", 32, "data")).simulation
+        old = simulation.cluster
         kinds = tuple(
             replace(
                 kind,
@@ -397,110 +410,108 @@ class TestWhatIf:
             for kind in old.kinds
         )
         quick: Cluster = replace(Links(old).faster(0, 2), kinds=kinds)
-        twice = what_if(found, "all", lambda s: again(s, cluster=quick))
-        assert twice.step_s == pytest.approx(found.step_s / 2)
+        twice = what_if(simulation, "all", lambda s: again(s, cluster=quick))
+        assert twice.step_s == pytest.approx(simulation.step_s / 2)
         assert twice.gain == pytest.approx(0.5)
 
     def test_recompute_is_offered_to_be_dropped_with_what_it_would_hold(self):
-        found = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
-        name, change = list(changes(found.simulation, found.links))[-1]
+        this_account = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        name, change = list(changes(this_account.simulation, this_account.links))[-1]
         assert name == "nothing recomputed"
-        told = what_if(found.simulation, name, change)
+        told = what_if(this_account.simulation, name, change)
         assert told.gain > 0.1
-        assert told.peak_memory_bytes > max(found.simulation.peak_bytes)
+        assert told.peak_memory_bytes > max(this_account.simulation.peak_bytes)
 
     def test_another_number_of_micro_batches_has_another_order_of_collectives(self):
         workload, machine, stages, schedule = arranged("gpt2", "2x2xA100", 16, "megatron")
         decided = account(workload, machine, stages, schedule).simulation.decided
         assert all(stage.overlap is not None for stage in decided)
-        found = account(workload, machine, decided, schedule).simulation
-        for name, change in changes(found, Links(machine)):
-            assert what_if(found, name, change).step_s > 0, name
+        simulation = account(workload, machine, decided, schedule).simulation
+        for name, change in changes(simulation, Links(machine)):
+            assert what_if(simulation, name, change).step_s > 0, name
 
     def test_what_does_not_fit_says_so(self):
-        found = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation
-        capped = replace(found, cap_bytes=max(found.peak_bytes))
+        simulation = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation
+        capped = replace(simulation, cap_bytes=max(simulation.peak_bytes))
         told = what_if(capped, "nothing recomputed", lambda s: again(s, recompute=False))
         assert not told.fits
         assert told.note.startswith("does not fit: ")
 
     def test_of_unlike_devices_the_one_that_lacks_most_is_told(self):
-        found = account(*arranged("alexnet", "2xV100+2xP100", 32, "data")).simulation
-        small = found.cluster.kinds[1]
-        kinds = (found.cluster.kinds[0], replace(small, memory_bytes=2**30))
+        simulation = account(*arranged("alexnet", "2xV100+2xP100", 32, "data")).simulation
+        small = simulation.cluster.kinds[1]
+        kinds = (simulation.cluster.kinds[0], replace(small, memory_bytes=2**30))
         assert small.name == "P100-SXM2"
-        tight = replace(found.cluster, kinds=kinds)
-        told = what_if(found, "small", lambda s: again(s, cluster=tight))
+        tight = replace(simulation.cluster, kinds=kinds)
+        told = what_if(simulation, "small", lambda s: again(s, cluster=tight))
         assert not told.fits
         assert told.note.endswith("of 1.00 GiB per device")
 
-    def test_a_searched_order_is_for_its_number_of_micro_batches(self, sharded):
+    def test_a_searched_order_is_for_its_number_of_micro_batches(self, zero):
         workload, machine, stages, _ = arranged("alexnet", "2xA100", 8, "1f1b")
         order = ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
         listed = Schedule("exact", 2, order)
-        found = account(workload, machine, stages, listed)
-        _, untried = what_ifs(found.simulation, sharded, found.links, 60.0)
+        this_account = account(workload, machine, stages, listed)
+        _, untried = what_ifs(this_account.simulation, zero, this_account.links, 60.0)
         assert {left.change for left in untried} == {
             "4 micro-batches instead of 2",
             "1 micro-batches instead of 2",
         }
         assert "searched for exactly 2" in untried[0].why
 
-    def test_out_of_time_is_said(self, sharded):
-        told = explain_plan(sharded, budget_s=-1.0)
+    def test_out_of_time_is_said(self, zero):
+        told = explain_plan(zero, budget_s=-1.0)
         assert told.what_ifs == ()
         assert all("used up" in left.why for left in told.untried)
 
 
 class TestPlan:
-    def test_a_plan_is_explained_in_full(self, sharded):
-        told = explain_plan(sharded)
-        assert told.step_s == pytest.approx(sharded.prediction.step_s)
+    def test_a_plan_is_explained_in_full(self, zero):
+        told = explain_plan(zero)
+        assert told.step_s == pytest.approx(zero.prediction.step_s)
         assert sum(part.seconds for part in told.parts) == pytest.approx(told.step_s)
         assert 0 < told.lower_bound_s <= told.step_s
         gains = [what.gain for what in told.what_ifs]
         assert gains == sorted(gains, reverse=True)
         assert told.helpful[0].gain > 0
-        assert told.alternatives == sharded.origin.alternatives
+        assert told.alternatives == zero.origin.alternatives
 
-    def test_more_memory_is_worth_the_faster_plan_it_lacks_for(self, sharded):
-        found = explain_plan(sharded, budget_s=0.0).simulation
-        room, step = min(found.capacity_bytes), found.step_s
+    def test_more_memory_is_worth_the_faster_plan_it_lacks_for(self, zero):
+        simulation = explain_plan(zero, budget_s=0.0).simulation
+        room, step = min(simulation.capacity_bytes), simulation.step_s
         others = (
             Alternative("fsdp", "data=4", step * 0.75, room + 3 * 2**30, "needs more"),
             Alternative("slow", "data=4", step * 1.5, room + 2**30, "needs more"),
             Alternative("small", "data=4", step * 2, 1.0, "longer"),
         )
-        plan = replace(sharded, origin=replace(sharded.origin, alternatives=others))
-        (told,) = more_memory(found, plan)
+        plan = replace(zero, origin=replace(zero.origin, alternatives=others))
+        (told,) = more_memory(simulation, plan)
         assert told.change == "3.00 GiB more memory per device"
         assert told.gain == pytest.approx(0.25)
         assert "fsdp fits" in told.note
-        assert more_memory(found, sharded) == []
+        assert more_memory(simulation, zero) == []
 
-    def test_a_plan_for_batches_in_a_row_is_measured_by_them(self, sharded):
-        plain = explain_plan(sharded, budget_s=0)
+    def test_a_plan_for_batches_in_a_row_is_measured_by_them(self, zero):
+        plain = explain_plan(zero, budget_s=0)
         assert plain.objective_s == plain.step_s
-        in_a_row = replace(sharded.prediction, interval_s=1.0)
-        told = explain_plan(replace(sharded, prediction=in_a_row), budget_s=0)
+        in_a_row = replace(zero.prediction, interval_s=1.0)
+        told = explain_plan(replace(zero, prediction=in_a_row), budget_s=0)
         assert told.objective_s == told.simulation.interval_s < told.step_s
 
-    def test_the_users_cap_on_memory_stays(self, sharded):
-        tight = replace(sharded.prediction, capacity_bytes=(2.0**30,))
-        told = explain_plan(replace(sharded, prediction=tight), budget_s=0.0)
+    def test_the_users_cap_on_memory_stays(self, zero):
+        tight = replace(zero.prediction, capacity_bytes=(2.0**30,))
+        told = explain_plan(replace(zero, prediction=tight), budget_s=0.0)
         assert told.memory.capacity_bytes == 2.0**30
 
-    def test_senseless_predictions_do_no_harm(self, sharded):
-        odd = replace(
-            sharded.prediction, lower_bound_s=-3.0, capacity_bytes=(), peak_memory_bytes=()
-        )
-        told = explain_plan(replace(sharded, prediction=odd), budget_s=0.0)
+    def test_senseless_predictions_do_no_harm(self, zero):
+        odd = replace(zero.prediction, lower_bound_s=-3.0, capacity_bytes=(), peak_memory_bytes=())
+        told = explain_plan(replace(zero, prediction=odd), budget_s=0.0)
         assert told.lower_bound_s == 0.0
         assert told.memory.capacity_bytes == told.simulation.cluster.kinds[0].memory_bytes
 
-    def test_a_plan_for_another_machine_is_refused(self, sharded):
+    def test_a_plan_for_another_machine_is_refused(self, zero):
         with pytest.raises(PlanError, match=r"the plan is for 4xV100 .*plan again"):
-            explain_plan(sharded, resolve("2xA100"))
+            explain_plan(zero, resolve("2xA100"))
 
 
 def test_stages_are_what_the_strategies_say():

@@ -17,89 +17,89 @@ from partita.zoo import build
 QUICK = Stop(evaluations=30_000, gap=0.05)
 
 
-def assert_whole(found: Partitioned) -> None:
+def assert_whole(partitioned: Partitioned) -> None:
     """Stages, plan and simulation say the same, and values flow one way."""
-    assert found.plan is not None
-    assert found.prediction is not None
-    graph = found.workload.graph
+    assert partitioned.plan is not None
+    assert partitioned.prediction is not None
+    graph = partitioned.workload.graph
     forward = [op for op in graph.ops if op.phase == "forward"]
-    assert set(found.stage_of) == {op.name for op in forward}
-    assert set(found.device_of) == set(range(len(found.plan.stages)))
+    assert set(partitioned.stage_of) == {op.name for op in forward}
+    assert set(partitioned.device_of) == set(range(len(partitioned.plan.stages)))
     for op in forward:
         for before in graph.predecessors(op):
-            assert found.stage_of[before.name] <= found.stage_of[op.name]
-    for index, stage in enumerate(found.plan.stages):
-        assert stage.mesh.devices == (found.device_of[index],)
-        assert {found.stage_of[split.op] for split in stage.splits} == {index}
-    assert found.result.solution is not None
-    assert not check(found.problem, found.result.solution)
-    assert max(found.device_times_ms()) == pytest.approx(
-        evaluate(found.problem, found.result.solution)
+            assert partitioned.stage_of[before.name] <= partitioned.stage_of[op.name]
+    for index, stage in enumerate(partitioned.plan.stages):
+        assert stage.mesh.devices == (partitioned.device_of[index],)
+        assert {partitioned.stage_of[split.op] for split in stage.splits} == {index}
+    assert partitioned.result.solution is not None
+    assert not check(partitioned.problem, partitioned.result.solution)
+    assert max(partitioned.device_times_ms()) == pytest.approx(
+        evaluate(partitioned.problem, partitioned.result.solution)
     )
-    assert found.lower_bound_ms is not None
-    assert found.bottleneck_ms is not None
-    assert found.lower_bound_ms <= found.bottleneck_ms * (1 + 1e-9)
-    assert sum(report.num_ops for report in found.reports) == len(forward)
+    assert partitioned.lower_bound_ms is not None
+    assert partitioned.bottleneck_ms is not None
+    assert partitioned.lower_bound_ms <= partitioned.bottleneck_ms * (1 + 1e-9)
+    assert sum(report.num_ops for report in partitioned.reports) == len(forward)
 
 
 def test_a_decoder_is_cut_planned_and_simulated(tmp_path: Path) -> None:
-    found = partita.partition("gpt2", devices=4, batch=8)
-    assert_whole(found)
-    assert found.plan is not None
-    assert found.tied == ("wte.weight",)  # the embedding and the head are far apart
-    assert found.gap is not None
-    assert found.gap < 0.01
+    partitioned = partita.partition("gpt2", devices=4, batch=8)
+    assert_whole(partitioned)
+    assert partitioned.plan is not None
+    assert partitioned.tied == ("wte.weight",)  # the embedding and the head are far apart
+    assert partitioned.gap is not None
+    assert partitioned.gap < 0.01
     path = tmp_path / "plan.json"
-    path.write_bytes(found.plan.to_json())
+    path.write_bytes(partitioned.plan.to_json())
     assert partita.check_plan(read_plan(path)) is not None
 
 
 @pytest.mark.parametrize("method", [name for name in SEARCHES if name not in ("brute", "exact")])
 @pytest.mark.parametrize("model", ["resnet50", "t5-small"])
 def test_every_method_cuts_models_with_branches(model: str, method: str) -> None:
-    found = partition(model, "4xA100", batch=4, method=method, stop=QUICK)
-    assert_whole(found)
+    partitioned = partition(model, "4xA100", batch=4, method=method, stop=QUICK)
+    assert_whole(partitioned)
 
 
 @pytest.mark.parametrize("method", ["auto", "acyclic", "chain", "metis", "mpipe"])
 def test_wishes_are_kept_by_every_method(method: str) -> None:
-    found = partition(
+    partitioned = partition(
         "inception_v3", "4xA100", batch=4, microbatches=2, method=method, stages=3, straight=True,
         recompute=True, stop=QUICK,
     )  # fmt: skip
-    assert_whole(found)
-    assert found.plan is not None
-    assert len(found.plan.stages) == 3
-    assert len(set(found.device_of.values())) == 3
-    assert all(stage.recompute for stage in found.plan.stages)
-    assert found.plan.schedule.num_microbatches == 2
+    assert_whole(partitioned)
+    assert partitioned.plan is not None
+    assert len(partitioned.plan.stages) == 3
+    assert len(set(partitioned.device_of.values())) == 3
+    assert all((stage.checkpointing == "full") for stage in partitioned.plan.stages)
+    assert partitioned.plan.schedule.num_microbatches == 2
 
 
 def test_a_large_decoder_is_cut_in_seconds() -> None:
-    found = partition("gpt2-xl", devices=8, batch=8, stop=Stop(evaluations=200_000, gap=0.05))
-    assert_whole(found)
-    assert found.result.seconds < 60  # some 2 s of CPU
+    partitioned = partition("gpt2-xl", devices=8, batch=8, stop=Stop(evaluations=200_000, gap=0.05))
+    assert_whole(partitioned)
+    assert partitioned.result.seconds < 60  # some 2 s of CPU
 
 
 def test_inference_has_no_backward() -> None:
-    found = partition("gpt2", devices=2, batch=2, training=False, stop=QUICK)
-    assert_whole(found)
-    assert all(report.backward_ms == 0 for report in found.reports)
+    partitioned = partition("gpt2", devices=2, batch=2, training=False, stop=QUICK)
+    assert_whole(partitioned)
+    assert all(report.backward_ms == 0 for report in partitioned.reports)
 
 
 def test_more_devices_than_nodes_leaves_some_idle() -> None:
-    found = partition("alexnet", "64xA100", batch=4, stop=QUICK)
-    assert_whole(found)
-    assert len(set(found.device_of.values())) <= len(found.model.layers)
+    partitioned = partition("alexnet", "64xA100", batch=4, stop=QUICK)
+    assert_whole(partitioned)
+    assert len(set(partitioned.device_of.values())) <= len(partitioned.model.layers)
 
 
 def test_a_node_heavier_than_the_cap_is_named() -> None:
-    found = partition("gpt2", devices=4, batch=8, memory=1e8, stop=QUICK)
-    assert found.status is Status.INFEASIBLE
-    assert found.plan is None
-    assert found.stage_of == {}
-    assert "(lm_head) alone needs" in found.result.why
-    assert "or the node must be cut up" in found.result.why
+    partitioned = partition("gpt2", devices=4, batch=8, memory=1e8, stop=QUICK)
+    assert partitioned.status is Status.INFEASIBLE
+    assert partitioned.plan is None
+    assert partitioned.stage_of == {}
+    assert "(lm_head) alone needs" in partitioned.result.why
+    assert "or the node must be cut up" in partitioned.result.why
 
 
 def test_recompute_saves_memory_where_many_are_in_flight() -> None:

@@ -15,9 +15,9 @@ def test_every_split_is_legal_for_a_micro_batch(name):
     cluster = resolve("8xA100")
     work = load("vit-b16", batch=32)
     graph = work.graph
-    found = PIPELINES[name].plans(graph, chain_of(graph), cluster, work.batch)
-    assert found
-    for stages, schedule in found:
+    plans = PIPELINES[name].plans(graph, chain_of(graph), cluster, work.batch)
+    assert plans
+    for stages, schedule in plans:
         micro = rebatch(graph, work.batch // schedule.num_microbatches)
         for stage in stages:
             for split in stage.splits:

@@ -58,34 +58,34 @@ def quick(*args, **options):
 
 class TestOwnRules:
     def test_two_towers_go_to_two_devices(self):
-        found = quick(towers(), pair(), training=False)
-        assert found.best.num_devices == 2
-        assert found.best.fits
-        assert found.lower_bound_s <= found.best.step_s < found.tried[-1].step_s
-        devices = found.devices()
+        placed = quick(towers(), pair(), training=False)
+        assert placed.best.num_devices == 2
+        assert placed.best.fits
+        assert placed.lower_bound_s <= placed.best.step_s < placed.tried[-1].step_s
+        devices = placed.devices()
         assert devices["left.one"] == devices["left.act"]
 
     @pytest.mark.parametrize(("batches", "training"), [(1, True), (1, False), (3, True)])
     def test_a_small_model_is_placed_as_well_as_by_trying_everything(self, batches, training):
-        found = quick(towers(512), pair(2**26), batches=batches, training=training)
-        size = len(found.model.layers)
+        placed = quick(towers(512), pair(2**26), batches=batches, training=training)
+        size = len(placed.model.layers)
         every = [
-            simulate_placement(found.model, placement, batches, min(batches, 2))[0].makespan
+            simulate_placement(placed.model, placement, batches, min(batches, 2))[0].makespan
             for placement in itertools.product((0, 1), repeat=size)
         ]
-        assert found.best.step_s == pytest.approx(min(every), rel=1e-9)
-        assert found.lower_bound_s <= min(every)
+        assert placed.best.step_s == pytest.approx(min(every), rel=1e-9)
+        assert placed.lower_bound_s <= min(every)
 
     def test_the_timeline_is_that_of_the_answer_and_verified(self):
-        found = quick(towers(), pair())
-        assert found.timeline.makespan == pytest.approx(found.best.step_s)
-        check_timeline(found.timeline.program, found.timeline)
+        placed = quick(towers(), pair())
+        assert placed.timeline.makespan == pytest.approx(placed.best.step_s)
+        check_timeline(placed.timeline.program, placed.timeline)
 
     def test_stopped_at_once_it_still_answers(self):
         at_once = Stop(interrupted=lambda: True)
-        found = place("alexnet", "malvik", stop=at_once)
-        assert found.status is Status.STOPPED
-        assert found.best.fits
+        placed = place("alexnet", "malvik", stop=at_once)
+        assert placed.status is Status.STOPPED
+        assert placed.best.fits
         apart = [("features.*", 1), ("classifier.*", 2)]
         nothing = place("alexnet", "malvik", stop=at_once, pinned=apart)
         assert nothing.best is None
@@ -101,20 +101,20 @@ class TestOwnRules:
 
     @pytest.mark.parametrize("semantics", ["partita", "exprimo"])
     def test_one_device_takes_all_and_that_is_optimal(self, semantics):
-        found = place("alexnet", "1xV100", method="heft", semantics=semantics)
-        assert set(found.best.placement) == {0}
-        assert found.status is Status.OPTIMAL
+        placed = place("alexnet", "1xV100", method="heft", semantics=semantics)
+        assert set(placed.best.placement) == {0}
+        assert placed.status is Status.OPTIMAL
 
     def test_it_is_never_worse_than_one_device(self):
-        found = quick("squeezenet1_1", "malvik", batch=8)
-        alone = [item.step_s for item in found.tried if item.name.startswith("all on")]
-        assert found.best.step_s <= min(alone)
+        placed = quick("squeezenet1_1", "malvik", batch=8)
+        alone = [item.step_s for item in placed.tried if item.name.startswith("all on")]
+        assert placed.best.step_s <= min(alone)
 
     def test_what_one_device_cannot_hold_is_spread(self):
         need = 4 * 256 * 256 * 4 * 4  # weights, gradients and AdamW's two states
-        found = quick(towers(), pair(int(need * 0.8)))
-        assert found.best.num_devices == 2
-        assert max(found.best.peak_bytes) <= need * 0.8
+        placed = quick(towers(), pair(int(need * 0.8)))
+        assert placed.best.num_devices == 2
+        assert max(placed.best.peak_bytes) <= need * 0.8
 
     def test_batches_in_flight_are_faster_than_one_at_a_time(self):
         pinned = [("features.*", 1), ("classifier.*", 2)]
@@ -125,9 +125,9 @@ class TestOwnRules:
         assert many.best.step_s < 0.99 * one.best.step_s
 
     def test_the_front_holds_what_nothing_beats(self):
-        found = quick("alexnet", "malvik", with_front=True)
-        shown = found.front()
-        assert found.best in shown
+        placed = quick("alexnet", "malvik", with_front=True)
+        shown = placed.front()
+        assert placed.best in shown
         costs = [(x.step_s, max(x.peak_bytes), x.num_devices) for x in shown]
         assert not any(
             a != b and all(x <= y for x, y in zip(a, b, strict=True)) for a in costs for b in costs
@@ -137,15 +137,15 @@ class TestOwnRules:
 
 class TestWishes:
     def test_pins_and_bans_by_pattern_and_name_are_kept(self):
-        found = quick(
+        devices = quick(
             towers(), pair(), pinned=[("left.*", "b")], forbidden=[("right.two", 1)]
         ).devices()
-        assert {found["left.one"], found["left.act"], found["left.two"]} == {1}
-        assert found["right.two"] == 0
+        assert {devices["left.one"], devices["left.act"], devices["left.two"]} == {1}
+        assert devices["right.two"] == 0
 
     def test_colocated_ops_share_a_device(self):
-        found = quick(towers(), pair(), training=False, colocated=[["left.one", "right.*"]])
-        devices = found.devices()
+        placed = quick(towers(), pair(), training=False, colocated=[["left.one", "right.*"]])
+        devices = placed.devices()
         assert len({devices[name] for name in ("left.one", "right.one", "right.two")}) == 1
 
     def test_no_more_devices_than_allowed_are_used(self):
@@ -174,44 +174,44 @@ class TestWishes:
 
 class TestNeverFits:
     def test_a_layer_larger_than_every_device_is_named(self):
-        found = quick(towers(2048), pair())
-        assert found.status is Status.INFEASIBLE
-        assert found.best is None
+        placed = quick(towers(2048), pair())
+        assert placed.status is Status.INFEASIBLE
+        assert placed.best is None
         assert (
-            "layer left.one alone holds 64.0 MiB, and the largest device has 16.0 MiB" in found.why
+            "layer left.one alone holds 64.0 MiB, and the largest device has 16.0 MiB" in placed.why
         )
 
     def test_more_than_all_devices_together_have_is_said(self):
-        found = quick(towers(), pair(int(2**20 * 1.9)))
-        assert found.status is Status.INFEASIBLE
-        assert "all layers together hold 4.02 MiB, and 2 devices have 3.80 MiB" in found.why
+        placed = quick(towers(), pair(int(2**20 * 1.9)))
+        assert placed.status is Status.INFEASIBLE
+        assert "all layers together hold 4.02 MiB, and 2 devices have 3.80 MiB" in placed.why
 
     def test_by_exprimos_rules_too(self):
-        found = quick(towers(2048), pair(), semantics="exprimo")
-        assert found.status is Status.INFEASIBLE
-        assert "alone holds 16.0 MiB" in found.why
+        placed = quick(towers(2048), pair(), semantics="exprimo")
+        assert placed.status is Status.INFEASIBLE
+        assert "alone holds 16.0 MiB" in placed.why
 
 
 class TestExprimo:
     def test_its_files_give_its_answer(self):
-        found = place(NET, MACHINE, semantics="exprimo", method="single")
-        assert found.best.step_s * 1e3 == pytest.approx(43.407329867080456, rel=1e-9)
-        assert found.status is Status.OPTIMAL
+        placed = place(NET, MACHINE, semantics="exprimo", method="single")
+        assert placed.best.step_s * 1e3 == pytest.approx(43.407329867080456, rel=1e-9)
+        assert placed.status is Status.OPTIMAL
 
     def test_a_pin_on_the_input_moves_the_data(self):
-        found = quick(NET, MACHINE, semantics="exprimo", pinned=[("data", 0)])
-        assert found.devices()["data"] == 0
-        assert found.best.step_s * 1e3 > 43.4
+        placed = quick(NET, MACHINE, semantics="exprimo", pinned=[("data", 0)])
+        assert placed.devices()["data"] == 0
+        assert placed.best.step_s * 1e3 > 43.4
 
     def test_its_network_runs_by_our_rules_too(self):
-        found = quick(NET, "malvik", batch=16)
-        assert found.best.fits
-        assert found.subject.workload.batch == 16
+        placed = quick(NET, "malvik", batch=16)
+        assert placed.best.fits
+        assert placed.subject.workload.batch == 16
 
     def test_a_zoo_model_runs_by_its_rules(self):
-        found = quick("alexnet", MACHINE, semantics="exprimo", batches=2, in_flight=2)
-        score = simulate_exprimo(found.problem, found.best.placement)
-        assert found.best.step_s == pytest.approx(score.makespan_ms / 1e3)
+        placed = quick("alexnet", MACHINE, semantics="exprimo", batches=2, in_flight=2)
+        score = simulate_exprimo(placed.problem, placed.best.placement)
+        assert placed.best.step_s == pytest.approx(score.makespan_ms / 1e3)
 
     @pytest.mark.parametrize(
         "file", ["alexnet-malvik", "alexnet-malvik4-pipeline", "resnet50-malvik4-limited"]
@@ -232,18 +232,18 @@ class TestExprimo:
         path = tmp_path / "star.json"
         path.write_text(json.dumps(raw))
         pins = [("conv1", 1), ("fc8", 2)]
-        found = quick(NET, str(path), semantics="exprimo", pinned=pins)
-        assert found.problem.route[1][2] == -1
-        assert found.best.num_devices == 3  # through the CPU
+        placed = quick(NET, str(path), semantics="exprimo", pinned=pins)
+        assert placed.problem.route[1][2] == -1
+        assert placed.best.num_devices == 3  # through the CPU
         own = quick(NET, str(path), pinned=pins, method="heft")  # by our rules data is passed on
         assert {own.devices()["conv1"], own.devices()["fc8"]} == {1, 2}
 
     def test_the_front_trades_time_for_memory(self):
-        found = quick(NET, MACHINE, semantics="exprimo", with_front=True)
-        shown = found.front()
-        assert shown[0] == found.best
+        placed = quick(NET, MACHINE, semantics="exprimo", with_front=True)
+        shown = placed.front()
+        assert shown[0] == placed.best
         assert len(shown) >= 3
-        assert max(shown[-1].peak_bytes) < max(found.best.peak_bytes)
+        assert max(shown[-1].peak_bytes) < max(placed.best.peak_bytes)
 
     def test_a_device_without_a_route_is_refused(self, tmp_path):
         raw = json.loads(Path(MACHINE).read_text())
@@ -273,28 +273,28 @@ class TestDocuments:
 class TestFiles:
     @pytest.mark.parametrize("semantics", ["partita", "exprimo"])
     def test_a_placement_is_read_as_it_was_written_and_runs_again(self, semantics, tmp_path):
-        found = quick(NET, MACHINE, semantics=semantics, batches=2, pinned=[("conv1", 2)])
+        placed = quick(NET, MACHINE, semantics=semantics, batches=2, pinned=[("conv1", 2)])
         path = tmp_path / "p.json"
-        path.write_bytes(found.saved.to_json())
+        path.write_bytes(placed.saved.to_json())
         saved = read_placement(path)
-        assert saved == found.saved
+        assert saved == placed.saved
         again = place_again(saved)
-        assert again.best.step_s == pytest.approx(found.best.step_s)
-        assert again.devices() == found.devices()
+        assert again.best.step_s == pytest.approx(placed.best.step_s)
+        assert again.devices() == placed.devices()
 
     def test_a_false_claim_is_refused(self):
-        found = quick("alexnet", "malvik", method="heft")
-        plan = found.plan
+        placed = quick("alexnet", "malvik", method="heft")
+        plan = placed.plan
         claim = replace(plan, prediction=replace(plan.prediction, step_s=1e-6))
         with pytest.raises(VerificationError, match=r"the file predicts 1e-06 s, it takes"):
-            place_again(replace(found.saved, plan=claim))
+            place_again(replace(placed.saved, plan=claim))
 
     def test_another_model_under_the_name_is_refused(self):
-        found = quick("alexnet", "malvik", method="heft")
-        plan = found.plan
+        placed = quick("alexnet", "malvik", method="heft")
+        plan = placed.plan
         other = replace(plan, model=replace(plan.model, fingerprint="0" * 16))
         with pytest.raises(PlanError, match="is for another alexnet or malvik"):
-            place_again(replace(found.saved, plan=other))
+            place_again(replace(placed.saved, plan=other))
 
     @pytest.mark.parametrize(
         ("field", "value", "message"),
@@ -311,9 +311,9 @@ class TestFiles:
             placement_from_json({**raw, field: value}, "p.json")
 
     def test_the_plan_inside_has_a_stage_per_device(self, tmp_path):
-        found = quick(towers(), pair(), pinned=[("left.*", 0), ("right.*", 1)])
+        placed = quick(towers(), pair(), pinned=[("left.*", 0), ("right.*", 1)])
         path = tmp_path / "plan.json"
-        path.write_text(json.dumps(json.loads(found.saved.to_json())["plan"]))
+        path.write_text(json.dumps(json.loads(placed.saved.to_json())["plan"]))
         plan = read_plan(path)
         assert [stage.mesh.devices for stage in plan.stages] == [(0,), (1,)]
         assert [stage.name for stage in plan.stages] == ["a", "b"]

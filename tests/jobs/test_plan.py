@@ -28,27 +28,27 @@ QUICK = Stop(gap=0.01)  # no clock: a slow machine must not change the answer
     ],
 )
 def test_no_named_strategy_is_faster_than_the_plan(model, cluster, batch):
-    found = compare(model, cluster, batch=batch, stop=QUICK)
-    rows = {row.name: row for row in found.rows}
+    comparison = compare(model, cluster, batch=batch, stop=QUICK)
+    rows = {row.name: row for row in comparison.rows}
     ours = rows.pop("plan")
     assert ours.fits
     for row in rows.values():
         if row.fits:
             assert ours.step_s <= row.step_s * (1 + 1e-6), row.name
-    assert found.lower_bound_s <= ours.step_s * (1 + 1e-9)
+    assert comparison.lower_bound_s <= ours.step_s * (1 + 1e-9)
 
 
 def test_a_plan_is_what_it_predicts_and_passes_the_checker(tmp_path):
-    found = plan("gpt2", "4xA100", batch=16, pin=["stages=2"], stop=QUICK)
-    assert found.plan is not None
-    assert len({stage.mesh.devices for stage in found.plan.stages}) == 2
+    planned = plan("gpt2", "4xA100", batch=16, pin=["pp=2"], stop=QUICK)
+    assert planned.plan is not None
+    assert len({stage.mesh.devices for stage in planned.plan.stages}) == 2
     file = tmp_path / "plan.json"
-    file.write_bytes(found.plan.to_json())
+    file.write_bytes(planned.plan.to_json())
     again = read_plan(file)
-    assert again == found.plan
+    assert again == planned.plan
     assert check_plan(again) == ()
-    assert simulate(again).step_s == pytest.approx(found.plan.prediction.step_s)
-    assert found.lower_bound_s <= found.plan.prediction.step_s
+    assert simulate(again).step_s == pytest.approx(planned.plan.prediction.step_s)
+    assert planned.lower_bound_s <= planned.plan.prediction.step_s
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +57,18 @@ def free():
     return plan("transformer-base@128", "2x2xH100", batch=32, stop=Stop(gap=0.0))
 
 
-@pytest.mark.parametrize("pin", ["sharded=none", "sharded=parameters", "mesh=4", "stages=2"])
+@pytest.mark.parametrize("pin", ["zero=0", "zero=3", "mesh=4", "pp=2"])
 def test_no_pin_finds_what_a_free_search_does_not(pin, free):
     pinned = plan("transformer-base@128", "2x2xH100", batch=32, pin=[pin], stop=Stop(gap=0.0))
     assert free.best.step_s <= pinned.best.step_s * (1 + 1e-6)
 
 
 def test_the_next_best_plans_are_kept_in_order():
-    found = plan("alexnet", "4xA100", batch=32, stop=QUICK)
-    steps = [c.objective_s for c in (found.best, *found.others)]
+    planned = plan("alexnet", "4xA100", batch=32, stop=QUICK)
+    steps = [c.objective_s for c in (planned.best, *planned.others)]
     assert steps == sorted(steps)
-    assert 3 <= len(found.others) <= 10
-    objectives = [step.objective for step in found.history]
+    assert 3 <= len(planned.others) <= 10
+    objectives = [step.objective for step in planned.history]
     assert objectives == sorted(objectives, reverse=True)
 
 
@@ -88,25 +88,25 @@ def test_memory_that_is_asked_for_is_kept():
 
 
 def test_what_cannot_fit_says_what_would_help():
-    found = plan("gpt2-xl", "1xRTX-3090", batch=2, stop=QUICK)
-    assert found.status is Status.INFEASIBLE
-    assert found.plan is None
-    assert "no plan fits 24.0 GiB per device" in found.why
-    assert "per device would be enough" in found.why
-    assert "2 such devices would be enough" in found.why or "4 such devices" in found.why
+    planned = plan("gpt2-xl", "1xRTX-3090", batch=2, stop=QUICK)
+    assert planned.status is Status.INFEASIBLE
+    assert planned.plan is None
+    assert "no plan fits 24.0 GiB per device" in planned.why
+    assert "per device would be enough" in planned.why
+    assert "2 such devices would be enough" in planned.why or "4 such devices" in planned.why
 
 
 def test_a_cluster_without_free_memory_has_no_plan():
-    found = plan("alexnet", "2xA100", batch=4, max_memory=1e6, stop=QUICK)
-    assert found.status is Status.INFEASIBLE
+    planned = plan("alexnet", "2xA100", batch=4, max_memory=1e6, stop=QUICK)
+    assert planned.status is Status.INFEASIBLE
 
 
 def test_pins_are_kept_and_bans_are_not_found():
-    found = plan(
+    planned = plan(
         "gpt2", "4xA100", batch=16, stop=QUICK,
-        pin=["stages=4", "microbatches=16"], forbid=["schedule=zb-h1", "schedule=zb-h2"],
+        pin=["pp=4", "micro-batches=16"], forbid=["schedule=zb-h1", "schedule=zb-h2"],
     )  # fmt: skip
-    for candidate in (found.best, *found.others):
+    for candidate in (planned.best, *planned.others):
         simulation = candidate.simulation
         assert len({s.mesh.devices for s in simulation.stages}) == 4
         assert simulation.schedule.num_microbatches == 16
@@ -115,46 +115,46 @@ def test_pins_are_kept_and_bans_are_not_found():
 
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-h2"])
 def test_a_pinned_schedule_is_that_of_every_plan(name):
-    pins = [f"schedule={name}", "stages=2"]
-    found = plan("gpt2@128", "2xA100", batch=8, pin=pins, stop=QUICK)
-    for candidate in (found.best, *found.others):
+    pins = [f"schedule={name}", "pp=2"]
+    planned = plan("gpt2@128", "2xA100", batch=8, pin=pins, stop=QUICK)
+    for candidate in (planned.best, *planned.others):
         assert candidate.simulation.schedule.name == name
 
 
 def test_a_pinned_recompute_is_in_every_stage():
-    found = plan("gpt2", "2xA100", batch=8, pin=["recompute=yes", "stages=2"], stop=QUICK)
-    assert all(stage.recompute for stage in found.plan.stages)
-    assert check_plan(found.plan) == ()
+    planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=full", "pp=2"], stop=QUICK)
+    assert all((stage.checkpointing == "full") for stage in planned.plan.stages)
+    assert check_plan(planned.plan) == ()
 
 
 def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
-    found = plan("gpt2", "2xA100", batch=8, pin=["recompute=light", "stages=2"], stop=QUICK)
-    assert {stage.recomputed for stage in found.plan.stages} == {"light"}
-    kinds = {op.name: op.kind for op in found.best.simulation.workload.graph.ops}
-    again = [op for stage in found.plan.stages for op in stage.again]
+    planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=selective", "pp=2"], stop=QUICK)
+    assert {stage.checkpointing for stage in planned.plan.stages} == {"light"}
+    kinds = {op.name: op.kind for op in planned.best.simulation.workload.graph.ops}
+    again = [op for stage in planned.plan.stages for op in stage.recomputed]
     assert {kinds[op] for op in again} == {"layer_norm", "elementwise"}
-    assert check_plan(found.plan) == ()
-    assert plan_from_json(json.loads(found.plan.to_json())) == found.plan
-    assert "lightly recomputed" in found.best.simulation.arrangement
+    assert check_plan(planned.plan) == ()
+    assert plan_from_json(json.loads(planned.plan.to_json())) == planned.plan
+    assert "selectively recomputed" in planned.best.simulation.arrangement
 
 
 def test_where_nothing_is_cheap_enough_a_pinned_light_recompute_keeps_all():
-    found = plan("rnnlm", "2xA100", batch=8, pin=["recompute=light", "stages=1"], stop=QUICK)
-    assert {stage.recomputed for stage in found.plan.stages} <= {"no", "light"}
+    planned = plan("rnnlm", "2xA100", batch=8, pin=["recompute=selective", "pp=1"], stop=QUICK)
+    assert {stage.checkpointing for stage in planned.plan.stages} <= {"no", "light"}
 
 
 def test_light_recompute_makes_room_for_less_than_recomputing_all():
     room = {"batch": 32, "max_memory": 5.6e9, "stop": QUICK}
     light = plan("gpt2", "2xA100", **room)
-    without = plan("gpt2", "2xA100", **room, forbid=["recompute=light"])
-    assert any(stage.again for stage in light.plan.stages)
+    without = plan("gpt2", "2xA100", **room, forbid=["recompute=selective"])
+    assert any(stage.recomputed for stage in light.plan.stages)
     assert light.best.step_s < without.best.step_s
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pin": ["stages=2", "stages=4"]}, "stages=2 and stages=4 contradict each other"),
+        ({"pin": ["pp=2", "pp=4"]}, "pp=2 and stages=4 contradict each other"),
         (
             {"pin": ["schedule=1f1b"], "forbid": ["schedule=1f1b"]},
             "--pin schedule=1f1b and --forbid schedule=1f1b contradict",
@@ -175,24 +175,24 @@ def test_constraints_that_make_no_sense_are_refused(options, message):
 
 
 def test_a_constraint_that_nothing_fulfils_is_named():
-    pins = ["stages=2", "microbatches=2"]
-    found = plan("alexnet", "2xA100", batch=4, pin=pins, max_memory=5e8, stop=QUICK)
-    assert found.status is Status.INFEASIBLE
-    assert "stages=2, microbatches=2" in found.why
+    pins = ["pp=2", "micro-batches=2"]
+    planned = plan("alexnet", "2xA100", batch=4, pin=pins, max_memory=5e8, stop=QUICK)
+    assert planned.status is Status.INFEASIBLE
+    assert "pp=2, microbatches=2" in planned.why
 
 
 def test_a_batch_of_one_on_many_devices_is_planned():
-    found = plan("alexnet", "64xA100", batch=1, stop=QUICK)
-    assert found.best is not None
-    assert check_plan(found.plan) == ()
+    planned = plan("alexnet", "64xA100", batch=1, stop=QUICK)
+    assert planned.best is not None
+    assert check_plan(planned.plan) == ()
 
 
 def test_a_model_of_one_op_is_planned():
     g = GraphBuilder("one")
     graph = g.finish(g.linear(g.input("x", (8, 64)), 64, "only"))
-    found = plan(graph, "2xA100", training=False, stop=QUICK)
-    assert found.best is not None
-    assert found.best.simulation.step_s > 0
+    planned = plan(graph, "2xA100", training=False, stop=QUICK)
+    assert planned.best is not None
+    assert planned.best.simulation.step_s > 0
 
 
 def test_inference_has_no_backward_and_latency_is_the_time_of_a_batch():
@@ -205,42 +205,42 @@ def test_inference_has_no_backward_and_latency_is_the_time_of_a_batch():
 
 def test_a_stopped_search_gives_the_best_so_far():
     asked = iter(range(10**6))
-    found = plan(
+    planned = plan(
         "gpt2", "4xA100", batch=16,
         stop=Stop(interrupted=lambda: next(asked) > 6),
     )  # fmt: skip
-    assert found.status is Status.STOPPED
-    assert found.why == "interrupted"
-    assert found.best is not None
+    assert planned.status is Status.STOPPED
+    assert planned.why == "interrupted"
+    assert planned.best is not None
 
 
 def test_unlike_devices_get_unlike_stages():
     cluster = resolve("1xV100+1xP100")
-    found = plan("gpt2", cluster, batch=12, dtype="f16", stop=QUICK)
+    planned = plan("gpt2", cluster, batch=12, dtype="f16", stop=QUICK)
     alike = simulate("gpt2", cluster, batch=12, dtype="f16")
-    assert found.best.step_s < 0.85 * alike.step_s
+    assert planned.best.step_s < 0.85 * alike.step_s
 
 
 def test_plain_pipelines_get_orders_without_bubbles_behind_others_that_are_ahead():
-    found = plan(
+    planned = plan(
         "gpt2-medium", "4xV100+8xP100", batch=96, dtype="f16",
-        pin=["stages=2", "microbatches=6"], stop=QUICK,
+        pin=["pp=2", "micro-batches=6"], stop=QUICK,
     )  # fmt: skip
     step = {
         (len(c.simulation.stages), c.simulation.schedule.name): c.step_s
-        for c in (found.best, *found.others)
+        for c in (planned.best, *planned.others)
     }
     in_turns = min(seconds for (stages, _), seconds in step.items() if stages > 2)
     assert in_turns < step[2, "1f1b"]  # so that the plain pipeline was not the leader
     assert step[2, "zb-h2"] < 0.97 * step[2, "zb-h1"] < step[2, "1f1b"]
-    assert found.best.step_s <= step[2, "zb-h2"] < 0.68
+    assert planned.best.step_s <= step[2, "zb-h2"] < 0.68
 
 
 def test_a_searched_order_is_a_plan_like_any_other():
-    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2", "microbatches=4"], stop=QUICK)
+    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2", "micro-batches=4"], stop=QUICK)
     orders = [
         candidate.simulation
-        for candidate in (found.best, *found.others)
+        for candidate in (planned.best, *planned.others)
         if candidate.simulation.schedule.name == "searched"
     ]
     assert orders
@@ -250,8 +250,8 @@ def test_a_searched_order_is_a_plan_like_any_other():
 
 
 def test_a_plan_from_a_newer_version_or_for_another_model_is_refused():
-    found = plan("squeezenet1_1", "2xA100", batch=4, stop=QUICK)
-    value = json.loads(found.plan.to_json())
+    planned = plan("squeezenet1_1", "2xA100", batch=4, stop=QUICK)
+    value = json.loads(planned.plan.to_json())
     with pytest.raises(InputError, match="newer partita"):
         plan_from_json(value | {"format": "partita/plan@9"})
     other = plan_from_json(value | {"model": value["model"] | {"fingerprint": "0" * 16}})
@@ -259,8 +259,8 @@ def test_a_plan_from_a_newer_version_or_for_another_model_is_refused():
 
 
 def test_a_checker_does_not_believe_a_plan():
-    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2"], stop=QUICK)
-    value = json.loads(found.plan.to_json())
+    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
+    value = json.loads(planned.plan.to_json())
     value["stages"] = value["stages"][::-1]
     complaints = check_plan(plan_from_json(value))
     assert any("reads what" in line for line in complaints)
@@ -272,8 +272,8 @@ def test_a_checker_does_not_believe_a_plan():
 
 
 def test_no_order_is_quicker_than_its_first_forward_and_its_work():
-    found = plan("gpt2", "4xA100", batch=16, pin=["stages=4", "microbatches=8"], stop=QUICK)
-    plain = [c for c in (found.best, *found.others) if len(c.simulation.stages) == 4]
+    planned = plan("gpt2", "4xA100", batch=16, pin=["pp=4", "micro-batches=8"], stop=QUICK)
+    plain = [c for c in (planned.best, *planned.others) if len(c.simulation.stages) == 4]
     by_stages = {}
     for candidate in plain:
         by_stages.setdefault(candidate.simulation.stages, []).append(candidate)
@@ -286,7 +286,7 @@ def test_no_order_is_quicker_than_its_first_forward_and_its_work():
 
 
 def test_simulating_the_stages_gives_the_candidates_time():
-    found = plan("gpt2", "2xA100", batch=8, pin=["stages=2"], stop=QUICK)
-    best = found.best.simulation
+    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
+    best = planned.best.simulation
     again = simulate_stages(best.workload, best.cluster, best.stages, best.schedule)
     assert again.step_s == pytest.approx(best.step_s)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.cluster import resolve
 from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
-from partita.costs.floors import work_bound_s
+from partita.costs.op_bounds import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
@@ -22,7 +22,7 @@ from partita.lower.orders import refusal
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 from partita.problems.joint import Cell
 from partita.search.base import Stop
-from partita.search.joint.bounds import least_in_flight
+from partita.search.joint.bounds import fewest_in_flight
 from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import refused
@@ -44,17 +44,17 @@ def bounds(workload, cluster, max_memory=math.inf):
     ("model", "spec", "batch", "memory", "forbid"),
     [
         ("alexnet", "4xA100", 32, math.inf, []),
-        ("rnnlm", "2x2xA100", 16, math.inf, ["stages=1"]),
-        ("gpt2", "2xA100", 16, math.inf, ["stages=1"]),
+        ("rnnlm", "2x2xA100", 16, math.inf, ["pp=1"]),
+        ("gpt2", "2xA100", 16, math.inf, ["pp=1"]),
         ("gpt2", "2xA100", 16, 5e9, []),
     ],
 )
 def test_no_simulated_plan_is_below_the_bound_of_its_kind(model, spec, batch, memory, forbid):
     cluster = resolve(spec)
     limit = None if memory == math.inf else memory
-    found = plan(model, cluster, batch=batch, max_memory=limit, forbid=forbid, stop=QUICK)
-    bound = bounds(found.best.simulation.workload, cluster, memory)
-    for candidate in (found.best, *found.others):
+    planned = plan(model, cluster, batch=batch, max_memory=limit, forbid=forbid, stop=QUICK)
+    bound = bounds(planned.best.simulation.workload, cluster, memory)
+    for candidate in (planned.best, *planned.others):
         simulation = candidate.simulation
         groups = len(device_groups(simulation.stages))
         count = simulation.schedule.num_microbatches
@@ -110,7 +110,16 @@ class Maker:
             kinds = {op.name: op.kind for op in self.work.graph.ops}
             light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
             mesh = Mesh(mesh.axes, tuple(group))
-            stages.append(Stage(f"stage{s}", mesh, splits, again, kept, light))
+            stages.append(
+                Stage(
+                    f"stage{s}",
+                    mesh,
+                    splits,
+                    "full" if again else "selective" if light else "none",
+                    kept,
+                    light,
+                )
+            )
         if refusal(name, device_groups(tuple(stages)), m):
             return None
         return Cell(number, m), tuple(stages), Schedule(name, m)
@@ -129,13 +138,13 @@ class Maker:
             )
         model = self.models[key]
         number = {op: i for i, op in enumerate(model.ops)}
-        found = []
+        splits = []
         for op in ops:
             choices, table = model.choices[number[op]], model.tables[number[op]]
             quick = int((table.compute.max(axis=1) + table.blocking).argmin())
             choice = rng.choice(choices) if rng.random() < 0.3 else choices[quick]
-            found.append(OpSplit(op, choice.dims, choice.sharded))
-        return mesh, tuple(found)
+            splits.append(OpSplit(op, choice.dims, choice.zero))
+        return mesh, tuple(splits)
 
     def fits(self, simulation):
         pairs = zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
@@ -159,10 +168,10 @@ maker = functools.cache(Maker)
 )  # fmt: skip
 def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     made = maker(*case)
-    found = made.plan(random.Random(seed))
-    if found is None:
+    planned = made.plan(random.Random(seed))
+    if planned is None:
         return
-    cell, stages, schedule = found
+    cell, stages, schedule = planned
     bound = made.joint.cell_bound(cell)
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     if made.fits(simulation):
@@ -189,10 +198,10 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
 )  # fmt: skip
 def test_no_plan_at_random_is_below_computing_alone_or_the_longest_path(case, seed):
     made = maker(*case)
-    found = made.plan(random.Random(seed))
-    if found is None:
+    planned = made.plan(random.Random(seed))
+    if planned is None:
         return
-    cell, stages, schedule = found
+    cell, stages, schedule = planned
     bound = made.bounds.bound(cell, 0, math.inf)
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     assert 0 < bound <= simulation.step_s * (1 + ROUNDING)
@@ -208,24 +217,24 @@ def test_unlike_shares_take_at_least_what_the_busiest_device_computes(weights):
         for split in known.strategies:
             stage = Stage("stage0", mesh, split.splits(ops, made.joint.fold))
             schedule = Schedule("1f1b", m)
-            found = simulate_stages(made.work, made.cluster, (stage,), schedule, made.memo)
-            assert known.compute_bound.sum() <= found.step_s * (1 + ROUNDING)
-            assert m > 1 or known.compute_bound.sum() > 0.7 * found.compute_s
+            simulation = simulate_stages(made.work, made.cluster, (stage,), schedule, made.memo)
+            assert known.compute_bound.sum() <= simulation.step_s * (1 + ROUNDING)
+            assert m > 1 or known.compute_bound.sum() > 0.7 * simulation.compute_s
 
 
 def test_the_bound_of_heterogeneous_devices_is_above_all_work_over_all_devices():
-    found = plan("alexnet", "2xV100+2xP100", batch=16, stop=QUICK)
-    work_s = work_bound_s(found.best.simulation.workload.graph, resolve("2xV100+2xP100"))
-    assert 1.1 * work_s < found.lower_bound_s <= found.best.step_s
+    planned = plan("alexnet", "2xV100+2xP100", batch=16, stop=QUICK)
+    work_s = work_bound_s(planned.best.simulation.workload.graph, resolve("2xV100+2xP100"))
+    assert 1.1 * work_s < planned.lower_bound_s <= planned.best.step_s
 
 
 def test_less_memory_raises_the_bound_until_nothing_fits():
     cluster = resolve("2xA100")
     workload = load("gpt2", batch=16)
-    found = [bounds(workload, cluster, memory)(1, 1) for memory in (80e9, 3.5e9, 3e9, 1.5e9)]
-    assert found == sorted(found)
-    assert found[0] < found[-2] < math.inf
-    assert found[-1] == math.inf
+    outcome = [bounds(workload, cluster, memory)(1, 1) for memory in (80e9, 3.5e9, 3e9, 1.5e9)]
+    assert outcome == sorted(outcome)
+    assert outcome[0] < outcome[-2] < math.inf
+    assert outcome[-1] == math.inf
 
 
 def test_more_ranks_wait_longer_for_their_first_forward():
@@ -239,6 +248,6 @@ def test_more_ranks_wait_longer_for_their_first_forward():
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 7)])
 def test_what_ranks_hold_interleaved_is_at_most_what_the_orders_have_in_flight(p, m):
-    flights = least_in_flight(p, m)
+    flights = fewest_in_flight(p, m)
     assert len(flights) == p
     assert all(1 <= flight <= 2 * p for flight in flights)

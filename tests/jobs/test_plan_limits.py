@@ -19,8 +19,8 @@ def joint(interrupted=lambda: False, batch=32):
     """A model, and its groupings by their number of groups."""
     cluster = resolve("4xA100")
     graph = load("gpt2", batch=batch).graph
-    found = JointModel(graph, "adamw", cluster, Collectives(cluster), interrupted=interrupted)
-    return found, {g.num_groups: k for k, g in enumerate(found.problem.groupings)}
+    joint_model = JointModel(graph, "adamw", cluster, Collectives(cluster), interrupted=interrupted)
+    return joint_model, {g.num_groups: k for k, g in enumerate(joint_model.problem.groupings)}
 
 
 def test_the_last_part_of_the_time_is_for_named_strategies():
@@ -75,6 +75,6 @@ def test_micro_batches_are_some_for_each_stage():
 def test_small_micro_batches_are_tried_before_it_is_said_that_nothing_fits():
     usual = resolve("2xA100-40GB-SXM")
     kind = replace(usual.kinds[0], memory_bytes=int(1.6 * 1024**3))
-    found = plan("gpt2", replace(usual, kinds=(kind,)), batch=64)
-    assert found.best is not None
-    assert found.best.simulation.schedule.num_microbatches >= 32
+    planned = plan("gpt2", replace(usual, kinds=(kind,)), batch=64)
+    assert planned.best is not None
+    assert planned.best.simulation.schedule.num_microbatches >= 32

@@ -92,9 +92,9 @@ class Everything:
             ("stages", len({stage.mesh.devices for stage in stages})),
             ("microbatches", m),
             ("schedule", name),
-            *(("recompute", stage.recomputed) for stage in stages),
+            *(("recompute", stage.checkpointing) for stage in stages),
             *(("mesh", tuple(axis.size for axis in stage.mesh.axes)) for stage in stages),
-            *(("sharded", split.sharded) for stage in stages for split in stage.splits),
+            *(("sharded", split.zero) for stage in stages for split in stage.splits),
         )
 
     def _stages(self, groups, m, name, chunks):
@@ -126,7 +126,14 @@ class Everything:
             mesh = mesh_of(shape, group)
             for splits in self._splits(mesh, ops, m):
                 for recompute, checkpoints, light in again:
-                    yield Stage(f"stage{number}", mesh, splits, recompute, checkpoints, light)
+                    yield Stage(
+                        f"stage{number}",
+                        mesh,
+                        splits,
+                        "full" if recompute else "selective" if light else "none",
+                        checkpoints,
+                        light,
+                    )
 
     def _splits(self, mesh, ops, m):
         key = (mesh, m)
@@ -138,7 +145,7 @@ class Everything:
         model = self.models[key]
         number = {op: i for i, op in enumerate(model.ops)}
         every = [
-            tuple(OpSplit(op, c.dims, c.sharded) for op, c in zip(ops, chosen, strict=True))
+            tuple(OpSplit(op, c.dims, c.zero) for op, c in zip(ops, chosen, strict=True))
             for chosen in itertools.product(*(model.choices[number[op]] for op in ops))
         ]
         return every if len(every) <= MOST_SPLITS else self.rng.sample(every, MOST_SPLITS)
@@ -154,7 +161,7 @@ def pins(draw):
     some = {
         "stages": ["1", "2"], "microbatches": ["1", "2", "4"],
         "schedule": ["1f1b", "zb-h1", "interleaved", "zb-v"],
-        "recompute": ["no", "yes", "light"], "sharded": ["none", "states", "parameters"],
+        "recompute": ["no", "yes", "light"], "sharded": [0, 1, 3],
         "mesh": ["1", "2", "2x2"],
     }  # fmt: skip
     keys = draw(st.lists(st.sampled_from(sorted(some)), max_size=2, unique=True))
@@ -164,9 +171,9 @@ def pins(draw):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}")
 def test_no_plan_of_the_space_is_below_the_bound(case):
     known = everything(*case)
-    found = plan(known.graph, known.cluster, stop=Stop(gap=0.0))
+    planned = plan(known.graph, known.cluster, stop=Stop(gap=0.0))
     assert len(known.plans) > 200
-    assert found.lower_bound_s <= known.least(parse_constraints()) * (1 + 1e-9)
+    assert planned.lower_bound_s <= known.least(parse_constraints()) * (1 + 1e-9)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -174,31 +181,31 @@ def test_no_plan_of_the_space_is_below_the_bound(case):
 def test_no_plan_with_the_same_pins_is_below_the_bound(case, pinned):
     known = everything(*case)
     try:
-        found = plan(known.graph, known.cluster, pin=pinned, stop=Stop(gap=0.0))
+        planned = plan(known.graph, known.cluster, pin=pinned, stop=Stop(gap=0.0))
     except InputError:
         return  # contradictions are refused
-    if found.best is None:
+    if planned.best is None:
         return
     constraints = parse_constraints(pinned)
-    assert found.lower_bound_s <= known.least(constraints) * (1 + 1e-9)
-    assert all(text in found.space for text in pinned)
+    assert planned.lower_bound_s <= known.least(constraints) * (1 + 1e-9)
+    assert all(text in planned.space for text in pinned)
 
 
 def test_the_answer_says_which_space_its_bound_is_for():
-    found = plan(layers(), "2xA100", pin=["stages=2"], stop=Stop(gap=0.0))
-    assert "2 stages" in found.space
-    assert "1, 2 or 4 micro-batches" in found.space
-    assert found.space.endswith("with stages=2")
-    assert found.space in found.plan.origin.why
+    planned = plan(layers(), "2xA100", pin=["pp=2"], stop=Stop(gap=0.0))
+    assert "2 stages" in planned.space
+    assert "1, 2 or 4 micro-batches" in planned.space
+    assert planned.space.endswith("with stages=2")
+    assert planned.space in planned.plan.origin.why
 
 
 @pytest.mark.parametrize(
     ("model", "batch"), [("t5-small@32", 16), ("alexnet", 32), ("gpt2@64", 16)]
 )
 def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipeline(model, batch):
-    found = plan(model, "4xA100", batch=batch, pin=["stages=4"], stop=Stop(gap=0.01))
-    simulation = found.best.simulation
-    for candidate in (found.best, *found.others):
+    planned = plan(model, "4xA100", batch=batch, pin=["pp=4"], stop=Stop(gap=0.01))
+    simulation = planned.best.simulation
+    for candidate in (planned.best, *planned.others):
         stages = candidate.simulation.stages
         for count in divisors(batch):
             groups = device_groups(stages)
@@ -210,4 +217,4 @@ def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipelin
                     other = simulate_stages(
                         simulation.workload, simulation.cluster, stages, Schedule(name, count)
                     )
-                    assert found.lower_bound_s <= other.step_s * (1 + 1e-9)
+                    assert planned.lower_bound_s <= other.step_s * (1 + 1e-9)

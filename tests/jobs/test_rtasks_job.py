@@ -63,31 +63,31 @@ def test_a_graph_with_a_backward_is_refused():
 
 
 def test_a_plan_is_safe_drawn_and_faster_than_kernel_by_kernel():
-    found = plan_rtasks(mlp(6), stop=Stop(time_s=20))
-    problem, solution = found.model.problem, found.result.solution
-    assert check_rprogram(problem, found.program, problem.num_veus(solution.tilings)) == ()
-    timeline = found.timeline()
+    fused = plan_rtasks(mlp(6), stop=Stop(time_s=20))
+    problem, solution = fused.model.problem, fused.result.solution
+    assert check_rprogram(problem, fused.program, problem.num_veus(solution.tilings)) == ()
+    timeline = fused.timeline()
     assert timeline.makespan * 1e6 == pytest.approx(evaluate(problem, solution))
     assert {lane.kind for lane in timeline.program.lanes} == {"unit"}
-    assert found.fused_s < found.model.unfused_s
+    assert fused.fused_s < fused.model.unfused_s
 
 
 def test_small_cells_of_a_recurrent_stack_gain_by_fusion():
-    found = plan_rtasks("lstm@6", method="list")
-    assert found.fused_s < found.model.unfused_s / 2
+    fused = plan_rtasks("lstm@6", method="list")
+    assert fused.fused_s < fused.model.unfused_s / 2
 
 
 def test_too_many_tiles_are_not_drawn(monkeypatch):
-    found = plan_rtasks(mlp(2), method="list")
-    monkeypatch.setattr("partita.jobs.rtasks.MOST_DRAWN", 3)
+    fused = plan_rtasks(mlp(2), method="list")
+    monkeypatch.setattr("partita.jobs.rtasks.MOST_TASKS_DRAWN", 3)
     with pytest.raises(InputError, match="too many to draw"):
-        timeline_of(found.model.problem, found.result.solution)
+        timeline_of(fused.model.problem, fused.result.solution)
 
 
 def test_two_models_in_one_kernel_take_less_than_one_after_the_other():
-    found = plan_rtasks(mlp(4), beside=[mlp(4)], stop=Stop(time_s=20))
-    problem, solution = found.model.problem, found.result.solution
-    assert check_rprogram(problem, found.program, problem.num_veus(solution.tilings)) == ()
+    fused = plan_rtasks(mlp(4), beside=[mlp(4)], stop=Stop(time_s=20))
+    problem, solution = fused.model.problem, fused.result.solution
+    assert check_rprogram(problem, fused.program, problem.num_veus(solution.tilings)) == ()
     assert len(problem.operators) == 16
-    assert max(found.alone_s) <= found.fused_s * (1 + 1e-9)
-    assert found.fused_s < sum(found.alone_s)
+    assert max(fused.alone_s) <= fused.fused_s * (1 + 1e-9)
+    assert fused.fused_s < sum(fused.alone_s)

@@ -116,18 +116,18 @@ class TestUnroll:
 
 class TestJson:
     def test_it_holds_what_solve_gives_and_more(self):
-        found = schedule(shape("vshape", 2), memory=2, microbatches=3, method="greedy").to_json()
-        assert found["format"] == "partita/result@1"
-        assert found["kind"] == "schedule"
-        assert found["problem"] == "vshape.train.nd2"
-        assert ScheduleSolution.from_json(found["solution"]).makespan == found["makespan"]
-        assert found["peak_memory"] == [2, 1]
-        assert len(found["bubble_rates"]) == 2
+        data = schedule(shape("vshape", 2), memory=2, microbatches=3, method="greedy").to_json()
+        assert data["format"] == "partita/result@1"
+        assert data["kind"] == "schedule"
+        assert data["problem"] == "vshape.train.nd2"
+        assert ScheduleSolution.from_json(data["solution"]).makespan == data["makespan"]
+        assert data["peak_memory"] == [2, 1]
+        assert len(data["bubble_rates"]) == 2
 
     def test_without_a_schedule_there_is_nothing_to_tell(self):
-        found = schedule(shape("kshape", 4), memory=1, microbatches=2).to_json()
-        assert found["status"] == "infeasible"
-        assert found["solution"] is found["bubble_rates"] is found["peak_memory"] is None
+        data = schedule(shape("kshape", 4), memory=1, microbatches=2).to_json()
+        assert data["status"] == "infeasible"
+        assert data["solution"] is data["bubble_rates"] is data["peak_memory"] is None
 
 
 class TestInfeasible:
@@ -192,8 +192,8 @@ class TestVerification:
     def claim(self, monkeypatch, **changes: object) -> Callable[[], object]:
         solution = ScheduleSolution(None, 4, ((0, 0, 0), (0, 1, 2)))
         claimed = {"solution": solution, "objective": 4, "lower_bound": 4} | changes
-        found = Result("liar", Status.FEASIBLE, why="", seconds=0.0, seed=0, **claimed)
-        monkeypatch.setattr(job, "searches", lambda kind: {"liar": lambda *asked: found})
+        result = Result("liar", Status.FEASIBLE, why="", seconds=0.0, seed=0, **claimed)
+        monkeypatch.setattr(job, "searches", lambda kind: {"liar": lambda *asked: result})
         return lambda: schedule(alone(), microbatches=1)
 
     def test_what_is_true_is_taken(self, monkeypatch):
@@ -219,10 +219,10 @@ class TestVerification:
 
 class TestCompare:
     def test_a_split_pipeline_meets_them_all(self):
-        found = compare(shape("vshape", 4, SPLIT).problem(), 8)
-        assert {baseline.name for baseline in found.ran} == set(NAMED) - {"hanayo"}
-        assert found.left_out == (("Hanayo", "needs 4 micro-batches or fewer"),)
-        spans = [baseline.makespan for baseline in found.ran]
+        baseline_runs = compare(shape("vshape", 4, SPLIT).problem(), 8)
+        assert {baseline.name for baseline in baseline_runs.ran} == set(NAMED) - {"hanayo"}
+        assert baseline_runs.left_out == (("Hanayo", "needs 4 micro-batches or fewer"),)
+        spans = [baseline.makespan for baseline in baseline_runs.ran]
         assert spans == sorted(spans)
 
     def test_work_is_the_same_however_the_model_is_placed(self):
@@ -231,10 +231,12 @@ class TestCompare:
             assert baseline.num_microbatches == 8
 
     def test_a_whole_backward_leaves_out_what_needs_it_split(self):
-        found = compare(shape("vshape", 4).problem(), 8)
-        names = {baseline.name for baseline in found.ran}
+        baseline_runs = compare(shape("vshape", 4).problem(), 8)
+        names = {baseline.name for baseline in baseline_runs.ran}
         assert names == {"gpipe", "1f1b", "interleaved", "looped-bfs", "chimera"}
-        assert dict(found.left_out)["ZB-H1"].startswith("needs the weight gradients as blocks")
+        assert dict(baseline_runs.left_out)["ZB-H1"].startswith(
+            "needs the weight gradients as blocks"
+        )
 
     def test_numbers_that_do_not_fit_are_left_out_with_the_reason(self):
         left_out = dict(compare(shape("vshape", 3, SPLIT).problem(), 4).left_out)
@@ -243,11 +245,11 @@ class TestCompare:
         assert left_out["DualPipeV"] == "needs 6 micro-batches or more"
 
     def test_two_directions_count_for_two(self):
-        found = compare(shape("xshape", 4).problem(), 4)
-        assert found.ways == 2
-        by_name = {baseline.name: baseline for baseline in found.ran}
+        baseline_runs = compare(shape("xshape", 4).problem(), 4)
+        assert baseline_runs.baselines == 2
+        by_name = {baseline.name: baseline for baseline in baseline_runs.ran}
         assert by_name["chimera"].placement == "as given"
-        assert {baseline.num_microbatches for baseline in found.ran} == {8}
+        assert {baseline.num_microbatches for baseline in baseline_runs.ran} == {8}
         same = compare(shape("vshape", 4).problem(), 8)
         makespans = {baseline.name: baseline.makespan for baseline in same.ran}
         assert {name: b.makespan for name, b in by_name.items()} == makespans
@@ -263,9 +265,11 @@ class TestCompare:
             [Block("F0", 1, 1), Block("F1", 2, 1), Block("B1", 4, -1, "backward"),
              Block("B0", 2, -1, "backward")], [0, 1, 1, 0],
         )  # fmt: skip
-        found = compare(place.problem(), 4)
-        assert {baseline.name for baseline in found.ran} == {"gpipe", "1f1b"}
-        assert dict(found.left_out)["Chimera (direct)"].startswith("needs another placement")
+        baseline_runs = compare(place.problem(), 4)
+        assert {baseline.name for baseline in baseline_runs.ran} == {"gpipe", "1f1b"}
+        assert dict(baseline_runs.left_out)["Chimera (direct)"].startswith(
+            "needs another placement"
+        )
         assert uniform_model(place.problem()) is None
 
     def test_a_delay_goes_with_the_model(self):
@@ -277,13 +281,13 @@ class TestCompare:
 
     @pytest.mark.parametrize("name", ["mshape", "kshape"])
     def test_what_is_no_pipeline_is_compared_with_nothing(self, name):
-        found = compare(shape(name, 4).problem(), 8)
-        assert found.ran == ()
-        assert "this is no pipeline" in found.left_out[0][1]
+        baseline_runs = compare(shape(name, 4).problem(), 8)
+        assert baseline_runs.ran == ()
+        assert "this is no pipeline" in baseline_runs.left_out[0][1]
 
     def test_inference_neither(self):
-        found = compare(shape("vshape", 4, ShapeOptions(training=False)).problem(), 8)
-        assert found.left_out == (("published schedules", "it is inference"),)
+        baseline_runs = compare(shape("vshape", 4, ShapeOptions(training=False)).problem(), 8)
+        assert baseline_runs.left_out == (("published schedules", "it is inference"),)
 
     def test_caps_say_what_fits(self):
         problem = shape("vshape", 4).problem(memory=4)

@@ -26,38 +26,38 @@ SMALL = [
 
 @pytest.mark.parametrize(("model", "cluster", "batch"), SMALL, ids=lambda value: str(value))
 def test_the_winner_is_no_slower_than_any_strategy_and_above_the_bound(model, cluster, batch):
-    found = shard(model, cluster, batch=batch)
-    assert found.best is not None
-    fitting = [c for c in found.tried if c.simulation.fits]
-    assert found.best.step_s == min(c.step_s for c in fitting)
-    assert found.best.step_s <= simulate(model, cluster, batch=batch).step_s * (1 + 1e-9)
-    assert found.lower_bound_s <= found.best.step_s * (1 + 1e-9)
-    assert found.plan is not None
-    assert check_plan(found.plan) == ()
+    sharding = shard(model, cluster, batch=batch)
+    assert sharding.best is not None
+    fitting = [c for c in sharding.tried if c.simulation.fits]
+    assert sharding.best.step_s == min(c.step_s for c in fitting)
+    assert sharding.best.step_s <= simulate(model, cluster, batch=batch).step_s * (1 + 1e-9)
+    assert sharding.lower_bound_s <= sharding.best.step_s * (1 + 1e-9)
+    assert sharding.plan is not None
+    assert check_plan(sharding.plan) == ()
 
 
 def test_alexnet_splits_its_dense_layers_otherwise_than_its_convolutions():
     """One weird trick: convolutions by batch, the large dense layers by features."""
-    found = shard("alexnet", "8xV100", batch=128)
-    assert found.plan is not None
-    splits = found.plan.stages[0].dims()
+    sharding = shard("alexnet", "8xV100", batch=128)
+    assert sharding.plan is not None
+    splits = sharding.plan.stages[0].dims()
     assert set(splits["features.3"]) == {"b"}
     assert set(splits["classifier.1"]) & {"n", "k"}
-    assert found.best is not None
+    assert sharding.best is not None
     plain = simulate("alexnet", "8xV100", batch=128)
-    assert found.best.step_s < 0.8 * plain.step_s
+    assert sharding.best.step_s < 0.8 * plain.step_s
 
 
 def test_one_device_has_one_way():
-    found = shard("squeezenet1_1", "1xA100", batch=4)
-    assert found.best is not None
-    assert found.best.simulation.communication_s == 0
+    sharding = shard("squeezenet1_1", "1xA100", batch=4)
+    assert sharding.best is not None
+    assert sharding.best.simulation.communication_s == 0
 
 
 def test_a_prime_number_of_devices_still_gives_a_plan():
-    found = shard("alexnet", "7xA100", batch=14)
-    assert found.best is not None
-    assert set(found.plan.stages[0].dims()["features.0"]) == {"b"}
+    sharding = shard("alexnet", "7xA100", batch=14)
+    assert sharding.best is not None
+    assert set(sharding.plan.stages[0].dims()["features.0"]) == {"b"}
 
 
 def test_the_same_request_gives_the_same_plan():
@@ -69,23 +69,23 @@ def test_the_same_request_gives_the_same_plan():
 
 
 def test_what_cannot_fit_says_how_much_is_missing():
-    found = shard("llama-7b", "2xGTX-1080-Ti", batch=2)
-    assert found.status is Status.INFEASIBLE
-    assert found.plan is None
-    assert "use more or larger devices (" in found.why
+    sharding = shard("llama-7b", "2xGTX-1080-Ti", batch=2)
+    assert sharding.status is Status.INFEASIBLE
+    assert sharding.plan is None
+    assert "use more or larger devices (" in sharding.why
 
 
 def test_being_stopped_keeps_the_best_so_far():
-    found = shard("alexnet", "4xA100", batch=64, stop=Stop(interrupted=lambda: True))
-    assert found.status in (Status.STOPPED, Status.OPTIMAL)
-    assert found.best is not None
+    sharding = shard("alexnet", "4xA100", batch=64, stop=Stop(interrupted=lambda: True))
+    assert sharding.status in (Status.STOPPED, Status.OPTIMAL)
+    assert sharding.best is not None
 
 
 def test_improvements_are_reported_as_they_come():
     heard = []
-    found = shard("alexnet", "4xA100", batch=64, stop=Stop(progress=heard.append))
-    assert heard == list(found.history)
-    assert heard[-1].objective == pytest.approx(found.best.step_s)
+    sharding = shard("alexnet", "4xA100", batch=64, stop=Stop(progress=heard.append))
+    assert heard == list(sharding.history)
+    assert heard[-1].objective == pytest.approx(sharding.best.step_s)
 
 
 def test_an_unknown_method_is_refused_with_those_there_are():
@@ -101,8 +101,8 @@ def test_meshes_are_all_rectangles():
 
 def test_unlike_devices_also_get_shares_by_their_speed():
     graph = load("squeezenet1_1", batch=8).graph
-    found = [mesh.axes[0].weights for mesh in meshes(resolve("2xV100+2xP100"), graph)]
-    weighted = [weights for weights in found if weights]
+    outcome = [mesh.axes[0].weights for mesh in meshes(resolve("2xV100+2xP100"), graph)]
+    weighted = [weights for weights in outcome if weights]
     assert weighted
     assert all(w[0] == w[1] > w[2] == w[3] for w in weighted)
     best = shard("squeezenet1_1", "2xV100+2xP100", batch=80).best
@@ -135,8 +135,8 @@ class TestChecking:
         stage = plan.stages[0]
         first, *rest = stage.splits
         bad = replace(stage, splits=(*rest, replace(first, op="ghost")))
-        found = check_plan(replace(plan, stages=(bad,)))
-        assert found == (
+        violations = check_plan(replace(plan, stages=(bad,)))
+        assert violations == (
             f"op {first.op!r} has no split",
             "op 'ghost' is not in the model",
         )

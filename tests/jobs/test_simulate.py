@@ -27,8 +27,8 @@ class TestAnswers:
 
     def test_utilisation_is_flops_over_peak_times_time(self, gpt2):
         peak = 4 * resolve("1xA100").kind_of(0).peak("bf16")
-        assert gpt2.utilisation == pytest.approx(gpt2.flops / peak / gpt2.step_s)
-        assert 0.05 < gpt2.utilisation < 1
+        assert gpt2.mfu == pytest.approx(gpt2.flops / peak / gpt2.step_s)
+        assert 0.05 < gpt2.mfu < 1
 
     def test_flops_are_six_per_parameter_and_token_and_attention(self, gpt2):
         tokens = 8 * 1024
@@ -63,14 +63,14 @@ def test_inference_has_no_backward_and_takes_less():
 
 
 def test_too_much_memory_is_an_answer():
-    found = simulate("llama-7b", "1xGTX-1080-Ti", batch=1)
-    assert not found.fits
-    assert found.step_s > 0
+    simulation = simulate("llama-7b", "1xGTX-1080-Ti", batch=1)
+    assert not simulation.fits
+    assert simulation.step_s > 0
 
 
 def test_a_batch_that_does_not_divide_is_repeated():
-    found = simulate("squeezenet1_1", "4xA100", batch=3)
-    assert found.stage.dims()["features.0"] == ("",)
+    simulation = simulate("squeezenet1_1", "4xA100", batch=3)
+    assert simulation.stage.dims()["features.0"] == ("",)
 
 
 def test_data_parallelism_splits_nothing_but_the_batch():
@@ -83,9 +83,9 @@ def test_data_parallelism_splits_nothing_but_the_batch():
 def test_a_graph_can_be_given():
     g = GraphBuilder("mine")
     x = g.linear(g.input("x", (8, 16)), 4)
-    found = simulate(g.finish(g.cross_entropy(x, g.input("y", (8,), "i64"))), "2xA100")
-    assert found.workload.spec == "mine"
-    assert found.workload.training
+    simulation = simulate(g.finish(g.cross_entropy(x, g.input("y", (8,), "i64"))), "2xA100")
+    assert simulation.workload.spec == "mine"
+    assert simulation.workload.training
 
 
 def test_an_unknown_kind_is_carried_with_a_warning_that_names_it(caplog):
@@ -93,10 +93,10 @@ def test_an_unknown_kind_is_carried_with_a_warning_that_names_it(caplog):
     (x,) = g.op("wavelet", g.linear(g.input("x", (8, 16)), 16), shapes=[(8, 16)])
     graph = g.finish(g.linear(x, 4, "head"))
     with caplog.at_level(logging.WARNING, logger="partita"):
-        found = simulate(graph, "2xA100")
+        simulation = simulate(graph, "2xA100")
     assert "'wavelet'" in caplog.text
-    assert found.step_s > 0
-    assert found.stage.dims()["wavelet"] == ("",)
+    assert simulation.step_s > 0
+    assert simulation.stage.dims()["wavelet"] == ("",)
 
 
 def test_a_model_needs_a_machine():

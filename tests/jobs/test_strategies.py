@@ -68,7 +68,7 @@ def test_experts_are_spread_by_tensor_parallelism():
 
 def test_one_weird_trick_cuts_convolutions_by_batch_and_dense_layers_by_features():
     graph = load("alexnet", batch=64).graph
-    (stage,) = STRATEGIES["expert"].stages(graph, 4)
+    (stage,) = STRATEGIES["one-weird-trick"].stages(graph, 4)
     assert dims(stage, "features.0") == ("b",)
     assert dims(stage, "features.10") == ("b",)
     assert dims(stage, "classifier.1")[0] in ("n", "k")

@@ -13,19 +13,19 @@ from partita.verify import check_timeline
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_answer_has_a_timeline_of_its_length(method):
-    found = streams_by_costs("squeezenet", method=method)
-    mine = next(each for each in found.results if each.method == method)
-    timeline = timeline_of(found.model.problem, mine.solution)
+    streams = streams_by_costs("squeezenet", method=method)
+    mine = next(each for each in streams.results if each.method == method)
+    timeline = timeline_of(streams.model.problem, mine.solution)
     assert timeline.makespan == pytest.approx(mine.objective * 1e-6)
     check_timeline(timeline.program, timeline)
 
 
 def test_the_best_of_all_methods_is_kept():
-    found = streams_by_costs("squeezenet")
-    assert {each.method for each in found.results} == set(METHODS)
-    assert found.best.objective == min(each.objective for each in found.results)
-    problem = found.model.problem
-    assert evaluate(problem, found.best.solution) == pytest.approx(found.best.objective)
+    streams = streams_by_costs("squeezenet")
+    assert {each.method for each in streams.results} == set(METHODS)
+    assert streams.best.objective == min(each.objective for each in streams.results)
+    problem = streams.model.problem
+    assert evaluate(problem, streams.best.solution) == pytest.approx(streams.best.objective)
 
 
 def test_unknown_names_are_refused_with_a_hint():

@@ -98,7 +98,14 @@ def _stage(random, micro, number, mesh, ops, training):
     prefetch = random.choice([1, 2, 3, 4, 8])
     bucket = random.choice([0, 50, 200, 1000, 25 * 2**20])
     return Stage(
-        f"stage{number}", mesh, tuple(splits), recompute, checkpoints, again, prefetch, bucket
+        f"stage{number}",
+        mesh,
+        tuple(splits),
+        "full" if recompute else "selective" if again else "none",
+        checkpoints,
+        again,
+        prefetch,
+        bucket,
     )
 
 

@@ -1,4 +1,4 @@
-"""What can wait on the network does: parameters come early, sums of gradients hold up nobody."""
+"""What can wait on the network does: parameters come early, gradient all-reduces hold up nobody."""
 
 import numpy as np
 import pytest
@@ -26,11 +26,11 @@ def towers(batch=4096, width=4096):
     return training_graph(g.finish(x))
 
 
-def program_of(sharded, columns="n", rows="k"):
+def program_of(zero, columns="n", rows="k"):
     graph = towers()
     dims = {"up": ("b", columns), "do": ("b", rows), "re": ("b", "c")}
     forward = [op.name for op in graph.ops if op.phase == "forward"]
-    splits = tuple(OpSplit(op, dims[op[:2]], sharded) for op in forward)
+    splits = tuple(OpSplit(op, dims[op[:2]], zero) for op in forward)
     return lower_stage(Stage("model", MESH, splits), graph, CLUSTER, 1).program
 
 
@@ -56,7 +56,7 @@ def reductions(program):
 
 @pytest.fixture(scope="module")
 def shared():
-    program = program_of("parameters")
+    program = program_of(3)
     return program, times(program)
 
 
@@ -83,7 +83,7 @@ class TestGathering:
     def test_what_is_gathered_is_there_in_time(self, shared):
         """Without the first, no layer waits for parameters but for what the network lane lacks."""
         program, timeline = shared
-        copies = program_of("none")
+        copies = program_of(0)
         waited = timeline.makespan - times(copies).makespan
         first = timeline.end[gathers(program, "up0.weight")[0]]
         assert waited < 2 * first
@@ -93,7 +93,7 @@ class TestGathering:
         _, timeline = shared
         width, element = 4096, 4
         one = 4 * width * width * element / 4  # a weight's columns of one device
-        other = times(program_of("none")).peaks()[0]
+        other = times(program_of(0)).peaks()[0]
         states_and_copies = LAYERS * one  # that a plan with copies holds more, at the least
         assert timeline.peaks()[0] < other - states_and_copies + PREFETCH * 1.01 * one
 
@@ -101,7 +101,7 @@ class TestGathering:
 class TestSums:
     def test_sums_of_gradients_do_not_hold_up_what_is_waited_for(self):
         """A conversion that is ready begins at once, unless the lane is in the midst of a sum."""
-        program = program_of("none")
+        program = program_of(0)
         timeline = times(program)
         sums = reductions(program)
         longest = max(float(timeline.end[i] - timeline.start[i]) for i in sums)
@@ -116,7 +116,7 @@ class TestSums:
         assert max(late) <= 0.5 * longest * (1 + 1e-9)
 
     def test_all_gradients_are_summed_before_their_update(self):
-        program = program_of("none")
+        program = program_of(0)
         timeline = times(program)
         updates = [i for i in range(program.num_tasks) if program.kind[i] == Kind.UPDATE]
         assert len(updates) == len(reductions(program))
@@ -125,7 +125,7 @@ class TestSums:
 
     def test_only_a_few_are_put_off(self):
         """When a weight gradient runs, all sums but the last few have begun."""
-        program = program_of("parameters")
+        program = program_of(3)
         timeline = times(program)
         starts = np.array([timeline.start[i] for i in reductions(program)])
         wgrads = [i for i in range(program.num_tasks) if program.kind[i] == Kind.WGRAD]

@@ -35,45 +35,53 @@ def mesh_at(first, size):
     return Mesh((Axis("data", size),), tuple(range(first, first + size)))
 
 
-def staged(graph, count, *, groups=None, size=1, recompute=False, sharded="none"):
+def staged(graph, count, *, groups=None, size=1, recompute=False, zero=0):
     """Stages of equally many ops, one after the other on groups of devices."""
     ops = [op.name for op in graph.ops if op.phase == "forward"]
     groups = groups or count
-    found = []
+    stages = []
     for i in range(count):
         mine = ops[len(ops) * i // count : len(ops) * (i + 1) // count]
         mesh = mesh_at(i % groups * size, size)
-        splits = {split.op: split for split in data_splits(graph, mesh, sharded)}
+        splits = {split.op: split for split in data_splits(graph, mesh, zero)}
         kept = tuple(mine[::4]) if recompute else ()
-        found.append(Stage(f"stage{i}", mesh, tuple(splits[o] for o in mine), recompute, kept))
-    return tuple(found)
+        stages.append(
+            Stage(
+                f"stage{i}",
+                mesh,
+                tuple(splits[o] for o in mine),
+                "full" if recompute else "none",
+                kept,
+            )
+        )
+    return tuple(stages)
 
 
 def lowered(graph, stages, name="1f1b", count=4, quick=False):
     memo = Memo(Collectives(CLUSTER))
-    found = lower_pipeline(stages, Schedule(name, count), graph, CLUSTER, run, memo, quick=quick)
-    timeline = run(found.program)
-    assert verify_program(found.program) == ()
-    assert verify_timeline(found.program, timeline) == ()
-    return found, timeline
+    lowered = lower_pipeline(stages, Schedule(name, count), graph, CLUSTER, run, memo, quick=quick)
+    timeline = run(lowered.program)
+    assert verify_program(lowered.program) == ()
+    assert verify_timeline(lowered.program, timeline) == ()
+    return lowered, timeline
 
 
-@pytest.mark.parametrize("sharded", ["none", "states", "parameters"])
+@pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", ["gpt2", "inception_v3", "t5-small"])
-def test_one_stage_that_runs_once_takes_what_it_takes_op_by_op(name, sharded):
+def test_one_stage_that_runs_once_takes_what_it_takes_op_by_op(name, zero):
     work = load(name, batch=8)
-    (stage,) = staged(work.graph, 1, size=8, sharded=sharded)
+    (stage,) = staged(work.graph, 1, size=8, zero=zero)
     _, timeline = lowered(work.graph, (stage,), count=1)
     plain = simulate_stage(work, CLUSTER, stage)
-    # Parameters in shares may be gathered for the backward before the forward has ended.
-    tolerance = 0.02 if sharded == "parameters" else 1e-9
+    # Parameters sharded may be gathered for the backward before the forward has ended.
+    tolerance = 0.02 if zero == "parameters" else 1e-9
     assert timeline.makespan == pytest.approx(plain.step_s, rel=tolerance)
 
 
 def test_a_pipeline_takes_at_least_the_busiest_stage_and_the_way_there():
     graph = chain()
-    found, timeline = lowered(graph, staged(graph, 4), count=8)
-    busy = [blocks.busy_s for blocks in found.blocks]
+    outcome, timeline = lowered(graph, staged(graph, 4), count=8)
+    busy = [blocks.busy_s for blocks in outcome.blocks]
     assert timeline.makespan >= 8 * max(busy)
     assert timeline.makespan >= sum(busy)
     assert timeline.makespan <= 8 * sum(busy) + 1
@@ -81,8 +89,8 @@ def test_a_pipeline_takes_at_least_the_busiest_stage_and_the_way_there():
 
 def test_stages_that_are_alike_are_costed_alike():
     graph = chain()
-    found, _ = lowered(graph, staged(graph, 4))
-    assert found.blocks[1].forward == found.blocks[2].forward
+    outcome, _ = lowered(graph, staged(graph, 4))
+    assert outcome.blocks[1].forward == outcome.blocks[2].forward
 
 
 def held_beyond(name, count):
@@ -94,8 +102,8 @@ def held_beyond(name, count):
 
 def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_there_are_stages():
     graph = chain(batch=64)
-    found, _ = lowered(graph, staged(graph, 4), count=8)
-    each = found.blocks[0].forward.held_bytes[0]
+    outcome, _ = lowered(graph, staged(graph, 4), count=8)
+    each = outcome.blocks[0].forward.held_bytes[0]
     assert each > 0
     assert held_beyond("gpipe", 12) - held_beyond("gpipe", 8) == pytest.approx(4 * each, rel=0.3)
     assert held_beyond("1f1b", 12) == held_beyond("1f1b", 8)
@@ -105,25 +113,25 @@ def test_weight_gradients_put_off_fill_the_bubble():
     graph = chain(batch=4096, width=4096)
     stages = staged(graph, 4)
     _, plain = lowered(graph, stages, "1f1b", 8)
-    found, apart = lowered(graph, stages, "zb-h1", 8)
-    assert found.blocks[0].weight is not None
+    outcome, apart = lowered(graph, stages, "zb-h1", 8)
+    assert outcome.blocks[0].weight is not None
     assert apart.makespan < plain.makespan
 
 
 def test_interleaved_stages_take_turns_on_their_devices():
     graph = chain(batch=4096, width=4096, depth=16)
     _, line = lowered(graph, staged(graph, 4), "1f1b", 8)
-    found, looped = lowered(graph, staged(graph, 8, groups=4), "interleaved", 8)
-    assert sum(lane.kind == "device" for lane in found.program.lanes) == 4
+    outcome, looped = lowered(graph, staged(graph, 8, groups=4), "interleaved", 8)
+    assert sum(lane.kind == "device" for lane in outcome.program.lanes) == 4
     assert looped.makespan < line.makespan
 
 
 def test_gradients_that_are_complete_first_are_synchronised_first():
     graph = chain(batch=32, width=2048, depth=16)
-    found, timeline = lowered(
+    outcome, timeline = lowered(
         graph, staged(graph, 8, groups=2, size=4), name="interleaved", count=4
     )
-    program = found.program
+    program = outcome.program
     reduced = {
         program.work_of(task).stage: float(timeline.start[task])
         for task in program.tasks_of(Purpose.GRADIENT_REDUCTION)
@@ -159,38 +167,43 @@ def test_a_tensor_that_two_later_stages_read_is_sent_to_both_and_comes_back_from
         Stage(f"s{i}", mesh_at(i, 1), tuple(splits[op] for op in part))
         for i, part in enumerate(parts)
     )
-    found, _ = lowered(graph, stages, count=2)
-    assert set(found.sends.forward) == {(0, 1), (1, 2), (0, 2)}
-    assert set(found.sends.backward) == {(1, 0), (2, 1), (2, 0)}
+    outcome, _ = lowered(graph, stages, count=2)
+    assert set(outcome.sends.forward) == {(0, 1), (1, 2), (0, 2)}
+    assert set(outcome.sends.backward) == {(1, 0), (2, 1), (2, 0)}
     size = 16 * 64 * 4 / 2
-    assert all(sent.target_bytes == size for sent in found.sends.forward.values())
+    assert all(sent.target_bytes == size for sent in outcome.sends.forward.values())
 
 
 def test_a_weight_that_two_stages_read_is_held_and_exchanged_by_both():
     work = load("gpt2", batch=8)
-    found, _ = lowered(work.graph, staged(work.graph, 2), count=2)
-    between = [work for work in found.program.works if work.collective and work.peer >= 0]
+    outcome, _ = lowered(work.graph, staged(work.graph, 2), count=2)
+    between = [work for work in outcome.program.works if work.collective and work.peer >= 0]
     assert [(work.stage, work.peer, work.collective) for work in between] == [(0, 1, "all_reduce")]
-    assert [found.program.values[v].tensor for v in between[0].reads] == ["wte.weight"]
+    assert [outcome.program.values[v].tensor for v in between[0].reads] == ["wte.weight"]
     weight = work.graph.tensor("wte.weight").size_bytes
-    assert found.blocks[1].static_bytes[0] > weight
+    assert outcome.blocks[1].static_bytes[0] > weight
 
 
 def test_inference_runs_the_forwards_only():
     work = load("gpt2", batch=8, training=False)
-    found, timeline = lowered(work.graph, staged(work.graph, 2), count=4)
-    assert set(np.unique(found.program.kind)) <= {Kind.FORWARD, Kind.SEND, Kind.RECEIVE, Kind.OTHER}
+    outcome, timeline = lowered(work.graph, staged(work.graph, 2), count=4)
+    assert set(np.unique(outcome.program.kind)) <= {
+        Kind.FORWARD,
+        Kind.SEND,
+        Kind.RECEIVE,
+        Kind.OTHER,
+    }
     one, _ = lowered(work.graph, staged(work.graph, 2), count=1)
     assert timeline.makespan > max(b.forward.seconds for b in one.blocks)
 
 
 def test_a_pipeline_is_simulated_and_verified_like_any_plan():
     work = load("t5-small", batch=16)
-    found = simulate_stages(work, CLUSTER, staged(work.graph, 4, size=2), Schedule("1f1b", 4))
-    assert found.num_devices == 8
-    assert 0 < found.bubble < 1
-    assert found.fits
-    assert sum(found.bounds().values()) == pytest.approx(found.step_s)
+    simulation = simulate_stages(work, CLUSTER, staged(work.graph, 4, size=2), Schedule("1f1b", 4))
+    assert simulation.num_devices == 8
+    assert 0 < simulation.bubble < 1
+    assert simulation.fits
+    assert sum(simulation.bounds().values()) == pytest.approx(simulation.step_s)
 
 
 class TestOrders:
@@ -254,7 +267,7 @@ def test_a_deep_stage_is_estimated_by_two_shorter_ones():
     work = load("gpt2", batch=16)
     (stage,) = staged(work.graph, 1, size=2)
     kept = tuple(op for op in stage.dims() if op.endswith("ln_1"))
-    for stages in ((stage,), (replace(stage, recompute=True, checkpoints=kept),)):
+    for stages in ((stage,), (replace(stage, checkpointing="full", segments=kept),)):
         short, quick = lowered(work.graph, stages, count=4, quick=True)
         whole, exact = lowered(work.graph, stages, count=4)
         assert short.blocks != whole.blocks
@@ -270,10 +283,10 @@ def test_checkpoints_that_do_not_repeat_are_lowered_in_full():
     work = load("gpt2", batch=16)
     (stage,) = staged(work.graph, 1, size=2)
     odd = tuple(stage.dims())[::5]
-    stages = (replace(stage, recompute=True, checkpoints=odd),)
-    _, found = lowered(work.graph, stages, count=4, quick=True)
+    stages = (replace(stage, checkpointing="full", segments=odd),)
+    _, outcome = lowered(work.graph, stages, count=4, quick=True)
     _, exact = lowered(work.graph, stages, count=4)
-    assert found.makespan == exact.makespan
+    assert outcome.makespan == exact.makespan
 
 
 def test_a_deep_stage_of_unlike_devices_is_timed_as_a_whole():

@@ -1,4 +1,4 @@
-"""Light recompute: single ops run again for the gradients that read what they make."""
+"""Selective recompute: single ops run again for the gradients that read what they make."""
 
 from dataclasses import replace
 
@@ -36,23 +36,31 @@ def mixer(batch=2048, width=1024, depth=3):
 def staged(graph, count=1, again=(), mesh=ALONE):
     """Stages of equally many ops, with those of their ops to run again whose names begin so."""
     ops = [op.name for op in graph.ops if op.phase == "forward"]
-    found = []
+    stages = []
     for i in range(count):
         mine = ops[len(ops) * i // count : len(ops) * (i + 1) // count]
         here = replace(mesh, devices=tuple(d + i * len(mesh.devices) for d in mesh.devices))
         splits = {split.op: split for split in data_splits(graph, here)}
         light = tuple(op for op in mine if op.startswith(again)) if again else ()
-        found.append(Stage(f"s{i}", here, tuple(splits[op] for op in mine), again=light))
-    return tuple(found)
+        stages.append(
+            Stage(
+                f"s{i}",
+                here,
+                tuple(splits[op] for op in mine),
+                checkpointing="selective" if light else "none",
+                recomputed=light,
+            )
+        )
+    return tuple(stages)
 
 
 def lowered(graph, stages, name="1f1b", count=4, quick=False):
     memo = Memo(Collectives(CLUSTER))
-    found = lower_pipeline(stages, Schedule(name, count), graph, CLUSTER, run, memo, quick=quick)
-    timeline = run(found.program)
-    assert verify_program(found.program) == ()
-    assert verify_timeline(found.program, timeline) == ()
-    return found, timeline
+    lowered = lower_pipeline(stages, Schedule(name, count), graph, CLUSTER, run, memo, quick=quick)
+    timeline = run(lowered.program)
+    assert verify_program(lowered.program) == ()
+    assert verify_timeline(lowered.program, timeline) == ()
+    return lowered, timeline
 
 
 def seconds(graph, prefix):
@@ -83,15 +91,15 @@ def test_what_runs_again_is_not_held_and_takes_its_time_once_more(again):
 def test_the_second_run_stands_right_before_the_gradients_that_need_it():
     graph = mixer(depth=1)
     stages = staged(graph, again=("norm", "gelu"))
-    found = piece(graph, stages[0], 0, homes(graph, stages))
-    names = [op.name for op in found.graph.ops]
+    stage_graph = piece(graph, stages[0], 0, homes(graph, stages))
+    names = [op.name for op in stage_graph.graph.ops]
     assert names[names.index("gelu0.again") + 1] == "down0.dgrad"
     assert names[names.index("norm0.again") + 1] == "up0.dgrad"
-    assert found.recomputed == found.single == {"gelu0.again", "norm0.again"}
-    reads = {op.name: op.inputs for op in found.graph.ops}
+    assert stage_graph.recomputed == stage_graph.single == {"gelu0.again", "norm0.again"}
+    reads = {op.name: op.inputs for op in stage_graph.graph.ops}
     assert "gelu0.again" in reads["down0.wgrad"]
     assert reads["gelu0.again"] == ("up0",)  # what a kept op made
-    assert {split.op for split in found.splits} == {
+    assert {split.op for split in stage_graph.splits} == {
         *(op.name for op in graph.ops if op.phase == "forward"), "norm0.again", "gelu0.again"
     }  # fmt: skip
 
@@ -145,7 +153,9 @@ def test_a_copy_that_was_gathered_is_gathered_again_beside_the_data_gradient():
     splits = tuple(OpSplit(s.op, (columns[s.op],)) if s.op in columns else s for s in stage.splits)
     stage = replace(stage, splits=splits)
     (plain,) = lowered(graph, (stage,), count=1)[0].blocks
-    (light,) = lowered(graph, (replace(stage, again=("norm0",)),), count=1)[0].blocks
+    (light,) = lowered(
+        graph, (replace(stage, checkpointing="selective", recomputed=("norm0",)),), count=1
+    )[0].blocks
     whole = graph.tensor("norm0").size_bytes
     assert plain.forward.held_bytes[0] - light.forward.held_bytes[0] == whole
     extra = light.backward.seconds - plain.backward.seconds
@@ -157,25 +167,31 @@ def test_parameters_in_shares_are_gathered_again_ahead_of_their_use():
     graph = mixer(depth=2)
     mesh = Mesh((Axis("x", 4),), tuple(range(4)))
     (stage,) = staged(graph, mesh=mesh)
-    shares = tuple(replace(s, sharded="parameters") for s in stage.splits)
+    shares = tuple(replace(s, zero=3) for s in stage.splits)
     (plain,) = lowered(graph, (replace(stage, splits=shares),), count=2)[0].blocks
-    light = replace(stage, splits=shares, again=("norm0", "norm1"))
-    (found,) = lowered(graph, (light,), count=2)[0].blocks
-    assert found.forward.held_bytes[0] < plain.forward.held_bytes[0]
-    assert found.backward.seconds < 1.1 * plain.backward.seconds
+    light = replace(stage, splits=shares, checkpointing="selective", recomputed=("norm0", "norm1"))
+    (outcome,) = lowered(graph, (light,), count=2)[0].blocks
+    assert outcome.forward.held_bytes[0] < plain.forward.held_bytes[0]
+    assert outcome.backward.seconds < 1.1 * plain.backward.seconds
 
 
 def test_a_deep_stage_is_estimated_by_shorter_ones():
     work = load("gpt2", batch=16)
     stage = data_parallel(work.graph, resolve("2xA100"))
     again = tuple(op for op in stage.dims() if op.endswith(("ln_1", "ln_2", "gelu")))
-    stages = (replace(stage, again=again),)
+    stages = (replace(stage, checkpointing="selective" if again else "none", recomputed=again),)
     short, quick = lowered(work.graph, stages, quick=True)
     whole, exact = lowered(work.graph, stages)
     assert short.blocks != whole.blocks
     assert quick.makespan == pytest.approx(exact.makespan, rel=0.01)
     assert quick.peaks() == pytest.approx(exact.peaks(), rel=1e-3)
-    odd = (replace(stage, again=again[::2][:5]),)  # does not repeat: lowered in full
+    odd = (
+        replace(
+            stage,
+            checkpointing="selective" if again[::2][:5] else "none",
+            recomputed=again[::2][:5],
+        ),
+    )  # does not repeat: lowered in full
     assert lowered(work.graph, odd)[1].makespan > 0
 
 
@@ -184,7 +200,12 @@ def test_one_stage_that_runs_once_may_run_ops_again():
     stage = data_parallel(work.graph, machine)
     again = tuple(op for op in stage.dims() if op.endswith("gelu"))
     plain = simulate_stages(work, machine, (stage,), Schedule())
-    light = simulate_stages(work, machine, (replace(stage, again=again),), Schedule())
+    light = simulate_stages(
+        work,
+        machine,
+        (replace(stage, checkpointing="selective" if again else "none", recomputed=again),),
+        Schedule(),
+    )
     assert max(light.peak_bytes) < max(plain.peak_bytes)
     assert plain.step_s < light.step_s < 1.05 * plain.step_s
     assert light.compute_s > plain.compute_s

@@ -33,14 +33,14 @@ def attempt(read: Callable[..., Any], *args: Any) -> Any:
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where every part of a JSON value is."""
-    found = [here]
+    places = [here]
     if isinstance(value, dict):
         for key, inner in value.items():
-            found += paths(inner, (*here, key))
+            places += paths(inner, (*here, key))
     if isinstance(value, list):
         for index, inner in enumerate(value):
-            found += paths(inner, (*here, index))
-    return found
+            places += paths(inner, (*here, index))
+    return places
 
 
 @st.composite

@@ -27,8 +27,8 @@ def problem(*ops, s=None, alpha=0.0):
 
 
 def end_us(loads, streams, sync_us=0.0, alpha=0.0):
-    found = run_streams(dict(enumerate(loads)), streams, sync_us, alpha)
-    return max(end for _, end in found.values())
+    end_us = run_streams(dict(enumerate(loads)), streams, sync_us, alpha)
+    return max(end for _, end in end_us.values())
 
 
 def test_two_small_ops_run_in_the_time_of_the_longer():
@@ -63,11 +63,11 @@ def test_an_op_with_more_work_than_time_takes_its_work():
 
 
 def test_streams_that_wait_for_each_other_never_end():
-    found = problem((1, 1, ()), (1, 1, (0,)), (1, 1, ()), (1, 1, (2,)))
+    outcome = problem((1, 1, ()), (1, 1, (0,)), (1, 1, ()), (1, 1, (2,)))
     circle = StreamsSolution(streams=((1, 2), (3, 0)))
-    assert check(found, circle) == tuple(f"op {op} waits for itself" for op in range(4))
+    assert check(outcome, circle) == tuple(f"op {op} waits for itself" for op in range(4))
     with pytest.raises(ProblemError, match="op 0 waits for itself"):
-        evaluate(found, circle)
+        evaluate(outcome, circle)
 
 
 def test_every_op_runs_once_on_no_more_streams_than_allowed():
@@ -98,15 +98,15 @@ def problems(draw):
 
 
 @given(found=problems())
-def test_no_schedule_without_barriers_is_below_its_bound(found):
-    answer = BarrierFree(tries=5)(found)
-    assert answer.objective >= free_bound(found) * (1 - 1e-9)
-    alone = StreamsSolution(streams=(tuple(range(len(found.ops))),))
-    assert answer.objective <= evaluate(found, alone) * (1 + 1e-9)
+def test_no_schedule_without_barriers_is_below_its_bound(outcome):
+    answer = BarrierFree(tries=5)(outcome)
+    assert answer.objective >= free_bound(outcome) * (1 - 1e-9)
+    alone = StreamsSolution(streams=(tuple(range(len(outcome.ops))),))
+    assert answer.objective <= evaluate(outcome, alone) * (1 + 1e-9)
 
 
 def test_a_wide_graph_is_spread_over_streams():
     wide = problem(*((10, 1, ()) for _ in range(8)))
-    found = BarrierFree()(wide)
-    assert found.objective == pytest.approx(10)
-    assert len(found.solution.streams) == 8
+    result = BarrierFree()(wide)
+    assert result.objective == pytest.approx(10)
+    assert len(result.solution.streams) == 8

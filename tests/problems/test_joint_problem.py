@@ -39,7 +39,7 @@ def test_a_space_says_which_plans_it_has():
     assert "4 micro-batches" in text
     assert "meshes of one axis" in text
     assert "interleaved with 2 virtual stages" in text
-    asked = replace(chain(1.0, 2.0), constraints="stages=2")
+    asked = replace(chain(1.0, 2.0), constraints="pp=2")
     assert asked.space().endswith("with stages=2")
 
 

@@ -1,4 +1,4 @@
-"""Caps, unlike devices, links, recompute and given stages, on problems solved by hand."""
+"""Caps, heterogeneous devices, links, recompute and given stages, on problems solved by hand."""
 
 import json
 from dataclasses import replace

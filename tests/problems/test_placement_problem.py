@@ -11,8 +11,8 @@ from partita.errors import FileError, InputError, ProblemError
 from partita.problems import placement
 from partita.problems.placement import (
     Channel,
-    Device,
-    Layer,
+    PlacementDevice,
+    PlacementLayer,
     PlacementProblem,
     PlacementSolution,
     check,
@@ -30,7 +30,7 @@ def layer(
     parents: tuple[int, ...] = (),
     children: tuple[int, ...] = (),
     **changes: Any,
-) -> Layer:
+) -> PlacementLayer:
     """1 ms forward and 2 ms backward on device 0, twice as long on device 1; 10 bytes out."""
     fields: dict[str, Any] = {
         "output_bytes": 10,
@@ -39,14 +39,14 @@ def layer(
         "bwd_ms": (2.0, 4.0),
         "transfer_ms": (0.5,),
     }
-    return Layer(name=name, parents=parents, children=children, **(fields | changes))
+    return PlacementLayer(name=name, parents=parents, children=children, **(fields | changes))
 
 
 def chain(**changes: Any) -> PlacementProblem:
     """Layer a feeds layer b; two devices, one channel both ways."""
     fields: dict[str, Any] = {
         "name": "chain",
-        "devices": (Device(1000), Device(1000)),
+        "devices": (PlacementDevice(1000), PlacementDevice(1000)),
         "channels": (Channel(16.0),),
         "route": ((-1, 0), (0, -1)),
         "layers": (layer("a", (), (1,)), layer("b", (0,))),
@@ -74,13 +74,13 @@ class TestReferenceEvaluations:
         recorded = json.loads(file.read_bytes())["reference_evaluations"]
         assert len(recorded) >= 15
         for entry in recorded:
-            found = simulate_exprimo(problem, entry["placement"])
-            assert found.makespan_ms == entry["makespan_ms"]
-            assert list(found.peak_memory_bytes) == entry["peak_memory_bytes"]
-            assert found.score_ms == entry["score_ms"]
-            assert found.events == entry["events"]
+            evaluation = simulate_exprimo(problem, entry["placement"])
+            assert evaluation.makespan_ms == entry["makespan_ms"]
+            assert list(evaluation.peak_memory_bytes) == entry["peak_memory_bytes"]
+            assert evaluation.score_ms == entry["score_ms"]
+            assert evaluation.events == entry["events"]
             assert check(problem, PlacementSolution(tuple(entry["placement"]))) == ()
-            assert lower_bound(problem) <= found.score_ms
+            assert lower_bound(problem) <= evaluation.score_ms
 
     def test_the_records_cover_pipelines_limits_and_branches(self) -> None:
         problems = [placement.read(file) for file in FILES]
@@ -99,13 +99,13 @@ class TestSimulation:
     """By hand."""
 
     def test_one_device_runs_forward_then_backward(self) -> None:
-        found = simulate_exprimo(chain(), (0, 0))
-        assert found.makespan_ms == 1 + 1 + 2 + 2
-        assert found.events == 1 + 4  # a wakeup and four ops
+        evaluation = simulate_exprimo(chain(), (0, 0))
+        assert evaluation.makespan_ms == 1 + 1 + 2 + 2
+        assert evaluation.events == 1 + 4  # a wakeup and four ops
 
     def test_a_cut_adds_a_transfer_there_and_back(self) -> None:
-        found = simulate_exprimo(chain(), (0, 1))
-        assert found.makespan_ms == 1 + 0.5 + 2 + 4 + 0.5 + 2
+        evaluation = simulate_exprimo(chain(), (0, 1))
+        assert evaluation.makespan_ms == 1 + 0.5 + 2 + 4 + 0.5 + 2
 
     def test_weights_and_the_output_that_is_used_count_as_memory(self) -> None:
         # a's output is held until b's backward is done, which makes a gradient of a's output.
@@ -115,7 +115,10 @@ class TestSimulation:
         assert simulate_exprimo(chain(), (0, 1)).peak_memory_bytes == (110, 110)
 
     def test_memory_over_the_limit_is_penalised_per_byte(self) -> None:
-        small = chain(devices=(Device(205), Device(1000)), memory_penalization_ms_per_byte=3.0)
+        small = chain(
+            devices=(PlacementDevice(205), PlacementDevice(1000)),
+            memory_penalization_ms_per_byte=3.0,
+        )
         assert evaluate(small, PlacementSolution((0, 0))) == 6 + 3.0 * 5
 
     def test_one_transfer_serves_all_children_on_a_device(self) -> None:
@@ -158,7 +161,7 @@ class TestBound:
         assert lower_bound(chain(batches=3, pipeline_batches=2)) == pytest.approx(2 * 6)
 
     def test_it_counts_weights_that_fit_nowhere(self) -> None:
-        tiny = chain(devices=(Device(50), Device(50)))
+        tiny = chain(devices=(PlacementDevice(50), PlacementDevice(50)))
         assert lower_bound(tiny) == pytest.approx(6 + 100)
 
 
@@ -194,7 +197,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"memory_penalization_ms_per_byte": float("nan")},
         "settings.memory_penalization_ms_per_byte: found nan; give a number from 0 to 1e+30",
     ),
-    ({"devices": (Device(-1), Device(1))}, "devices[0].memory_limit_bytes: found -1;"),
+    (
+        {"devices": (PlacementDevice(-1), PlacementDevice(1))},
+        "devices[0].memory_limit_bytes: found -1;",
+    ),
     ({"channels": (Channel(0),)}, "channels[0].bandwidth_Gbps: found 0; give a bandwidth above"),
     ({"channels": (Channel(float("inf")),)}, "channels[0].bandwidth_Gbps: found inf;"),
     ({"route": ((-1, 0),)}, "route: has 1 entries; give one row per device: 2"),
@@ -273,11 +279,11 @@ class TestBadInput:
     @settings(max_examples=300, deadline=None)
     @given(content=mutated(fork().to_json()))
     def test_whatever_is_in_a_file_it_is_read_or_refused(self, content: dict[str, Any]) -> None:
-        found = attempt(placement.from_json, content, "f")
-        if isinstance(found, InputError):
-            assert found.file == "f"
+        input_error = attempt(placement.from_json, content, "f")
+        if isinstance(input_error, InputError):
+            assert input_error.file == "f"
         else:
-            assert placement.from_json(found.to_json()) == found
+            assert placement.from_json(input_error.to_json()) == input_error
 
     @given(value=JSON | st.fixed_dictionaries({"placement": JSON}))
     def test_whatever_is_given_as_a_solution_is_read_or_refused(self, value: object) -> None:

@@ -16,10 +16,10 @@ from partita.problems.rprogram import (
     rprogram,
 )
 from partita.problems.rtasks import (
-    Edge,
     ROperator,
     RtasksProblem,
     RtasksSolution,
+    TileEdge,
     Tiling,
     VDevice,
 )
@@ -30,7 +30,7 @@ def operators(*tiles: int) -> tuple[ROperator, ...]:
     return tuple(ROperator("abcdef"[i], (Tiling(n, 1.0),)) for i, n in enumerate(tiles))
 
 
-PAIR = RtasksProblem(VDevice(2), operators(2, 2), (Edge(0, 1),))
+PAIR = RtasksProblem(VDevice(2), operators(2, 2), (TileEdge(0, 1),))
 SPREAD = RtasksSolution((0, 0), (((0, 0), (1, 0)), ((0, 1), (1, 1))))
 
 
@@ -47,7 +47,7 @@ def test_within_one_queue_nothing_is_said():
 
 
 def test_aligned_tiles_wait_for_their_own_part_only():
-    problem = replace(PAIR, edges=(Edge(0, 1, aligned=True),))
+    problem = replace(PAIR, edges=(TileEdge(0, 1, aligned=True),))
     crossed = RtasksSolution((0, 0), (((0, 0), (1, 1)), ((0, 1), (1, 0))))
     assert "  wait a:1" in str(rprogram(problem, crossed)).splitlines()
     straight = rprogram(problem, SPREAD)
@@ -61,7 +61,7 @@ def problems(draw: st.DrawFn) -> RtasksProblem:
         VDevice(draw(st.integers(1, 4)), signal_us=0.5),
         operators(*(draw(st.integers(1, 5)) for _ in range(count))),
         tuple(
-            Edge(src, dst, draw(st.booleans()))
+            TileEdge(src, dst, draw(st.booleans()))
             for dst in range(count)
             for src in range(dst)
             if draw(st.integers(0, 2)) == 0
@@ -145,7 +145,7 @@ def test_a_grid_larger_than_what_is_resident_is_refused_with_numbers():
 
 
 def test_queues_that_wait_for_each_other_are_refused():
-    problem = RtasksProblem(VDevice(2), operators(1, 1, 1, 1), (Edge(0, 3), Edge(1, 2)))
+    problem = RtasksProblem(VDevice(2), operators(1, 1, 1, 1), (TileEdge(0, 3), TileEdge(1, 2)))
     crossed = RtasksSolution((0, 0, 0, 0), (((3, 0), (1, 0)), ((2, 0), (0, 0))))
     said = check_rprogram(problem, rprogram(problem, crossed), 2)
     assert said == ("veu 0 waits for ever at 'wait a'", "veu 1 waits for ever at 'wait b'")

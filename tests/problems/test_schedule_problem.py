@@ -12,7 +12,7 @@ from json_mutations import JSON, attempt, mutated
 from partita.errors import FileError, InputError, ProblemError
 from partita.problems import schedule
 from partita.problems.schedule import (
-    Block,
+    ScheduleBlock,
     ScheduleProblem,
     ScheduleSolution,
     check,
@@ -35,10 +35,10 @@ def pipeline(**changes: Any) -> ScheduleProblem:
     fields: dict[str, Any] = {
         "num_devices": 2,
         "blocks": (
-            Block(1, (0,), 1, "F0", "forward"),
-            Block(1, (1,), 1, "F1", "forward"),
-            Block(2, (1,), -1, "B1", "backward"),
-            Block(2, (0,), -1, "B0", "backward"),
+            ScheduleBlock(1, (0,), 1, "F0", "forward"),
+            ScheduleBlock(1, (1,), 1, "F1", "forward"),
+            ScheduleBlock(2, (1,), -1, "B1", "backward"),
+            ScheduleBlock(2, (0,), -1, "B0", "backward"),
         ),
         "deps": ((0, 1), (1, 2), (2, 3)),
         "num_microbatches": 2,
@@ -80,7 +80,9 @@ class TestCheck:
         )
 
     def test_a_block_occupies_all_its_devices(self) -> None:
-        wide = ScheduleProblem(2, (Block(2, (0, 1)), Block(1, (1,))), num_microbatches=1)
+        wide = ScheduleProblem(
+            2, (ScheduleBlock(2, (0, 1)), ScheduleBlock(1, (1,))), num_microbatches=1
+        )
         assert check(wide, solution_of(wide, [[0, 1]])) == (
             "device 1 starts block 1 of micro-batch 0 at 1 while block 0 of micro-batch 0 runs "
             "until 2",
@@ -88,7 +90,9 @@ class TestCheck:
         assert check(wide, solution_of(wide, [[0, 2]])) == ()
 
     def test_a_long_block_is_not_forgotten_behind_a_short_one(self) -> None:
-        three = ScheduleProblem(1, (Block(9, (0,)), Block(1, (0,)), Block(1, (0,))))
+        three = ScheduleProblem(
+            1, (ScheduleBlock(9, (0,)), ScheduleBlock(1, (0,)), ScheduleBlock(1, (0,)))
+        )
         three = replace(three, num_microbatches=1)
         assert len(check(three, solution_of(three, [[0, 1, 3]]))) == 2
 
@@ -101,14 +105,16 @@ class TestCheck:
         assert check(pipeline(memory_capacity=(2, 1)), solved(OVERLAPPED)) == ()
 
     def test_memory_is_taken_on_each_device_of_a_block(self) -> None:
-        wide = ScheduleProblem(2, (Block(1, (0, 1), 3),), num_microbatches=1)
+        wide = ScheduleProblem(2, (ScheduleBlock(1, (0, 1), 3),), num_microbatches=1)
         assert check(replace(wide, memory_capacity=(3, 3)), solution_of(wide, [[0]])) == ()
         assert check(replace(wide, memory_capacity=(3, 2)), solution_of(wide, [[0]])) == (
             "device 1 holds 3 after the start of block 0 of micro-batch 0 at 0, and its cap is 2",
         )
 
     def test_memory_that_is_kept_counts_to_the_end(self) -> None:
-        keeping = ScheduleProblem(1, (Block(1, (0,), 1),), memory_capacity=(2,), num_microbatches=3)
+        keeping = ScheduleProblem(
+            1, (ScheduleBlock(1, (0,), 1),), memory_capacity=(2,), num_microbatches=3
+        )
         assert check(keeping, solution_of(keeping, [[0], [1], [2]])) == (
             "device 0 holds 3 after the start of block 0 of micro-batch 2 at 2, and its cap is 2",
         )
@@ -153,7 +159,11 @@ class TestCheck:
         assert len(check(thirds, solution_of(thirds, table))) == 1
 
     def test_memory_that_is_not_whole_may_round(self) -> None:
-        blocks = (Block(1, (0,), 0.1), Block(1, (0,), 0.2), Block(1, (0,), -0.3))
+        blocks = (
+            ScheduleBlock(1, (0,), 0.1),
+            ScheduleBlock(1, (0,), 0.2),
+            ScheduleBlock(1, (0,), -0.3),
+        )
         tight = ScheduleProblem(1, blocks, memory_capacity=(0.3,), num_microbatches=1)
         assert 0.1 + 0.2 > 0.3
         assert check(tight, solution_of(tight, [[0, 1, 2]])) == ()
@@ -174,7 +184,7 @@ class TestCheck:
         devices: tuple[tuple[int, ...], ...],
         cap: int,
     ) -> None:
-        blocks = tuple(map(Block, spans, devices, memory))
+        blocks = tuple(map(ScheduleBlock, spans, devices, memory))
         problem = ScheduleProblem(2, blocks, ((0, 2),), (1,), (cap, cap), 2)
         rows = [starts[:3], starts[3:]]
         right = all(row[2] >= row[0] + spans[0] + 1 for row in rows)
@@ -200,39 +210,41 @@ class TestPeriod:
     capped = pipeline(num_microbatches=None, memory_capacity=(2, 1))
 
     def test_one_microbatch_per_repetition(self) -> None:
-        found = periodic(self.forever, [[0, 1, 2, 4]], 3)
-        assert found.period == 3
+        schedule_solution = periodic(self.forever, [[0, 1, 2, 4]], 3)
+        assert schedule_solution.period == 3
         # Two are under way at once, and two more show how it goes on.
-        assert found.starts[-1] == (3, 3, 13)
-        assert found.makespan == 15
-        assert check(self.forever, found) == ()
-        assert evaluate(self.forever, found) == 3
+        assert schedule_solution.starts[-1] == (3, 3, 13)
+        assert schedule_solution.makespan == 15
+        assert check(self.forever, schedule_solution) == ()
+        assert evaluate(self.forever, schedule_solution) == 3
 
     def test_several_microbatches_per_repetition(self) -> None:
-        found = periodic(self.forever, [[0, 1, 2, 4], [1, 4, 5, 7]], 9)
-        assert found.period == 4.5
-        assert check(self.forever, found) == ()
-        assert evaluate(self.forever, found) == 4.5
+        schedule_solution = periodic(self.forever, [[0, 1, 2, 4], [1, 4, 5, 7]], 9)
+        assert schedule_solution.period == 4.5
+        assert check(self.forever, schedule_solution) == ()
+        assert evaluate(self.forever, schedule_solution) == 4.5
 
     def test_it_unrolls_to_any_number(self) -> None:
-        found = periodic(self.forever, [[0, 1, 2, 4], [1, 4, 5, 7]], 9)
+        schedule_solution = periodic(self.forever, [[0, 1, 2, 4], [1, 4, 5, 7]], 9)
         for count in (1, 2, 7, 50):
             problem = pipeline(num_microbatches=count)
-            unrolled = unroll(self.forever, found, count)
+            unrolled = unroll(self.forever, schedule_solution, count)
             assert check(problem, unrolled) == ()
             assert len(unrolled.starts) == 4 * count
-        assert unroll(self.forever, found, 7).makespan == 27 + 6
+        assert unroll(self.forever, schedule_solution, 7).makespan == 27 + 6
 
     def test_repetitions_must_not_meet(self) -> None:
         # F0 of the next micro-batch starts while B0 runs.
-        found = periodic(self.forever, [[0, 1, 2, 4]], 5)
-        assert check(self.forever, found)[0] == (
+        schedule_solution = periodic(self.forever, [[0, 1, 2, 4]], 5)
+        assert check(self.forever, schedule_solution)[0] == (
             "device 0 starts F0 of micro-batch 1 at 5 while B0 of micro-batch 0 runs until 6"
         )
 
     def test_what_is_not_listed_is_checked_too(self) -> None:
         # Five apart: the first two meet nobody, but the third meets the first's last block.
-        wide = replace(self.forever, blocks=(Block(1, (0,)), Block(1, (0,))), deps=((0, 1),))
+        wide = replace(
+            self.forever, blocks=(ScheduleBlock(1, (0,)), ScheduleBlock(1, (0,))), deps=((0, 1),)
+        )
         first_two = solution_of(wide, [[0, 10], [5, 15]], period=5)
         assert any("micro-batch 2" in violation for violation in check(wide, first_two))
 
@@ -246,13 +258,13 @@ class TestPeriod:
         )
 
     def test_memory_may_not_grow_for_ever(self) -> None:
-        growing = ScheduleProblem(1, (Block(1, (0,), 1),), memory_capacity=(100,))
+        growing = ScheduleProblem(1, (ScheduleBlock(1, (0,), 1),), memory_capacity=(100,))
         assert check(growing, periodic(growing, [[0]], 1)) == (
             "device 0 keeps 1 of every micro-batch, and has a cap",
         )
         free = replace(growing, memory_capacity=None)
         assert check(free, periodic(free, [[0]], 1)) == ()
-        shrinking = ScheduleProblem(1, (Block(1, (0,), -1),), memory_capacity=(0,))
+        shrinking = ScheduleProblem(1, (ScheduleBlock(1, (0,), -1),), memory_capacity=(0,))
         assert check(shrinking, periodic(shrinking, [[0]], 1)) == ()
 
     def test_a_repetition_must_be_shown(self) -> None:
@@ -266,11 +278,11 @@ class TestPeriod:
             unroll(self.forever, once, 3)
 
     def test_the_claimed_period_must_be_the_one_shown(self) -> None:
-        found = periodic(self.forever, [[0, 1, 2, 4]], 6)
-        assert check(self.forever, replace(found, period=5)) == (
+        schedule_solution = periodic(self.forever, [[0, 1, 2, 4]], 6)
+        assert check(self.forever, replace(schedule_solution, period=5)) == (
             "the period is 6, and 5 is claimed",
         )
-        assert check(self.forever, replace(found, period=None)) == (
+        assert check(self.forever, replace(schedule_solution, period=None)) == (
             "the period is 6, and None is claimed",
         )
 
@@ -309,9 +321,11 @@ class TestBound:
         assert lower_bound(capped) == math.ceil(10 * 94 / 9) + 2
 
     def test_memory_that_does_not_pair_up_bounds_nothing(self) -> None:
-        back_first = ScheduleProblem(1, (Block(1, (0,), -1), Block(1, (0,), 1)), ((0, 1),))
+        back_first = ScheduleProblem(
+            1, (ScheduleBlock(1, (0,), -1), ScheduleBlock(1, (0,), 1)), ((0, 1),)
+        )
         assert held_per_device(back_first) == [None]
-        kept = ScheduleProblem(1, (Block(1, (0,), 1),))
+        kept = ScheduleProblem(1, (ScheduleBlock(1, (0,), 1),))
         assert held_per_device(kept) == [None]
 
     def test_devices_without_blocks_do_not_matter(self) -> None:
@@ -325,19 +339,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_microbatches": 0}, "num_microbatches: found 0; give a whole number from 1 to 5,000,000"),
     ({"num_microbatches": -3}, "num_microbatches: found -3;"),
     ({"num_microbatches": 10**18}, "num_microbatches: found 1000000000000000000;"),
-    ({"blocks": (Block(0, (0,)),)}, "blocks[0].span: found 0; give a number above zero"),
-    ({"blocks": (Block(-1, (0,)),)}, "blocks[0].span: found -1;"),
-    ({"blocks": (Block(math.nan, (0,)),)}, "blocks[0].span: found nan;"),
-    ({"blocks": (Block(math.inf, (0,)),)}, "blocks[0].span: found inf;"),
-    ({"blocks": (Block(1, (0,), math.nan),)}, "blocks[0].memory: found nan; give a number;"),
-    ({"blocks": (Block(1, (0,), -math.inf),)}, "blocks[0].memory: found -inf;"),
-    ({"blocks": (Block(1, ()),)}, "blocks[0].devices: is empty; name the devices"),
+    ({"blocks": (ScheduleBlock(0, (0,)),)}, "blocks[0].span: found 0; give a number above zero"),
+    ({"blocks": (ScheduleBlock(-1, (0,)),)}, "blocks[0].span: found -1;"),
+    ({"blocks": (ScheduleBlock(math.nan, (0,)),)}, "blocks[0].span: found nan;"),
+    ({"blocks": (ScheduleBlock(math.inf, (0,)),)}, "blocks[0].span: found inf;"),
     (
-        {"blocks": (Block(1, (0, 2)),)},
+        {"blocks": (ScheduleBlock(1, (0,), math.nan),)},
+        "blocks[0].memory: found nan; give a number;",
+    ),
+    ({"blocks": (ScheduleBlock(1, (0,), -math.inf),)}, "blocks[0].memory: found -inf;"),
+    ({"blocks": (ScheduleBlock(1, ()),)}, "blocks[0].devices: is empty; name the devices"),
+    (
+        {"blocks": (ScheduleBlock(1, (0, 2)),)},
         "blocks[0].devices[1]: found device 2; devices are 0 to 1 (num_devices is 2)",
     ),
-    ({"blocks": (Block(1, (-1,)),)}, "blocks[0].devices[0]: found device -1;"),
-    ({"blocks": (Block(1, (0, 0)),)}, "blocks[0].devices: names a device twice;"),
+    ({"blocks": (ScheduleBlock(1, (-1,)),)}, "blocks[0].devices[0]: found device -1;"),
+    ({"blocks": (ScheduleBlock(1, (0, 0)),)}, "blocks[0].devices: names a device twice;"),
     ({"deps": ((0, 1), (1, 9))}, "deps[1][1]: found block 9; blocks are 0 to 3"),
     ({"deps": ((-1, 0),)}, "deps[0][0]: found block -1;"),
     (
@@ -371,7 +388,7 @@ class TestBadInput:
     def test_a_long_cycle_is_shown_in_short(self) -> None:
         ring = tuple((index, (index + 1) % 50) for index in range(50))
         with pytest.raises(ProblemError) as refused:
-            ScheduleProblem(1, (Block(1, (0,)),) * 50, ring)
+            ScheduleProblem(1, (ScheduleBlock(1, (0,)),) * 50, ring)
         assert len(str(refused.value)) < 200
 
     @pytest.mark.parametrize(
@@ -400,12 +417,12 @@ class TestBadInput:
     @settings(max_examples=300, deadline=None)
     @given(content=mutated(pipeline(delays=(0, 1, 0), memory_capacity=(2, 1)).to_json()))
     def test_whatever_is_in_a_file_it_is_read_or_refused(self, content: dict[str, Any]) -> None:
-        found = attempt(schedule.from_json, content, "f")
-        if isinstance(found, InputError):
-            assert found.file == "f"
+        input_error = attempt(schedule.from_json, content, "f")
+        if isinstance(input_error, InputError):
+            assert input_error.file == "f"
         else:
-            assert schedule.from_json(found.to_json()) == found
-            assert lower_bound(found) > 0
+            assert schedule.from_json(input_error.to_json()) == input_error
+            assert lower_bound(input_error) > 0
 
     @settings(max_examples=200, deadline=None)
     @given(
@@ -454,10 +471,10 @@ class TestFiles:
         assert pipeline(memory_capacity=(2, 1)).to_json()["memory_capacity"] == [2, 1]
 
     def test_a_solution_is_written_as_the_format_says(self) -> None:
-        found = solved([[0, 1, 2, 4]], pipeline(num_microbatches=1))
-        assert found.to_json() == {
+        schedule_solution = solved([[0, 1, 2, 4]], pipeline(num_microbatches=1))
+        assert schedule_solution.to_json() == {
             "period": None,
             "makespan": 6,
             "starts": [[0, 0, 0], [0, 1, 1], [0, 2, 2], [0, 3, 4]],
         }
-        assert ScheduleSolution.from_json(found.to_json()) == found
+        assert ScheduleSolution.from_json(schedule_solution.to_json()) == schedule_solution

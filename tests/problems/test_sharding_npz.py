@@ -191,8 +191,12 @@ STORED = arrays.write_arrays(valid())
 @given(st.integers(0, len(STORED) - 1), st.integers(0, 255), st.booleans())
 def test_a_damaged_file_is_read_or_refused(place: int, byte: int, cut: bool) -> None:
     damaged = STORED[:place] if cut else STORED[:place] + bytes([byte]) + STORED[place + 1 :]
-    found = attempt(sharding.from_npz, damaged, "f.npz")
-    assert found.file == "f.npz" if isinstance(found, InputError) else found.num_ops == 2
+    input_error = attempt(sharding.from_npz, damaged, "f.npz")
+    assert (
+        input_error.file == "f.npz"
+        if isinstance(input_error, InputError)
+        else input_error.num_ops == 2
+    )
 
 
 HEADERS = st.sampled_from(

@@ -13,11 +13,11 @@ from partita.errors import InputError, ProblemError
 from partita.problems import streams
 from partita.problems.streams import (
     Conv,
-    Stage,
     StreamsConstants,
     StreamsOp,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     check,
     evaluate,
     lower_bound,
@@ -63,12 +63,12 @@ def diamond(**fields: Any) -> StreamsProblem:
     return StreamsProblem(**(settings | fields))
 
 
-def plan(*stages: Stage) -> StreamsSolution:
+def plan(*stages: StreamStage) -> StreamsSolution:
     return StreamsSolution((stages,))
 
 
-def side_by_side(*groups: tuple[int, ...]) -> Stage:
-    return Stage(groups=groups)
+def side_by_side(*groups: tuple[int, ...]) -> StreamStage:
+    return StreamStage(groups=groups)
 
 
 SEQUENTIAL = plan(*(side_by_side((each,)) for each in (1, 2, 3, 4)))
@@ -105,7 +105,7 @@ def test_merged_convs_cost_one_conv_with_all_channels_and_the_largest_kernel() -
     assert solo_us(GPU, both) == pytest.approx(4 + max(computing, moving))
     ops = (*diamond().ops[:2], conv(20, 2, 1, shape=tall), conv(30, 3, 1, shape=wide))
     problem = diamond(ops=ops, parts=((1, 2, 3),))
-    assert stage_us(problem, Stage(merge=(2, 3))) == solo_us(GPU, both)
+    assert stage_us(problem, StreamStage(merge=(2, 3))) == solo_us(GPU, both)
 
 
 def test_a_grouped_conv_has_its_own_number_of_blocks() -> None:
@@ -175,19 +175,19 @@ def test_convs_merge_if_key_input_and_groups_agree(
 ) -> None:
     ops = list(diamond().ops)
     ops[3] = dataclasses.replace(ops[3], **change)
-    merging = plan(side_by_side((1,)), Stage(merge=(2, 3)), side_by_side((4,)))
-    found = check(diamond(ops=tuple(ops)), merging)
-    assert found == ((f"part 0: stage 1: {message}",) if message else ())
+    merging = plan(side_by_side((1,)), StreamStage(merge=(2, 3)), side_by_side((4,)))
+    violations = check(diamond(ops=tuple(ops)), merging)
+    assert violations == ((f"part 0: stage 1: {message}",) if message else ())
 
 
 def test_only_ops_from_which_nothing_follows_can_be_merged() -> None:
     ops = (*diamond().ops[:4], conv(40, 4, 1), op(1, 1, 3))
     problem = diamond(ops=ops, parts=((1, 2, 3, 4, 5),))
-    first = plan(side_by_side((1,)), Stage(merge=(2, 3, 4)), side_by_side((5,)))
+    first = plan(side_by_side((1,)), StreamStage(merge=(2, 3, 4)), side_by_side((5,)))
     assert check(problem, first) == ()
-    apart = plan(side_by_side((1,)), side_by_side((3, 5)), Stage(merge=(2, 4)))
+    apart = plan(side_by_side((1,)), side_by_side((3, 5)), StreamStage(merge=(2, 4)))
     assert check(problem, apart) == ()
-    too_late = plan(side_by_side((1,)), side_by_side((5,)), Stage(merge=(2, 3, 4)))
+    too_late = plan(side_by_side((1,)), side_by_side((5,)), StreamStage(merge=(2, 3, 4)))
     assert check(problem, too_late) == (
         "part 0: stage 2: something still follows from op 3, which is merged",
     )
@@ -195,13 +195,13 @@ def test_only_ops_from_which_nothing_follows_can_be_merged() -> None:
 
 def test_a_stage_is_groups_or_a_merge() -> None:
     rest = (side_by_side((1,)), side_by_side((2,)), side_by_side((3,)), side_by_side((4,)))
-    assert check(diamond(), plan(*rest, Stage())) == (
+    assert check(diamond(), plan(*rest, StreamStage())) == (
         "part 0: stage 4: needs either groups or a merge",
     )
-    assert check(diamond(), plan(*rest[:2], Stage(merge=(3,)), rest[3])) == (
+    assert check(diamond(), plan(*rest[:2], StreamStage(merge=(3,)), rest[3])) == (
         "part 0: stage 2: a merge needs at least two ops",
     )
-    confused = plan(*rest[:2], Stage(groups=((3,),), merge=(4,)))
+    confused = plan(*rest[:2], StreamStage(groups=((3,),), merge=(4,)))
     assert check(diamond(), confused) == ("part 0: stage 2: needs either groups or a merge",)
     assert check(diamond(), StreamsSolution(())) == ("the solution has 0 parts for 1",)
 
@@ -220,7 +220,7 @@ def test_a_conv_that_may_be_merged_counts_only_its_launch() -> None:
     ops = list(diamond().ops)
     for index in (2, 3):  # by themselves they keep the GPU busy, together as one conv they do not
         ops[index] = dataclasses.replace(ops[index], w_us=1000.0)
-    merging = plan(side_by_side((1,)), Stage(merge=(2, 3)), side_by_side((4,)))
+    merging = plan(side_by_side((1,)), StreamStage(merge=(2, 3)), side_by_side((4,)))
     problem = diamond(ops=tuple(ops))
     assert lower_bound(problem) <= evaluate(problem, merging) < 1000
 
@@ -331,7 +331,7 @@ def test_edges_that_preds_do_not_have_are_refused() -> None:
 
 def test_a_solution_is_written_as_the_format_says() -> None:
     written = {"parts": [[{"groups": [[1, 2], [3]]}, {"merge": [4, 5]}], []]}
-    given = StreamsSolution(((side_by_side((1, 2), (3,)), Stage(merge=(4, 5))), ()))
+    given = StreamsSolution(((side_by_side((1, 2), (3,)), StreamStage(merge=(4, 5))), ()))
     assert given.to_json() == written
     assert StreamsSolution.from_json(written) == given
 

@@ -14,7 +14,7 @@ def opened(text: str, folder) -> tuple[str, str, str]:
     path, log = folder / "page.html", folder / "net.json"
     path.write_text(text)
     assert CHROMIUM is not None
-    found = subprocess.run(
+    process = subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -23,4 +23,4 @@ def opened(text: str, folder) -> tuple[str, str, str]:
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    return found.stdout, found.stderr, log.read_text() if log.exists() else ""
+    return process.stdout, process.stderr, log.read_text() if log.exists() else ""

@@ -38,7 +38,7 @@ def line(
 def fully_sharded(model: str, cluster: str, **options: object) -> Plan:
     """A plan of one stage with the batch split and all parameters sharded (ZeRO 3)."""
     workload = load(model, **options)  # type: ignore[arg-type]
-    stage = data_parallel(workload.graph, resolve(cluster), "parameters")
+    stage = data_parallel(workload.graph, resolve(cluster), 3)
     return plan_of(workload, cluster, (stage,), Schedule())
 
 

@@ -17,8 +17,8 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 
 
 def packed(text: str) -> dict:
-    (found,) = re.findall(r'<script type="application/json">(.*?)</script>', text, re.S)
-    return json.loads(found)
+    (packed,) = re.findall(r'<script type="application/json">(.*?)</script>', text, re.S)
+    return json.loads(packed)
 
 
 def column(data: dict, name: str, dtype: str) -> np.ndarray:

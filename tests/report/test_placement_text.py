@@ -19,10 +19,10 @@ def test_all_devices_are_drawn_and_the_busiest_of_many_links():
 
 
 def test_the_devices_rows_add_up_to_the_model():
-    found = place("alexnet", "malvik", method="heft", pinned=[("features.0", 1), ("loss", 2)])
-    text = placement_text(found)
+    placed = place("alexnet", "malvik", method="heft", pinned=[("features.0", 1), ("loss", 2)])
+    text = placement_text(placed)
     rows = [line.split() for line in text.split("\n") if line[:2] in ("0 ", "1 ", "2 ")]
-    assert sum(int(row[3]) for row in rows) == len(found.model.layers)
+    assert sum(int(row[3]) for row in rows) == len(placed.model.layers)
     assert sum(int(row[4]) for row in rows) == 23
     assert "»" in text  # something is sent
     assert "samples/s" in text
@@ -34,7 +34,7 @@ def test_what_cannot_be_placed_is_said():
 
 
 def test_the_front_is_a_table():
-    found = place("alexnet", "malvik", method="heft")
-    lines = front_text(found.front()).split("\n")
+    placed = place("alexnet", "malvik", method="heft")
+    lines = front_text(placed.front()).split("\n")
     assert lines[1].split() == ["step", "largest", "memory", "devices", "placement"]
-    assert len(lines) == 2 + len(found.front())
+    assert len(lines) == 2 + len(placed.front())

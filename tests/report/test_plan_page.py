@@ -22,9 +22,9 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 @needs_chromium
 def test_a_page_of_fifty_thousand_tasks_is_small_quick_and_alone(tmp_path):
     plan = line("squeezenet1_1@64", "16xA100", 1024, batch=1024)
-    found = simulate(plan)
-    assert found.timeline.program.num_tasks > 50_000
-    page = plan_page(plan, found)
+    simulation = simulate(plan)
+    assert simulation.timeline.program.num_tasks > 50_000
+    page = plan_page(plan, simulation)
     assert len(page.encode()) < 8e6
     document, console, network = opened(page, tmp_path)
     ready = re.search(r'data-ready="(\d+)"', document)
@@ -93,13 +93,13 @@ def test_only_ops_with_parameters_keep_them_somehow():
 
 def test_a_plan_for_batches_in_a_row_is_measured_by_them():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4, training=False)
-    found = simulate(plan)
+    simulation = simulate(plan)
     half = replace(
-        plan.prediction, step_s=found.step_s, interval_s=found.interval_s,
-        lower_bound_s=found.interval_s / 2,
+        plan.prediction, step_s=simulation.step_s, interval_s=simulation.interval_s,
+        lower_bound_s=simulation.interval_s / 2,
     )  # fmt: skip
-    assert found.interval_s < found.step_s
-    assert "≤ 50.0%" in plan_page(replace(plan, prediction=half), found)
+    assert simulation.interval_s < simulation.step_s
+    assert "≤ 50.0%" in plan_page(replace(plan, prediction=half), simulation)
 
 
 def plain(page: str) -> str:
@@ -114,23 +114,23 @@ def plain(page: str) -> str:
 
 def test_the_page_of_a_small_plan_is_the_golden_one(is_golden):
     workload = tiny_gpt()
-    stage = data_parallel(workload.graph, resolve("2x2xA100"), "parameters")
+    stage = data_parallel(workload.graph, resolve("2x2xA100"), 3)
     plan = plan_of(workload, "2x2xA100", (stage,), Schedule())
     is_golden(GOLDEN / "page.html", plain(plan_page(plan, simulated(plan, workload))))
 
 
 def test_gathers_and_reductions_of_a_fully_sharded_plan_are_seen_on_the_network():
     workload = tiny_gpt()
-    stage = data_parallel(workload.graph, resolve("2xA100"), "parameters")
+    stage = data_parallel(workload.graph, resolve("2xA100"), 3)
     plan = plan_of(workload, "2xA100", (stage,), Schedule())
-    found = simulated(plan, workload)
-    page = plan_page(plan, found)
+    simulation = simulated(plan, workload)
+    page = plan_page(plan, simulation)
     for purpose in (Purpose.PARAMETER_GATHER, Purpose.GRADIENT_REDUCTION):
         assert f"</i>{purpose.words}</button>" in page
         lanes = {
-            found.timeline.program.lanes[lane].kind
-            for task in found.timeline.program.tasks_of(purpose)
-            for lane in found.timeline.program.lanes_of(task)
+            simulation.timeline.program.lanes[lane].kind
+            for task in simulation.timeline.program.tasks_of(purpose)
+            for lane in simulation.timeline.program.lanes_of(task)
         }
         assert lanes == {"link"}
     assert "among 2 ranks" in page
@@ -149,7 +149,7 @@ def test_models_with_tokens_say_how_many_pass():
     workload = tiny_gpt(batch=4)
     stage = data_parallel(workload.graph, resolve("1xA100"))
     plan = plan_of(workload, "1xA100", (stage,), Schedule())
-    found = simulated(plan, workload)
-    assert f"{4 * 32 / found.step_s:,.0f} tokens/s" in plan_page(plan, found)
+    simulation = simulated(plan, workload)
+    assert f"{4 * 32 / simulation.step_s:,.0f} tokens/s" in plan_page(plan, simulation)
     pictures = line("squeezenet1_1@64", "1xA100", 1, batch=4)
     assert "tokens/s" not in plan_page(pictures, simulate(pictures))

@@ -40,7 +40,7 @@ def test_every_task_is_a_rectangle_in_its_row_and_place(pipeline):
 
 def test_hover_tells_what_a_task_is():
     workload = tiny_gpt()
-    stage = data_parallel(workload.graph, resolve("2xA100"), "parameters")
+    stage = data_parallel(workload.graph, resolve("2xA100"), 3)
     plan = plan_of(workload, "2xA100", (stage,), Schedule())
     svg = timeline_svg(simulated(plan, workload).timeline)
     titles = [drawn[0].text for drawn in tasks(svg)]
@@ -56,7 +56,7 @@ def test_microbatches_are_written_where_they_fit(pipeline):
 
 
 def test_lanes_memory_legend_and_title_are_named(overlapped):
-    found = texts(timeline_svg(overlapped, title="A & B"))
+    words = texts(timeline_svg(overlapped, title="A & B"))
     for text in (
         "A & B",
         "gpu0→gpu1",
@@ -65,7 +65,7 @@ def test_lanes_memory_legend_and_title_are_named(overlapped):
         "weight gradient",
         "0 ms",
     ):
-        assert text in found
+        assert text in words
     assert "gpu1 memory" not in texts(timeline_svg(overlapped, memory=False))
 
 

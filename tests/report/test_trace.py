@@ -83,9 +83,9 @@ def found():
 
 
 class TestOfAPipeline:
-    def test_slices_carry_what_their_tasks_are(self, found):
-        program = found.program
-        (first, *_) = (e for e in events(found, "X") if e["args"].get("purpose") == "send")
+    def test_slices_carry_what_their_tasks_are(self, outcome):
+        program = outcome.program
+        (first, *_) = (e for e in events(outcome, "X") if e["args"].get("purpose") == "send")
         work = program.work_of(first["args"]["task"])
         assert first["args"]["bytes"] == work.size_bytes > 0
         assert (first["args"]["stage"], first["args"]["peer"]) == (0, 1)
@@ -94,28 +94,28 @@ class TestOfAPipeline:
         assert first["args"]["reads"] == [str(program.values[v]) for v in work.reads]
         assert first["args"]["microbatch"] == 0
 
-    def test_arrows_lead_from_sends_to_the_blocks_that_wait_for_them(self, found):
-        begins, ends = events(found, "s"), events(found, "f")
+    def test_arrows_lead_from_sends_to_the_blocks_that_wait_for_them(self, outcome):
+        begins, ends = events(outcome, "s"), events(outcome, "f")
         assert [e["id"] for e in begins] == [e["id"] for e in ends] == [0, 1, 2, 3]
-        slices = [e for e in events(found, "X") if e["pid"] == 1 and e["args"]["task"]]
+        slices = [e for e in events(outcome, "X") if e["pid"] == 1 and e["args"]["task"]]
         for begin, end in zip(begins, ends, strict=True):
             assert begin["pid"] == 2  # links
             (reached,) = (e for e in slices if (e["tid"], e["ts"]) == (end["tid"], end["ts"]))
             assert reached["args"]["purpose"] == "compute"
             assert begin["ts"] < end["ts"]
 
-    def test_blocks_are_shown_from_inside_as_processes_of_their_own(self, found):
+    def test_blocks_are_shown_from_inside_as_processes_of_their_own(self, outcome):
         names = {
-            e["pid"]: e["args"]["name"] for e in events(found, "M") if e["name"] == "process_name"
+            e["pid"]: e["args"]["name"] for e in events(outcome, "M") if e["name"] == "process_name"
         }
         inside = {pid for pid, name in names.items() if name.startswith("inside stage")}
         assert len(inside) == 6  # devices, links and memory of two stages
-        ops = {e["args"].get("op") for e in events(found, "X") if e["pid"] in inside}
+        ops = {e["args"].get("op") for e in events(outcome, "X") if e["pid"] in inside}
         assert {"features.0", "classifier.1"} <= ops
 
-    def test_what_is_too_much_inside_is_left_out(self, found, monkeypatch):
+    def test_what_is_too_much_inside_is_left_out(self, outcome, monkeypatch):
         monkeypatch.setattr("partita.report.trace.MOST_INSIDE", 0)
-        assert max(e["pid"] for e in events(found, "M")) == 3
+        assert max(e["pid"] for e in events(outcome, "M")) == 3
 
 
 def test_hostile_names_stay_text(hostile):

@@ -25,9 +25,9 @@ def piped_gpt(**options) -> tuple[nn.Module, Piped, tuple[T, ...]]:
 
 def test_a_piped_module_gives_what_the_module_gives():
     module, piped, args = piped_gpt(devices=3)
-    wanted, found = module(*args), piped(*args)
-    assert found.keys() == wanted.keys()
-    assert all(same(found[key], wanted[key]) for key in wanted)
+    wanted, outcome = module(*args), piped(*args)
+    assert outcome.keys() == wanted.keys()
+    assert all(same(outcome[key], wanted[key]) for key in wanted)
 
 
 def test_gradients_arrive_under_the_original_names():
@@ -36,10 +36,10 @@ def test_gradients_arrive_under_the_original_names():
     wanted = {name: parameter.grad for name, parameter in module.named_parameters()}
     piped.zero_grad()
     piped(*args)["loss"].backward()
-    found = {name: parameter.grad for name, parameter in piped.named_parameters()}
-    assert found.keys() == wanted.keys()
+    outcome = {name: parameter.grad for name, parameter in piped.named_parameters()}
+    assert outcome.keys() == wanted.keys()
     for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name])
+        torch.testing.assert_close(outcome[name], wanted[name])
 
 
 def test_an_optimizer_of_the_module_trains_what_is_piped():

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from partita.capture import export_module  # noqa: E402
 from partita.run.meter import Meter, Timing  # noqa: E402
-from partita.run.profile import Stopped, profile  # noqa: E402
+from partita.run.profile import ProfilingStopped, profile  # noqa: E402
 
 QUICK = Timing(warmup=1, repeats=3, most_s=0.1)
 
@@ -38,9 +38,9 @@ def captured(inputs):
 
 
 def test_every_op_is_measured_with_a_forward_and_where_it_learns_a_backward(captured, inputs):
-    found = profile(captured, inputs, timing=QUICK)
-    assert [op.op for op in found.ops] == [op.name for op in captured.graph.ops]
-    linear = next(op for op in found.ops if op.kind == "linear")
+    model_profile = profile(captured, inputs, timing=QUICK)
+    assert [op.op for op in model_profile.ops] == [op.name for op in captured.graph.ops]
+    linear = next(op for op in model_profile.ops if op.kind == "linear")
     assert linear.forward_s > 0
     assert linear.backward_s > 0
     assert linear.parameter_bytes == (64 * 64 + 64) * 4
@@ -49,9 +49,9 @@ def test_every_op_is_measured_with_a_forward_and_where_it_learns_a_backward(capt
 
 
 def test_for_inference_there_is_no_backward(captured, inputs):
-    found = profile(captured, inputs, timing=QUICK, training=False)
-    assert found.backward_s == 0
-    assert found.forward_s > 0
+    model_profile = profile(captured, inputs, timing=QUICK, training=False)
+    assert model_profile.backward_s == 0
+    assert model_profile.forward_s > 0
 
 
 def test_equal_calls_are_measured_once_and_never_again(captured, inputs, tmp_path):
@@ -83,7 +83,7 @@ def test_measurements_of_another_torch_do_not_count_and_that_is_said(
 
 def test_stopping_keeps_what_was_measured(captured, inputs, tmp_path):
     path = tmp_path / "db.jsonl"
-    with pytest.raises(Stopped, match="after 2 of"):
+    with pytest.raises(ProfilingStopped, match="after 2 of"):
         profile(captured, inputs, timing=QUICK, database=path, progress=lambda d, *_: d < 2)
     assert len(read_database(path).entries) == 2
     profile(captured, inputs, timing=QUICK, database=path)
@@ -99,32 +99,32 @@ def test_measuring_changes_neither_the_model_nor_the_random_state(captured, inpu
 
 
 def test_modules_are_the_sums_of_their_ops(captured, inputs):
-    found = profile(captured, inputs, timing=QUICK)
-    modules = found.modules(1)
+    model_profile = profile(captured, inputs, timing=QUICK)
+    modules = model_profile.modules(1)
     assert {"first", "second", "norm"} <= {module.scope for module in modules}
-    assert sum(module.forward_s for module in modules) == pytest.approx(found.forward_s)
-    assert sum(module.num_ops for module in modules) == len(found.ops)
-    (whole,) = found.modules(0)
+    assert sum(module.forward_s for module in modules) == pytest.approx(model_profile.forward_s)
+    assert sum(module.num_ops for module in modules) == len(model_profile.ops)
+    (whole,) = model_profile.modules(0)
     assert whole.parameter_bytes == sum(module.parameter_bytes for module in modules)
     assert whole.peak_bytes >= max(module.peak_bytes for module in modules)
 
 
 def test_a_profile_is_saved_and_read(captured, inputs, tmp_path):
-    found = profile(captured, inputs, timing=QUICK)
+    model_profile = profile(captured, inputs, timing=QUICK)
     path = tmp_path / "profile.json"
-    path.write_bytes(found.to_json())
-    assert read_profile(path) == found
-    path.write_bytes(found.to_json().replace(b'"forward_s"', b'"forward"', 1))
+    path.write_bytes(model_profile.to_json())
+    assert read_profile(path) == model_profile
+    path.write_bytes(model_profile.to_json().replace(b'"forward_s"', b'"forward"', 1))
     with pytest.raises(FileError, match="forward"):
         read_profile(path)
 
 
 def test_the_profile_of_another_model_is_refused(captured, inputs):
-    found = profile(captured, inputs, timing=QUICK)
-    assert set(found.of(captured.graph)) == {op.name for op in captured.graph.ops}
+    model_profile = profile(captured, inputs, timing=QUICK)
+    assert set(model_profile.of(captured.graph)) == {op.name for op in captured.graph.ops}
     other = export_module(torch.nn.Linear(64, 2), inputs).graph
     with pytest.raises(InputError, match="profile of another"):
-        found.of(other)
+        model_profile.of(other)
 
 
 def test_a_model_without_values_cannot_be_timed():
@@ -160,6 +160,6 @@ def test_temporaries_count_towards_the_peak():
 
     x = torch.randn(1000)
     with torch.no_grad():
-        found = Meter(torch.device("cpu"), QUICK).run(operation, [x], [False], [False])
-    assert 8000 <= found.peak_bytes <= 8100
-    assert found.output_bytes == 4
+        metered = Meter(torch.device("cpu"), QUICK).run(operation, [x], [False], [False])
+    assert 8000 <= metered.peak_bytes <= 8100
+    assert metered.output_bytes == 4

@@ -76,7 +76,7 @@ class TestReading:
     @pytest.mark.parametrize("name", [n for n in NAMED if NAMED[n].layout != "two-way"])
     def test_published_orders_come_back_as_they_were(self, name):
         count = 4 if name == "hanayo" else 8
-        found = named_schedule(name, 4, count, forward=2, backward=2, weight=2)
+        baseline = named_schedule(name, 4, count, forward=2, backward=2, weight=2)
         order = NAMED[name].order(4, 2, count)
         text = "\n".join(",".join(map(str, row)) for row in order)
         assert parse_csv(text) == order
@@ -87,8 +87,8 @@ class TestReading:
             weight_span=2 / chunks if NAMED[name].split else None,
         )  # fmt: skip
         timeline = run_order(placement_of_order(order, options).problem(), order, count)
-        assert timeline.makespan == found.makespan
-        assert tuple(timeline.peaks()) == found.peak_memory
+        assert timeline.makespan == baseline.makespan
+        assert tuple(timeline.peaks()) == baseline.peak_memory
 
     def test_torch_puts_in_what_does_not_compute(self):
         order = parse_csv(

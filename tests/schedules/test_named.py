@@ -34,20 +34,20 @@ class TestEverySchedule:
     def test_it_runs_wherever_it_is_not_refused(self, name, p, chunks, m):
         """Complete, no deadlock, and verified: `named_schedule` raises otherwise."""
         try:
-            found = run(name, p, m, chunks=chunks)
+            baseline = run(name, p, m, chunks=chunks)
         except ProblemError as error:
             assert str(error).startswith((f"{name}: {NAMED[name].title} needs", "devices: found 1"))
             return
-        assert found.num_microbatches == m
-        assert found.makespan >= 3 * m * (1 - 1e-9)
-        assert found.bubble >= -1e-9
+        assert baseline.num_microbatches == m
+        assert baseline.makespan >= 3 * m * (1 - 1e-9)
+        assert baseline.bubble >= -1e-9
 
     @settings(max_examples=8, deadline=None)
     @given(p=st.sampled_from([2, 4, 6]), spans=st.tuples(*[st.integers(1, 5)] * 3))
     def test_the_work_of_a_device_does_not_depend_on_the_schedule(self, name, p, spans):
         m = p if name == "hanayo" else 2 * p
-        found = run(name, p, m, spans)
-        assert found.timeline.busy().tolist() == pytest.approx([m * sum(spans)] * p)
+        baseline = run(name, p, m, spans)
+        assert baseline.timeline.busy().tolist() == pytest.approx([m * sum(spans)] * p)
 
     def test_every_rank_runs_everything_it_holds_once(self, name):
         order = NAMED[name].order(4, 2, 8)
@@ -67,74 +67,74 @@ class TestFormulas:
     @pytest.mark.parametrize("spans", SPANS)
     @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 4), (4, 9), (7, 8)])
     def test_gpipe(self, p, m, spans):
-        found = run("gpipe", p, m, spans)
-        assert found.bubble == (p - 1) * sum(spans)
-        assert found.makespan == (m + p - 1) * sum(spans)
-        assert found.peak_memory == (m,) * p
+        baseline = run("gpipe", p, m, spans)
+        assert baseline.bubble == (p - 1) * sum(spans)
+        assert baseline.makespan == (m + p - 1) * sum(spans)
+        assert baseline.peak_memory == (m,) * p
 
     @pytest.mark.parametrize("spans", SPANS)
     @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 2), (4, 9), (7, 8)])
     def test_1f1b(self, p, m, spans):
-        found = run("1f1b", p, m, spans)
-        assert found.bubble == pytest.approx((p - 1) * sum(spans))
-        assert found.peak_memory == tuple(min(m, p - rank) for rank in range(p))
+        baseline = run("1f1b", p, m, spans)
+        assert baseline.bubble == pytest.approx((p - 1) * sum(spans))
+        assert baseline.peak_memory == tuple(min(m, p - rank) for rank in range(p))
 
     @pytest.mark.parametrize("spans", SPANS)
     @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
     @pytest.mark.parametrize("p", [2, 4, 5])
     def test_interleaved(self, p, chunks, spans):
-        found = run("interleaved", p, 3 * p, spans, chunks)
-        assert found.bubble == pytest.approx((p - 1) * sum(spans) / chunks)
+        baseline = run("interleaved", p, 3 * p, spans, chunks)
+        assert baseline.bubble == pytest.approx((p - 1) * sum(spans) / chunks)
         if chunks > 1:
-            assert found.peak_memory[0] == pytest.approx(p * (1 + (p - 1) / (p * chunks)))
+            assert baseline.peak_memory[0] == pytest.approx(p * (1 + (p - 1) / (p * chunks)))
 
     @pytest.mark.parametrize("spans", SPANS)
     @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
     @pytest.mark.parametrize("p", [2, 4, 5])
     def test_looped_bfs(self, p, chunks, spans):
-        found = run("looped-bfs", p, 2 * p + 1, spans, chunks)
-        assert found.bubble == pytest.approx((p - 1) * sum(spans) / chunks)
-        assert found.peak_memory == pytest.approx((2 * p + 1,) * p)
+        baseline = run("looped-bfs", p, 2 * p + 1, spans, chunks)
+        assert baseline.bubble == pytest.approx((p - 1) * sum(spans) / chunks)
+        assert baseline.peak_memory == pytest.approx((2 * p + 1,) * p)
 
     @pytest.mark.parametrize("p", [2, 3, 4, 8])
     @pytest.mark.parametrize("spans", SPANS)
     def test_zb_h1(self, p, spans):
         forward, backward, weight = spans
-        found = run("zb-h1", p, 2 * p, spans)
+        baseline = run("zb-h1", p, 2 * p, spans)
         # Published for weight <= forward; beyond that the forwards are what is waited for.
-        assert found.bubble == (p - 1) * (max(forward, weight) + backward - weight)
-        assert found.peak_memory == (p,) * p
+        assert baseline.bubble == (p - 1) * (max(forward, weight) + backward - weight)
+        assert baseline.peak_memory == (p,) * p
 
     @pytest.mark.parametrize("p", [2, 3, 4, 8])
     @pytest.mark.parametrize("spans", [(1, 1, 1), (2, 3, 1), (3, 4, 2), (2, 2, 1), (4, 4, 3)])
     def test_zb_h2(self, p, spans):
         forward, backward, weight = spans
-        found = run("zb-h2", p, 2 * p, spans)
-        assert found.bubble == (p - 1) * (forward + backward - 2 * weight)
-        assert found.peak_memory == (2 * p - 1,) * p
+        baseline = run("zb-h2", p, 2 * p, spans)
+        assert baseline.bubble == (p - 1) * (forward + backward - 2 * weight)
+        assert baseline.peak_memory == (2 * p - 1,) * p
 
     @pytest.mark.parametrize("p", [2, 3, 4, 8])
     @pytest.mark.parametrize("m", [0, 1, 5])
     def test_zb_v_has_no_bubble_where_all_take_as_long(self, p, m):
-        found = run("zb-v", p, 2 * p + m)
-        assert found.bubble == 0
-        assert found.peak_memory == (p,) * p
+        baseline = run("zb-v", p, 2 * p + m)
+        assert baseline.bubble == 0
+        assert baseline.peak_memory == (p,) * p
 
     @pytest.mark.parametrize("p", [2, 4, 6, 8])
     @pytest.mark.parametrize("m", [1, 2, 3])
     def test_chimera_where_a_backward_takes_as_long_as_a_forward(self, p, m):
-        found = run("chimera", p, m * p, (3, 1, 2))
-        assert found.bubble == (p - 2) * 3
+        baseline = run("chimera", p, m * p, (3, 1, 2))
+        assert baseline.bubble == (p - 2) * 3
 
     @pytest.mark.parametrize("p", [2, 4, 6, 8])
     @pytest.mark.parametrize("spans", [(1, 1, 1), (2, 3, 1), (3, 1, 1), (1, 2, 2)])
     def test_chimera_with_as_many_microbatches_as_devices(self, p, spans):
         forward, backward = spans[0], spans[1] + spans[2]
-        found = run("chimera", p, p, spans)
-        assert found.bubble == (p - 2) * max(forward, backward)
+        baseline = run("chimera", p, p, spans)
+        assert baseline.bubble == (p - 2) * max(forward, backward)
         # With a backward of two forwards that is the published ratio (p - 2) / (3p/2 + p - 2).
         if backward == 2 * forward:
-            ratio = found.bubble / found.makespan
+            ratio = baseline.bubble / baseline.makespan
             assert ratio == pytest.approx((p - 2) / (3 * p / 2 + p - 2))
 
     @pytest.mark.parametrize("p", [2, 4, 6, 8])
@@ -145,10 +145,10 @@ class TestFormulas:
     @pytest.mark.parametrize("p", [2, 3, 4, 6])
     @pytest.mark.parametrize("chunks", [2, 4, 6])
     def test_hanayo_where_a_backward_takes_as_long_as_a_forward(self, p, chunks):
-        found = run("hanayo", p, p, (3, 1, 2), chunks)
-        assert found.bubble == pytest.approx((p - 1) * 6 / chunks)
+        baseline = run("hanayo", p, p, (3, 1, 2), chunks)
+        assert baseline.bubble == pytest.approx((p - 1) * 6 / chunks)
         held = [(p * (chunks - 1) + 1 + rank) / chunks for rank in range(p)]
-        assert found.peak_memory == pytest.approx(held)
+        assert baseline.peak_memory == pytest.approx(held)
 
     @pytest.mark.parametrize("p", [2, 3, 4, 6])
     @pytest.mark.parametrize("chunks", [2, 4])
@@ -159,9 +159,9 @@ class TestFormulas:
     @pytest.mark.parametrize("spans", [(1, 1, 1), (2, 2, 1), (4, 4, 3)])
     def test_dualpipe_run_one_after_the_other(self, p, spans):
         forward, backward, weight = spans
-        found = run("dualpipe", p, 2 * p + 4, spans)
-        assert found.bubble == (p / 2 - 1) * (forward + backward - weight)
-        assert found.peak_memory == (p + 1,) * p
+        baseline = run("dualpipe", p, 2 * p + 4, spans)
+        assert baseline.bubble == (p / 2 - 1) * (forward + backward - weight)
+        assert baseline.peak_memory == (p + 1,) * p
 
     @pytest.mark.parametrize("p", [2, 4, 5])
     @pytest.mark.parametrize("spans", [(1, 1, 1), (2, 2, 1), (4, 4, 3)])

@@ -22,31 +22,34 @@ def line() -> Placement:
 
 class TestPipelineOf:
     def test_stages_are_paired_with_their_backward(self):
-        found = pipeline_of(shape("vshape", 3).problem())
-        assert [(s.device, s.forward, s.backward, s.weight) for s in found.stages] == [
+        pipeline = pipeline_of(shape("vshape", 3).problem())
+        assert [(s.device, s.forward, s.backward, s.weight) for s in pipeline.stages] == [
             (0, 0, 5, None), (1, 1, 4, None), (2, 2, 3, None),
         ]  # fmt: skip
-        assert found.training
-        assert not found.split
+        assert pipeline.training
+        assert not pipeline.split
 
     def test_and_with_their_weight_gradients(self):
         problem = shape("vshape", 3, SPLIT).problem()
-        found = pipeline_of(problem)
-        assert found.split
-        for stage in found.stages:
+        pipeline = pipeline_of(problem)
+        assert pipeline.split
+        for stage in pipeline.stages:
             kinds = [problem.blocks[b].kind for b in (stage.forward, stage.backward, stage.weight)]
             assert kinds == ["forward", "backward", "weight"]
             blocks = (stage.forward, stage.backward, stage.weight)
             assert {problem.blocks[b].devices for b in blocks} == {(stage.device,)}
 
     def test_inference_has_no_backward(self):
-        found = pipeline_of(shape("wave", 3, ShapeOptions(training=False)).problem())
-        assert not found.training
-        assert [stage.device for stage in found.stages] == [0, 1, 2, 2, 1, 0]
+        pipeline = pipeline_of(shape("wave", 3, ShapeOptions(training=False)).problem())
+        assert not pipeline.training
+        assert [stage.device for stage in pipeline.stages] == [0, 1, 2, 2, 1, 0]
 
     def test_two_directions_are_two_chains(self):
-        found = pipeline_of(shape("xshape", 4).problem())
-        assert [[s.device for s in chain] for chain in found.chains] == [[0, 1, 2, 3], [3, 2, 1, 0]]
+        pipeline = pipeline_of(shape("xshape", 4).problem())
+        assert [[s.device for s in chain] for chain in pipeline.chains] == [
+            [0, 1, 2, 3],
+            [3, 2, 1, 0],
+        ]
 
     def test_a_backward_may_name_its_forward_as_well(self):
         plain, said = line(), line().depends("F0", "B0")
@@ -81,9 +84,9 @@ class TestHeld:
     def test_ranks_follow_the_stages_whatever_the_devices_are_called(self):
         blocks = [Block("F0", 1), Block("F1", 1), back("B1"), back("B0")]
         place = Placement(2).chain(blocks, [1, 0, 0, 1])
-        found = held(pipeline_of(place.problem()))
-        assert found.layout == "line"
-        assert found.ranks == (1, 0)
+        stage_holding = held(pipeline_of(place.problem()))
+        assert stage_holding.layout == "line"
+        assert stage_holding.ranks == (1, 0)
 
     def test_an_uneven_pipeline_is_in_no_known_layout(self):
         blocks = [Block(f"F{i}", 1) for i in range(3)]

@@ -113,8 +113,11 @@ class TestFiles:
         pipeline().save(file, overwrite=True)
 
     def test_blocks_without_a_name_get_one(self):
-        blocks = (problems.Block(1, (0,)), problems.Block(1, (0,), name="x"))
-        blocks += (problems.Block(1, (0,), name="x"), problems.Block(1, (0,), name="b0"))
+        blocks = (problems.ScheduleBlock(1, (0,)), problems.ScheduleBlock(1, (0,), name="x"))
+        blocks += (
+            problems.ScheduleBlock(1, (0,), name="x"),
+            problems.ScheduleBlock(1, (0,), name="b0"),
+        )
         problem = problems.ScheduleProblem(1, blocks, ((0, 1),))
         assert unique_names(problem) == ["b0", "x", "x#2", "b0#3"]
         assert Placement.from_problem(problem).problem().deps == ((0, 1),)

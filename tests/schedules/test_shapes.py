@@ -17,15 +17,15 @@ FILES = sorted([*DATA.glob("*.nd4.json"), *DATA.glob("shapes/*.json")])
 def test_the_published_placements_are_reproduced(file):
     name, mode, devices = file.stem.split(".")
     options = ShapeOptions(training=mode == "train")
-    found = shape(name, int(devices.removeprefix("nd")), options).problem()
-    assert found.to_json() == json.loads(file.read_bytes())
+    schedule_problem = shape(name, int(devices.removeprefix("nd")), options).problem()
+    assert schedule_problem.to_json() == json.loads(file.read_bytes())
 
 
 @pytest.mark.parametrize("name", SHAPES)
 class TestEveryShape:
     @pytest.mark.parametrize("devices", [1, 2, 3, 5, 16])
     def test_it_gives_back_all_the_memory_it_takes(self, name, devices):
-        count = max(devices, SHAPES[name].least_devices)
+        count = max(devices, SHAPES[name].min_devices)
         for options in (
             ShapeOptions(memory=3, shared_memory=2),
             ShapeOptions(weight_span=0.5, memory=3, weight_memory=1),

@@ -4,7 +4,7 @@ from partita.errors import ProblemError
 from partita.jobs.schedule import schedule
 from partita.problems.schedule import memory_per_microbatch, work_per_device
 from partita.schedules.pipeline import held, pipeline_of
-from partita.schedules.stages import Link, StageCost, placement_from_stages
+from partita.schedules.stages import StageCost, StageLink, placement_from_stages
 
 GIB = 2**30
 
@@ -27,7 +27,7 @@ class TestChain:
         assert held(pipeline_of(problem)).layout == "line"
 
     def test_links_cost_what_they_take_in_each_direction(self):
-        place = placement_from_stages([stage(0), stage(1)], [Link(0, 1, 0.001, 0.002)])
+        place = placement_from_stages([stage(0), stage(1)], [StageLink(0, 1, 0.001, 0.002)])
         problem = place.problem()
         late = dict(zip(problem.deps, problem.delays, strict=True))
         assert late == {(0, 1): 0.001, (1, 2): 0, (2, 3): 0.002}
@@ -60,7 +60,7 @@ class TestChain:
 
 
 def test_branches_meet():
-    links = [Link(0, 2), Link(1, 2)]
+    links = [StageLink(0, 2), StageLink(1, 2)]
     problem = placement_from_stages([stage(0), stage(1), stage(2)], links).problem()
     named = {(problem.label(a), problem.label(b)) for a, b in problem.deps}
     assert named == {
@@ -71,7 +71,7 @@ def test_branches_meet():
 
 def test_it_can_be_scheduled_and_drawn_in_seconds():
     stages = [stage(0), stage(1, 1.1), stage(2, 0.9)]
-    links = [Link(0, 1, 0.001, 0.001), Link(1, 2, 0.001, 0.001)]
+    links = [StageLink(0, 1, 0.001, 0.001), StageLink(1, 2, 0.001, 0.001)]
     result = schedule(
         placement_from_stages(stages, links), memory=3 * GIB, microbatches=4, method="greedy"
     )
@@ -94,7 +94,7 @@ class TestBadInput:
                 "stages: 'a' is there twice",
             ),
             (
-                lambda: placement_from_stages([stage(0)], [Link(0, 1)]),
+                lambda: placement_from_stages([stage(0)], [StageLink(0, 1)]),
                 "links: found stage 1; stages are 0 to 0",
             ),
             (
@@ -121,6 +121,6 @@ class TestBadInput:
         assert str(refused.value).startswith(message)
 
     def test_stages_in_a_circle(self):
-        links = [Link(0, 1), Link(1, 0)]
+        links = [StageLink(0, 1), StageLink(1, 0)]
         with pytest.raises(ProblemError, match="wait for each other"):
             placement_from_stages([stage(0), stage(1)], links).problem()

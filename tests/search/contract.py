@@ -3,8 +3,8 @@
     @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
     class TestEverySearch(SearchContract):
         kind = sharding               # the problems module: check, evaluate, lower_bound
-        referee = SEARCHES["brute"]   # tries every valid solution
-        problems = tiny_problems()    # a Hypothesis strategy of problems the referee can finish
+        oracle = SEARCHES["brute"]   # tries every valid solution
+        problems = tiny_problems()    # a Hypothesis strategy of problems the oracle can finish
 
 A search is tested by being in its SEARCHES; nothing is to be added here for it.
 """
@@ -165,7 +165,7 @@ class SearchContract:
         assert previous.seconds <= result.seconds
 
     def complete(self, problem: Any) -> Result[Any]:
-        """What the referee proved; tiny problems are finished."""
+        """What the oracle proved; tiny problems are finished."""
         truth = self.referee(problem)
         assert truth.status in (Status.OPTIMAL, Status.INFEASIBLE)
         return truth

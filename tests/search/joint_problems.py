@@ -35,14 +35,14 @@ def strategy(kinds: int = 1, **columns) -> Strategy:
 
 def flights_of(schedules, groups, counts):
     """What every order has in flight; nothing where it refuses."""
-    found = {}
+    flights = {}
     for k, schedule in enumerate(schedules):
         for p in groups:
             for m in counts:
                 key = FlightKey(k, p, m)
                 name, v = schedule.name, schedule.virtual_stages
-                found[key] = () if refused(name, p, v, m) else in_flight(name, p, v, m)
-    return found
+                flights[key] = () if refused(name, p, v, m) else in_flight(name, p, v, m)
+    return flights
 
 
 def chain(*seconds, budgets=(100.0, 100.0), saved=0.0, checkpointing=("none",), m=4):

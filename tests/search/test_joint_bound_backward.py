@@ -47,18 +47,22 @@ class Case:
     def chosen(self, rng):
         """A choice for every op: quick ones, any, or all in one manner."""
         part = rng.choice([0.0, 0.1, 0.5, 1.0])
-        found = []
+        chosen = []
         for choices, table in zip(self.model.choices, self.model.tables, strict=True):
             quick = np.flatnonzero(table.compute[:, 0] <= 1.05 * table.compute[:, 0].min())
             any_of = rng.random() < part
-            found.append(rng.randrange(len(choices)) if any_of else int(rng.choice(quick.tolist())))
-        return found
+            chosen.append(
+                rng.randrange(len(choices)) if any_of else int(rng.choice(quick.tolist()))
+            )
+        return chosen
 
     def counted(self, chosen, times):
         """Per segment, the seconds of given choices, the forward's waits so many times."""
         least, count = self.least, len(chosen)
         options = np.split(np.arange(len(least.compute)), least.first[1:])
-        free = [least.compute[rows] for rows in options]  # sums of gradients choose for themselves
+        free = [
+            least.compute[rows] for rows in options
+        ]  # gradient all-reduces choose for themselves
         seconds = np.zeros(len(self.segments))
         for i, x in enumerate(chosen):
             row = options[i][x]
@@ -80,11 +84,11 @@ class Case:
         inner = sorted(rng.sample(range(1, count), min(count - 1, rng.randrange(4))))
         ends = [0, *inner, count]
         split_of = {
-            op: OpSplit(op, self.model.choices[i][x].dims, self.model.choices[i][x].sharded)
+            op: OpSplit(op, self.model.choices[i][x].dims, self.model.choices[i][x].zero)
             for i, (op, x) in enumerate(zip(self.model.ops, chosen, strict=True))
         }
         kinds = {op.name: op.kind for op in self.graph.ops}
-        found = []
+        stages = []
         for s, (a, b) in enumerate(itertools.pairwise(ends)):
             ops = [op for segment in self.segments[a:b] for op in segment]
             again = rng.random() < 0.3
@@ -92,8 +96,17 @@ class Case:
             part = 0.0 if again else rng.choice([0.0, 0.0, 0.5, 1.0])
             light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
             splits = tuple(split_of[op] for op in ops)
-            found.append(Stage(f"stage{s}", self.mesh, splits, again, kept, light))
-        return found, ends
+            stages.append(
+                Stage(
+                    f"stage{s}",
+                    self.mesh,
+                    splits,
+                    "full" if again else "selective" if light else "none",
+                    kept,
+                    light,
+                )
+            )
+        return stages, ends
 
 
 case_of = functools.cache(Case)
@@ -105,15 +118,15 @@ def check(case, seed):
     chosen = case.chosen(rng)
     stages, ends = case.stages(rng, chosen)
     where = homes(case.graph, stages)
-    found = []
+    check = []
     for number, stage in enumerate(stages):
         own = piece(case.graph, stage, number, where)
         apart = rng.random() < 0.5
         blocks = stage_blocks(own, stage, case.cluster, run, case.collectives, apart=apart)
         counted = case.counted(chosen, 2 if stage.recompute else 1)[ends[number] : ends[number + 1]]
         assert counted.sum() <= blocks.busy_s * (1 + ROUNDING), (number, stage.recompute, apart)
-        found.append(float(counted.sum()) / max(blocks.busy_s, 1e-30))
-    return found
+        check.append(float(counted.sum()) / max(blocks.busy_s, 1e-30))
+    return check
 
 
 @settings(
@@ -134,7 +147,7 @@ def test_blocks_take_at_least_what_is_counted_for_their_splits(case, seed):
 
 
 def test_conversions_that_nothing_runs_beside_are_counted_in_full():
-    """Data gradients of q, k and v are summands that their sum's reader waits for."""
+    """Data gradients of q, k and v are partial sums that their sum's reader waits for."""
     case = case_of("gpt2", "4xA100", 8, (2, 2))
     split = {"q": "n", "k": "n", "v": "n", "attention": "h", "c_proj": "k", "c_fc": "n"}
     chosen = []
@@ -142,8 +155,8 @@ def test_conversions_that_nothing_runs_beside_are_counted_in_full():
         dims = ("b", split.get(name.rsplit(".", 1)[-1], "s"))
         if name.endswith("mlp.gelu"):
             dims = ("b", "c")
-        found = [x for x, choice in enumerate(choices) if choice.dims == dims]
-        chosen.append(found[0] if found else 0)
+        outcome = [x for x, choice in enumerate(choices) if choice.dims == dims]
+        chosen.append(outcome[0] if outcome else 0)
     stage = Stage("stage0", case.mesh, case.model.splits(tuple(chosen)))
     own = piece(case.graph, stage, 0, homes(case.graph, [stage]))
     blocks = stage_blocks(own, stage, case.cluster, run, case.collectives)
@@ -163,13 +176,21 @@ def check_alone(case, seed):
     chosen = case.chosen(rng)
     stage = Stage("stage0", case.mesh, case.model.splits(tuple(chosen)))
     if rng.random() < 0.3:
-        stage = replace(stage, recompute=True, checkpoints=tuple(s[0] for s in case.segments[1:]))
+        stage = replace(
+            stage, checkpointing="full", segments=tuple(s[0] for s in case.segments[1:])
+        )
     elif rng.random() < 0.5:
         kinds = {op.name: op.kind for op in case.graph.ops}
-        stage = replace(stage, again=tuple(op for op in case.model.ops if kinds[op] in KINDS))
+        stage = replace(
+            stage,
+            checkpointing="selective"
+            if tuple(op for op in case.model.ops if kinds[op] in KINDS)
+            else "none",
+            recomputed=tuple(op for op in case.model.ops if kinds[op] in KINDS),
+        )
     own = piece(case.graph, stage, 0, homes(case.graph, [stage]))
     blocks = stage_blocks(own, stage, case.cluster, run, case.collectives)
-    counted = float(case.counted(chosen, 2 if stage.recompute else 1).sum())
+    counted = float(case.counted(chosen, 2 if (stage.checkpointing == "full") else 1).sum())
     assert counted <= (blocks.busy_s + blocks.tail_s) * (1 + ROUNDING)
     return [counted / (blocks.busy_s + blocks.tail_s)]
 

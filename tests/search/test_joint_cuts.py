@@ -18,8 +18,8 @@ from partita.search.joint.groupings import (
     weighted_meshes,
 )
 from partita.search.joint.interleaved import Interleaved
+from partita.search.joint.looped_rounds import round_ends
 from partita.search.joint.ranges import LayerRanges, joined, range_peaks, range_sums
-from partita.search.joint.rounds import round_ends
 
 
 def table(seconds, held, saved):
@@ -74,18 +74,18 @@ def test_cuts_are_as_good_as_trying_all_within_the_bottlenecks_tried(problem):
     ways, sends, m, room = problem
     stages = [joined(parts) for parts in ways]
     flight = [min(m, len(stages) - s) for s in range(len(stages))]
-    found = best_cuts(stages, flight, [float(room)] * len(stages), sends, m)
+    cuts = best_cuts(stages, flight, [float(room)] * len(stages), sends, m)
     best = brute(ways, sends, m, room)
     if not np.isfinite(best):
-        assert found is None
+        assert cuts is None
         return
-    assert found is not None
-    assert found.step_s >= best - 1e-9
-    ends = [0, *(end for _, end, _ in found.stages)]
+    assert cuts is not None
+    assert cuts.step_s >= best - 1e-9
+    ends = [0, *(end for _, end, _ in cuts.stages)]
     assert ends[-1] == len(sends)
-    assert all(start == before for (start, _, _), before in zip(found.stages, ends, strict=False))
+    assert all(start == before for (start, _, _), before in zip(cuts.stages, ends, strict=False))
     # The least bottleneck is exact; beyond it only a few are tried.
-    assert found.step_s <= 2 * best
+    assert cuts.step_s <= 2 * best
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +96,9 @@ def test_groups_with_virtual_stages_are_evened_out(seconds, groups, m):
     sends = np.zeros(len(seconds))
     turns = [stage % groups for stage in range(count)]
     plain = best_cuts(stages, [1] * count, [1.0] * count, sends, m)
-    found = Interleaved(stages, [1] * count, turns, [1.0] * groups, sends, m, looped=False).best()
+    this_cuts = Interleaved(
+        stages, [1] * count, turns, [1.0] * groups, sends, m, looped=False
+    ).best()
 
     def busiest(cuts):
         own = [0.0] * groups
@@ -105,19 +107,19 @@ def test_groups_with_virtual_stages_are_evened_out(seconds, groups, m):
             own[turns[stage]] += sum(seconds[a:b])
         return max(own)
 
-    assert [a for a, _, _ in found.stages] == [0, *(b for _, b, _ in found.stages)][:-1]
-    assert found.stages[-1][1] == len(seconds)
-    assert busiest(found) <= busiest(plain)
-    assert found.bottleneck_s * count / groups == pytest.approx(busiest(found))
+    assert [a for a, _, _ in this_cuts.stages] == [0, *(b for _, b, _ in this_cuts.stages)][:-1]
+    assert this_cuts.stages[-1][1] == len(seconds)
+    assert busiest(this_cuts) <= busiest(plain)
+    assert this_cuts.bottleneck_s * count / groups == pytest.approx(busiest(this_cuts))
 
 
 def test_a_head_moves_a_layer_to_another_group():
     seconds = [1.0] * 8 + [1.0]  # eight layers and a head: two stages on each of two groups
     stages = [table(seconds, [0.0] * 9, [0.0] * 9)] * 4
-    found = Interleaved(
+    cuts = Interleaved(
         stages, [1] * 4, [0, 1, 1, 0], [1.0] * 2, np.zeros(9), 4, looped=False
     ).best()
-    assert found.bottleneck_s == pytest.approx(2.5)
+    assert cuts.bottleneck_s == pytest.approx(2.5)
 
 
 def brute_rounds(seconds, p, rounds):
@@ -133,13 +135,13 @@ def brute_rounds(seconds, p, rounds):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(numbers, min_size=4, max_size=9), st.integers(2, 3), st.integers(1, 2))
 def test_rounds_have_longest_stages_that_add_up_to_about_the_least(seconds, p, rounds):
-    found = round_ends([range_sums(np.array(seconds))] * p, rounds, len(seconds))
+    ends = round_ends([range_sums(np.array(seconds))] * p, rounds, len(seconds))
     best = brute_rounds(seconds, p, rounds)
     if not np.isfinite(best):
-        assert found is None
+        assert ends is None
         return
-    assert (found[0], found[-1], len(found)) == (0, len(seconds), p * rounds + 1)
-    times = [sum(seconds[a:b]) for a, b in itertools.pairwise(found)]
+    assert (ends[0], ends[-1], len(ends)) == (0, len(seconds), p * rounds + 1)
+    times = [sum(seconds[a:b]) for a, b in itertools.pairwise(ends)]
     total = sum(max(times[k : k + p]) for k in range(0, p * rounds, p))
     assert best - 1e-9 <= total <= 1.25 * best  # even rounds are worth a little
     if rounds == 1:
@@ -151,8 +153,8 @@ def test_one_round_runs_thriftier_where_groups_would_not_fit():
     quick, thrifty = table(layers, layers, layers), table([1.5] * 8, [0.0] * 8, [0.0] * 8)
     stages = [joined([quick, thrifty])] * 8
     turns = [0, 1] * 4
-    found = Interleaved(stages, [2.0] * 8, turns, [9.0, 9.0], np.zeros(8), 8, looped=True).best()
-    again = [k for k, (_, _, way) in enumerate(found.stages) if way == 1]
+    cuts = Interleaved(stages, [2.0] * 8, turns, [9.0, 9.0], np.zeros(8), 8, looped=True).best()
+    again = [k for k, (_, _, way) in enumerate(cuts.stages) if way == 1]
     assert len(again) == 2
     assert again[0] // 2 == again[1] // 2  # both groups in the same round: nobody waits
     none = Interleaved(stages, [2.0] * 8, turns, [12.0, 12.0], np.zeros(8), 8, looped=True).best()
@@ -180,21 +182,21 @@ def test_peaks_are_the_largest_of_each_range():
 @pytest.mark.parametrize("spec", ["8xA100", "2x8xA100", "12xV100"])
 def test_equal_devices_are_given_to_every_number_of_stages_that_divides_them(spec):
     cluster = resolve(spec)
-    found = device_groupings(cluster, 100)
-    assert [len(groups) for groups in found] == divisors(cluster.num_devices)
-    for groups in found:
+    outcome = device_groupings(cluster, 100)
+    assert [len(groups) for groups in outcome] == divisors(cluster.num_devices)
+    for groups in outcome:
         devices = [device for group in groups for device in group]
         assert devices == list(range(cluster.num_devices))
 
 
 def test_stages_of_heterogeneous_devices_hold_one_kind_each():
     cluster = resolve("4xV100+8xP100")
-    found = [groups for groups in device_groupings(cluster, 12) if len(groups) > 1]
-    for groups in found:
+    outcome = [groups for groups in device_groupings(cluster, 12) if len(groups) > 1]
+    for groups in outcome:
         for group in groups:
             assert len({cluster.devices[device].kind for device in group}) == 1
-    assert any(sum(map(len, groups)) == 12 for groups in found)
-    assert any(cluster.devices[groups[0][0]].kind.startswith("P100") for groups in found)
+    assert any(sum(map(len, groups)) == 12 for groups in outcome)
+    assert any(cluster.devices[groups[0][0]].kind.startswith("P100") for groups in outcome)
 
 
 def test_meshes_are_lines_and_rectangles_with_a_short_inner_axis():

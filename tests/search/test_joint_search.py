@@ -38,9 +38,9 @@ class TestEverySearch(SearchContract):
 @settings(max_examples=60, deadline=None)
 @given(tiny_problems())
 def test_the_usual_method_finds_an_answer_where_there_is_one(problem):
-    found, best = Auto()(problem), Brute()(problem)
-    assert (found.solution is None) == (best.solution is None)
-    assert (found.status is Status.INFEASIBLE) == (best.status is Status.INFEASIBLE)
+    result, best = Auto()(problem), Brute()(problem)
+    assert (result.solution is None) == (best.solution is None)
+    assert (result.status is Status.INFEASIBLE) == (best.status is Status.INFEASIBLE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,9 +66,9 @@ def test_a_candidate_estimates_what_the_record_says(problem):
     candidates = Candidates(problem)
     for cell in problem.cells:
         for schedule in range(len(problem.schedules)):
-            found = candidates.best(cell, schedule)
-            if found is not None:
-                assert found.estimate_s == pytest.approx(evaluate(problem, found.solution))
+            candidate = candidates.best(cell, schedule)
+            if candidate is not None:
+                assert candidate.estimate_s == pytest.approx(evaluate(problem, candidate.solution))
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,10 +94,10 @@ def test_a_pipeline_of_two_takes_its_bottleneck_and_the_fill():
 
 def test_the_fill_of_a_pipeline_is_shared_by_its_virtual_stages():
     problem = chain(2.0, 2.0, 2.0, 2.0)
-    found = Candidates(problem).best(problem.cells[0], schedule=1)
-    assert len(found.solution.stages) == 4
-    assert found.ideal_s == pytest.approx(4 * 4)
-    assert found.estimate_s == pytest.approx(4 * 4 + 8 / 2)
+    candidate = Candidates(problem).best(problem.cells[0], schedule=1)
+    assert len(candidate.solution.stages) == 4
+    assert candidate.ideal_s == pytest.approx(4 * 4)
+    assert candidate.estimate_s == pytest.approx(4 * 4 + 8 / 2)
 
 
 def test_a_small_budget_asks_for_full_checkpointing():

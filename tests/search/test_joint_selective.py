@@ -5,8 +5,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.costs.saved import Saved
-from partita.costs.sharding import Choice
+from partita.costs.saved import SavedReads
+from partita.costs.sharding import SplitChoice
 from partita.engine import run
 from partita.graph import GraphBuilder, training_graph
 from partita.jobs.workload import load
@@ -25,15 +25,15 @@ MESH = Mesh((Axis("x", 8),), tuple(range(8)))
 def chosen(graph, choices=None, second=1e-5, machine=CLUSTER):
     """What is run again on eight devices, with `choices` other than to split the batch."""
     forward = [op.name for op in graph.ops if op.phase == "forward"]
-    choice_of = {op: Choice(("b",)) for op in forward} | (choices or {})
-    saved = Saved(graph, dict.fromkeys(forward, 0), 1)
+    choice_of = {op: SplitChoice(("b",)) for op in forward} | (choices or {})
+    saved = SavedReads(graph, dict.fromkeys(forward, 0), 1)
     times = dict.fromkeys(forward, second)
-    found = Selective(
+    again = Selective(
         saved, CLUSTER.kinds[0], MESH.axes, [MESH.groups(0)], Collectives(machine), choice_of, times
     ).chosen()
     dims_of = {op: choice.dims for op, choice in choice_of.items()}
-    before, after = (float(saved.bytes_of(dims_of, [8.0], a).sum()) for a in ((), found.ops))
-    return found, before - after
+    before, after = (float(saved.bytes_of(dims_of, [8.0], a).sum()) for a in ((), again.ops))
+    return again, before - after
 
 
 def block(batch=8192, width=4096):
@@ -48,8 +48,8 @@ WHOLE = 8192 * 4096 * 4  # bytes of an activation of the block
 
 
 def test_what_is_made_from_what_is_kept_anyway_runs_again():
-    found, freed = chosen(block())
-    assert found == Again(frozenset({"norm", "gelu"}))  # for a sum two others would be kept
+    outcome, freed = chosen(block())
+    assert outcome == Again(frozenset({"norm", "gelu"}))  # for a sum two others would be kept
     assert freed == 2 * WHOLE / 8
 
 
@@ -62,8 +62,8 @@ def test_an_op_between_two_that_are_kept_runs_again_with_the_next():
     x = g.conv(g.input("x", (8, 3, 64, 64)), 64, 3, padding=1, name="a")
     x = g.relu(g.norm(x, "group_norm", name="norm", groups=8), name="relu")
     graph = training_graph(g.finish(g.conv(x, 64, 3, padding=1, name="b")))
-    found, freed = chosen(graph, second=1e-7)
-    assert found.ops == {"norm", "relu"}
+    outcome, freed = chosen(graph, second=1e-7)
+    assert outcome.ops == {"norm", "relu"}
     assert freed == graph.tensor("relu").size_bytes / 8
 
 
@@ -72,22 +72,27 @@ def test_views_go_along():
     x = g.linear(g.input("x", (64, 32, 256)), 256, "a", bias=False)
     x = g.reshape(g.elementwise("gelu", x, name="gelu"), (64 * 32, 256), name="flat")
     graph = training_graph(g.finish(g.linear(x, 256, "b", bias=False)))
-    choices = {"b": Choice(("",)), "flat": Choice(("",)), "gelu": Choice(("",)), "a": Choice(("",))}
-    found, freed = chosen(graph, choices, second=1e-8)
-    assert found.ops == {"gelu", "flat"}
+    choices = {
+        "b": SplitChoice(("",)),
+        "flat": SplitChoice(("",)),
+        "gelu": SplitChoice(("",)),
+        "a": SplitChoice(("",)),
+    }
+    outcome, freed = chosen(graph, choices, second=1e-8)
+    assert outcome.ops == {"gelu", "flat"}
     assert freed == graph.tensor("gelu").size_bytes
 
 
 def test_what_has_to_agree_with_other_devices_does_not_run_again():
-    found, _ = chosen(block(), {"norm": Choice(("c",)), "gelu": Choice(("c",))})
-    assert "norm" not in found.ops  # its sums would be exchanged once more
+    outcome, _ = chosen(block(), {"norm": SplitChoice(("c",)), "gelu": SplitChoice(("c",))})
+    assert "norm" not in outcome.ops  # its sums would be exchanged once more
 
 
 def test_a_gathered_copy_is_gathered_again_where_the_data_gradient_is_longer():
-    columns = {"up": Choice(("n",)), "gelu": Choice(("c",)), "down": Choice(("k",))}
-    found, freed = chosen(block(), columns)
-    assert found.ops == {"norm", "gelu"}
-    assert set(found.sent_s) == {"up"}
+    columns = {"up": SplitChoice(("n",)), "gelu": SplitChoice(("c",)), "down": SplitChoice(("k",))}
+    outcome, freed = chosen(block(), columns)
+    assert outcome.ops == {"norm", "gelu"}
+    assert set(outcome.sent_s) == {"up"}
     assert freed == WHOLE + WHOLE / 8
     far, freed = chosen(block(), columns, machine=resolve("8x1xA100"))
     assert far == Again(frozenset({"gelu"}))
@@ -115,7 +120,7 @@ def test_a_stage_holds_what_its_candidate_says(model, spec, batch):
     stages, schedule = joint.stages(solution), joint.schedule(solution)
     lowered = lower_plan(stages, schedule, joint.graph, joint.cluster, run)
     for k, (stage, blocks) in enumerate(zip(stages, lowered.blocks, strict=True)):
-        assert stage.recomputed == "light"
+        assert stage.checkpointing == "selective"
         own, (a, b) = strategy_of(joint.problem, solution, k), solution.stages[k][:2]
         some, all_kept = (stage_cost(joint.problem, own, c, a, b) for c in ("selective", "none"))
         held = blocks.forward.held_bytes[0]

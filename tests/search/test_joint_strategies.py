@@ -6,7 +6,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.costs.sharding import Choice
+from partita.costs.sharding import SplitChoice
 from partita.costs.tied import kept_alike, later_readers
 from partita.engine import run
 from partita.jobs.workload import load
@@ -47,10 +47,10 @@ def test_a_stage_holds_what_its_candidate_says(model, spec, batch):
 
 
 def test_a_tied_weight_counts_to_every_stage_that_has_a_reader_without_the_first():
-    found = tied_ranges([TiedBytes(0, 3, 7.0)], 4)
-    assert found[0, 4] == 0  # with the first reader
-    assert found[1, 4] == found[3, 4] == 7
-    assert found[1, 3] == 0  # without the second
+    array = tied_ranges([TiedBytes(0, 3, 7.0)], 4)
+    assert array[0, 4] == 0  # with the first reader
+    assert array[1, 4] == array[3, 4] == 7
+    assert array[1, 3] == 0  # without the second
 
 
 def test_the_second_reader_of_a_weight_is_found_and_keeps_states_as_the_first():
@@ -58,11 +58,11 @@ def test_the_second_reader_of_a_weight_is_found_and_keeps_states_as_the_first():
     (reader,) = later_readers(graph)
     assert (reader.op, reader.parameter, reader.alone) == ("lm_head", "wte.weight", True)
     kept = kept_alike(
-        {reader.owner: Choice(("b",), "parameters"), "lm_head": Choice(("b",))}, [reader]
+        {reader.owner: SplitChoice(("b",), 3), "lm_head": SplitChoice(("b",))}, [reader]
     )
-    assert kept["lm_head"].sharded == "states"
-    same = kept_alike({reader.owner: Choice(("b",)), "lm_head": Choice(("b",))}, [reader])
-    assert same["lm_head"].sharded == "none"
+    assert kept["lm_head"].zero == 1
+    same = kept_alike({reader.owner: SplitChoice(("b",)), "lm_head": SplitChoice(("b",))}, [reader])
+    assert same["lm_head"].zero == 0
 
 
 @pytest.mark.parametrize(

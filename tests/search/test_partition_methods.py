@@ -15,16 +15,16 @@ from partita.problems.partition import PartitionEdge, PartitionNode, PartitionPr
 from partita.search.base import Run, Status, Stop
 from partita.search.partition import SEARCHES
 from partita.search.partition.anneal import rebuild, shift, start
-from partita.search.partition.auto import Auto
-from partita.search.partition.bounds import communication_bound, least_device_time_ms
-from partita.search.partition.brute import Brute
+from partita.search.partition.auto import AutoPartition
+from partita.search.partition.bounds import communication_bound, device_time_bound_ms
+from partita.search.partition.brute import BrutePartition
 from partita.search.partition.coarsen import clusters, labels_of_clusters, levels
-from partita.search.partition.exact import Exact
+from partita.search.partition.exact import ExactPartition
 from partita.search.partition.mpipe import longest_first
 from partita.search.partition.network import contract, network
 from partita.search.partition.orders import depth_first, reordered
 from partita.search.partition.straight import _edges, windows
-from partita.search.partition.walk import Walk
+from partita.search.partition.walk import LabelWalk
 
 DATA = Path(__file__).parent.parent / "data" / "partition"
 RECORDED = json.loads((DATA / "recorded.json").read_bytes())
@@ -44,8 +44,8 @@ def true_times(problem: PartitionProblem, labels: np.ndarray) -> list[float]:
 @settings(max_examples=40, deadline=None)
 @given(tiny_problems())
 def test_auto_and_exact_find_what_trying_everything_finds(problem: PartitionProblem) -> None:
-    truth = Brute()(problem).objective
-    for search in (Auto(), Exact()):
+    truth = BrutePartition()(problem).objective
+    for search in (AutoPartition(), ExactPartition()):
         result = search(problem)
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(truth)
@@ -100,11 +100,11 @@ def test_neighbours_are_clustered_however_short_they_are(tiny: float) -> None:
 def test_levels_shrink_and_keep_labels_apart() -> None:
     problem = partition.read(DATA / "resnet50.json", num_devices=4)
     labels = random_labels(problem, 1)
-    found = levels(network(problem), 20, np.inf, 0, labels)
-    sizes = [level.num_nodes for level, _ in found]
+    outcome = levels(network(problem), 20, np.inf, 0, labels)
+    sizes = [level.num_nodes for level, _ in outcome]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0]
-    for _, cluster_of in found:
+    for _, cluster_of in outcome:
         assert (labels_of_clusters(cluster_of, labels)[cluster_of] == labels).all()
     for level, _ in levels(network(problem), 20, 70.0, 0):
         assert level.work_ms.max() <= 70.0
@@ -115,7 +115,7 @@ def test_levels_shrink_and_keep_labels_apart() -> None:
 def test_no_device_with_a_node_beats_the_bound_of_that_node(problem: PartitionProblem) -> None:
     net = network(problem)
     for node in range(net.num_nodes):
-        bound = least_device_time_ms(net, node)
+        bound = device_time_bound_ms(net, node)
         assert bound >= net.work_ms[node].min() - 1e-9
         for labels in itertools.product(range(net.num_devices), repeat=net.num_nodes):
             times = true_times(problem, np.array(labels))
@@ -135,7 +135,7 @@ def test_a_model_with_one_long_node_is_proven_optimal_by_the_bound() -> None:
     times = [1.0] * 30 + [100.0]
     nodes = tuple(PartitionNode(id, "OP", ms, 0.0) for id, ms in enumerate(times))
     edges = tuple(PartitionEdge(id, id + 1, 500, 0) for id in range(30))
-    result = Auto()(PartitionProblem(nodes, edges, 4, 1e6))
+    result = AutoPartition()(PartitionProblem(nodes, edges, 4, 1e6))
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(100.5)
 
@@ -152,8 +152,8 @@ def test_mixed_stages_beat_the_recorded_straight_pipelines(method: str) -> None:
 
 def test_the_time_limit_is_kept() -> None:
     problem = partition.read(DATA / "resnet50.json", num_devices=8)
-    Auto()(problem, Stop(evaluations=1000))  # compiled now
-    result = Auto()(problem, Stop(time_s=0.3))
+    AutoPartition()(problem, Stop(evaluations=1000))  # compiled now
+    result = AutoPartition()(problem, Stop(time_s=0.3))
     assert result.status is Status.STOPPED
     assert result.solution is not None
     assert "time limit" in result.why
@@ -190,14 +190,14 @@ def test_the_compute_of_a_straight_pipeline_is_proven(
     problem = partition.read(
         DATA / f"{model}.json", num_devices=devices, bandwidth=1e99, straight=True
     )
-    result = Auto()(problem)
+    result = AutoPartition()(problem)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(optimum_ms)
 
 
 def test_a_straight_pipeline_is_bounded_by_its_proven_compute() -> None:
     problem = partition.read(DATA / "resnet50.json", num_devices=8, straight=True)
-    result = Auto()(problem, Stop(evaluations=100_000))
+    result = AutoPartition()(problem, Stop(evaluations=100_000))
     assert result.lower_bound == pytest.approx(144.06176)
     assert result.objective == pytest.approx(144.209216)
 
@@ -205,7 +205,7 @@ def test_a_straight_pipeline_is_bounded_by_its_proven_compute() -> None:
 @settings(max_examples=40, deadline=None)
 @given(tiny_problems(), st.integers(1, 3))
 def test_no_answer_has_a_node_outside_its_window(problem: PartitionProblem, count: int) -> None:
-    walk = Walk(problem, Run(Stop(), "test", 0))
+    walk = LabelWalk(problem, Run(Stop(), "test", 0))
     work, edges = walk.net.work_ms[:, 0], _edges(walk)
     answers = [
         stages
@@ -223,7 +223,7 @@ def test_no_answer_has_a_node_outside_its_window(problem: PartitionProblem, coun
 
 def test_small_models_are_proven_by_trees() -> None:
     problem = partition.read(DATA / "cnn.json", num_devices=4)
-    result = Auto()(problem)
+    result = AutoPartition()(problem)
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(8.1282666667)
     assert result.objective < RECORDED["cnn devices=4"]["prototype"]["objective_ms"]
@@ -231,7 +231,7 @@ def test_small_models_are_proven_by_trees() -> None:
 
 def test_a_tree_that_is_cut_short_still_raises_the_bound() -> None:
     problem = partition.read(DATA / "cnn.json", num_devices=4)
-    result = Exact(most_tree_nodes=500_000)(problem)
+    result = ExactPartition(most_tree_nodes=500_000)(problem)
     assert result.status is not Status.OPTIMAL
     assert result.lower_bound is not None
     assert result.lower_bound > communication_bound(problem) * 1.005
@@ -303,11 +303,11 @@ def test_all_methods_agree_whether_random_graphs_can_be_cut(seed: int) -> None:
         nodes, edges, devices, 1e9, memory_bytes=(share * (1.02, 1.1, 1.4)[seed % 3],) * devices,
         straight=seed % 2 == 1,
     )  # fmt: skip
-    found = {}
+    outcome = {}
     for name, search in SEARCHES.items():
         if name != "brute":
             result = search(problem, Stop(evaluations=20_000))
-            found[name] = result.solution is not None
+            outcome[name] = result.solution is not None
             if result.solution is not None:
                 assert partition.check(problem, result.solution) == ()
-    assert len(set(found.values())) == 1, found
+    assert len(set(outcome.values())) == 1, outcome

@@ -24,8 +24,8 @@ from partita.problems.partition import (
 )
 from partita.search.base import Search, Status, Stop
 from partita.search.partition import SEARCHES
-from partita.search.partition.brute import Brute, assignments
-from partita.search.partition.chain import Chain, block_times_ms, cut_places
+from partita.search.partition.brute import BrutePartition, assignments
+from partita.search.partition.chain import ChainPartition, block_times_ms, cut_places
 
 DATA = Path(__file__).parent.parent / "data" / "partition"
 RECORDED = json.loads((DATA / "recorded.json").read_bytes())
@@ -55,7 +55,7 @@ def tiny_problems(draw: st.DrawFn, most: int = 5) -> PartitionProblem:
 
 @st.composite
 def rich_problems(draw: st.DrawFn, most: int = 4) -> PartitionProblem:
-    """The same with caps, unlike devices, links, recompute and stages to be kept to."""
+    """The same with caps, heterogeneous devices, links, recompute and stages to be kept to."""
     plain = draw(tiny_problems(most))
     count = plain.num_devices
     times = st.sampled_from([0.5, 1.0, 3.0])
@@ -98,14 +98,14 @@ def rich_problems(draw: st.DrawFn, most: int = 4) -> PartitionProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = partition
-    referee = Brute()
+    referee = BrutePartition()
     problems = tiny_problems()
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearchOnEveryField(SearchContract):
     kind = partition
-    referee = Brute()
+    referee = BrutePartition()
     problems = rich_problems()
 
 
@@ -115,7 +115,7 @@ class TestEverySearchOnEveryField(SearchContract):
 def test_no_method_fails_where_an_answer_exists(
     search: Search[PartitionProblem, PartitionSolution], problem: PartitionProblem
 ) -> None:
-    result, truth = search(problem), Brute()(problem)
+    result, truth = search(problem), BrutePartition()(problem)
     assert (result.solution is None) == (truth.solution is None)
     assert (result.status is Status.INFEASIBLE) == (truth.status is Status.INFEASIBLE)
 
@@ -132,23 +132,23 @@ def chain(*times: float, num_devices: int = 2, size: int = 0) -> PartitionProble
 def test_free_transfers_leave_only_balance() -> None:
     # 1 + 4 + 5 = 3 + 7: every other node on the same device
     problem = chain(1, 3, 4, 7, 5)
-    assert Brute()(problem).objective == 10
-    assert Chain()(problem).objective == 12  # contiguous blocks: 1 3 4 | 7 5
+    assert BrutePartition()(problem).objective == 10
+    assert ChainPartition()(problem).objective == 12  # contiguous blocks: 1 3 4 | 7 5
 
 
 def test_dear_transfers_keep_a_chain_together() -> None:
     problem = chain(1, 3, 4, 7, 5, size=30_000)
-    result = Brute()(problem)
+    result = BrutePartition()(problem)
     assert result.objective == 20
     assert result.solution is not None
     assert len(result.solution.device_of) == 1
-    assert Chain()(problem).objective == 20
+    assert ChainPartition()(problem).objective == 20
 
 
 def test_a_transfer_costs_both_sides() -> None:
     # one cut anywhere costs 1 ms on both devices: 5 + 1 against 5 + 1
     problem = chain(2, 3, 4, 1, size=1000)
-    for search in (Brute(), Chain()):
+    for search in (BrutePartition(), ChainPartition()):
         assert search(problem).objective == 6
 
 
@@ -156,7 +156,7 @@ def test_a_fork_goes_to_two_devices_and_its_join_to_either() -> None:
     # 0 feeds 1 and 2, both feed 3; work 1 + 6 and 6 + 1, one tensor over, one back: 2 ms more each
     nodes = tuple(PartitionNode(id, "OP", ms, 0.0) for id, ms in enumerate((1, 6, 6, 1)))
     edges = tuple(PartitionEdge(*ends, 1000, 0) for ends in ((0, 1), (0, 2), (1, 3), (2, 3)))
-    result = Brute()(PartitionProblem(nodes, edges, 2, 1e6))
+    result = BrutePartition()(PartitionProblem(nodes, edges, 2, 1e6))
     assert result.status is Status.OPTIMAL
     assert result.objective == 1 + 6 + 2
 
@@ -168,10 +168,10 @@ def test_a_fork_goes_to_two_devices_and_its_join_to_either() -> None:
 def test_assignments_are_the_ways_to_split_a_set(
     num_nodes: int, num_devices: int, count: int
 ) -> None:
-    found = list(assignments(num_nodes, num_devices))
-    assert len(found) == len(set(found)) == count
+    items = list(assignments(num_nodes, num_devices))
+    assert len(items) == len(set(items)) == count
     every = itertools.product(range(num_devices), repeat=num_nodes)
-    assert {as_sets(devices) for devices in found} == {as_sets(devices) for devices in every}
+    assert {as_sets(devices) for devices in items} == {as_sets(devices) for devices in every}
 
 
 def as_sets(devices: tuple[int, ...]) -> frozenset[frozenset[int]]:
@@ -186,7 +186,7 @@ def as_sets(devices: tuple[int, ...]) -> frozenset[frozenset[int]]:
 def test_no_staging_whatsoever_beats_brute_force(problem: PartitionProblem) -> None:
     """Every stage for every node and every device for every stage: the definition itself."""
     problem = replace(problem, num_devices=min(2, problem.num_devices))
-    best = Brute()(problem).objective
+    best = BrutePartition()(problem).objective
     assert best is not None
     ids = [node.id for node in problem.placed]
     devices = range(problem.num_devices)
@@ -212,7 +212,7 @@ def test_chain_equals_the_recorded_chain_planner_on_resnet50() -> None:
 def reproduces_pipedream(case: str) -> None:
     model, _, devices = case.partition(" devices=")
     problem = partition.read(DATA / f"{model}.json", num_devices=int(devices))
-    result = Chain()(problem)
+    result = ChainPartition()(problem)
     assert result.objective == pytest.approx(RECORDED[case]["pipedream"]["objective_ms"], abs=1e-4)
     assert result.lower_bound is not None
     assert result.lower_bound <= RECORDED[case]["prototype"]["objective_ms"]
@@ -241,9 +241,9 @@ def test_block_times_never_exceed_the_true_device_time(problem: PartitionProblem
     for first, second in itertools.combinations(range(1, len(ids)), 2):
         devices = {id: int(at >= first) + int(at >= second) for at, id in enumerate(ids)}
         actual = device_times_ms(problem, devices)
-        found = [times[0, first], times[first, second], times[second, -1]]
-        assert all(np.array(found) <= np.array(actual) + 1e-9)
-        assert found[2] == pytest.approx(actual[2])  # the last block sends nothing on
+        outcome = [times[0, first], times[first, second], times[second, -1]]
+        assert all(np.array(outcome) <= np.array(actual) + 1e-9)
+        assert outcome[2] == pytest.approx(actual[2])  # the last block sends nothing on
 
 
 @settings(max_examples=50, deadline=None)
@@ -257,14 +257,14 @@ def test_chain_is_the_best_cut_into_two(problem: PartitionProblem) -> None:
         )
         for k in range(1, len(ids) + 1)
     ]
-    assert Chain()(problem).objective == pytest.approx(min(cut))
+    assert ChainPartition()(problem).objective == pytest.approx(min(cut))
 
 
 def test_few_cuts_are_spread_evenly_by_time() -> None:
     problem = chain(*[1.0] * 100, num_devices=4)
     assert cut_places(problem, 5).tolist() == [0, 25, 50, 75, 100]
-    assert Chain(max_cuts=5)(problem).objective == 25
-    coarse = Chain(max_cuts=3)(problem)
+    assert ChainPartition(max_cuts=5)(problem).objective == 25
+    coarse = ChainPartition(max_cuts=3)(problem)
     assert coarse.objective == 50
 
 
@@ -279,14 +279,14 @@ def test_coarse_cuts_price_blocks_as_fine_ones_do() -> None:
 
 def test_chain_keeps_the_best_of_what_it_tried() -> None:
     problem = partition.read(DATA / "cnn.json", num_devices=4)
-    first = Chain()(problem, Stop(evaluations=1))
+    first = ChainPartition()(problem, Stop(evaluations=1))
     assert first.status is Status.STOPPED
     assert first.objective == pytest.approx(sum(n.fwd_ms + n.bwd_ms for n in problem.placed))
-    objectives = [step.objective for step in Chain()(problem).history if step.objective]
+    objectives = [step.objective for step in ChainPartition()(problem).history if step.objective]
     assert objectives == sorted(objectives, reverse=True)
     assert len(objectives) > 2
 
 
 def test_one_device_is_optimal_at_once() -> None:
-    result: Any = Chain()(chain(1, 2, 3, num_devices=1))
+    result: Any = ChainPartition()(chain(1, 2, 3, num_devices=1))
     assert (result.status, result.objective) == (Status.OPTIMAL, 6)

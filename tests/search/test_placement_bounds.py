@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_placement_search import tiny_problems
 
 from partita.problems import placement
-from partita.problems.placement import Constraints, Device, PlacementProblem
+from partita.problems.placement import Constraints, PlacementDevice, PlacementProblem
 from partita.search.placement import SEARCHES
-from partita.search.placement.auto import Auto
+from partita.search.placement.auto import AutoPlacement
 from partita.search.placement.bounds import lower_bound
 from partita.search.placement.fastsim import Simulator
 from partita.search.placement.labels import LabelBound
@@ -44,7 +44,7 @@ def test_a_placement_given_by_pins_costs_at_least_its_bound(name: str, tight: bo
     problem = placement.read(DATA / f"{name}.json")
     generator = np.random.default_rng(len(name))
     if tight:
-        devices = tuple(Device(1e9 * generator.random()) for _ in problem.devices)
+        devices = tuple(PlacementDevice(1e9 * generator.random()) for _ in problem.devices)
         problem = dataclasses.replace(
             problem, devices=devices, memory_penalization_ms_per_byte=1e-6
         )
@@ -58,9 +58,9 @@ def test_a_placement_given_by_pins_costs_at_least_its_bound(name: str, tight: bo
         pinned = Constraints(pinned=tuple(enumerate(chosen.tolist())))
         net = tables(dataclasses.replace(problem, constraints=pinned))
         score = simulator.evaluate(chosen.tolist()).score_ms
-        found = LabelBound(net)
-        assert 0 < found.root() <= score * ROOM
-        assert found.root() <= found.search(5, np.inf) * ROOM <= score * ROOM * ROOM
+        label_bound = LabelBound(net)
+        assert 0 < label_bound.root() <= score * ROOM
+        assert label_bound.root() <= label_bound.search(5, np.inf) * ROOM <= score * ROOM * ROOM
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_a_placement_given_by_pins_costs_at_least_its_bound(name: str, tight: bo
     ],
 )
 def test_the_bound_on_real_networks(name: str, best_ms: float, gap: float) -> None:
-    found = LabelBound(tables(placement.read(DATA / f"{name}.json")))
-    assert best_ms * (1 - gap) <= found.search(300, best_ms) <= best_ms
+    label_bound = LabelBound(tables(placement.read(DATA / f"{name}.json")))
+    assert best_ms * (1 - gap) <= label_bound.search(300, best_ms) <= best_ms
 
 
 def test_auto_proves_what_memory_forces() -> None:
-    result = Auto()(placement.read(DATA / "alexnet-malvik4-limited.json"))
+    result = AutoPlacement()(placement.read(DATA / "alexnet-malvik4-limited.json"))
     assert result.status == "optimal"
     assert result.objective == pytest.approx(56.22471, rel=1e-6)
 

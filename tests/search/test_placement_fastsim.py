@@ -1,4 +1,4 @@
-"""The compiled placement simulation gives what the plain referee gives, number for number."""
+"""The compiled placement simulation gives what the plain oracle gives, number for number."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ FILES = sorted(DATA.glob("*malvik*.json"))
 def test_reference_evaluations_are_reproduced(path):
     simulator = Simulator(read(path))
     for entry in json.loads(path.read_text())["reference_evaluations"]:
-        found = simulator.evaluate(entry["placement"])
-        assert found.makespan_ms == pytest.approx(entry["makespan_ms"], rel=1e-9)
-        assert found.score_ms == pytest.approx(entry["score_ms"], rel=1e-9)
-        assert list(found.peak_memory_bytes) == pytest.approx(entry["peak_memory_bytes"])
-        assert found.events == entry["events"]
+        evaluation = simulator.evaluate(entry["placement"])
+        assert evaluation.makespan_ms == pytest.approx(entry["makespan_ms"], rel=1e-9)
+        assert evaluation.score_ms == pytest.approx(entry["score_ms"], rel=1e-9)
+        assert list(evaluation.peak_memory_bytes) == pytest.approx(entry["peak_memory_bytes"])
+        assert evaluation.events == entry["events"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

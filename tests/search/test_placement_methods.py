@@ -15,8 +15,8 @@ from partita.problems import placement
 from partita.problems.placement import (
     Channel,
     Constraints,
-    Device,
-    Layer,
+    PlacementDevice,
+    PlacementLayer,
     PlacementProblem,
     check,
     evaluate,
@@ -24,7 +24,7 @@ from partita.problems.placement import (
 from partita.search.base import Status, Stop
 from partita.search.placement import SEARCHES
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.auto import Auto
+from partita.search.placement.auto import AutoPlacement
 from partita.search.placement.bounds import latency_bound, lower_bound, surely_over
 from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.episodes import make_episodes
@@ -52,7 +52,7 @@ BEST_MS = {
 def chain(num_layers: int, num_devices: int = 2, **fields: object) -> PlacementProblem:
     """Layers of 1 ms there and 2 ms back, one after the other; devices joined by one channel."""
     layers = tuple(
-        Layer(
+        PlacementLayer(
             name=f"l{index}",
             parents=(index - 1,) if index else (),
             children=(index + 1,) if index + 1 < num_layers else (),
@@ -66,7 +66,7 @@ def chain(num_layers: int, num_devices: int = 2, **fields: object) -> PlacementP
     )
     given: dict[str, object] = {
         "name": "chain",
-        "devices": (Device(1e6),) * num_devices,
+        "devices": (PlacementDevice(1e6),) * num_devices,
         "channels": (Channel(1.0),),
         "route": ((0,) * num_devices,) * num_devices,
         "layers": layers,
@@ -75,7 +75,7 @@ def chain(num_layers: int, num_devices: int = 2, **fields: object) -> PlacementP
 
 
 @pytest.mark.parametrize(
-    "search", [Auto(most_tried=0, effort_s=1e-3, runners=4, first_steps=50)], ids=["races"]
+    "search", [AutoPlacement(most_tried=0, effort_s=1e-3, runners=4, first_steps=50)], ids=["races"]
 )
 class TestRaces(SearchContract):
     """Tiny problems are solved by trying all; here the races must meet the contract on them."""
@@ -116,7 +116,7 @@ def test_cp_sat_leaves_large_networks_alone() -> None:
 def test_auto_reaches_the_best_known_score(name: str) -> None:
     problem = placement.read(DATA / f"{name}.json")
     best = BEST_MS[name]
-    result = Auto()(problem, Stop(target=best * 1.0001, evaluations=300_000))
+    result = AutoPlacement()(problem, Stop(target=best * 1.0001, evaluations=300_000))
     assert result.objective is not None
     assert result.objective <= best * 1.01
     assert result.objective == evaluate(problem, result.solution)  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_constraints_are_kept_on_a_real_network(method: str) -> None:
 
 def test_constraints_that_cannot_be_met_are_said_so() -> None:
     problem = chain(3, constraints=Constraints(pinned=((0, 0), (0, 1))))
-    result = Auto()(problem)
+    result = AutoPlacement()(problem)
     assert result.status is Status.INFEASIBLE
     assert "no device is left for layer 0 (l0)" in result.why
 
@@ -168,21 +168,21 @@ def test_constraints_that_cannot_be_met_are_said_so() -> None:
 def test_pins_across_a_missing_route_are_infeasible() -> None:
     apart = ((-1, -1), (-1, -1))
     problem = chain(3, route=apart, constraints=Constraints(pinned=((0, 0), (2, 1))))
-    result = Auto()(problem)
+    result = AutoPlacement()(problem)
     assert result.status is Status.INFEASIBLE
     assert "route" in result.why
 
 
 def test_a_device_that_nothing_reaches_is_named() -> None:
     route = ((-1, 0, -1), (0, -1, -1), (0, -1, -1))  # from 2 to 0, and not back
-    result = Auto()(chain(4, num_devices=3, route=route))
+    result = AutoPlacement()(chain(4, num_devices=3, route=route))
     assert result.status is Status.OPTIMAL
     assert result.why.endswith("; device 2 has no route to any other and back")
 
 
 def test_memory_that_never_suffices_is_penalised_and_said() -> None:
-    problem = chain(12, devices=(Device(20.0), Device(20.0)))
-    result = Auto(effort_s=0.01)(problem)
+    problem = chain(12, devices=(PlacementDevice(20.0), PlacementDevice(20.0)))
+    result = AutoPlacement(effort_s=0.01)(problem)
     assert result.objective is not None
     assert "memory does not suffice: device" in result.why
     over = 12 * 5 + 11 * 10 - 40
@@ -206,7 +206,7 @@ def test_the_opening_is_valid_or_there_is_none(problem: PlacementProblem) -> Non
 
 def test_one_core_and_many_walk_the_same_way() -> None:
     problem = placement.read(DATA / "alexnet-malvik4-pipeline.json")
-    found = []
+    outcome = []
     for num_threads in (1, 3):
         with Attempt(problem, Stop(), "walks", 0) as attempt:
             attempt.pool = Pool(attempt.net, num_threads)
@@ -215,9 +215,9 @@ def test_one_core_and_many_walk_the_same_way() -> None:
             for walk in walkers:
                 begin_episode(walk, attempt.best, 500, hot=9.0, cold=0.1, price=1e-6)
             make_episodes(attempt, line, walkers)
-            found.append([walk.current.tolist() for walk in walkers])
-            found[-1].append(attempt.best.tolist())
-    assert found[0] == found[1]
+            outcome.append([walk.current.tolist() for walk in walkers])
+            outcome[-1].append(attempt.best.tolist())
+    assert outcome[0] == outcome[1]
 
 
 @pytest.mark.parametrize("kind", range(6))

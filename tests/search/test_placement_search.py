@@ -6,7 +6,13 @@ from contract import SearchContract
 from hypothesis import strategies as st
 
 from partita.problems import placement
-from partita.problems.placement import Channel, Constraints, Device, Layer, PlacementProblem
+from partita.problems.placement import (
+    Channel,
+    Constraints,
+    PlacementDevice,
+    PlacementLayer,
+    PlacementProblem,
+)
 from partita.search import searches
 from partita.search.base import Search, Status, Stop
 from partita.search.placement import SEARCHES
@@ -27,7 +33,7 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
         for index in range(num_layers)
     ]
     layers = tuple(
-        Layer(
+        PlacementLayer(
             name=f"l{index}",
             parents=parents[index],
             children=tuple(child for child in range(num_layers) if index in parents[child]),
@@ -52,7 +58,7 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
     )
     return PlacementProblem(
         name="tiny",
-        devices=tuple(Device(draw(st.integers(0, 40))) for _ in range(num_devices)),
+        devices=tuple(PlacementDevice(draw(st.integers(0, 40))) for _ in range(num_devices)),
         channels=(Channel(1.0),) * num_channels,
         route=draw(st.tuples(*[st.tuples(*[channel] * num_devices)] * num_devices)),
         layers=layers,
@@ -87,9 +93,9 @@ def test_brute_force_counts_every_placement() -> None:
     assert result.evaluations == 3**4
 
 
-def _cut_off(layer: Layer, size: int) -> Layer:
-    fields: dict[str, Any] = {name: getattr(layer, name) for name in Layer.__slots__}
-    return Layer(**fields | {"children": tuple(c for c in layer.children if c < size)})
+def _cut_off(layer: PlacementLayer, size: int) -> PlacementLayer:
+    fields: dict[str, Any] = {name: getattr(layer, name) for name in PlacementLayer.__slots__}
+    return PlacementLayer(**fields | {"children": tuple(c for c in layer.children if c < size)})
 
 
 @pytest.mark.parametrize(

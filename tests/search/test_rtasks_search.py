@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from partita.errors import InputError, ProblemError
 from partita.problems import rtasks
 from partita.problems.rtasks import (
-    Edge,
     ROperator,
     RtasksProblem,
     RtasksSolution,
+    TileEdge,
     Tiling,
     VDevice,
     evaluate,
@@ -44,7 +44,7 @@ def tiny_problems(draw: st.DrawFn) -> RtasksProblem:
         operators.append(ROperator(f"op{len(operators)}", tuple(tilings)))
         budget -= tiles
     edges = [
-        Edge(src, dst, draw(st.booleans()))
+        TileEdge(src, dst, draw(st.booleans()))
         for dst in range(len(operators))
         for src in range(dst)
         if draw(st.booleans())
@@ -67,9 +67,9 @@ def lstm(layers: int, steps: int, tilings: tuple[Tiling, ...], device: VDevice) 
             index = step * layers + layer
             operators.append(ROperator(f"cell {layer} {step}", tilings))
             if layer:
-                edges.append(Edge(index - 1, index))
+                edges.append(TileEdge(index - 1, index))
             if step:
-                edges.append(Edge(index - layers, index))
+                edges.append(TileEdge(index - layers, index))
     return RtasksProblem(device, tuple(operators), tuple(edges))
 
 
@@ -77,9 +77,9 @@ GRID = lstm(4, 12, (Tiling(8, 2.0), Tiling(16, 1.2), Tiling(4, 4.5)), VDevice(16
 
 
 def test_without_barriers_a_diagonal_grid_is_no_slower_than_in_waves():
-    found = {name: SEARCHES[name](GRID).objective for name in ("wavefront", "list", "search")}
-    assert found["search"] <= min(found.values())
-    assert found["search"] >= lower_bound(GRID)
+    outcome = {name: SEARCHES[name](GRID).objective for name in ("wavefront", "list", "search")}
+    assert outcome["search"] <= min(outcome.values())
+    assert outcome["search"] >= lower_bound(GRID)
 
 
 def test_the_search_finds_the_tiling_that_suits_the_whole():
@@ -87,9 +87,9 @@ def test_the_search_finds_the_tiling_that_suits_the_whole():
     device = VDevice(32, 1)
     problem = lstm(4, 12, (Tiling(32, 1.0), Tiling(8, 2.0)), device)
     alone = SEARCHES["list"](problem)
-    found = SEARCHES["search"](problem)
+    result = SEARCHES["search"](problem)
     assert set(alone.solution.tilings) == {0}
-    assert found.objective < alone.objective
+    assert result.objective < alone.objective
 
 
 def test_under_contention_rammer_takes_the_thrifty_kernel():
@@ -125,7 +125,7 @@ def test_a_deadlock_is_named():
     problem = RtasksProblem(
         VDevice(2),
         tuple(ROperator(name, (Tiling(1, 1.0),)) for name in "abcd"),
-        (Edge(0, 3), Edge(1, 2)),
+        (TileEdge(0, 3), TileEdge(1, 2)),
     )
     crossed = RtasksSolution((0, 0, 0, 0), (((3, 0), (1, 0)), ((2, 0), (0, 0))))
     (said,) = rtasks.check(problem, crossed)
@@ -152,14 +152,14 @@ def test_wrong_solutions_are_named(solution, said):
 
 def test_a_signal_between_units_takes_time_and_within_one_does_not():
     pair = (ROperator("a", (Tiling(1, 1.0),)), ROperator("b", (Tiling(1, 1.0),)))
-    problem = RtasksProblem(VDevice(2, signal_us=0.5), pair, (Edge(0, 1),))
+    problem = RtasksProblem(VDevice(2, signal_us=0.5), pair, (TileEdge(0, 1),))
     assert evaluate(problem, RtasksSolution((0, 0), (((0, 0), (1, 0)),))) == 2.0
     assert evaluate(problem, RtasksSolution((0, 0), (((0, 0),), ((1, 0),)))) == 2.5
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_aligned_tiles_cover_everything_and_always_need_something(src, dst):
-    edge = Edge(0, 1, aligned=True)
+    edge = TileEdge(0, 1, aligned=True)
     needed = [set(needed_tiles(edge, src, dst, tile)) for tile in range(dst)]
     assert all(needed)
     assert set().union(*needed) == set(range(src))
@@ -196,7 +196,7 @@ def test_a_malformed_file_names_the_field(change, said):
 GOOD = RtasksProblem(
     VDevice(2, 2, 100, 100, 0.5),
     (ROperator("a", (Tiling(2, 1.0, 10, 10),)), ROperator("b", (Tiling(1, 2.5),))),
-    (Edge(0, 1, True),),
+    (TileEdge(0, 1, True),),
     "good",
 )
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_schedule_search import problems
 
-from partita.problems.schedule import Block, ScheduleProblem, check, read
+from partita.problems.schedule import ScheduleBlock, ScheduleProblem, check, read
 from partita.schedules.shapes import ShapeOptions, shape
 from partita.search.base import Run, Status, Stop
 from partita.search.schedule.at_once import AtOnce
-from partita.search.schedule.auto import Auto
+from partita.search.schedule.auto import AutoSchedule
 from partita.search.schedule.bounds import objective_bound
-from partita.search.schedule.brute import Brute
+from partita.search.schedule.brute import BruteSchedule
 from partita.search.schedule.exact_makespan import ExactMakespan
-from partita.search.schedule.greedy import Greedy
+from partita.search.schedule.greedy import GreedySchedule
 from partita.search.schedule.periodic import Periodic
 from partita.search.schedule.published import longest_span, offer_published, published
 from partita.search.schedule.solver import Allowance
@@ -30,8 +30,8 @@ SPLIT = ShapeOptions(backward_span=1, weight_span=1)
 def run_from_greedy(problem, stop=Stop()):  # noqa: B008
     run = Run(stop, "test", 0)
     run.bound(objective_bound(problem))
-    found = Greedy()(problem)
-    run.offer(found.solution, found.objective)
+    result = GreedySchedule()(problem)
+    run.offer(result.solution, result.objective)
     return run
 
 
@@ -39,33 +39,33 @@ class TestExactMakespan:
     @settings(max_examples=60, deadline=None)
     @given(problem=problems(most_blocks=4, counts=st.integers(1, 3)))
     def test_it_proves_what_brute_force_finds(self, problem):
-        truth = Brute()(problem, Stop(time_s=5))
+        truth = BruteSchedule()(problem, Stop(time_s=5))
         if truth.status not in (Status.OPTIMAL, Status.INFEASIBLE):
             return
-        found = ExactMakespan()(problem)
-        assert found.status is truth.status
-        assert found.objective == truth.objective
+        result = ExactMakespan()(problem)
+        assert result.status is truth.status
+        assert result.objective == truth.objective
 
     @pytest.mark.parametrize(("cap", "makespan"), [(4, 59), (8, 51)])
     def test_two_chunks_there_and_back_are_proven(self, cap, makespan):
         problem = shape("wave", 4, SPLIT).problem(cap, 8)
-        found = ExactMakespan()(problem)
-        assert found.status is Status.OPTIMAL
-        assert found.objective == makespan
+        result = ExactMakespan()(problem)
+        assert result.status is Status.OPTIMAL
+        assert result.objective == makespan
 
     def test_memory_that_no_order_fits_is_infeasible(self):
         # Each needs room that only the other one makes; delays keep them apart.
-        blocks = (Block(1, (0,), 1), Block(1, (0,), 1), Block(1, (0,), -2))
+        blocks = (ScheduleBlock(1, (0,), 1), ScheduleBlock(1, (0,), 1), ScheduleBlock(1, (0,), -2))
         problem = ScheduleProblem(1, blocks, ((0, 1), (1, 2)), (), (1,), 2)
         assert ExactMakespan()(problem).status is Status.INFEASIBLE
 
     def test_too_many_fall_back_on_a_repetition_and_say_the_gap(self):
         problem = read(DATA / "mshape.train.nd4.json", memory=4, num_microbatches=80)
         quick = Periodic(effort=0.5, unroll_effort=0.1, ends_effort=0.5)
-        found = ExactMakespan(most_tasks=500, otherwise=quick)(problem)
-        assert found.solution.period == 7
-        assert 0 <= found.gap < 0.02
-        assert check(problem, found.solution) == ()
+        result = ExactMakespan(most_tasks=500, otherwise=quick)(problem)
+        assert result.solution.period == 7
+        assert 0 <= result.gap < 0.02
+        assert check(problem, result.solution) == ()
 
 
 class TestWindows:
@@ -81,13 +81,13 @@ class TestWindows:
     @settings(max_examples=40, deadline=None)
     @given(problem=problems(most_blocks=4, counts=st.integers(2, 6)), size=st.integers(2, 8))
     def test_what_they_find_keeps_the_rules_and_the_bound(self, problem, size):
-        found = Greedy()(problem)
-        if found.solution is None:
+        result = GreedySchedule()(problem)
+        if result.solution is None:
             return
         run = run_from_greedy(problem)
         Windows(problem, run).sweep(size, 0.05, Allowance(0.5))
         assert check(problem, run.solution) == ()
-        assert run.objective <= found.objective
+        assert run.objective <= result.objective
         assert run.objective >= run.lower_bound
 
     def test_a_window_of_everything_is_optimal(self):
@@ -115,11 +115,11 @@ class TestPublished:
     @pytest.mark.parametrize(("cap", "span"), [(4, 27), (7, 24)])  # ZB-H1, ZB-H2 where it fits
     def test_of_equal_makespans_the_smallest_bubble_is_kept(self, cap, span):
         problem = shape("vshape", 4, SPLIT).problem(cap, 8)
-        found = Auto()(problem)
+        result = AutoSchedule()(problem)
         table = [[0] * len(problem.blocks) for _ in range(8)]
-        for microbatch, block, start in found.solution.starts:
+        for microbatch, block, start in result.solution.starts:
             table[microbatch][block] = start
-        assert found.objective == 27
+        assert result.objective == 27
         assert longest_span(problem, table) == span
 
     def test_other_placements_have_none(self):
@@ -133,8 +133,8 @@ class TestAuto:
     )
     def test_six_micro_batches_are_proven_at_once(self, name, cap, makespan):
         problem = read(DATA / f"{name}.train.nd4.json", memory=cap, num_microbatches=6)
-        found = Auto()(problem)
-        assert (found.status, found.objective) == (Status.OPTIMAL, makespan)
+        result = AutoSchedule()(problem)
+        assert (result.status, result.objective) == (Status.OPTIMAL, makespan)
 
     @pytest.mark.parametrize(
         ("name", "cap", "count"),
@@ -142,22 +142,22 @@ class TestAuto:
     )
     def test_it_is_never_worse_than_greedy_and_names_the_period(self, name, cap, count):
         problem = read(DATA / f"{name}.train.nd4.json", memory=cap, num_microbatches=count)
-        found = Auto(effort=0.1)(problem)
-        assert check(problem, found.solution) == ()
-        assert found.objective <= Greedy()(problem).objective
-        assert found.status is Status.OPTIMAL or found.solution.period is not None
+        result = AutoSchedule(effort=0.1)(problem)
+        assert check(problem, result.solution) == ()
+        assert result.objective <= GreedySchedule()(problem).objective
+        assert result.status is Status.OPTIMAL or result.solution.period is not None
 
     def test_without_a_number_it_is_the_shortest_repetition(self):
         problem = read(DATA / "vshape.train.nd4.json", memory=3)
-        assert Auto()(problem).objective == pytest.approx(16 / 3)
+        assert AutoSchedule()(problem).objective == pytest.approx(16 / 3)
 
     def test_an_interruption_returns_the_best_so_far(self):
         problem = read(DATA / "nnshape.train.nd4.json", memory=3, num_microbatches=16)
         asked = itertools.count()
-        found = Auto()(problem, Stop(interrupted=lambda: next(asked) > 40))
-        assert found.status is Status.STOPPED
-        assert found.why == "interrupted"
-        assert check(problem, found.solution) == ()
+        result = AutoSchedule()(problem, Stop(interrupted=lambda: next(asked) > 40))
+        assert result.status is Status.STOPPED
+        assert result.why == "interrupted"
+        assert check(problem, result.solution) == ()
 
 
 class TestTessel:
@@ -175,22 +175,22 @@ class TestTessel:
         ],
     )
     def test_repetends_are_as_short_as_the_published_ones(self, name, cap, most, period):
-        found = Tessel(most)(shape(name, 4).problem(cap, None))
-        assert found.objective == period
+        result = Tessel(most)(shape(name, 4).problem(cap, None))
+        assert result.objective == period
 
     def test_parts_do_not_overlap(self):
         problem = shape("vshape", 4).problem(4, 8)
-        found = Tessel(4)(problem)
-        assert check(problem, found.solution) == ()
+        result = Tessel(4)(problem)
+        assert check(problem, result.solution) == ()
         # Three forwards ahead take 7 by themselves (memory aside); then 5 repetends; then the rest.
-        assert found.objective == 52
-        assert found.solution.period == 4
+        assert result.objective == 52
+        assert result.solution.period == 4
 
     @pytest.mark.parametrize("name", ["vshape", "xshape", "kshape", "mshape"])
     @pytest.mark.parametrize("count", [4, 16])
     def test_without_barriers_it_is_never_longer(self, name, count):
         problem = shape(name, 4).problem(4, count)
-        assert Auto(effort=0.1)(problem).objective <= Tessel(4)(problem).objective
+        assert AutoSchedule(effort=0.1)(problem).objective <= Tessel(4)(problem).objective
 
 
 def test_all_at_once_needs_nothing_to_begin_with():
@@ -198,4 +198,4 @@ def test_all_at_once_needs_nothing_to_begin_with():
     run = Run(Stop(), "test", 0)
     question = AtOnce(problem, run)
     question.go_on(5.0, Allowance())
-    assert run.objective == run.lower_bound == Brute()(problem).objective
+    assert run.objective == run.lower_bound == BruteSchedule()(problem).objective

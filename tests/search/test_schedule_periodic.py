@@ -9,17 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_schedule_search import problems
 
-from partita.problems.schedule import Block, ScheduleProblem, blocks_per_device, check, read
+from partita.problems.schedule import ScheduleBlock, ScheduleProblem, blocks_per_device, check, read
 from partita.schedules.shapes import SHAPES, shape
 from partita.search.base import Run, Status, Stop
-from partita.search.schedule.brute import Brute
+from partita.search.schedule.brute import BruteSchedule
 from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.grid import balanced, memory_on_grid, on_grid
-from partita.search.schedule.line import Line, line_of
+from partita.search.schedule.line import LineProblem, line_of
 from partita.search.schedule.pattern import Pattern
 from partita.search.schedule.period_search import PeriodSearch
 from partita.search.schedule.periodic import Periodic
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.solver import Allowance, SolverOutcome
 
 DATA = Path(__file__).parent.parent / "data" / "schedule"
 REFEREE = Stop(time_s=10)
@@ -43,24 +43,24 @@ def test_recorded_periods_are_found_and_shorter_ones_ruled_out(name, cap, period
     known.go_on(1, 16.0, Allowance())
     assert known.period == period
     assert known.done()
-    found = Periodic(max_unroll=1)(problem, Stop(time_s=30))
-    assert found.objective == period
-    assert check(problem, found.solution) == ()
+    result = Periodic(max_unroll=1)(problem, Stop(time_s=30))
+    assert result.objective == period
+    assert check(problem, result.solution) == ()
 
 
 def test_several_micro_batches_per_repetition_beat_one_where_memory_is_tight():
     problem = read(DATA / "vshape.train.nd4.json", memory=3)
-    found = Periodic(max_unroll=3)(problem, Stop(time_s=30))
-    assert found.objective == pytest.approx(16 / 3)
+    result = Periodic(max_unroll=3)(problem, Stop(time_s=30))
+    assert result.objective == pytest.approx(16 / 3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 def test_a_pattern_is_unrolled_for_any_number(count):
     problem = read(DATA / "mshape.train.nd4.json", memory=6, num_microbatches=count)
-    found = Periodic()(problem, Stop(time_s=5))
-    assert check(problem, found.solution) == ()
-    assert found.lower_bound <= found.objective
-    assert found.objective <= 18 * count
+    result = Periodic()(problem, Stop(time_s=5))
+    assert check(problem, result.solution) == ()
+    assert result.lower_bound <= result.objective
+    assert result.objective <= 18 * count
 
 
 def test_a_cap_that_cannot_work_is_infeasible():
@@ -71,15 +71,18 @@ def test_a_cap_that_cannot_work_is_infeasible():
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(most_blocks=3, counts=st.none(), usual=True))
 def test_one_and_two_micro_batches_per_repetition_meet_brute_force(problem):
-    one, two = Brute()(problem), Brute(microbatches_per_repetition=2)(problem, REFEREE)
-    found = Periodic(max_unroll=2)(problem)
+    one, two = (
+        BruteSchedule()(problem),
+        BruteSchedule(microbatches_per_repetition=2)(problem, REFEREE),
+    )
+    result = Periodic(max_unroll=2)(problem)
     if one.objective is None:
-        assert found.status is Status.INFEASIBLE
+        assert result.status is Status.INFEASIBLE
         return
     assume(two.objective is not None)  # else trying everything would take minutes
-    assert found.objective == pytest.approx(min(one.objective, two.objective), rel=1e-9)
-    assert found.lower_bound <= two.objective * (1 + 1e-9)
-    assert check(problem, found.solution) == ()
+    assert result.objective == pytest.approx(min(one.objective, two.objective), rel=1e-9)
+    assert result.lower_bound <= two.objective * (1 + 1e-9)
+    assert check(problem, result.solution) == ()
 
 
 @settings(max_examples=20, deadline=None)
@@ -93,10 +96,10 @@ def test_one_and_two_micro_batches_per_repetition_meet_brute_force(problem):
 def test_its_effort_is_bounded_without_a_time_limit(problem):
     settings_ = Periodic(effort=0.5, unroll_effort=0.5, ends_effort=0.5)
     begin = time.process_time()
-    found = settings_(problem)
+    result = settings_(problem)
     assert time.process_time() - begin < 20  # a few tenths, on an idle machine
-    if found.solution is not None:
-        assert check(problem, found.solution) == ()
+    if result.solution is not None:
+        assert check(problem, result.solution) == ()
 
 
 def test_an_allowance_is_spent_by_what_the_solver_did():
@@ -111,17 +114,19 @@ def test_an_allowance_is_spent_by_what_the_solver_did():
 
 
 def test_times_that_floats_round_are_still_on_the_grid():
-    one = ScheduleProblem(2, (Block(0.7, (0,)),), num_microbatches=4)  # 3 * 0.7 is below 2.1
-    found = Periodic()(one)
-    assert found.status is Status.OPTIMAL
-    assert found.objective == pytest.approx(2.8)
+    one = ScheduleProblem(
+        2, (ScheduleBlock(0.7, (0,)),), num_microbatches=4
+    )  # 3 * 0.7 is below 2.1
+    result = Periodic()(one)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(2.8)
 
 
 @st.composite
 def chains_along_a_line(draw: st.DrawFn) -> ScheduleProblem:
     """One or two walks along up to three devices, in which steps on all devices may come."""
     devices = draw(st.integers(1, 3))
-    blocks: list[Block] = []
+    blocks: list[ScheduleBlock] = []
     deps: list[tuple[int, int]] = []
     for _ in range(draw(st.integers(1, 2))):
         first, at = len(blocks), draw(st.integers(0, devices - 1))
@@ -129,7 +134,7 @@ def chains_along_a_line(draw: st.DrawFn) -> ScheduleProblem:
             at = min(max(at + draw(st.integers(-1, 1)), 0), devices - 1)
             common = draw(st.integers(0, 4)) == 0
             on = tuple(range(devices)) if common else (at,)
-            blocks.append(Block(draw(st.integers(1, 3)), on, 0, f"b{len(blocks)}"))
+            blocks.append(ScheduleBlock(draw(st.integers(1, 3)), on, 0, f"b{len(blocks)}"))
         deps += [(block, block + 1) for block in range(first, len(blocks) - 1)]
         for taker in range(first, len(blocks)):
             givers = [b for b in range(taker + 1, len(blocks)) if blocks[b].memory == 0]
@@ -143,7 +148,7 @@ def chains_along_a_line(draw: st.DrawFn) -> ScheduleProblem:
     return ScheduleProblem(devices, tuple(blocks), tuple(deps), delays, caps)
 
 
-def line_and_memory(problem: ScheduleProblem) -> tuple[Line | None, list]:
+def line_and_memory(problem: ScheduleProblem) -> tuple[LineProblem | None, list]:
     grid, memory = on_grid(problem), balanced(problem, memory_on_grid(problem))
     return line_of(problem, grid, memory), memory
 
@@ -159,12 +164,16 @@ def test_along_a_line_of_devices_the_answer_is_that_of_the_solver(problem, more)
     length, run = work + more, Run(Stop(), "test", 0)
     if line.effort(length) > 0.5:
         return
-    found = line.decide(length, run)
+    solver_answer = line.decide(length, run)
     asked = Repetition(problem, grid, memory, 1, length).decide(run)
-    assert (found.outcome is Outcome.SOLVED) == (asked.outcome is Outcome.SOLVED)
-    assert (found.outcome is Outcome.INFEASIBLE) == (asked.outcome is Outcome.INFEASIBLE)
-    if found.values is not None:
-        starts = tuple(grid.time(steps) for steps in found.values)
+    assert (solver_answer.outcome is SolverOutcome.SOLVED) == (
+        asked.outcome is SolverOutcome.SOLVED
+    )
+    assert (solver_answer.outcome is SolverOutcome.INFEASIBLE) == (
+        asked.outcome is SolverOutcome.INFEASIBLE
+    )
+    if solver_answer.values is not None:
+        starts = tuple(grid.time(steps) for steps in solver_answer.values)
         pattern = Pattern((starts,), grid.time(length))
         assert check(problem, pattern.solution(problem)) == ()
 
@@ -183,14 +192,14 @@ def test_the_least_period_is_found_along_a_line_and_the_one_before_ruled_out(
 ):
     line, _ = line_and_memory(shape(name, devices).problem(cap, None))
     assert line is not None
-    assert line.decide(period - 1, Run(Stop(), "test", 0)).outcome is Outcome.INFEASIBLE
-    assert line.decide(period, Run(Stop(), "test", 0)).outcome is Outcome.SOLVED
+    assert line.decide(period - 1, Run(Stop(), "test", 0)).outcome is SolverOutcome.INFEASIBLE
+    assert line.decide(period, Run(Stop(), "test", 0)).outcome is SolverOutcome.SOLVED
 
 
 def test_a_line_ends_without_an_answer_when_time_is_up():
     line, _ = line_and_memory(shape("xshape", 16).problem(8, None))
     assert line is not None
     begin = time.monotonic()
-    found = line.decide(13, Run(Stop(time_s=0.2), "test", 0))
-    assert found.outcome is Outcome.UNKNOWN
+    solver_answer = line.decide(13, Run(Stop(time_s=0.2), "test", 0))
+    assert solver_answer.outcome is SolverOutcome.UNKNOWN
     assert time.monotonic() - begin < 5  # 17 s without a limit

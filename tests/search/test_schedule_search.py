@@ -10,12 +10,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partita.problems import schedule
-from partita.problems.schedule import Block, ScheduleProblem, check, lower_bound, solution_of
+from partita.problems.schedule import (
+    ScheduleBlock,
+    ScheduleProblem,
+    check,
+    lower_bound,
+    solution_of,
+)
 from partita.search import searches
 from partita.search.base import Status, Stop
 from partita.search.schedule import SEARCHES, lightest
-from partita.search.schedule.brute import Brute
-from partita.search.schedule.greedy import Greedy
+from partita.search.schedule.brute import BruteSchedule
+from partita.search.schedule.greedy import GreedySchedule
 from partita.search.schedule.lightest import lightest_order, why_infeasible
 from partita.search.schedule.modulo import fit
 
@@ -52,7 +58,8 @@ def problems(
     return ScheduleProblem(
         num_devices=2,
         blocks=tuple(
-            Block(draw(spans), devices[index], memory[index], f"b{index}") for index in range(size)
+            ScheduleBlock(draw(spans), devices[index], memory[index], f"b{index}")
+            for index in range(size)
         ),
         deps=deps,
         delays=tuple(draw(st.integers(0, 2)) for _ in deps) if draw(st.booleans()) else (),
@@ -96,11 +103,11 @@ class TestBrute:
     @settings(max_examples=60, deadline=None)
     @given(problem=problems(most_blocks=2, spans=st.integers(1, 2)))
     def test_nothing_beats_it_among_all_starts(self, problem: ScheduleProblem) -> None:
-        found = brute(problem)
+        result = brute(problem)
         longest = sum(block.span for block in problem.blocks) + sum(problem.delays)
         horizon = longest * problem.num_microbatches
         assume((horizon + 1) ** (len(problem.blocks) * problem.num_microbatches) < 30_000)
-        assert found.objective == least_makespan(problem, horizon)
+        assert result.objective == least_makespan(problem, horizon)
 
     @settings(max_examples=30, deadline=None)
     @given(problem=problems(most_blocks=3, counts=st.just(1), spans=st.integers(1, 2)))
@@ -110,27 +117,31 @@ class TestBrute:
 
     def test_a_block_waits_for_memory_that_a_later_start_gives_back(self) -> None:
         # c is ready at 0 and fits only after b, which is ready at 5.
-        blocks = (Block(1, (0,), 1, "a"), Block(1, (0,), 1, "c"), Block(1, (0,), -1, "b"))
+        blocks = (
+            ScheduleBlock(1, (0,), 1, "a"),
+            ScheduleBlock(1, (0,), 1, "c"),
+            ScheduleBlock(1, (0,), -1, "b"),
+        )
         waiting = ScheduleProblem(1, blocks, ((0, 2),), (4,), (1,), 1)
-        found = brute(waiting)
-        assert found.objective == 7
-        assert found.solution is not None
-        assert found.solution.starts == ((0, 0, 0), (0, 1, 6), (0, 2, 5))
+        result = brute(waiting)
+        assert result.objective == 7
+        assert result.solution is not None
+        assert result.solution.starts == ((0, 0, 0), (0, 1, 6), (0, 2, 5))
 
     def test_infeasible_says_what_the_least_is(self) -> None:
         problem = schedule.read(DATA / "kshape.train.nd4.json", memory=1, num_microbatches=1)
         for search in SEARCHES.values():
-            found = search(problem)
-            assert found.status is Status.INFEASIBLE
-            assert found.why == (
+            result = search(problem)
+            assert result.status is Status.INFEASIBLE
+            assert result.why == (
                 "one micro-batch by itself does not fit; the least that works is "
                 "2 on devices 0, 1, 2, 3 (where the cap is 1)"
             )
 
     def test_depth_is_no_problem(self) -> None:
         long = schedule.read(DATA / "vshape.infer.nd4.json", num_microbatches=2000)
-        found = brute(long, Stop(evaluations=1))
-        assert found.objective == 2003
+        result = brute(long, Stop(evaluations=1))
+        assert result.objective == 2003
 
     def test_one_forward_one_backward_is_optimal_for_four_stages(self) -> None:
         problem = schedule.read(DATA / "vshape.train.nd4.json", memory=4, num_microbatches=2)
@@ -153,13 +164,13 @@ class TestBrutePeriod:
     @slow
     @given(problem=problems(most_blocks=3, counts=st.none(), spans=st.integers(1, 2), usual=True))
     def test_no_smaller_period_works_with_any_starts(self, problem: ScheduleProblem) -> None:
-        found = brute(problem)
-        if found.solution is None:
-            assert found.status is Status.INFEASIBLE
+        result = brute(problem)
+        if result.solution is None:
+            assert result.status is Status.INFEASIBLE
             return
-        assert check(problem, found.solution) == ()
-        assert found.objective is not None
-        assert periods_up_to(problem, int(found.objective) - 1, horizon=7) == []
+        assert check(problem, result.solution) == ()
+        assert result.objective is not None
+        assert periods_up_to(problem, int(result.objective) - 1, horizon=7) == []
 
     @pytest.mark.parametrize(
         ("name", "cap"),
@@ -174,15 +185,15 @@ class TestBrutePeriod:
     )
     def test_it_meets_the_periods_that_are_known(self, name: str, cap: int | None) -> None:
         problem = schedule.read(DATA / f"{name}.json", memory=cap)
-        found = brute(problem)
-        assert found.objective == PERIODS[name][str(cap)]
-        if found.solution is not None:
-            assert check(problem, found.solution) == ()
+        result = brute(problem)
+        assert result.objective == PERIODS[name][str(cap)]
+        if result.solution is not None:
+            assert check(problem, result.solution) == ()
 
     @slow
     @given(problem=problems(most_blocks=2, counts=st.none(), spans=st.integers(1, 2), usual=True))
     def test_two_per_repetition_are_never_slower_than_one(self, problem: ScheduleProblem) -> None:
-        one, two = Brute()(problem), Brute(microbatches_per_repetition=2)(problem)
+        one, two = BruteSchedule()(problem), BruteSchedule(microbatches_per_repetition=2)(problem)
         if one.objective is None:
             assert two.status is Status.INFEASIBLE
             return
@@ -193,18 +204,22 @@ class TestBrutePeriod:
 
     def test_it_does_not_claim_more_than_it_tried(self) -> None:
         problem = schedule.read(DATA / "kshape.train.nd4.json", memory=2)
-        found = brute(problem)
-        assert found.status is Status.FEASIBLE
-        assert found.why == ("no shorter repetition of one micro-batch works; more might be faster")
+        result = brute(problem)
+        assert result.status is Status.FEASIBLE
+        assert result.why == (
+            "no shorter repetition of one micro-batch works; more might be faster"
+        )
 
     def test_spans_need_not_be_whole(self) -> None:
-        halves = ScheduleProblem(1, (Block(0.5, (0,)), Block(0.75, (0,))), ((0, 1),))
-        found = brute(halves)
-        assert found.objective == 1.25
-        assert found.status is Status.OPTIMAL
+        halves = ScheduleProblem(
+            1, (ScheduleBlock(0.5, (0,)), ScheduleBlock(0.75, (0,))), ((0, 1),)
+        )
+        result = brute(halves)
+        assert result.objective == 1.25
+        assert result.status is Status.OPTIMAL
 
     def test_memory_that_grows_for_ever_is_infeasible(self) -> None:
-        growing = ScheduleProblem(1, (Block(1, (0,), 1),), memory_capacity=(100,))
+        growing = ScheduleProblem(1, (ScheduleBlock(1, (0,), 1),), memory_capacity=(100,))
         for search in SEARCHES.values():
             assert search(growing).status is Status.INFEASIBLE
             assert "device 0 keeps 1 of every micro-batch" in search(growing).why
@@ -212,10 +227,10 @@ class TestBrutePeriod:
     @pytest.mark.parametrize("limit", [{"time_s": 0.05}, {"evaluations": 0}])
     def test_it_stops_when_told_to(self, limit: dict[str, Any]) -> None:
         problem = schedule.read(DATA / "mshape.train.nd4.json", memory=1)
-        found = brute(problem, Stop(**limit))
-        assert found.status is Status.STOPPED
-        assert found.lower_bound == 13
-        assert found.seconds < 2
+        result = brute(problem, Stop(**limit))
+        assert result.status is Status.STOPPED
+        assert result.lower_bound == 13
+        assert result.seconds < 2
 
 
 class TestGreedy:
@@ -242,14 +257,14 @@ class TestGreedy:
         assert (self.assert_sound(problem) is Status.INFEASIBLE) == (not fits)
 
     def assert_sound(self, problem: ScheduleProblem) -> Status:
-        found = greedy(problem)
-        if found.solution is not None:
-            assert check(problem, found.solution) == ()
-            assert found.objective is not None
-            assert found.objective >= lower_bound(problem)
+        result = greedy(problem)
+        if result.solution is not None:
+            assert check(problem, result.solution) == ()
+            assert result.objective is not None
+            assert result.objective >= lower_bound(problem)
         else:
-            assert found.status in (Status.INFEASIBLE, Status.STOPPED)
-        return found.status
+            assert result.status in (Status.INFEASIBLE, Status.STOPPED)
+        return result.status
 
     @pytest.mark.parametrize("name", ["vshape", "xshape", "kshape", "mshape", "nnshape"])
     @pytest.mark.parametrize("cap", [2, 3, 4, 8, None])
@@ -257,37 +272,37 @@ class TestGreedy:
     def test_it_gets_stuck_nowhere(self, name: str, cap: int | None, count: int | None) -> None:
         file = DATA / f"{name}.train.nd4.json"
         problem = schedule.read(file, memory=cap, num_microbatches=count)
-        found = greedy(problem)
-        assert found.solution is not None
-        assert check(problem, found.solution) == ()
+        result = greedy(problem)
+        assert result.solution is not None
+        assert check(problem, result.solution) == ()
 
     @pytest.mark.parametrize("count", [4, 32, 1000])
     def test_it_finds_one_forward_one_backward(self, count: int) -> None:
         file = DATA / "vshape.train.nd4.json"
-        found = greedy(schedule.read(file, memory=4, num_microbatches=count))
-        assert found.objective == (4 + 3) * 4 - 16 + 4 * count
-        assert found.status is Status.OPTIMAL
+        result = greedy(schedule.read(file, memory=4, num_microbatches=count))
+        assert result.objective == (4 + 3) * 4 - 16 + 4 * count
+        assert result.status is Status.OPTIMAL
 
     def test_thousands_of_microbatches_take_about_a_second(self) -> None:
         file = DATA / "xshape.train.nd4.json"
-        found = greedy(schedule.read(file, memory=8, num_microbatches=5000))
-        assert found.objective is not None
-        assert found.seconds < 10  # about 1 s on an idle machine
+        result = greedy(schedule.read(file, memory=8, num_microbatches=5000))
+        assert result.objective is not None
+        assert result.seconds < 10  # about 1 s on an idle machine
 
     def test_two_branches_that_hold_what_the_other_needs_do_not_lock_up(self) -> None:
         file = DATA / "xshape.train.nd4.json"
         problem = schedule.read(file, memory=1, num_microbatches=3)
-        found = greedy(problem)
-        assert found.solution is not None
-        assert check(problem, found.solution) == ()
+        result = greedy(problem)
+        assert result.solution is not None
+        assert check(problem, result.solution) == ()
 
     def test_one_branch_after_the_other_fits_a_cap_of_one(self) -> None:
         # periods.json knows none here; this one is checked moment by moment like any other.
         problem = schedule.read(DATA / "xshape.train.nd4.json", memory=1)
-        found = greedy(problem)
-        assert found.solution is not None
-        assert check(problem, found.solution) == ()
-        assert found.objective == 29
+        result = greedy(problem)
+        assert result.solution is not None
+        assert check(problem, result.solution) == ()
+        assert result.objective == 29
 
 
 class TestLightestOrder:
@@ -295,14 +310,14 @@ class TestLightestOrder:
     @given(problem=problems(most_blocks=5))
     def test_no_order_exceeds_the_caps_less(self, problem: ScheduleProblem) -> None:
         problem = replace(problem, memory_capacity=problem.memory_capacity or (1, 1))
-        found = lightest_order(problem)
-        assert found.proven
-        assert found.excess == min(
+        lightest = lightest_order(problem)
+        assert lightest.proven
+        assert lightest.excess == min(
             self.excess(problem, order)
             for order in itertools.permutations(range(len(problem.blocks)))
             if all(order.index(first) < order.index(second) for first, second in problem.deps)
         )
-        assert found.excess == self.excess(problem, found.order)
+        assert lightest.excess == self.excess(problem, lightest.order)
 
     def excess(self, problem: ScheduleProblem, order: tuple[int, ...]) -> float:
         held, worst = [0.0] * problem.num_devices, 0.0
@@ -315,18 +330,23 @@ class TestLightestOrder:
 
     def test_too_many_orders_end_in_a_guess(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lightest, "MAX_SETS", 100)
-        takes = tuple(Block(1, (0,), index + 1) for index in range(20))
-        gives = tuple(Block(1, (0,), -index - 1) for index in range(20))
+        takes = tuple(ScheduleBlock(1, (0,), index + 1) for index in range(20))
+        gives = tuple(ScheduleBlock(1, (0,), -index - 1) for index in range(20))
         deps = tuple((index, 20 + index) for index in range(20))
         wide = ScheduleProblem(1, (*takes, *gives), deps, memory_capacity=(0,))
-        found = lightest_order(wide)
-        assert not found.proven
-        assert sorted(found.order) == list(range(40))
-        assert found.excess == self.excess(wide, found.order)
-        assert why_infeasible(wide, found) is None
+        this_lightest = lightest_order(wide)
+        assert not this_lightest.proven
+        assert sorted(this_lightest.order) == list(range(40))
+        assert this_lightest.excess == self.excess(wide, this_lightest.order)
+        assert why_infeasible(wide, this_lightest) is None
 
     def test_each_device_is_told_what_it_needs(self) -> None:
-        blocks = (Block(1, (0, 1), 2), Block(1, (1,), 1), Block(1, (1,), -1), Block(1, (0, 1), -2))
+        blocks = (
+            ScheduleBlock(1, (0, 1), 2),
+            ScheduleBlock(1, (1,), 1),
+            ScheduleBlock(1, (1,), -1),
+            ScheduleBlock(1, (0, 1), -2),
+        )
         deps = ((0, 1), (1, 2), (2, 3))
         problem = ScheduleProblem(2, blocks, deps, memory_capacity=(1, 2), num_microbatches=4)
         assert why_infeasible(problem, lightest_order(problem)) == (
@@ -335,7 +355,9 @@ class TestLightestOrder:
         )
 
     def test_what_is_kept_of_each_microbatch_must_fit_in_the_end(self) -> None:
-        keeping = ScheduleProblem(1, (Block(1, (0,), 1),), memory_capacity=(3,), num_microbatches=4)
+        keeping = ScheduleProblem(
+            1, (ScheduleBlock(1, (0,), 1),), memory_capacity=(3,), num_microbatches=4
+        )
         assert why_infeasible(keeping, lightest_order(keeping)) == (
             "device 0 keeps 1 of every micro-batch, more than its cap of 3 holds in the end"
         )
@@ -345,7 +367,7 @@ class TestLightestOrder:
 
 class TestModulo:
     def test_a_block_goes_to_the_first_free_moment(self) -> None:
-        blocks = (Block(1, (0,)), Block(1, (1,)), Block(1, (0,)))
+        blocks = (ScheduleBlock(1, (0,)), ScheduleBlock(1, (1,)), ScheduleBlock(1, (0,)))
         chain = ScheduleProblem(2, blocks, ((0, 1), (1, 2)))
         assert fit(chain, (0, 1, 2), 3) == [0, 1, 2]
         assert fit(chain, (0, 1, 2), 2) == [0, 1, 3]
@@ -367,7 +389,7 @@ class TestModulo:
 
 def test_more_periods_never_hurt() -> None:
     problem = schedule.read(DATA / "xshape.train.nd4.json", memory=3)
-    few, many = Greedy(periods=3)(problem), Greedy(periods=100)(problem)
+    few, many = GreedySchedule(periods=3)(problem), GreedySchedule(periods=100)(problem)
     assert few.objective is not None
     assert many.objective is not None
     assert many.objective <= few.objective

@@ -18,8 +18,8 @@ from partita.problems.sharding import Floats, ShardingProblem, evaluate
 from partita.search.base import Status, Stop
 from partita.search.sharding import branch, exact, restrict
 from partita.search.sharding.ascent import Keeper, View
-from partita.search.sharding.brute import Brute
-from partita.search.sharding.exact import Exact
+from partita.search.sharding.brute import BruteSharding
+from partita.search.sharding.exact import ExactSharding
 
 DATA = Path(__file__).parent.parent / "data" / "sharding"
 DENSE = DATA / "dense" / "densenet-6-12-24-16-dense_p4.npz"
@@ -79,7 +79,7 @@ def random_problem(
     )
 
 
-def assert_optimal(problem: ShardingProblem, search: Exact) -> str:
+def assert_optimal(problem: ShardingProblem, search: ExactSharding) -> str:
     """The proven optimum is that of enumeration; returns why."""
     result, truth = search(problem), optimum(problem)
     if truth == math.inf:
@@ -98,7 +98,7 @@ def assert_optimal(problem: ShardingProblem, search: Exact) -> str:
 @settings(max_examples=300, deadline=None)
 @given(tiny_problems())
 def test_it_proves_what_brute_force_finds(problem: ShardingProblem) -> None:
-    result, truth = Exact()(problem), Brute()(problem)
+    result, truth = ExactSharding()(problem), BruteSharding()(problem)
     assert result.status is truth.status
     if truth.objective is not None:
         assert result.objective == pytest.approx(truth.objective, rel=1e-9, abs=1e-9)
@@ -112,7 +112,7 @@ def test_it_proves_the_optimum_of_unstructured_costs(
     problem = random_problem(
         seed, num_ops=num_ops, most_choices=5, density=density, forbidden=0.2 * forbidding
     )
-    assert_optimal(problem, Exact())
+    assert_optimal(problem, ExactSharding())
 
 
 @pytest.mark.parametrize("max_cells", [1, 100])
@@ -122,7 +122,7 @@ def test_without_memory_for_tables_it_branches_to_the_same_optimum(max_cells: in
             random_problem(
                 seed, num_ops=7, most_choices=4, density=0.9, forbidden=0.1 * (seed % 2)
             ),
-            Exact(max_cells=max_cells),
+            ExactSharding(max_cells=max_cells),
         )
         for seed in range(40)
     ]
@@ -133,17 +133,17 @@ def test_folding_and_branching_lead_to_the_same_optimum(monkeypatch: pytest.Monk
     monkeypatch.setattr(exact, "QUICK_CELLS", 500)
     monkeypatch.setattr(branch, "QUICK_CELLS", 100)
     sizes: list[tuple[int, int]] = []  # before and after
-    solve = Exact._solve
+    solve = ExactSharding._solve
 
-    def noted(search: Exact, keeper: Keeper, view: View, *, may_fold: bool) -> str:
+    def noted(search: ExactSharding, keeper: Keeper, view: View, *, may_fold: bool) -> str:
         num_ops = int((view.network.num_choices > 1).sum())
         sizes.append((len(keeper.problem.costs), num_ops))
         return solve(search, keeper, view, may_fold=may_fold)
 
-    monkeypatch.setattr(Exact, "_solve", noted)
+    monkeypatch.setattr(ExactSharding, "_solve", noted)
     for seed in range(40):
         problem = random_problem(seed, num_ops=6, most_choices=4, density=1.0, num_handles=4)
-        assert_optimal(problem, Exact(max_joined=600))
+        assert_optimal(problem, ExactSharding(max_joined=600))
     folded = [after for before, after in sizes if after <= before - 4]
     assert len(folded) > 5
 
@@ -154,7 +154,9 @@ def test_every_length_of_climb_leads_to_the_same_optimum(
 ) -> None:
     monkeypatch.setattr(exact, "FIRST_CLIMB", climb)
     ends = [
-        assert_optimal(random_problem(seed, num_ops=7, most_choices=4, density=0.6), Exact())
+        assert_optimal(
+            random_problem(seed, num_ops=7, most_choices=4, density=0.6), ExactSharding()
+        )
         for seed in range(30)
     ]
     assert any("elimination" in why for why in ends)
@@ -165,9 +167,9 @@ def test_every_length_of_climb_leads_to_the_same_optimum(
 def test_tables_that_may_not_be_copied_change_nothing(
     problem: ShardingProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = timeless(Exact()(problem))
+    before = timeless(ExactSharding()(problem))
     monkeypatch.setattr(restrict, "COPIED_CELLS", -(10**9))
-    assert timeless(Exact()(problem)) == before
+    assert timeless(ExactSharding()(problem)) == before
 
 
 @patched
@@ -176,7 +178,9 @@ def test_interrupted_anywhere_it_returns_a_valid_answer_and_bound(
     problem: ShardingProblem, after: int, max_cells: int
 ) -> None:
     asked = itertools.count()
-    result = Exact(max_cells=max_cells)(problem, Stop(interrupted=lambda: next(asked) >= after))
+    result = ExactSharding(max_cells=max_cells)(
+        problem, Stop(interrupted=lambda: next(asked) >= after)
+    )
     truth = optimum(problem)
     assert result.status is not Status.FEASIBLE
     if result.status is Status.INFEASIBLE:
@@ -190,7 +194,7 @@ def test_interrupted_anywhere_it_returns_a_valid_answer_and_bound(
 
 def test_the_bound_rises_while_it_branches() -> None:
     problem = random_problem(1, num_ops=9, most_choices=5, density=1.0)
-    result = Exact(max_cells=1)(problem)
+    result = ExactSharding(max_cells=1)(problem)
     assert "branches" in result.why
     bounds = [step.lower_bound for step in result.history if step.lower_bound is not None]
     assert bounds == sorted(bounds)
@@ -199,13 +203,13 @@ def test_the_bound_rises_while_it_branches() -> None:
 
 def test_branching_is_the_same_every_time() -> None:
     problem = random_problem(2, num_ops=9, most_choices=4, density=1.0)
-    search = Exact(max_cells=1)
+    search = ExactSharding(max_cells=1)
     assert timeless(search(problem, seed=3)) == timeless(search(problem, seed=3))
 
 
 def test_an_asked_gap_ends_the_search() -> None:
     problem = random_problem(3, num_ops=10, most_choices=6, density=1.0)
-    result = Exact()(problem, Stop(gap=0.5))
+    result = ExactSharding()(problem, Stop(gap=0.5))
     assert result.status is Status.STOPPED
     assert result.why == "within the asked gap of 50.00%"
     assert result.gap is not None
@@ -214,9 +218,9 @@ def test_an_asked_gap_ends_the_search() -> None:
 
 def test_dense_connections_are_solved_where_no_table_would_fit() -> None:
     problem = sharding.read(DENSE)
-    Exact()(problem)  # compiles
+    ExactSharding()(problem)  # compiles
     began = time.process_time()
-    result = Exact()(problem)
+    result = ExactSharding()(problem)
     assert time.process_time() - began < 2  # it takes about 0.01 s
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(problem.known_cost, rel=1e-12)
@@ -224,7 +228,7 @@ def test_dense_connections_are_solved_where_no_table_would_fit() -> None:
 
 def test_a_path_of_thousands_of_ops_is_proven_by_two_sweeps() -> None:
     problem = path(5000, 6)
-    result = Exact()(problem)
+    result = ExactSharding()(problem)
     assert result.status is Status.OPTIMAL
     table = problem.costs[0]  # the plain shortest path, forwards
     for cost, matrix in zip(problem.costs[1:], problem.matrices, strict=True):
@@ -242,7 +246,7 @@ def test_a_thousand_choices_with_a_shared_matrix_are_no_trouble() -> None:
         matrix_of=(0,) * 29,
         matrices=(matrix,),
     )
-    result = Exact()(problem)
+    result = ExactSharding()(problem)
     assert result.status is Status.OPTIMAL
     table = problem.costs[0]
     for cost in problem.costs[1:]:
@@ -260,7 +264,7 @@ def test_a_thousand_choices_with_a_shared_matrix_are_no_trouble() -> None:
     ids=["one op", "no edges", "ties everywhere"],
 )
 def test_small_and_symmetric_problems_are_proven(problem: ShardingProblem, cost: float) -> None:
-    result = Exact()(problem)
+    result = ExactSharding()(problem)
     assert result.status is Status.OPTIMAL
     assert result.objective == cost
 
@@ -274,7 +278,7 @@ def test_parts_without_connection_are_solved_together() -> None:
         matrix_of=tuple(range(len(one.edges) + len(two.edges))),
         matrices=(*one.matrices, *two.matrices),
     )
-    assert Exact()(both).objective == pytest.approx(optimum(one) + optimum(two))
+    assert ExactSharding()(both).objective == pytest.approx(optimum(one) + optimum(two))
 
 
 def test_large_costs_that_cancel_each_other_do_not_mislead() -> None:
@@ -290,7 +294,7 @@ def test_large_costs_that_cancel_each_other_do_not_mislead() -> None:
             costs[dst] -= there
             matrices.append(matrix + here[:, None] + there)
         shifted = ShardingProblem(tuple(costs), plain.edges, plain.matrix_of, tuple(matrices))
-        result = Exact()(shifted)
+        result = ExactSharding()(shifted)
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum(plain), abs=1e-6)
 
@@ -300,9 +304,9 @@ def test_a_hopeless_problem_stops_in_time_with_an_answer_between_its_bounds(
     limit_s: float,
 ) -> None:
     problem = random_problem(4, num_ops=60, most_choices=6, density=0.5)
-    Exact()(problem, Stop(evaluations=3))  # compiles
+    ExactSharding()(problem, Stop(evaluations=3))  # compiles
     began = time.process_time()
-    result = Exact()(problem, Stop(time_s=limit_s))
+    result = ExactSharding()(problem, Stop(time_s=limit_s))
     assert time.process_time() - began < limit_s + 2
     assert result.status is Status.STOPPED
     assert result.lower_bound is not None
@@ -315,7 +319,7 @@ def test_memory_that_runs_out_is_a_result(monkeypatch: pytest.MonkeyPatch) -> No
         raise MemoryError
 
     monkeypatch.setattr(exact, "network_of", full)
-    result = Exact()(random_problem(5, num_ops=6, most_choices=3, density=1.0))
+    result = ExactSharding()(random_problem(5, num_ops=6, most_choices=3, density=1.0))
     assert result.status is Status.STOPPED
     assert result.why == "the tables do not fit in memory"
     assert result.solution is not None
@@ -325,4 +329,4 @@ def test_memory_that_runs_out_is_a_result(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("cells", [0, -1, 2**41])
 def test_impossible_settings_are_refused(field: str, cells: int) -> None:
     with pytest.raises(ProblemError, match=f"{field}: is {cells}"):
-        Exact(**{field: cells})
+        ExactSharding(**{field: cells})

@@ -16,7 +16,7 @@ from partita.search.sharding import eliminate
 from partita.search.sharding.build import network_of
 from partita.search.sharding.dual import dual_of, improve, resumed, sweep
 from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Network, Pairwise, Stopped
+from partita.search.sharding.network import Pairwise, SearchStopped, ShardingNetwork
 from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
 from partita.search.sharding.restrict import restricted
 
@@ -32,14 +32,14 @@ def always() -> bool:
     return True
 
 
-def network(problem: ShardingProblem) -> Network:
+def network(problem: ShardingProblem) -> ShardingNetwork:
     parts = Pairwise(problem.costs, problem.edges, problem.matrix_of, problem.matrices)
-    found = network_of(parts, never)
-    assert found is not None
-    return found
+    sharding_network = network_of(parts, never)
+    assert sharding_network is not None
+    return sharding_network
 
 
-def cost(network: Network, labels: Ints) -> float:
+def cost(network: ShardingNetwork, labels: Ints) -> float:
     """By the tables of the network."""
     total = float(network.costs[network.first[:-1] + labels].sum())
     for edge, (src, dst) in enumerate(network.op_at.reshape(-1, 2)):
@@ -47,12 +47,12 @@ def cost(network: Network, labels: Ints) -> float:
     return total
 
 
-def real(problem: ShardingProblem, network: Network, labels: Ints) -> float:
+def real(problem: ShardingProblem, network: ShardingNetwork, labels: Ints) -> float:
     """By the problem."""
     return evaluate(problem, ShardingSolution(network.assignment(labels)))
 
 
-def any_labels(network: Network, seed: int) -> Ints:
+def any_labels(network: ShardingNetwork, seed: int) -> Ints:
     return np.random.default_rng(seed).integers(0, network.num_choices)
 
 
@@ -113,7 +113,7 @@ class TestNetwork:
 
     def test_it_stops_when_asked(self) -> None:
         matrices = [np.zeros((2, 2))]
-        with pytest.raises(Stopped):
+        with pytest.raises(SearchStopped):
             network_of(Pairwise([np.zeros(2)] * 2, [(0, 1)], [0], matrices), always)
 
     def test_tables_made_in_groups_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ class TestOrders:
         assert order.width == 3
 
     def test_it_stops_when_asked(self) -> None:
-        with pytest.raises(Stopped):
+        with pytest.raises(SearchStopped):
             best_order(network(clique(5, 3)), PLENTY, PLENTY, always)
 
 
@@ -367,7 +367,7 @@ class TestElimination:
     def test_it_stops_when_asked(self) -> None:
         whole = network(clique(6, 3))
         elimination = Elimination(whole, always)
-        with pytest.raises(Stopped):
+        with pytest.raises(SearchStopped):
             elimination.run(quick_order(whole, PLENTY, PLENTY, never).steps)
 
 

@@ -13,8 +13,8 @@ from partita.problems import sharding
 from partita.problems.sharding import ShardingProblem, ShardingSolution, evaluate
 from partita.search.base import Result, Search, Status, Stop
 from partita.search.sharding import SEARCHES
-from partita.search.sharding.brute import Brute
-from partita.search.sharding.exact import Exact
+from partita.search.sharding.brute import BruteSharding
+from partita.search.sharding.exact import ExactSharding
 from partita.search.sharding.pase import Pase, generate_sequence
 
 DATA = Path(__file__).parent.parent / "data" / "sharding"
@@ -48,7 +48,7 @@ def tiny_problems(draw: st.DrawFn) -> ShardingProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = sharding
-    referee = Brute()
+    referee = BruteSharding()
     problems = tiny_problems()
 
 
@@ -76,7 +76,7 @@ def clique(num_ops: int, num_choices: int) -> ShardingProblem:
 @settings(max_examples=200, deadline=None)
 @given(tiny_problems())
 def test_pase_proves_what_brute_force_finds(problem: ShardingProblem) -> None:
-    result, truth = Pase()(problem), Brute()(problem)
+    result, truth = Pase()(problem), BruteSharding()(problem)
     assert result.status is truth.status
     if truth.objective is not None:
         assert result.objective == pytest.approx(truth.objective, rel=1e-9, abs=1e-9)
@@ -86,7 +86,7 @@ def test_the_exact_search_is_the_default() -> None:
     assert next(iter(SEARCHES)) == "exact"
 
 
-@pytest.mark.parametrize("search", [Exact(), Pase()], ids=["exact", "pase"])
+@pytest.mark.parametrize("search", [ExactSharding(), Pase()], ids=["exact", "pase"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_recorded_optimum_is_reached(
     file: Path, search: Search[ShardingProblem, ShardingSolution]
@@ -218,7 +218,7 @@ def test_a_contradiction_around_a_triangle_is_infeasible() -> None:
 
 def test_brute_force_tries_every_combination() -> None:
     problem = path(4, 3)
-    result = Brute()(problem)
+    result = BruteSharding()(problem)
     assert result.evaluations == 3**4
     every = (ShardingSolution(x) for x in itertools.product(range(3), repeat=4))
     assert result.objective == min(evaluate(problem, each) for each in every)

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from partita.problems import streams
 from partita.problems.streams import (
     Conv,
-    Stage,
     StreamsConstants,
     StreamsOp,
     StreamsProblem,
+    StreamStage,
     check,
     evaluate,
     stage_us,
 )
 from partita.search.base import Status, Stop
 from partita.search.streams import units as units_module
-from partita.search.streams.brute import Brute, schedules
+from partita.search.streams.brute import BruteStreams, schedules
 from partita.search.streams.chains import fewest_chains, reachable
-from partita.search.streams.exact import Exact
-from partita.search.streams.greedy import Greedy, by_level
+from partita.search.streams.exact import ExactStreams
+from partita.search.streams.greedy import GreedyStreams, by_level
 from partita.search.streams.ios import Ios
 from partita.search.streams.lazy import Lazy
-from partita.search.streams.piece import Piece, build, edges
+from partita.search.streams.piece import SweepPiece, build, edges
 from partita.search.streams.sweep import listed, rules, solve
 from partita.search.streams.units import cuts
 from partita.search.streams.windows import shorter
@@ -87,22 +87,24 @@ def in_one_part(problem: StreamsProblem) -> StreamsProblem:
     return dataclasses.replace(problem, parts=(everything,))
 
 
-def piece_of(problem: StreamsProblem) -> Piece:
+def piece_of(problem: StreamsProblem) -> SweepPiece:
     piece = build(problem, tuple(sorted(problem.parts[0])))
     assert piece is not None
     return piece
 
 
 @pytest.mark.parametrize(
-    "search", [Exact(), Ios(), Lazy(), Lazy(overhead=1.0)], ids=["exact", "ios", "lazy", "knowing"]
+    "search",
+    [ExactStreams(), Ios(), Lazy(), Lazy(overhead=1.0)],
+    ids=["exact", "ios", "lazy", "knowing"],
 )
 class TestEveryProof:
     @few
     @given(problem=problems(largest=6))
     def test_it_meets_brute_force(
-        self, search: Exact | Ios | Lazy, problem: StreamsProblem
+        self, search: ExactStreams | Ios | Lazy, problem: StreamsProblem
     ) -> None:
-        result, truth = search(problem), Brute()(problem)
+        result, truth = search(problem), BruteStreams()(problem)
         assert result.status is truth.status is Status.OPTIMAL
         assert result.objective is not None
         assert truth.objective is not None
@@ -111,7 +113,12 @@ class TestEveryProof:
     @pytest.mark.parametrize("model", MODELS)
     @pytest.mark.parametrize(("pruning", "r", "s"), PRUNINGS)
     def test_it_reaches_the_recorded_optimum(
-        self, search: Exact | Ios | Lazy, model: str, pruning: str, r: int | None, s: int | None
+        self,
+        search: ExactStreams | Ios | Lazy,
+        model: str,
+        pruning: str,
+        r: int | None,
+        s: int | None,
     ) -> None:
         problem = streams.read(DATA / f"{model}.json", r=r, s=s)
         result = search(problem)
@@ -126,14 +133,14 @@ class TestEveryProof:
 @pytest.mark.parametrize("search", [Lazy(overhead=1.0)], ids=["knowing"])
 class TestLazyThatKnowsTheFormula(SearchContract):
     kind = streams
-    referee = Brute()
+    referee = BruteStreams()
     problems = problems(largest=5)
 
 
 @few
 @given(problem=problems(largest=9))
 def test_exact_meets_the_published_search(problem: StreamsProblem) -> None:
-    exact, ios = Exact()(problem), Ios()(problem)
+    exact, ios = ExactStreams()(problem), Ios()(problem)
     assert exact.objective is not None
     assert ios.objective is not None
     assert close(exact.objective, ios.objective)
@@ -174,9 +181,9 @@ def test_more_sets_than_may_be_listed_are_refused() -> None:
     ops = tuple(StreamsOp("op", (), 1.0, 0.1) for _ in range(12))
     piece = piece_of(StreamsProblem(ops, (tuple(range(12)),), GPU))
     assert listed(piece, lambda: False, 4095) is None
-    found = listed(piece, lambda: False, 4096)
-    assert found is not None
-    assert found[0].tolist() == list(range(4096))
+    outcome = listed(piece, lambda: False, 4096)
+    assert outcome is not None
+    assert outcome[0].tolist() == list(range(4096))
 
 
 @few
@@ -217,7 +224,7 @@ def test_cutting_loses_nothing_where_no_op_has_more_work_than_time(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "WORTH_CUTTING", 0)
-        cut = Exact()(problem)
+        cut = ExactStreams()(problem)
     truth = Ios()(problem)
     assert cut.status is Status.OPTIMAL
     assert cut.objective is not None
@@ -232,7 +239,7 @@ def test_cutting_loses_nothing_where_no_op_has_more_work_than_time(
 def test_ops_with_more_work_than_time_are_not_cut_apart(problem: StreamsProblem) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "WORTH_CUTTING", 0)
-        cut = Exact()(problem)
+        cut = ExactStreams()(problem)
     truth = Ios()(problem)
     assert cut.objective is not None
     assert truth.objective is not None
@@ -243,7 +250,7 @@ def test_ops_with_more_work_than_time_are_not_cut_apart(problem: StreamsProblem)
 def test_a_model_without_parts_is_cut_into_some(pruning: str, r: int | None, s: int | None) -> None:
     problem = in_one_part(streams.read(DATA / "inception_v3.json", r=r, s=s))
     assert len(units_module.units(problem)) > 10
-    result = Exact()(problem)
+    result = ExactStreams()(problem)
     assert result.status is Status.OPTIMAL
     recorded = RECORDED["inception_v3"][pruning]["objective_us"]
     assert result.objective == pytest.approx(recorded, rel=1e-13)
@@ -262,13 +269,13 @@ def test_windows_make_nothing_worse(problem: StreamsProblem) -> None:
     assert not_above(least, evaluate(problem, solution))
 
 
-@pytest.mark.parametrize("search", [Exact(), Lazy(overhead=1.0)], ids=["exact", "lazy"])
+@pytest.mark.parametrize("search", [ExactStreams(), Lazy(overhead=1.0)], ids=["exact", "lazy"])
 def test_what_is_too_large_to_prove_gets_a_good_schedule_and_a_bound(
-    search: Exact | Lazy,
+    search: ExactStreams | Lazy,
 ) -> None:
     problem = random_wiring(300, 40)
     result = search(problem)
-    greedy = Greedy()(problem)
+    greedy = GreedyStreams()(problem)
     assert result.status is Status.FEASIBLE
     assert "too many schedules to prove one" in result.why
     assert result.solution is not None
@@ -281,9 +288,9 @@ def test_what_is_too_large_to_prove_gets_a_good_schedule_and_a_bound(
 
 def test_a_randomly_wired_block_is_solved_in_half_a_second() -> None:
     problem = random_wiring(33, 10)
-    Exact()(problem)  # compiled
+    ExactStreams()(problem)  # compiled
     begin = time.process_time()
-    result = Exact()(problem)
+    result = ExactStreams()(problem)
     assert time.process_time() - begin < 0.5
     assert result.status is Status.OPTIMAL
 
@@ -291,9 +298,9 @@ def test_a_randomly_wired_block_is_solved_in_half_a_second() -> None:
 def test_many_independent_ops_stop_in_time_with_a_good_schedule() -> None:
     ops = tuple(StreamsOp("op", (), 10.0 + i, 1.0) for i in range(20))
     problem = StreamsProblem(ops, (tuple(range(20)),), GPU)
-    Exact()(chain_of(1, 2))  # compiled
+    ExactStreams()(chain_of(1, 2))  # compiled
     begin = time.process_time()
-    result = Exact()(problem, Stop(time_s=0.3))
+    result = ExactStreams()(problem, Stop(time_s=0.3))
     assert time.process_time() - begin < 2
     assert result.status is Status.STOPPED
     assert result.objective == pytest.approx(29 * 1.19 + 3)
@@ -302,7 +309,7 @@ def test_many_independent_ops_stop_in_time_with_a_good_schedule() -> None:
 def test_a_level_has_no_more_groups_than_allowed() -> None:
     ops = tuple(StreamsOp("op", (), 10.0, 1.0) for _ in range(5))
     problem = StreamsProblem(ops, (tuple(range(5)),), GPU, s=2)
-    result = Greedy()(problem)
+    result = GreedyStreams()(problem)
     assert result.solution is not None
     assert [len(stage.groups) for stage in result.solution.parts[0]] == [2, 2, 1]
     assert result.status is Status.FEASIBLE
@@ -317,9 +324,9 @@ def test_levels_follow_the_last_producer() -> None:
     )
     problem = StreamsProblem(ops, ((0, 1, 2, 3),), GPU)
     assert by_level(problem, (0, 1, 2, 3)) == (
-        Stage(groups=((0,),)),
-        Stage(groups=((1,), (2,))),
-        Stage(groups=((3,),)),
+        StreamStage(groups=((0,),)),
+        StreamStage(groups=((1,), (2,))),
+        StreamStage(groups=((3,),)),
     )
 
 
@@ -331,31 +338,31 @@ def test_equal_parts_are_swept_once_and_named_apart() -> None:
     assert first is not None
     assert second is not None
     assert first.key == second.key
-    result = Exact()(problem)
+    result = ExactStreams()(problem)
     assert result.solution is not None
     assert result.solution.parts == (
-        (Stage(groups=((0,), (1,), (2,))),),
-        (Stage(groups=((3,), (4,), (5,))),),
+        (StreamStage(groups=((0,), (1,), (2,))),),
+        (StreamStage(groups=((3,), (4,), (5,))),),
     )
 
 
 def test_lazy_measures_each_kind_of_stage_once() -> None:
     ops = tuple(StreamsOp("op", (), 10.0, 1.0) for _ in range(6))
     problem = StreamsProblem(ops, ((0, 1), (2, 3), (4, 5)), GPU)
-    asked: list[Stage] = []
+    asked: list[StreamStage] = []
 
-    def measure(problem: StreamsProblem, stage: Stage) -> float:
+    def measure(problem: StreamsProblem, stage: StreamStage) -> float:
         asked.append(stage)
         return stage_us(problem, stage)
 
     result = Lazy(measure)(problem)
     assert result.status is Status.OPTIMAL
-    assert asked == [Stage(groups=((0,),)), Stage(groups=((0,), (1,)))]
+    assert asked == [StreamStage(groups=((0,),)), StreamStage(groups=((0,), (1,)))]
     assert result.evaluations == 2
 
 
 def test_lazy_finds_the_optimum_of_what_it_measures() -> None:
-    def measure(problem: StreamsProblem, stage: Stage) -> float:
+    def measure(problem: StreamsProblem, stage: StreamStage) -> float:
         """Company costs far more than the problem says."""
         return stage_us(problem, stage) * (1.5 if len(stage.groups) > 1 else 1.0)
 
@@ -376,7 +383,7 @@ def test_lazy_measures_a_fraction_of_the_stages_of_inception() -> None:
 
 def test_exact_cut_short_still_has_every_op() -> None:
     problem = streams.read(DATA / "inception_v3.json", r=3, s=8)
-    full, part = Exact()(problem), Exact()(problem, Stop(evaluations=4))
+    full, part = ExactStreams()(problem), ExactStreams()(problem, Stop(evaluations=4))
     assert part.status is Status.STOPPED
     assert part.solution is not None
     assert check(problem, part.solution) == ()
@@ -389,7 +396,7 @@ def test_exact_cut_short_still_has_every_op() -> None:
 def test_two_long_chains_fit_one_table() -> None:
     ops = tuple(StreamsOp("op", (i - 2,) if i > 1 else (), 10.0, 1.0) for i in range(200))
     problem = StreamsProblem(ops, (tuple(range(200)),), GPU, r=3)
-    result = Exact()(problem)
+    result = ExactStreams()(problem)
     assert result.status is Status.OPTIMAL
     stages = 34  # 100 ops of a chain, at most three in a group
     assert result.objective == pytest.approx(1000 * 1.01 + 3 * stages)

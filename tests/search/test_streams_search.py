@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from partita.problems import streams
 from partita.problems.streams import (
     Conv,
-    Stage,
     StreamsConstants,
     StreamsOp,
     StreamsProblem,
+    StreamStage,
     stage_us,
 )
 from partita.search.base import Status, Stop
 from partita.search.streams import SEARCHES
-from partita.search.streams.brute import MAX_PART_OPS, Brute, last_stages, schedules
+from partita.search.streams.brute import MAX_PART_OPS, BruteStreams, last_stages, schedules
 from partita.search.streams.sequential import Sequential
 
 DATA = Path(__file__).parent.parent / "data" / "streams"
@@ -62,7 +62,7 @@ def tiny_problems(draw: st.DrawFn) -> StreamsProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = streams
-    referee = Brute()
+    referee = BruteStreams()
     problems = tiny_problems()
 
 
@@ -73,26 +73,26 @@ def independent(*times: float) -> StreamsProblem:
 
 def test_three_independent_ops_have_thirteen_schedules() -> None:
     problem = independent(10, 20, 30)
-    found = list(schedules(problem, frozenset((0, 1, 2))))
-    assert len(found) == len(set(found)) == 13  # the ways to rank three with ties
+    items = list(schedules(problem, frozenset((0, 1, 2))))
+    assert len(items) == len(set(items)) == 13  # the ways to rank three with ties
 
 
 def test_a_chain_is_cut_in_every_way() -> None:
     ops = tuple(StreamsOp("op", (i - 1,) if i else (), 1.0, 0.1) for i in range(4))
     problem = StreamsProblem(ops, ((0, 1, 2, 3),), GPU)
-    assert Brute()(problem).evaluations == 2**3
+    assert BruteStreams()(problem).evaluations == 2**3
 
 
 def test_independent_ops_run_together() -> None:
-    result = Brute()(independent(10, 20, 30))
+    result = BruteStreams()(independent(10, 20, 30))
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(30 * 1.02 + 3)
     assert result.solution is not None
-    assert result.solution.parts == ((Stage(groups=((0,), (1,), (2,))),),)
+    assert result.solution.parts == ((StreamStage(groups=((0,), (1,), (2,))),),)
 
 
 def test_company_that_does_not_pay_is_avoided() -> None:
-    result = Brute()(independent(2, 2))
+    result = BruteStreams()(independent(2, 2))
     assert result.objective == 4  # together: 2 * 1.01 + 3
 
 
@@ -101,7 +101,7 @@ def test_brute_force_reaches_the_recorded_optimum_of_squeezenet(
     pruning: str, r: int | None, s: int | None
 ) -> None:
     problem = streams.read(DATA / "squeezenet.json", r=r, s=s)
-    result = Brute()(problem)
+    result = BruteStreams()(problem)
     assert result.status is Status.OPTIMAL
     recorded = RECORDED["squeezenet"][pruning]["objective_us"]
     assert result.objective == pytest.approx(recorded, rel=1e-12)
@@ -137,15 +137,15 @@ def test_the_stages_tried_contain_the_recorded_optimum_of_inception(
 def test_every_schedule_of_a_small_part_of_inception_is_tried_once(part: int, count: int) -> None:
     problem = streams.read(DATA / "inception_v3.json", r=3, s=8)
     left = frozenset(problem.parts[part])
-    found = list(schedules(problem, left))
-    assert len(found) == len(set(found)) == count
-    shortest = min(sum(stage_us(problem, stage) for stage in stages) for stages in found)
+    items = list(schedules(problem, left))
+    assert len(items) == len(set(items)) == count
+    shortest = min(sum(stage_us(problem, stage) for stage in stages) for stages in items)
     assert shortest == pytest.approx(remembering(problem)(left), rel=1e-12)
 
 
 def test_brute_force_cut_short_completes_the_rest_one_by_one() -> None:
     problem = streams.read(DATA / "squeezenet.json", r=3, s=8)
-    part, full = Brute()(problem, Stop(evaluations=160)), Brute()(problem)
+    part, full = BruteStreams()(problem, Stop(evaluations=160)), BruteStreams()(problem)
     assert part.status is Status.STOPPED
     assert part.solution is not None
     assert full.solution is not None
@@ -156,7 +156,7 @@ def test_brute_force_cut_short_completes_the_rest_one_by_one() -> None:
 def test_a_part_too_long_for_brute_force_is_said_to_be() -> None:
     ops = tuple(StreamsOp("op", (), 1.0, 0.1) for _ in range(MAX_PART_OPS + 1))
     problem = StreamsProblem(ops, (tuple(range(len(ops))),), GPU)
-    result = Brute()(problem)
+    result = BruteStreams()(problem)
     assert result.status is Status.STOPPED
     assert result.why == "a part has 201 ops; schedules of at most 200 are tried"
 
@@ -164,17 +164,17 @@ def test_a_part_too_long_for_brute_force_is_said_to_be() -> None:
 def test_the_longest_part_is_not_too_deep() -> None:
     part = tuple(range(MAX_PART_OPS))
     free = tuple(StreamsOp("op", (), 1.0, 0.1) for _ in part)
-    result = Brute()(StreamsProblem(free, (part,), GPU), Stop(evaluations=50))
+    result = BruteStreams()(StreamsProblem(free, (part,), GPU), Stop(evaluations=50))
     assert result.status is Status.STOPPED
     linked = tuple(StreamsOp("op", (i - 1,) if i else (), 1.0, 0.1) for i in part)
-    result = Brute()(StreamsProblem(linked, (part,), GPU, r=1))
+    result = BruteStreams()(StreamsProblem(linked, (part,), GPU, r=1))
     assert (result.status, result.evaluations, result.objective) == (Status.OPTIMAL, 1, 200)
 
 
 def test_many_ops_that_cannot_be_merged_do_not_hang() -> None:
     ops = tuple(StreamsOp("op", (), 1.0, 0.1) for _ in range(60))
     problem = StreamsProblem(ops, (tuple(range(60)),), GPU, r=1, s=1)
-    result = Brute()(problem, Stop(evaluations=1000))
+    result = BruteStreams()(problem, Stop(evaluations=1000))
     assert result.evaluations == 1000
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.splits import PARTIAL, REPLICATE, Placement
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement
 from partita.meaning import Value
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 from partita.verify import verify_meaning
@@ -35,7 +35,7 @@ from tests.verify.wrong_programs import (
     without_waits,
 )
 
-ROWS, COLUMNS = Placement("shard", 0), Placement("shard", 1)
+ROWS, COLUMNS = TensorPlacement("shard", 0), TensorPlacement("shard", 1)
 
 
 @functools.cache

@@ -224,9 +224,9 @@ def test_violations_are_counted_where_they_are_many():
     for i in range(100):
         b.add("x", a, 1.0, kind=Kind.FORWARD, microbatch=i)
     program = b.build()
-    found = verify_timeline(program, Timeline(program, np.zeros(100), np.ones(100)))
-    assert len(found) == MOST_LISTED + 1
-    assert found[-1] == "and 79 more"
+    violations = verify_timeline(program, Timeline(program, np.zeros(100), np.ones(100)))
+    assert len(violations) == MOST_LISTED + 1
+    assert violations[-1] == "and 79 more"
     with pytest.raises(VerificationError, match=r"not verified: lane a runs .* \(and 18 more\)"):
         check_timeline(program, Timeline(program, np.zeros(100), np.ones(100)))
 
@@ -286,18 +286,18 @@ def overflows(timeline: Timeline, memory: int) -> bool:
 def test_a_claim_passes_exactly_if_every_rule_holds(timeline):
     program = timeline.program
     tasks = range(program.num_tasks)
-    found = verify_timeline(program, timeline)
+    violations = verify_timeline(program, timeline)
     broken_waits = sum(
         timeline.start[i] < timeline.end[j] + delay
         for i in tasks
         for j, delay in program.waits_of(i)
     )
-    assert sum("before" in line for line in found) == broken_waits
-    assert any(line.startswith("lane") for line in found) == any(
+    assert sum("before" in line for line in violations) == broken_waits
+    assert any(line.startswith("lane") for line in violations) == any(
         overlaps(timeline, i, j) for i in tasks for j in tasks if i < j
     )
     full = sum(overflows(timeline, m) for m in range(len(program.memories)))
-    assert sum(line.startswith("memory") for line in found) == full
+    assert sum(line.startswith("memory") for line in violations) == full
 
 
 # --- programs that cannot run -------------------------------------------------------------------

@@ -48,7 +48,9 @@ def one_stage(level="none", *, again=(), recompute=False):
     """The block on 2 x 2 devices: its layers split along one axis, the batch along the other."""
     mesh = Mesh((Axis("t", 2), Axis("d", 2)), (0, 1, 2, 3))
     splits = tuple(OpSplit(op, (dim, "b"), level) for op, dim in SPLITS.items())
-    stage = Stage("model", mesh, splits, recompute, (), again)
+    stage = Stage(
+        "model", mesh, splits, "full" if recompute else "selective" if again else "none", (), again
+    )
     return Right(block(), (stage,), Schedule())
 
 

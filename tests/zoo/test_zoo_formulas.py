@@ -71,9 +71,9 @@ def test_t5_reads_and_writes_in_proportion(variant):
 def test_switch_works_as_much_as_the_t5_it_is_made_from():
     # Fedus et al. 2021: FLOP-matched to T5-Base; only the routers come on top.
     routers = 12 * 128 * 768 * (512 + 114) * 2 / 2
-    found = contraction_flops(graph_of("moe")) / SMALL_BATCH["moe"]
+    outcome = contraction_flops(graph_of("moe")) / SMALL_BATCH["moe"]
     base = contraction_flops(graph_of("t5-base"))
-    assert found == pytest.approx(base + routers, rel=1e-3)
+    assert outcome == pytest.approx(base + routers, rel=1e-3)
 
 
 @pytest.mark.parametrize(

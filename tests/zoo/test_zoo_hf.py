@@ -65,8 +65,8 @@ def small(family: str) -> dict[str, object]:
 
 
 def test_every_family_has_a_published_configuration_here():
-    found = {json.loads(path.read_text())["model_type"] for path in DATA.glob("*.json")}
-    assert found == set(FAMILIES) == set(SMALL)
+    outcome = {json.loads(path.read_text())["model_type"] for path in DATA.glob("*.json")}
+    assert outcome == set(FAMILIES) == set(SMALL)
     assert {path.stem for path in DATA.glob("*.json")} == set(PUBLISHED)
 
 

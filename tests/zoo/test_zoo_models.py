@@ -29,8 +29,8 @@ ONE_EACH = sorted({model.builder: name for name, model in reversed(MODELS.items(
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 class TestEveryModel:
     def test_parameters_are_the_published_ones(self, model):
-        found = graph_of(model.name).num_parameters
-        assert found == pytest.approx(model.parameters, rel=model.parameters_tolerance, abs=0)
+        outcome = graph_of(model.name).num_parameters
+        assert outcome == pytest.approx(model.parameters, rel=model.parameters_tolerance, abs=0)
 
     def test_what_papers_do_not_count_is_a_small_part(self, model):
         graph = graph_of(model.name)

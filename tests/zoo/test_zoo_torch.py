@@ -100,8 +100,10 @@ def test_a_gru_layer_has_torchs_parameters():
 def test_a_block_has_as_many_parameters_as_torchs_encoder_layer(name, prefix, width, heads, inner):
     with torch.device("meta"):
         twin = nn.TransformerEncoderLayer(width, heads, inner)
-    found = sum(torch.Size(shape).numel() for shape in parameters(graph_of(name), prefix).values())
-    assert found == sum(parameter.numel() for parameter in twin.parameters())
+    outcome = sum(
+        torch.Size(shape).numel() for shape in parameters(graph_of(name), prefix).values()
+    )
+    assert outcome == sum(parameter.numel() for parameter in twin.parameters())
 
 
 def test_a_vision_transformer_block_works_as_much_as_torchs():

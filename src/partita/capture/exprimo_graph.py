@@ -6,12 +6,12 @@ activations that a layer names are ops of their own behind it: `conv1.norm`, `co
 
 from collections.abc import Callable
 
-from partita.capture.exprimo_net import NetLayer, Network, Shape
+from partita.capture.exprimo_net import ExprimoNetwork, NetLayer, Shape
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
 
 
-def network_graph(network: Network, dtype: str = "f32") -> Graph:
+def network_graph(network: ExprimoNetwork, dtype: str = "f32") -> Graph:
     """The network as a graph, channels first; a layer's main op has the layer's name."""
     g = GraphBuilder(network.name, dtype)
     made: dict[str, Tensor] = {}
@@ -30,16 +30,16 @@ def network_graph(network: Network, dtype: str = "f32") -> Graph:
     return g.finish(*ends[::-1])
 
 
-def layer_ops(network: Network, graph: Graph) -> tuple[tuple[str, ...], ...]:
+def layer_ops(network: ExprimoNetwork, graph: Graph) -> tuple[tuple[str, ...], ...]:
     """The forward ops of every layer, in the network's order."""
-    found: dict[str, list[str]] = {layer.name: [] for layer in network.layers}
+    layer_ops: dict[str, list[str]] = {layer.name: [] for layer in network.layers}
     owner = ""
     for op in graph.ops:
         if op.phase == "forward":
             main = op.name.removesuffix(".pad").removesuffix(".flatten")
-            owner = main if main in found else owner
-            found[owner].append(op.name)
-    return tuple(map(tuple, found.values()))
+            owner = main if main in layer_ops else owner
+            layer_ops[owner].append(op.name)
+    return tuple(map(tuple, layer_ops.values()))
 
 
 def _first(shape: Shape) -> Shape:

@@ -57,7 +57,7 @@ class NetLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class ExprimoNetwork:
     """A network in Exprimo's order of layers."""
 
     name: str
@@ -71,16 +71,16 @@ def is_network(value: Mapping[str, Any]) -> bool:
     return "format" not in value and isinstance(layers, dict)
 
 
-def read_network(path: str | Path, batch: int | None = None) -> Network:
+def read_network(path: str | Path, batch: int | None = None) -> ExprimoNetwork:
     """The network in a file, at Exprimo's batch of 128 unless another is given."""
     return network_from_json(decode_json(read_bytes(path), str(path)), batch, str(path))
 
 
 def network_from_json(
     value: Mapping[str, Any], batch: int | None = None, file: str = ""
-) -> Network:
+) -> ExprimoNetwork:
     """The network in a decoded file."""
-    return _Reader(file, BATCH if batch is None else batch).read(value)
+    return _ExprimoReader(file, BATCH if batch is None else batch).read(value)
 
 
 def with_devices(value: Mapping[str, Any], devices: Mapping[str, int]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def with_devices(value: Mapping[str, Any], devices: Mapping[str, int]) -> dict[s
     return {**value, "layers": layers}
 
 
-class _Reader:
+class _ExprimoReader:
     def __init__(self, file: str, batch: int) -> None:
         self.file, self.batch = file, batch
         self.raw: dict[str, Mapping[str, Any]] = {}
@@ -107,7 +107,7 @@ class _Reader:
     def fail(self, found: str, fix: str, field_name: str) -> ModelError:
         return ModelError(found, fix=fix, field=field_name, file=self.file)
 
-    def read(self, value: Mapping[str, Any]) -> Network:
+    def read(self, value: Mapping[str, Any]) -> ExprimoNetwork:
         layers = value.get("layers")
         if not isinstance(layers, dict) or not layers:
             raise self.fail("there are no layers", "give an object of layers by name", "layers")
@@ -123,7 +123,7 @@ class _Reader:
             shapes = tuple(made[parent].shape for parent in parents[name])
             made[name] = self._layer(name, self.raw[name], parents[name], shapes)
         text = value.get("name")
-        return Network(
+        return ExprimoNetwork(
             text if isinstance(text, str) and text else Path(self.file).stem or "network",
             tuple(made.values()),
             {name: tuple(after) for name, after in children.items()},
@@ -160,12 +160,12 @@ class _Reader:
             self.endpoints[name] = f"{name}/{endpoint}"
 
     def _parents(self, name: str, layer: Mapping[str, Any]) -> tuple[str, ...]:
-        found = [self.endpoints.get(parent, parent) for parent in layer["parents"]]
-        for parent in found:
+        parents = [self.endpoints.get(parent, parent) for parent in layer["parents"]]
+        for parent in parents:
             if parent not in self.raw:
                 known = suggest(parent, self.raw)
                 raise self.fail(f"no layer is called {parent!r}", known, f"layers.{name}.parents")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(parents))
 
     def _order(
         self, parents: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]
@@ -198,7 +198,7 @@ class _Reader:
             raise self.fail("has no type", f"use one of {', '.join(TYPES)}", f"{where}.type")
         if not inputs and kind != "Input":
             raise self.fail("has no parents", "only an Input has none", f"{where}.parents")
-        read: Callable[..., dict[str, Any]] = _READERS.get(kind, _Reader._passing)
+        read: Callable[..., dict[str, Any]] = _READERS.get(kind, _ExprimoReader._passing)
         found = read(self, name, raw, inputs)
         layer = NetLayer(name, kind, parents, inputs, **found)
         if min(layer.shape) < 1 or max(layer.shape) > MAX_SIZE:
@@ -239,8 +239,8 @@ class _Reader:
                 "correct the third number, or write -1",
                 f"layers.{name}.filter",
             )
-        found = self._windowed(name, raw, inputs, (height, width), channels)
-        return {**found, "extras": _extras(raw)}
+        windowed = self._windowed(name, raw, inputs, (height, width), channels)
+        return {**windowed, "extras": _extras(raw)}
 
     def _deconv(self, name: str, raw: Mapping[str, Any], inputs: tuple[Shape, ...]) -> Any:
         """A transposed convolution: its filter lists the output channels third."""
@@ -285,12 +285,12 @@ class _Reader:
             raise self.fail(
                 f"found {padding!r}", "use SAME, VALID or two numbers", f"layers.{name}.padding"
             )
-        found = [rule(image[1 + i], kernel[i], stride[i]) for i in range(2)]
+        windowed = [rule(image[1 + i], kernel[i], stride[i]) for i in range(2)]
         return {
-            "shape": (image[0], found[0][0], found[1][0], channels),
+            "shape": (image[0], windowed[0][0], windowed[1][0], channels),
             "kernel": kernel,
             "stride": stride,
-            "padding": (found[0][1], found[1][1]),
+            "padding": (windowed[0][1], windowed[1][1]),
         }
 
     def _dense(self, name: str, raw: Mapping[str, Any], inputs: tuple[Shape, ...]) -> Any:
@@ -420,15 +420,15 @@ def _extras(raw: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 _READERS: dict[str, Callable[..., Any]] = {
-    "Input": _Reader._input,
-    "Convolution": _Reader._conv,
-    "Deconvolution": _Reader._deconv,
-    "Pooling": _Reader._window,
-    "AvgPool": _Reader._window,
-    "UpSampling2D": _Reader._upsample,
-    "Concatenate": _Reader._concat,
-    "Reshape": _Reader._reshape,
-    "Elementwise": _Reader._elementwise,
-    "Softmax": _Reader._softmax,
-    "InnerProduct": _Reader._dense,
+    "Input": _ExprimoReader._input,
+    "Convolution": _ExprimoReader._conv,
+    "Deconvolution": _ExprimoReader._deconv,
+    "Pooling": _ExprimoReader._window,
+    "AvgPool": _ExprimoReader._window,
+    "UpSampling2D": _ExprimoReader._upsample,
+    "Concatenate": _ExprimoReader._concat,
+    "Reshape": _ExprimoReader._reshape,
+    "Elementwise": _ExprimoReader._elementwise,
+    "Softmax": _ExprimoReader._softmax,
+    "InnerProduct": _ExprimoReader._dense,
 }

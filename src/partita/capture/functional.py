@@ -165,13 +165,13 @@ class _Change:
         """In place, a result has the type of what is changed; else the types are promoted."""
         args, kwargs = torch.fx.map_arg((self.node.args, self.node.kwargs), _value)
         with _fake_mode(self.node), torch.no_grad():
-            found = self.node.target(*args, **kwargs)  # type: ignore[operator]
-        if isinstance(found, torch.Tensor) and found.dtype != dtype:
+            target = self.node.target(*args, **kwargs)  # type: ignore[operator]
+        if isinstance(target, torch.Tensor) and target.dtype != dtype:
             with self.graph.inserting_after(self.node):
                 cast = self.graph.call_function(aten.to.dtype, (self.node, dtype))
             cast.meta = dict(self.node.meta)
             self.node.replace_all_uses_with(cast, lambda user: user is not cast)
-            self.node.meta = {**self.node.meta, "val": found}
+            self.node.meta = {**self.node.meta, "val": target}
             self.order[cast] = self.order[self.node]
             self.node = cast
 

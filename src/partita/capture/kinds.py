@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from partita.capture.torch_program import Ref, TensorSpec, TorchNode
-from partita.capture.translate import Site, Unfit
+from partita.capture.translate import TorchSite, TorchUnfit
 
-Rule = Callable[[Site], None]
+Rule = Callable[[TorchSite], None]
 
 
 def rule_by_tag(node: TorchNode) -> Rule | None:
@@ -27,7 +27,7 @@ def _each(value: Any, rank: int) -> tuple[int, ...]:
     return numbers * rank if len(numbers) == 1 else numbers
 
 
-def _elementwise(site: Site) -> None:
+def _elementwise(site: TorchSite) -> None:
     name = site.operation
     inputs = site.all_tensors()
     fn = FUNCTIONS.get(name, name)
@@ -38,17 +38,17 @@ def _elementwise(site: Site) -> None:
     site.give("elementwise", inputs, fn=fn)
 
 
-def _div(site: Site) -> None:
+def _div(site: TorchSite) -> None:
     inputs = site.all_tensors()
     site.give("elementwise", inputs, fn="scale" if len(inputs) == 1 else "div")
 
 
-def _pow(site: Site) -> None:
+def _pow(site: TorchSite) -> None:
     squared = site.has("exponent") and site["exponent"] == 2
     site.give("elementwise", site.all_tensors(), fn="square" if squared else "pow")
 
 
-def _max(site: Site) -> None:
+def _max(site: TorchSite) -> None:
     """`max` has three meanings: of two tensors, of all elements, along a dim with the indices."""
     if site.has("other"):
         site.give("elementwise", site.all_tensors(), fn=site.operation)
@@ -56,36 +56,36 @@ def _max(site: Site) -> None:
         _reduce(site)
 
 
-def _cast(site: Site) -> None:
+def _cast(site: TorchSite) -> None:
     (source,) = site.all_tensors()[:1]
     read, made = _first(site), site.values[0]
     unchanged = made.dtype == read.dtype and made.storage == read.storage
     site.give("elementwise", [source], fn="identity" if unchanged else "cast")
 
 
-def _first(site: Site) -> TensorSpec:
+def _first(site: TorchSite) -> TensorSpec:
     """What is known of the first tensor that is read."""
     spec = site.spec_of(site.node.reads[0])
     if not isinstance(spec, TensorSpec):
-        raise Unfit
+        raise TorchUnfit
     return spec
 
 
-def _detach(site: Site) -> None:
+def _detach(site: TorchSite) -> None:
     site.give("elementwise", site.all_tensors(), fn="identity", detach=True)
 
 
-def _dropout(site: Site) -> None:
+def _dropout(site: TorchSite) -> None:
     active = site["train"] is not False and site["p"] > 0
     inputs = site.tensors("input")
     site.give("elementwise", inputs, outputs=1, fn="dropout" if active else "identity")
 
 
-def _linear(site: Site) -> None:
+def _linear(site: TorchSite) -> None:
     site.give("linear", site.tensors("input", "weight", "bias"))
 
 
-def _matmul(site: Site) -> None:
+def _matmul(site: TorchSite) -> None:
     a, b = site.all_tensors() if len(site.all_tensors()) == 2 else site.all_tensors() * 2
     x, y = len(site.shape_of(a)), len(site.shape_of(b))
     if x >= 2 and y >= 2:
@@ -98,14 +98,14 @@ def _matmul(site: Site) -> None:
     site.give("einsum", [a, b], equation=f"{left},{right}->{lead}{out}")
 
 
-def _outer(site: Site) -> None:
+def _outer(site: TorchSite) -> None:
     site.give("einsum", site.all_tensors(), equation="m,n->mn")
 
 
 def _product_and_sum(first: str, second: str) -> Rule:
     """`addmm` and its kin: a product, to which a tensor is added."""
 
-    def rule(site: Site) -> None:
+    def rule(site: TorchSite) -> None:
         a, b = site.tensor(site[first]), site.tensor(site[second])
         product = site.part("product", "matmul", [a, b])
         site.give("elementwise", [product, *site.tensors("self", "input")[:1]], fn="add")
@@ -113,7 +113,7 @@ def _product_and_sum(first: str, second: str) -> Rule:
     return rule
 
 
-def _einsum(site: Site) -> None:
+def _einsum(site: TorchSite) -> None:
     tensors = [site.tensor(value) for value in site["tensors"]]
     left, arrow, right = site["equation"].replace(" ", "").partition("->")
     terms = left.split(",")
@@ -132,14 +132,14 @@ def _einsum(site: Site) -> None:
     site.give("einsum", tensors, equation=f"{','.join(spelled)}->{out}")
 
 
-def _conv(site: Site) -> None:
+def _conv(site: TorchSite) -> None:
     name = site.operation
     x, weight = site.tensors("input", "weight")
     kernel = site.shape_of(weight)[2:]
     rank = len(kernel)
     transposed = "transpose" in name or (site.has("transposed") and bool(site["transposed"]))
     if len(site.shape_of(x)) != rank + 2:
-        raise Unfit
+        raise TorchUnfit
     dilation = _each(site["dilation"], rank)
     padding = site["padding"]
     if padding == "valid":
@@ -164,11 +164,11 @@ def _conv(site: Site) -> None:
 
 
 def _pool(mode: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: TorchSite) -> None:
         (x,) = site.tensors("self")
         rank = len(site.shape_of(x)) - 2
         if site.has("dilation") and set(_each(site["dilation"], rank)) != {1}:
-            raise Unfit
+            raise TorchUnfit
         kernel = _each(site["kernel_size"], rank)
         stride = _each(site["stride"] or kernel, rank)
         site.give(
@@ -180,44 +180,44 @@ def _pool(mode: str) -> Rule:
 
 
 def _adaptive(mode: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: TorchSite) -> None:
         site.give("pool", site.tensors("self"), outputs=1, output=site.shape[2:], mode=mode)
 
     return rule
 
 
-def _batch_norm(site: Site) -> None:
+def _batch_norm(site: TorchSite) -> None:
     training = site["training"] if site.has("training") else True
     site.give(
         "batch_norm", site.tensors("input", "weight", "bias"), outputs=1, training=bool(training)
     )
 
 
-def _instance_norm(site: Site) -> None:
+def _instance_norm(site: TorchSite) -> None:
     inputs = site.tensors("input", "weight", "bias")
     site.give("group_norm", inputs, groups=site.shape[1])
 
 
-def _group_norm(site: Site) -> None:
+def _group_norm(site: TorchSite) -> None:
     groups = site["num_groups"] if site.has("num_groups") else site["group"]
     inputs = site.tensors("input", "weight", "bias")
     site.give("group_norm", inputs, outputs=1, groups=groups)
 
 
 def _last_norm(kind: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: TorchSite) -> None:
         inputs = site.tensors("input", "weight", "bias")
         site.give(kind, inputs, outputs=1, dims=len(site["normalized_shape"]))
 
     return rule
 
 
-def _softmax(site: Site) -> None:
+def _softmax(site: TorchSite) -> None:
     attrs: dict[str, Any] = {"log": True} if "log" in site.operation else {}
     site.give("softmax", site.tensors("self"), axis=site["dim"], **attrs)
 
 
-def _attention(site: Site) -> None:
+def _attention(site: TorchSite) -> None:
     q, k, v = site.tensors("query", "key", "value")
     mask = site.tensors("attn_mask")
     causal = bool(site["is_causal"])
@@ -226,7 +226,7 @@ def _attention(site: Site) -> None:
         site.give("attention", [q, k, v, *mask], causal=causal)
         return
     if mask or rank < 2:
-        raise Unfit
+        raise TorchUnfit
     wide = [
         site.part(part, "reshape", [name], shape=_four(site.shape_of(name)))
         for part, name in (("q", q), ("k", k), ("v", v))
@@ -243,28 +243,28 @@ def _four(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (batch, *((1,) * (3 - len(shape[-3:]))), *shape[-3:])
 
 
-def _embedding(site: Site) -> None:
+def _embedding(site: TorchSite) -> None:
     site.give("embedding", [site.tensor(site["indices"]), site.tensor(site["weight"])])
 
 
-def _index(site: Site) -> None:
+def _index(site: TorchSite) -> None:
     """A table indexed along its rows by one tensor of whole numbers is a lookup."""
     indices = site["indices"]
     table = site.tensor(site["self"])
     first = indices[0]
     whole = isinstance(first, Ref) and site.spec_of(first.name).dtype != torch.bool
     if len(indices) != 1 or len(site.shape_of(table)) != 2 or not whole:
-        raise Unfit
+        raise TorchUnfit
     site.give("embedding", [site.tensor(indices[0]), table])
 
 
-def _index_select(site: Site) -> None:
+def _index_select(site: TorchSite) -> None:
     if site["dim"] != 0:
-        raise Unfit
+        raise TorchUnfit
     site.give("embedding", [site.tensor(site["index"]), site.tensor(site["self"])])
 
 
-def _reduce(site: Site) -> None:
+def _reduce(site: TorchSite) -> None:
     (x,) = site.tensors("self", "input")[:1]
     rank = len(site.shape_of(x))
     dims = site["dim"] if site.has("dim") else None
@@ -275,12 +275,12 @@ def _reduce(site: Site) -> None:
     site.give("reduce", [x], outputs=1, axes=axes, keepdim=keep, fn=fn)
 
 
-def _concat(site: Site) -> None:
+def _concat(site: TorchSite) -> None:
     parts = [site.tensor(value) for value in site["tensors"]]
     site.give("concat", parts, axis=site["dim"] if site.has("dim") else 0)
 
 
-def _stack(site: Site) -> None:
+def _stack(site: TorchSite) -> None:
     axis = site["dim"] % len(site.shape)
     parts = []
     for i, value in enumerate(site["tensors"]):
@@ -291,7 +291,7 @@ def _stack(site: Site) -> None:
     site.give("concat", parts, axis=axis)
 
 
-def _split(site: Site) -> None:
+def _split(site: TorchSite) -> None:
     axis = site["dim"]
     sizes = tuple(int(value.shape[axis]) for value in site.values)
     if len(sizes) == 1:
@@ -300,7 +300,7 @@ def _split(site: Site) -> None:
     site.give("split", site.tensors("self"), axis=axis, sizes=sizes)
 
 
-def _unbind(site: Site) -> None:
+def _unbind(site: TorchSite) -> None:
     (x,) = site.tensors("self")
     axis = site["dim"] % len(site.shape_of(x))
     names = []
@@ -310,7 +310,7 @@ def _unbind(site: Site) -> None:
     site.give_parts(names)
 
 
-def _slice(site: Site) -> None:
+def _slice(site: TorchSite) -> None:
     (x,) = site.tensors("self")
     axis = site["dim"] % len(site.shape_of(x))
     size = site.shape_of(x)[axis]
@@ -318,16 +318,16 @@ def _slice(site: Site) -> None:
     site.give("slice", [x], axis=axis, start=start, stop=stop, step=step)
 
 
-def _narrow(site: Site) -> None:
+def _narrow(site: TorchSite) -> None:
     (x,) = site.tensors("self")
     axis, start = site["dim"] % len(site.shape_of(x)), site["start"]
     if not isinstance(start, int):
-        raise Unfit
+        raise TorchUnfit
     start %= site.shape_of(x)[axis]
     site.give("slice", [x], axis=axis, start=start, stop=start + site["length"])
 
 
-def _select(site: Site) -> None:
+def _select(site: TorchSite) -> None:
     (x,) = site.tensors("self")
     axis = site["dim"] % len(site.shape_of(x))
     index = site["index"] % site.shape_of(x)[axis]
@@ -335,7 +335,7 @@ def _select(site: Site) -> None:
     site.give("reshape", [row], shape=site.shape)
 
 
-def _slice_scatter(site: Site) -> None:
+def _slice_scatter(site: TorchSite) -> None:
     """A whole with some rows replaced is what lies before them, the rows, and what lies after."""
     whole, rows = site.tensor(site["self"]), site.tensor(site["src"])
     axis = site["dim"] % len(site.shape)
@@ -343,7 +343,7 @@ def _slice_scatter(site: Site) -> None:
     _replace_rows(site, whole, rows, axis, *bounds)
 
 
-def _select_scatter(site: Site) -> None:
+def _select_scatter(site: TorchSite) -> None:
     whole, row = site.tensor(site["self"]), site.tensor(site["src"])
     axis = site["dim"] % len(site.shape)
     index = site["index"] % site.shape[axis]
@@ -353,10 +353,10 @@ def _select_scatter(site: Site) -> None:
 
 
 def _replace_rows(
-    site: Site, whole: str, rows: str, axis: int, start: int, stop: int, step: int
+    site: TorchSite, whole: str, rows: str, axis: int, start: int, stop: int, step: int
 ) -> None:
     if step != 1:
-        raise Unfit
+        raise TorchUnfit
     size = site.shape[axis]
     parts = [rows]
     if start > 0:
@@ -366,15 +366,15 @@ def _replace_rows(
     site.give("concat", parts, axis=axis)
 
 
-def _written(site: Site) -> None:
+def _written(site: TorchSite) -> None:
     site.give("elementwise", [site.tensor(site["src"])], fn="cast")
 
 
-def _reshape(site: Site) -> None:
+def _reshape(site: TorchSite) -> None:
     site.give("reshape", site.all_tensors()[:1], shape=site.shape)
 
 
-def _transpose(site: Site) -> None:
+def _transpose(site: TorchSite) -> None:
     (x,) = site.all_tensors()
     rank = len(site.shape_of(x))
     marked = torch.empty(tuple(range(2, 2 + rank)), device="meta")  # sizes that tell the dims apart
@@ -383,11 +383,11 @@ def _transpose(site: Site) -> None:
     site.give("transpose", [x], perm=tuple(size - 2 for size in moved.shape))
 
 
-def _expand(site: Site) -> None:
+def _expand(site: TorchSite) -> None:
     site.give("expand", site.all_tensors()[:1], shape=site.shape)
 
 
-def _broadcast(site: Site) -> None:
+def _broadcast(site: TorchSite) -> None:
     names = []
     for i, value in enumerate(site["tensors"]):
         name = site.tensor(value)
@@ -397,43 +397,43 @@ def _broadcast(site: Site) -> None:
     site.give_parts(names)
 
 
-def _repeat(site: Site) -> None:
+def _repeat(site: TorchSite) -> None:
     """Repeating what has size 1 is expanding it; other repetitions are carried."""
     (x,) = site.tensors("self")
     times = site["repeats"] if site.has("repeats") else site["dims"]
     shape = (1,) * (len(times) - len(site.shape_of(x))) + site.shape_of(x)
     if any(size > 1 and count > 1 for size, count in zip(shape, times, strict=True)):
-        raise Unfit
+        raise TorchUnfit
     wide = site.part("wide", "reshape", [x], shape=shape)
     site.give("expand", [wide], shape=site.shape)
 
 
-def _pad(site: Site) -> None:
+def _pad(site: TorchSite) -> None:
     (x,) = site.tensors("self")
     sizes = list(site["pad"] if site.has("pad") else site["padding"])
     rank = len(site.shape_of(x))
     if min(sizes) < 0:
-        raise Unfit
+        raise TorchUnfit
     before, after = sizes[::2][::-1], sizes[1::2][::-1]
     lead = [0] * (rank - len(before))
     site.give("pad", [x], before=(*lead, *before), after=(*lead, *after))
 
 
-def _resize(site: Site) -> None:
+def _resize(site: TorchSite) -> None:
     mode = site.operation.removeprefix("_").removeprefix("upsample_").rstrip("123d")
     inputs = site.tensors("input", "self")
     site.give("resize", inputs, output=site.shape[2:], mode=mode)
 
 
-def _constant(site: Site) -> None:
+def _constant(site: TorchSite) -> None:
     site.give("constant", [], shape=site.shape)
 
 
-def _mask(site: Site) -> None:
+def _mask(site: TorchSite) -> None:
     site.give("elementwise", site.all_tensors(), fn="mask")
 
 
-def _class_loss(site: Site) -> None:
+def _class_loss(site: TorchSite) -> None:
     logits, targets = site.tensor(site["self"]), site.tensor(site["target"])
     shape = site.shape_of(logits)
     if len(shape) > 2:  # PyTorch has the classes second, a Graph last
@@ -442,21 +442,21 @@ def _class_loss(site: Site) -> None:
     site.give("cross_entropy", [logits, targets])
 
 
-def _pair_loss(site: Site) -> None:
+def _pair_loss(site: TorchSite) -> None:
     site.give("mse_loss", site.tensors("self", "target"))
 
 
-def _recurrent(site: Site) -> None:
+def _recurrent(site: TorchSite) -> None:
     kind = site.operation
     states = site["hx"] if isinstance(site["hx"], list | tuple) else [site["hx"]]
     x = site.tensor(site["input"])
     if site["num_layers"] != 1 or len(site.shape_of(x)) != 3:
-        raise Unfit
+        raise TorchUnfit
     weights = [site.tensor(value) for value in site["params"]]
     each = 4 if site["has_biases"] else 2
     both = bool(site["bidirectional"])
     if len(weights) != each * (2 if both else 1):
-        raise Unfit  # a projection
+        raise TorchUnfit  # a projection
     given = [site.tensor(value) for value in states]
     learned = [name for name in given if not site.is_constant(name)]
     if learned:
@@ -476,7 +476,7 @@ def _recurrent(site: Site) -> None:
         site.give("transpose", [layer], outputs=1, perm=(1, 0, 2))
 
 
-def _cell(site: Site) -> None:
+def _cell(site: TorchSite) -> None:
     states = site["hx"] if isinstance(site["hx"], list | tuple) else [site["hx"]]
     weights = site.tensors("w_ih", "w_hh", "b_ih", "b_hh")
     inputs = [site.tensor(site["input"]), *(site.tensor(state) for state in states)]

@@ -14,7 +14,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
-class Line:
+class SourceLine:
     """A place in a source file, shown as `model.py:12` and the code that stands there."""
 
     def __init__(self, file: str = "", number: int = 0) -> None:
@@ -32,21 +32,21 @@ class Line:
         return linecache.getline(self.file, self.number).strip() or "a line of the model"
 
 
-def of_traceback(trace: TracebackType | None) -> Line:
+def of_traceback(trace: TracebackType | None) -> SourceLine:
     """The innermost line of the model in what an exception has passed through."""
-    line = Line()
+    line = SourceLine()
     for frame, number in traceback.walk_tb(trace):
         if _is_users(frame.f_code.co_filename):
-            line = Line(frame.f_code.co_filename, number)
+            line = SourceLine(frame.f_code.co_filename, number)
     return line
 
 
-def of_stack(frame: FrameType | None = None) -> Line:
+def of_stack(frame: FrameType | None = None) -> SourceLine:
     """The innermost line of the model among the calls under way."""
     for outer, number in traceback.walk_stack(frame or sys._getframe(1)):
         if _is_users(outer.f_code.co_filename):
-            return Line(outer.f_code.co_filename, number)
-    return Line()
+            return SourceLine(outer.f_code.co_filename, number)
+    return SourceLine()
 
 
 def is_called_by_user(frame: FrameType | None) -> bool:
@@ -58,15 +58,15 @@ def is_called_by_user(frame: FrameType | None) -> bool:
     return frame is not None and _is_users(frame.f_code.co_filename)
 
 
-def of_node(stack_trace: str | None) -> Line:
+def of_node(stack_trace: str | None) -> SourceLine:
     """The innermost line of the model in the stack trace that an exported node carries."""
-    innermost = Line()
+    innermost = SourceLine()
     for line in (stack_trace or "").splitlines():
         parts = line.strip().split('"')
         if len(parts) == 3 and parts[0] == "File " and _is_users(parts[1]):
             number = parts[2].removeprefix(", line ").split(",")[0]
             if number.isdecimal():
-                innermost = Line(parts[1], int(number))
+                innermost = SourceLine(parts[1], int(number))
     return innermost
 
 

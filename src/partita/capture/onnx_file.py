@@ -40,7 +40,7 @@ def onnx_graph(spec: str, batch: int | None = None, dtype: str | None = None) ->
     with _named(path):
         model = _loaded(path)
         _fix_sizes(model, batch or 1, int(size) if at else None)
-        return _Reader(_inferred(model), path.stem, dtype).graph()
+        return _OnnxReader(_inferred(model), path.stem, dtype).graph()
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _count(dims: Any) -> int:
     return total
 
 
-class _Reader:
+class _OnnxReader:
     """Walks through the nodes of one model."""
 
     def __init__(self, model: Any, name: str, dtype: str | None) -> None:
@@ -153,7 +153,7 @@ class _Reader:
 
     def graph(self) -> Graph:
         """The whole graph."""
-        from partita.capture.onnx_site import Site
+        from partita.capture.onnx_site import OnnxSite
 
         for value in self.model.graph.input:
             if value.name not in self.initializers:
@@ -167,7 +167,7 @@ class _Reader:
             try:
                 if not self._folded(node):
                     path = [part for part in label.split("/") if part] or [label]
-                    Site(self, node, ".".join(path), ".".join(path[:-1])).build()
+                    OnnxSite(self, node, ".".join(path), ".".join(path[:-1])).build()
             except InputError as error:
                 raise FileError(error.found, fix=error.fix, field=field) from None
             except Exception as error:  # of numpy or protobuf, over what makes no sense
@@ -205,8 +205,8 @@ class _Reader:
             raise FileError(
                 f"has the element type {text}", fix=f"use one of {', '.join(DTYPES)}", field=name
             )
-        found = DTYPES[text]
-        return self.dtype if self.dtype is not None and found in FLOATS else found
+        element_type = DTYPES[text]
+        return self.dtype if self.dtype is not None and element_type in FLOATS else element_type
 
     def value(self, name: str) -> Any:
         """What a tensor holds, as a numpy array; None if that is not known."""
@@ -275,10 +275,10 @@ class _Reader:
             return False
         if node.op_type == "ConstantOfShape" and int(np.prod(values[0])) > MAX_FOLDED:
             return False
-        found = _computed(node, {n: self.value(n) for n in node.input if n}, self.opset)
-        if found is None:
+        computed = _computed(node, {n: self.value(n) for n in node.input if n}, self.opset)
+        if computed is None:
             return False
-        self.values.update(zip(node.output, found, strict=False))
+        self.values.update(zip(node.output, computed, strict=False))
         return True
 
 

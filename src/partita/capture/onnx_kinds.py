@@ -7,14 +7,14 @@ is beyond the kind, the rule gives up and the node is carried as it is.
 from collections.abc import Callable
 from typing import Any
 
-from partita.capture.onnx_site import Site, Unfit
+from partita.capture.onnx_site import OnnxSite, OnnxUnfit
 from partita.graph.record import Tensor
 
-Rule = Callable[[Site], None]
+Rule = Callable[[OnnxSite], None]
 
 
 def _elementwise(fn: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: OnnxSite) -> None:
         inputs = site.tensors()
         name = "scale" if fn in ("mul", "div") and len(inputs) == 1 else fn
         site.give("elementwise", *inputs, fn=name, dtype=site.out_dtype())
@@ -22,22 +22,22 @@ def _elementwise(fn: str) -> Rule:
     return rule
 
 
-def _identity(site: Site) -> None:
+def _identity(site: OnnxSite) -> None:
     site.same(site.tensor(0))
 
 
-def _cast(site: Site) -> None:
+def _cast(site: OnnxSite) -> None:
     dtype = site.reader.element_type(site.attr("to"), site.node.output[0])
     site.give("elementwise", site.tensor(0), fn="cast", dtype=dtype)
 
 
-def _dropout(site: Site) -> None:
+def _dropout(site: OnnxSite) -> None:
     training = site.has(2) and bool(site.reader.value(site.node.input[2]))
     site.give("elementwise", site.tensor(0), fn="dropout" if training else "identity")
 
 
 def _pads(
-    site: Site, x: Tensor, kernel: tuple[int, ...], stride: list[int], dilation: list[int]
+    site: OnnxSite, x: Tensor, kernel: tuple[int, ...], stride: list[int], dilation: list[int]
 ) -> tuple[Tensor, tuple[int, ...]]:
     """The input, padded where the two sides differ, and the padding that is left to the op."""
     rank = len(kernel)
@@ -61,7 +61,7 @@ def _pads(
     return site.part("padded", "pad", x, before=(0, 0, *before), after=(0, 0, *after)), (0,) * rank
 
 
-def _conv(site: Site) -> None:
+def _conv(site: OnnxSite) -> None:
     x, w = site.tensor(0), site.tensor(1)
     kernel = w.shape[2:]
     stride = list(site.attr("strides", [1] * len(kernel)))
@@ -74,12 +74,12 @@ def _conv(site: Site) -> None:
     )  # fmt: skip
 
 
-def _conv_transpose(site: Site) -> None:
+def _conv_transpose(site: OnnxSite) -> None:
     x, w = site.tensor(0), site.tensor(1)
     rank = len(w.shape) - 2
     pads = list(site.attr("pads", [0] * 2 * rank))
     if pads[:rank] != pads[rank:] or site.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Unfit
+        raise OnnxUnfit
     bias = [site.tensor(2)] if site.has(2) else []
     site.give(
         "conv", x, w, *bias, transposed=True, groups=site.attr("group", 1),
@@ -89,7 +89,7 @@ def _conv_transpose(site: Site) -> None:
     )  # fmt: skip
 
 
-def _gemm(site: Site) -> None:
+def _gemm(site: OnnxSite) -> None:
     a, b = site.tensor(0), site.tensor(1)
     flip_a, flip_b = bool(site.attr("transA", 0)), bool(site.attr("transB", 0))
     added = [site.tensor(2)] if site.has(2) else []
@@ -104,7 +104,7 @@ def _gemm(site: Site) -> None:
     site.give("elementwise", made, *added, fn="add")
 
 
-def _matmul(site: Site) -> None:
+def _matmul(site: OnnxSite) -> None:
     a, b = site.tensor(0), site.tensor(1)
     if len(a.shape) >= 2 and len(b.shape) >= 2:
         site.give("matmul", a, b)
@@ -116,27 +116,27 @@ def _matmul(site: Site) -> None:
     site.give("einsum", a, b, equation=f"{left},{right}->{lead}{out}")
 
 
-def _einsum(site: Site) -> None:
+def _einsum(site: OnnxSite) -> None:
     site.give("einsum", *site.tensors(), equation=site.attr("equation").replace(" ", ""))
 
 
-def _batch_norm(site: Site) -> None:
+def _batch_norm(site: OnnxSite) -> None:
     x, scale, shift = (site.tensor(i) for i in range(3))
     site.give("batch_norm", x, scale, shift, training=bool(site.attr("training_mode", 0)))
 
 
-def _instance_norm(site: Site) -> None:
+def _instance_norm(site: OnnxSite) -> None:
     x, scale, shift = (site.tensor(i) for i in range(3))
     site.give("group_norm", x, scale, shift, groups=x.shape[1])
 
 
-def _group_norm(site: Site) -> None:
+def _group_norm(site: OnnxSite) -> None:
     x, scale, shift = (site.tensor(i) for i in range(3))
     site.give("group_norm", x, scale, shift, groups=site.attr("num_groups"))
 
 
 def _last_norm(kind: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: OnnxSite) -> None:
         x = site.tensor(0)
         axis = site.attr("axis", -1) % len(x.shape)
         weights = [site.tensor(i) for i in (1, 2) if site.has(i)]
@@ -146,13 +146,13 @@ def _last_norm(kind: str) -> Rule:
 
 
 def _pool(mode: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: OnnxSite) -> None:
         kernel = tuple(site.attr("kernel_shape"))
         rank = len(kernel)
         stride = list(site.attr("strides", [1] * rank))
         dilation = list(site.attr("dilations", [1] * rank))
         if set(dilation) != {1}:
-            raise Unfit
+            raise OnnxUnfit
         x, padding = _pads(site, site.tensor(0), kernel, stride, dilation)
         site.give(
             "pool", x, kernel=kernel, stride=tuple(stride), padding=padding, mode=mode,
@@ -163,25 +163,25 @@ def _pool(mode: str) -> Rule:
 
 
 def _global_pool(mode: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: OnnxSite) -> None:
         x = site.tensor(0)
         site.give("pool", x, output=(1,) * (len(x.shape) - 2), mode=mode)
 
     return rule
 
 
-def _softmax(site: Site) -> None:
+def _softmax(site: OnnxSite) -> None:
     default = -1 if site.opset >= 13 else 1
     log: dict[str, Any] = {"log": True} if site.kind == "LogSoftmax" else {}
     site.give("softmax", site.tensor(0), axis=site.attr("axis", default), **log)
 
 
-def _concat(site: Site) -> None:
+def _concat(site: OnnxSite) -> None:
     parts = [site.tensor(i) for i in range(len(site.node.input))]
     site.give("concat", *parts, axis=site.attr("axis"))
 
 
-def _split(site: Site) -> None:
+def _split(site: OnnxSite) -> None:
     x = site.tensor(0)
     axis = site.attr("axis", 0) % len(x.shape)
     sizes = site.numbers(1, "split")
@@ -192,20 +192,20 @@ def _split(site: Site) -> None:
     site.give("split", x, axis=axis, sizes=tuple(sizes))
 
 
-def _slice(site: Site) -> None:
+def _slice(site: OnnxSite) -> None:
     x = site.tensor(0)
     starts, ends = site.numbers(1, "starts"), site.numbers(2, "ends")
     axes = site.numbers(3, "axes")
     steps = site.numbers(4)
     if starts is None or ends is None:
-        raise Unfit
+        raise OnnxUnfit
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     pieces = list(zip(starts, ends, axes, steps, strict=True))
     for number, (start, end, axis, step) in enumerate(pieces):
         axis %= len(x.shape)
         if step < 0:
-            raise Unfit
+            raise OnnxUnfit
         first, last, _ = slice(start, end, step).indices(x.shape[axis])
         bounds = {"axis": axis, "start": first, "stop": last, "step": step}
         if number < len(pieces) - 1:
@@ -214,7 +214,7 @@ def _slice(site: Site) -> None:
             site.give("slice", x, **bounds)
 
 
-def _gather(site: Site) -> None:
+def _gather(site: OnnxSite) -> None:
     """Rows of a table are a lookup; one known index is a slice."""
     x = site.tensor(0)
     axis = site.attr("axis", 0) % len(x.shape)
@@ -227,20 +227,20 @@ def _gather(site: Site) -> None:
     elif axis == 0 and len(x.shape) == 2:
         site.give("embedding", site.tensor(1), x, dtype=x.dtype)
     else:
-        raise Unfit
+        raise OnnxUnfit
 
 
-def _reshape(site: Site) -> None:
+def _reshape(site: OnnxSite) -> None:
     x = site.tensor(0)
     sizes = site.numbers(1, "shape")
     if sizes is None:
-        raise Unfit
+        raise OnnxUnfit
     if not site.attr("allowzero", 0):
         sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
     site.give("reshape", x, shape=tuple(sizes))
 
 
-def _flatten(site: Site) -> None:
+def _flatten(site: OnnxSite) -> None:
     x = site.tensor(0)
     axis = site.attr("axis", 1)
     axis = axis + len(x.shape) if axis < 0 else axis
@@ -250,7 +250,7 @@ def _flatten(site: Site) -> None:
     site.give("reshape", x, shape=(first, -1))
 
 
-def _squeeze(site: Site) -> None:
+def _squeeze(site: OnnxSite) -> None:
     x = site.tensor(0)
     axes = site.numbers(1, "axes")
     rank = len(x.shape)
@@ -260,39 +260,39 @@ def _squeeze(site: Site) -> None:
     site.give("reshape", x, shape=tuple(s for i, s in enumerate(x.shape) if i not in gone))
 
 
-def _unsqueeze(site: Site) -> None:
+def _unsqueeze(site: OnnxSite) -> None:
     x = site.tensor(0)
     axes = site.numbers(1, "axes")
     if axes is None:
-        raise Unfit
+        raise OnnxUnfit
     rank = len(x.shape) + len(axes)
     new = {axis % rank for axis in axes}
     old = iter(x.shape)
     site.give("reshape", x, shape=tuple(1 if i in new else next(old) for i in range(rank)))
 
 
-def _transpose(site: Site) -> None:
+def _transpose(site: OnnxSite) -> None:
     x = site.tensor(0)
     site.give("transpose", x, perm=tuple(site.attr("perm", range(len(x.shape))[::-1])))
 
 
-def _expand(site: Site) -> None:
+def _expand(site: OnnxSite) -> None:
     x = site.tensor(0)
     sizes = site.numbers(1)
     if sizes is None:
-        raise Unfit
+        raise OnnxUnfit
     rank = max(len(sizes), len(x.shape))
     own = (1,) * (rank - len(x.shape)) + x.shape
     asked = (1,) * (rank - len(sizes)) + tuple(sizes)
     site.give("expand", x, shape=tuple(max(a, b) for a, b in zip(own, asked, strict=True)))
 
 
-def _pad(site: Site) -> None:
+def _pad(site: OnnxSite) -> None:
     x = site.tensor(0)
     pads = site.numbers(1, "pads")
     axes = site.numbers(3)
     if pads is None or min(pads) < 0:
-        raise Unfit
+        raise OnnxUnfit
     rank = len(x.shape)
     axes = list(range(rank)) if axes is None else [axis % rank for axis in axes]
     before, after = [0] * rank, [0] * rank
@@ -301,14 +301,14 @@ def _pad(site: Site) -> None:
     site.give("pad", x, before=tuple(before), after=tuple(after))
 
 
-def _resize(site: Site) -> None:
+def _resize(site: OnnxSite) -> None:
     site.give(
         "resize", site.tensor(0), output=site.out_shape()[2:], mode=site.attr("mode", "nearest")
     )
 
 
 def _reduce(fn: str) -> Rule:
-    def rule(site: Site) -> None:
+    def rule(site: OnnxSite) -> None:
         x = site.tensor(0)
         axes = site.numbers(1, "axes")
         if axes is None and site.attr("noop_with_empty_axes", 0):
@@ -320,38 +320,38 @@ def _reduce(fn: str) -> Rule:
     return rule
 
 
-def _arg(site: Site) -> None:
+def _arg(site: OnnxSite) -> None:
     axis, keep = site.attr("axis", 0), bool(site.attr("keepdims", 1))
     x = site.tensor(0)
     axes = (axis % len(x.shape),)
     site.give("reduce", x, axes=axes, keepdim=keep, fn=site.kind.lower(), dtype="i64")
 
 
-def _where(site: Site) -> None:
+def _where(site: OnnxSite) -> None:
     site.give("elementwise", *site.tensors(), fn="where", dtype=site.out_dtype())
 
 
-def _constant(site: Site) -> None:
+def _constant(site: OnnxSite) -> None:
     site.give("constant", shape=site.out_shape(), dtype=site.out_dtype())
 
 
-def _attention(site: Site) -> None:
+def _attention(site: OnnxSite) -> None:
     q, k, v = (site.tensor(i) for i in range(3))
     mask = [site.tensor(3)] if site.has(3) else []
     if site.has(4):
-        raise Unfit  # keys and values of earlier calls
+        raise OnnxUnfit  # keys and values of earlier calls
     heads: dict[str, Any] = {}
     if len(q.shape) == 3:
         heads = {"heads": site.attr("q_num_heads"), "kv_heads": site.attr("kv_num_heads")}
     site.give("attention", q, k, v, *mask, causal=bool(site.attr("is_causal", 0)), **heads)
 
 
-def _recurrent(site: Site) -> None:
+def _recurrent(site: OnnxSite) -> None:
     """X [t, b, i], W [directions, gates * h, i], R, B [directions, 2 * gates * h]."""
     x, w, r = (site.tensor(i) for i in range(3))
     kind = site.kind.lower()
     if site.attr("layout", 0):
-        raise Unfit
+        raise OnnxUnfit
     directions, rows, _ = w.shape
     both = directions == 2
     given = [i for i in (5, 6) if site.has(i)]
@@ -378,7 +378,7 @@ def _recurrent(site: Site) -> None:
     site.give("transpose", apart, perm=(1, 2, 0, 3))
 
 
-def _class_loss(site: Site) -> None:
+def _class_loss(site: OnnxSite) -> None:
     logits, targets = site.tensor(0), site.tensor(1)
     if len(logits.shape) > 2:
         perm = (0, *range(2, len(logits.shape)), 1)

@@ -13,11 +13,11 @@ from partita.graph.record import Call, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
 
-class Unfit(Exception):  # noqa: N818
+class OnnxUnfit(Exception):  # noqa: N818
     """A rule does not cover this use of an operator."""
 
 
-class Site:
+class OnnxSite:
     """A node that a rule is at work on, and the ops it becomes."""
 
     def __init__(self, reader: Any, node: Any, name: str, scope: str) -> None:
@@ -40,7 +40,7 @@ class Site:
         if rule is not None:
             try:
                 rule(self)
-            except (Unfit, GraphError, IndexError, KeyError, TypeError, ValueError) as error:
+            except (OnnxUnfit, GraphError, IndexError, KeyError, TypeError, ValueError) as error:
                 self._ops, self._given = [], {}
                 if isinstance(error, GraphError) and self.reader.shape(names[0]) is None:
                     raise
@@ -64,18 +64,18 @@ class Site:
     def tensor(self, position: int) -> Tensor:
         """The input at this position."""
         if not self.has(position):
-            raise Unfit
-        found: Tensor = self.reader.tensor(self.node.input[position])
-        return found
+            raise OnnxUnfit
+        tensor: Tensor = self.reader.tensor(self.node.input[position])
+        return tensor
 
     def tensors(self) -> list[Tensor]:
         """All inputs; numbers that are known and single are left out, as Python's would be."""
-        found = []
+        tensors = []
         for name in self.node.input:
             value = self.reader.value(name) if name else None
             if name and (value is None or value.size > 1):
-                found.append(self.reader.tensor(name))
-        return found
+                tensors.append(self.reader.tensor(name))
+        return tensors
 
     def numbers(self, position: int, attribute: str = "") -> list[int] | None:
         """A list of whole numbers that older versions have as an attribute, newer as an input."""
@@ -86,7 +86,7 @@ class Site:
             return None
         value = self.reader.value(self.node.input[position])
         if value is None:
-            raise Unfit
+            raise OnnxUnfit
         return [int(item) for item in value.reshape(-1)]
 
     def part(self, part: str, kind: str, *inputs: Tensor, **attrs: Any) -> Tensor:
@@ -100,7 +100,7 @@ class Site:
         for name, tensor in zip(self.node.output, made, strict=False):
             known = self.reader.shape(name)
             if known is not None and known != tensor.shape:
-                raise Unfit
+                raise OnnxUnfit
             self._given[name] = tensor
 
     def same(self, tensor: Tensor) -> None:
@@ -109,10 +109,10 @@ class Site:
 
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the first output as ONNX found it."""
-        found = self.reader.shape(self.node.output[0])
-        if found is None:
-            raise Unfit
-        return tuple(found)
+        out_shape = self.reader.shape(self.node.output[0])
+        if out_shape is None:
+            raise OnnxUnfit
+        return tuple(out_shape)
 
     def out_dtype(self) -> str | None:
         """The element type of the first output as ONNX found it."""

@@ -17,10 +17,10 @@ def split_layers(graph: Graph) -> None:
     """Replace recurrent nodes of several layers by one node per layer."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in RECURRENT and int(node.args[4]) > 1:
-            _Split(graph, node).apply()
+            _NodeSplit(graph, node).apply()
 
 
-class _Split:
+class _NodeSplit:
     """One node and the layers that replace it."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -47,9 +47,9 @@ class _Split:
                 weights = self.weights[layer * each : (layer + 1) * each]
                 made = self._call(self.node.target, (x, given, weights, *self.rest))
                 x = self._call(operator.getitem, (made, 0))
-                for number, found in enumerate(last, 1):
+                for number, nodes in enumerate(last, 1):
                     if number in used:
-                        found.append(self._call(operator.getitem, (made, number)))
+                        nodes.append(self._call(operator.getitem, (made, number)))
                 if self.dropout and layer < self.layers - 1:
                     x = self._call(aten.dropout.default, (x, self.dropout, True))
             joined = [self._call(aten.cat.default, (found, 0)) if found else None for found in last]

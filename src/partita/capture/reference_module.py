@@ -110,11 +110,11 @@ _LAYERS = (
 
 
 def _readers(graph: Graph) -> dict[str, int]:
-    found: dict[str, int] = {}
+    readers: dict[str, int] = {}
     for op in graph.ops:
         for name in op.inputs:
-            found[name] = found.get(name, 0) + 1
-    return found
+            readers[name] = readers.get(name, 0) + 1
+    return readers
 
 
 def _last_uses(graph: Graph) -> dict[int, list[str]]:
@@ -219,13 +219,13 @@ def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:
 
 def _limits(graph: Graph) -> dict[str, int]:
     """For tensors that hold ids: how many things there are to choose from."""
-    found = {}
+    limits = {}
     for op in graph.ops:
         if op.kind == "embedding":
-            found[op.inputs[0]] = graph.tensor(op.inputs[1]).shape[0]
+            limits[op.inputs[0]] = graph.tensor(op.inputs[1]).shape[0]
         elif op.kind == "cross_entropy":
-            found[op.inputs[1]] = graph.tensor(op.inputs[0]).shape[-1]
-    return found
+            limits[op.inputs[1]] = graph.tensor(op.inputs[0]).shape[-1]
+    return limits
 
 
 def _example(tensor: Tensor, limit: int, generator: torch.Generator) -> T:

@@ -135,7 +135,7 @@ class TorchNode:
         return re.sub(r"@\d+", "", path)
 
     @property
-    def line(self) -> lines.Line:
+    def line(self) -> lines.SourceLine:
         """The line of the model that it comes from."""
         return lines.of_node(self.stack_trace)
 

@@ -33,7 +33,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-class Unfit(Exception):  # noqa: N818
+class TorchUnfit(Exception):  # noqa: N818
     """A rule does not cover this use of an operation: it is carried as it is."""
 
 
@@ -116,12 +116,12 @@ class _Translation:
         if not node.results:
             return
         rule = RULES.get(node.operation) or rule_by_tag(node)
-        site = Site(self, node)
+        site = TorchSite(self, node)
         if rule is not None:
             try:
                 rule(site)
-            except (Unfit, GraphError, TypeError, KeyError, IndexError):
-                site = Site(self, node)
+            except (TorchUnfit, GraphError, TypeError, KeyError, IndexError):
+                site = TorchSite(self, node)
         if site.given is None:
             site.give(node.operation, site.all_tensors(), known=False)
         site.commit()
@@ -135,7 +135,7 @@ class _Pending:
     tensors: list[tuple[str, Any]]
 
 
-class Site:
+class TorchSite:
     """A node that a rule is at work on: its arguments, and the ops it becomes."""
 
     def __init__(self, work: _Translation, node: TorchNode) -> None:
@@ -166,20 +166,20 @@ class Site:
 
     def tensor(self, value: Any) -> str:
         """The name of an argument that must be a tensor."""
-        found = self._work.named(value)
-        if found is None:
-            raise Unfit
-        return found
+        tensor = self._work.named(value)
+        if tensor is None:
+            raise TorchUnfit
+        return tensor
 
     def tensors(self, *names: str) -> list[str]:
         """The arguments of these names that are tensors, in this order."""
-        found = (self._work.named(self.node.arguments.get(name)) for name in names)
-        return [name for name in found if name is not None]
+        generator = (self._work.named(self.node.arguments.get(name)) for name in names)
+        return [name for name in generator if name is not None]
 
     def all_tensors(self) -> list[str]:
         """Every tensor that the node reads."""
-        found = (self._work.named(Ref(name)) for name in self.node.reads)
-        return [name for name in found if name is not None]
+        generator = (self._work.named(Ref(name)) for name in self.node.reads)
+        return [name for name in generator if name is not None]
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor of the graph."""
@@ -217,7 +217,7 @@ class Site:
         count = outputs or len(self.values)
         wanted = tuple(_shape(self.node, _of(value)) for value in self.values[:count])
         if known and output_shapes(self._call(kind, inputs, attrs)) != wanted:
-            raise Unfit
+            raise TorchUnfit
         single = len(self.values) == 1 and not self.node.gives_several
         names = tuple(
             self._work.free(self.node.name if single or count == 1 else f"{self.node.name}:{i}")
@@ -287,7 +287,7 @@ def _scalar(value: Any) -> TensorSpec:
 def _shape(owner: TorchInput | TorchNode, shape: Any) -> tuple[int, ...]:
     if all(type(size) is int and size > 0 for size in shape):
         return tuple(shape)
-    line = owner.line if isinstance(owner, TorchNode) else lines.Line()
+    line = owner.line if isinstance(owner, TorchNode) else lines.SourceLine()
     if all(type(size) is int for size in shape):
         found, fix = f"gives an empty tensor {list(shape)}", "leave it out of the model"
     else:

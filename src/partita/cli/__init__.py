@@ -30,7 +30,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "plan": "Everything at once: splits, stages, devices, micro-batches, schedule.",
         "shard": "Split every op of a model over the devices of a cluster.",
         "partition": "Cut a model into stages, and give each a device.",
-        "place": "Choose a device for every op, on unlike devices.",
+        "place": "Choose a device for every op, on heterogeneous devices.",
         "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
         "streams": "Run the ops of a model side by side on one GPU.",
@@ -165,13 +165,13 @@ def _report(error: Exception, words: list[str]) -> int:
     if "--json" in words:
         import json
 
-        found = {
+        report = {
             "format": "partita/error@1",
             "error": message,
             "field": getattr(error, "field", "") or None,
             "file": getattr(error, "file", "") or None,
         }
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(report, indent=1))
     return code
 
 

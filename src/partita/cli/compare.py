@@ -5,7 +5,7 @@ import click
 from partita import units
 from partita.cli.base import Output, common_options
 from partita.cli.model_options import ModelOptions, model_options, objective_option
-from partita.jobs.compare import Compared, Comparison
+from partita.jobs.compare import ComparedStrategy, Comparison
 
 
 @click.command()
@@ -39,29 +39,29 @@ def command(
     from partita.jobs.compare import compare
 
     with out.stop(time_s=time_limit, gap=0.01, words=units.seconds) as stop:
-        found = compare(
+        comparison = compare(
             model, cluster, objective=objective, stop=stop, seed=out.seed, **options.as_dict()
         )
-    out.show(_text(found))
+    out.show(_text(comparison))
     out.result(
         {
             "format": "partita/comparison@1",
             "model": model,
             "cluster": cluster,
             "objective": objective,
-            "lower_bound_s": found.lower_bound_s,
-            "rows": [_row_json(row) for row in found.rows],
+            "lower_bound_s": comparison.lower_bound_s,
+            "rows": [_row_json(row) for row in comparison.rows],
         }
     )
-    return 0 if found.best is not None else 1
+    return 0 if comparison.best is not None else 1
 
 
-def _text(found: Comparison) -> str:
-    best = found.best
-    steady_state = any(row.steady_state for row in found.rows)
+def _text(comparison: Comparison) -> str:
+    best = comparison.best
+    steady_state = any(row.steady_state for row in comparison.rows)
     rows: list[tuple[str, ...]] = []
     notes: dict[str, list[str]] = {}
-    for row in sorted(found.rows, key=lambda r: (not r.fits, r.objective_s)):
+    for row in sorted(comparison.rows, key=lambda r: (not r.fits, r.objective_s)):
         simulation = row.simulation
         if simulation is None:
             rows.append((row.name, row.summary, *("-",) * (6 + steady_state)))
@@ -90,7 +90,7 @@ def _text(found: Comparison) -> str:
     return "\n".join([table, *[""] * bool(told), *told])
 
 
-def _row_json(row: Compared) -> dict[str, object]:
+def _row_json(row: ComparedStrategy) -> dict[str, object]:
     simulation = row.simulation
     shown: dict[str, object] = {"name": row.name, "fits": row.fits, "note": row.note}
     if simulation is not None:

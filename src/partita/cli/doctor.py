@@ -109,7 +109,7 @@ def _names_from_driver() -> list[str]:
 
 def try_jit() -> dict[str, Any]:
     """Compile a loop, then load it again from the cache, as every later process does."""
-    found: dict[str, Any] = {"works": False, "cached": False, "error": None}
+    state: dict[str, Any] = {"works": False, "cached": False, "error": None}
     try:
         import numba
 
@@ -118,14 +118,14 @@ def try_jit() -> dict[str, Any]:
         first(3)
         loading = time.perf_counter()
         second = numba.njit(cache=True)(_loop)
-        found["works"] = second(3) == 3
-        found["cached"] = bool(second.stats.cache_hits)
-        found["first_call_s"] = round(loading - started, 4)
-        found["cached_call_s"] = round(time.perf_counter() - loading, 4)
-        found["cache"] = second.stats.cache_path
+        state["works"] = second(3) == 3
+        state["cached"] = bool(second.stats.cache_hits)
+        state["first_call_s"] = round(loading - started, 4)
+        state["cached_call_s"] = round(time.perf_counter() - loading, 4)
+        state["cache"] = second.stats.cache_path
     except Exception as error:  # whatever it is, it is the answer to the question
-        found["error"] = f"{type(error).__name__}: {error}".split("\n")[0]
-    return found
+        state["error"] = f"{type(error).__name__}: {error}".split("\n")[0]
+    return state
 
 
 def _loop(number: int) -> int:

@@ -26,17 +26,17 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
     from partita.emit.plans import emit_plan
 
     record = read_plan(plan)
-    found = emit_plan(record)
-    lines = found.source.count("\n")
+    emitted = emit_plan(record)
+    lines = emitted.source.count("\n")
     if output is None:
-        out.show(found.source.rstrip("\n"))
+        out.show(emitted.source.rstrip("\n"))
     else:
-        output.write(found.source)
-        many = f"{len(found.class_names)} stage{'s' if len(found.class_names) > 1 else ''}"
+        output.write(emitted.source)
+        many = f"{len(emitted.class_names)} stage{'s' if len(emitted.class_names) > 1 else ''}"
         out.show(f"{many} of {record.model.spec} in {output.path}, {count(lines)} lines")
         out.show("use it with: stages = build_stages(model.state_dict())")
-    if found.constants:
-        out.note(f"build_stages needs constants for {', '.join(found.constants)}")
+    if emitted.constants:
+        out.note(f"build_stages needs constants for {', '.join(emitted.constants)}")
     if any(len(stage.mesh.devices) > 1 for stage in record.stages):
         out.note("stages on several devices are written whole; their splits are in the plan")
     out.result(
@@ -44,10 +44,10 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
             "format": "partita/emitted@1",
             "plan": plan,
             "model": record.model.spec,
-            "stages": list(found.class_names),
+            "stages": list(emitted.class_names),
             "lines": lines,
-            "constants": list(found.constants),
-            "source": found.source if output is None else None,
+            "constants": list(emitted.constants),
+            "source": emitted.source if output is None else None,
             "output": None if output is None else str(output.path),
         }
     )

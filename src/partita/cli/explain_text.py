@@ -8,7 +8,7 @@ from typing import Any
 from partita import units
 from partita.jobs.explain_account import GroupAccount
 from partita.jobs.explain_plan import Explained
-from partita.jobs.explain_time import Item, Part
+from partita.jobs.explain_time import TimeItem, TimePart
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
 from partita.report.summary import job_line, step_line, tokens_of
@@ -76,10 +76,10 @@ def _time(told: Explained) -> str:
     return f"Where the step goes, on the busiest devices: {_plain(busiest)}\n{table}"
 
 
-def _merged(parts: Sequence[Part]) -> list[Part]:
+def _merged(parts: Sequence[TimePart]) -> list[TimePart]:
     """Largest first, with all waits for others in one row that names the longest."""
     rows = [part for part in parts if part.item.kind != "idle"]
-    waits: dict[str, list[Part]] = {}
+    waits: dict[str, list[TimePart]] = {}
     for part in parts:
         if part.item.kind == "idle":
             waits.setdefault(part.item.what, []).append(part)
@@ -88,8 +88,8 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
         where = f"waiting for {longest}" if longest else ""
         if len(same) > 1:
             where = f"waiting for others, longest for {longest}"
-        item = Item("idle", what, where)
-        rows.append(Part(item, sum(p.seconds for p in same), sum(p.share for p in same)))
+        item = TimeItem("idle", what, where)
+        rows.append(TimePart(item, sum(p.seconds for p in same), sum(p.share for p in same)))
     return sorted(rows, key=lambda part: -part.seconds)
 
 
@@ -229,7 +229,7 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "objective_s": told.objective_s,
         "lower_bound_s": told.lower_bound_s,
         "fits": simulation.fits,
-        "mfu": simulation.utilisation,
+        "mfu": simulation.mfu,
         "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": {bound.name: bound.seconds for bound in told.bounds},
         "busiest": told.busiest.name,

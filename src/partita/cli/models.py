@@ -12,7 +12,7 @@ from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
 from partita.graph.shapes import unknown_kinds
 from partita.units import count, flops, size, table
-from partita.zoo import ALIASES, MODELS, Model, build
+from partita.zoo import ALIASES, MODELS, ZooModel, build
 from partita.zoo.figures import forward_flops
 
 
@@ -43,13 +43,13 @@ def command(
         return
     graph = build(model, batch=batch, dtype=dtype)
     write_dump(dump_graph, graph)
-    found = _described(model, graph)
-    out.show(_as_text(found))
+    described = _described(model, graph)
+    out.show(_as_text(described))
     if dump_graph is not None:
         out.show(f"graph in {dump_graph}")
     for kind in unknown_kinds(graph):
         out.note(f"warning: ops of the unknown kind {kind!r} are never split, costed by bytes")
-    out.result({**found, "graph": None if dump_graph is None else str(dump_graph)})
+    out.result({**described, "graph": None if dump_graph is None else str(dump_graph)})
 
 
 def _list(out: Output) -> None:
@@ -69,7 +69,7 @@ def _list(out: Output) -> None:
     out.result({"format": "partita/models@1", "models": entries, "aliases": ALIASES})
 
 
-def _entry(model: Model) -> dict[str, Any]:
+def _entry(model: ZooModel) -> dict[str, Any]:
     graph = model.build(batch=1)
     return {
         "name": model.name,
@@ -103,15 +103,15 @@ def _described(spec: str, graph: Graph) -> dict[str, Any]:
     }
 
 
-def _as_text(found: dict[str, Any]) -> str:
-    inputs = ", ".join(f"{i['name']} {i['dtype']}{i['shape']}" for i in found["inputs"])
-    kinds = ", ".join(f"{number} {kind}" for kind, number in found["kinds"].items())
+def _as_text(described: dict[str, Any]) -> str:
+    inputs = ", ".join(f"{i['name']} {i['dtype']}{i['shape']}" for i in described["inputs"])
+    kinds = ", ".join(f"{number} {kind}" for kind, number in described["kinds"].items())
     return "\n".join(
         [
-            f"{found['name']}",
-            f"  parameters  {found['parameters']:,} ({size(found['parameter_bytes'])})",
-            f"  forward     {flops(found['forward_flops'])}",
+            f"{described['name']}",
+            f"  parameters  {described['parameters']:,} ({size(described['parameter_bytes'])})",
+            f"  forward     {flops(described['forward_flops'])}",
             f"  inputs      {inputs}",
-            f"  ops         {found['num_ops']:,}: {kinds}",
+            f"  ops         {described['num_ops']:,}: {kinds}",
         ]
     )

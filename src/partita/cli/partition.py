@@ -74,7 +74,7 @@ def command(
     from partita.jobs.partition import partition
 
     with out.stop(time_s=time_limit, gap=gap, words=_milliseconds) as stop:
-        found = partition(
+        partitioned = partition(
             model,
             cluster,
             devices=devices,
@@ -86,46 +86,47 @@ def command(
             **options.as_dict(),
         )
     written = None
-    if output is not None and found.plan is not None:
-        written = output.write(found.plan.to_json())
-    out.show(_text(found))
+    if output is not None and partitioned.plan is not None:
+        written = output.write(partitioned.plan.to_json())
+    out.show(_text(partitioned))
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-    out.result(_data(found, model, None if written is None else str(written)))
-    return 0 if found.plan is not None else 1
+    out.result(_data(partitioned, model, None if written is None else str(written)))
+    return 0 if partitioned.plan is not None else 1
 
 
 def _milliseconds(value: float) -> str:
     return units.seconds(value * 1e-3)
 
 
-def _text(found: "Partitioned") -> str:
-    result = found.result
-    if found.plan is None or result.objective is None or found.simulation is None:
+def _text(partitioned: "Partitioned") -> str:
+    result = partitioned.result
+    if partitioned.plan is None or result.objective is None or partitioned.simulation is None:
         return f"no partition: {result.why}"
     lines = [
-        f"{found.workload.spec} on {found.problem.num_devices} of {found.cluster.name}: "
-        f"{len(found.device_of)} stages, method {result.method}",
+        f"{partitioned.workload.spec} on {partitioned.problem.num_devices} of "
+        f"{partitioned.cluster.name}: "
+        f"{len(partitioned.device_of)} stages, method {result.method}",
         f"busiest device  {_milliseconds(result.objective)} per micro-batch",
     ]
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
         ending = "proven optimal" if result.gap <= 1e-9 else f"at most {result.gap:.2%} away"
         lines.append(f"lower bound     {bound}, {ending}")
-    step = f"simulated step  {units.seconds(found.simulation.step_s)}"
-    count = found.plan.schedule.num_microbatches
+    step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
+    count = partitioned.plan.schedule.num_microbatches
     parts = f"{count} micro-batches" if count > 1 else "the batch at once"
-    lines.append(f"{step} ({found.plan.schedule.name}, {parts})")
-    if not found.simulation.fits:
+    lines.append(f"{step} ({partitioned.plan.schedule.name}, {parts})")
+    if not partitioned.simulation.fits:
         lines.append("the simulated peak memory is more than a device has")
-    if found.tied:
-        lines.append(f"held twice, gradients to be added: {', '.join(found.tied)}")
-    return "\n".join([*lines, "", _table(found), "", result.why])
+    if partitioned.tied:
+        lines.append(f"held twice, gradients to be added: {', '.join(partitioned.tied)}")
+    return "\n".join([*lines, "", _table(partitioned), "", result.why])
 
 
-def _table(found: "Partitioned") -> str:
+def _table(partitioned: "Partitioned") -> str:
     first: dict[int, str] = {}
-    for name, stage in found.stage_of.items():
+    for name, stage in partitioned.stage_of.items():
         first.setdefault(stage, name)
     rows = [
         (
@@ -138,18 +139,18 @@ def _table(found: "Partitioned") -> str:
             units.size(report.held_bytes),
             first[report.stage],
         )
-        for report in found.reports
+        for report in partitioned.reports
     ]
     header = ("stage", "device", "ops", "forward", "backward", "sends", "holds", "first op")
     return units.table(header, rows, numbers=range(7))
 
 
-def _data(found: "Partitioned", model: str, written: str | None) -> dict[str, Any]:
-    result = found.result
+def _data(partitioned: "Partitioned", model: str, written: str | None) -> dict[str, Any]:
+    result = partitioned.result
     return {
         "format": "partita/result@1",
         "problem": model,
-        "cluster": found.cluster.name,
+        "cluster": partitioned.cluster.name,
         "method": result.method,
         "status": str(result.status),
         "objective": result.objective,
@@ -159,16 +160,17 @@ def _data(found: "Partitioned", model: str, written: str | None) -> dict[str, An
         "seed": result.seed,
         "why": result.why,
         "evaluations": result.evaluations,
-        "step_s": None if found.simulation is None else found.simulation.step_s,
-        "tied": list(found.tied),
+        "step_s": None if partitioned.simulation is None else partitioned.simulation.step_s,
+        "tied": list(partitioned.tied),
         "solution": None
-        if found.plan is None
+        if partitioned.plan is None
         else {
-            "stage_of": found.stage_of,
-            "device_of": {str(stage): device for stage, device in found.device_of.items()},
+            "stage_of": partitioned.stage_of,
+            "device_of": {str(stage): device for stage, device in partitioned.device_of.items()},
         },
         "stages": [
-            {name: getattr(report, name) for name in report.__slots__} for report in found.reports
+            {name: getattr(report, name) for name in report.__slots__}
+            for report in partitioned.reports
         ],
         "plan": written,
     }

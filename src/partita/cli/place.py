@@ -1,4 +1,4 @@
-"""`partita place`: a device for every op of a model on a machine of unlike devices."""
+"""`partita place`: a device for every op of a model on a machine of heterogeneous devices."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,28 +91,28 @@ def command(
     if _is_placement(model):
         from partita.jobs.place_file import read_placement
 
-        found = place_again(read_placement(model))
+        placed = place_again(read_placement(model))
     elif cluster is None:
         raise click.UsageError("give --cluster, for example: resnet50 --cluster malvik")
     else:
         with out.stop(time_s=time_limit, words=units.seconds) as stop:
-            found = place(
+            placed = place(
                 model, cluster, pinned=pin, forbidden=forbid,
                 colocated=[group.split(",") for group in colocate], with_front=front,
                 stop=stop, seed=out.seed, **settings, **options.as_dict(),
             )  # fmt: skip
     written = None
-    if output is not None and found.saved is not None:
-        written = output.write(found.saved.to_json())
-    if found.best is not None:
-        _write_more(model, found, drawn, filled)
-    out.show(placement_text(found))
-    if front and found.best is not None:
-        out.show("\n" + front_text(found.front()))
+    if output is not None and placed.saved is not None:
+        written = output.write(placed.saved.to_json())
+    if placed.best is not None:
+        _write_more(model, placed, drawn, filled)
+    out.show(placement_text(placed))
+    if front and placed.best is not None:
+        out.show("\n" + front_text(placed.front()))
     if written is not None:
         out.show(f"placement in {written}; look at it again with: partita place {written}")
-    out.result(_as_data(model, cluster, found, written))
-    return 0 if found.best is not None else 1
+    out.result(_as_data(model, cluster, placed, written))
+    return 0 if placed.best is not None else 1
 
 
 def _is_placement(model: str) -> bool:
@@ -120,52 +120,52 @@ def _is_placement(model: str) -> bool:
 
     if not model.endswith(".json") or not Path(model).is_file():
         return False
-    found = decode_json(read_bytes(model), model).get("format")
-    return isinstance(found, str) and found.startswith("partita/placement@")
+    file_format = decode_json(read_bytes(model), model).get("format")
+    return isinstance(file_format, str) and file_format.startswith("partita/placement@")
 
 
 def _write_more(
-    model: str, found: "Placed", drawn: OutputFile | None, filled: OutputFile | None
+    model: str, placed: "Placed", drawn: OutputFile | None, filled: OutputFile | None
 ) -> None:
     if drawn is not None:
         from partita.report.placement_page import placement_page
 
-        drawn.write(placement_page(found))
+        drawn.write(placement_page(placed))
     if filled is not None:
         from partita.capture.exprimo_net import with_devices
         from partita.files import decode_json, encode_json, read_bytes
 
-        spec = found.subject.workload.spec
-        if found.subject.network is None:
+        spec = placed.subject.workload.spec
+        if placed.subject.network is None:
             raise InputError(
                 f"{model} is no network of Exprimo's", fix="use -o instead", field="--net"
             )
-        filled.write(encode_json(with_devices(decode_json(read_bytes(spec)), found.devices())))
+        filled.write(encode_json(with_devices(decode_json(read_bytes(spec)), placed.devices())))
 
 
-def _as_data(model: str, cluster: str | None, found: Any, written: Path | None) -> dict[str, Any]:
-    best = found.best
+def _as_data(model: str, cluster: str | None, placed: Any, written: Path | None) -> dict[str, Any]:
+    best = placed.best
     return {
         "format": "partita/result@1",
         "problem": model,
-        "cluster": cluster or found.subject.cluster_spec,
-        "semantics": found.semantics,
-        "method": found.method,
-        "status": str(found.status),
+        "cluster": cluster or placed.subject.cluster_spec,
+        "semantics": placed.semantics,
+        "method": placed.method,
+        "status": str(placed.status),
         "objective": None if best is None else best.step_s,
-        "lower_bound": found.lower_bound_s,
-        "gap": found.gap,
-        "seconds": found.seconds,
-        "seed": found.seed,
-        "why": found.why,
-        "evaluations": found.evaluations,
-        "batches": found.problem.batches,
-        "in_flight": found.problem.pipeline_batches,
-        "dispatch": found.dispatch,
-        "solution": None if best is None else {"devices": found.devices()},
+        "lower_bound": placed.lower_bound_s,
+        "gap": placed.gap,
+        "seconds": placed.seconds,
+        "seed": placed.seed,
+        "why": placed.why,
+        "evaluations": placed.evaluations,
+        "batches": placed.problem.batches,
+        "in_flight": placed.problem.pipeline_batches,
+        "dispatch": placed.dispatch,
+        "solution": None if best is None else {"devices": placed.devices()},
         "peak_memory_bytes": None if best is None else list(best.peak_bytes),
-        "candidates": [_row(item) for item in found.tried],
-        "front": [_row(item) for item in found.front()],
+        "candidates": [_row(item) for item in placed.tried],
+        "front": [_row(item) for item in placed.front()],
         "archive": [
             {
                 "devices": elite.devices_used,
@@ -173,7 +173,7 @@ def _as_data(model: str, cluster: str | None, found: Any, written: Path | None) 
                 "step_s": elite.makespan_ms / 1e3,
                 "fits": elite.score_ms <= elite.makespan_ms,
             }
-            for elite in getattr(found.archive, "elites", ())
+            for elite in getattr(placed.archive, "elites", ())
         ],
         "plan": None if written is None else str(written),
     }

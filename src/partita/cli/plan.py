@@ -69,21 +69,21 @@ def command(
     force = bool(click.get_current_context().params["force"])
     target = None if save is None else OutputFile(Path(save), force)
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
-        found = plan(
+        planned = plan(
             model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
             stop=stop, seed=out.seed, **options.as_dict(),
         )  # fmt: skip
     written = None
-    if output is not None and found.plan is not None:
-        written = output.write(found.plan.to_json())
-    if target is not None and found.problem is not None:
-        target.write(files.encode_json(found.problem.to_json()))
-    out.show(planned_text(found))
-    out.show(f"space: {found.space}")
+    if output is not None and planned.plan is not None:
+        written = output.write(planned.plan.to_json())
+    if target is not None and planned.problem is not None:
+        target.write(files.encode_json(planned.problem.to_json()))
+    out.show(planned_text(planned))
+    out.show(f"space: {planned.space}")
     if target is not None:
         out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-    answer = planned_json(found, model, cluster, None if written is None else str(written))
-    out.result({**answer, "space": found.space})
-    return 0 if found.best is not None else 1
+    answer = planned_json(planned, model, cluster, None if written is None else str(written))
+    out.result({**answer, "space": planned.space})
+    return 0 if planned.best is not None else 1

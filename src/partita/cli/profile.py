@@ -11,7 +11,7 @@ import click
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options
-from partita.costs.profiles import Profile
+from partita.costs.profiles import ModelProfile
 
 DATABASE = "partita-profile.jsonl"
 MOST_ROWS = 30
@@ -57,7 +57,7 @@ def command(
     from partita.costs.measured import merge as merge_databases
     from partita.run.load import capture_loaded, load_module
     from partita.run.meter import Timing
-    from partita.run.profile import Stopped, profile
+    from partita.run.profile import ProfilingStopped, profile
 
     if merge:
         known = [path for path in (*merge, database) if path in merge or Path(path).exists()]
@@ -66,7 +66,7 @@ def command(
     captured, op_of = capture_loaded(loaded)
     with out.stop() as stop:
         try:
-            found = profile(
+            model_profile = profile(
                 captured,
                 loaded.args,
                 loaded.kwargs,
@@ -77,17 +77,17 @@ def command(
                 fresh=fresh,
                 progress=_Bar(out, stop.interrupted),
             )
-        except Stopped as stopped:
+        except ProfilingStopped as stopped:
             out.note(f"{stopped}; they are kept in {database}: run this again to go on")
             out.result({"format": "partita/result@1", "problem": model, "status": "stopped"})
             return 130
     if loaded.graph is not None:
-        found = found.by_op(loaded.graph, op_of)
+        model_profile = model_profile.by_op(loaded.graph, op_of)
     if output is not None:
-        output.write(found.to_json())
-    out.show(_text(found, depth))
+        output.write(model_profile.to_json())
+    out.show(_text(model_profile, depth))
     out.show(f"measurements in {database}" + (f", profile in {output.path}" if output else ""))
-    out.result(_json(found, depth, database, output))
+    out.result(_json(model_profile, depth, database, output))
     return 0
 
 
@@ -109,18 +109,19 @@ class _Bar:
         return not self._interrupted()
 
 
-def _text(found: Profile, depth: int | None) -> str:
+def _text(model_profile: ModelProfile, depth: int | None) -> str:
     lines = [
-        f"{found.model} on {found.environment}",
-        f"{len(found.ops):,} ops one after the other: forward {units.seconds(found.forward_s)}, "
-        f"backward {units.seconds(found.backward_s)}",
+        f"{model_profile.model} on {model_profile.environment}",
+        f"{len(model_profile.ops):,} ops one after the other: forward "
+        f"{units.seconds(model_profile.forward_s)}, "
+        f"backward {units.seconds(model_profile.backward_s)}",
         "",
-        _slowest(found) if depth is None else _modules(found, depth),
+        _slowest(model_profile) if depth is None else _modules(model_profile, depth),
     ]
     return "\n".join(lines)
 
 
-def _modules(found: Profile, depth: int) -> str:
+def _modules(model_profile: ModelProfile, depth: int) -> str:
     header = ("module", "ops", "forward", "backward", "peak", "kept", "parameters")
     rows = [
         (
@@ -129,14 +130,14 @@ def _modules(found: Profile, depth: int) -> str:
             units.size(module.peak_bytes), units.size(module.resident_bytes),
             units.size(module.parameter_bytes),
         )
-        for module in found.modules(depth)
+        for module in model_profile.modules(depth)
     ]  # fmt: skip
     return units.table(header, rows, numbers=range(1, len(header)))
 
 
-def _slowest(found: Profile) -> str:
+def _slowest(model_profile: ModelProfile) -> str:
     header = ("op", "kind", "forward", "±", "backward", "±", "peak", "kept", "parameters")
-    slowest = sorted(found.ops, key=lambda op: -op.seconds)
+    slowest = sorted(model_profile.ops, key=lambda op: -op.seconds)
     rows = [
         (
             op.op, op.kind,
@@ -153,17 +154,17 @@ def _slowest(found: Profile) -> str:
 
 
 def _json(
-    found: Profile, depth: int | None, database: str, output: OutputFile | None
+    model_profile: ModelProfile, depth: int | None, database: str, output: OutputFile | None
 ) -> dict[str, Any]:
     return {
         "format": "partita/result@1",
-        "problem": found.model,
+        "problem": model_profile.model,
         "status": "measured",
-        "environment": asdict(found.environment),
-        "forward_s": found.forward_s,
-        "backward_s": found.backward_s,
-        "ops": [asdict(op) for op in found.ops],
-        "modules": [] if depth is None else [asdict(m) for m in found.modules(depth)],
+        "environment": asdict(model_profile.environment),
+        "forward_s": model_profile.forward_s,
+        "backward_s": model_profile.backward_s,
+        "ops": [asdict(op) for op in model_profile.ops],
+        "modules": [] if depth is None else [asdict(m) for m in model_profile.modules(depth)],
         "database": database,
         "profile": None if output is None else str(output.path),
     }

@@ -62,20 +62,20 @@ def command(
 
     suffix = None if output is None else _suffix(output.path)
     with out.stop(time_s=time_limit, words=_microseconds) as stop:
-        found = plan_rtasks(
+        fused = plan_rtasks(
             model, device, beside=beside, batch=batch, dtype=dtype, method=method, stop=stop,
             seed=out.seed,
         )  # fmt: skip
     if output is not None and suffix is not None:
-        output.write(_content(suffix, found))
-    out.show(_text(found))
+        output.write(_content(suffix, fused))
+    out.show(_text(fused))
     if output is not None:
         out.show(f"written: {output.path}")
-    result = found.result
+    result = fused.result
     out.result(
         {
             "format": "partita/result@1",
-            "problem": found.model.problem.name,
+            "problem": fused.model.problem.name,
             "method": result.method,
             "status": str(result.status),
             "objective": result.objective,
@@ -83,9 +83,9 @@ def command(
             "seconds": result.seconds,
             "seed": result.seed,
             "why": result.why,
-            "unfused_us": found.model.unfused_s * 1e6,
-            "alone_us": [seconds * 1e6 for seconds in found.alone_s],
-            "fallbacks": list(found.model.fallbacks),
+            "unfused_us": fused.model.unfused_s * 1e6,
+            "alone_us": [seconds * 1e6 for seconds in fused.alone_s],
+            "fallbacks": list(fused.model.fallbacks),
             "solution": None if result.solution is None else result.solution.to_json(),
         }
     )
@@ -107,48 +107,48 @@ def _suffix(path: Path) -> str:
     )
 
 
-def _content(suffix: str, found: FusedPlan) -> bytes | str:
+def _content(suffix: str, fused: FusedPlan) -> bytes | str:
     from partita.files import encode_json
 
     if suffix == ".problem.json":
-        return encode_json(found.model.problem.to_json())
+        return encode_json(fused.model.problem.to_json())
     if suffix == ".json":
-        solution = found.result.solution
+        solution = fused.result.solution
         return encode_json({} if solution is None else solution.to_json())
     if suffix == ".txt":
-        return f"{found.program or ''}\n"
-    timeline = found.timeline()
+        return f"{fused.program or ''}\n"
+    timeline = fused.timeline()
     if suffix == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
-        return timeline_svg(timeline, title=found.model.problem.name)
+        return timeline_svg(timeline, title=fused.model.problem.name)
     from partita.report.trace import chrome_trace
 
     return chrome_trace(timeline)
 
 
-def _text(found: FusedPlan) -> str:
-    result, problem = found.result, found.model.problem
-    lines = [f"{problem} ({found.device}), method {result.method}"]
-    if found.fused_s is not None and found.program is not None:
-        unfused = found.model.unfused_s
-        steps = [step.action for veu in found.program.veus for step in veu]
+def _text(fused: FusedPlan) -> str:
+    result, problem = fused.result, fused.model.problem
+    lines = [f"{problem} ({fused.device}), method {result.method}"]
+    if fused.fused_s is not None and fused.program is not None:
+        unfused = fused.model.unfused_s
+        steps = [step.action for veu in fused.program.veus for step in veu]
         lines += [
-            f"one kernel   {units.seconds(found.fused_s)}, at most {result.gap or 0:.1%} from "
+            f"one kernel   {units.seconds(fused.fused_s)}, at most {result.gap or 0:.1%} from "
             f"optimal (no schedule below {_microseconds(result.lower_bound or 0.0)})",
             f"op by op     {units.seconds(unfused)} as kernels of their own: "
-            f"x{unfused / found.fused_s:.2f}",
-            f"programs     {len(found.program.veus):,} of {steps.count('run'):,} tiles, "
+            f"x{unfused / fused.fused_s:.2f}",
+            f"programs     {len(fused.program.veus):,} of {steps.count('run'):,} tiles, "
             f"{steps.count('wait'):,} waits, {steps.count('signal'):,} signals; proven safe",
         ]
-    if found.alone_s and found.fused_s:
-        total = sum(found.alone_s)
-        each = ", ".join(map(units.seconds, found.alone_s))
+    if fused.alone_s and fused.fused_s:
+        total = sum(fused.alone_s)
+        each = ", ".join(map(units.seconds, fused.alone_s))
         lines.append(
             f"one by one   {units.seconds(total)} as kernels of their own, each fused ({each}): "
-            f"x{total / found.fused_s:.2f}"
+            f"x{total / fused.fused_s:.2f}"
         )
-    if found.model.fallbacks:
-        named = ", ".join(found.model.fallbacks[:5])
-        lines.append(f"fallbacks    {len(found.model.fallbacks)} ops have no tiles: {named}")
+    if fused.model.fallbacks:
+        named = ", ".join(fused.model.fallbacks[:5])
+        lines.append(f"fallbacks    {len(fused.model.fallbacks)} ops have no tiles: {named}")
     return "\n".join([*lines, result.why])

@@ -19,11 +19,11 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
 
     if output is not None:
         _check_ending(output.path)
-    found = rtasks_of(model, seed=out.seed, note=out.note, **options)
-    report = found.report()
+    fused = rtasks_of(model, seed=out.seed, note=out.note, **options)
+    report = fused.report()
     data = {**report.to_json(), "problem": model, "seed": out.seed}
     if output is not None:
-        output.write(_content(output.path.name, found, data))
+        output.write(_content(output.path.name, fused, data))
     out.show(str(report))
     if output is not None:
         out.show(f"written: {output.path}")
@@ -31,18 +31,18 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
     return 0
 
 
-def _content(name: str, found: Any, data: dict[str, Any]) -> bytes | str:
+def _content(name: str, fused: Any, data: dict[str, Any]) -> bytes | str:
     """The report, the programs of all regions, or the timeline of the first."""
     if name.endswith(".txt"):
-        return "\n\n".join(map(str, found.programs)) + "\n"
+        return "\n\n".join(map(str, fused.programs)) + "\n"
     if name.endswith(".svg"):
         from partita.report.svg_timeline import timeline_svg
 
-        return timeline_svg(found.timeline(), title=found.report().model)
+        return timeline_svg(fused.timeline(), title=fused.report().model)
     if name.endswith(".trace.json"):
         from partita.report.trace import chrome_trace
 
-        return chrome_trace(found.timeline())
+        return chrome_trace(fused.timeline())
     return encode_json(data)
 
 

@@ -51,7 +51,7 @@ ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ScheduleTable:
     """The table of published schedules and ours, and (title, why) of what is not in it."""
 
     rows: list[dict[str, Any]]
@@ -85,10 +85,10 @@ def _memory(text: str) -> float | tuple[float, ...]:
 
 
 def _seconds(text: str) -> float:
-    found = _number(text)
-    if not found >= 0:
+    seconds = _number(text)
+    if not seconds >= 0:
         raise click.BadParameter(f"found {text}, at least 0 is needed")
-    return found
+    return seconds
 
 
 def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -296,14 +296,14 @@ def _given_order(problem: ScheduleProblem, order: Order) -> ScheduleResult:
     table_ = timeline.start.reshape(-1, blocks).tolist()
     plain = [[int(t) if t == int(t) else t for t in row] for row in table_]
     solution = problems.solution_of(problem, plain)
-    found: Result[ScheduleSolution] = Result(
+    result: Result[ScheduleSolution] = Result(
         "order", Status.FEASIBLE, solution, solution.makespan, problems.lower_bound(problem),
         "the order given, every block as early as it can", 0.0, 0,
     )  # fmt: skip
-    return ScheduleResult(problem, found, None)
+    return ScheduleResult(problem, result, None)
 
 
-def _compared(result: ScheduleResult, stop: Stop, seed: int) -> Compared:
+def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:
     """Published schedules and ours for the same number of micro-batches, the shortest first.
 
     Where a published one needs another placement, ours is there for that placement as well.
@@ -314,19 +314,19 @@ def _compared(result: ScheduleResult, stop: Stop, seed: int) -> Compared:
     if result.problem.num_microbatches is None:
         ours = result.unroll(4 * result.problem.num_devices)
     compared = compare(result.problem, ours.num_microbatches)
-    rows = [_our_row(ours, "ours", "this schedule", "as given", compared.ways)]
+    rows = [_our_row(ours, "ours", "this schedule", "as given", compared.baselines)]
     briefly = Stop(time_s=PLACED_S, interrupted=stop.interrupted)
     placed = {b.placement: b for b in compared.ran if b.placement != "as given"}
     for baseline in placed.values():
-        count = baseline.num_microbatches // baseline.ways
+        count = baseline.num_microbatches // baseline.strategies
         problem = replace(baseline.problem, memory_capacity=result.problem.memory_capacity)
-        found = schedule(problem, microbatches=count, stop=briefly, seed=seed)
-        if found.found.solution is not None:
+        this_result = schedule(problem, microbatches=count, stop=briefly, seed=seed)
+        if this_result.found.solution is not None:
             names = ("ours-placed", "ours, placed so", baseline.placement)
-            rows.append(_our_row(found, *names, baseline.ways))
+            rows.append(_our_row(this_result, *names, baseline.strategies))
     rows += [_baseline_row(baseline, result.problem) for baseline in compared.ran]
     rows.sort(key=lambda row: (row["makespan"], not row["name"].startswith("ours")))
-    return Compared(rows, compared.left_out)
+    return ScheduleTable(rows, compared.left_out)
 
 
 def _our_row(
@@ -387,7 +387,7 @@ def _write(targets: dict[str, OutputFile], result: ScheduleResult) -> list[Path]
 # --- what is shown -------------------------------------------------------------------------------
 
 
-def _as_text(result: ScheduleResult, compared: Compared | None) -> str:
+def _as_text(result: ScheduleResult, compared: ScheduleTable | None) -> str:
     lines = [_headline(result)]
     if result.found.solution is None:
         ended = result.status is Status.INFEASIBLE
@@ -448,7 +448,7 @@ def _drawn(result: ScheduleResult) -> str:
     return gantt(result.timeline(), width=width, color=color)
 
 
-def _comparison(result: ScheduleResult, compared: Compared) -> list[str]:
+def _comparison(result: ScheduleResult, compared: ScheduleTable) -> list[str]:
     rows = compared.rows
     capped = result.problem.memory_capacity is not None
     header = ["   schedule", "placement", "makespan", "period", "span", "idle", "memory"]

@@ -49,7 +49,7 @@ def command(
     file, or file.py:function, which gives a PyTorch module and the arguments of a call.
 
     On every mesh of one or two axes each op chooses which loop dims to split and whether its
-    parameters are kept in copies or shares; the memory of the devices is a hard limit. The best
+    parameters are kept replicated or sharded; the memory of the devices is a hard limit. The best
     answers and the named strategies are simulated, and the fastest that fits is kept.
 
     With --graph instead of MODEL, PaSE's own problem is solved: its graphs, its cost model, its
@@ -77,35 +77,37 @@ def _shard(
     from partita.report.summary import comparison_text, headline, sharding_text
 
     with out.stop(time_s=time_limit, words=units.seconds) as stop:
-        found = shard(model, cluster, method=method, stop=stop, seed=out.seed, **options.as_dict())
+        sharding = shard(
+            model, cluster, method=method, stop=stop, seed=out.seed, **options.as_dict()
+        )
     written = None
-    if output is not None and found.plan is not None:
-        written = output.write(found.plan.to_json())
-    if found.best is not None:
-        write_dump(dump_graph, found.best.simulation.workload.graph)
-        out.show("\n".join(headline(found.best.simulation)) + "\n")
-    out.show(comparison_text(found) if compare else sharding_text(found))
+    if output is not None and sharding.plan is not None:
+        written = output.write(sharding.plan.to_json())
+    if sharding.best is not None:
+        write_dump(dump_graph, sharding.best.simulation.workload.graph)
+        out.show("\n".join(headline(sharding.best.simulation)) + "\n")
+    out.show(comparison_text(sharding) if compare else sharding_text(sharding))
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-    stage = None if found.best is None else found.best.simulation.stage
+    stage = None if sharding.best is None else sharding.best.simulation.stage
     out.result(
         {
             "format": "partita/result@1",
             "problem": model,
             "cluster": cluster,
-            "method": found.method,
-            "status": str(found.status),
-            "objective": None if found.best is None else found.best.step_s,
-            "lower_bound": found.lower_bound_s,
-            "seconds": found.seconds,
-            "seed": found.seed,
-            "why": found.why,
+            "method": sharding.method,
+            "status": str(sharding.status),
+            "objective": None if sharding.best is None else sharding.best.step_s,
+            "lower_bound": sharding.lower_bound_s,
+            "seconds": sharding.seconds,
+            "seed": sharding.seed,
+            "why": sharding.why,
             "solution": None
             if stage is None
             else {
                 "mesh": {axis.name: axis.size for axis in stage.mesh.axes},
                 "splits": {
-                    split.op: {"dims": list(split.dims), "sharded": split.sharded}
+                    split.op: {"dims": list(split.dims), "sharded": split.zero}
                     for split in stage.splits
                 },
             },
@@ -118,9 +120,9 @@ def _shard(
                     "peak_memory_bytes": max(c.simulation.peak_bytes),
                     "fits": c.simulation.fits,
                 }
-                for c in found.tried
+                for c in sharding.tried
             ],
             "plan": None if written is None else str(written),
         }
     )
-    return 0 if found.best is not None else 1
+    return 0 if sharding.best is not None else 1

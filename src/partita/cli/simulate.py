@@ -43,20 +43,20 @@ def command(
     plan = _as_plan(model)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
-    found = simulate(plan if plan is not None else model, cluster, **options.as_dict())
-    write_dump(dump_graph, found.workload.graph)
+    simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())
+    write_dump(dump_graph, simulation.workload.graph)
     if trace is not None:
         from partita.report.trace import chrome_trace
 
-        write_atomically(trace, chrome_trace(found.timeline))
+        write_atomically(trace, chrome_trace(simulation.timeline))
         out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
-    out.show(simulation_text(found, top))
+    out.show(simulation_text(simulation, top))
     if gantt:
         from partita.report.terminal import gantt as draw
 
-        out.show("\n" + draw(found.timeline))
-    out.result(simulation_json(found))
-    return 0 if found.fits else 1
+        out.show("\n" + draw(simulation.timeline))
+    out.result(simulation_json(simulation))
+    return 0 if simulation.fits else 1
 
 
 def _as_plan(model: str):  # type: ignore[no-untyped-def]

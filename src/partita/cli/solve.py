@@ -47,12 +47,12 @@ TOLERANCE = 1e-9  # relative; sums in another order round differently
 def _amount(text: str) -> float:
     """A number of at least zero; NaN is none."""
     try:
-        found = float(text)
+        amount = float(text)
     except ValueError:
         raise click.BadParameter(f"found {text!r}, a number is needed") from None
-    if not found >= 0:
+    if not amount >= 0:
         raise click.BadParameter(f"found {text}, at least 0 is needed")
-    return found
+    return amount
 
 
 def _memory(text: str) -> float | tuple[float, ...]:
@@ -67,10 +67,10 @@ def _memory(text: str) -> float | tuple[float, ...]:
 
 def _prune(text: str) -> tuple[int, int]:
     """`R,S`: groups of at most R ops, at most S groups in a stage."""
-    found = re.fullmatch(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*", text)
+    if match is None:
         raise click.BadParameter(f"found {text!r}, two whole numbers are needed: 3,8")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 @click.command()

@@ -68,37 +68,37 @@ def _analytic(
     from partita.report.terminal import gantt
 
     with out.stop(time_s=time_limit) as stop:
-        found = streams_by_costs(
+        streams = streams_by_costs(
             model, gpu, batch=batch[0], dtype=dtype, method=method, stop=stop, seed=out.seed
         )
-    best = found.best
+    best = streams.best
     data = {
         "format": "partita/result@1",
         "problem": model,
-        "device": found.device.name,
+        "device": streams.device.name,
         "method": best.method,
         "status": str(best.status),
         "objective": best.objective,
         "lower_bound": best.lower_bound,
-        "seconds": sum(each.seconds for each in found.results),
+        "seconds": sum(each.seconds for each in streams.results),
         "seed": out.seed,
         "why": best.why,
         "solution": None if best.solution is None else best.solution.to_json(),
-        "candidates": {each.method: each.objective for each in found.results},
-        "ops": [op.name for op in found.model.problem.ops],
+        "candidates": {each.method: each.objective for each in streams.results},
+        "ops": [op.name for op in streams.model.problem.ops],
     }
     if output is not None:
         output.write(files.encode_json(data))
-    problem = found.model.problem
+    problem = streams.model.problem
     out.show(
-        f"{problem.model} on {found.device.name}: {len(problem.ops) - 1} launches in "
+        f"{problem.model} on {streams.device.name}: {len(problem.ops) - 1} launches in "
         f"{len(problem.parts)} parts, analytic costs"
     )
-    for each in found.results:
+    for each in streams.results:
         if each.objective is not None:
             out.show(f"  {each.method:14}{each.objective:10.1f} us  {each.why}")
-    if found.timeline is not None:
-        out.show("\n" + gantt(found.timeline))
+    if streams.timeline is not None:
+        out.show("\n" + gantt(streams.timeline))
     if output is not None:
         out.show(f"written to {output.path}")
     out.show(f"measure it on a GPU with: partita streams {model} --device cuda")
@@ -144,17 +144,17 @@ def _measured(
 
     time_s = time_limit or 60.0
     with _progress(out, time_s * len(batch)) as say:
-        found = streams_of(
+        streamed = streams_of(
             model, batches=batch, dtype=dtype, time_s=time_s, profile=profile,
             compile=not no_compile, seed=out.seed, note=say,
         )  # fmt: skip
     written = None
     if output is not None and weights is not None:
-        written = output.write(emit(found, str(weights.path)))
+        written = output.write(emit(streamed, str(weights.path)))
     elif output is not None:
-        found.save(output.path, overwrite=output.force)
+        streamed.save(output.path, overwrite=output.force)
         written = output.path
-    for schedule in found.schedules:
+    for schedule in streamed.schedules:
         out.show(f"{model}, inputs {[list(shape) for shape in schedule.shapes]} {schedule.dtype}:")
         for label, time_us in sorted(schedule.times_us, key=lambda pair: pair[1]):
             kept = "  <- kept" if label == schedule.label else ""
@@ -171,9 +171,9 @@ def _measured(
         {
             "format": "partita/result@1",
             "problem": model,
-            "schedules": [schedule.to_json() for schedule in found.schedules],
+            "schedules": [schedule.to_json() for schedule in streamed.schedules],
             "plan": None if written is None else str(written),
         }
     )
-    stopped = any(STOPPED in schedule.notes for schedule in found.schedules)
+    stopped = any(STOPPED in schedule.notes for schedule in streamed.schedules)
     return INTERRUPTED if stopped else 0

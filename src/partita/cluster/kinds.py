@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from partita.cluster.catalogue import Catalogue, KindPreset
 from partita.cluster.checks import DTYPES, shown
 from partita.cluster.record import DeviceKind
-from partita.cluster.tables import Table
+from partita.cluster.tables import TomlTable
 from partita.suggest import suggest
 
 _MEMORY = {"memory_bytes": "1", "memory_GiB": str(2**30), "memory_GB": "1e9"}
@@ -30,7 +30,7 @@ class KindTable:
     by_name: dict[str, DeviceKind] = field(default_factory=dict)
     habits: dict[str, KindPreset] = field(default_factory=dict)  # how a kind is usually wired
 
-    def add(self, table: Table) -> None:
+    def add(self, table: TomlTable) -> None:
         """Take in one `[[kinds]]` entry."""
         base = None
         if "based_on" in table:
@@ -44,29 +44,29 @@ class KindTable:
         if base is not None:
             self.habits[kind.name] = base
 
-    def find(self, table: Table, name: str, *keys: str | int) -> DeviceKind:
+    def find(self, table: TomlTable, name: str, *keys: str | int) -> DeviceKind:
         """The kind of this name, from the file or else from the presets."""
         if name in self.by_name:
             return self.by_name[name]
         preset = self.catalogue.kind(name)
         if preset is None:
             self._unknown(table, name, *keys)
-        found = preset.kind.name
-        if found not in self.by_name:
-            self.by_name[found] = preset.kind
-            self.habits[found] = preset
-        return self.by_name[found]
+        preset_name = preset.kind.name
+        if preset_name not in self.by_name:
+            self.by_name[preset_name] = preset.kind
+            self.habits[preset_name] = preset
+        return self.by_name[preset_name]
 
     def used(self) -> tuple[DeviceKind, ...]:
         """All kinds, those of the file first."""
         return tuple(self.by_name.values())
 
-    def _unknown(self, table: Table, name: str, *keys: str | int) -> NoReturn:
+    def _unknown(self, table: TomlTable, name: str, *keys: str | int) -> NoReturn:
         known = {*self.by_name}.union(preset.kind.name for preset in self.catalogue.kinds.values())
         table.fail(f"unknown kind of device {shown(name)}", suggest(name, known), *keys)
 
 
-def read_kind(table: Table, base: DeviceKind | None = None) -> DeviceKind:
+def read_kind(table: TomlTable, base: DeviceKind | None = None) -> DeviceKind:
     """One `[[kinds]]` entry; what it does not say is taken from `base`."""
 
     def usual(name: str, otherwise: Any = None) -> Any:
@@ -96,7 +96,7 @@ def read_kind(table: Table, base: DeviceKind | None = None) -> DeviceKind:
         return DeviceKind(**values)
 
 
-def _read_rates(table: Table, base: DeviceKind | None) -> tuple[tuple[str, float], ...]:
+def _read_rates(table: TomlTable, base: DeviceKind | None) -> tuple[tuple[str, float], ...]:
     both = [key for key in ("TFLOPS", "flops_per_s") if key in table]
     if len(both) == 2:
         table.fail("TFLOPS is given as flops_per_s too", "give one of them", "flops_per_s")
@@ -117,7 +117,7 @@ def _read_rates(table: Table, base: DeviceKind | None) -> tuple[tuple[str, float
 
 
 def _real(
-    table: Table, units: dict[str, str], default: float | None, positive: bool = True
+    table: TomlTable, units: dict[str, str], default: float | None, positive: bool = True
 ) -> float:
     value = table.quantity(units, positive)
     if value is None and (default is None or (positive and not default)):
@@ -126,7 +126,9 @@ def _real(
     return float(value) if value is not None else default or 0.0
 
 
-def _whole(table: Table, units: dict[str, str], default: int | None, positive: bool = True) -> int:
+def _whole(
+    table: TomlTable, units: dict[str, str], default: int | None, positive: bool = True
+) -> int:
     value = table.quantity(units, positive)
     if value is not None and value > 2**62:
         key = next(key for key in units if key in table)

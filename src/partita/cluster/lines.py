@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[^,\]}\n#]*")
 
 def lines_of(text: str) -> dict[Path, int]:
     """Line numbers, from 1, by path such as `("nodes", 0, "nics", "count")`."""
-    walk = _Walk(text)
+    walk = _LineWalk(text)
     with suppress(ValueError, RecursionError):  # not what tomllib accepts: give what was found
         walk.document()
     return walk.found
@@ -34,7 +34,7 @@ def nearest_line(lines: dict[Path, int], path: Path) -> int:
     return 0
 
 
-class _Walk:
+class _LineWalk:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0

@@ -7,8 +7,8 @@ from partita.cluster.catalogue import Catalogue
 from partita.cluster.checks import shown
 from partita.cluster.kinds import KindTable
 from partita.cluster.record import MAX_DEVICES
-from partita.cluster.tables import Table
-from partita.cluster.wiring import SHAPES, Cards, Fabric, Network, Node, Wire, near_cube
+from partita.cluster.tables import TomlTable
+from partita.cluster.wiring import SHAPES, Cards, Fabric, Node, NodeNetwork, Wire, near_cube
 from partita.suggest import suggest
 
 MAX_PER_LINE = 100_000
@@ -19,7 +19,7 @@ _COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?(.*\S)\s*\Z", re.DOTALL)
 
 
 def read_wire(
-    table: Table, catalogue: Catalogue, base: Wire | None = None
+    table: TomlTable, catalogue: Catalogue, base: Wire | None = None
 ) -> tuple[Wire | None, str]:
     """Bandwidth and latency in a table, and the usual shape of the interconnect it names."""
     shape = ""
@@ -49,7 +49,7 @@ def read_wire(
     ), shape
 
 
-def read_nodes(table: Table, kinds: KindTable) -> list[Node]:
+def read_nodes(table: TomlTable, kinds: KindTable) -> list[Node]:
     """The machines of all `[[nodes]]` entries, each as often as it is counted."""
     nodes: list[Node] = []
     num_devices = 0
@@ -71,7 +71,7 @@ def read_nodes(table: Table, kinds: KindTable) -> list[Node]:
     return nodes
 
 
-def _read_node_devices(entry: Table, kinds: KindTable) -> tuple[tuple[str, str], ...]:
+def _read_node_devices(entry: TomlTable, kinds: KindTable) -> tuple[tuple[str, str], ...]:
     listed = isinstance(entry.get("devices"), list)
     devices: list[tuple[str, str]] = []
     for index, text in enumerate(entry.texts("devices")):
@@ -92,7 +92,7 @@ def _read_node_devices(entry: Table, kinds: KindTable) -> tuple[tuple[str, str],
 
 
 def _read_inside(
-    entry: Table, kinds: KindTable, devices: tuple[tuple[str, str], ...]
+    entry: TomlTable, kinds: KindTable, devices: tuple[tuple[str, str], ...]
 ) -> tuple[Fabric, ...]:
     value = entry.get("inside")
     if value is None:
@@ -110,13 +110,13 @@ def _read_inside(
                 path, f"found {shown(item)}", 'write "nvlink3" or { shape = "switch", ... }'
             )
         fabrics.append(
-            _read_fabric(Table(item, entry.document, path), kinds.catalogue, len(devices))
+            _read_fabric(TomlTable(item, entry.document, path), kinds.catalogue, len(devices))
         )
     return tuple(fabrics)
 
 
 def _usual_fabrics(
-    entry: Table, kinds: KindTable, devices: tuple[tuple[str, str], ...]
+    entry: TomlTable, kinds: KindTable, devices: tuple[tuple[str, str], ...]
 ) -> tuple[Fabric, ...]:
     """What presets say about their own kind; a mix is for the writer to decide."""
     if len(devices) == 1:
@@ -133,7 +133,7 @@ def _usual_fabrics(
     return kinds.catalogue.default_fabrics(first, len(devices))
 
 
-def _read_fabric(table: Table, catalogue: Catalogue, num_devices: int) -> Fabric:
+def _read_fabric(table: TomlTable, catalogue: Catalogue, num_devices: int) -> Fabric:
     wire, usual = read_wire(table, catalogue)
     if wire is None:
         table.fail("says nothing about the links", "add GB_per_s and latency_us, or a link by name")
@@ -148,7 +148,7 @@ def _read_fabric(table: Table, catalogue: Catalogue, num_devices: int) -> Fabric
     return Fabric(shape, wire, dims, pairs)
 
 
-def _read_dims(table: Table, num_devices: int) -> tuple[int, ...]:
+def _read_dims(table: TomlTable, num_devices: int) -> tuple[int, ...]:
     dims = table.get("dims")
     if dims is None:
         return near_cube(num_devices)
@@ -158,7 +158,7 @@ def _read_dims(table: Table, num_devices: int) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _read_pairs(table: Table, num_devices: int) -> tuple[tuple[int, int, int], ...]:
+def _read_pairs(table: TomlTable, num_devices: int) -> tuple[tuple[int, int, int], ...]:
     pairs = table.get("pairs")
     if not isinstance(pairs, list):
         table.fail("the pairs are missing", "add pairs = [[0, 1], [2, 3]]")
@@ -176,7 +176,7 @@ def _read_pairs(table: Table, num_devices: int) -> tuple[tuple[int, int, int], .
 
 
 def _read_nics(
-    entry: Table,
+    entry: TomlTable,
     kinds: KindTable,
     devices: tuple[tuple[str, str], ...],
     fabrics: tuple[Fabric, ...],
@@ -192,7 +192,7 @@ def _read_nics(
         value = {"link": value}
     if value is not None and not isinstance(value, dict):
         entry.fail(f"found {shown(value)}", 'write "infiniband-200" or { count = 8, ... }', "nics")
-    table = Table(value or {}, entry.document, (*entry.path, "nics"))
+    table = TomlTable(value or {}, entry.document, (*entry.path, "nics"))
     usual = kinds.catalogue.interconnect(habit.nics) if habit else None
     wire, _ = read_wire(table, kinds.catalogue, network or (usual.wire if usual else None))
     if wire is None:
@@ -206,12 +206,12 @@ def _read_nics(
     return Cards(wire, count, at)
 
 
-def _network_wire(table: Table, catalogue: Catalogue) -> Wire | None:
+def _network_wire(table: TomlTable, catalogue: Catalogue) -> Wire | None:
     wire, _ = read_wire(table.table("network"), catalogue)
     return wire
 
 
-def read_network(table: Table, catalogue: Catalogue) -> Network:
+def read_network(table: TomlTable, catalogue: Catalogue) -> NodeNetwork:
     """The `[network]` table; one switch for all where there is none."""
     network = table.table("network")
     read_wire(network, catalogue)
@@ -225,13 +225,13 @@ def read_network(table: Table, catalogue: Catalogue) -> Network:
         )
     network.close()
     if not nodes_per_leaf and uplink is None:
-        return Network()
+        return NodeNetwork()
     if not nodes_per_leaf or uplink is None:
         network.fail("a tree needs nodes_per_leaf and uplink", "give both, or neither")
-    inner = Table(uplink, network.document, (*network.path, "uplink"))
+    inner = TomlTable(uplink, network.document, (*network.path, "uplink"))
     wire, _ = read_wire(inner, catalogue)
     if wire is None:
         inner.fail("says nothing about the links", "add GB_per_s and latency_us, or a link by name")
     count = inner.whole("count", 1, 1, MAX_PER_LINE)
     inner.close()
-    return Network(nodes_per_leaf, wire.times(count))
+    return NodeNetwork(nodes_per_leaf, wire.times(count))

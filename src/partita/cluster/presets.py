@@ -31,9 +31,9 @@ from partita.cluster.catalogue import (
 from partita.cluster.kinds import read_kind
 from partita.cluster.nodes import read_wire
 from partita.cluster.record import MAX_DEVICES, Cluster, DeviceKind
-from partita.cluster.tables import Document, Table
+from partita.cluster.tables import Document, TomlTable
 from partita.cluster.toml import read_cluster, read_toml
-from partita.cluster.wiring import Network, Node, Parts, wire_nodes
+from partita.cluster.wiring import Node, NodeNetwork, Parts, wire_nodes
 from partita.errors import ClusterError, FileError
 from partita.suggest import suggest
 
@@ -108,7 +108,7 @@ def _enter(entries: dict[str, Any], name: str, value: object) -> None:
     entries[plain(name)] = value
 
 
-def _interconnect(table: Table) -> Interconnect:
+def _interconnect(table: TomlTable) -> Interconnect:
     name, shape, source = table.text("name"), table.text("shape"), table.text("source")
     wire, _ = read_wire(table, Catalogue())
     assert wire is not None
@@ -116,14 +116,14 @@ def _interconnect(table: Table) -> Interconnect:
     return Interconnect(name, wire, shape, source)
 
 
-def _kind_preset(table: Table) -> KindPreset:
+def _kind_preset(table: TomlTable) -> KindPreset:
     aliases = tuple(table.texts("aliases"))
     inside, nics = table.text("inside"), table.text("nics")
     nics_per, node_size = table.text("nics_per"), table.whole("node_size", 8, 1)
     return KindPreset(read_kind(table), aliases, inside, nics, nics_per, node_size)
 
 
-def _machine(table: Table, index: int) -> Machine:
+def _machine(table: TomlTable, index: int) -> Machine:
     aliases = tuple(table.texts("aliases"))
     tables = {key: value for key, value in table.values.items() if key != "aliases"}
     return Machine(table.text("name"), aliases, table.text("description"), tables, index)
@@ -131,7 +131,7 @@ def _machine(table: Table, index: int) -> Machine:
 
 def _machine_cluster(machine: Machine, tables: Mapping[str, Any] | None = None) -> Cluster:
     path = ("machines", machine.index)
-    return read_cluster(Table(tables or machine.tables, _document(), path), catalogue())
+    return read_cluster(TomlTable(tables or machine.tables, _document(), path), catalogue())
 
 
 def _read_file(path: Path) -> Cluster:
@@ -157,7 +157,7 @@ def _read_file(path: Path) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _DeviceGroup:
     """One part of a shorthand: `count` devices of a kind in nodes of `node_size`, or machines."""
 
     count: int
@@ -183,7 +183,7 @@ def _from_groups(text: str) -> Cluster:
         names.append(str(replace(group, name=preset.kind.name)))
         _check_total(sum(len(node.devices) for node in nodes), text)
     parts = Parts()
-    wire_nodes(parts, nodes, Network())
+    wire_nodes(parts, nodes, NodeNetwork())
     return Cluster(
         "+".join(names)[:200],
         tuple(kinds.values()),
@@ -193,7 +193,7 @@ def _from_groups(text: str) -> Cluster:
     )
 
 
-def _nodes_of(group: _Group, preset: KindPreset, first: int, text: str) -> list[Node]:
+def _nodes_of(group: _DeviceGroup, preset: KindPreset, first: int, text: str) -> list[Node]:
     if group.node_size:
         _check_total(group.count * group.node_size, text)
         sizes = [group.node_size] * group.count
@@ -210,7 +210,7 @@ def _nodes_of(group: _Group, preset: KindPreset, first: int, text: str) -> list[
     return [replace(made[size], name=f"n{first + index}") for index, size in enumerate(sizes)]
 
 
-def _from_machines(groups: list[_Group], text: str) -> Cluster:
+def _from_machines(groups: list[_DeviceGroup], text: str) -> Cluster:
     """Machines that are made of nodes, several of each, on one network."""
     tables: list[dict[str, Any]] = []
     names = []
@@ -228,10 +228,10 @@ def _from_machines(groups: list[_Group], text: str) -> Cluster:
         tables += [{**node, "count": node.get("count", 1) * group.count} for node in nodes]
         names.append(f"{group.count}x{machine.name}")
     joined = {"name": "+".join(names)[:200], "nodes": tables}
-    return read_cluster(Table(joined, Document("", text[:200])), catalogue())
+    return read_cluster(TomlTable(joined, Document("", text[:200])), catalogue())
 
 
-def _parse_group(part: str, text: str) -> _Group:
+def _parse_group(part: str, text: str) -> _DeviceGroup:
     match = _GROUP.fullmatch(part.strip())
     if match is None or not part.isprintable():
         raise ClusterError(
@@ -241,7 +241,7 @@ def _parse_group(part: str, text: str) -> _Group:
         )
     counts = [_count(number, text) for number in match.groups()[:2] if number is not None]
     size = counts[1] if len(counts) == 2 else 0
-    return _Group(counts[0] if counts else 1, size, match[3])
+    return _DeviceGroup(counts[0] if counts else 1, size, match[3])
 
 
 def _count(digits: str, text: str) -> int:

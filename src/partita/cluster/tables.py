@@ -22,7 +22,7 @@ class Document:
         self.text = text
         self.file = file
 
-    def root(self) -> "Table":
+    def root(self) -> "TomlTable":
         """The whole text as one table."""
         if len(self.text) > MAX_CHARACTERS:
             raise FileError(
@@ -38,7 +38,7 @@ class Document:
             raise FileError(
                 f"is not TOML ({error})", fix="correct that line", file=self.file
             ) from None
-        return Table(values, self)
+        return TomlTable(values, self)
 
     @cached_property
     def lines(self) -> dict[Path, int]:
@@ -52,7 +52,7 @@ class Document:
         return ClusterError(found, fix=fix, field=where, file=self.file)
 
 
-class Table:
+class TomlTable:
     """One table: ask it for its keys by type, then `close` it to refuse the keys not asked for."""
 
     def __init__(self, values: Mapping[str, Any], document: Document, path: Path = ()) -> None:
@@ -149,16 +149,16 @@ class Table:
             self.fail(f"found {shown(value)}", f"a finite number {needed} is needed", key)
         return Decimal(repr(float(value))) if isinstance(value, float) else Decimal(value)
 
-    def table(self, key: str) -> "Table":
+    def table(self, key: str) -> "TomlTable":
         """A table; an empty one if absent."""
         value = self.get(key)
         if value is None:
             value = {}
         if not isinstance(value, dict):
             self.fail(f"found {shown(value)}", f"a table [{key}] is needed", key)
-        return Table(value, self.document, (*self.path, key))
+        return TomlTable(value, self.document, (*self.path, key))
 
-    def tables(self, key: str) -> list["Table"]:
+    def tables(self, key: str) -> list["TomlTable"]:
         """A list of tables; none if absent."""
         value = self.get(key)
         if value is None:
@@ -169,7 +169,8 @@ class Table:
             if not isinstance(item, dict):
                 self.fail(f"found {shown(item)}", f"tables [[{key}]] are needed", key, index)
         return [
-            Table(item, self.document, (*self.path, key, index)) for index, item in enumerate(value)
+            TomlTable(item, self.document, (*self.path, key, index))
+            for index, item in enumerate(value)
         ]
 
     def _present(self, key: str, optional: bool) -> Any:

@@ -16,7 +16,7 @@ from partita.cluster.checks import shown
 from partita.cluster.kinds import KindTable
 from partita.cluster.nodes import read_network, read_nodes, read_wire
 from partita.cluster.record import Cluster, Device, DeviceKind, Link
-from partita.cluster.tables import Document, Table
+from partita.cluster.tables import Document, TomlTable
 from partita.cluster.wiring import Parts, wire_nodes
 from partita.errors import ClusterError
 
@@ -28,7 +28,7 @@ def read_toml(text: str, catalogue: Catalogue, file: str = "") -> Cluster:
     return read_cluster(Document(text, file).root(), catalogue)
 
 
-def read_cluster(table: Table, catalogue: Catalogue) -> Cluster:
+def read_cluster(table: TomlTable, catalogue: Catalogue) -> Cluster:
     """The cluster that a table describes: a whole file, or a machine among the presets."""
     _check_format(table)
     name = table.text("name", PurePath(table.document.file).stem or "cluster")
@@ -76,9 +76,9 @@ class _Made:
     """The parts read so far, and where the single ones stand in the file."""
 
     parts: Parts = field(default_factory=Parts)
-    places: dict[tuple[str, int], Table] = field(default_factory=dict)
+    places: dict[tuple[str, int], TomlTable] = field(default_factory=dict)
 
-    def located(self, table: Table, error: ClusterError) -> ClusterError:
+    def located(self, table: TomlTable, error: ClusterError) -> ClusterError:
         """What the cluster complains about, with the place it was read from."""
         match = re.match(r"(\w+)\[(\d+)\](.*)", error.field)
         place = self.places.get((match[1], int(match[2]))) if match else None
@@ -92,14 +92,14 @@ class _Made:
         return table.document.error(path, error.found, error.fix)
 
 
-def _check_format(table: Table) -> None:
+def _check_format(table: TomlTable) -> None:
     if "format" in table:
         from partita.files import check_format
 
         check_format({"format": table.get("format")}, "cluster", file=table.document.file)
 
 
-def _read_single_parts(table: Table, kinds: KindTable, made: _Made) -> None:
+def _read_single_parts(table: TomlTable, kinds: KindTable, made: _Made) -> None:
     """The devices, switches and links given one by one, after those of the nodes."""
     parts = made.parts
     for entry in table.tables("devices"):
@@ -116,7 +116,7 @@ def _read_single_parts(table: Table, kinds: KindTable, made: _Made) -> None:
         _read_link(entry, kinds.catalogue, made)
 
 
-def _read_switches(table: Table, made: _Made) -> list[str]:
+def _read_switches(table: TomlTable, made: _Made) -> list[str]:
     value = table.get("switches")
     if isinstance(value, list) and not all(isinstance(item, dict) for item in value):
         return table.texts("switches")
@@ -128,7 +128,7 @@ def _read_switches(table: Table, made: _Made) -> list[str]:
     return names
 
 
-def _read_link(entry: Table, catalogue: Catalogue, made: _Made) -> None:
+def _read_link(entry: TomlTable, catalogue: Catalogue, made: _Made) -> None:
     wire, _ = read_wire(entry, catalogue)
     if wire is None:
         entry.fail("says nothing about the link", "add GB_per_s and latency_us, or a link by name")

@@ -13,8 +13,8 @@ before all others, and what cannot beat it is dropped: big switches are rarely s
 Levels: two vertices are joined at bandwidth B if each reaches the other over edges of at least B,
 that is, if they are in one strong component of those edges. `join_ranks` finds for every edge the
 first rank (widest bandwidth first) at which its ends are joined, by halving the range of ranks:
-O(edges · log ranks), however many different bandwidths there are. Where every edge has a twin of
-the same bandwidth the other way, this is Kruskal's union of the edges, widest first.
+O(edges · log ranks), however many different bandwidths there are. Where every edge has a reference
+module of the same bandwidth the other way, this is Kruskal's union of the edges, widest first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,11 +65,11 @@ class Topology:
         """
         if source == target:
             return ()
-        found = self.routes.get((source, target))
-        if found is None:
-            found = _Search(self, source, target).run()
-            self.routes[source, target] = found
-        return found
+        route = self.routes.get((source, target))
+        if route is None:
+            route = _RouteSearch(self, source, target).run()
+            self.routes[source, target] = route
+        return route
 
     def _least_step(self, vertex: int) -> float:
         """The least time that any step from here adds: all of it at a relay, else the latency."""
@@ -91,7 +91,7 @@ class Topology:
         return seen
 
 
-class _Search:
+class _RouteSearch:
     """One search for one route.
 
     A label is (fixed time, narrowest bandwidth since the last relay, edges, label before, edge).

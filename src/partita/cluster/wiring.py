@@ -68,7 +68,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NodeNetwork:
     """What joins the nodes: one switch, or leaves with an uplink each."""
 
     nodes_per_leaf: int = 0  # 0: one switch for all
@@ -90,7 +90,7 @@ class Parts:
         self.links.append(Link(b, a, wire.latency_s, wire.bytes_per_s, lane))
 
 
-def wire_nodes(parts: Parts, nodes: list[Node], network: Network) -> None:
+def wire_nodes(parts: Parts, nodes: list[Node], network: NodeNetwork) -> None:
     """Add the nodes to the parts, and the network between them if there are several."""
     num_links = sum(_num_links(node) for node in nodes)
     if num_links > MAX_LINKS:
@@ -132,7 +132,7 @@ def _num_links(node: Node) -> int:
     return total
 
 
-def _add_network(parts: Parts, num_nodes: int, network: Network) -> None:
+def _add_network(parts: Parts, num_nodes: int, network: NodeNetwork) -> None:
     if not network.nodes_per_leaf or network.uplink is None:
         parts.switches.append("network")
         return
@@ -143,7 +143,7 @@ def _add_network(parts: Parts, num_nodes: int, network: Network) -> None:
         parts.cable(f"leaf{index}", "spine", network.uplink)
 
 
-def _switch_for(index: int, network: Network) -> str:
+def _switch_for(index: int, network: NodeNetwork) -> str:
     if not network.nodes_per_leaf or network.uplink is None:
         return "network"
     return f"leaf{index // network.nodes_per_leaf}"

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 def blocks(preds: Sequence[Sequence[int]], most: int | None = None) -> tuple[tuple[int, ...], ...]:
     """Consecutive ops between articulation points; at most `most` ops each, if that is given."""
     widths = crossing(preds)
-    found, begin = [], 0
+    blocks, begin = [], 0
     for op in range(len(preds)):
         if widths[op] <= 1 or op == len(preds) - 1:
-            found.append((begin, op + 1))
+            blocks.append((begin, op + 1))
             begin = op + 1
     return tuple(
         tuple(range(first, end))
-        for block in _grown(found)
+        for block in _grown(blocks)
         for first, end in _cut(block, widths, most)
     )
 
@@ -40,11 +40,11 @@ def crossing(preds: Sequence[Sequence[int]]) -> list[int]:
     return widths
 
 
-def _grown(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _grown(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Chains of single ops go together: there is nothing to choose inside them."""
     grown: list[tuple[int, int]] = []
     chain = False
-    for first, end in found:
+    for first, end in blocks:
         single = end - first == 1
         if grown and single and chain:
             grown[-1] = (grown[-1][0], end)

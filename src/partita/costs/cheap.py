@@ -15,15 +15,15 @@ KINDS = VIEWS | {
 }  # fmt: skip
 
 
-def made_again(graph: Graph, saved: Set[str]) -> frozenset[str]:
+def recomputable(graph: Graph, saved: Set[str]) -> frozenset[str]:
     """The forward ops whose outputs can be made again from `saved`, what gradients read."""
     maker: dict[str, str] = {}
-    found: set[str] = set()
+    names: set[str] = set()
     for op in graph.ops:
         if op.phase != "forward":
             continue
-        there = all(name in saved or maker[name] in found for name in op.inputs if name in maker)
+        there = all(name in saved or maker[name] in names for name in op.inputs if name in maker)
         if op.kind in KINDS and there and set(graph.outputs).isdisjoint(op.outputs):
-            found.add(op.name)
+            names.add(op.name)
         maker.update(dict.fromkeys(op.outputs, op.name))
-    return frozenset(found)
+    return frozenset(names)

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.costs.collectives import Collectives, Groups
-from partita.graph.splits import PARTIAL, REPLICATE, Placement
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement
 from partita.plans import Axis
 
 Floats = npt.NDArray[np.float64]
-Layout = tuple[Placement, ...]
+Layout = tuple[TensorPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ConversionStep:
     """One step of a conversion along one axis; `collective` is empty for a free slice."""
 
     axis: int
@@ -52,9 +52,9 @@ def copied_axes(layout: Layout, axes: Sequence[Axis]) -> tuple[int, ...]:
 
 def conversion(
     whole_bytes: float, sizes: Sequence[float], have: Layout, need: Layout
-) -> tuple[Step, ...]:
+) -> tuple[ConversionStep, ...]:
     """The steps from one layout to another, for a tensor of `whole_bytes` in all."""
-    steps: list[Step] = []
+    steps: list[ConversionStep] = []
     left = [i for i in range(len(need)) if have[i] != need[i]]
     while left:
         axis = min(left, key=lambda i: (have[i] != PARTIAL, i))
@@ -71,15 +71,15 @@ def conversion(
         have = (*have[:axis], after, *have[axis + 1 :])
         held = whole_bytes / num_shards(have, sizes)
         if before == REPLICATE:
-            steps.append(Step(axis, "", 0.0, held, have))
+            steps.append(ConversionStep(axis, "", 0.0, held, have))
         elif before == PARTIAL:
             name, size = (
                 ("all_reduce", held) if after == REPLICATE else ("reduce_scatter", held_before)
             )
-            steps.append(Step(axis, name, size, held, have))
+            steps.append(ConversionStep(axis, name, size, held, have))
         else:
             name = "all_gather" if after == REPLICATE else "all_to_all"
-            steps.append(Step(axis, name, held, held, have))
+            steps.append(ConversionStep(axis, name, held, held, have))
         left = [i for i in range(len(need)) if have[i] != need[i]]
     return tuple(steps)
 
@@ -117,13 +117,13 @@ class Conversions:
             [self._seconds(size, i, j, a, b) for j, b in columns.items()] for i, a in rows.items()
         ])  # fmt: skip
         row_of, column_of = ({n: k for k, n in enumerate(side)} for side in (rows, columns))
-        found: Floats = known[
+        table: Floats = known[
             np.ix_(
                 [row_of[self._number[layout]] for layout in have],
                 [column_of[self._number[layout]] for layout in need],
             )
         ]
-        return found
+        return table
 
     def _numbers(self, layouts: Sequence[Layout]) -> dict[int, Layout]:
         """The different ones by number."""

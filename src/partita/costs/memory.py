@@ -51,9 +51,9 @@ def model_memory(training: Graph) -> ModelMemory:
     key = ("model memory", "")
     if key not in training.memo:
         training.memo[key] = _totals(training)
-    found = training.memo[key]
-    assert isinstance(found, ModelMemory)
-    return found
+    model_memory = training.memo[key]
+    assert isinstance(model_memory, ModelMemory)
+    return model_memory
 
 
 def _totals(training: Graph) -> ModelMemory:

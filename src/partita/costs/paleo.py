@@ -15,8 +15,14 @@ import math
 from collections.abc import Sequence
 
 from partita.capture.exprimo_devices import GB, DeviceGraph, ExprimoDevice
-from partita.capture.exprimo_net import NetLayer, Network
-from partita.problems.placement import Channel, Constraints, Device, Layer, PlacementProblem
+from partita.capture.exprimo_net import ExprimoNetwork, NetLayer
+from partita.problems.placement import (
+    Channel,
+    Constraints,
+    PlacementDevice,
+    PlacementLayer,
+    PlacementProblem,
+)
 
 OF_PEAK = 0.9
 OF_BANDWIDTH = 0.25
@@ -28,7 +34,7 @@ NOTHING: Work = (0.0, ())
 
 
 def exprimo_problem(
-    network: Network,
+    network: ExprimoNetwork,
     machine: DeviceGraph,
     batches: int = 1,
     in_flight: int = 1,
@@ -39,7 +45,8 @@ def exprimo_problem(
     return PlacementProblem(
         name=f"{network.name} on {machine.name}",
         devices=tuple(
-            Device(device.memory_gb * GB, device.model, device.type) for device in machine.devices
+            PlacementDevice(device.memory_gb * GB, device.model, device.type)
+            for device in machine.devices
         ),
         channels=tuple(Channel(gbps, kind) for kind, gbps in machine.channels),
         route=machine.route,
@@ -55,10 +62,10 @@ def exprimo_problem(
 
 def _layer(
     layer: NetLayer, machine: DeviceGraph, number: dict[str, int], children: Sequence[str]
-) -> Layer:
+) -> PlacementLayer:
     size = FLOAT_BYTES * math.prod(layer.shape)
     forward, backward = work(layer)
-    return Layer(
+    return PlacementLayer(
         name=layer.name,
         parents=tuple(number[name] for name in layer.parents),
         children=tuple(number[name] for name in children),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from partita.cluster import Cluster
 from partita.costs.memory import workspace_bytes
 from partita.costs.placement import PlacementModel, placement_model, segments
-from partita.costs.profiles import Profile
+from partita.costs.profiles import ModelProfile
 from partita.errors import ClusterError, InputError
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
@@ -39,7 +39,7 @@ class PartitionModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PartitionConstraints:
     """What the problem is to keep to."""
 
     memory_bytes: float | None = None  # at most so much of every device
@@ -53,10 +53,10 @@ def partition_model(
     graph: Graph,
     cluster: Cluster,
     num_devices: int | None = None,
-    wishes: Wishes | None = None,
+    constraints: PartitionConstraints | None = None,
     *,
     updates_every: int = 1,
-    profile: Profile | None = None,
+    profile: ModelProfile | None = None,
 ) -> PartitionModel:
     """The problem of cutting a (training) graph for the first `num_devices` of a cluster.
 
@@ -66,7 +66,7 @@ def partition_model(
     if not 1 <= count <= cluster.num_devices:
         fix = f"{cluster.name} has {cluster.num_devices}"
         raise ClusterError(f"{count} devices are asked for", fix=fix, field="devices")
-    asked = wishes or Wishes()
+    asked = constraints or PartitionConstraints()
     model = placement_model(graph, cluster)
     tied = _tied(graph, model)
     times = (
@@ -121,7 +121,7 @@ def _modelled(
 
 
 def _profiled(
-    model: PlacementModel, profile: Profile, cluster: Cluster
+    model: PlacementModel, profile: ModelProfile, cluster: Cluster
 ) -> list[list[tuple[float, float]]]:
     """The same for every device alike, as measured."""
     if not cluster.is_homogeneous:
@@ -145,7 +145,7 @@ def _profiled(
 
 
 def _tied(graph: Graph, model: PlacementModel) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    found = []
+    tied = []
     for parameter in graph.parameters:
         readers = {
             model.layer_of[op.name]
@@ -153,8 +153,8 @@ def _tied(graph: Graph, model: PlacementModel) -> tuple[tuple[str, tuple[int, ..
             if op.phase == "forward"
         }
         if len(readers) > 1:
-            found.append((parameter.name, tuple(sorted(readers))))
-    return tuple(found)
+            tied.append((parameter.name, tuple(sorted(readers))))
+    return tuple(tied)
 
 
 def _held_bytes(
@@ -166,7 +166,7 @@ def _held_bytes(
         size = graph.tensor(parameter).size_bytes * (2 if graph.is_training else 1)
         for layer in readers:
             copies[layer] += size if layer != model.home[parameter] else 0
-    found = []
+    held_bytes = []
     for layer, names in enumerate(model.layers):
         kept = 0
         for op in map(graph.op, names):
@@ -175,8 +175,8 @@ def _held_bytes(
             for name in op.outputs:
                 if any(user.phase in ("dgrad", "wgrad") for user in graph.consumers(name)):
                     kept += graph.tensor(name).size_bytes
-        found.append((int(sum(model.parameter_bytes(layer))) + copies[layer], kept))
-    return found
+        held_bytes.append((int(sum(model.parameter_bytes(layer))) + copies[layer], kept))
+    return held_bytes
 
 
 def _edges(graph: Graph, model: PlacementModel) -> tuple[PartitionEdge, ...]:

@@ -77,7 +77,7 @@ def graph_problem(
         fix = f"it lies above 0 and up to {LARGEST_WORD:g}"
         raise ProblemError(f"found {word:g} FLOP per word that is sent", fix=fix)
     about = {"costs": "pase", "graph": graph.name, "p": procs, "flop_per_word": word}
-    return _Builder(graph, procs, word).problem({**about, **(meta or {})})
+    return _PaseBuilder(graph, procs, word).problem({**about, **(meta or {})})
 
 
 def flop_per_word(tflops: float, gbps: float) -> float:
@@ -123,10 +123,10 @@ def _contiguous(rows: Ints, dims: Sequence[PaseDim]) -> npt.NDArray[np.bool_]:
     """
     single = rows == np.array([dim.extent for dim in dims])
     whole = rows == 1
-    found = np.zeros(len(rows), dtype=np.bool_)
+    contiguous = np.zeros(len(rows), dtype=np.bool_)
     for at in range(len(dims)):
-        found |= single[:, :at].all(axis=1) & whole[:, at + 1 :].all(axis=1)
-    return found
+        contiguous |= single[:, :at].all(axis=1) & whole[:, at + 1 :].all(axis=1)
+    return contiguous
 
 
 def layouts(op: PaseOp, splits: Ints, access: Access) -> Ints:
@@ -142,7 +142,7 @@ def op_flop(op: PaseOp, splits: Ints, word: float) -> Floats:
     """What an op costs with each of these splits."""
     if op.kind not in COSTS:
         raise ProblemError(f"is a {op.kind}", fix=suggest(op.kind, list(COSTS)), field=op.name)
-    return COSTS[op.kind](op, _Split(op, splits), word)
+    return COSTS[op.kind](op, _OpShards(op, splits), word)
 
 
 def edge_flop(shape: tuple[int, ...], made: Ints, read: Ints, word: float) -> Floats:
@@ -157,7 +157,7 @@ def edge_flop(shape: tuple[int, ...], made: Ints, read: Ints, word: float) -> Fl
     return 2 * word * words
 
 
-class _Builder:
+class _PaseBuilder:
     """Makes each table once: per distinct op, and per distinct pair of layouts of a tensor."""
 
     def __init__(self, graph: PaseGraph, procs: int, word: float) -> None:
@@ -257,7 +257,7 @@ class _Layouts:
     of_choice: Ints
 
 
-class _Split:
+class _OpShards:
     """Shares and split factors of an op's dims, one entry per choice."""
 
     def __init__(self, op: PaseOp, splits: Ints) -> None:
@@ -291,11 +291,11 @@ def _all_reduce(size: Floats, ways: Floats, word: float) -> Floats:
     return 2 * word * size / ways * (ways - 1)
 
 
-def _product(op: PaseOp, split: _Split, word: float) -> Floats:
+def _product(op: PaseOp, split: _OpShards, word: float) -> Floats:
     return _products(op, split, word, 1, 1)
 
 
-def _products(op: PaseOp, split: _Split, word: float, columns: int, rows: int) -> Floats:
+def _products(op: PaseOp, split: _OpShards, word: float, columns: int, rows: int) -> Floats:
     """A batch of matrix products, n `columns` times and k `rows` times their dims."""
     over = {role: _letters(op, role) for role in "BMNK"}
     m = split.share(over["M"])
@@ -310,7 +310,7 @@ def _products(op: PaseOp, split: _Split, word: float, columns: int, rows: int) -
     )
 
 
-def _lstm(op: PaseOp, split: _Split, word: float) -> Floats:
+def _lstm(op: PaseOp, split: _OpShards, word: float) -> Floats:
     """Products of all gates, and the state's way from n to k in every layer and step."""
     b, n, k = split.share("b"), split.share("n"), split.share("k")
     kept = np.where(split.ways("bk") > split.ways("bn"), 0, b * np.minimum(n, k))
@@ -318,7 +318,7 @@ def _lstm(op: PaseOp, split: _Split, word: float) -> Floats:
     return _products(op, split, word, GATES, CELL_INPUTS) + moves * word * (b * k - kept)
 
 
-def _pooling(op: PaseOp, split: _Split, word: float) -> Floats:
+def _pooling(op: PaseOp, split: _OpShards, word: float) -> Floats:
     """One operation per element of the result, and the halo that a split h or w needs."""
     _, _, height, width = op.inputs[0].shape
     down, across = split.ways("h"), split.ways("w")
@@ -327,11 +327,11 @@ def _pooling(op: PaseOp, split: _Split, word: float) -> Floats:
     return split.share("bchw") + word * split.share("bc") * halo
 
 
-def _elementwise(op: PaseOp, split: _Split, word: float) -> Floats:
+def _elementwise(op: PaseOp, split: _OpShards, word: float) -> Floats:
     return (1 + op.pointwise) * split.share(_letters(op, ""))
 
 
-def _norm(op: PaseOp, split: _Split, word: float) -> Floats:
+def _norm(op: PaseOp, split: _OpShards, word: float) -> Floats:
     """Statistics are added up over the shares of the axis, scale and bias over all others."""
     axis, others = _letters(op, "X"), _letters(op, "")
     statistics = _all_reduce(split.share(others), split.ways(axis), word)
@@ -339,7 +339,7 @@ def _norm(op: PaseOp, split: _Split, word: float) -> Floats:
     return 16 * split.share(axis + others) + 4 * statistics + 4 * parameters
 
 
-def _softmax(op: PaseOp, split: _Split, word: float) -> Floats:
+def _softmax(op: PaseOp, split: _OpShards, word: float) -> Floats:
     """Backward is charged as a product with the square matrix of derivatives of every row."""
     axis, others = _letters(op, "X"), _letters(op, "")
     rows, ways, extent = split.share(others), split.ways(axis), _extent(op, axis)
@@ -347,22 +347,22 @@ def _softmax(op: PaseOp, split: _Split, word: float) -> Floats:
     return split.share(axis + others) * (4 + extent) + sums
 
 
-def _loss(op: PaseOp, split: _Split, word: float) -> Floats:
+def _loss(op: PaseOp, split: _OpShards, word: float) -> Floats:
     axis, others = _letters(op, "X"), _letters(op, "")
     rows = split.share(others)
     return 4 * split.share(axis + others) + 2 * rows * (1 + word * (split.ways(axis) > 1))
 
 
-def _mean(op: PaseOp, split: _Split, word: float) -> Floats:
+def _mean(op: PaseOp, split: _OpShards, word: float) -> Floats:
     axes, others = _letters(op, "X"), _letters(op, "")
     return _all_reduce(split.share(axes + others), split.ways(axes), word)
 
 
-def _nothing(op: PaseOp, split: _Split, word: float) -> Floats:
+def _nothing(op: PaseOp, split: _OpShards, word: float) -> Floats:
     return np.zeros_like(split.share(""))
 
 
-COSTS: dict[str, Callable[[PaseOp, _Split, float], Floats]] = {
+COSTS: dict[str, Callable[[PaseOp, _OpShards, float], Floats]] = {
     "Conv": _product,
     "FC": _product,
     "Einsum": _product,

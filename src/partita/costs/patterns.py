@@ -49,7 +49,7 @@ class Patterns:
 def _relabelled(home: Sequence[int], devices: Sequence[int]) -> tuple[int, ...]:
     """Numbers of groups in the order they are met, as run lengths."""
     names: dict[int, int] = {}
-    found: list[int] = []
+    relabelled: list[int] = []
     for key, run in itertools.groupby(home[device] for device in devices):
-        found += [names.setdefault(key, len(names)), sum(1 for _ in run)]
-    return tuple(found)
+        relabelled += [names.setdefault(key, len(names)), sum(1 for _ in run)]
+    return tuple(relabelled)

@@ -35,7 +35,13 @@ from partita.costs.roofline import op_cost
 from partita.graph.flops import flops
 from partita.graph.record import Graph, Op
 from partita.graph.traffic import traffic_bytes
-from partita.problems.placement import Channel, Constraints, Device, Layer, PlacementProblem
+from partita.problems.placement import (
+    Channel,
+    Constraints,
+    PlacementDevice,
+    PlacementLayer,
+    PlacementProblem,
+)
 
 Semantics = Literal["partita", "exprimo"]
 SEMANTICS: tuple[Semantics, ...] = ("partita", "exprimo")
@@ -49,7 +55,7 @@ BOUND_ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RouteSegment:
     """A piece of a route from one device to the next: links that carry a message at once."""
 
     links: tuple[int, ...]
@@ -57,7 +63,7 @@ class Segment:
     bytes_per_s: float  # of the narrowest link
 
 
-class Step(NamedTuple):
+class PlacedOp(NamedTuple):
     """An op as lowering sees it."""
 
     name: str
@@ -109,10 +115,10 @@ class PlacementModel:
         """[layer, device] seconds by phase: forward, dgrad, wgrad, update."""
         phases = ("forward", "dgrad", "wgrad", "update")
         shape = (len(self.layers), self.cluster.num_devices)
-        found = {phase: np.zeros(shape) for phase in phases}
+        phase_seconds = {phase: np.zeros(shape) for phase in phases}
         for op, row in zip(self.graph.ops, self.seconds, strict=True):
-            found[op.phase][self.layer_of[op.name]] += row
-        return found
+            phase_seconds[op.phase][self.layer_of[op.name]] += row
+        return phase_seconds
 
     @cached_property
     def free(self) -> frozenset[str]:
@@ -124,11 +130,11 @@ class PlacementModel:
         )
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PlacedOp, ...]:
         """What is run for every batch: all ops but the updates, with what lowering asks of each."""
         tensor = self.graph.tensor
         return tuple(
-            Step(
+            PlacedOp(
                 op.name,
                 op.phase,
                 self.layer_of[op.name],
@@ -158,14 +164,14 @@ class PlacementModel:
                 total[2] += sum(self.graph.tensor(name).size_bytes for name in op.inputs[2:])
         return tuple((a, b, c) for a, b, c in totals)
 
-    def segments(self, source: int, target: int) -> tuple[Segment, ...]:
+    def segments(self, source: int, target: int) -> tuple[RouteSegment, ...]:
         """The route between two devices, cut at the devices it passes through."""
         if (source, target) not in self._segments:
             self._segments[source, target] = segments(self.cluster, source, target)
         return self._segments[source, target]
 
     @cached_property
-    def _segments(self) -> dict[tuple[int, int], tuple[Segment, ...]]:
+    def _segments(self) -> dict[tuple[int, int], tuple[RouteSegment, ...]]:
         return {}
 
     def capacity_bytes(self, device: int) -> float:
@@ -190,7 +196,7 @@ class PlacementModel:
         return PlacementProblem(
             name=f"{self.graph.name} on {self.cluster.name}",
             devices=tuple(
-                Device(
+                PlacementDevice(
                     self.capacity_bytes(index) if own else self.cluster.kind_of(index).memory_bytes,
                     device.kind,
                     self.cluster.kind_of(index).type,
@@ -211,7 +217,7 @@ class PlacementModel:
     def _layer(
         self, index: int, own: bool, rates: Sequence[tuple[float, float]], weight: float,
         batches: int, in_flight: int,
-    ) -> Layer:  # fmt: skip
+    ) -> PlacementLayer:  # fmt: skip
         phases = self.phase_seconds
         backward = phases["dgrad"][index].copy()
         held, gradients, states = self.parameter_bytes(index)
@@ -220,7 +226,7 @@ class PlacementModel:
             held += gradients + states + in_flight * self.saved_bytes[index]
         sent = self.sent_bytes[index]
         names = self.layers[index]
-        return Layer(
+        return PlacementLayer(
             name=names[0],
             parents=self.parents[index],
             children=self.children[index],
@@ -327,22 +333,22 @@ def placement_model(
     )
 
 
-def segments(cluster: Cluster, source: int, target: int) -> tuple[Segment, ...]:
+def segments(cluster: Cluster, source: int, target: int) -> tuple[RouteSegment, ...]:
     """The route between two devices, cut at the devices it passes through."""
     devices = {device.name for device in cluster.devices}
-    found, piece = [], list[int]()
+    route_segments, piece = [], list[int]()
     for link in cluster.route(source, target):
         piece.append(link)
         if cluster.links[link].target in devices:
-            found.append(_segment(cluster, tuple(piece)))
+            route_segments.append(_segment(cluster, tuple(piece)))
             piece = []
-    return tuple(found)
+    return tuple(route_segments)
 
 
-def _segment(cluster: Cluster, links: tuple[int, ...]) -> Segment:
+def _segment(cluster: Cluster, links: tuple[int, ...]) -> RouteSegment:
     chosen = [cluster.links[link] for link in links]
     latency_s = sum(link.latency_s for link in chosen)
-    return Segment(links, latency_s, min(link.bytes_per_s for link in chosen))
+    return RouteSegment(links, latency_s, min(link.bytes_per_s for link in chosen))
 
 
 def _join(
@@ -380,12 +386,12 @@ def _forward_readers(graph: Graph, tensor: str) -> int:
 
 
 def _homes(graph: Graph, forward: Sequence[Op], layer_of: Mapping[str, int]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    homes: dict[str, int] = {}
     for op in forward:
         for name in op.inputs:
             if graph.tensor(name).role == "parameter":
-                found.setdefault(name, layer_of[op.name])
-    return found
+                homes.setdefault(name, layer_of[op.name])
+    return homes
 
 
 def _owner(graph: Graph, op: Op, layer_of: Mapping[str, int], home: Mapping[str, int]) -> int:
@@ -407,7 +413,7 @@ def _saved(
     graph: Graph, layers: Sequence[Sequence[str]], sent: Sequence[Mapping[str, float]]
 ) -> list[float]:
     """Bytes made inside each layer that its backward reads and no other layer does."""
-    found = []
+    saved = []
     for names, outside in zip(layers, sent, strict=True):
         total = 0.0
         for op in map(graph.op, names):
@@ -417,8 +423,8 @@ def _saved(
                 read = any(user.phase in ("dgrad", "wgrad") for user in graph.consumers(name))
                 if read and name not in outside:
                     total += graph.tensor(name).size_bytes
-        found.append(total)
-    return found
+        saved.append(total)
+    return saved
 
 
 def _channels(
@@ -458,10 +464,10 @@ def _channels(
 
 def _medium(cluster: Cluster, link: int, directed: bool) -> object:
     """What links that share a channel have in common."""
-    found = cluster.links[link]
-    if found.lane:
-        return found.lane
-    return link if directed else frozenset((found.source, found.target))
+    medium = cluster.links[link]
+    if medium.lane:
+        return medium.lane
+    return link if directed else frozenset((medium.source, medium.target))
 
 
 def _balanced(times: F64) -> float:

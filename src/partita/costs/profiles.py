@@ -58,7 +58,7 @@ class ModuleTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ModelProfile:
     """What each op of a model costs in one environment."""
 
     model: str
@@ -95,7 +95,7 @@ class Profile:
             )
         return {op.op: op for op in self.ops}
 
-    def by_op(self, graph: Graph, op_of: Mapping[str, str]) -> "Profile":
+    def by_op(self, graph: Graph, op_of: Mapping[str, str]) -> "ModelProfile":
         """The same for another graph of the model, whose op `op_of` says for each of ours."""
         times: dict[str, list[OpTime]] = {}
         for mine in self.ops:
@@ -103,7 +103,7 @@ class Profile:
                 times.setdefault(op_of[mine.op], []).append(mine)
         forward = [op for op in graph.ops if op.phase == "forward"]
         ops = tuple(_summed(op, times.get(op.name, [])) for op in forward)
-        return Profile(graph.name, graph.fingerprint(), self.environment, ops)
+        return ModelProfile(graph.name, graph.fingerprint(), self.environment, ops)
 
     def to_json(self) -> bytes:
         """As a file that `read_profile` reads."""
@@ -133,18 +133,18 @@ def _module(scope: str, ops: list[OpTime]) -> ModuleTime:
     )
 
 
-def read_profile(path: str | Path) -> Profile:
+def read_profile(path: str | Path) -> ModelProfile:
     """Read a saved profile."""
-    return read_record(path, KIND, _Wire).profile()
+    return read_record(path, KIND, _ProfileWire).profile()
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _ProfileWire:
     format: str
     model: str
     fingerprint: str
     environment: Environment
     ops: tuple[OpTime, ...]
 
-    def profile(self) -> Profile:
-        return Profile(self.model, self.fingerprint, self.environment, self.ops)
+    def profile(self) -> ModelProfile:
+        return ModelProfile(self.model, self.fingerprint, self.environment, self.ops)

@@ -19,7 +19,7 @@ from partita.costs.roofline import op_cost
 from partita.errors import ProblemError
 from partita.graph.record import Graph, Op
 from partita.graph.shapes import SHAPES
-from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
+from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
 
 TILE_US = 0.8  # starting a tile: its row of the table, its first loads (H200)
 SIGNAL_US = 0.8  # a release on one unit seen by an acquire on another (H200)
@@ -48,7 +48,7 @@ def rtasks_model(graph: Graph, device: DeviceKind) -> RtasksModel:
     unit = _unit(device)
     operators = tuple(ROperator(op.name, _tilings(graph, op, unit, device)) for op in ops)
     edges = {
-        Edge(number[source], number[op.name], _aligned(graph, source, op))
+        TileEdge(number[source], number[op.name], _aligned(graph, source, op))
         for op in ops
         for source in _makers(graph, op)
     }
@@ -68,7 +68,7 @@ def side_by_side(models: Sequence[RtasksModel]) -> RtasksModel:
     if len(models) == 1:
         return models[0]
     operators: list[ROperator] = []
-    edges: list[Edge] = []
+    edges: list[TileEdge] = []
     ops: list[str] = []
     fallbacks: list[str] = []
     for index, model in enumerate(models):
@@ -114,7 +114,7 @@ def _tilings(graph: Graph, op: Op, unit: DeviceKind, device: DeviceKind) -> tupl
 
 def _makers(graph: Graph, op: Op) -> list[str]:
     """The ops that make what an op reads, seen through views."""
-    found, open_tensors = [], list(op.inputs)
+    makers, open_tensors = [], list(op.inputs)
     while open_tensors:
         source = graph.producer(open_tensors.pop())
         if source is None:
@@ -122,8 +122,8 @@ def _makers(graph: Graph, op: Op) -> list[str]:
         if source.kind in VIEWS:
             open_tensors += source.inputs
         else:
-            found.append(source.name)
-    return sorted(set(found))
+            makers.append(source.name)
+    return sorted(set(makers))
 
 
 def _aligned(graph: Graph, source: str, op: Op) -> bool:

@@ -31,7 +31,7 @@ class Read:
     tensors: tuple[tuple[int, str], ...]
 
 
-class Saved:
+class SavedReads:
     """Reads of all gradients of a folded training graph, worked out once for all its splits."""
 
     def __init__(self, graph: Graph, segment_of: Mapping[str, int], count: int) -> None:
@@ -68,7 +68,7 @@ class Saved:
 
         The ops of `again` run again for the gradients that read what they make.
         """
-        found: Floats = np.zeros(self.count)
+        array: Floats = np.zeros(self.count)
         seen: set[tuple[str, Layout]] = set()
         for read in (*self.reads, *self._second_reads(again)):
             dims = dims_of[read.origin]
@@ -80,17 +80,17 @@ class Saved:
                 if held in self.maker and (held, layout) not in seen:
                     seen.add((held, layout))
                     size = self.graph.tensor(held).size_bytes / num_shards(layout, sizes)
-                    found[self.segment_of[read.origin]] += size
-        return found
+                    array[self.segment_of[read.origin]] += size
+        return array
 
     def _second_reads(self, again: Set[str]) -> list[Read]:
         """What ops read that run again."""
-        found = []
+        new_reads = []
         for name in sorted(again):
             op = self.graph.op(name)
             reads = [(k, tensor) for k, tensor in enumerate(op.inputs) if tensor in self.maker]
-            found.append(Read(name, self.graph.call(op), tuple(reads)))
-        return found
+            new_reads.append(Read(name, self.graph.call(op), tuple(reads)))
+        return new_reads
 
     def held(
         self, name: str, need: Layout, dims_of: Mapping[str, Dims], sizes: Sequence[float]

@@ -1,21 +1,21 @@
 """The sharding problem of a model on a mesh: a split for every op at the least total time.
 
 Each forward op chooses one splittable loop dim (or none) per mesh axis, and whether its parameters
-are kept in copies or in shares; its backward follows. What a choice costs is kept in five parts,
+are kept replicated or sharded; its backward follows. What a choice costs is kept in five parts,
 
     compute    all phases and the update, per kind of device
     blocking   statistics and halos, and along edges the conversion of layouts: somebody waits;
                of inference also what it takes to add up partial sums that the model returns
     hidden     sums of parameter gradients, gathering of shares, adding up a loss: may run beside
                compute
-    ends       gathering of what was updated in shares, when all else is done
+    ends       gathering of what was updated sharded, when all else is done
     memory     parameters, gradients, states and saved activations held on a device
 
 and a problem is made from them with weights: blocking and hidden communication count in part, as
 far as they are expected to overlap; bytes have a price per byte, by which a cap on memory becomes a
 Lagrangian. Where a tensor has several consumers its conversion is done once, so each pays a part.
 For one of several micro-batches, what happens once a step (updates, and gradients of parameters
-that are kept in copies) counts in equal parts to each.
+that are kept replicated) counts in equal parts to each.
 
 Bounds. A device's compute lane and its network lane are each busy no longer than a step, so for any
 0 <= w <= 1 the least value of (1 - w) compute + w communication over all choices is below every
@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.cheap import made_again
+from partita.costs.cheap import recomputable
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
@@ -56,17 +56,17 @@ from partita.plans import Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
 STAT_BYTES = 4
-LEVELS = ("none", "states", "parameters")  # what a search may choose for an op's parameters
+LEVELS = (0, 1, 3)  # what a search may choose for an op's parameters
 Dims = tuple[str, ...]  # one loop dim per mesh axis, '' for none
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SplitChoice:
     """One way to run an op: its dims per axis, and how its parameters are kept."""
 
     dims: Dims
-    sharded: str = "none"
+    zero: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Weights:
     hidden: float = 1.0
     s_per_byte: float = 0.0
     in_flight: float = 1.0  # micro-batches whose activations are held at a time
-    light: bool = False  # are cheap ops run again rather than what they make held?
+    selective: bool = False  # are cheap ops run again rather than what they make held?
 
 
 PLAIN = Weights()
@@ -106,7 +106,7 @@ class OpTable:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
         total += weights.blocking * (self.blocking + self.ends) + weights.hidden * self.hidden
-        total += weights.s_per_byte * self.held(weights.in_flight, light=weights.light)
+        total += weights.s_per_byte * self.held(weights.in_flight, light=weights.selective)
         return total
 
 
@@ -116,7 +116,7 @@ class ShardingModel:
 
     mesh: Mesh
     ops: tuple[str, ...]
-    choices: tuple[tuple[Choice, ...], ...]
+    choices: tuple[tuple[SplitChoice, ...], ...]
     tables: tuple[OpTable, ...]
     edges: tuple[tuple[int, int], ...]
     matrix_of: tuple[int, ...]
@@ -136,26 +136,26 @@ class ShardingModel:
     def splits(self, assignment: tuple[int, ...]) -> tuple[OpSplit, ...]:
         """What an assignment decides, op by op."""
         return tuple(
-            OpSplit(op, choices[x].dims, choices[x].sharded)
+            OpSplit(op, choices[x].dims, choices[x].zero)
             for op, choices, x in zip(self.ops, self.choices, assignment, strict=True)
         )
 
     def assignment(self, splits: tuple[OpSplit, ...]) -> tuple[int, ...]:
         """The numbers of given splits, the inverse of `splits`."""
         wanted = {split.op: split for split in splits}
-        found = []
+        assignment = []
         for op, choices in zip(self.ops, self.choices, strict=True):
             split = wanted[op]
-            exact, plain = Choice(split.dims, split.sharded), Choice(split.dims)
-            # An op with nothing to keep in shares has only the plain choice.
-            found.append(choices.index(exact if exact in choices else plain))
-        return tuple(found)
+            exact, plain = SplitChoice(split.dims, split.zero), SplitChoice(split.dims)
+            # An op with nothing to keep sharded has only the plain choice.
+            assignment.append(choices.index(exact if exact in choices else plain))
+        return tuple(assignment)
 
     def memory_bytes(self, assignment: tuple[int, ...]) -> float:
         """What a device holds by this model's count (without what is live only for a moment)."""
         return sum(float(table.memory[x]) for table, x in zip(self.tables, assignment, strict=True))
 
-    def least_memory_bytes(self) -> float:
+    def memory_bound_bytes(self) -> float:
         """Every op at its thriftiest choice."""
         return sum(float(table.memory.min()) for table in self.tables)
 
@@ -169,7 +169,7 @@ def sharding_model(
     graph: Graph,
     cluster: Cluster,
     mesh: Mesh,
-    levels: tuple[str, ...] = LEVELS,
+    levels: tuple[int, ...] = LEVELS,
     collectives: Collectives | None = None,
     num_microbatches: int = 1,
 ) -> ShardingModel:
@@ -178,7 +178,7 @@ def sharding_model(
     With several micro-batches the graph is one's, and what a step does once counts in part.
     """
     times = collectives or Collectives(cluster)
-    return _Builder(graph, cluster, mesh, levels, times, num_microbatches).build()
+    return _ShardingBuilder(graph, cluster, mesh, levels, times, num_microbatches).build()
 
 
 @functools.lru_cache(maxsize=65536)
@@ -188,15 +188,15 @@ def dims_of(call: Call, axes: tuple[Axis, ...]) -> tuple[Dims, ...]:
     per_axis = [
         (*splittable(call, axis.parts), REPEAT) if axis.size > 1 else (REPEAT,) for axis in axes
     ]
-    found = []
+    legal = []
     for dims in itertools.product(*per_axis):
         parts: dict[str, int] = {}
         for dim, axis in zip(dims, axes, strict=True):
             if dim:
                 parts[dim] = parts.get(dim, 1) * axis.parts
         if all(extents[dim] % count == 0 for dim, count in parts.items()):
-            found.append(dims)
-    return tuple(found)
+            legal.append(dims)
+    return tuple(legal)
 
 
 def ways_of(
@@ -233,7 +233,7 @@ class _Facts:
             tensor.name: sum(1 for op in graph.consumers(tensor.name) if op.phase == "forward")
             for tensor in graph.tensors
         }
-        self.again = made_again(graph, self.saved)
+        self.again = recomputable(graph, self.saved)
         self.pairs = self._pairs(graph)
         numbers: dict[tuple[object, ...], int] = {}
         self.signature = {  # ops with equal signatures have equal choices and costs
@@ -245,15 +245,15 @@ class _Facts:
 
     def _pairs(self, graph: Graph) -> list[tuple[Op, Op, Tensor]]:
         """Forward edges, and pairs of ops that read the same parameter (tied weights)."""
-        found = [
+        pairs = [
             (u, v, tensor)
             for u, v, tensor in graph.edges()
             if u.phase == "forward" and v.phase == "forward"
         ]
         for parameter in graph.parameters:
             users = [op for op in graph.consumers(parameter.name) if op.phase == "forward"]
-            found.extend((users[0], user, parameter) for user in users[1:])
-        return found
+            pairs.extend((users[0], user, parameter) for user in users[1:])
+        return pairs
 
     def _signature(self, graph: Graph, op: Op) -> tuple[object, ...]:
         tensors = tuple(
@@ -269,9 +269,9 @@ class _Facts:
         return (graph.call(op), tensors, op.name in self.again)
 
 
-class _Builder:
+class _ShardingBuilder:
     def __init__(
-        self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[str, ...],
+        self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[int, ...],
         collectives: Collectives, num_microbatches: int,
     ) -> None:  # fmt: skip
         self.graph, self.mesh, self.levels = graph, mesh, levels
@@ -280,7 +280,7 @@ class _Builder:
         self.ways = tuple(axis.ways() for axis in mesh.axes)
         self.groups: list[Groups] = [mesh.groups(i) for i in range(len(self.axes))]
         self.collectives = collectives
-        self.devices = unlike(cluster, mesh)
+        self.devices = heterogeneous(cluster, mesh)
         facts = graph.memo.get(("sharding", ""))
         if facts is None:
             facts = graph.memo["sharding", ""] = _Facts(graph)
@@ -288,7 +288,7 @@ class _Builder:
         self.forward, self.phases, self.update_of = facts.forward, facts.phases, facts.update_of
         self.owner, self.saved, self.users = facts.owner, facts.saved, facts.users
         self.signature, self.pairs, self.again = facts.signature, facts.pairs, facts.again
-        self.known: dict[int, tuple[tuple[Choice, ...], OpTable]] = {}
+        self.known: dict[int, tuple[tuple[SplitChoice, ...], OpTable]] = {}
         self.by_dims: dict[tuple[int, Dims], tuple[list[float], float, float]] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
@@ -317,7 +317,7 @@ class _Builder:
 
     # What an op's choices cost by themselves.
 
-    def _table(self, op: Op) -> tuple[tuple[Choice, ...], OpTable]:
+    def _table(self, op: Op) -> tuple[tuple[SplitChoice, ...], OpTable]:
         key = self.signature[op.name]
         if key not in self.known:
             choices = self._choices(op)
@@ -325,16 +325,16 @@ class _Builder:
             self.known[key] = choices, OpTable(*map(np.array, zip(*parts, strict=True)))
         return self.known[key]
 
-    def _choices(self, op: Op) -> tuple[Choice, ...]:
+    def _choices(self, op: Op) -> tuple[SplitChoice, ...]:
         mine = [name for name in op.inputs if self.owner.get(name) == op.name]
-        found: list[Choice] = []
+        choices: list[SplitChoice] = []
         for dims in dims_of(self.graph.call(op), self.axes):
-            copied = any(self._copies(op, name, dims) > 1 for name in mine)
-            levels = self.levels if copied else ("none",)
-            found.extend(Choice(dims, n) for n in levels if n != "states" or self.update_of)
-        return tuple(found)
+            copied = any(self._replicas(op, name, dims) > 1 for name in mine)
+            levels = self.levels if copied else (0,)
+            choices.extend(SplitChoice(dims, n) for n in levels if n != 1 or self.update_of)
+        return tuple(choices)
 
-    def _parts(self, op: Op, choice: Choice) -> tuple[list[float], *tuple[float, ...]]:
+    def _parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], *tuple[float, ...]]:
         hidden, ends, updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
@@ -350,10 +350,10 @@ class _Builder:
             hidden += settling
         else:
             blocking += settling
-        lightly = 0.0 if self._is_made_again(op, choice.dims) else activations
+        lightly = 0.0 if self._is_recomputable(op, choice.dims) else activations
         return compute, blocking, hidden, ends, memory + activations, activations, lightly
 
-    def _dims_parts(self, op: Op, choice: Choice) -> tuple[list[float], float, float]:
+    def _dims_parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], float, float]:
         """What does not depend on how parameters are kept: seconds of all phases, and so on."""
         compute = []
         for kind, place in self.devices:
@@ -391,7 +391,7 @@ class _Builder:
         return seconds
 
     def _parameters(
-        self, op: Op, choice: Choice
+        self, op: Op, choice: SplitChoice
     ) -> tuple[float, float, list[tuple[Op, float]], float]:
         """Seconds of hidden communication and at the end, updates with their share, bytes held."""
         hidden = ends = memory = 0.0
@@ -408,18 +408,18 @@ class _Builder:
             for axis in copied:
                 copies *= self.axes[axis].size
             held = tensor.size_bytes / num_shards(layout, self.ways)
-            memory += held / (copies if choice.sharded == "parameters" else 1)
-            if choice.sharded == "parameters":
+            memory += held / (copies if choice.zero == 3 else 1)
+            if choice.zero == 3:
                 gathered[copied] = gathered.get(copied, 0.0) + held
             update = self.update_of.get(name)
             if update is None:
                 continue
             states = sum(self.graph.tensor(n).size_bytes for n in update.inputs[2:])
-            split = num_shards(layout, self.ways) * (1 if choice.sharded == "none" else copies)
+            split = num_shards(layout, self.ways) * (1 if choice.zero == 0 else copies)
             memory += states / split
-            memory += held / (copies if choice.sharded == "parameters" else 1)  # its gradient
+            memory += held / (copies if choice.zero == 3 else 1)  # its gradient
             updates.append((update, 1 / split))
-            if choice.sharded == "states":
+            if choice.zero == 1:
                 gather = sum(self._time("all_gather", held, axis) for axis in copied)
                 ends += self.once * gather
         uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
@@ -428,7 +428,7 @@ class _Builder:
         hidden += self._gradient_sums(op, choice)
         return hidden, ends, updates, memory
 
-    def _gradient_sums(self, op: Op, choice: Choice) -> float:
+    def _gradient_sums(self, op: Op, choice: SplitChoice) -> float:
         seconds = 0.0
         for phase in self.phases[op.name]:
             if phase.phase != "wgrad":
@@ -437,15 +437,15 @@ class _Builder:
             for name, access in zip(phase.outputs, nest.outputs, strict=True):
                 have = tuple(output_placement(nest, access, dim) for dim in choice.dims)
                 size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
-                collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
+                collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
                 seconds += sum(
                     self._time(collective, size, axis)
                     for axis, p in enumerate(have)
                     if p == PARTIAL
                 )
-        return seconds * (1.0 if choice.sharded == "parameters" else self.once)
+        return seconds * (1.0 if choice.zero == 3 else self.once)
 
-    def _activations(self, op: Op, choice: Choice) -> float:
+    def _activations(self, op: Op, choice: SplitChoice) -> float:
         """Bytes of the op's outputs that are kept for the backward."""
         nest = loop_nest(self.graph.call(op))
         total = 0.0
@@ -455,12 +455,12 @@ class _Builder:
                 total += self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
         return total
 
-    def _is_made_again(self, op: Op, dims: Dims) -> bool:
-        """Can light recompute make an op's outputs once more, each device by itself?"""
+    def _is_recomputable(self, op: Op, dims: Dims) -> bool:
+        """Can selective recompute make an op's outputs once more, each device by itself?"""
         again = op.name in self.again
         return again and not communication(self.graph.call(op), ways_of(dims, self.axes))
 
-    def _copies(self, op: Op, name: str, dims: Dims) -> int:
+    def _replicas(self, op: Op, name: str, dims: Dims) -> int:
         access = loop_nest(self.graph.call(op)).inputs[op.inputs.index(name)]
         copies = 1
         for dim, axis in zip(dims, self.axes, strict=True):
@@ -471,8 +471,8 @@ class _Builder:
     # What a pair of choices costs along an edge.
 
     def _matrix(
-        self, source: Op, target: Op, tensor: Tensor, rows: tuple[Choice, ...],
-        columns: tuple[Choice, ...],
+        self, source: Op, target: Op, tensor: Tensor, rows: tuple[SplitChoice, ...],
+        columns: tuple[SplitChoice, ...],
     ) -> int:  # fmt: skip
         """The number of the matrix of conversion times for one edge; equal ones are shared."""
         out = self._side(source, tensor, rows)
@@ -484,7 +484,7 @@ class _Builder:
         return self.matrices[key]
 
     def _side(
-        self, op: Op, tensor: Tensor, choices: tuple[Choice, ...]
+        self, op: Op, tensor: Tensor, choices: tuple[SplitChoice, ...]
     ) -> tuple[tuple[Layout, Layout | None], ...]:
         """Per choice: the layout of the tensor at this op, and of its gradient there (if any)."""
         making = tensor.name in op.outputs
@@ -531,14 +531,14 @@ class _Builder:
         gradient = [side[1] for side in into if side[1] is not None]
         if len(back) == len(out) and len(gradient) == len(into):
             there = there + self.conversions.table(size, gradient, back).T
-        found: Floats = there / sharers
-        return found
+        conversion_matrix: Floats = there / sharers
+        return conversion_matrix
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
         return self.collectives.seconds(collective, size_bytes, self.groups[axis])
 
 
-def unlike(cluster: Cluster, mesh: Mesh) -> list[tuple[DeviceKind, tuple[int, ...]]]:
+def heterogeneous(cluster: Cluster, mesh: Mesh) -> list[tuple[DeviceKind, tuple[int, ...]]]:
     """Kind and place of one device for all that do the same: of a kind, at places of one weight."""
     seen: dict[tuple[object, ...], int] = {}
     for device in mesh.devices:

@@ -71,15 +71,15 @@ def _parts(
     together: dict[int, list[int]] = {}
     for number, names in enumerate(groups, 1):
         together.setdefault(of[place[names[0]]], []).append(number)
-    found: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
     for block in (sorted(each) for _, each in sorted(together.items())):
         inside = {op: at for at, op in enumerate(block)}
         local = [[inside[p] for p in preds[op] if p in inside] for op in block]
         pieces = (
             blocks(local, MOST_PART_OPS) if len(block) > MOST_PART_OPS else (range(len(block)),)
         )
-        found += [tuple(block[at] for at in piece) for piece in pieces]
-    return tuple(found)
+        parts += [tuple(block[at] for at in piece) for piece in pieces]
+    return tuple(parts)
 
 
 def _constants(graph: Graph, device: DeviceKind) -> StreamsConstants:
@@ -138,15 +138,15 @@ def _fused_into(graph: Graph, op: Op, home: dict[str, list[str]]) -> list[str] |
 
 def _makers(graph: Graph, number: dict[str, int]) -> dict[str, tuple[int, ...]]:
     """The launched ops behind every tensor; views are looked through, inputs are op 0."""
-    found: dict[str, tuple[int, ...]] = {tensor.name: (0,) for tensor in graph.inputs}
+    makers: dict[str, tuple[int, ...]] = {tensor.name: (0,) for tensor in graph.inputs}
     for op in graph.ops:
         if op.name in number:
             made: tuple[int, ...] = (number[op.name],)
         else:
-            made = tuple(sorted({m for name in op.inputs for m in found.get(name, ())}))
+            made = tuple(sorted({m for name in op.inputs for m in makers.get(name, ())}))
         for name in op.outputs:
-            found[name] = made
-    return found
+            makers[name] = made
+    return makers
 
 
 def _streams_op(

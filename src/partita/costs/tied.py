@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.costs.layouts import num_shards
-from partita.costs.sharding import Choice
+from partita.costs.sharding import SplitChoice
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE, placements
 from partita.plans import Axis
@@ -46,20 +46,26 @@ def later_readers(graph: Graph) -> tuple[Reader, ...]:
     )
 
 
-def kept_alike(choice_of: dict[str, Choice], readers: Sequence[Reader]) -> dict[str, Choice]:
-    """The choices with later readers keeping states in shares where the first one does.
+def kept_alike(
+    choice_of: dict[str, SplitChoice], readers: Sequence[Reader]
+) -> dict[str, SplitChoice]:
+    """The choices with later readers keeping states sharded where the first one does.
 
     Parameters themselves are not: gathering them again and again was not counted to the reader.
     """
-    found = dict(choice_of)
+    choices = dict(choice_of)
     for reader in readers:
-        if reader.alone and found[reader.owner].sharded != "none":
-            found[reader.op] = Choice(found[reader.op].dims, "states")
-    return found
+        if reader.alone and choices[reader.owner].zero != 0:
+            choices[reader.op] = SplitChoice(choices[reader.op].dims, 1)
+    return choices
 
 
 def tied_bytes(
-    graph: Graph, reader: Reader, choice: Choice, axes: Sequence[Axis], update: Mapping[str, int]
+    graph: Graph,
+    reader: Reader,
+    choice: SplitChoice,
+    axes: Sequence[Axis],
+    update: Mapping[str, int],
 ) -> float:
     """What a device holds of a parameter at a later reader; `update` has the bytes of states."""
     layout = placements(graph.call(graph.op(reader.op)), choice.dims)[0][reader.position]
@@ -72,7 +78,7 @@ def tied_bytes(
     if reader.parameter in update:
         total *= 2  # its gradient
         states = update[reader.parameter] / shards
-        total += states / (1 if choice.sharded == "none" else copies)
+        total += states / (1 if choice.zero == 0 else copies)
     return total
 
 

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import torch
 
-from partita.emit.steps import Step, Value, values_in
+from partita.emit.steps import OpStep, Value, values_in
 from partita.emit.text import Bracket, Expr, literal
 
 _PER_SPACE = ("kernel_size", "stride", "padding", "dilation", "output_padding", "output_size")
@@ -25,7 +25,7 @@ class Env(Protocol):
 class Written:
     """One step being written: its arguments by the names of the operator's schema."""
 
-    def __init__(self, step: Step, env: Env) -> None:
+    def __init__(self, step: OpStep, env: Env) -> None:
         self.step = step
         self.env = env
         self.schema = step.target._schema.arguments

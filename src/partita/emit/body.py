@@ -11,10 +11,10 @@ from typing import Protocol
 
 from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
-from partita.emit.calls import Item, ModuleCall, Piece, is_again, reads
+from partita.emit.calls import CheckpointSegment, Item, ModuleCall, is_again, reads
 from partita.emit.names import POOL, unused, variable
 from partita.emit.ops import written
-from partita.emit.steps import Step, Value
+from partita.emit.steps import OpStep, Value
 from partita.emit.text import Bracket, Expr, call, returned, statement
 
 _DULL = re.compile(
@@ -35,7 +35,7 @@ LEAST_REPEATED = 3  # calls that are written as a loop
 RUN_AGAIN, COUNTED_ONCE = "RUN_AGAIN", "CountedOnce"
 
 
-class Paths(Protocol):
+class HolderPaths(Protocol):
     """Where a function finds what its class holds."""
 
     def state(self, value: Value) -> str:
@@ -50,7 +50,7 @@ class Paths(Protocol):
     def tensor(self) -> str | None:
         """A tensor that the class holds, if any."""
 
-    def training(self, step: Step) -> bool | None:
+    def training(self, step: OpStep) -> bool | None:
         """The mode a step ran in if it is the mode of the whole model, else None."""
 
     def arguments(self, item: ModuleCall, body: "Body") -> list[Expr] | None:
@@ -77,7 +77,9 @@ class _Env:
 class Body:
     """The lines of one `forward`."""
 
-    def __init__(self, paths: Paths, takes: Sequence[tuple[Value, str]], indent: int = 8) -> None:
+    def __init__(
+        self, paths: HolderPaths, takes: Sequence[tuple[Value, str]], indent: int = 8
+    ) -> None:
         self.paths = paths
         self.names: dict[Value, str] = dict(takes)
         self.takes = [value for value, _ in takes]
@@ -150,7 +152,7 @@ class Body:
 
     def _item(self, item: Item, gives: Sequence[Value] | None) -> None:
         outs: tuple[Value | None, ...]
-        if isinstance(item, Piece):
+        if isinstance(item, CheckpointSegment):
             expr: Expr = self._checkpointed(item)
             outs = tuple(item.gives)
             targets = self._targets(item, outs, is_list=False)
@@ -173,12 +175,12 @@ class Body:
         if gives is not None:
             self._return(gives)
 
-    def _checkpointed(self, piece: Piece) -> Expr:
+    def _checkpointed(self, piece: CheckpointSegment) -> Expr:
         """The call that runs a piece; unless it is one module, as a function written before it."""
         taken = [v for v in piece.takes if v in self.names]  # else the class holds it
         names = [self.name(value) for value in taken]
         kwargs: dict[str, Expr] = {"use_reentrant": "False"}
-        if piece.light:
+        if piece.selective:
             kwargs["context_fn"] = f"{RUN_AGAIN}.contexts"
         elif piece.changes:
             kwargs["context_fn"] = f"{COUNTED_ONCE}(self)"
@@ -233,9 +235,9 @@ class Body:
 
     def _chain(self, item: Item, following: Item | None) -> bool:
         """`x.view(2, 3).transpose(0, 1)`: a method whose result only the next method reads."""
-        if not (isinstance(item, Step) and isinstance(following, Step)) or item.is_list:
+        if not (isinstance(item, OpStep) and isinstance(following, OpStep)) or item.is_list:
             return False
-        if item.again != following.again:
+        if item.recomputed != following.recomputed:
             return False
         value = item.outs[0]
         alone = value is not None and [v for v in following.reads() if v is value] == [value]
@@ -277,7 +279,7 @@ class Body:
         old = None if first is None else self.names.get(first)
         if old is None or old in live:
             return None
-        same = isinstance(item, Step) and item.operator in _SHAPE_OPS
+        same = isinstance(item, OpStep) and item.operator in _SHAPE_OPS
         return old if same or old.split("_")[0] in POOL else None
 
     def _fresh(self, item: Item, live: set[str]) -> str:

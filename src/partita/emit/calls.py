@@ -8,7 +8,7 @@ further, into pieces (`recompute.py`).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.emit.steps import Step, Value
+from partita.emit.steps import OpStep, Value
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class ModuleCall:
     takes: list[Value]
     gives: list[Value]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[OpStep]:
         """Every step inside, in order."""
         for item in self.items:
             yield from steps_of(item)
@@ -29,19 +29,23 @@ class ModuleCall:
     @property
     def is_divided(self) -> bool:
         """True if only a part of it is run again, so that what is inside must be told apart."""
-        marks = {step.again for step in self.steps()}
+        marks = {step.recomputed for step in self.steps()}
         inner = (i.is_divided for i in self.items if isinstance(i, ModuleCall))
-        return len(marks) > 1 or any(isinstance(i, Piece) for i in self.items) or any(inner)
+        return (
+            len(marks) > 1
+            or any(isinstance(i, CheckpointSegment) for i in self.items)
+            or any(inner)
+        )
 
 
 @dataclass(eq=False)
-class Piece:
+class CheckpointSegment:
     """Items that the backward runs again; if `light`, only the marked steps among them."""
 
-    items: list["Step | ModuleCall"]
+    items: list["OpStep | ModuleCall"]
     takes: list[Value]
     gives: list[Value]
-    light: bool = False
+    selective: bool = False
 
     @property
     def changes(self) -> bool:
@@ -49,12 +53,12 @@ class Piece:
         return any(step.changes for item in self.items for step in steps_of(item))
 
 
-Item = Step | ModuleCall | Piece
+Item = OpStep | ModuleCall | CheckpointSegment
 
 
-def steps_of(item: Item) -> Iterator[Step]:
+def steps_of(item: Item) -> Iterator[OpStep]:
     """Every step of an item, in order."""
-    if isinstance(item, Step):
+    if isinstance(item, OpStep):
         yield item
         return
     for inner in item.items:
@@ -63,18 +67,20 @@ def steps_of(item: Item) -> Iterator[Step]:
 
 def is_again(item: Item) -> bool:
     """True for what is marked to run again."""
-    return not isinstance(item, Piece) and all(step.again for step in steps_of(item))
+    return not isinstance(item, CheckpointSegment) and all(
+        step.recomputed for step in steps_of(item)
+    )
 
 
-def called(items: Sequence[Item]) -> Iterator[Step | ModuleCall]:
+def called(items: Sequence[Item]) -> Iterator[OpStep | ModuleCall]:
     """The items with those of pieces in place of the pieces."""
     for item in items:
-        yield from item.items if isinstance(item, Piece) else (item,)
+        yield from item.items if isinstance(item, CheckpointSegment) else (item,)
 
 
 def reads(item: Item) -> Iterator[Value]:
     """What an item reads from outside."""
-    yield from item.reads() if isinstance(item, Step) else item.takes
+    yield from item.reads() if isinstance(item, OpStep) else item.takes
 
 
 def is_own(value: Value, path: str) -> bool:
@@ -89,7 +95,7 @@ class Gatherer:
     totals: Mapping[str, int]
     keeps: Callable[[str], bool]
 
-    def gather(self, steps: Sequence[Step], kept: Sequence[Value]) -> list[Item]:
+    def gather(self, steps: Sequence[OpStep], kept: Sequence[Value]) -> list[Item]:
         """The items of a stage; `kept` are the values used after it."""
         last: dict[Value, int] = {}
         for place, step in enumerate(steps):
@@ -98,32 +104,32 @@ class Gatherer:
         return self._items(steps, 0, len(steps), 0, last)
 
     def _items(
-        self, steps: Sequence[Step], start: int, end: int, depth: int, last: dict[Value, int]
+        self, steps: Sequence[OpStep], start: int, end: int, depth: int, last: dict[Value, int]
     ) -> list[Item]:
         """Items of steps[start:end], whose first `depth` modules are done."""
-        found: list[Item] = []
+        items: list[Item] = []
         while start < end:
             after = start
             own = steps[start].stack[depth : depth + 1]
             while own and after < end and steps[after].stack[depth : depth + 1] == own:
                 after += 1
             if not own:
-                found.append(steps[start])
+                items.append(steps[start])
                 start += 1
                 continue
             inner = self._items(steps, start, after, depth + 1, last)
             ((key, path),) = own
             if after - start == self.totals[key] and self.keeps(path):
                 later = {value for value, place in last.items() if place >= after}
-                found.append(_call(key, path, inner, steps[start:after], later))
+                items.append(_call(key, path, inner, steps[start:after], later))
             else:
-                found += inner
+                items += inner
             start = after
-        return found
+        return items
 
 
 def _call(
-    key: str, path: str, items: list[Item], run: Sequence[Step], later: set[Value]
+    key: str, path: str, items: list[Item], run: Sequence[OpStep], later: set[Value]
 ) -> ModuleCall:
     made: dict[Value, None] = {}
     takes: dict[Value, None] = {}

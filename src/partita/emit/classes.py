@@ -13,11 +13,11 @@ from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
 from partita.emit.body import Body
 from partita.emit.calls import Item, ModuleCall, called, is_own
-from partita.emit.families import Draft, draft_of, instance
+from partita.emit.families import UnnamedClass, draft_of, instance
 from partita.emit.holding import Holding
-from partita.emit.layers import Recurrent, layer, recurrent, sequence
+from partita.emit.layers import RecurrentCall, layer, recurrent, sequence
 from partita.emit.names import POOL, unused, variable
-from partita.emit.steps import Step, Value
+from partita.emit.steps import OpStep, Value
 from partita.emit.text import Bracket, Expr
 
 
@@ -33,7 +33,7 @@ class Classes:
     """The classes written so far, and the model they come from."""
 
     model: nn.Module
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[UnnamedClass] = field(default_factory=list)
     made: dict[str, Expr] = field(default_factory=dict)  # path -> what makes the module there
     asked: dict[ModuleCall, Expr] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Classes:
 
     def _drafted(self, item: ModuleCall, module: nn.Module) -> int:
         """The number of the draft of a module's class; equal modules share one."""
-        paths = Paths(self, item.path, item.items, item.gives)
+        paths = ClassPaths(self, item.path, item.items, item.gives)
         title = _title(item.path, module)
         names = _argument_names(module, item.takes)
         draft = drafted(
@@ -89,7 +89,7 @@ class Classes:
         )
 
 
-class Paths:
+class ClassPaths:
     """Where the forward of one class finds the modules and tensors of the model at `prefix`."""
 
     def __init__(
@@ -143,13 +143,13 @@ class Paths:
                     raise NotAlike(whole)
 
     def _all_tensors(self) -> list[str]:
-        found = list(self.loose.values())
+        tensors = list(self.loose.values())
         for path, expr in self.modules.items():
             whole = f"{self.prefix}.{path}" if self.prefix else path
             module = self.classes.model.get_submodule(whole)
             named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers())
-            found += [f"{path}.{n}" for n, _ in named if self.classes.holds(expr, module, n)]
-        return list(dict.fromkeys(found))
+            tensors += [f"{path}.{n}" for n, _ in named if self.classes.holds(expr, module, n)]
+        return list(dict.fromkeys(tensors))
 
     # What a body asks.
 
@@ -177,7 +177,7 @@ class Paths:
         """A tensor of the class itself, where no argument is at hand."""
         return next((self.state(value) for value in self.loose), None)
 
-    def training(self, step: Step) -> bool | None:
+    def training(self, step: OpStep) -> bool | None:
         """The mode a step ran in if it is the mode of the whole model, else None."""
         path = step.stack[-1][1] if step.stack else ""
         own = self.classes.model.get_submodule(path).training
@@ -185,22 +185,22 @@ class Paths:
 
     def arguments(self, item: ModuleCall, body: Body) -> list[Expr] | None:
         """`x, (h, c)` for a recurrent layer."""
-        found = self._recurrent(item)
-        if found is None:
+        recurrent_call = self._recurrent(item)
+        if recurrent_call is None:
             return None
-        names = [body.name(value) for value in found.states]
+        names = [body.name(value) for value in recurrent_call.states]
         states: list[Expr] = [f"({', '.join(names)})"] if len(names) > 1 else list(names)
-        return [body.name(found.given), *states]
+        return [body.name(recurrent_call.given), *states]
 
     def targets(self, item: ModuleCall, body: Body) -> str | None:
         """`y, (h, c)` for a recurrent layer, `y, _` where its states are not asked for."""
-        found = self._recurrent(item)
-        if found is None or not item.gives:
+        recurrent_call = self._recurrent(item)
+        if recurrent_call is None or not item.gives:
             return None
         needed = set(item.gives)
         first, *last = (
             body.bind(item, v) if v is not None and v in needed else "_"
-            for v in (found.outputs, *found.last)
+            for v in (recurrent_call.outputs, *recurrent_call.last)
         )
         if all(name == "_" for name in last):
             return f"{first}, _"
@@ -211,7 +211,7 @@ class Paths:
         is_own = str(self.modules[self._relative(path)]).startswith("nn.")
         return is_own and isinstance(self.classes.model.get_submodule(path), nn.RNNBase)
 
-    def _recurrent(self, item: ModuleCall) -> Recurrent | None:
+    def _recurrent(self, item: ModuleCall) -> RecurrentCall | None:
         return recurrent(item) if self._recurrent_at(item.path) else None
 
 
@@ -225,7 +225,7 @@ def _title(path: str, module: nn.Module) -> str:
 
 
 def drafted(
-    paths: Paths,
+    paths: ClassPaths,
     items: Sequence[Item],
     takes: Sequence[tuple[Value, str]],
     gives: Sequence[Value],
@@ -234,12 +234,12 @@ def drafted(
     title: str = "",
     group: str = "",
     fields: Sequence[str] = (),
-) -> Draft:
+) -> UnnamedClass:
     """The class that runs items, before it is known how it shall be called."""
     given = [f"{name}: {type_of(value)}" for value, name in takes]
     signature = Bracket("def forward(", ("self", *given), f") -> {annotation(gives)}:")
     body = Body(paths, takes).write(items, gives)
-    return Draft(
+    return UnnamedClass(
         group, title, tuple(doc), tuple(paths.holding.made()), signature, forward_doc, tuple(body),
         tuple(fields), frozenset(paths.tensors),
     )  # fmt: skip

@@ -29,10 +29,10 @@ def tensor_expr(data: torch.Tensor | None) -> Expr | None:
         return None
     data = data.detach().cpu()
     patterns = (pattern(data) for pattern in _PATTERNS) if data.numel() > FEW else ()
-    found = next((expr for expr in patterns if expr is not None), None)
-    if found is None and data.numel() <= MOST_WRITTEN_OUT:
+    tensor_expr = next((expr for expr in patterns if expr is not None), None)
+    if tensor_expr is None and data.numel() <= MOST_WRITTEN_OUT:
         return tensor_literal(data)
-    return found
+    return tensor_expr
 
 
 def _full(data: torch.Tensor) -> Expr | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.emit.steps import Step, Steps, Value, values_in
+from partita.emit.steps import OpStep, Steps, Value, values_in
 from partita.errors import PlanError
 from partita.problems.dag import sorted_or_cycle
 
@@ -21,7 +21,7 @@ class StageSteps:
 
     label: int
     takes: list[Value] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OpStep] = field(default_factory=list)
     gives: list[Value] = field(default_factory=list)
 
 

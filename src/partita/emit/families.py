@@ -21,7 +21,7 @@ _ATTRIBUTE = re.compile(r"(\w+)\W*$")
 
 
 @dataclass(frozen=True)
-class Draft:
+class UnnamedClass:
     """A class before it has a name. Members of a family have the same `group` and `forward`."""
 
     group: str
@@ -63,7 +63,7 @@ def draft_of(expr: Expr) -> int | None:
 @dataclass
 class _Family:
     name: str
-    first: Draft
+    first: UnnamedClass
     hints: list[tuple[str, str]]  # (attribute, argument) each number is for
     members: list[tuple[int, ...]] = field(default_factory=list)
     docs: set[str] = field(default_factory=set)
@@ -93,26 +93,26 @@ class _Family:
 class Families:
     """The final classes of drafts; `reserved` are names that other classes have."""
 
-    def __init__(self, drafts: Sequence[Draft], reserved: set[str]) -> None:
+    def __init__(self, drafts: Sequence[UnnamedClass], reserved: set[str]) -> None:
         self.family_of: list[_Family] = []
         self.numbers_of: list[tuple[int, ...]] = []
-        found: dict[object, _Family] = {}
+        families: dict[object, _Family] = {}
         for draft in drafts:
             parts = list(self._parts(draft))
             numbers = tuple(number for number, *_ in parts)
             key = (draft.group, self._shape(draft), str(draft.signature), draft.body)
-            if key not in found:
-                taken = (*reserved, *(family.name for family in found.values()))
+            if key not in families:
+                taken = (*reserved, *(family.name for family in families.values()))
                 name = unused(class_name(draft.title), taken, between="")
                 hints = [(attribute, hint) for _, attribute, hint in parts]
-                found[key] = _Family(name, draft, hints)
-            family = found[key]
+                families[key] = _Family(name, draft, hints)
+            family = families[key]
             family.docs.add(draft.forward_doc)
             if numbers not in family.members:
                 family.members.append(numbers)
             self.family_of.append(family)
             self.numbers_of.append(numbers)
-        self.families = list(found.values())
+        self.families = list(families.values())
 
     def classes(self) -> Iterator[tuple[str, list[str]]]:
         """(name, lines after the first) of every class."""
@@ -125,14 +125,14 @@ class Families:
             shown = replace(family.first, forward_doc=doc)
             yield family.name, shown.lines(made, list(arguments.values()))
 
-    def final(self, draft: Draft) -> list[tuple[str, Expr]]:
+    def final(self, draft: UnnamedClass) -> list[tuple[str, Expr]]:
         """What a class outside all families makes, written with the final classes."""
         numbers = tuple(number for number, *_ in self._parts(draft))
         return self._made(draft, {}, numbers)
 
     # Numbers of an expression, in order.
 
-    def _parts(self, draft: Draft) -> Iterator[tuple[int, str, str]]:
+    def _parts(self, draft: UnnamedClass) -> Iterator[tuple[int, str, str]]:
         """(number, attribute, argument) of every number in a draft, inner classes included."""
         for before, expr in draft.made:
             match = _ATTRIBUTE.search(before)
@@ -156,7 +156,7 @@ class Families:
                 hints = [name for _, name in family.hints]
                 yield from zip(self.numbers_of[int(match[1])], hints, strict=True)
 
-    def _shape(self, draft: Draft) -> str:
+    def _shape(self, draft: UnnamedClass) -> str:
         """All that makes a draft but its numbers."""
         return "\n".join(f"{before}{self._masked(expr)}" for before, expr in draft.made)
 
@@ -172,7 +172,7 @@ class Families:
     # Expressions with the final classes.
 
     def _made(
-        self, draft: Draft, text: Mapping[int, str], numbers: tuple[int, ...]
+        self, draft: UnnamedClass, text: Mapping[int, str], numbers: tuple[int, ...]
     ) -> list[tuple[str, Expr]]:
         shown = [text.get(place, str(number)) for place, number in enumerate(numbers)]
         left = iter(shown)

@@ -63,16 +63,16 @@ def imports(body: Sequence[str]) -> list[str]:
         "from typing import Any": "RUN_AGAIN",
     }
     own = [line for line, word in known.items() if _says(body, word)]
-    found = ["import torch"]
+    imports = ["import torch"]
     if _says(body, "F."):
-        found.append("import torch.nn.functional as F  # noqa: N812")
-    found.append("from torch import Tensor, nn")
+        imports.append("import torch.nn.functional as F  # noqa: N812")
+    imports.append("from torch import Tensor, nn")
     if _says(body, "RUN_AGAIN"):
         names = ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts")
-        found += ["from torch.utils.checkpoint import (", *(f"    {n}," for n in names), ")"]
+        imports += ["from torch.utils.checkpoint import (", *(f"    {n}," for n in names), ")"]
     elif _says(body, "checkpoint("):
-        found.append("from torch.utils.checkpoint import checkpoint")
-    return [*own, "", *found] if own else found
+        imports.append("from torch.utils.checkpoint import checkpoint")
+    return [*own, "", *imports] if own else imports
 
 
 def _says(body: Sequence[str], word: str) -> bool:

@@ -15,11 +15,11 @@ from partita.emit.text import Bracket, Expr, Named, call, literal, quoted
 
 
 @dataclass
-class Part:
+class ModulePart:
     """A module of the tree: made by `expr`, or a plain holder of parts and tensors."""
 
     expr: Expr | None = None
-    parts: dict[str, "Part"] = field(default_factory=dict)
+    parts: dict[str, "ModulePart"] = field(default_factory=dict)
     tensors: dict[str, Value] = field(default_factory=dict)
 
     @property
@@ -41,7 +41,7 @@ class Holding:
     """The tree of one class; paths are relative to it."""
 
     def __init__(self) -> None:
-        self.root = Part()
+        self.root = ModulePart()
 
     def add_module(self, path: str, expr: Expr) -> bool:
         """Hold a module; False where another one is held there already."""
@@ -56,10 +56,10 @@ class Holding:
         parent, _, name = path.rpartition(".")
         self._part(parent).tensors[name] = value
 
-    def _part(self, path: str) -> Part:
+    def _part(self, path: str) -> ModulePart:
         part = self.root
         for name in path.split(".") if path else ():
-            part = part.parts.setdefault(name, Part())
+            part = part.parts.setdefault(name, ModulePart())
         return part
 
     def settle(self) -> None:
@@ -71,7 +71,7 @@ class Holding:
         text, part = "self", self.root
         for name in path.split("."):
             text = _reach(text, part, name, "_modules", is_root=part is self.root)
-            part = part.parts.get(name, Part())
+            part = part.parts.get(name, ModulePart())
         return text
 
     def tensor(self, path: str, value: Value) -> str:
@@ -80,7 +80,7 @@ class Holding:
         text, part = "self", self.root
         for step in parent.split(".") if parent else ():
             text = _reach(text, part, step, "_modules", is_root=part is self.root)
-            part = part.parts.get(step, Part())
+            part = part.parts.get(step, ModulePart())
         table = "_parameters" if value.kind == "parameter" else "_buffers"
         return _reach(text, part, name, table, is_root=part is self.root)
 
@@ -89,7 +89,7 @@ class Holding:
         parent = paths[0].rpartition(".")[0]
         part = self.root
         for name in parent.split(".") if parent else ():
-            part = part.parts.get(name, Part())
+            part = part.parts.get(name, ModulePart())
         held = [f"{parent}.{name}" for name in part.parts]
         if part is self.root or part.tensors or held != list(paths):
             return None
@@ -101,7 +101,7 @@ class Holding:
         return list(_made(self.root, "self", is_root=True))
 
 
-def _settle(part: Part) -> None:
+def _settle(part: ModulePart) -> None:
     for child in part.parts.values():
         if child.expr is not None:
             child.parts.clear()
@@ -113,7 +113,7 @@ def _settle(part: Part) -> None:
                 table[name] = table.pop(name)  # type: ignore[assignment]
 
 
-def _reach(text: str, part: Part, name: str, table: str, is_root: bool = False) -> str:
+def _reach(text: str, part: ModulePart, name: str, table: str, is_root: bool = False) -> str:
     style = "attribute" if part.expr is not None else _style(part, is_root)
     if (style in ("attribute", "hand")) and is_attribute(name):
         return f"{text}.{name}"
@@ -124,12 +124,12 @@ def _reach(text: str, part: Part, name: str, table: str, is_root: bool = False) 
     return f"{text}.{table}[{quoted(name)}]"
 
 
-def _style(part: Part, is_root: bool) -> str:
+def _style(part: ModulePart, is_root: bool) -> str:
     style = part.style
     return "hand" if is_root and style != "attribute" else style
 
 
-def _made(part: Part, text: str, is_root: bool = False) -> Iterator[tuple[str, Expr]]:
+def _made(part: ModulePart, text: str, is_root: bool = False) -> Iterator[tuple[str, Expr]]:
     """(what stands before, expression) of every statement that fills a part."""
     for name, value in part.tensors.items():
         yield _tensor_made(text, name, value)
@@ -138,7 +138,7 @@ def _made(part: Part, text: str, is_root: bool = False) -> Iterator[tuple[str, E
         yield from _filled(child, _reach(text, part, name, "_modules", is_root))
 
 
-def _filled(part: Part, text: str) -> Iterator[tuple[str, Expr]]:
+def _filled(part: ModulePart, text: str) -> Iterator[tuple[str, Expr]]:
     """What is left to do for a part once it is made."""
     if part.expr is not None:
         return
@@ -149,13 +149,13 @@ def _filled(part: Part, text: str) -> Iterator[tuple[str, Expr]]:
         yield from _made(part, text)
 
 
-def _maker(part: Part) -> Expr:
+def _maker(part: ModulePart) -> Expr:
     if part.expr is not None:
         return part.expr
     return _collection(part, part.style) if part.style in ("list", "dict") else "nn.Module()"
 
 
-def _collection(part: Part, style: str) -> Expr:
+def _collection(part: ModulePart, style: str) -> Expr:
     """A list or dict of modules or parameters, in short where all are the same."""
     kind = "Module" if part.parts else "Parameter"
     made: dict[str, Expr] = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from partita.emit.calls import Item, ModuleCall, is_own
 from partita.emit.modules import constructor
-from partita.emit.steps import Step, Value
+from partita.emit.steps import OpStep, Value
 from partita.emit.text import Bracket, Expr
 
 _LOSSES = (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.NLLLoss)
@@ -39,12 +39,12 @@ def layer(call: ModuleCall, module: nn.Module) -> Bracket | None:
     return constructor(module)
 
 
-def _counts(step: Step, path: str) -> bool:
+def _counts(step: OpStep, path: str) -> bool:
     """A batch norm counting its batches."""
     return step.operator == "add_" and all(is_own(value, path) for value in step.reads())
 
 
-def _reads_all(step: Step, path: str, module: nn.Module) -> bool:
+def _reads_all(step: OpStep, path: str, module: nn.Module) -> bool:
     """True if the operator reads every tensor of the layer itself, not a cast or copy of it."""
     own = {name for value in step.reads() for name in value.names}
     held = [name for name, _ in module.named_parameters(remove_duplicate=False)]
@@ -59,7 +59,7 @@ def _arity(module: nn.Module) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class RecurrentCall:
     """A recurrent layer's call: `outputs, (h, c) = layer(x, (h0, c0))`."""
 
     given: Value
@@ -68,7 +68,7 @@ class Recurrent:
     last: tuple[Value | None, ...]
 
 
-def recurrent(call: ModuleCall) -> Recurrent | None:
+def recurrent(call: ModuleCall) -> RecurrentCall | None:
     """The parts of a recurrent layer's call; None where it did anything unusual."""
     steps = list(call.steps())
     runs = [step for step in steps if step.operator in _RECURRENT]
@@ -82,14 +82,14 @@ def recurrent(call: ModuleCall) -> Recurrent | None:
         return None
     count = _RECURRENT[runs[0].operator] - 1
     last = tuple(_last(steps, runs, place) for place in range(1, count + 1))
-    recurrent_call = Recurrent(runs[0].args[0], starts, runs[-1].outs[0], last)
+    recurrent_call = RecurrentCall(runs[0].args[0], starts, runs[-1].outs[0], last)
     takes = [recurrent_call.given, *starts]
     gives = {value for value in (recurrent_call.outputs, *last) if value is not None}
     whole = set(call.takes) == set(takes) and set(call.gives) <= gives
     return recurrent_call if whole and len(set(takes)) == len(takes) else None
 
 
-def _starts(steps: list[Step], run: Step) -> tuple[Value, ...] | None:
+def _starts(steps: list[OpStep], run: OpStep) -> tuple[Value, ...] | None:
     """What the first layer starts from, before it was cut out of the states of all layers."""
     given = run.args[1] if isinstance(run.args[1], list | tuple) else [run.args[1]]
     maker = {out: step for step in steps for out in step.outs}
@@ -105,7 +105,7 @@ def _starts(steps: list[Step], run: Step) -> tuple[Value, ...] | None:
     return None if None in states else tuple(states)
 
 
-def _last(steps: list[Step], runs: list[Step], place: int) -> Value | None:
+def _last(steps: list[OpStep], runs: list[OpStep], place: int) -> Value | None:
     """The last state of all layers: of the only one, or joined."""
     own = [run.outs[place] for run in runs]
     if len(own) == 1:

@@ -12,17 +12,17 @@ from torch.nn import functional
 
 from partita.emit.arguments import Env, Written
 from partita.emit.forms import FORMS, method
-from partita.emit.steps import Step
+from partita.emit.steps import OpStep
 from partita.emit.text import Expr, call
 
 
-def written(step: Step, env: Env) -> Expr:
+def written(step: OpStep, env: Env) -> Expr:
     """The expression of one step."""
     it = Written(step, env)
     form = FORMS.get(it.packet)
     if step.target.namespace == "aten":
-        found = form(it) if form is not None else None
-        return found if found is not None else _plain(it)
+        written = form(it) if form is not None else None
+        return written if written is not None else _plain(it)
     return _by_schema(it)
 
 

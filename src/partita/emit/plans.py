@@ -17,7 +17,7 @@ from partita.capture.exported import Captured
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
-from partita.emit.recompute import Again
+from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import Emitted, emit
 from partita.errors import ModelError, PlanError
 from partita.graph.backward import forward_part
@@ -56,7 +56,7 @@ def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted
             fix="let the function take `batch`",
             field=spec,
         )
-    again = again_of(plan, {op: [captured.node_of(op)] for op in stage_of})
+    again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
     return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)
 
 
@@ -77,24 +77,24 @@ def _emit_reference(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Em
         title=graph.name,
         scopes={node: scope_of[op] for node, op in op_of.items()},
         input_names=[tensor.name for tensor in graph.inputs],
-        again=again_of(plan, nodes),
+        again=recomputed_of(plan, nodes),
     )
 
 
-def again_of(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> dict[int, Again]:
+def recomputed_of(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> dict[int, RecomputedNodes]:
     """What each stage's backward runs again; `nodes` are those of every op, in order."""
-    found = {}
+    recomputed_nodes = {}
     for number, stage in enumerate(plan.stages if plan.model.training else ()):
-        again = [node for op in stage.again for node in nodes[op]]
+        again = [node for op in stage.recomputed for node in nodes[op]]
         others = (node for split in stage.splits for node in nodes[split.op])
-        starts = (nodes[op][0] for op in stage.checkpoints if nodes[op])
-        found[number] = Again(
-            stage.recompute,
+        starts = (nodes[op][0] for op in stage.segments if nodes[op])
+        recomputed_nodes[number] = RecomputedNodes(
+            (stage.checkpointing == "full"),
             frozenset(starts),
             frozenset(again),
             frozenset(others).difference(again),
         )
-    return found
+    return recomputed_nodes
 
 
 def capture_reference(

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partita.capture.torch_program import TensorSpec
-from partita.emit.calls import Item, ModuleCall, Piece, reads, steps_of
-from partita.emit.steps import LEARNING, Step, Value
+from partita.emit.calls import CheckpointSegment, Item, ModuleCall, reads, steps_of
+from partita.emit.steps import LEARNING, OpStep, Value
 
 _PRODUCTS = {
     "linear",
@@ -37,7 +37,7 @@ _SUMS = {"add", "sub", "neg", "sum", "mean", "cat", "stack"}  # they keep nothin
 
 
 @dataclass(frozen=True)
-class Again:
+class RecomputedNodes:
     """What the backward of a stage runs again, by nodes of the captured program.
 
     `everything` in pieces, each from one of `starts` to the next; else just `nodes`. `others` are
@@ -50,33 +50,35 @@ class Again:
     others: frozenset[str] = frozenset()
 
 
-def in_pieces(items: list[Item], gives: Sequence[Value], again: Again | None) -> list[Item]:
+def in_pieces(
+    items: list[Item], gives: Sequence[Value], again: RecomputedNodes | None
+) -> list[Item]:
     """The items of a stage with what runs again in pieces; modules are entered where need be."""
     steps = [step for item in items for step in steps_of(item)]
     for step in steps:
-        step.again = False
+        step.recomputed = False
     if again is None:
         return items
     if again.everything:
         once = {step for step in steps if step.changes} - set(_statistics(steps))
         return _Everything(again.starts, frozenset(once)).divided(items, gives)
-    return _Light(_run_again(steps, again)).divided(items, gives) if again.nodes else items
+    return _Selective(_run_again(steps, again)).divided(items, gives) if again.nodes else items
 
 
-def _piece(run: Sequence[Item], later: set[Value], light: bool = False) -> Piece:
+def _piece(run: Sequence[Item], later: set[Value], light: bool = False) -> CheckpointSegment:
     """A run of items as one, given what is read after it."""
     made: dict[Value, None] = {}
     takes: dict[Value, None] = {}
-    plain: list[Step | ModuleCall] = []
+    plain: list[OpStep | ModuleCall] = []
     for item in run:
-        assert not isinstance(item, Piece), "pieces are not nested"
+        assert not isinstance(item, CheckpointSegment), "pieces are not nested"
         plain.append(item)
         takes.update((value, None) for value in reads(item) if value not in made)
         made.update((out, None) for step in steps_of(item) for out in step.outs if out is not None)
-    return Piece(plain, list(takes), [value for value in made if value in later], light)
+    return CheckpointSegment(plain, list(takes), [value for value in made if value in later], light)
 
 
-def _is_worth_it(piece: Piece) -> bool:
+def _is_worth_it(piece: CheckpointSegment) -> bool:
     """Does it take something from others and give something to them? Constants do not."""
     return bool(piece.gives) and any(not value.is_state for value in piece.takes)
 
@@ -89,13 +91,13 @@ def _changes(item: Item) -> bool:
     return any(step.changes for step in steps_of(item))
 
 
-def _is_real(step: Step) -> bool:
+def _is_real(step: OpStep) -> bool:
     """Does it make numbers that gradients may ask for? Positions and masks have none."""
     made = (out.meta for out in step.outs if out)
     return any(isinstance(each, TensorSpec) and each.dtype.is_floating_point for each in made)
 
 
-def _statistics(steps: Sequence[Step]) -> Iterator[Step]:
+def _statistics(steps: Sequence[OpStep]) -> Iterator[OpStep]:
     """The steps that change buffers in which nothing in the forward looks."""
     looked = {value for step in steps if not step.changes for value in step.reads()}
     for step in steps:
@@ -104,7 +106,7 @@ def _statistics(steps: Sequence[Step]) -> Iterator[Step]:
             yield step
 
 
-def _buffers(step: Step) -> Iterator[Value]:
+def _buffers(step: OpStep) -> Iterator[Value]:
     return (value for value in step.reads() if value.kind == "buffer")
 
 
@@ -113,7 +115,7 @@ class _Everything:
     """The whole forward runs again, from start to start; but for what must run `once`."""
 
     starts: frozenset[str]
-    once: frozenset[Step]
+    once: frozenset[OpStep]
 
     def divided(self, items: Sequence[Item], gives: Sequence[Value]) -> list[Item]:
         """Items in pieces; a single step keeps nothing that a piece of it would not."""
@@ -146,43 +148,45 @@ class _Everything:
 
 
 @dataclass(frozen=True)
-class _Light:
+class _Selective:
     """Only some steps run again, each in a piece with all that read what it makes."""
 
-    again: frozenset[Step]
+    recomputed: frozenset[OpStep]
 
     def divided(self, items: Sequence[Item], gives: Sequence[Value]) -> list[Item]:
         """Items in pieces; what is not in one is looked into."""
-        found: list[Item] = []
+        steps: list[Item] = []
         place = 0
         for begin, end in self._spans(items):
-            found += map(self._entered, items[place:begin])
+            steps += map(self._entered, items[place:begin])
             piece = _piece(items[begin:end], _read_after(items, end, gives))
-            found += [self._marked(piece)] if _is_worth_it(piece) else items[begin:end]
+            steps += [self._marked(piece)] if _is_worth_it(piece) else items[begin:end]
             place = end
-        return [*found, *map(self._entered, items[place:])]
+        return [*steps, *map(self._entered, items[place:])]
 
     def _entered(self, item: Item) -> Item:
-        if isinstance(item, ModuleCall) and any(step in self.again for step in item.steps()):
+        if isinstance(item, ModuleCall) and any(step in self.recomputed for step in item.steps()):
             item.items = self.divided(item.items, item.gives)
         return item
 
     def _spans(self, items: Sequence[Item]) -> list[tuple[int, int]]:
         """From each step that runs again to the last item that keeps what it makes, merged."""
         last = self._last_kept(items)
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for place, item in enumerate(items):
-            made = [o for s in steps_of(item) if s in self.again for o in s.outs if o is not None]
+            made = [
+                o for s in steps_of(item) if s in self.recomputed for o in s.outs if o is not None
+            ]
             end = max((last.get(value, place) for value in made), default=place) + 1
             changing = (p for p in range(place, end) if _changes(items[p]))
             end = min(end, next(changing, end))
             if end <= place + 1:
                 continue
-            if found and place < found[-1][1]:
-                found[-1] = found[-1][0], max(end, found[-1][1])
+            if spans and place < spans[-1][1]:
+                spans[-1] = spans[-1][0], max(end, spans[-1][1])
             else:
-                found.append((place, end))
-        return found
+                spans.append((place, end))
+        return spans
 
     def _last_kept(self, items: Sequence[Item]) -> dict[Value, int]:
         """The last item that keeps a value, or a view of it, for its gradients."""
@@ -198,25 +202,25 @@ class _Light:
                     last[value] = max(reach, last.get(value, reach))
         return last
 
-    def _marked(self, piece: Piece) -> Piece:
+    def _marked(self, piece: CheckpointSegment) -> CheckpointSegment:
         """The piece; where more is kept than a product at its end, with its steps marked."""
         steps = [step for item in piece.items for step in steps_of(item)]
-        kept = [step for step in steps if step not in self.again and not step.is_random]
+        kept = [step for step in steps if step not in self.recomputed and not step.is_random]
         if not kept or (kept == steps[-1:] and kept[0].operator in _PRODUCTS):
             return piece
-        piece.light = True
+        piece.selective = True
         for step in steps:
-            step.again = step not in kept
+            step.recomputed = step not in kept
         return piece
 
 
-def _run_again(steps: Sequence[Step], again: Again) -> frozenset[Step]:
+def _run_again(steps: Sequence[OpStep], again: RecomputedNodes) -> frozenset[OpStep]:
     """The steps of the nodes named, and those without a name that only they read."""
-    readers: dict[Value, list[Step]] = {}
+    readers: dict[Value, list[OpStep]] = {}
     for step in steps:
         for value in step.reads():
             readers.setdefault(value, []).append(step)
-    new_steps: set[Step] = set()
+    new_steps: set[OpStep] = set()
     for step in reversed(steps):
         if step.node in again.nodes or (
             step.node not in again.others and _only_for(step, readers, new_steps)
@@ -225,21 +229,21 @@ def _run_again(steps: Sequence[Step], again: Again) -> frozenset[Step]:
     return frozenset(new_steps)
 
 
-def _only_for(step: Step, readers: dict[Value, list[Step]], steps: Iterable[Step]) -> bool:
+def _only_for(step: OpStep, readers: dict[Value, list[OpStep]], steps: Iterable[OpStep]) -> bool:
     who = [reader for out in step.outs if out is not None for reader in readers.get(out, ())]
     return bool(who) and all(reader in steps for reader in who)
 
 
-def pieces_in(items: Iterable[Item]) -> Iterator[Piece]:
+def pieces_in(items: Iterable[Item]) -> Iterator[CheckpointSegment]:
     """The pieces among items, and in the modules that they call."""
     for item in items:
-        if isinstance(item, Piece):
+        if isinstance(item, CheckpointSegment):
             yield item
         elif isinstance(item, ModuleCall):
             yield from pieces_in(item.items)
 
 
-def words(items: Sequence[Item], again: Again | None) -> str:
+def words(items: Sequence[Item], again: RecomputedNodes | None) -> str:
     """What to say of a stage that runs something again; nothing of one that does not."""
     if again is None or not any(pieces_in(items)):
         return ""

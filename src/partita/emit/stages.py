@@ -22,12 +22,12 @@ from partita import __version__
 from partita.capture.torch_program import TorchProgram
 from partita.emit.builder import Builder, Runner, constants, dict_of, names_tuple
 from partita.emit.calls import Gatherer
-from partita.emit.classes import Classes, NotAlike, Paths, described, drafted
+from partita.emit.classes import Classes, ClassPaths, NotAlike, described, drafted
 from partita.emit.cut import StageSteps, cut
-from partita.emit.families import Draft, Families
+from partita.emit.families import Families, UnnamedClass
 from partita.emit.helpers import helpers, imports
 from partita.emit.names import unused, variable
-from partita.emit.recompute import Again, in_pieces, words
+from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import Steps, Value, read_steps
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
@@ -37,7 +37,7 @@ MOST_NAMED = 8  # modules in a stage's docstring
 _HOLDERS = ("model", "module", "layers", "blocks")  # they say little in a name
 
 
-class Captured(Protocol):
+class CapturedModule(Protocol):
     """What is emitted: a module and what was read of the program exported from it."""
 
     @property
@@ -67,13 +67,13 @@ class Emitted:
 
 
 def emit(
-    captured: Captured,
+    captured: CapturedModule,
     stage_of: Mapping[str, int],
     *,
     title: str = "",
     scopes: Mapping[str, str] | None = None,
     input_names: Sequence[str] | None = None,
-    again: Mapping[int, Again] | None = None,
+    again: Mapping[int, RecomputedNodes] | None = None,
 ) -> Emitted:
     """The source and the wiring; `stage_of` gives ops of the captured graph to stages.
 
@@ -97,8 +97,8 @@ class _Emission:
     """One module being written."""
 
     def __init__(
-        self, captured: Captured, model: Steps, stages: list[StageSteps], title: str,
-        again: Mapping[int, Again],
+        self, captured: CapturedModule, model: Steps, stages: list[StageSteps], title: str,
+        again: Mapping[int, RecomputedNodes],
     ) -> None:  # fmt: skip
         self.module = captured.module
         self.again = again
@@ -134,7 +134,7 @@ class _Emission:
 
     # Classes.
 
-    def _alike(self) -> tuple[Classes, list[Draft]]:
+    def _alike(self) -> tuple[Classes, list[UnnamedClass]]:
         """All classes; a module that cannot be one class is written out where it is called."""
         written_out: set[str] = set()
         while True:  # at most once per module of the model
@@ -143,7 +143,7 @@ class _Emission:
             except NotAlike as clash:
                 written_out.add(clash.path)
 
-    def _classes(self, written_out: set[str]) -> tuple[Classes, list[Draft]]:
+    def _classes(self, written_out: set[str]) -> tuple[Classes, list[UnnamedClass]]:
         classes = Classes(self.module)
         totals: dict[str, int] = {}
         for step in self.model.steps:
@@ -158,10 +158,10 @@ class _Emission:
         gatherer = Gatherer(totals, keeps)
         return classes, [self._stage(classes, stage, gatherer) for stage in self.stages]
 
-    def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> Draft:
+    def _stage(self, classes: Classes, stage: StageSteps, gatherer: Gatherer) -> UnnamedClass:
         again = self.again.get(stage.label)
         items = in_pieces(gatherer.gather(stage.steps, stage.gives), stage.gives, again)
-        paths = Paths(classes, "", items, stage.gives)
+        paths = ClassPaths(classes, "", items, stage.gives)
         takes = [(value, self.names[value]) for value in stage.takes]
         gives = [self.names[value] for value in stage.gives]
         fields = [
@@ -175,7 +175,7 @@ class _Emission:
             fields=fields,
         )  # fmt: skip
 
-    def _stage_doc(self, stage: StageSteps, paths: Paths) -> list[str]:
+    def _stage_doc(self, stage: StageSteps, paths: ClassPaths) -> list[str]:
         held = dict(self.module.named_parameters(remove_duplicate=False))
         own = {id(held[name]): held[name] for name in paths.tensors if name in held}
         number = self.stages.index(stage) + 1

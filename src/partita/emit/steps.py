@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Step:
+class OpStep:
     """One operator: arguments hold values, `outs` are what it gives (None where nobody asks)."""
 
     node: str
@@ -57,7 +57,7 @@ class Step:
     changes: bool = False  # a buffer
     stack: tuple[tuple[str, str], ...] = ()  # (call, path) of modules around it, outermost first
     index: int = 0
-    again: bool = False  # marked to run again in the backward (`recompute.py`)
+    recomputed: bool = False  # marked to run again in the backward (`recompute.py`)
 
     @property
     def is_random(self) -> bool:
@@ -83,7 +83,7 @@ class Steps:
 
     inputs: list[Value | None] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OpStep] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
 
@@ -106,10 +106,10 @@ def read_steps(
     `scopes` puts nodes into modules that were not called but might have been: those that only hold
     others, as in the reference module of a graph.
     """
-    return _Reader(program, module, scopes or {}).read()
+    return _StepReader(program, module, scopes or {}).read()
 
 
-class _Reader:
+class _StepReader:
     def __init__(self, program: TorchProgram, module: nn.Module, scopes: Mapping[str, str]) -> None:
         self.program = program
         self.scopes = scopes
@@ -191,7 +191,7 @@ class _Reader:
         self.known[node.name] = outs if node.gives_several else outs[0]
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
-        step = Step(node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack)
+        step = OpStep(node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack)
         step.changes = step.operator in LEARNING or any(
             argument.alias_info is not None and argument.alias_info.is_write
             for argument in target._schema.arguments
@@ -233,7 +233,7 @@ def _is_small(value: Any) -> bool:
     return data.numel() <= MOST_WRITTEN_OUT and not data.is_complex()
 
 
-def _needed(steps: list[Step], outputs: list[Any]) -> list[Step]:
+def _needed(steps: list[OpStep], outputs: list[Any]) -> list[OpStep]:
     needed = set(values_in(outputs))
     kept = []
     for step in reversed(steps):

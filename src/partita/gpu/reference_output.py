@@ -60,13 +60,13 @@ class ReferenceOutput:
         )
 
 
-def relative(found: T, exact: T) -> float:
+def relative(new_t: T, exact: T) -> float:
     """The norm of the difference over the norm; infinite if anything is not a number."""
-    if found.shape != exact.shape:
+    if new_t.shape != exact.shape:
         return float("inf")
-    if not found.is_floating_point():
-        return 0.0 if torch.equal(found, exact.to(found.dtype)) else float("inf")
-    error = (found.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300)
+    if not new_t.is_floating_point():
+        return 0.0 if torch.equal(new_t, exact.to(new_t.dtype)) else float("inf")
+    error = (new_t.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-300)
     value = float(error)
     return value if value == value else float("inf")
 

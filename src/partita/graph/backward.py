@@ -19,7 +19,7 @@ OPTIMIZER_STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class BackwardReads:
     """What the backward reads of the forward: positions of inputs, and whether the outputs.
 
     "all" means every input, "others" those that multiply what is differentiated.
@@ -30,24 +30,24 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class WeightedKind:
     """A kind with weights of its own: its weight gradient reads something else."""
 
-    dgrad: Saved
-    wgrad: Saved
+    dgrad: BackwardReads
+    wgrad: BackwardReads
 
 
-_ALL = Saved("all", outputs=True)
-_FROM_INPUT = Saved("all")
-_FROM_OUTPUT = Saved(outputs=True)
-_PRODUCT = Saved("others")
-_NOTHING = Saved()
-_WEIGHTED = Layer(dgrad=Saved((1,)), wgrad=Saved((0,)))
-_NORM = Layer(dgrad=Saved((0, 1)), wgrad=Saved((0,)))
+_ALL = BackwardReads("all", outputs=True)
+_FROM_INPUT = BackwardReads("all")
+_FROM_OUTPUT = BackwardReads(outputs=True)
+_PRODUCT = BackwardReads("others")
+_NOTHING = BackwardReads()
+_WEIGHTED = WeightedKind(dgrad=BackwardReads((1,)), wgrad=BackwardReads((0,)))
+_NORM = WeightedKind(dgrad=BackwardReads((0, 1)), wgrad=BackwardReads((0,)))
 # The weight gradients of recurrent ops follow from those of the gates, which need everything.
-_RECURRENT = Layer(dgrad=_ALL, wgrad=_ALL)
+_RECURRENT = WeightedKind(dgrad=_ALL, wgrad=_ALL)
 
-SAVED: dict[str, Saved | Layer] = {
+SAVED: dict[str, BackwardReads | WeightedKind] = {
     "linear": _WEIGHTED,
     "conv": _WEIGHTED,
     "expert_linear": _WEIGHTED,
@@ -64,12 +64,14 @@ SAVED: dict[str, Saved | Layer] = {
     "gru": _RECURRENT,
     "lstm_cell": _RECURRENT,
     "gru_cell": _RECURRENT,
-    "moe_router": Layer(dgrad=Saved((1,), outputs=True), wgrad=Saved((0,), outputs=True)),
-    "moe_dispatch": Saved((1,)),
+    "moe_router": WeightedKind(
+        dgrad=BackwardReads((1,), outputs=True), wgrad=BackwardReads((0,), outputs=True)
+    ),
+    "moe_dispatch": BackwardReads((1,)),
     "moe_combine": _FROM_INPUT,
     "cross_entropy": _FROM_INPUT,
     "mse_loss": _FROM_INPUT,
-    "embedding": Saved((0,)),
+    "embedding": BackwardReads((0,)),
     "reduce": _NOTHING,
     "concat": _NOTHING,
     "split": _NOTHING,
@@ -92,7 +94,7 @@ FROM_OUTPUT = frozenset({
 LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare"})
 
 
-def saved_for(op: Op, wrt: list[int]) -> tuple[Saved, ...]:
+def saved_for(op: Op, wrt: list[int]) -> tuple[BackwardReads, ...]:
     """What gradients of inputs read of the forward: of a layer's data, of its weights, or of both.
 
     Weights that are computed have their gradient in the dgrad; data may be a parameter.
@@ -101,7 +103,7 @@ def saved_for(op: Op, wrt: list[int]) -> tuple[Saved, ...]:
     return tuple(dict.fromkeys(saved_by(op, phase) for phase in phases))
 
 
-def saved_by(op: Op, phase: str) -> Saved:
+def saved_by(op: Op, phase: str) -> BackwardReads:
     """What an op's dgrad or wgrad reads of its forward; what is unknown needs everything."""
     if op.kind == "elementwise":
         return _saved_elementwise(op.attr("fn", "add"))
@@ -109,13 +111,13 @@ def saved_by(op: Op, phase: str) -> Saved:
         return _ALL
     if op.kind == "pool" and op.attr("mode") == "avg":
         return _NOTHING
-    found = SAVED.get(op.kind, _ALL)
-    if isinstance(found, Layer):
-        return found.wgrad if phase == "wgrad" else found.dgrad
-    return found
+    backward_reads = SAVED.get(op.kind, _ALL)
+    if isinstance(backward_reads, WeightedKind):
+        return backward_reads.wgrad if phase == "wgrad" else backward_reads.dgrad
+    return backward_reads
 
 
-def _saved_elementwise(fn: object) -> Saved:
+def _saved_elementwise(fn: object) -> BackwardReads:
     if fn in LINEAR:
         return _NOTHING
     if fn in FROM_OUTPUT:
@@ -278,7 +280,7 @@ def _places(graph: Graph, op: Op) -> tuple[int, ...]:
 
 
 def _reads(
-    op: Op, needs: tuple[Saved, ...], wrt: list[int], places: tuple[int, ...]
+    op: Op, needs: tuple[BackwardReads, ...], wrt: list[int], places: tuple[int, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, Attr], ...]]:
     """The tensors of the forward that a gradient reads, each once for every way of reading it.
 

@@ -198,8 +198,8 @@ class GraphBuilder:
 
     def lookup(self, ids: Tensor, table: Tensor, name: str = "embedding") -> Tensor:
         """Rows of an existing table."""
-        (found,) = self.op("embedding", ids, table, name=name, dtype=table.dtype)
-        return found
+        (tensor,) = self.op("embedding", ids, table, name=name, dtype=table.dtype)
+        return tensor
 
     def recurrent(
         self, x: Tensor, hidden: int, kind: str = "lstm", name: str = "", *,

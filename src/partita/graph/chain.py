@@ -81,16 +81,16 @@ def _crossing(graph: Graph, ops: Sequence[Op]) -> list[tuple[str, ...]]:
             if not graph.tensor(name).is_given:
                 last[name] = i
     alive: dict[str, None] = {}
-    found = []
+    crossing = []
     for i, op in enumerate(ops):
-        found.append(tuple(alive))
+        crossing.append(tuple(alive))
         for name in op.inputs:
             if last.get(name) == i:
                 alive.pop(name, None)
         for name in op.outputs:
             if last.get(name, -1) > i:
                 alive[name] = None
-    return found
+    return crossing
 
 
 def _small(
@@ -112,12 +112,12 @@ def _kinds(
 ) -> list[int]:
     numbers: dict[tuple[object, ...], int] = {}
     ends = [*cuts[1:], len(ops)]
-    found = []
+    kinds = []
     for a, b in zip(cuts, ends, strict=True):
         leaving = crossing[b] if b < len(ops) else ()
         key = _signature(graph, ops[a:b], crossing[a], leaving)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return found
+        kinds.append(numbers.setdefault(key, len(numbers)))
+    return kinds
 
 
 def _signature(
@@ -147,8 +147,8 @@ def _look(tensor: Tensor) -> tuple[object, ...]:
 
 
 def runs(kinds: Sequence[int], least: int = 2) -> list[tuple[int, int, int]]:
-    """(first, period, how often) of every stretch in which a pattern of kinds repeats."""
-    found = []
+    """(first, period, how often) of every layer range in which a pattern of kinds repeats."""
+    runs_found = []
     i = 0
     while i < len(kinds):
         best = (0, 1, 1)  # segments covered beyond one period, period, times
@@ -163,9 +163,9 @@ def runs(kinds: Sequence[int], least: int = 2) -> list[tuple[int, int, int]]:
                 best = (covered, period, times)
         covered, period, times = best
         if covered:
-            found.append((i, period, times))
+            runs_found.append((i, period, times))
         i += covered + period if covered else 1
-    return found
+    return runs_found
 
 
 def _by_unit(

@@ -56,8 +56,8 @@ def _check_gradient(graph: Graph, op: Op, call: Call) -> None:
                 f"attribute {name} is {list(positions)}", fix="name each position once"
             )
     needed = tuple(call.inputs[i] for i in call.wrt)
-    found = tuple(graph.tensor(name).shape for name in op.outputs)
-    _check_outputs(op, found, needed, f"what it differentiates of {op.forward!r} has")
+    shapes = tuple(graph.tensor(name).shape for name in op.outputs)
+    _check_outputs(op, shapes, needed, f"what it differentiates of {op.forward!r} has")
     gradients = [int(code[1:]) for code in call.reads if code.startswith("g")]
     if len(op.inputs) < len(gradients):
         raise GraphError(
@@ -72,13 +72,13 @@ def _check_gradient(graph: Graph, op: Op, call: Call) -> None:
 
 
 def _check_outputs(
-    op: Op, found: tuple[Shape, ...], needed: tuple[Shape, ...], reason: str
+    op: Op, shapes: tuple[Shape, ...], needed: tuple[Shape, ...], reason: str
 ) -> None:
-    if len(found) != len(needed):
+    if len(shapes) != len(needed):
         raise GraphError(
-            f"gives {len(found)} tensors",
+            f"gives {len(shapes)} tensors",
             fix=f"{reason} {len(needed)}: {', '.join(str(list(shape)) for shape in needed)}",
         )
-    for name, shape, right in zip(op.outputs, found, needed, strict=True):
+    for name, shape, right in zip(op.outputs, shapes, needed, strict=True):
         if shape != right:
             raise GraphError(f"gives {name!r} of {list(shape)}", fix=f"{reason} {list(right)}")

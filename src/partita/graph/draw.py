@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from partita.graph.flops import flops
-from partita.graph.layout import Layout, layered
+from partita.graph.layout import DrawnLayout, layered
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op, Tensor
 
@@ -262,9 +262,9 @@ def _op_box(graph: Graph, ops: list[Op], label: str, colors: _Colors, labels: La
 
 
 def _module_box(graph: Graph, ops: list[Op], label: str, colors: _Colors, labels: Labels) -> _Box:
-    found = {colors.of(op) for op in ops}
-    same = colors.groups is not None and len(found) == 1
-    color = next(iter(found))[1] if same else _COLORS["modules"]
+    op_colors = {colors.of(op) for op in ops}
+    same = colors.groups is not None and len(op_colors) == 1
+    color = next(iter(op_colors))[1] if same else _COLORS["modules"]
     kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(op.kind for op in ops).most_common())
     work = sum(flops(graph.call(op)) for op in ops)
     title = f"{label}: {len(ops)} ops\n{kinds}\n{work:,.0f} FLOPs"
@@ -374,7 +374,7 @@ g.n:hover .box{stroke:#d2452d;stroke-width:2}
 """.strip()
 
 
-def _svg(graph: Graph, scene: _Scene, layout: Layout) -> str:
+def _svg(graph: Graph, scene: _Scene, layout: DrawnLayout) -> str:
     legend, top = _legend(scene.legend, max(layout.width, 420.0))
     about = f"{graph.name}: {len(graph.ops)} ops, {graph.num_parameters:,} parameters"
     width = max(layout.width, 420.0, len(about) * (_LETTER + 1)) + 2 * _MARGIN

@@ -20,7 +20,7 @@ GAP_X, GAP_Y, GAP_EDGE = 22.0, 36.0, 12.0
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DrawnLayout:
     """Centres of nodes, and for each edge the points it passes, top to bottom.
 
     Between points of one x an edge is straight, which keeps it clear of the nodes beside it.
@@ -33,13 +33,13 @@ class Layout:
     height: float
 
 
-def layered(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> Layout:
+def layered(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]) -> DrawnLayout:
     """A layout of nodes of these widths and heights, numbered in topological order.
 
     An edge to a lower number is drawn upwards; an edge from a node to itself has no points.
     """
     down = [(min(edge), max(edge)) for edge in edges]
-    grid = _Grid(sizes, down)
+    grid = _LayerGrid(sizes, down)
     grid.put_in_order()
     grid.put_in_place()
     return grid.layout(down)
@@ -61,7 +61,7 @@ def _layers(num_nodes: int, edges: list[tuple[int, int]]) -> list[int]:
     return layer
 
 
-class _Grid:
+class _LayerGrid:
     """Nodes, then places of long edges, in layers; `order` and `x` are worked out in turn."""
 
     def __init__(self, sizes: Sequence[tuple[float, float]], edges: list[tuple[int, int]]) -> None:
@@ -163,7 +163,7 @@ class _Grid:
     def _crossed(self) -> set[tuple[int, int]]:
         """Joints that cross a long edge between two of its places: they give way to it."""
         position = self._positions()
-        found: set[tuple[int, int]] = set()
+        crossed: set[tuple[int, int]] = set()
         for row in self.order[1:]:
             inner = [
                 (position[up], position[node])
@@ -178,8 +178,8 @@ class _Grid:
                         continue
                     x, y = position[up], position[node]
                     if any((u - x) * (v - y) < 0 for u, v in inner):
-                        found.add((up, node))
-        return found
+                        crossed.add((up, node))
+        return crossed
 
     def _aligned(
         self, rows: list[list[int]], near: list[list[int]], crossed: set[tuple[int, int]]
@@ -229,7 +229,7 @@ class _Grid:
         wide = self.width[a] > 0 and self.width[b] > 0
         return (self.width[a] + self.width[b]) / 2 + (GAP_X if wide else GAP_EDGE)
 
-    def layout(self, edges: list[tuple[int, int]]) -> Layout:
+    def layout(self, edges: list[tuple[int, int]]) -> DrawnLayout:
         """Coordinates of everything."""
         real = len(self.sizes)
         tall = [max((self.sizes[n][1] for n in row if n < real), default=0.0) for row in self.order]
@@ -239,7 +239,7 @@ class _Grid:
         paths = tuple(self._path(a, b, top, tall) for a, b in edges)
         xs, layers = self.x[:real], self.layer[:real]
         right = [x + self.width[n] / 2 for n, x in enumerate(self.x)]
-        return Layout(
+        return DrawnLayout(
             tuple(xs),
             tuple(top[layer] + tall[layer] / 2 for layer in layers),
             paths,

@@ -511,12 +511,12 @@ def _suffixes(values: list[int]) -> list[int]:
 
 def _grouped(values: list[int], loops: dict[int, str]) -> list[str]:
     """The text of each tensor dim: the loops whose range lies between its suffix products."""
-    found = []
+    grouped = []
     for i in range(len(values)):
         high, low = _product(values[i:]), _product(values[i + 1 :])
         names = [name for top, name in loops.items() if low < top <= high]
-        found.append(f"({' '.join(names)})" if names else "_")
-    return found
+        grouped.append(f"({' '.join(names)})" if names else "_")
+    return grouped
 
 
 def _transpose(call: Call) -> Nest:

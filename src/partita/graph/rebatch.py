@@ -88,9 +88,9 @@ class _Rebatch:
             if dim is not None:
                 self._ask(name, dim)
         for name, access in zip(op.outputs, nest.outputs, strict=True):
-            found = access.position(loop) if loop else None
-            if found is not None and access.dims[found][0] == loop:
-                self._carry(self.graph.tensor(name), found)
+            position = access.position(loop) if loop else None
+            if position is not None and access.dims[position][0] == loop:
+                self._carry(self.graph.tensor(name), position)
             elif not loop:
                 self._guess(name, op.inputs[carried[0][0]], carried[0][1])
         return self._with_shape(op)

@@ -297,8 +297,8 @@ class Graph:
 
     def predecessors(self, op: Op) -> tuple[Op, ...]:
         """The ops whose outputs an op reads, each once, in order of its inputs."""
-        found = dict.fromkeys(self._producer[t] for t in op.inputs if t in self._producer)
-        return tuple(self._op[name] for name in found)
+        predecessors = dict.fromkeys(self._producer[t] for t in op.inputs if t in self._producer)
+        return tuple(self._op[name] for name in predecessors)
 
     def edges(self) -> Iterator[tuple[Op, Op, Tensor]]:
         """Every (producer, consumer, tensor), in order of the consumers."""
@@ -329,10 +329,10 @@ class Graph:
 
     def call(self, op: Op) -> Call:
         """What the tables need to know of an op; worked out once."""
-        found = self._calls.get(op.name)
-        if found is None:
-            found = self._calls[op.name] = self._make_call(op)
-        return found
+        call = self._calls.get(op.name)
+        if call is None:
+            call = self._calls[op.name] = self._make_call(op)
+        return call
 
     def _make_call(self, op: Op) -> Call:
         if not op.forward:
@@ -420,9 +420,9 @@ def _shorten(names: list[str]) -> list[str]:
 def _positions(op: Op, attr: str, limit: int) -> tuple[int, ...]:
     """A backward op's list of positions in its forward op's tensors."""
     value = op.attr(attr, ())
-    found = value if isinstance(value, tuple) else (value,)
-    good = tuple(i for i in found if type(i) is int and 0 <= i < limit)
-    if len(good) != len(found) or not good:
+    values = value if isinstance(value, tuple) else (value,)
+    good = tuple(i for i in values if type(i) is int and 0 <= i < limit)
+    if len(good) != len(values) or not good:
         raise GraphError(
             f"attribute {attr} is {value!r}",
             fix=f"positions below {limit} in the forward op {op.forward!r} are needed",
@@ -436,9 +436,9 @@ def _told(op: Op, count: int, origin: Op) -> tuple[str, ...]:
     value = op.attr("reads")
     places = {f"i{i}" for i in range(len(origin.inputs))}
     places |= {f"o{i}" for i in range(len(origin.outputs))}
-    found = value if isinstance(value, tuple) else ()
-    good = tuple(text for text in found if isinstance(text, str) and text in places)
-    if len(good) != count or len(found) != count:
+    values = value if isinstance(value, tuple) else ()
+    good = tuple(text for text in values if isinstance(text, str) and text in places)
+    if len(good) != count or len(values) != count:
         raise GraphError(
             f"attribute reads is {value!r}",
             fix=f"{count} places such as i0 or o0 in the forward op {op.forward!r} are needed",
@@ -481,14 +481,14 @@ def _check_attrs(attrs: tuple[tuple[str, Attr], ...], where: str) -> None:
 
 
 def _by_name(items: tuple[N, ...], what: str) -> dict[str, N]:
-    found: dict[str, N] = {}
+    by_name: dict[str, N] = {}
     for item in items:
-        if item.name in found:
+        if item.name in by_name:
             raise GraphError(
                 "stands twice", fix="names are unique in a graph", field=f"{what} {item.name!r}"
             )
-        found[item.name] = item
-    return found
+        by_name[item.name] = item
+    return by_name
 
 
 def _find(table: dict[str, N], name: str, what: str) -> N:

@@ -23,18 +23,18 @@ def output_shapes(call: Call) -> Shapes:
             fix="give the shapes of its outputs",
         )
     try:
-        found = rule(call)
+        output_shapes = rule(call)
     except (IndexError, ValueError, ZeroDivisionError, OverflowError):
         raise GraphError(
             f"{call.kind} cannot take inputs of shapes {_shown(call.inputs)}",
             fix="check the shapes and attributes",
         ) from None
-    if any(size < 1 for shape in found for size in shape):
+    if any(size < 1 for shape in output_shapes for size in shape):
         raise GraphError(
-            f"{call.kind} of {_shown(call.inputs)} would give {_shown(found)}",
+            f"{call.kind} of {_shown(call.inputs)} would give {_shown(output_shapes)}",
             fix="the input is too small for these attributes",
         )
-    return found
+    return output_shapes
 
 
 def unknown_kinds(graph: Graph) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def _attention(call: Call) -> Shapes:
     q, k, v, *masks = call.inputs
     call.flag("causal")
     _needs(call.whole("window", 0) >= 0, call, "a window of at least 0")
-    found = _attended(call, q, k, v)
+    shape = _attended(call, q, k, v)
     heads, _ = attention_heads(call)
     full = (q[0], heads, q[-2], k[-2])
     _needs(
@@ -216,7 +216,7 @@ def _attention(call: Call) -> Shapes:
         call,
         f"at most one mask, which broadcasts to {list(full)}",
     )
-    return (found,)
+    return (shape,)
 
 
 def _attended(call: Call, q: Shape, k: Shape, v: Shape) -> Shape:
@@ -255,15 +255,15 @@ def _embedding(call: Call) -> Shapes:
 
 def _elementwise(call: Call) -> Shapes:
     _needs(len(call.inputs) >= 1, call, "at least one input")
-    found = broadcast(*call.inputs)
+    shape = broadcast(*call.inputs)
     if call.text("fn", "add") == "rope":
         heads = call.whole("heads", 1)
         _needs(
-            len(call.inputs) == 1 and heads >= 1 and len(found) >= 1 and found[-1] % heads == 0,
+            len(call.inputs) == 1 and heads >= 1 and len(shape) >= 1 and shape[-1] % heads == 0,
             call,
             f"one input whose last size {heads} heads divide",
         )
-    return (found,)
+    return (shape,)
 
 
 def _reduce(call: Call) -> Shapes:

@@ -26,7 +26,7 @@ Factors = Mapping[str, float]  # loop dim -> how many ways it is split
 REPEAT = ""  # the split that gives an axis no dim
 
 
-class Placement(NamedTuple):
+class TensorPlacement(NamedTuple):
     """Where a tensor's elements are along one mesh axis. Text form: `S(0)`, `R`, `P`.
 
     A named tuple because searches hash and compare millions of them.
@@ -39,7 +39,7 @@ class Placement(NamedTuple):
         return f"S({self.dim})" if self.kind == "shard" else {"partial": "P"}.get(self.kind, "R")
 
     @classmethod
-    def parse(cls, text: str) -> "Placement":
+    def parse(cls, text: str) -> "TensorPlacement":
         """The placement from its text form."""
         if text == "R":
             return REPLICATE
@@ -50,8 +50,8 @@ class Placement(NamedTuple):
         raise GraphError(f"placement {text!r}", fix="write S(dim), R or P")
 
 
-REPLICATE = Placement("replicate")
-PARTIAL = Placement("partial")
+REPLICATE = TensorPlacement("replicate")
+PARTIAL = TensorPlacement("partial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +93,26 @@ def check_split(call: Call, split: dict[str, int]) -> None:
             )
 
 
-def input_placement(access: Access, dim: str) -> Placement:
+def input_placement(access: Access, dim: str) -> TensorPlacement:
     """How a tensor must lie on an axis for an op that splits `dim` there to read it."""
     position = access.position(dim) if dim else None
-    return REPLICATE if position is None else Placement("shard", position)
+    return REPLICATE if position is None else TensorPlacement("shard", position)
 
 
-def output_placement(nest: Nest, access: Access, dim: str) -> Placement:
+def output_placement(nest: Nest, access: Access, dim: str) -> TensorPlacement:
     """How an output lies on an axis after an op that splits `dim` there."""
     if not dim:
         return REPLICATE
     position = access.position(dim)
     if position is not None:
-        return Placement("shard", position)
-    return PARTIAL if _leaves_summands(access, dim) else REPLICATE
+        return TensorPlacement("shard", position)
+    return PARTIAL if _leaves_partial_sums(access, dim) else REPLICATE
 
 
 @functools.lru_cache(maxsize=65536)
 def placements(
     call: Call, dims: tuple[str, ...]
-) -> tuple[tuple[tuple[Placement, ...], ...], tuple[tuple[Placement, ...], ...]]:
+) -> tuple[tuple[tuple[TensorPlacement, ...], ...], tuple[tuple[TensorPlacement, ...], ...]]:
     """How an op's inputs must lie and its outputs come to lie, one placement per axis."""
     nest = loop_nest(call)
     return (
@@ -133,7 +133,8 @@ def share(nest: Nest, access: Access, shape: tuple[int, ...], split: Factors) ->
 
 
 def part(size: int, ways: float) -> int:
-    """One share of `size` elements, rounded up; `ways` need not be whole for unlike devices."""
+    """One share of `size` elements, rounded up; `ways` need not be whole for heterogeneous
+    devices."""
     return math.ceil(size / ways - 1e-9)
 
 
@@ -149,23 +150,23 @@ def _communication(
     split = dict(items)
     nest = loop_nest(call)
     shapes = _output_shapes(call)
-    found = []
+    exchanges = []
     active = {name: factor for name, factor in split.items() if factor > 1}
     for name in active if along is None else [n for n in active if n == along]:
         for stat in (stat for stat in nest.stats if stat.dim == name):
             rows = 1
             for over in stat.over:
                 rows *= _extent(nest, over, active)
-            found.append(Exchange(stat.collective, rows * stat.values))
+            exchanges.append(Exchange(stat.collective, rows * stat.values))
         for i, access in enumerate(nest.outputs):
-            if _leaves_summands(access, name):
-                found.append(Exchange("all_reduce", share(nest, access, shapes[i], active), i))
-        found.extend(_halos(call, nest, name, active))
-    return tuple(found)
+            if _leaves_partial_sums(access, name):
+                exchanges.append(Exchange("all_reduce", share(nest, access, shapes[i], active), i))
+        exchanges.extend(_halos(call, nest, name, active))
+    return tuple(exchanges)
 
 
-def _leaves_summands(access: Access, dim: str) -> bool:
-    """Does splitting `dim` leave summands of this output? Not if statistics complete it."""
+def _leaves_partial_sums(access: Access, dim: str) -> bool:
+    """Does splitting `dim` leave partial sums of this output? Not if statistics complete it."""
     return access.position(dim) is None and dim not in access.repeats
 
 
@@ -188,12 +189,12 @@ def _halos(call: Call, nest: Nest, name: str, split: Factors) -> list[Exchange]:
         shapes = [sides[code[0]][int(code[1:])] for code in call.reads]
     else:
         shapes = list(call.inputs)
-    found = []
+    exchanges = []
     shapes += _output_shapes(call)
     for shape, access in zip(shapes, (*nest.inputs, *nest.outputs), strict=True):
         position = access.position(name)
         if position is None or not access.halo[position]:
             continue
         mine = share(nest, access, shape, split) // max(1, part(shape[position], split[name]))
-        found.append(Exchange("halo", mine * access.halo[position]))
-    return found
+        exchanges.append(Exchange("halo", mine * access.halo[position]))
+    return exchanges

@@ -61,7 +61,7 @@ def to_text(graph: Graph) -> str:
 def from_text(text: str, file: str = "") -> Graph:
     """The graph that a text describes; errors name the line."""
     try:
-        return _Reader().read(text)
+        return _TextReader().read(text)
     except GraphError as error:
         raise (error.within(file) if file else error) from None
 
@@ -172,12 +172,12 @@ class _Line:
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """What matches here, if anything does."""
-        found = pattern.match(self.text, self.at)
-        if found is None:
+        match = pattern.match(self.text, self.at)
+        if match is None:
             return None
-        self.at = found.end()
+        self.at = match.end()
         self.skip()
-        return found.group()
+        return match.group()
 
     def sees(self, literal: str) -> bool:
         """Take the literal if it stands here."""
@@ -206,21 +206,21 @@ class _Line:
 
     def name(self, what: str) -> str:
         """A name, plain or in quotes."""
-        found = self.quoted()
-        if found is None:
-            found = self.match(_NAME)
-        if found is None:
+        name = self.quoted()
+        if name is None:
+            name = self.match(_NAME)
+        if name is None:
             raise self.fail(f"{what} (in quotes if it is not plain)")
-        return found
+        return name
 
     def names(self, what: str, end: str = "") -> tuple[str, ...]:
         """Names with commas between them, up to `end` or the end of the line."""
-        found: list[str] = []
+        names: list[str] = []
         while not (self.sees(end) if end else self.ended()):
-            if found:
+            if names:
                 self.need(",", f"or {end!r} after {what}" if end else f"after {what}")
-            found.append(self.name(what))
-        return tuple(found)
+            names.append(self.name(what))
+        return tuple(names)
 
     def type(self) -> tuple[str, tuple[int, ...]]:
         """An element type and sizes: `f32[8, 16]`."""
@@ -263,7 +263,7 @@ class _Line:
         raise self.fail("a number, a text in quotes, true, false or a list of these")
 
 
-class _Reader:
+class _TextReader:
     """What the lines read so far have said."""
 
     def __init__(self) -> None:
@@ -347,20 +347,20 @@ class _Reader:
         self.lines.setdefault(f"op {name!r}", line.number)
 
     def _attrs(self, line: _Line) -> dict[str, Attr]:
-        found: dict[str, Attr] = {}
+        attrs: dict[str, Attr] = {}
         while not line.sees("}"):
-            if found:
+            if attrs:
                 line.need(",", "or '}' after an attribute")
             key = line.quoted()
             if key is None:
                 key = line.match(_KEY)
             if key is None:
                 raise line.fail("the name of an attribute")
-            if key in found:
+            if key in attrs:
                 raise line.fail(f"attribute {key} once")
             line.need("=", "and the attribute's value")
-            found[key] = line.value()
-        return found
+            attrs[key] = line.value()
+        return attrs
 
 
 def _kind(line: _Line) -> tuple[str, str]:

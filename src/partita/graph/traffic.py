@@ -49,8 +49,8 @@ def elements(graph: Graph, op: Op) -> tuple[Elements, Elements]:
     if key not in graph.memo:
         reads = tuple(_element(graph, name) for name in op.inputs)
         graph.memo[key] = reads, tuple(_element(graph, name) for name in op.outputs)
-    found: tuple[Elements, Elements] = graph.memo[key]
-    return found
+    elements: tuple[Elements, Elements] = graph.memo[key]
+    return elements
 
 
 def traffic(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:

@@ -65,13 +65,15 @@ def _memory(model: JointModel, memory: float, late: Late) -> str:
         return _fitting(uncapped, times * least / whole)
 
     for low, high in pairwise((1.0, *MORE_MEMORY)):
-        found = fitting(high)
-        for _ in range(HALVINGS if found else 0):
+        joint_solution = fitting(high)
+        for _ in range(HALVINGS if joint_solution else 0):
             middle = (low + high) / 2
             smaller = fitting(middle)
-            low, high, found = (middle, high, found) if smaller is None else (low, middle, smaller)
-        if found is not None:
-            return f"{units.size(_peak(uncapped, found))} per device would be enough"
+            low, high, joint_solution = (
+                (middle, high, joint_solution) if smaller is None else (low, middle, smaller)
+            )
+        if joint_solution is not None:
+            return f"{units.size(_peak(uncapped, joint_solution))} per device would be enough"
     return ""
 
 

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from partita.engine import run
 from partita.errors import InputError, ProblemError, VerificationError
-from partita.problems.schedule import ScheduleProblem, room_per_device
+from partita.problems.schedule import ScheduleProblem, memory_left_per_device
 from partita.schedules.actions import Order
 from partita.schedules.named import NAMED, Layout, NamedSchedule
-from partita.schedules.pipeline import Held, Pipeline, held, on_devices, pipeline_of
+from partita.schedules.pipeline import Pipeline, StageHolding, held, on_devices, pipeline_of
 from partita.schedules.placement import whole
 from partita.schedules.programs import ordered_program
 from partita.schedules.shapes import ShapeOptions, shape
@@ -69,7 +69,7 @@ class Baseline:
     num_microbatches: int
     timeline: Timeline
     run: Callable[[int], Timeline] = field(repr=False, compare=False)  # for other numbers
-    ways: int = 1  # 2: each micro-batch of the problem is two of the model
+    strategies: int = 1  # 2: each micro-batch of the problem is two of the model
 
     @property
     def period(self) -> float | None:
@@ -79,7 +79,7 @@ class Baseline:
         p = self.problem.num_devices
         few, many = 4 * p, 6 * p  # multiples of p: some schedules exist for no other numbers
         longer = self.run(many).makespan - self.run(few).makespan
-        return longer / (many - few) / self.ways
+        return longer / (many - few) / self.strategies
 
     @property
     def makespan(self) -> float:
@@ -113,7 +113,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BaselineRuns:
     """What ran, the shortest first, and (title, why) of what could not.
 
     `ways` is how many micro-batches of the model one of the problem stands for: 2 where it holds
@@ -122,7 +122,7 @@ class Comparison:
 
     ran: tuple[Baseline, ...]
     left_out: tuple[tuple[str, str], ...]
-    ways: int = 1
+    baselines: int = 1
 
 
 def run_order(
@@ -168,16 +168,16 @@ def named_schedule(
     return _run_placed(name, model, count, microbatches)
 
 
-def compare(problem: ScheduleProblem, num_microbatches: int) -> Comparison:
+def compare(problem: ScheduleProblem, num_microbatches: int) -> BaselineRuns:
     """All named schedules that this problem, or the same model placed otherwise, allows."""
     try:
         pipeline = pipeline_of(problem)
     except ProblemError as error:
-        return Comparison((), (("published schedules", error.found),))
+        return BaselineRuns((), (("published schedules", error.found),))
     where = held(pipeline)
     if where is None or not pipeline.training:
         why = "it is inference" if where else "the devices hold the stages in no known layout"
-        return Comparison((), (("published schedules", why),))
+        return BaselineRuns((), (("published schedules", why),))
     ran: list[Baseline] = []
     left_out: list[tuple[str, str]] = []
     model = uniform_model(problem)
@@ -198,7 +198,7 @@ def compare(problem: ScheduleProblem, num_microbatches: int) -> Comparison:
             assert model is not None
             ran.append(_run_placed(name, model, chunks, total))
     ran.sort(key=lambda baseline: (baseline.makespan, baseline.title))
-    return Comparison(tuple(ran), tuple(left_out), len(pipeline.chains))
+    return BaselineRuns(tuple(ran), tuple(left_out), len(pipeline.chains))
 
 
 def uniform_model(problem: ScheduleProblem) -> UniformModel | None:
@@ -246,11 +246,17 @@ def device_spans(timeline: Timeline) -> list[float]:
 
 def fits(peaks: Sequence[float], problem: ScheduleProblem) -> bool:
     """Are these peaks within the caps of the problem?"""
-    return all(peak <= room for peak, room in zip(peaks, room_per_device(problem), strict=True))
+    return all(
+        peak <= room for peak, room in zip(peaks, memory_left_per_device(problem), strict=True)
+    )
 
 
 def _run_here(
-    name: str, problem: ScheduleProblem, pipeline: Pipeline, where: Held, num_microbatches: int
+    name: str,
+    problem: ScheduleProblem,
+    pipeline: Pipeline,
+    where: StageHolding,
+    num_microbatches: int,
 ) -> Baseline:
     free = replace(problem, memory_capacity=None, num_microbatches=None)
 
@@ -293,17 +299,17 @@ def _refusal(named: NamedSchedule, p: int, chunks: int, total: int) -> str:
 def _delay(problem: ScheduleProblem, pipeline: Pipeline) -> float | None:
     """The delay between stages on different devices; None if there are several."""
     of = dict(zip(problem.deps, problem.delays or (0,) * len(problem.deps), strict=True))
-    found = set()
+    delays = set()
     for chain in pipeline.chains:
         for first, second in pairwise(chain):
             assert first.backward is not None
             assert second.backward is not None
             across = (of[first.forward, second.forward], of[second.backward, first.backward])
             if first.device != second.device:
-                found |= set(across)
+                delays |= set(across)
             elif any(across):
                 return None
-    return found.pop() if len(found) == 1 else 0 if not found else None
+    return delays.pop() if len(delays) == 1 else 0 if not delays else None
 
 
 def _part(value: float, chunks: int) -> float:

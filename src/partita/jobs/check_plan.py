@@ -37,19 +37,19 @@ def check_plan(plan: Plan) -> tuple[str, ...]:
 
 def wrong_decisions(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     """Which decisions cannot be carried out, in words: ops, splits, devices that are not there."""
-    found = _check_ops(plan, graph)
+    violations = _check_ops(plan, graph)
     for stage in plan.stages:
-        found.extend(_check_stage(stage, graph, cluster))
-    return tuple(found)
+        violations.extend(_check_stage(stage, graph, cluster))
+    return tuple(violations)
 
 
 def refuse_wrong_decisions(plan: Plan, graph: Graph, cluster: Cluster) -> None:
     """Raise where a plan cannot be carried out."""
-    found = wrong_decisions(plan, graph, cluster)
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    violations = wrong_decisions(plan, graph, cluster)
+    if violations:
+        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise PlanError(
-            f"{found[0]}{more}", fix="plan again; partita verify lists all", field="stages"
+            f"{violations[0]}{more}", fix="plan again; partita verify lists all", field="stages"
         )
 
 
@@ -57,23 +57,23 @@ def _check_ops(plan: Plan, graph: Graph) -> list[str]:
     """Every forward op in exactly one stage, and no stage before what it reads."""
     wanted = [op.name for op in graph.ops if op.phase == "forward"]
     given = [split.op for stage in plan.stages for split in stage.splits]
-    found = [f"op {op!r} has no split" for op in sorted(set(wanted) - set(given))]
-    found += [f"op {op!r} is not in the model" for op in sorted(set(given) - set(wanted))]
-    found += [f"op {op!r} is split twice" for op, n in sorted(Counter(given).items()) if n > 1]
+    violations = [f"op {op!r} has no split" for op in sorted(set(wanted) - set(given))]
+    violations += [f"op {op!r} is not in the model" for op in sorted(set(given) - set(wanted))]
+    violations += [f"op {op!r} is split twice" for op, n in sorted(Counter(given).items()) if n > 1]
     stage_of = {split.op: i for i, stage in enumerate(plan.stages) for split in stage.splits}
     for source, target, _ in graph.edges():
         if source.phase == target.phase == "forward":
             a, b = stage_of.get(source.name, 0), stage_of.get(target.name, len(plan.stages))
             if a > b:
                 stages = plan.stages[a].name, plan.stages[b].name
-                found.append(
+                violations.append(
                     f"op {target.name!r} of {stages[1]} reads what {stages[0]} makes later"
                 )
-    return found
+    return violations
 
 
 def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
-    found = [
+    violations = [
         f"device {device} does not exist; there are {cluster.num_devices}"
         for device in stage.mesh.devices
         if not 0 <= device < cluster.num_devices
@@ -81,8 +81,8 @@ def _check_stage(stage: Stage, graph: Graph, cluster: Cluster) -> list[str]:
     known = {op.name for op in graph.ops if op.phase == "forward"}
     for split in stage.splits:
         if split.op in known:
-            found.extend(_check_split(graph, split, stage.mesh.axes))
-    return found
+            violations.extend(_check_split(graph, split, stage.mesh.axes))
+    return violations
 
 
 def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[str]:
@@ -92,15 +92,17 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
     for dim, axis in zip(split.dims, axes, strict=True):
         if dim:
             parts[dim] = parts.get(dim, 1) * axis.parts
-    found = []
+    violations = []
     for dim, count in parts.items():
         if count == 1:
             continue
         if dim not in legal or legal[dim].whole:
-            found.append(f"op {op!r} cannot be split along {dim!r}")
+            violations.append(f"op {op!r} cannot be split along {dim!r}")
         elif legal[dim].extent % count:
-            found.append(f"op {op!r}: {dim} of {legal[dim].extent} is not divisible by {count}")
-    return found
+            violations.append(
+                f"op {op!r}: {dim} of {legal[dim].extent} is not divisible by {count}"
+            )
+    return violations
 
 
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ JOINT = ("plan", "our joint search")
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedStrategy:
     """One way of the table; `simulation` is None where there is nothing to show, as `note` says."""
 
     name: str
@@ -67,11 +67,11 @@ def _objective_s(simulation: Simulation, steady_state: bool) -> float:
 class Comparison:
     """All ways, our searches last, and the lower bound of the joint search."""
 
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedStrategy, ...]
     lower_bound_s: float
 
     @property
-    def best(self) -> Compared | None:
+    def best(self) -> ComparedStrategy | None:
         """The fastest that fits."""
         return min((r for r in self.rows if r.fits), key=lambda r: r.objective_s, default=None)
 
@@ -97,7 +97,7 @@ def compare(
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     steady_state = not work.training and objective == "throughput"
     named = _Named(work, machine, stop, steady_state, Memo(Collectives(machine)))
-    rows = [named.row(name, summary, plans) for name, summary, plans in _ways(work, machine)]
+    rows = [named.row(name, summary, plans) for name, summary, plans in _strategies(work, machine)]
     asked: dict[str, Any] = {
         "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
         "stop": stop, "seed": seed,
@@ -107,15 +107,17 @@ def compare(
     split = shard(model, machine, **asked)
     best = None if split.best is None else split.best.simulation
     note = "" if best else f"{split.status}: {split.why}"
-    rows.append(Compared(*SHARD, best, split.seconds, len(split.tried), steady_state, note))
+    rows.append(ComparedStrategy(*SHARD, best, split.seconds, len(split.tried), steady_state, note))
     joint = plan(model, machine, objective=objective, **asked)
     best = None if joint.best is None else joint.best.simulation
     note = "" if best else f"{joint.status}: {joint.why}"
-    rows.append(Compared(*JOINT, best, joint.seconds, joint.num_simulated, steady_state, note))
+    rows.append(
+        ComparedStrategy(*JOINT, best, joint.seconds, joint.num_simulated, steady_state, note)
+    )
     return Comparison(tuple(rows), joint.lower_bound_s)
 
 
-def _ways(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
+def _strategies(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
     """Every named strategy with its plans, made when it is its turn."""
     for name, strategy in STRATEGIES.items():
         if work.training or name not in TRAINING:
@@ -126,8 +128,8 @@ def _ways(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence
         yield name, pipeline.summary, pipeline.plans(work.graph, chain, machine, work.batch)
 
 
-def _left_out(name: str, summary: str) -> Compared:
-    return Compared(name, summary, None, 0.0, 0, note="not reached")
+def _left_out(name: str, summary: str) -> ComparedStrategy:
+    return ComparedStrategy(name, summary, None, 0.0, 0, note="not reached")
 
 
 @dataclass(frozen=True)
@@ -140,24 +142,24 @@ class _Named:
     steady_state: bool
     memo: Memo
 
-    def row(self, name: str, summary: str, plans: Sequence[Pipeline]) -> Compared:
+    def row(self, name: str, summary: str, plans: Sequence[Pipeline]) -> ComparedStrategy:
         """The best of a strategy's plans: those that fit first, then the fastest."""
         started = time.perf_counter()
         if len(plans) > MOST_PLANS:
             plans = [plans[i * len(plans) // MOST_PLANS] for i in range(MOST_PLANS)]
-        found: list[Simulation] = []
+        simulations: list[Simulation] = []
         for stages, schedule in plans:
             if self.stop.interrupted():
                 break
-            found.append(self._simulate(stages, schedule))
-        if not found:
+            simulations.append(self._simulate(stages, schedule))
+        if not simulations:
             return _left_out(name, summary) if plans else self._impossible(name, summary)
-        best = min(found, key=lambda s: (not s.fits, _objective_s(s, self.steady_state)))
+        best = min(simulations, key=lambda s: (not s.fits, _objective_s(s, self.steady_state)))
         seconds = time.perf_counter() - started
-        return Compared(name, summary, best, seconds, len(found), self.steady_state)
+        return ComparedStrategy(name, summary, best, seconds, len(simulations), self.steady_state)
 
-    def _impossible(self, name: str, summary: str) -> Compared:
-        return Compared(name, summary, None, 0.0, 0, note="cannot run here")
+    def _impossible(self, name: str, summary: str) -> ComparedStrategy:
+        return ComparedStrategy(name, summary, None, 0.0, 0, note="cannot run here")
 
     def _simulate(self, stages: tuple[Stage, ...], schedule: Schedule) -> Simulation:
         return simulate_stages(

@@ -22,7 +22,7 @@ def check_constraints(
 
 
 def _check_count(constraints: Constraints, batch: int) -> None:
-    wanted = constraints.pinned_to("microbatches")
+    wanted = constraints.pinned_to("micro-batches")
     if wanted is not None and batch % int(wanted):
         near = sorted(divisors(batch), key=lambda d: (abs(d - int(wanted)), d))[:2]
         raise InputError(
@@ -33,7 +33,7 @@ def _check_count(constraints: Constraints, batch: int) -> None:
 
 
 def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int) -> None:
-    wanted, count = constraints.pinned_to("stages"), cluster.num_devices
+    wanted, count = constraints.pinned_to("pp"), cluster.num_devices
     if wanted is None:
         return
     if int(wanted) > num_segments:
@@ -58,7 +58,7 @@ def _check_mesh(
     wanted = constraints.pinned_to("mesh")
     if wanted is None:
         return
-    stages = constraints.pinned_to("stages")
+    stages = constraints.pinned_to("pp")
     shapes = dict.fromkeys(
         "x".join(map(str, shape))
         for groups in device_groupings(cluster, num_segments)
@@ -85,7 +85,7 @@ def _check_order(constraints: Constraints, training: bool) -> None:
             fix="leave it out, or plan for training",
             field="pin",
         )
-    stages, name = constraints.pinned_to("stages"), constraints.pinned_to("schedule")
+    stages, name = constraints.pinned_to("pp"), constraints.pinned_to("schedule")
     if name is None or stages is None:
         return
     if stages == "1" and name != "1f1b":
@@ -94,7 +94,7 @@ def _check_order(constraints: Constraints, training: bool) -> None:
             fix="give more stages, or leave the schedule out",
             field="pin",
         )
-    count = constraints.pinned_to("microbatches")
+    count = constraints.pinned_to("micro-batches")
     if count is not None:
         why = [NAMED[name].refuses(int(stages), chunks, int(count)) for chunks in CHUNKS]
         if all(why):

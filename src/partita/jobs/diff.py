@@ -78,7 +78,7 @@ def _figures(first: Plan, second: Plan, one: Account, two: Account) -> tuple[Fig
         pair("exposed communication", "s", lambda told: told.busiest.seconds("communication")),
         pair("bubble", "share", lambda told: told.bubble),
         pair("peak memory", "bytes", lambda told: max(told.simulation.peak_bytes)),
-        pair("MFU", "share", lambda told: told.simulation.utilisation),
+        pair("MFU", "share", lambda told: told.simulation.mfu),
         pair("devices", "count", lambda told: told.simulation.num_devices),
         Figure("global batch", first.model.batch, second.model.batch, "count"),
     )
@@ -123,7 +123,7 @@ def _meshes(plan: Plan) -> str:
 
 
 def _recomputed(plan: Plan, level: str) -> str:
-    return str(sum(stage.recomputed == level for stage in plan.stages))
+    return str(sum(stage.checkpointing == level for stage in plan.stages))
 
 
 def _job(plan: Plan) -> str:
@@ -162,5 +162,5 @@ def _words(stage: Stage, split: OpSplit) -> str:
     words = " x ".join(sorted(cuts)) or "whole"
     if copies:
         words += f", replicated {'x'.join(copies)}"
-    zero = zero_stage(split.sharded)
+    zero = zero_stage(split.zero)
     return f"{words}, ZeRO {zero}" if zero else words

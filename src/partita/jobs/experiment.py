@@ -105,7 +105,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentOutcome:
     """The runs that are there, in the order of the experiment, and how many are not."""
 
     experiment: Experiment
@@ -121,7 +121,7 @@ def run_experiment(
     interrupted: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda text: None,
     progress: Callable[[Improvement], None] | None = None,
-) -> Outcome:
+) -> ExperimentOutcome:
     """Make every run that the folder does not have yet; ends early when interrupted."""
     cases = tuple(_cases(experiment))
     place = Path(folder) / "runs"
@@ -138,9 +138,9 @@ def run_experiment(
         key = _key(experiment, case, optimiser, seed)
         title = f"{case.name}, {optimiser.name or optimiser.method}, seed {seed}"
         path = place / f"{_slug(title)}-{key}.json"
-        found = _saved(path)
-        if found is not None:
-            runs.append(found)
+        run_record = _saved(path)
+        if run_record is not None:
+            runs.append(run_record)
             resumed += 1
             continue
         if interrupted():
@@ -154,7 +154,7 @@ def run_experiment(
             continue
         write_atomically(path, encode_json(record), overwrite=True)
         runs.append(record)
-    return Outcome(experiment, cases, tuple(runs), resumed, missing)
+    return ExperimentOutcome(experiment, cases, tuple(runs), resumed, missing)
 
 
 def _claim(experiment: Experiment, folder: Path) -> None:
@@ -361,8 +361,8 @@ def _run_problem(
     problem: PlacementProblem, search: Any, stop: Stop, seed: int, frames: "_Frames",
     fixed: dict[str, Any],
 ) -> RunRecord:  # fmt: skip
-    found = search(problem, stop, seed)
-    placement = () if found.solution is None else tuple(found.solution.placement)
+    result = search(problem, stop, seed)
+    placement = () if result.solution is None else tuple(result.solution.placement)
     peaks: tuple[float, ...] = ()
     if placement:
         from partita.problems.placement import simulate_exprimo
@@ -370,17 +370,17 @@ def _run_problem(
         peaks = simulate_exprimo(problem, placement).peak_memory_bytes
     return RunRecord(
         **fixed,
-        status=str(found.status),
-        why=found.why,
-        objective_s=None if found.objective is None else found.objective / 1e3,
-        lower_bound_s=None if found.lower_bound is None else found.lower_bound / 1e3,
-        seconds=found.seconds,
-        evaluations=found.evaluations,
+        status=str(result.status),
+        why=result.why,
+        objective_s=None if result.objective is None else result.objective / 1e3,
+        lower_bound_s=None if result.lower_bound is None else result.lower_bound / 1e3,
+        seconds=result.seconds,
+        evaluations=result.evaluations,
         devices=tuple(f"{i} {device.model}".strip() for i, device in enumerate(problem.devices)),
         layers=tuple(layer.name for layer in problem.layers),
         placement=placement,
         peak_memory_bytes=peaks,
-        history=_history(found.history, 1e-3),
+        history=_history(result.history, 1e-3),
         class_bytes=frames.class_bytes,
         frames=frames.kept(),
     )
@@ -400,13 +400,13 @@ def _history(steps: tuple[Improvement, ...], unit: float) -> tuple[tuple[float, 
 
 
 def _wishes(texts: tuple[str, ...], field: str) -> list[tuple[str, str]]:
-    found = []
+    constraints = []
     for text in texts:
         pattern, equals, device = text.rpartition("=")
         if not equals:
             raise InputError(f"found {text!r}", fix="write op=device", field=field)
-        found.append((pattern, device))
-    return found
+        constraints.append((pattern, device))
+    return constraints
 
 
 class _Frames:

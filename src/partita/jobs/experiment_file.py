@@ -170,10 +170,10 @@ def experiment_from(value: Mapping[str, Any], folder: str = "") -> Experiment:
     plain = {key: item for key, item in value.items() if key not in TABLES}
     if isinstance(plain.get("seeds"), int) and not isinstance(plain["seeds"], bool):
         plain["seeds"] = list(range(plain["seeds"]))  # so many of them
-    found: Experiment = _record(plain | {"folder": folder}, Experiment, "")
-    found = dataclasses.replace(found, **tables)
-    _check(found)
-    return found
+    experiment: Experiment = _record(plain | {"folder": folder}, Experiment, "")
+    experiment = dataclasses.replace(experiment, **tables)
+    _check(experiment)
+    return experiment
 
 
 def _record(row: Mapping[str, Any], kind: type, where: str) -> Any:
@@ -203,52 +203,56 @@ def _check_names(row: Mapping[str, Any], known: Sequence[str], where: str) -> No
             )
 
 
-def _check(found: Experiment) -> None:
-    if not found.name or not found.name.isprintable():
+def _check(experiment: Experiment) -> None:
+    if not experiment.name or not experiment.name.isprintable():
         raise InputError("is empty", fix="give the experiment a name", field="name")
-    if found.semantics not in SEMANTICS:
+    if experiment.semantics not in SEMANTICS:
         raise InputError(
-            f"found {found.semantics!r}", fix=suggest(found.semantics, SEMANTICS), field="semantics"
+            f"found {experiment.semantics!r}",
+            fix=suggest(experiment.semantics, SEMANTICS),
+            field="semantics",
         )
-    if bool(found.networks) != bool(found.clusters) or not (found.networks or found.problems):
+    if bool(experiment.networks) != bool(experiment.clusters) or not (
+        experiment.networks or experiment.problems
+    ):
         raise InputError(
             "there is nothing to place",
             fix="give [[networks]] and [[clusters]], or [[problems]]",
             field="networks",
         )
-    if not found.optimisers:
+    if not experiment.optimisers:
         raise InputError("is missing", fix="give [[optimisers]]", field="optimisers")
     for name in ("batches", "seeds"):
-        _check_many(getattr(found, name), name, least=1 if name == "batches" else 0)
-    if found.in_flight:
-        _check_many(found.in_flight, "in_flight", least=1)
+        _check_many(getattr(experiment, name), name, least=1 if name == "batches" else 0)
+    if experiment.in_flight:
+        _check_many(experiment.in_flight, "in_flight", least=1)
     for name in ("evaluations", "time_limit_s", "max_devices"):
-        _check_positive(getattr(found, name), name)
-    for index, cluster in enumerate(found.clusters):
+        _check_positive(getattr(experiment, name), name)
+    for index, cluster in enumerate(experiment.clusters):
         for name in ("bandwidth", "memory"):
             _check_factors(getattr(cluster, name), f"clusters[{index}].{name}")
         for pattern, amount in cluster.memory_GB.items():
             _check_positive(amount, f"clusters[{index}].memory_GB.{pattern}")
-    for index, measured in enumerate(found.measured):
+    for index, measured in enumerate(experiment.measured):
         _check_positive(measured.step_s, f"measured[{index}].step_s")
-    for index, optimiser in enumerate(found.optimisers):
+    for index, optimiser in enumerate(experiment.optimisers):
         check_optimiser(optimiser, f"optimisers[{index}]")
-    names = [spec.name or spec.method for spec in found.optimisers]
+    names = [spec.name or spec.method for spec in experiment.optimisers]
     if len(set(names)) < len(names):
         raise InputError(
             "two optimisers have one name", fix="give each its own name", field="optimisers"
         )
-    count = len(found.seeds) * len(found.optimisers) * _num_cases(found)
+    count = len(experiment.seeds) * len(experiment.optimisers) * _num_cases(experiment)
     if count > MAX_RUNS:
         raise InputError(
             f"asks for {count:,} runs", fix=f"at most {MAX_RUNS:,} are made", field="seeds"
         )
 
 
-def _num_cases(found: Experiment) -> int:
-    machines = sum(len(spec.bandwidth) * len(spec.memory) for spec in found.clusters)
-    pipelines = len(found.batches) * max(1, len(found.in_flight))
-    return len(found.problems) + len(found.networks) * machines * pipelines
+def _num_cases(experiment: Experiment) -> int:
+    machines = sum(len(spec.bandwidth) * len(spec.memory) for spec in experiment.clusters)
+    pipelines = len(experiment.batches) * max(1, len(experiment.in_flight))
+    return len(experiment.problems) + len(experiment.networks) * machines * pipelines
 
 
 def check_optimiser(spec: OptimiserSpec, where: str) -> None:

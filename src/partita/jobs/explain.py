@@ -16,8 +16,8 @@ from partita.costs.collectives import Collectives
 from partita.costs.layouts import Layout, conversion
 from partita.costs.sharding import (
     LEVELS,
-    Choice,
     ShardingModel,
+    SplitChoice,
     Weights,
     sharding_model,
     ways_of,
@@ -29,7 +29,7 @@ from partita.graph.record import Graph, Op
 from partita.graph.splits import communication, input_placement, output_placement
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.lower.pieces import homes, piece
-from partita.plans import SHARDING_LEVELS, Mesh, Plan, Stage
+from partita.plans import ZERO_STAGES, Mesh, Plan, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.search import searches
 from partita.search.base import Stop
@@ -41,7 +41,7 @@ SOLVE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Sent:
+class SplitTraffic:
     """Something an op's split makes devices send."""
 
     what: str
@@ -51,16 +51,16 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Alternative:
+class OtherSplit:
     """Another way to split the op, by what it would add to a micro-batch (of a step)."""
 
-    choice: Choice
+    choice: SplitChoice
     alone_s: float
     together_s: float | None
     memory_bytes: float
 
     @property
-    def price_s(self) -> float:
+    def added_s(self) -> float:
         """With all others free to follow, where that is known."""
         return self.alone_s if self.together_s is None else self.together_s
 
@@ -72,38 +72,38 @@ class Explanation:
     op: str
     kind: str
     nest: str
-    choice: Choice
+    choice: SplitChoice
     layouts: tuple[tuple[str, str], ...]  # tensor -> placements per axis
-    sent: tuple[Sent, ...]
+    sent: tuple[SplitTraffic, ...]
     compute_s: float
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[OtherSplit, ...]
     num_microbatches: int = 1
 
     def why(self) -> str:
         """One sentence."""
         if not self.alternatives:
             return "it has no other way to be split on this mesh"
-        if any(other.price_s < 0 for other in self.alternatives):
+        if any(other.added_s < 0 for other in self.alternatives):
             return (
                 "the estimate would prefer another split, but the simulated step was the fastest "
                 "of all candidates with this one"
             )
         nearest = self.alternatives[0]
-        extra = units.seconds(nearest.price_s)
+        extra = units.seconds(nearest.added_s)
         what = "a step" if self.num_microbatches == 1 else "a micro-batch"
         return f"the next best way, {describe(nearest.choice)}, adds {extra} to {what}"
 
 
-def describe(choice: Choice) -> str:
+def describe(choice: SplitChoice) -> str:
     """A choice in words: `b x none, ZeRO 1`."""
     dims = " x ".join(dim or "none" for dim in choice.dims)
-    stage = zero_stage(choice.sharded)
+    stage = zero_stage(choice.zero)
     return f"{dims}, ZeRO {stage}" if stage else dims
 
 
 def zero_stage(sharded: str) -> int:
     """The stage of ZeRO: 1 shards the states of the optimizer, 2 gradients too, 3 parameters."""
-    return SHARDING_LEVELS.index(sharded)
+    return ZERO_STAGES.index(sharded)
 
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
@@ -112,8 +112,8 @@ def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:
     stage, graph = _stage_of(plan, graph, op)
     names = [split.op for split in stage.splits]
     count = plan.schedule.num_microbatches
-    used = {*LEVELS, *(split.sharded for split in stage.splits)}
-    levels = tuple(level for level in SHARDING_LEVELS if level in used)
+    used = {*LEVELS, *(split.zero for split in stage.splits)}
+    levels = tuple(level for level in ZERO_STAGES if level in used)
     model = sharding_model(graph, cluster, stage.mesh, levels, num_microbatches=count)
     chosen = _assignment(model, stage)
     index = names.index(op)
@@ -142,7 +142,7 @@ def _stage_of(plan: Plan, graph: Graph, op: str) -> tuple[Stage, Graph]:
     if len(plan.stages) == count == 1:
         return plan.stages[0], graph
     micro = rebatch(graph, plan.model.batch // count)
-    stage = replace(plan.stages[number], recompute=False, checkpoints=(), again=())
+    stage = replace(plan.stages[number], checkpointing="none", segments=(), recomputed=())
     return stage, piece(micro, stage, number, homes(micro, plan.stages)).graph
 
 
@@ -151,7 +151,7 @@ def text(layout: Layout) -> str:
     return " ".join(map(str, layout))
 
 
-def op_layouts(graph: Graph, op: Op, choice: Choice) -> list[tuple[str, Layout]]:
+def op_layouts(graph: Graph, op: Op, choice: SplitChoice) -> list[tuple[str, Layout]]:
     """How each tensor of an op must lie, and how its outputs come to lie."""
     nest = loop_nest(graph.call(op))
     reads = [
@@ -173,14 +173,14 @@ def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...
     placements: dict[str, tuple[str, ...]] = {}
     for split in stage.splits:
         op = graph.op(split.op)
-        for name, layout in op_layouts(graph, op, Choice(split.dims, split.sharded)):
+        for name, layout in op_layouts(graph, op, SplitChoice(split.dims, split.zero)):
             if graph.tensor(name).role != "parameter" or name in placements:
                 continue
             placements[name] = tuple(
                 f"Shard({p.dim})"
                 if p.kind == "shard"
                 else "Shard(0)"
-                if split.sharded == "parameters"
+                if split.zero == 3
                 else "Replicate()"
                 for p in layout
             )
@@ -200,7 +200,7 @@ def _assignment(model: ShardingModel, stage: Stage) -> tuple[int, ...]:
 
 def _alternatives(
     model: ShardingModel, chosen: tuple[int, ...], index: int
-) -> tuple[Alternative, ...]:
+) -> tuple[OtherSplit, ...]:
     problem = model.problem(WEIGHTS)
     alone = problem.costs[index].copy()
     for (u, v), m in zip(problem.edges, problem.matrix_of, strict=True):
@@ -219,14 +219,14 @@ def _alternatives(
             forced = _solve(problem, index, x)
             together = None if forced is None else forced - best
         alternatives.append(
-            Alternative(
+            OtherSplit(
                 model.choices[index][x],
                 float(alone[x] - now),
                 together,
                 float(memory[x] - memory[chosen[index]]),
             )
         )
-    return tuple(sorted(alternatives, key=lambda other: other.price_s))
+    return tuple(sorted(alternatives, key=lambda other: other.added_s))
 
 
 def _solve(problem: ShardingProblem, index: int, choice: int) -> float | None:
@@ -242,7 +242,9 @@ def _solve(problem: ShardingProblem, index: int, choice: int) -> float | None:
     return search(forced, Stop(time_s=SOLVE_S), 0).objective
 
 
-def _sent(graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: Choice) -> list[Sent]:
+def _sent(
+    graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: SplitChoice
+) -> list[SplitTraffic]:
     """What crosses devices on account of this op, forward and backward."""
     mesh, times = stage.mesh, Collectives(cluster)
     sent = _own_exchanges(graph, mesh, times, op, choice)
@@ -261,13 +263,13 @@ def _sent(graph: Graph, cluster: Cluster, stage: Stage, op: Op, choice: Choice) 
             if step.collective:
                 seconds = times.seconds(step.collective, step.size_bytes, mesh.groups(step.axis))
                 what = f"{name}: {text(have)} -> {text(need)}"
-                sent.append(Sent(what, step.collective, step.size_bytes, seconds))
+                sent.append(SplitTraffic(what, step.collective, step.size_bytes, seconds))
     return sent
 
 
 def _own_exchanges(
-    graph: Graph, mesh: Mesh, times: Collectives, op: Op, choice: Choice
-) -> list[Sent]:
+    graph: Graph, mesh: Mesh, times: Collectives, op: Op, choice: SplitChoice
+) -> list[SplitTraffic]:
     ways = ways_of(choice.dims, mesh.axes)
     sent = []
     for phase in (op, *(o for o in graph.ops if o.forward == op.name)):
@@ -283,21 +285,21 @@ def _own_exchanges(
                     parameter = op.inputs[call.wrt[exchange.tensor]]
                     size = graph.tensor(gradient).size_bytes
                     size *= exchange.elements / math.prod(call.inputs[call.wrt[exchange.tensor]])
-                    for what, collective in _summed(gradient, parameter, choice.sharded):
+                    for what, collective in _summed(gradient, parameter, choice.zero):
                         seconds = times.seconds(collective, size, mesh.groups(axis))
-                        sent.append(Sent(what, collective, size, seconds))
+                        sent.append(SplitTraffic(what, collective, size, seconds))
                     continue
                 if exchange.collective == "halo":
                     what = f"{phase.phase} border along {dim}"
                 seconds = times.seconds(exchange.collective, size, mesh.groups(axis))
-                sent.append(Sent(what, exchange.collective, size, seconds))
+                sent.append(SplitTraffic(what, exchange.collective, size, seconds))
     return sent
 
 
-def _summed(gradient: str, parameter: str, sharded: str) -> list[tuple[str, str]]:
+def _summed(gradient: str, parameter: str, zero: int) -> list[tuple[str, str]]:
     """What reducing a gradient and sharding its parameter make devices send."""
     total, whole = f"partial sums of {gradient}", f"{parameter} for the"
-    if sharded == "none":
+    if zero == 0:
         return [(total, "all_reduce")]
-    when = ["forward", "backward"] if sharded == "parameters" else ["next step"]
+    when = ["forward", "backward"] if zero == 3 else ["next step"]
     return [(total, "reduce_scatter"), *((f"{whole} {word}", "all_gather") for word in when)]

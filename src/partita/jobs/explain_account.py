@@ -14,7 +14,7 @@ import numpy as np
 from partita.cluster import Cluster
 from partita.costs.collectives import Groups
 from partita.jobs.explain_links import Links
-from partita.jobs.explain_time import Item, Shares, Walk, add, scaled
+from partita.jobs.explain_time import Shares, TimeItem, TimelineWalk, add, scaled
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower.transfer import paired
@@ -24,8 +24,8 @@ from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
 BUBBLE = "bubble"
-RECOMPUTE = Item("compute", "recompute")
-UPDATE = Item("update", "optimizer update")
+RECOMPUTE = TimeItem("compute", "recompute")
+UPDATE = TimeItem("update", "optimizer update")
 DUST = 1e-12  # of a step
 BLOCK_PHASES = {
     Kind.FORWARD: (Phase.FORWARD,),
@@ -83,10 +83,10 @@ def account_of(simulation: Simulation) -> Account:
     timeline = simulation.timeline
     busy = timeline.busy()
     if runs_once(stages, simulation.schedule):
-        walk = Walk(timeline, OpMeaning(timeline.program, links))
+        walk = TimelineWalk(timeline, OpMeaning(timeline.program, links))
         rows: list[tuple[int, tuple[int, ...]]] = [(busiest_lane(timeline), (0,))]
     else:
-        walk = Walk(timeline, BlockMeaning(timeline.program, links, stages))
+        walk = TimelineWalk(timeline, BlockMeaning(timeline.program, links, stages))
         rows = list(enumerate(device_groups(stages)))
     groups = tuple(
         GroupAccount(
@@ -136,17 +136,17 @@ class OpMeaning:
             return {self.communication(work): seconds}
         if not own and self.program.lanes_of(task):
             lane = self.program.lanes[self.program.lanes_of(task)[0]].name
-            return {Item("idle", "waiting for other devices", lane): seconds}
+            return {TimeItem("idle", "waiting for other devices", lane): seconds}
         if work.purpose is Purpose.UPDATE:
             return {UPDATE: seconds}
         if work.purpose is Purpose.RECOMPUTE:
             return {RECOMPUTE: seconds}
-        return {Item("compute", kind.words): seconds}
+        return {TimeItem("compute", kind.words): seconds}
 
-    def communication(self, work: Work) -> Item:
+    def communication(self, work: Work) -> TimeItem:
         """What a collective moves, and over which links."""
         where = "" if work.group < 0 else self._crossed[work.group]
-        return Item("communication", self._moved(work), where)
+        return TimeItem("communication", self._moved(work), where)
 
     def _moved(self, work: Work) -> str:
         if work.purpose is Purpose.EXCHANGE and work.collective == "halo":
@@ -193,7 +193,7 @@ class BlockMeaning:
             return self._sent(work, seconds)
         if not own:
             name = "" if work.stage < 0 else self.stages[work.stage].name
-            return {Item("idle", BUBBLE, name): seconds}
+            return {TimeItem("idle", BUBBLE, name): seconds}
         if work.purpose is Purpose.UPDATE:
             return {UPDATE: seconds}
         block: Shares = {}
@@ -207,10 +207,10 @@ class BlockMeaning:
         if work.peer >= 0 and work.purpose is Purpose.GRADIENT_REDUCTION:
             what = f"{work.collective.replace('_', '-')} of gradients that stages share"
             pairs = paired(self.stages[work.stage].mesh, self.stages[work.peer].mesh)
-            return {Item("communication", what, self._between(pairs)): seconds}
+            return {TimeItem("communication", what, self._between(pairs)): seconds}
         what = "activations" if work.phase is Phase.FORWARD else "gradients"
         where = self._between(self.program.groups[work.group])
-        return {Item("communication", f"send of {what}", where): seconds}
+        return {TimeItem("communication", f"send of {what}", where): seconds}
 
     def _between(self, pairs: Groups) -> str:
         """The links between two stages; none where they are on the same devices."""
@@ -224,7 +224,7 @@ class BlockMeaning:
             return known
         devices = self.stages[work.stage].mesh.devices
         where = self.links.crossed((devices,)) if len(devices) > 1 else ""
-        return {Item("communication", work.purpose.words, where): seconds}
+        return {TimeItem("communication", work.purpose.words, where): seconds}
 
     @cached_property
     def _inside(self) -> dict[int, dict[Phase, Shares]]:
@@ -246,7 +246,7 @@ class BlockMeaning:
         for number, body in enumerate(self.program.bodies):
             if number not in self._inside:
                 timeline = Timeline(body.program, body.start, body.end)
-                walk = Walk(timeline, OpMeaning(body.program, self.links))
+                walk = TimelineWalk(timeline, OpMeaning(body.program, self.links))
                 begin = min(steady_s[body.stage], timeline.makespan)
                 tail = walk.lane(busiest_lane(timeline), begin)
                 endings[number] = {i: s for i, s in tail.items() if i.kind == "communication"}
@@ -259,7 +259,7 @@ def phases_of(body: Body, links: Links) -> dict[Phase, Shares]:
     A phase ends with a milestone that all its tasks come before and all later ones wait for.
     """
     timeline = Timeline(body.program, body.start, body.end)
-    walk = Walk(timeline, OpMeaning(body.program, links))
+    walk = TimelineWalk(timeline, OpMeaning(body.program, links))
     lane, before = busiest_lane(timeline), 0.0
     shares: dict[Phase, Shares] = {}
     for milestone in body.program.tasks_of(Purpose.OTHER):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from partita.costs.layouts import Layout, num_shards
 from partita.costs.memory import workspace_bytes
-from partita.costs.sharding import Choice
+from partita.costs.sharding import SplitChoice
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE
 from partita.jobs.explain import op_layouts
@@ -51,7 +51,7 @@ class MemoryAccount:
 
 
 def memory_account(simulation: Simulation) -> MemoryAccount:
-    """What fills the memory that has the least room left, by share."""
+    """What fills the memory that has the least memory left, by share."""
     filled = [
         peak / capacity if capacity else math.inf
         for peak, capacity in zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
@@ -97,18 +97,18 @@ def _kept(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, float]]:
             axis.size for axis, p in zip(stage.mesh.axes, layout, strict=True) if p == REPLICATE
         )
         size = graph.tensor(name).size_bytes / shards
-        parameters += size / (copies if level == "parameters" else 1)
+        parameters += size / (copies if level == 3 else 1)
         if name in updates:
             op = updates[name]
             own = sum(graph.tensor(state).size_bytes for state in op.inputs[2:]) / shards
-            states += own / (copies if level != "none" else 1)
+            states += own / (copies if level != 0 else 1)
             whole = graph.tensor(op.inputs[1]).size_bytes / shards
-            is_sharded = level in ("gradients", "parameters")
+            is_sharded = level in (2, 3)
             gradients[op.inputs[1]] = whole / (copies if is_sharded else 1)
     return parameters, states, gradients
 
 
-def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, str]]:
+def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, int]]:
     """Each parameter of a stage once: its layout and level are those its first reader asks for."""
     splits = {split.op: split for split in stage.splits}
     seen: set[str] = set()
@@ -116,10 +116,10 @@ def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, str]]:
         split = splits.get(op.name)
         if split is None:
             continue
-        for name, layout in op_layouts(graph, op, Choice(split.dims, split.sharded)):
+        for name, layout in op_layouts(graph, op, SplitChoice(split.dims, split.zero)):
             if graph.tensor(name).role == "parameter" and name not in seen:
                 seen.add(name)
-                yield name, layout, split.sharded
+                yield name, layout, split.zero
 
 
 def _made_by_peak(simulation: Simulation, memory: int, gradients: dict[str, float]) -> float:

@@ -12,7 +12,7 @@ from partita.cluster import Cluster, resolve
 from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
-from partita.jobs.explain_time import Part, parts_of
+from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
 from partita.plans import Alternative, Plan
@@ -23,7 +23,7 @@ ROOFLINE = {"compute": "arithmetic", "memory": "memory bandwidth", "launch": "la
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Bottleneck:
     """Something that a step is bound by: its seconds on the busiest devices, its share."""
 
     name: str
@@ -41,8 +41,8 @@ class Explained:
     busiest: GroupAccount
     groups: tuple[GroupAccount, ...]
     bubble: float  # the share of the step that groups of devices are idle, on average
-    bounds: tuple[Bound, ...]  # largest first; add up to the step
-    parts: tuple[Part, ...]  # of the busiest group, largest first; add up to the step
+    bounds: tuple[Bottleneck, ...]  # largest first; add up to the step
+    parts: tuple[TimePart, ...]  # of the busiest group, largest first; add up to the step
     memory: MemoryAccount
     alternatives: tuple[Alternative, ...]
     what_ifs: tuple[WhatIf, ...]  # the most helpful first
@@ -88,7 +88,7 @@ def explain_plan(
     )
 
 
-def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
+def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bottleneck, ...]:
     """The step by what bounds it: arithmetic, loads, memory, launches, each link, the bubble."""
     shares = told.busiest.shares
     compute = told.busiest.seconds("compute") + told.busiest.seconds("update")
@@ -108,5 +108,7 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bound, ...]:
             continue
         seconds_of[name] = seconds_of.get(name, 0.0) + seconds
     step = sum(shares.values())
-    rows = [Bound(name, s, s / step if step else 0.0) for name, s in seconds_of.items() if s > 0]
+    rows = [
+        Bottleneck(name, s, s / step if step else 0.0) for name, s in seconds_of.items() if s > 0
+    ]
     return tuple(sorted(rows, key=lambda bound: (-bound.seconds, bound.name)))

@@ -12,11 +12,11 @@ from functools import cached_property
 
 from partita.timeline import Timeline
 
-Shares = dict["Item", float]
+Shares = dict["TimeItem", float]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Item:
+class TimeItem:
     """Something that takes time; `where` is the link it crosses, or whom it waits for."""
 
     kind: str  # compute, communication, update or idle
@@ -24,22 +24,22 @@ class Item:
     where: str = ""
 
 
-NOBODY = Item("idle", "latency and gaps")
+NOBODY = TimeItem("idle", "latency and gaps")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """So many seconds of something, and what part of the whole that is."""
 
-    item: Item
+    item: TimeItem
     seconds: float
     share: float
 
 
-def parts_of(shares: Shares) -> tuple[Part, ...]:
+def parts_of(shares: Shares) -> tuple[TimePart, ...]:
     """Largest first, without what takes nothing."""
     total = sum(shares.values())
-    parts = [Part(item, s, s / total if total else 0.0) for item, s in shares.items() if s > 0]
+    parts = [TimePart(item, s, s / total if total else 0.0) for item, s in shares.items() if s > 0]
     return tuple(sorted(parts, key=lambda part: (-part.seconds, part.item)))
 
 
@@ -56,7 +56,7 @@ def scaled(shares: Shares, seconds: float) -> Shares:
 
 
 @dataclass(frozen=True)
-class Walk:
+class TimelineWalk:
     """Reads one timeline. `meaning` says what seconds of a task are; own ones or waited for."""
 
     timeline: Timeline

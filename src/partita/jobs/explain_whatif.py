@@ -75,7 +75,7 @@ def again(
         schedule = replace(schedule, num_microbatches=microbatches)
     if recompute is False:
         stages = tuple(
-            replace(stage, recompute=False, checkpoints=(), again=()) for stage in stages
+            replace(stage, checkpointing="none", segments=(), recomputed=()) for stage in stages
         )
     if microbatches is not None or recompute is False:  # other collectives have another order
         stages = tuple(replace(stage, overlap=None) for stage in stages)
@@ -115,7 +115,7 @@ def changes(simulation: Simulation, links: Links) -> Iterator[tuple[str, Change]
             yield f"{2 * count} micro-batches instead of {count}", _of(2 * count)
         if count % 2 == 0:
             yield f"{count // 2} micro-batches instead of {count}", _of(count // 2)
-    if any(stage.recomputed != "no" for stage in simulation.stages):
+    if any(stage.checkpointing != "none" for stage in simulation.stages):
         yield "nothing recomputed", lambda old: again(old, recompute=False)
 
 

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
-from partita.costs.partition import PartitionModel, Wishes, partition_model
-from partita.costs.profiles import Profile
+from partita.costs.partition import PartitionConstraints, PartitionModel, partition_model
+from partita.costs.profiles import ModelProfile
 from partita.errors import InputError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
@@ -151,7 +151,7 @@ def partition(
     recompute: bool = False,
     stages: int | None = None,
     straight: bool = False,
-    profile: Profile | None = None,
+    profile: ModelProfile | None = None,
     stop: Stop = QUICKLY,
     seed: int = 0,
 ) -> Partitioned:
@@ -173,22 +173,22 @@ def partition(
     if profile is not None:
         _check_profile(profile, model)
     name = _method(method)
-    found = partition_model(
+    this_partition_model = partition_model(
         _microbatch(workload, microbatches),
         machine,
         devices,
-        Wishes(
+        PartitionConstraints(
             memory, recompute, min(microbatches, devices or machine.num_devices), stages, straight
         ),
         updates_every=microbatches,
         profile=profile,
     )
-    result = searches("partition")[name](found.problem, stop, seed)
-    job = _Answer(workload, machine, spec, found, result, microbatches)
+    result = searches("partition")[name](this_partition_model.problem, stop, seed)
+    job = _Answer(workload, machine, spec, this_partition_model, result, microbatches)
     return job.partitioned()
 
 
-def _check_profile(profile: Profile, model: str | Graph) -> None:
+def _check_profile(profile: ModelProfile, model: str | Graph) -> None:
     """Refuse the profile of another graph; say if it comes from another version of PyTorch."""
     if isinstance(model, Graph) and not model.is_training:
         profile.of(model)
@@ -258,7 +258,12 @@ class _Answer:
                 members[ops[op.name]].append(OpSplit(op.name, ()))
         recompute = self.model.problem.recompute and self.workload.training
         stages = tuple(
-            Stage(f"stage{stage}", Mesh((), (device_of[stage],)), tuple(members[stage]), recompute)
+            Stage(
+                f"stage{stage}",
+                Mesh((), (device_of[stage],)),
+                tuple(members[stage]),
+                "full" if recompute else "none",
+            )
             for stage in sorted(device_of)
         )
         schedule = _schedule(stages, self.microbatches, self.workload.training)

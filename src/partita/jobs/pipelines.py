@@ -41,7 +41,7 @@ def _line(
     name: str, *, recompute: bool, chunks: int = 1
 ) -> Callable[[Graph, Chain, Cluster, int], list[Planned]]:
     def plans(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[Planned]:
-        found = []
+        plans = []
         for depth in _depths(chain, cluster, chunks):
             width = cluster.num_devices // depth
             count = _count(batch, width, depth, whole=chunks > 1)
@@ -49,8 +49,8 @@ def _line(
                 continue
             splits = data_splits(graph, _mesh((width,), 0))
             stages = _stages(chain, depth * chunks, splits, (width,), depth, recompute)
-            found.append((stages, Schedule(name, count)))
-        return found
+            plans.append((stages, Schedule(name, count)))
+        return plans
 
     return plans
 
@@ -58,7 +58,7 @@ def _line(
 def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[Planned]:
     inner = max(len(group) for group in cluster.levels()[0].groups)
     reshapes = any(op.kind == "reshape" for op in graph.ops)
-    found = []
+    plans = []
     for tensor in (n for n in divisors(cluster.num_devices) if 1 < n <= min(8, inner)):
         splits_of: dict[tuple[int, ...], tuple[OpSplit, ...]] = {}
         for depth in (1, *_depths(chain, cluster, 1)):
@@ -73,8 +73,8 @@ def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[
                 splits_of[shape] = feature_splits(micro, _mesh(shape, 0))
             for recompute in (False, True) if graph.is_training else (False,):
                 stages = _stages(chain, depth, splits_of[shape], shape, depth, recompute)
-                found.append((stages, Schedule("1f1b", count)))
-    return found
+                plans.append((stages, Schedule("1f1b", count)))
+    return plans
 
 
 PIPELINES: dict[str, PipelineStrategy] = {
@@ -121,17 +121,17 @@ def _stages(
     recompute: bool,
 ) -> tuple[Stage, ...]:  # fmt: skip
     """Stages of about equal work, one after the other on groups of devices."""
-    of = {split.op: replace(split, sharded="none") for split in splits}
+    of = {split.op: replace(split, zero=0) for split in splits}
     ends = equal_work(chain, count)
     size = shape[0] * (shape[1] if len(shape) == 2 else 1)
-    found = []
+    stages = []
     for number, (a, b) in enumerate(zip((0, *ends), (*ends, chain.num_segments), strict=True)):
         segments = chain.segments[a:b]
         mine = tuple(of[op] for segment in segments for op in segment.ops)
         kept = tuple(segment.ops[0] for segment in segments[1:]) if recompute else ()
         mesh = _mesh(shape, number % groups * size)
-        found.append(Stage(f"stage{number}", mesh, mine, recompute, kept))
-    return tuple(found)
+        stages.append(Stage(f"stage{number}", mesh, mine, "full" if recompute else "none", kept))
+    return tuple(stages)
 
 
 def equal_work(chain: Chain, count: int) -> tuple[int, ...]:

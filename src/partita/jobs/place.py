@@ -1,4 +1,5 @@
-"""Place a model: a device for every op on a machine of unlike devices, none of which need be here.
+"""Place a model: a device for every op on a machine of heterogeneous devices, none of which need be
+here.
 
 By our own rules (`partita`): the search works on a record that a compiled simulation scores a
 hundred thousand times a second; it knows gradients, updates and latency as sums per layer. What it
@@ -15,10 +16,10 @@ from partita.cluster import Cluster
 from partita.costs.placement import SEMANTICS, placement_model
 from partita.errors import InputError, PlanError
 from partita.graph.record import Graph
-from partita.jobs.place_constraints import Wish, read_wishes
+from partita.jobs.place_constraints import Constraint, read_constraints
 from partita.jobs.place_file import SavedPlacement, layer_devices
 from partita.jobs.place_inputs import Subject, load_subject
-from partita.jobs.place_job import Job
+from partita.jobs.place_job import PlacementJob
 from partita.jobs.place_result import Placed
 from partita.problems.placement import (
     Constraints,
@@ -37,8 +38,8 @@ class Settings(TypedDict, total=False):
 
     method: str | Search[PlacementProblem, PlacementSolution] | None
     semantics: str
-    pinned: Iterable[Wish]
-    forbidden: Iterable[Wish]
+    pinned: Iterable[Constraint]
+    forbidden: Iterable[Constraint]
     colocated: Iterable[Sequence[str]]
     max_devices: int | None
     batches: int
@@ -91,7 +92,7 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
             field="batches",
         )
     ops = [op.name for op in subject.workload.graph.ops if op.phase == "forward"]
-    wishes = read_wishes(
+    wishes = read_constraints(
         ops,
         subject.cluster,
         settings.get("pinned", ()),
@@ -104,7 +105,7 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
     else:
         layers = placement_model(subject.workload.graph, subject.cluster, wishes.apart())
     name, search = find_search(settings.get("method"))
-    job = Job(
+    job = PlacementJob(
         subject, layers, wishes.constraints(layers.layers), name, search, batches, in_flight,
         settings.get("stop", UNTIL_DONE), settings.get("seed", 0),
     )  # fmt: skip
@@ -119,8 +120,8 @@ def place_again(saved: SavedPlacement) -> Placed:
         ref.spec, saved.plan.cluster.spec, batch=ref.batch, dtype=ref.dtype,
         training=ref.training, optimizer=ref.optimizer,
     )  # fmt: skip
-    found = subject.workload.graph.fingerprint(), subject.cluster.fingerprint()
-    if found != (ref.fingerprint, saved.plan.cluster.fingerprint):
+    fingerprints = subject.workload.graph.fingerprint(), subject.cluster.fingerprint()
+    if fingerprints != (ref.fingerprint, saved.plan.cluster.fingerprint):
         raise PlanError(
             f"the placement is for another {ref.spec} or {saved.plan.cluster.spec}",
             fix="place the model again",
@@ -130,7 +131,7 @@ def place_again(saved: SavedPlacement) -> Placed:
     layers = placement_model(subject.workload.graph, subject.cluster, devices)
     if saved.semantics == "exprimo" and subject.exprimo is not None:
         layers = subject.exprimo_layers()
-    job = Job(
+    job = PlacementJob(
         subject, layers, Constraints(), saved.plan.origin.method, searches("placement")["single"],
         saved.batches, saved.in_flight, UNTIL_DONE, saved.plan.origin.seed,
     )  # fmt: skip

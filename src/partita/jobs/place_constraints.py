@@ -13,11 +13,11 @@ from partita.errors import InputError
 from partita.problems.placement import Constraints
 from partita.suggest import suggest
 
-Wish = tuple[str, int | str]  # (pattern of op names, device)
+Constraint = tuple[str, int | str]  # (pattern of op names, device)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlacementConstraints:
     """Constraints by op, before ops are joined to layers."""
 
     pinned: Mapping[str, int]
@@ -49,14 +49,14 @@ class Wishes:
         )
 
 
-def read_wishes(
+def read_constraints(
     ops: Sequence[str],
     cluster: Cluster,
-    pinned: Iterable[Wish] = (),
-    forbidden: Iterable[Wish] = (),
+    pinned: Iterable[Constraint] = (),
+    forbidden: Iterable[Constraint] = (),
     colocated: Iterable[Sequence[str]] = (),
     max_devices: int | None = None,
-) -> Wishes:
+) -> PlacementConstraints:
     """The constraints by op; what names no op or device, or cannot be, is refused."""
     if max_devices is not None and max_devices < 1:
         raise InputError(f"found {max_devices}", fix="use at least one device", field="max_devices")
@@ -80,17 +80,17 @@ def read_wishes(
         tuple(dict.fromkeys(name for p in group for name in matching(ops, p, "colocated")))
         for group in colocated
     ]
-    return Wishes(pins, bans, tuple(groups), max_devices)
+    return PlacementConstraints(pins, bans, tuple(groups), max_devices)
 
 
 def matching(ops: Sequence[str], pattern: str, field: str) -> list[str]:
     """The ops that a pattern names; none is an error."""
-    found = [name for name in ops if name == pattern] or [
+    matching = [name for name in ops if name == pattern] or [
         name for name in ops if fnmatchcase(name, pattern)
     ]
-    if not found:
+    if not matching:
         raise InputError(f"no op is called {pattern!r}", fix=suggest(pattern, ops), field=field)
-    return found
+    return matching
 
 
 def find_device(cluster: Cluster, place: int | str, field: str) -> int:

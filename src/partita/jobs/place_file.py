@@ -66,7 +66,7 @@ class SavedPlacement:
 
 
 @dataclass(frozen=True)
-class _File:
+class _PlacementFile:
     semantics: str
     batches: int
     in_flight: int
@@ -76,7 +76,7 @@ class _File:
 def placement_from_json(value: dict[str, Any], file: str = "") -> SavedPlacement:
     """The placement in a decoded file."""
     check_format(value, KIND, file=file)
-    raw = convert({k: v for k, v in value.items() if k != "format"}, _File, file)
+    raw = convert({k: v for k, v in value.items() if k != "format"}, _PlacementFile, file)
     try:
         plan = plan_from_json(raw.plan, file)
         return SavedPlacement(plan, raw.semantics, raw.batches, raw.in_flight)
@@ -104,7 +104,7 @@ def stages_of(model: PlacementModel, placement: Sequence[int]) -> tuple[Stage, .
 
 def layer_devices(model: PlacementModel, devices: Mapping[str, int]) -> tuple[int, ...]:
     """The device of each layer; refused where ops of one layer are apart, or missing."""
-    found = []
+    layer_devices = []
     for names in model.layers:
         places = {devices.get(name) for name in names}
         if None in places or len(places) > 1:
@@ -113,5 +113,5 @@ def layer_devices(model: PlacementModel, devices: Mapping[str, int]) -> tuple[in
                 fix="the placement was made for another model; place this one",
                 field="plan.stages",
             )
-        found.append(places.pop() or 0)
-    return tuple(found)
+        layer_devices.append(places.pop() or 0)
+    return tuple(layer_devices)

@@ -17,7 +17,7 @@ from partita.capture.exprimo_devices import (
     is_device_graph,
 )
 from partita.capture.exprimo_graph import layer_ops, network_graph
-from partita.capture.exprimo_net import Network, is_network, network_from_json
+from partita.capture.exprimo_net import ExprimoNetwork, is_network, network_from_json
 from partita.cluster import Cluster, resolve
 from partita.costs.paleo import exprimo_problem
 from partita.costs.placement import PlacementModel, placement_model
@@ -34,7 +34,7 @@ class Subject:
     workload: Workload
     cluster: Cluster
     cluster_spec: str
-    network: Network | None = None
+    network: ExprimoNetwork | None = None
     machine: DeviceGraph | None = None
 
     @property
@@ -65,21 +65,21 @@ def load_subject(
     machine = _exprimo_file(cluster, is_device_graph)
     graph_of_devices = None if machine is None else device_graph_from_json(machine, spec)
     if graph_of_devices is not None:
-        found = device_cluster(graph_of_devices)
+        subject = device_cluster(graph_of_devices)
     else:
-        found = resolve(cluster) if isinstance(cluster, str) else cluster
+        subject = resolve(cluster) if isinstance(cluster, str) else cluster
     net = _exprimo_file(model, is_network)
     options: dict[str, Any] = {"training": training, "optimizer": optimizer}
     if net is None:
         workload = load(model, batch=batch, dtype=dtype, **options)
-        return Subject(workload, found, spec, None, graph_of_devices)
+        return Subject(workload, subject, spec, None, graph_of_devices)
     network = network_from_json(net, batch, str(model))
     workload = load(network_graph(network, dtype or "f32"), **options)
     named = Workload(
         str(model), workload.graph, network.layers[0].shape[0], workload.dtype,
         workload.training, workload.optimizer,
     )  # fmt: skip
-    return Subject(named, found, spec, network, graph_of_devices)
+    return Subject(named, subject, spec, network, graph_of_devices)
 
 
 def _exprimo_file(given: object, is_one: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from partita.jobs.place_program import (
     lower_placement,
     simulate_placement,
 )
-from partita.jobs.place_result import Candidate, Placed
+from partita.jobs.place_result import Placed, SimulatedPlacement
 from partita.jobs.place_trace import exprimo_timeline
 from partita.plans import ClusterRef, Origin, Plan, Prediction
 from partita.problems.placement import (
@@ -54,7 +54,7 @@ def _in_seconds(step: Improvement) -> Improvement:
     )
 
 
-class Job:
+class PlacementJob:
     """The state of one job: what was tried, the bound, the history."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Job:
         self.batches, self.in_flight = batches, in_flight
         self.stop, self.seed = stop, seed
         self.started = time.perf_counter()
-        self.tried: dict[tuple[int, ...], Candidate] = {}
+        self.tried: dict[tuple[int, ...], SimulatedPlacement] = {}
         self.history: list[Improvement] = []
         self.evaluations = 0
         self.bound_s = 0.0
@@ -106,14 +106,14 @@ class Job:
             constraints=self.constraints,
         )
 
-    def _scored(self, problem: PlacementProblem, placement: tuple[int, ...]) -> Candidate:
-        found = simulate_exprimo(problem, placement)
+    def _scored(self, problem: PlacementProblem, placement: tuple[int, ...]) -> SimulatedPlacement:
+        evaluation = simulate_exprimo(problem, placement)
         over = sum(
             max(0.0, peak - device.memory_limit_bytes)
-            for peak, device in zip(found.peak_memory_bytes, problem.devices, strict=True)
+            for peak, device in zip(evaluation.peak_memory_bytes, problem.devices, strict=True)
         )
-        best = Candidate(
-            self.method, placement, found.makespan_ms / 1e3, found.peak_memory_bytes, over
+        best = SimulatedPlacement(
+            self.method, placement, evaluation.makespan_ms / 1e3, evaluation.peak_memory_bytes, over
         )
         self.tried[placement] = best
         return best
@@ -236,7 +236,7 @@ class Job:
         for start in best[:REFINED]:
             budget = self._descend(problem, start, budget)
 
-    def _descend(self, problem: PlacementProblem, best: Candidate, budget: int) -> int:
+    def _descend(self, problem: PlacementProblem, best: SimulatedPlacement, budget: int) -> int:
         """Take the first change that helps until none does; what is left of the budget."""
         better = True
         while better:
@@ -247,9 +247,9 @@ class Job:
                 if placement in self.tried or check(problem, PlacementSolution(placement)):
                     continue
                 budget -= 1
-                found = self._offer("refined", placement, (best.dispatch,))
-                if found.fits and found.step_s < best.step_s:
-                    best, better = found, True
+                simulated = self._offer("refined", placement, (best.dispatch,))
+                if simulated.fits and simulated.step_s < best.step_s:
+                    best, better = simulated, True
                     break
         return budget
 
@@ -257,12 +257,14 @@ class Job:
         """Placements on fewer devices and in less memory, named, for the front."""
         every = self.model.cluster.num_devices
         most = min(self.constraints.max_devices or every, every)
-        found = sweep(problem, self.search, self._share(0.4 / (4 * most)), self.seed)
-        return [(f"front, {len(set(item.placement))} devices", item.placement) for item in found]
+        front_points = sweep(problem, self.search, self._share(0.4 / (4 * most)), self.seed)
+        return [
+            (f"front, {len(set(item.placement))} devices", item.placement) for item in front_points
+        ]
 
     def _offer(
         self, name: str, placement: tuple[int, ...], rules: Sequence[str] = tuple(DISPATCHES)
-    ) -> Candidate:
+    ) -> SimulatedPlacement:
         """Simulate a placement op by op; one that was tried is not tried again."""
         if placement in self.tried:
             return self.tried[placement]
@@ -281,16 +283,16 @@ class Job:
 
     def _candidate(
         self, name: str, placement: tuple[int, ...], timeline: Timeline, rule: str
-    ) -> Candidate:
+    ) -> SimulatedPlacement:
         peaks, over = self._peaks(timeline), excess_bytes(timeline)
-        return Candidate(name, placement, timeline.makespan, peaks, over, rule)
+        return SimulatedPlacement(name, placement, timeline.makespan, peaks, over, rule)
 
     def _peaks(self, timeline: Timeline) -> tuple[float, ...]:
         names = [memory.name for memory in timeline.program.memories]
         peaks = dict(zip(names, timeline.peaks().tolist(), strict=True))
         return tuple(peaks.get(device.name, 0.0) for device in self.model.cluster.devices)
 
-    def _best(self) -> Candidate | None:
+    def _best(self) -> SimulatedPlacement | None:
         fitting = [item for item in self.tried.values() if item.fits]
         return min(fitting, key=lambda item: item.step_s, default=None)
 
@@ -378,7 +380,7 @@ class Job:
 
     def _placed(
         self, problem: PlacementProblem, semantics: str, status: Status, why: str,
-        best: Candidate | None, timeline: Timeline | None, rule: str,
+        best: SimulatedPlacement | None, timeline: Timeline | None, rule: str,
     ) -> Placed:  # fmt: skip
         tried = sorted(self.tried.values(), key=lambda item: (item.excess_bytes, item.step_s))
         saved = None
@@ -391,7 +393,7 @@ class Job:
             self.evaluations, saved, tuple(self.history), self.archive,
         )  # fmt: skip
 
-    def _plan(self, best: Candidate, timeline: Timeline, status: Status, why: str) -> Plan:
+    def _plan(self, best: SimulatedPlacement, timeline: Timeline, status: Status, why: str) -> Plan:
         longest = {"device": 0.0, "link": 0.0}
         for busy, lane in zip(timeline.busy().tolist(), timeline.program.lanes, strict=True):
             longest[lane.kind] = max(longest[lane.kind], busy)

@@ -1,4 +1,4 @@
-"""From a placement to the program that runs it: our own rules for a step on unlike devices.
+"""From a placement to the program that runs it: our own rules for a step on heterogeneous devices.
 
 Every device is a lane, every direction of a link (or every medium that links share) is one. Every
 op of the training graph is a task on the device of its layer, once per batch. A tensor read on
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partita.costs.memory import workspace_bytes
-from partita.costs.placement import PlacementModel, Step
+from partita.costs.placement import PlacedOp, PlacementModel
 from partita.engine import run
 from partita.graph.record import Op
 from partita.program import F64, Kind, Memory, Program, ProgramBuilder
@@ -69,7 +69,7 @@ def lower_placement(
     model: PlacementModel, placement: Sequence[int], batches: int = 1, in_flight: int = 1
 ) -> Program:
     """The program of a placement: a device per layer of the model."""
-    return _Lowering(model, placement, batches, in_flight).run()
+    return _PlacementLowering(model, placement, batches, in_flight).run()
 
 
 def simulate_placement(
@@ -161,7 +161,7 @@ def _tails(program: Program) -> F64:
 # --- lowering -----------------------------------------------------------------------------------
 
 
-class _Lowering:
+class _PlacementLowering:
     def __init__(
         self, model: PlacementModel, placement: Sequence[int], batches: int, in_flight: int
     ) -> None:
@@ -203,7 +203,7 @@ class _Lowering:
         waits = [(task, 0.0) for task in self.ends[before]]
         return self._add(_Task(f"batch {before} is done", (), 0.0, waits, Kind.OTHER))
 
-    def _run_step(self, step: Step, batch: int, admitted: int) -> None:
+    def _run_step(self, step: PlacedOp, batch: int, admitted: int) -> None:
         device = self.placement[step.layer]
         inputs = [self._here(name, device, batch) for name in step.reads]
         waits = _merged([buffer.ready for buffer in inputs]) or [(admitted, 0.0)]
@@ -235,11 +235,11 @@ class _Lowering:
 
     def _here(self, name: str, device: int, batch: int) -> _Buffer:
         """A computed tensor on the device that reads it, sent there if need be."""
-        found = self.buffers.get((name, device))
-        if found is None:
+        buffer = self.buffers.get((name, device))
+        if buffer is None:
             source = self.buffers[name, self.home[name]]
-            found = self.buffers[name, device] = self._send(name, source, device, batch)
-        return found
+            buffer = self.buffers[name, device] = self._send(name, source, device, batch)
+        return buffer
 
     def _send(self, name: str, source: _Buffer, target: int, batch: int) -> _Buffer:
         size = float(self.graph.tensor(name).size_bytes)
@@ -289,9 +289,9 @@ class _Lowering:
 
     def _gradient(self, name: str, device: int) -> list[Wait]:
         """Waits for a parameter's gradient, from every batch."""
-        found = self.gradients[name]
+        gradient = self.gradients[name]
         last = self._here(name, device, self.batches - 1)
-        return [*found[:-1], last.ready]
+        return [*gradient[:-1], last.ready]
 
     def _synchronise(self, parameter: str, updated: int, home: int) -> None:
         size = float(self.graph.tensor(parameter).size_bytes)
@@ -333,17 +333,17 @@ class _Lowering:
         return self.placement[self.model.layer_of[op.name]]
 
     def _parameter_readers(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = {}
+        parameter_readers: dict[str, set[int]] = {}
         for op in self.graph.ops:
             if op.phase == "forward":
                 for name in op.inputs:
                     if self.graph.tensor(name).role == "parameter":
-                        found.setdefault(name, set()).add(self._device(op))
-        return found
+                        parameter_readers.setdefault(name, set()).add(self._device(op))
+        return parameter_readers
 
     def _link(self, link: int) -> int:
-        found = self.cluster.links[link]
-        medium = found.lane or f"{found.source} → {found.target}"
+        this_link = self.cluster.links[link]
+        medium = this_link.lane or f"{this_link.source} → {this_link.target}"
         return self.links.setdefault(medium, len(self.used) + len(self.links))
 
     def _add(self, task: _Task) -> int:
@@ -376,7 +376,7 @@ def _merged(waits: list[Wait]) -> list[Wait]:
     """Each task once, with its longest delay."""
     if len(waits) < 2:
         return waits
-    found: dict[int, float] = {}
+    total: dict[int, float] = {}
     for task, delay in waits:
-        found[task] = max(delay, found.get(task, 0.0))
-    return sorted(found.items())
+        total[task] = max(delay, total.get(task, 0.0))
+    return sorted(total.items())

@@ -14,7 +14,7 @@ from partita.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedPlacement:
     """One placement that was simulated."""
 
     name: str
@@ -46,8 +46,8 @@ class Placed:
     method: str
     status: Status
     why: str
-    best: Candidate | None
-    tried: tuple[Candidate, ...]
+    best: SimulatedPlacement | None
+    tried: tuple[SimulatedPlacement, ...]
     timeline: Timeline | None
     dispatch: str
     lower_bound_s: float
@@ -78,15 +78,15 @@ class Placed:
             for name in names
         }
 
-    def front(self) -> tuple[Candidate, ...]:
+    def front(self) -> tuple[SimulatedPlacement, ...]:
         """Of all that fit, those that none beats in time, memory and devices at once."""
         return front(self.tried)
 
 
-def front(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+def front(candidates: Iterable[SimulatedPlacement]) -> tuple[SimulatedPlacement, ...]:
     """The fitting candidates that no other beats in time, largest memory and devices used."""
 
-    def costs(item: Candidate) -> tuple[float, float, int]:
+    def costs(item: SimulatedPlacement) -> tuple[float, float, int]:
         return item.step_s, max(item.peak_bytes), item.num_devices
 
     fitting = {costs(item): item for item in reversed(list(candidates)) if item.fits}

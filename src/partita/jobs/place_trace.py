@@ -1,6 +1,6 @@
-"""The timeline of Exprimo's simulation: the referee's own run, watched.
+"""The timeline of Exprimo's simulation: the oracle's own run, watched.
 
-Each device and each channel is a lane; every job and transfer the referee starts becomes a task
+Each device and each channel is a lane; every job and transfer the oracle starts becomes a task
 with the start and end it has there, waiting for what the rules say it waits for. The verifier can
 check such a timeline like any other.
 """
@@ -18,8 +18,8 @@ from partita.timeline import Timeline
 MS = 1e-3
 
 
-class _Watched(referee._Simulation):
-    """The referee's simulation, noting what starts when."""
+class _WatchedSimulation(referee._Simulation):
+    """The oracle's simulation, noting what starts when."""
 
     def __init__(self, problem: PlacementProblem, placement: Sequence[int]) -> None:
         super().__init__(problem, placement)
@@ -29,14 +29,14 @@ class _Watched(referee._Simulation):
         super().start_next(slot)
         item = slot.current
         if item is not None:
-            job = isinstance(item, referee._Job)
+            job = isinstance(item, referee._LayerRun)
             lasts = self.job_ms(item) if job else self.transfer_ms(item)
             self.started.append((slot, item, self.now_ms, self.now_ms + lasts))
 
 
 def exprimo_timeline(problem: PlacementProblem, placement: Sequence[int]) -> Timeline:
     """When every job and transfer runs, by Exprimo's rules; in seconds."""
-    watched = _Watched(problem, placement)
+    watched = _WatchedSimulation(problem, placement)
     watched.run()
     builder = ProgramBuilder()
     lanes = _lanes(builder, problem, watched)
@@ -57,7 +57,9 @@ def exprimo_timeline(problem: PlacementProblem, placement: Sequence[int]) -> Tim
     return Timeline(builder.build(), start_s, end_s)
 
 
-def _lanes(builder: ProgramBuilder, problem: PlacementProblem, watched: _Watched) -> dict[int, int]:
+def _lanes(
+    builder: ProgramBuilder, problem: PlacementProblem, watched: _WatchedSimulation
+) -> dict[int, int]:
     lanes = {}
     for index, (slot, device) in enumerate(zip(watched.devices, problem.devices, strict=True)):
         lanes[id(slot)] = builder.lane(f"{index} {device.model}".strip(), "device")

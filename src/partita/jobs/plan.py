@@ -99,10 +99,10 @@ def joint_model(
     max_memory: float = math.inf, clock: Clock | None = None,
 ) -> JointModel:  # fmt: skip
     """The joint problem of a workload on a cluster; refuses constraints that no plan can meet."""
-    level, stages = constraints.pinned_to("sharded"), constraints.pinned_to("stages")
+    level, stages = constraints.pinned_to("zero"), constraints.pinned_to("pp")
     joint = JointModel(
         workload.graph, workload.optimizer, cluster, Collectives(cluster), constraints.allow,
-        LEVELS if level is None else (level,), max_memory,
+        LEVELS if level is None else (int(level),), max_memory,
         interrupted=clock.must_end if clock else lambda: False,
         constraints=str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
         pinned_stages=None if stages is None else int(stages), name=workload.spec,

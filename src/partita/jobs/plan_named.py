@@ -44,8 +44,8 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
             for stage in strategy.stages(graph, size):
                 yield name, (stage,), Schedule()
     for name, pipeline in PIPELINES.items():
-        found = pipeline.plans(graph, chain, simulator.cluster, simulator.workload.batch)
-        for stages, schedule in found:
+        plans = pipeline.plans(graph, chain, simulator.cluster, simulator.workload.batch)
+        for stages, schedule in plans:
             yield name, stages, schedule
 
 
@@ -55,9 +55,9 @@ def splits_alone(simulator: Simulator) -> None:
     small = len(graph.ops) <= SMALL_OPS and simulator.cluster.num_devices <= SMALL_DEVICES
     if not small or simulator.constraints or simulator.max_memory < math.inf:
         return
-    found = shard(
+    sharding = shard(
         graph, simulator.cluster, training=simulator.workload.training,
         optimizer=simulator.workload.optimizer, stop=simulator.left(),
     )  # fmt: skip
-    if found.best is not None:
-        simulator.add("sharding", (found.best.simulation.stage,), Schedule())
+    if sharding.best is not None:
+        simulator.add("sharding", (sharding.best.simulation.stage,), Schedule())

@@ -11,7 +11,7 @@ from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_text
 from partita.plans import Schedule, device_groups
 from partita.schedules.pipeline import order_of, pipeline_of
-from partita.schedules.stages import Link, StageCost, placement_from_stages
+from partita.schedules.stages import StageCost, StageLink, placement_from_stages
 from partita.search import searches
 from partita.search.base import Stop
 
@@ -46,7 +46,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
         budgets.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
     back = lowered.sends.backward
     links = [
-        Link(i, j, sent.seconds, back[j, i].seconds if (j, i) in back else 0)
+        StageLink(i, j, sent.seconds, back[j, i].seconds if (j, i) in back else 0)
         for (i, j), sent in lowered.sends.forward.items()
         if j == i + 1
     ]

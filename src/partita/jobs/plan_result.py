@@ -120,7 +120,7 @@ def _plan(
 def _alternatives(simulator: Simulator, best: Candidate) -> tuple[Alternative, ...]:
     """The next best, and what stood against each; those that do not fit too."""
     others = sorted((c for c in simulator.candidates if c is not best), key=lambda c: c.objective_s)
-    found = (
+    generator = (
         Alternative(
             other.name,
             other.simulation.arrangement,
@@ -132,7 +132,7 @@ def _alternatives(simulator: Simulator, best: Candidate) -> tuple[Alternative, .
         for other in others
         if not _alike(other, best)
     )
-    return tuple(dict.fromkeys(found))[:NEXT_BEST]
+    return tuple(dict.fromkeys(generator))[:NEXT_BEST]
 
 
 def _why_not(simulator: Simulator) -> str:

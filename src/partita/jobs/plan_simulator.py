@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
-from partita.costs.floors import work_bound_s
+from partita.costs.op_bounds import work_bound_s
 from partita.jobs.constraints import Constraints
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.simulate import Simulation, simulate_stages
@@ -119,15 +119,15 @@ class Simulator:
     def __call__(self, solution: JointSolution) -> Evaluation | None:
         """Lower and simulate a solution of the joint problem."""
         stages, schedule = self.model.stages(solution), self.model.schedule(solution)
-        found = self.add("search", stages, schedule)
-        if found is None:
+        candidate = self.add("search", stages, schedule)
+        if candidate is None:
             return None
-        simulation = found.simulation
+        simulation = candidate.simulation
         pairs = zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
         over = max(peak / max(min(own, self.max_memory), 1.0) for peak, own in pairs)
-        if found.fits:
+        if candidate.fits:
             over = min(over, 1.0)
-        return Evaluation(found.objective_s, over, order_bound_s(simulation.timeline))
+        return Evaluation(candidate.objective_s, over, order_bound_s(simulation.timeline))
 
     def reorder(self, solution: JointSolution) -> None:
         """An order found for exactly these stages and the memory that is left."""
@@ -146,7 +146,10 @@ class Simulator:
 
     def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
-        key = (tuple((s.mesh, s.splits, s.recompute, s.again) for s in stages), schedule)
+        key = (
+            tuple((s.mesh, s.splits, (s.checkpointing == "full"), s.recomputed) for s in stages),
+            schedule,
+        )
         if key in self._seen:
             return None
         self._seen.add(key)
@@ -181,14 +184,14 @@ class Simulator:
         """Does a plan keep to the constraints?"""
         allow = self.constraints.allow
         shapes = {tuple(axis.size for axis in stage.mesh.axes) for stage in stages}
-        levels = {split.sharded for stage in stages for split in stage.splits}
+        levels = {split.zero for stage in stages for split in stage.splits}
         return (
-            allow("stages", len(device_groups(stages)))
-            and allow("microbatches", schedule.num_microbatches)
+            allow("pp", len(device_groups(stages)))
+            and allow("micro-batches", schedule.num_microbatches)
             and allow("schedule", schedule.name)
-            and all(allow("recompute", stage.recomputed) for stage in stages)
+            and all(allow("recompute", stage.checkpointing) for stage in stages)
             and all(allow("mesh", shape) for shape in shapes)
-            and all(allow("sharded", level) for level in levels)
+            and all(allow("zero", level) for level in levels)
         )
 
     def raise_bound(self, bound_s: float) -> None:

@@ -19,7 +19,7 @@ from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
-MOST_DRAWN = 20_000  # tiles of a timeline
+MOST_TASKS_DRAWN = 20_000  # tiles of a timeline
 
 
 @dataclass(frozen=True)
@@ -70,29 +70,32 @@ def plan_rtasks(
         rtasks_model(load(each, batch=batch, dtype=dtype, training=False).graph, kind)
         for each in (model, *beside)
     ]
-    found = side_by_side(models)
-    result = known[name](found.problem, stop, seed)
+    new_rtasks_model = side_by_side(models)
+    result = known[name](new_rtasks_model.problem, stop, seed)
     alone: tuple[float, ...] = ()
     if beside:
         each_result = [known[name](each.problem, stop, seed) for each in models]
         alone = tuple((each.objective or 0.0) * 1e-6 for each in each_result)
     program = None
     if result.solution is not None:
-        program = rprogram(found.problem, result.solution)
+        program = rprogram(new_rtasks_model.problem, result.solution)
         unsafe = check_rprogram(
-            found.problem, program, found.problem.num_veus(result.solution.tilings)
+            new_rtasks_model.problem,
+            program,
+            new_rtasks_model.problem.num_veus(result.solution.tilings),
         )
         if unsafe:
             raise VerificationError(unsafe)
-    return FusedPlan(found, kind.name, result, program, alone)
+    return FusedPlan(new_rtasks_model, kind.name, result, program, alone)
 
 
 def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:
     """The run of a schedule as tasks on lanes, checked by the verifier."""
     tiles = sum(map(len, solution.queues))
-    if tiles > MOST_DRAWN:
+    if tiles > MOST_TASKS_DRAWN:
         raise InputError(
-            f"{tiles:,} tiles are too many to draw", fix=f"draw a part of at most {MOST_DRAWN:,}"
+            f"{tiles:,} tiles are too many to draw",
+            fix=f"draw a part of at most {MOST_TASKS_DRAWN:,}",
         )
     ends, _ = simulate(problem, solution)
     program, tasks = _program(problem, solution, sorted(ends, key=lambda task: ends[task]))

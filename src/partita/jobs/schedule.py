@@ -133,7 +133,7 @@ class ScheduleResult:
         solution = problems.unroll(self.problem, self._solution(), problem.num_microbatches)
         bound = problems.lower_bound(problem)
         tight = math.isclose(bound, solution.makespan, rel_tol=TOLERANCE)
-        found = replace(
+        result = replace(
             self.found,
             status=Status.OPTIMAL if tight else Status.FEASIBLE,
             solution=solution,
@@ -142,29 +142,29 @@ class ScheduleResult:
             why="a schedule that repeats, continued",
             history=(),
         )
-        return _checked(ScheduleResult(problem, found, self.period, self.time_unit))
+        return _checked(ScheduleResult(problem, result, self.period, self.time_unit))
 
     def to_json(self) -> dict[str, Any]:
         """The result as a file of format `partita/result@1`."""
-        found, there = self.found, self.found.solution is not None
+        result, there = self.found, self.found.solution is not None
         return {
             "format": "partita/result@1",
             "problem": self.problem.name,
             "kind": "schedule",
-            "method": found.method,
-            "status": str(found.status),
-            "objective": found.objective,
-            "lower_bound": found.lower_bound,
-            "gap": found.gap,
-            "seconds": found.seconds,
-            "seed": found.seed,
-            "why": found.why,
-            "evaluations": found.evaluations,
+            "method": result.method,
+            "status": str(result.status),
+            "objective": result.objective,
+            "lower_bound": result.lower_bound,
+            "gap": result.gap,
+            "seconds": result.seconds,
+            "seed": result.seed,
+            "why": result.why,
+            "evaluations": result.evaluations,
             "period": self.period,
             "makespan": self.makespan,
             "bubble_rates": list(self.bubble_rates) if there else None,
             "peak_memory": list(self.peak_memory) if there else None,
-            "solution": None if found.solution is None else found.solution.to_json(),
+            "solution": None if result.solution is None else result.solution.to_json(),
         }
 
     def __str__(self) -> str:
@@ -212,12 +212,12 @@ def schedule(
         problem, unit = placement.problem(memory, microbatches), placement.time_unit
     else:
         problem, unit = asked(placement, memory, microbatches), ""
-    found = search_named(method)(problem, stop, seed)
-    _check_claims(problem, found)
-    period = None if found.solution is None else found.solution.period
-    if found.solution is not None and period is None:
+    result = search_named(method)(problem, stop, seed)
+    _check_claims(problem, result)
+    period = None if result.solution is None else result.solution.period
+    if result.solution is not None and period is None:
         period = _quick_period(problem, stop, seed)
-    return _checked(ScheduleResult(problem, found, period, unit))
+    return _checked(ScheduleResult(problem, result, period, unit))
 
 
 def search_named(method: str | None) -> ScheduleSearch:
@@ -241,23 +241,23 @@ def _quick_period(problem: ScheduleProblem, stop: Stop, seed: int) -> float | No
         return None  # what a micro-batch leaves behind cannot repeat for ever
     quick = Periodic(effort=_QUICK, unroll_effort=_QUICK)
     forever = replace(problem, num_microbatches=None)
-    found = quick(forever, Stop(interrupted=stop.interrupted), seed)
-    _check_claims(forever, found)
-    return found.objective
+    result = quick(forever, Stop(interrupted=stop.interrupted), seed)
+    _check_claims(forever, result)
+    return result.objective
 
 
-def _check_claims(problem: ScheduleProblem, found: Result[ScheduleSolution]) -> None:
+def _check_claims(problem: ScheduleProblem, result: Result[ScheduleSolution]) -> None:
     """Refuse an answer that is not one, or that claims more than it is."""
-    if found.solution is None:
+    if result.solution is None:
         return
-    violations = list(problems.check(problem, found.solution))
+    violations = list(problems.check(problem, result.solution))
     if not violations:
-        objective = problems.evaluate(problem, found.solution)
-        if found.objective is None or not math.isclose(
-            found.objective, objective, rel_tol=TOLERANCE
+        objective = problems.evaluate(problem, result.solution)
+        if result.objective is None or not math.isclose(
+            result.objective, objective, rel_tol=TOLERANCE
         ):
-            violations.append(f"the objective is {objective}, and {found.objective} is claimed")
-        bound = found.lower_bound
+            violations.append(f"the objective is {objective}, and {result.objective} is claimed")
+        bound = result.lower_bound
         if bound is not None and bound > objective + TOLERANCE * abs(objective):
             violations.append(f"the lower bound {bound} is above the objective {objective}")
     if violations:

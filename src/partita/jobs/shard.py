@@ -1,6 +1,7 @@
 """Shard a model: the best split of every op over the devices, under the memory they have.
 
-1. For every mesh (all devices in a line, in every rectangle; with unlike devices also in shares by
+1. For every mesh (all devices in a line, in every rectangle; with heterogeneous devices also
+sharded by
    their speed) the choices of all ops are costed once.
 2. Each mesh's problem is solved with hidden communication counted in part; where the answer needs
    more memory than there is, bytes get a price that rises until it fits (a Lagrangian).
@@ -35,16 +36,16 @@ FIRST = Weights(hidden=0.2)
 CLOSER = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
 BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
 LOOKED_AT_CLOSELY = 3
-PRICE_STEPS = 7
+MULTIPLIER_STEPS = 7
 BISECTIONS = 5
 CLEARLY = 1.2
-TRANSIENT_ROOM = 0.93  # of the memory, before what is live only for a moment is known
+TRANSIENT_SHARE = 0.93  # of the memory, before what is live only for a moment is known
 MAX_STRATEGY_STAGES = 2
 MOST_DEVICES = 1024  # looked at when asked how many would be enough
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedSharding:
     """One way that was tried."""
 
     name: str
@@ -65,8 +66,8 @@ class Sharding:
     status: Status
     why: str
     plan: Plan | None
-    best: Candidate | None
-    tried: tuple[Candidate, ...]
+    best: SimulatedSharding | None
+    tried: tuple[SimulatedSharding, ...]
     lower_bound_s: float
     seconds: float
     seed: int
@@ -89,20 +90,20 @@ def shard(
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     spec = cluster if isinstance(cluster, str) else machine.name
-    return _Job(workload, machine, spec, method, stop, seed).run()
+    return _ShardJob(workload, machine, spec, method, stop, seed).run()
 
 
 def meshes(cluster: Cluster, graph: Graph) -> tuple[Mesh, ...]:
     """All devices in one line, and in every rectangle; rows stay together in the cluster."""
     count = cluster.num_devices
     devices = tuple(range(count))
-    found = [Mesh((Axis(AXIS_NAMES[0], count),), devices)]
+    meshes = [Mesh((Axis(AXIS_NAMES[0], count),), devices)]
     for outer in range(2, count // 2 + 1):
         if count % outer == 0 and count // outer <= MOST_INNER:
             axes = (Axis(AXIS_NAMES[0], outer), Axis(AXIS_NAMES[1], count // outer))
-            found.append(Mesh(axes, devices))
-    found.extend(_weighted(cluster, graph))
-    return tuple(found)
+            meshes.append(Mesh(axes, devices))
+    meshes.extend(_weighted(cluster, graph))
+    return tuple(meshes)
 
 
 def _weighted(cluster: Cluster, graph: Graph) -> list[Mesh]:
@@ -114,7 +115,7 @@ def _weighted(cluster: Cluster, graph: Graph) -> list[Mesh]:
         seconds = sum(op_cost(graph, op, kind).seconds for op in graph.ops)
         speed[kind.name] = 1 / seconds if seconds else 1.0
     slowest = min(speed.values())
-    found: dict[tuple[int, ...], Mesh] = {}
+    meshes: dict[tuple[int, ...], Mesh] = {}
     for unit in (1, 2, 3, 4):
         weights = tuple(
             max(1, round(unit * speed[device.kind] / slowest)) for device in cluster.devices
@@ -123,8 +124,8 @@ def _weighted(cluster: Cluster, graph: Graph) -> list[Mesh]:
         small = tuple(weight // divisor for weight in weights)
         if len(set(small)) > 1:
             axis = Axis(AXIS_NAMES[0], cluster.num_devices, small)
-            found[small] = Mesh((axis,), tuple(range(cluster.num_devices)))
-    return list(found.values())
+            meshes[small] = Mesh((axis,), tuple(range(cluster.num_devices)))
+    return list(meshes.values())
 
 
 def _shape(mesh: Mesh) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ class _Look:
     estimate_s: float
 
 
-class _Job:
+class _ShardJob:
     def __init__(
         self, workload: Workload, cluster: Cluster, spec: str, method: str | None, stop: Stop,
         seed: int,
@@ -158,7 +159,7 @@ class _Job:
         self.stop, self.seed = stop, seed
         self.started = time.perf_counter()
         self.collectives = Collectives(cluster)
-        self.tried: list[Candidate] = []
+        self.tried: list[SimulatedSharding] = []
         self.seen: dict[tuple[object, ...], Simulation] = {}
         self.history: list[Improvement] = []
         self.bound = math.inf
@@ -178,20 +179,20 @@ class _Job:
         for look in looks[:LOOKED_AT_CLOSELY]:
             self._look_closely(look)
         if any(op.kind == "conv" for op in self.workload.graph.ops):
-            self._strategies("expert", "spatial")
+            self._strategies("one-weird-trick", "spatial")
         even = [look.model for look in looks if not any(a.weights for a in look.model.mesh.axes)]
         self._tensor_parallel({_shape(model.mesh): model for model in even})
         self._other_levels()
         return self._result()
 
     def _other_levels(self) -> None:
-        """The best splits with all parameters kept alike: copies, or states in shares."""
+        """The best splits with all parameters kept alike: copies, or states sharded."""
         best = self._best()
         if best is None or not self.workload.training:
             return
         stage = best.simulation.stage
-        for level in ("none", "states"):
-            splits = tuple(replace(split, sharded=level) for split in stage.splits)
+        for level in (0, 1):
+            splits = tuple(replace(split, zero=level) for split in stage.splits)
             if splits != stage.splits and not self._out_of_time():
                 self._simulate(best.name, replace(stage, splits=splits))
 
@@ -202,11 +203,11 @@ class _Job:
             self.workload.graph, self.cluster, mesh, collectives=self.collectives
         )
         self.bound = min(self.bound, self._lower_bound(model))
-        for part in (TRANSIENT_ROOM, 1.0):
-            found = self._solve_within(model, FIRST, self.room * part, self.least_estimate)
-            if found is not None:
-                self.least_estimate = min(self.least_estimate, found[1])
-                return _Look(model, *found)
+        for part in (TRANSIENT_SHARE, 1.0):
+            assignment = self._solve_within(model, FIRST, self.room * part, self.least_estimate)
+            if assignment is not None:
+                self.least_estimate = min(self.least_estimate, assignment[1])
+                return _Look(model, *assignment)
         return _Look(model, None, math.inf)
 
     def _lower_bound(self, model: ShardingModel) -> float:
@@ -218,7 +219,7 @@ class _Job:
     def _look_closely(self, look: _Look) -> None:
         if look.assignment is None:
             return
-        room = self.room * TRANSIENT_ROOM
+        room = self.room * TRANSIENT_SHARE
         simulation = self._offer(self.method, look.model, look.assignment)
         for _ in range(3):  # what is live only for a moment is known now: leave room for it
             over = max(simulation.peak_bytes) / min(simulation.capacity_bytes)
@@ -232,9 +233,9 @@ class _Job:
         for weights in CLOSER:
             if self._out_of_time():
                 return
-            found = self._solve_within(look.model, weights, room)
-            if found is not None and found[0] != look.assignment:
-                self._offer(self.method, look.model, found[0])
+            assignment = self._solve_within(look.model, weights, room)
+            if assignment is not None and assignment[0] != look.assignment:
+                self._offer(self.method, look.model, assignment[0])
 
     def _solve_within(
         self, model: ShardingModel, weights: Weights, room: float, hopeless: float = math.inf
@@ -244,7 +245,7 @@ class _Job:
         Where even without the limit it costs more than `CLEARLY` times `hopeless`, no answer.
         """
         best = self._priced(model, weights, 0.0)
-        if best is None or model.least_memory_bytes() > room:
+        if best is None or model.memory_bound_bytes() > room:
             return None
         cost = self._cost(model, weights, best)
         if model.memory_bytes(best) <= room:
@@ -253,19 +254,19 @@ class _Job:
             return None
         low, high = 0.0, cost / room
         feasible = None
-        for _ in range(PRICE_STEPS):
-            found = self._priced(model, weights, high)
-            if found is not None and model.memory_bytes(found) <= room:
-                feasible = found
+        for _ in range(MULTIPLIER_STEPS):
+            priced = self._priced(model, weights, high)
+            if priced is not None and model.memory_bytes(priced) <= room:
+                feasible = priced
                 break
             low, high = high, high * 8
         if feasible is None:
             return None
         for _ in range(BISECTIONS):
             middle = (low + high) / 2 if low == 0 else math.sqrt(low * high)
-            found = self._priced(model, weights, middle)
-            if found is not None and model.memory_bytes(found) <= room:
-                feasible, high = found, middle
+            priced = self._priced(model, weights, middle)
+            if priced is not None and model.memory_bytes(priced) <= room:
+                feasible, high = priced, middle
             else:
                 low = middle
         return feasible, self._cost(model, weights, feasible)
@@ -327,7 +328,7 @@ class _Job:
         # Devices of a kind do the same: one of each is enough to compare candidates.
         simulation = simulate_stage(self.workload, self.cluster, stage, 1, self.collectives)
         self.seen[key] = simulation
-        candidate = Candidate(name, str(stage.mesh), simulation)
+        candidate = SimulatedSharding(name, str(stage.mesh), simulation)
         best = self._best()
         self.tried.append(candidate)
         if simulation.fits and (best is None or candidate.step_s < best.step_s):
@@ -337,11 +338,11 @@ class _Job:
                 self.stop.progress(step)
         return simulation
 
-    def _best(self) -> Candidate | None:
+    def _best(self) -> SimulatedSharding | None:
         fitting = [candidate for candidate in self.tried if candidate.simulation.fits]
         return min(fitting, key=lambda candidate: candidate.step_s, default=None)
 
-    def _drawn(self, best: Candidate | None) -> Candidate | None:
+    def _representatives(self, best: SimulatedSharding | None) -> SimulatedSharding | None:
         """The winner again with all its devices."""
         if best is None:
             return None
@@ -359,7 +360,7 @@ class _Job:
         return time.perf_counter() - self.started
 
     def _result(self) -> Sharding:
-        best = self._drawn(self._best())
+        best = self._representatives(self._best())
         tried = tuple(sorted(self.tried, key=lambda c: (not c.simulation.fits, c.step_s)))
         bound = self.bound if math.isfinite(self.bound) else 0.0
         if best is None:
@@ -410,7 +411,7 @@ class _Job:
                 return True
         return False
 
-    def _plan(self, best: Candidate, status: Status, why: str, bound: float) -> Plan:
+    def _plan(self, best: SimulatedSharding, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
         prediction = simulation.prediction(bound)
         cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())

@@ -36,7 +36,7 @@ from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_meaning, check_timeline
 
-RECOMPUTED = {"yes": "recomputed", "light": "lightly recomputed"}  # words for stages
+RECOMPUTED = {"full": "recomputed", "selective": "selectively recomputed"}  # words for stages
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
 
 
@@ -154,7 +154,7 @@ class Simulation:
         what = "".join(
             f", {f'{again} ' * (again < count)}{words}"
             for level, words in RECOMPUTED.items()
-            if (again := sum(stage.recomputed == level for stage in self.stages))
+            if (again := sum(stage.checkpointing == level for stage in self.stages))
         )
         if not self.is_pipelined:
             return f"{self.stages[0].mesh}{what}"
@@ -196,18 +196,18 @@ class Simulation:
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
-        """Peak memory of each device drawn."""
+        """Peak memory of each representative rank."""
         return tuple(float(peak) for peak in self.timeline.peaks())
 
     @property
     def fullest(self) -> tuple[float, float]:
-        """Peak and capacity of the device that has the least room left, in share."""
+        """Peak and capacity of the device that has the least memory left, in share."""
         both = zip(self.peak_bytes, self.capacity_bytes, strict=True)
         return max(both, key=lambda pair: pair[0] / max(pair[1], 1.0))
 
     @property
     def capacity_bytes(self) -> tuple[float, ...]:
-        """Memory each device drawn has."""
+        """Memory each representative rank has."""
         memories = self.timeline.program.memories
         return tuple(min(memory.capacity or 0.0, self.cap_bytes) for memory in memories)
 
@@ -223,7 +223,7 @@ class Simulation:
         return sum(flops(graph.call(op)) for op in graph.ops)
 
     @property
-    def utilisation(self) -> float:
+    def mfu(self) -> float:
         """The part of all devices' peak arithmetic that one step uses."""
         used = {device for stage in self.stages for device in stage.mesh.devices}
         peak = sum(self.cluster.kind_of(d).peak(self.workload.dtype) for d in sorted(used))
@@ -236,17 +236,17 @@ class Simulation:
     def bounds(self) -> dict[str, float]:
         """Seconds of the busiest device by what bounds them: compute, memory, launch, waiting.
 
-        The ops of one stage are those of its first device; on unlike devices their times are
+        The ops of one stage are those of its first device; on heterogeneous devices their times are
         stretched to what the busiest one takes.
         """
-        found = dict.fromkeys(("compute", "memory", "launch"), 0.0)
+        bounds = dict.fromkeys(("compute", "memory", "launch"), 0.0)
         for report in self.ops:
-            if report.cost.bound in found:
-                found[report.cost.bound] += report.cost.seconds
-        total = sum(found.values())
+            if report.cost.bound in bounds:
+                bounds[report.cost.bound] += report.cost.seconds
+        total = sum(bounds.values())
         if total and not self.is_pipelined:
-            found = {name: s * self.compute_s / total for name, s in found.items()}
-        return {**found, "waiting": max(0.0, self.step_s - sum(found.values()))}
+            bounds = {name: s * self.compute_s / total for name, s in bounds.items()}
+        return {**bounds, "waiting": max(0.0, self.step_s - sum(bounds.values()))}
 
     def _busy(self, kind: str) -> float:
         busy = self.timeline.busy()
@@ -288,9 +288,9 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
         )
     workload = load_ref(plan.model)
     refuse_wrong_decisions(plan, workload.graph, cluster)
-    found = simulate_stages(workload, cluster, plan.stages, plan.schedule)
+    simulation = simulate_stages(workload, cluster, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
-    return found.capped(allowed) if allowed > 0 else found
+    return simulation.capped(allowed) if allowed > 0 else simulation
 
 
 def simulate_stages(
@@ -346,10 +346,10 @@ def simulate_stage(
     )
 
 
-def _check(found: Simulation) -> None:
+def _check(simulation: Simulation) -> None:
     """The verifier's word on a timeline."""
-    program = found.timeline.program
-    check_timeline(program if found.fits else _without_caps(program), found.timeline)
+    program = simulation.timeline.program
+    check_timeline(program if simulation.fits else _without_caps(program), simulation.timeline)
 
 
 def _without_caps(program: Program) -> Program:
@@ -357,22 +357,22 @@ def _without_caps(program: Program) -> Program:
     return replace(program, memories=tuple(Memory(memory.name) for memory in program.memories))
 
 
-def data_parallel(graph: Graph, cluster: Cluster, sharded: str = "none") -> Stage:
+def data_parallel(graph: Graph, cluster: Cluster, zero: int = 0) -> Stage:
     """Every op splits its batch (its first dim) over all devices; what has none is repeated."""
     size = cluster.num_devices
     mesh = Mesh((Axis("data", size),), tuple(range(size)))
-    return Stage("model", mesh, data_splits(graph, mesh, sharded))
+    return Stage("model", mesh, data_splits(graph, mesh, zero))
 
 
-def data_splits(graph: Graph, mesh: Mesh, sharded: str = "none") -> tuple[OpSplit, ...]:
+def data_splits(graph: Graph, mesh: Mesh, zero: int = 0) -> tuple[OpSplit, ...]:
     """The batch along every axis where shares are whole, nothing elsewhere."""
-    found = []
+    splits = []
     for op in graph.ops:
         if op.phase == "forward":
             legal = dims_of(graph.call(op), mesh.axes)
             best = max(legal, key=lambda dims: _batch_parts(dims, mesh))
-            found.append(OpSplit(op.name, best, sharded))
-    return tuple(found)
+            splits.append(OpSplit(op.name, best, zero))
+    return tuple(splits)
 
 
 def _batch_parts(dims: Dims, mesh: Mesh) -> int:
@@ -386,12 +386,12 @@ def _batch_parts(dims: Dims, mesh: Mesh) -> int:
 
 
 def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
-    found, graph = [], lowered.graph
+    op_reports, graph = [], lowered.graph
     for op in graph.ops:
         kind = graph.op(op.forward).kind if op.forward else op.kind
         split, cost = lowered.splits[op.name], lowered.costs[op.name]
-        found.append(OpReport(op.name, kind, op.phase, split, cost))
-    return tuple(found)
+        op_reports.append(OpReport(op.name, kind, op.phase, split, cost))
+    return tuple(op_reports)
 
 
 def _busiest_ops(
@@ -402,7 +402,7 @@ def _busiest_ops(
     busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
     graph = lowered.graph
     of_op = {split.op: (stages[i], split.dims) for i in busiest for split in stages[i].splits}
-    found = []
+    op_reports = []
     for op in graph.ops:
         origin = op.forward or op.name
         if op.phase == "update" or origin not in of_op:
@@ -411,12 +411,12 @@ def _busiest_ops(
         kind = cluster.kind_of(stage.mesh.devices[0])
         split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
         cost = op_cost(graph, op, kind, split)
-        again = stage.recompute or op.name in stage.again
+        again = (stage.checkpointing == "full") or op.name in stage.recomputed
         twice = again and graph.is_training and op.phase == "forward"
         times = schedule.num_microbatches * (2 if twice else 1)
         whole = OpCost(*(getattr(cost, item.name) * times for item in fields(cost)))
-        found.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
-    return tuple(found)
+        op_reports.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
+    return tuple(op_reports)
 
 
 def _machine(cluster: str | Cluster) -> Cluster:

@@ -1,15 +1,15 @@
 """The ways people split models by hand, by name: what a search must not lose to.
 
     data      every op by its batch
-    zero1     the same, optimizer states in shares
-    fsdp      the same, parameters in shares
+    zero1     the same, optimizer states sharded
+    fsdp      the same, parameters sharded
     tensor    Megatron's: matrices by columns then rows, attention by heads, vocabulary and experts
-              in shares along the inner mesh axis, the batch along the other
-    expert    Krizhevsky's one weird trick: convolutions by batch, dense layers by features
+              sharded along the inner mesh axis, the batch along the other
+    one-weird-trick  Krizhevsky's one weird trick: convolutions by batch, dense layers by features
     spatial   images by rows, everything else by batch
 
-`tensor` and `expert` know no model: they follow how tensors lie from op to op, and split a matrix
-by its rows where its input comes in shares of features, by its columns elsewhere.
+`tensor` and `one-weird-trick` know no model: they follow how tensors lie from op to op, and split a
+matrix by its rows where its input comes in shares of features, by its columns elsewhere.
 """
 
 import functools
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from partita.costs.sharding import dims_of
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op
-from partita.graph.splits import REPLICATE, Placement, output_placement
+from partita.graph.splits import REPLICATE, TensorPlacement, output_placement
 from partita.jobs.simulate import data_splits
 from partita.plans import Axis, Mesh, OpSplit, Stage
 
@@ -41,18 +41,18 @@ def _line(name: str, size: int) -> Mesh:
     return Mesh((Axis(name, size),), tuple(range(size)))
 
 
-def _data(sharded: str) -> Callable[[Graph, int], tuple[Stage, ...]]:
+def _data(zero: int) -> Callable[[Graph, int], tuple[Stage, ...]]:
     def stages(graph: Graph, size: int) -> tuple[Stage, ...]:
         mesh = _line("data", size)
-        return (Stage("model", mesh, data_splits(graph, mesh, sharded)),)
+        return (Stage("model", mesh, data_splits(graph, mesh, zero)),)
 
     return stages
 
 
 def _tensor(graph: Graph, size: int) -> tuple[Stage, ...]:
     """Every inner axis that divides the devices, with and without sharded states."""
-    found: list[Stage] = []
-    levels = ("none", "states") if graph.is_training else ("none",)
+    stages: list[Stage] = []
+    levels = (0, 1) if graph.is_training else (0,)
     for inner in (n for n in range(2, size + 1) if size % n == 0 and n <= MOST_INNER):
         axes: tuple[Axis, ...] = (Axis("tensor", inner),)
         if inner < size:
@@ -60,33 +60,35 @@ def _tensor(graph: Graph, size: int) -> tuple[Stage, ...]:
         mesh = Mesh(axes, tuple(range(size)))
         splits = feature_splits(graph, mesh)
         for level in levels:
-            kept = tuple(replace(split, sharded=level) for split in splits)
-            found.append(Stage("model", mesh, kept))
-    return tuple(found)
+            kept = tuple(replace(split, zero=level) for split in splits)
+            stages.append(Stage("model", mesh, kept))
+    return tuple(stages)
 
 
-def _expert(graph: Graph, size: int) -> tuple[Stage, ...]:
+def _one_weird_trick(graph: Graph, size: int) -> tuple[Stage, ...]:
     mesh = _line("x", size)
     return (Stage("model", mesh, feature_splits(graph, mesh, batch_first=True)),)
 
 
 def _spatial(graph: Graph, size: int) -> tuple[Stage, ...]:
     mesh = _line("x", size)
-    found = []
+    splits = []
     for op in graph.ops:
         if op.phase == "forward":
             legal = dims_of(graph.call(op), mesh.axes)
             order = [("h",), ("b",), ("",)]
-            found.append(OpSplit(op.name, next(dims for dims in order if dims in legal)))
-    return (Stage("model", mesh, tuple(found)),)
+            splits.append(OpSplit(op.name, next(dims for dims in order if dims in legal)))
+    return (Stage("model", mesh, tuple(splits)),)
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "data": Strategy("data", "data parallel", _data("none")),
-    "zero1": Strategy("zero1", "data parallel, states in shares", _data("states")),
-    "fsdp": Strategy("fsdp", "fully sharded data parallel", _data("parameters")),
+    "data": Strategy("data", "data parallel", _data(0)),
+    "zero1": Strategy("zero1", "data parallel, states sharded", _data(1)),
+    "fsdp": Strategy("fsdp", "fully sharded data parallel", _data(3)),
     "tensor": Strategy("tensor", "Megatron-style tensor parallel", _tensor),
-    "expert": Strategy("expert", "batch for convolutions, features for dense layers", _expert),
+    "one-weird-trick": Strategy(
+        "one-weird-trick", "batch for convolutions, features for dense layers", _one_weird_trick
+    ),
     "spatial": Strategy("spatial", "images by rows", _spatial),
 }
 
@@ -96,25 +98,25 @@ def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tu
 
     With `batch_first`, ops that no dense layer comes before are split by batch there too.
     """
-    lies: dict[str, Placement] = {}  # how each tensor lies on the last axis
-    found = []
+    lies: dict[str, TensorPlacement] = {}  # how each tensor lies on the last axis
+    splits = []
     for op in graph.ops:
         if op.phase != "forward":
             continue
         legal = dims_of(graph.call(op), mesh.axes)
         inner = _follow(graph, op, lies, mesh.axes[-1].parts)
-        if not inner and batch_first and _all_copies(graph, op, lies):
+        if not inner and batch_first and _all_replicated(graph, op, lies):
             inner = "b"
         dims = _with_batch(legal, inner)
-        found.append(OpSplit(op.name, dims))
+        splits.append(OpSplit(op.name, dims))
         nest = loop_nest(graph.call(op))
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             placement = output_placement(nest, access, dims[-1])
             lies[name] = placement if placement.kind == "shard" else REPLICATE
-    return tuple(found)
+    return tuple(splits)
 
 
-def _follow(graph: Graph, op: Op, lies: dict[str, Placement], parts: int) -> str:
+def _follow(graph: Graph, op: Op, lies: dict[str, TensorPlacement], parts: int) -> str:
     """The loop dim that keeps the shares an op's inputs come in; for matrices, that makes some."""
     nest = loop_nest(graph.call(op))
     extents = {dim.name: dim.extent for dim in nest.dims if not dim.whole}
@@ -135,10 +137,12 @@ def _follow(graph: Graph, op: Op, lies: dict[str, Placement], parts: int) -> str
     return next((d for d in candidates if d in extents and extents[d] % parts == 0), "")
 
 
-def _all_copies(graph: Graph, op: Op, lies: dict[str, Placement]) -> bool:
+def _all_replicated(graph: Graph, op: Op, lies: dict[str, TensorPlacement]) -> bool:
     """True where no input has been cut along features so far."""
     made = [lies[name] for name in op.inputs if name in lies]
-    return op.kind not in MATRICES and all(p in (REPLICATE, Placement("shard", 0)) for p in made)
+    return op.kind not in MATRICES and all(
+        p in (REPLICATE, TensorPlacement("shard", 0)) for p in made
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # a deep model asks the same of every layer

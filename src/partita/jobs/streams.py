@@ -67,8 +67,8 @@ def streams_by_costs(
     names = METHODS if method is None else (method, "sequential")
     results = [known[name](made.problem, stop, seed) for name in dict.fromkeys(names)]
     results.sort(key=lambda each: each.objective if each.objective is not None else math.inf)
-    found = results[0].solution
-    timeline = None if found is None else timeline_of(made.problem, found)
+    solution = results[0].solution
+    timeline = None if solution is None else timeline_of(made.problem, solution)
     return AnalyticStreams(made, kind, tuple(results), timeline)
 
 

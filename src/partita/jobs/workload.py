@@ -92,21 +92,21 @@ def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
 def load_ref(ref: ModelRef) -> Workload:
     """The workload a plan was made for, checked by its fingerprint."""
     saved = _is_saved_graph(ref.spec)  # it has the batch and dtype it has
-    found = load(
+    workload = load(
         ref.spec,
         batch=None if saved else ref.batch,
         dtype=None if saved else ref.dtype,
         training=ref.training,
         optimizer=ref.optimizer,
     )
-    if found.graph.fingerprint() != ref.fingerprint:
+    if workload.graph.fingerprint() != ref.fingerprint:
         raise PlanError(
             f"the plan is for another {ref.spec} (fingerprint {ref.fingerprint}, "
-            f"now {found.graph.fingerprint()})",
+            f"now {workload.graph.fingerprint()})",
             fix="plan again with this version of the model",
             field="model",
         )
-    return found
+    return workload
 
 
 def _is_saved_graph(spec: str) -> bool:

@@ -28,7 +28,7 @@ from partita.lower.parameters import (
     resident_bytes,
     update_all,
 )
-from partita.lower.pieces import Piece
+from partita.lower.pieces import StageGraph
 from partita.lower.stage import network_order
 from partita.lower.writer import Buffer, Writer
 from partita.meaning import Layout, Phase
@@ -42,7 +42,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class BlockPhase:
-    """One block: seconds, and bytes above what always lies there, per device drawn."""
+    """One block: seconds, and bytes above what always lies there, per representative rank."""
 
     seconds: float
     peak_bytes: tuple[float, ...]
@@ -83,7 +83,7 @@ class StageBodies:
     """What is inside a stage's blocks: each micro-batch, and the one that ends a step."""
 
     blocks: Blocks
-    part: Piece
+    part: StageGraph
     context: Context
     steady: Body
     ending: Body | None
@@ -91,7 +91,7 @@ class StageBodies:
 
 
 def stage_blocks(
-    part: Piece, stage: Stage, cluster: Cluster, run: Run, collectives: Collectives, *,
+    part: StageGraph, stage: Stage, cluster: Cluster, run: Run, collectives: Collectives, *,
     apart: bool = False,
 ) -> Blocks:  # fmt: skip
     """The blocks of a stage whose piece has the micro-batch's size; `run` is the engine's."""
@@ -99,7 +99,7 @@ def stage_blocks(
 
 
 def stage_bodies(
-    part: Piece, stage: Stage, number: int, cluster: Cluster, run: Run, collectives: Collectives,
+    part: StageGraph, stage: Stage, number: int, cluster: Cluster, run: Run, collectives: Collectives,
     *, apart: bool = False,
 ) -> StageBodies:  # fmt: skip
     """The blocks of a stage together with the programs they were read off."""
@@ -147,7 +147,7 @@ class _Layouts:
     def __init__(self) -> None:
         self.leaving: dict[str, Layout] = {}
 
-    def listed(self, w: Writer, part: Piece) -> tuple[
+    def listed(self, w: Writer, part: StageGraph) -> tuple[
         tuple[Layout, ...],
         tuple[Layout, ...],
         tuple[Layout | None, ...],
@@ -169,7 +169,7 @@ class _Layouts:
         )
 
 
-def _write(w: Writer, part: Piece, layouts: _Layouts, *, apart: bool, ends: bool) -> list[int]:
+def _write(w: Writer, part: StageGraph, layouts: _Layouts, *, apart: bool, ends: bool) -> list[int]:
     """One micro-batch, phase by phase; with `ends`, the step's end after it. The phases' ends."""
     ops, first = w.context.graph.ops, part.num_forward
     received: Received = dict.fromkeys(part.entering, ())
@@ -213,7 +213,7 @@ def _accumulating(ends: bool) -> Collect:
     return accumulate
 
 
-def _late(context: Context, part: Piece, ops: list[Op]) -> set[str]:
+def _late(context: Context, part: StageGraph, ops: list[Op]) -> set[str]:
     """Weight gradients, and what runs again for nothing else."""
     late: set[str] = set()
     for op in reversed(ops):

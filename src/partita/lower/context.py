@@ -8,7 +8,7 @@ from partita.costs.layouts import Layout, copied_axes, num_shards
 from partita.errors import PlanError
 from partita.graph.record import Graph, Op
 from partita.graph.splits import check_split
-from partita.lower.pieces import Piece
+from partita.lower.pieces import StageGraph
 from partita.plans import Axis, Stage
 
 MAX_DRAWN = 16
@@ -72,7 +72,7 @@ def context_of(
     devices: tuple[int, ...],
     collectives: Collectives,
     number: int = 0,
-    part: Piece | None = None,
+    part: StageGraph | None = None,
 ) -> Context:
     """Everything that lowering a stage looks up; refuses splits that the graph does not have."""
     mesh = stage.mesh
@@ -141,7 +141,7 @@ def _check_splits(stage: Stage, graph: Graph) -> None:
 
 def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
     """How each parameter is kept: as the first op that reads it says."""
-    sharded = {split.op: split.sharded for split in stage.splits}
+    sharded = {split.op: split.zero for split in stage.splits}
     levels: dict[str, str] = {}
     for op in graph.ops:
         if op.phase == "forward":

@@ -91,17 +91,17 @@ def known_blocks(
 ) -> Blocks:  # fmt: skip
     """The blocks of the `number`-th stage."""
     drawn = drawn_devices(stage, cluster, 1)
-    # Of unlike devices now one is the last to be done and now another, which makes no line.
+    # Of heterogeneous devices now one is the last to be done and now another, which makes no line.
     short = None if len(drawn) > 1 else _shorter(graph, stage, number, where)
     if short is None:
-        found = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
+        block = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
         few, many = (
             _timed_blocks(graph, stage, number, where, part, cluster, run, memo, apart)
             for part in short.parts
         )
-        found = extended(few, many, short.times - RUNS_TIMED[1])
-    return replace(found, devices=drawn)
+        block = extended(few, many, short.times - RUNS_TIMED[1])
+    return replace(block, devices=drawn)
 
 
 def _timed_blocks(
@@ -111,8 +111,8 @@ def _timed_blocks(
     key = (apart, signature(graph, stage, number, where, part), memo.geometry(stage.mesh))
     if key not in memo.blocks:
         own = piece(graph, stage, number, where, part)
-        found = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
-        memo.blocks[key] = found if not graph.is_training else with_backward(found, apart)
+        block = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
+        memo.blocks[key] = block if not graph.is_training else with_backward(block, apart)
     return memo.blocks[key]
 
 
@@ -150,8 +150,8 @@ def _shorter(graph: Graph, stage: Stage, number: int, where: Homes) -> _Short | 
 
 def _same_runs(stage: Stage, ops: Sequence[Op], repeat: Repeat) -> bool:
     """Are all runs but the first split, kept and checkpointed alike?"""
-    splits = {split.op: (split.dims, split.sharded) for split in stage.splits}
-    firsts, again = set(stage.checkpoints), set(stage.again)
+    splits = {split.op: (split.dims, split.zero) for split in stage.splits}
+    firsts, again = set(stage.segments), set(stage.recomputed)
     first, length = repeat.first, repeat.length
     looks = {
         tuple(
@@ -211,7 +211,7 @@ def signature(
     """Equal for stages that cost the same on like meshes: ops, how they hang together, splits."""
     ids: dict[str, int] = {}
     splits = {split.op: split for split in stage.splits}
-    firsts, again = set(stage.checkpoints), set(stage.again)
+    firsts, again = set(stage.segments), set(stage.recomputed)
     rows: list[tuple[object, ...]] = []
     for op in shortened(where.forward[number], part):
         seen = []
@@ -228,5 +228,5 @@ def signature(
             seen.append(ids[name])
         split = splits[op.name]
         runs = (op.name in firsts, op.name in again)
-        rows.append((op.kind, op.attrs, *seen, split.dims, split.sharded, runs))
-    return stage.recompute, tuple(rows)
+        rows.append((op.kind, op.attrs, *seen, split.dims, split.zero, runs))
+    return (stage.checkpointing == "full"), tuple(rows)

@@ -9,13 +9,13 @@ What the model returns is settled: partial sums of outputs are added up, too.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from partita.costs.layouts import Step, conversion
+from partita.costs.layouts import ConversionStep, conversion
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ways_of
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Op
-from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement, communication, placements
 from partita.graph.traffic import VIEWS, passes_through
 from partita.lower.parameters import ask_for, collect, gathered
 from partita.lower.writer import Buffer, Made, Writer, after, last_of
@@ -88,7 +88,9 @@ def settled(layout: Layout) -> Layout:
     return tuple(REPLICATE if p == PARTIAL else p for p in layout)
 
 
-def _settle_output(w: Writer, buffer: Buffer, layout: Layout, steps: tuple[Step, ...]) -> None:
+def _settle_output(
+    w: Writer, buffer: Buffer, layout: Layout, steps: tuple[ConversionStep, ...]
+) -> None:
     source = buffer
     for step in steps:
         buffer = _converted(w, buffer, step, w.collective)
@@ -183,11 +185,7 @@ def _new(w: Writer, name: str, layout: Layout) -> Buffer:
     source = "task"
     if name in context.update_of:  # micro-batches add to it, unless it is reduced first
         level = context.levels[context.update_of[name].inputs[0]]
-        source = (
-            "gradient"
-            if level in ("none", "states") and _lies_as_stored(w, name, layout)
-            else "task"
-        )
+        source = "gradient" if level in (0, 1) and _lies_as_stored(w, name, layout) else "task"
     return Buffer(name, layout, context.held_bytes(name, layout), w.value(name, layout, source))
 
 
@@ -226,7 +224,7 @@ def _as_stored(w: Writer, gradient: Buffer, made: Made) -> Buffer:
     w.take(gradient, made)
     moved = _convert(w, gradient, target)
     level = w.context.levels[w.context.update_of[gradient.name].inputs[0]]
-    if level in ("none", "states"):
+    if level in (0, 1):
         value = w.value(moved.name, target, "gradient", of=moved.value)
         moved = Buffer(moved.name, target, moved.size_bytes, value, moved.made_by, moved)
     w.buffers[moved.name] = moved
@@ -273,7 +271,7 @@ def _convert(w: Writer, buffer: Buffer, need: Layout) -> Buffer:
 
 
 def _converted(
-    w: Writer, buffer: Buffer, step: Step, send: Callable[[Work, Ready], Made]
+    w: Writer, buffer: Buffer, step: ConversionStep, send: Callable[[Work, Ready], Made]
 ) -> Buffer:
     """A tensor after one step of a conversion."""
     if not step.collective:  # each rank takes its shard of what it holds
@@ -316,7 +314,7 @@ def _exchange(
     return ready
 
 
-def _common(column: tuple[Placement, ...]) -> Placement:
+def _common(column: tuple[TensorPlacement, ...]) -> TensorPlacement:
     """One placement for tensors that are added: equal ones stay, shards win, else replicas."""
     if len(set(column)) == 1:
         return column[0]

@@ -36,7 +36,7 @@ def ask_for(w: Writer, op: Op, needed: Sequence[Layout]) -> None:
     together: dict[tuple[int, ...], list[Buffer]] = {}
     forward = op.phase == "forward"
     for name, layout in zip(op.inputs, needed, strict=True):
-        if context.levels.get(name) != "parameters":
+        if context.levels.get(name) != 3:
             continue
         if name not in w.buffers:  # laid out as its first reader wants it
             value = w.value(name, layout, "parameter", flat=context.copied_axes(layout))
@@ -123,12 +123,12 @@ def flush_all(w: Writer) -> None:
     w.drain()
 
 
-def _flush(w: Writer, key: tuple[str, Layout]) -> None:
+def _flush(w: Writer, key: tuple[int, Layout]) -> None:
     """Reduce the gradients collected so far; each ends as its parameter lies."""
     bucket = w.buckets.pop(key)
     level, sums = key
     context = w.context
-    name = "all_reduce" if level == "none" else "reduce_scatter"
+    name = "all_reduce" if level == 0 else "reduce_scatter"
     size = sum(gradient.size_bytes for gradient in bucket)
     axes = [i for i, p in enumerate(sums) if p == PARTIAL and context.axes[i].size > 1]
     seconds = sum(context.collectives.seconds(name, size, context.groups[axis]) for axis in axes)
@@ -138,9 +138,9 @@ def _flush(w: Writer, key: tuple[str, Layout]) -> None:
     w.put_off(Deferred(w.num_reductions - 1, w.ready(bucket), seconds, write, what=what))
 
 
-def _reduce(w: Writer, bucket: list[Buffer], level: str, axes: Sequence[int]) -> None:
+def _reduce(w: Writer, bucket: list[Buffer], level: int, axes: Sequence[int]) -> None:
     context = w.context
-    collective = "all_reduce" if level == "none" else "reduce_scatter"
+    collective = "all_reduce" if level == 0 else "reduce_scatter"
     size = sum(gradient.size_bytes for gradient in bucket)
     each_micro_batch = level in SHARDED_GRADIENTS
     phase = w.phase if each_micro_batch else Phase.REDUCE
@@ -197,7 +197,7 @@ def _summed(w: Writer, value: int, axis: int, *, part: bool, sends: bool) -> int
     return w.value(known.tensor, layout, of=-1 if sends else value, flat=flat)
 
 
-def _whole_sum(w: Writer, value: int, gradient: Buffer, level: str) -> int:
+def _whole_sum(w: Writer, value: int, gradient: Buffer, level: int) -> int:
     """The reduced gradient as the update reads it; micro-batches add to it where it is sharded."""
     if level not in SHARDED_GRADIENTS:
         return value
@@ -250,7 +250,7 @@ def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
 def _updated(w: Writer, op: Op, stored: Buffer) -> int:
     """What a rank has of a parameter right after its update."""
     level = w.context.levels[op.inputs[0]]
-    flat = () if level == "none" else w.context.copied_axes(stored.layout)
+    flat = () if level == 0 else w.context.copied_axes(stored.layout)
     return w.value(op.outputs[0], stored.layout, flat=flat)
 
 
@@ -263,8 +263,7 @@ def _gather_updated(w: Writer, updated: list[int], stored: list[Buffer], made: M
         chosen = [
             i
             for i, buffer in enumerate(stored)
-            if context.levels[buffer.name] in ("states", "gradients")
-            and axis in w.values[now[i]].flat
+            if context.levels[buffer.name] in (1, 2) and axis in w.values[now[i]].flat
         ]
         if not chosen:
             continue
@@ -284,7 +283,7 @@ def _gather_updated(w: Writer, updated: list[int], stored: list[Buffer], made: M
 def _share(context: Context, op: Op, layout: Layout) -> float:
     """The part of a parameter that one device updates."""
     share = 1 / num_shards(layout, context.ways)
-    return share if context.levels[op.inputs[0]] == "none" else share / context.copies(layout)
+    return share if context.levels[op.inputs[0]] == 0 else share / context.copies(layout)
 
 
 # Memory that is always held.
@@ -300,16 +299,16 @@ def resident_bytes(w: Writer, device: int) -> float:
         layout = buffer.layout if buffer else (REPLICATE,) * len(context.axes)
         level = context.levels.get(tensor.name, "none")
         shards, copies = num_shards(layout, context.ways), context.copies(layout)
-        total += tensor.size_bytes / shards / (copies if level == "parameters" else 1)
+        total += tensor.size_bytes / shards / (copies if level == 3 else 1)
         op = updates.get(tensor.name)
         states = [context.graph.tensor(name) for name in op.inputs[2:]] if op else []
-        split = 1 if level == "none" else copies
+        split = 1 if level == 0 else copies
         total += sum(state.size_bytes for state in states) / shards / split
     return total
 
 
 def gradient_bytes(w: Writer) -> float:
-    """The sums of gradients that a device holds over the micro-batches of a step."""
+    """The gradient all-reduces that a device holds over the micro-batches of a step."""
     context = w.context
     total = 0.0
     for op in context.update_of.values():

@@ -9,7 +9,7 @@ stage and passes from segment to segment, the second time (under a name of its o
 backward of their segment, which reads what the second run made. With selective checkpointing only
 the ops that the stage names stand twice, the second time right before the gradients of the first op
 that need what they make, if any do: so what has to be sent for a weight gradient can be sent while
-the data gradient is computed. Which ops are second runs is said in `Piece.recomputed`.
+the data gradient is computed. Which ops are second runs is said in `StageGraph.recomputed`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from partita.plans import OpSplit, Stage
 
 
 @dataclass(frozen=True)
-class Piece:
+class StageGraph:
     """A stage's graph, the splits of all its ops, and what crosses its borders.
 
     `entering` and `leaving` are activations; `gradients_in` of what leaves (per consuming stage)
@@ -123,7 +123,9 @@ class Shorter:
 WHOLE = Shorter()
 
 
-def piece(graph: Graph, stage: Stage, number: int, where: Homes, shorter: Shorter = WHOLE) -> Piece:
+def piece(
+    graph: Graph, stage: Stage, number: int, where: Homes, shorter: Shorter = WHOLE
+) -> StageGraph:
     """The piece of a graph that the `number`-th stage runs, or a shorter one like it."""
     return _Piece(graph, stage, number, where, shorter).build()
 
@@ -162,12 +164,12 @@ class _Piece:
         self.light = self._light()
         self.reads: dict[str, list[str]] = {}  # per op what its gradients read
         self.place = {op.name: i for i, op in enumerate(self.forward)}
-        self.done: set[str] = set()  # the ops of light recompute that ran again
+        self.done: set[str] = set()  # the ops of selective recompute that ran again
 
-    def build(self) -> Piece:
+    def build(self) -> StageGraph:
         where, number = self.where, self.number
         entering, leaving = where.borders(number)
-        if self.stage.recompute and self.backward:
+        if (self.stage.checkpointing == "full") and self.backward:
             self._cut()
         for op in self.forward:
             self._add(op)
@@ -187,10 +189,10 @@ class _Piece:
             if name in where.update_of:
                 self._update(where.update_of[name])
         outputs = tuple(n for n in self.graph.outputs if where.maker.get(n, -1) == number)
-        found = Graph(self.graph.name, tuple(self.tensors.values()), tuple(self.ops), outputs)
-        shared = (p.name for p in found.parameters if len(where.users.get(p.name, ())) > 1)
-        return Piece(
-            found,
+        graph = Graph(self.graph.name, tuple(self.tensors.values()), tuple(self.ops), outputs)
+        shared = (p.name for p in graph.parameters if len(where.users.get(p.name, ())) > 1)
+        return StageGraph(
+            graph,
             self._splits(),
             entering,
             leaving,
@@ -217,7 +219,7 @@ class _Piece:
 
     def _cut(self) -> None:
         """Number the pieces that are run again, and find what passes between them."""
-        firsts, segment = set(self.stage.checkpoints), 0
+        firsts, segment = set(self.stage.segments), 0
         made: dict[str, int] = {}
         for i, op in enumerate(self.forward):
             if i and op.name in firsts:
@@ -269,21 +271,21 @@ class _Piece:
 
     def _light(self) -> dict[str, Op]:
         """The ops that run again one by one, by what they make."""
-        named = set(self.stage.again)
+        named = set(self.stage.recomputed)
         return {name: op for op in self.forward if op.name in named for name in op.outputs}
 
     def _made_again(self, name: str) -> str:
         """What a gradient reads for a tensor: where its op runs again, that second run's."""
         if name not in self.light:
             return name
-        found, left = [], [self.light[name]]
+        ops, left = [], [self.light[name]]
         while left:
             op = left.pop()
             if op.name not in self.done:
                 self.done.add(op.name)
-                found.append(op)
+                ops.append(op)
                 left.extend(self.light[read] for read in op.inputs if read in self.light)
-        for op in sorted(found, key=lambda op: self.place[op.name]):
+        for op in sorted(ops, key=lambda op: self.place[op.name]):
             reads = (self._again(read) if read in self.light else read for read in op.inputs)
             self._second_run(op, tuple(reads))
         return self._again(name)
@@ -370,7 +372,9 @@ class _Piece:
         self.ops.append(replace(op, inputs=(parameter, gradient, *states)))
 
     def _splits(self) -> tuple[OpSplit, ...]:
-        found = [split for split in self.stage.splits if split.op in self.op_of]
+        splits = [split for split in self.stage.splits if split.op in self.op_of]
         twice = set(self._second_ops())
-        found += [replace(split, op=self._again(split.op)) for split in found if split.op in twice]
-        return tuple(found)
+        splits += [
+            replace(split, op=self._again(split.op)) for split in splits if split.op in twice
+        ]
+        return tuple(splits)

@@ -30,7 +30,7 @@ from partita.lower.context import MAX_DRAWN, drawn_devices
 from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
 from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
-from partita.lower.sends import Sends, Sent, Tied, sends_of
+from partita.lower.sends import Sends, StageSend, Tied, sends_of
 from partita.lower.stage import lower_stage
 from partita.lower.transfer import paired
 from partita.meaning import Phase, Purpose, Value, Work
@@ -108,7 +108,7 @@ def lower_pipeline(
         stages = tuple(
             replace(stage, overlap=body.overlap) for stage, body in zip(stages, bodies, strict=True)
         )
-    program = _Builder(stages, groups, order, cluster, blocks, sends, bodies).build()
+    program = _PipelineBuilder(stages, groups, order, cluster, blocks, sends, bodies).build()
     return Lowered(program, stages, schedule, micro, blocks, order, sends)
 
 
@@ -130,7 +130,7 @@ BLOCK_PHASES = {
 }  # fmt: skip
 
 
-class _Builder:
+class _PipelineBuilder:
     def __init__(
         self, stages: tuple[Stage, ...], groups: tuple[tuple[int, ...], ...], order: Order,
         cluster: Cluster, blocks: tuple[Blocks, ...], sends: Sends, bodies: tuple[StageBodies, ...],
@@ -302,7 +302,7 @@ class _Builder:
             work, self.lanes[group], seconds, waits, effects, kind, m
         )
 
-    def _send(self, i: int, j: int, m: int, sent: Sent, made: int, phase: Phase) -> None:
+    def _send(self, i: int, j: int, m: int, sent: StageSend, made: int, phase: Phase) -> None:
         """A message between stages: its send, and the receive that the next block waits for."""
         a, b = self.group_of[i], self.group_of[j]
         effects = [(memory, 0.0, -sent.source_bytes) for memory in self.memory_of[a].values()]
@@ -321,7 +321,7 @@ class _Builder:
         self.builder.pair(first, second)
         self.sent[i, j, m] = second
 
-    def _message(self, i: int, j: int, sent: Sent, phase: Phase) -> tuple[Work, Work]:
+    def _message(self, i: int, j: int, sent: StageSend, phase: Phase) -> tuple[Work, Work]:
         key = (i, j, phase.name)
         if key not in self.messages:
             here, there = [], []
@@ -417,12 +417,12 @@ class _Builder:
     def _memories(self, group: int) -> dict[str, int]:
         """A memory for each kind of device in a group."""
         devices = drawn_devices(self.stages[self.groups[group][0]], self.cluster, 1)
-        found = {}
+        memories = {}
         for device in devices:
             kind = self.cluster.kind_of(device)
             name = self._name(group) if len(devices) == 1 else f"{self._name(group)} ({kind.name})"
-            found[kind.name] = self.builder.memory(name, float(kind.memory_bytes))
-        return found
+            memories[kind.name] = self.builder.memory(name, float(kind.memory_bytes))
+        return memories
 
     def _kind(self, group: int, name: str) -> DeviceKind:
         devices = self.stages[self.groups[group][0]].mesh.devices

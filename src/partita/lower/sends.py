@@ -9,7 +9,7 @@ from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks
 from partita.lower.known import Memo
-from partita.lower.pieces import Homes, Piece
+from partita.lower.pieces import Homes, StageGraph
 from partita.plans import Stage
 
 Pair = tuple[int, int]  # stages: from, to
@@ -26,7 +26,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Sent:
+class StageSend:
     """What one stage sends another in each micro-batch; bytes are those of one device."""
 
     seconds: float = 0.0
@@ -52,15 +52,15 @@ class Sends:
     (`added`, in this order); where there are more than two, the sum goes back (`returned`).
     """
 
-    forward: dict[Pair, Sent] = field(default_factory=dict)
-    backward: dict[Pair, Sent] = field(default_factory=dict)
+    forward: dict[Pair, StageSend] = field(default_factory=dict)
+    backward: dict[Pair, StageSend] = field(default_factory=dict)
     added: dict[Pair, Tied] = field(default_factory=dict)
     returned: dict[Pair, Tied] = field(default_factory=dict)
 
 
 def sends_of(
     graph: Graph, stages: tuple[Stage, ...], where: Homes, blocks: tuple[Blocks, ...], memo: Memo,
-    parts: Sequence[Piece] | None = None,
+    parts: Sequence[StageGraph] | None = None,
 ) -> Sends:  # fmt: skip
     """All that passes between stages; the names of gradients are known only with the pieces."""
     sends = Sends()
@@ -83,7 +83,9 @@ def sends_of(
     return sends
 
 
-def _gradient_names(parts: Sequence[Piece] | None, i: int, j: int, name: str) -> tuple[str, str]:
+def _gradient_names(
+    parts: Sequence[StageGraph] | None, i: int, j: int, name: str
+) -> tuple[str, str]:
     """The names of an activation's gradient in the stage that sends it and in the one before."""
     if parts is None:
         return name, name
@@ -95,13 +97,13 @@ def _gradient_names(parts: Sequence[Piece] | None, i: int, j: int, name: str) ->
 
 
 def _add(
-    into: dict[Pair, Sent], pair: Pair, graph: Graph, stages: tuple[Stage, ...],
+    into: dict[Pair, StageSend], pair: Pair, graph: Graph, stages: tuple[Stage, ...],
     crossing: Crossing, name: str, memo: Memo,
 ) -> None:  # fmt: skip
     source, target = (stages[i].mesh for i in pair)
     size, have, need = graph.tensor(name).size_bytes, crossing.have, crossing.need
-    before = into.get(pair, Sent())
-    into[pair] = Sent(
+    before = into.get(pair, StageSend())
+    into[pair] = StageSend(
         before.seconds + memo.transfer_s(size, source, have, target, need),
         before.source_bytes + size / num_shards(have, [a.ways() for a in source.axes]),
         before.target_bytes + size / num_shards(need, [a.ways() for a in target.axes]),

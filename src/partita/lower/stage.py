@@ -52,7 +52,7 @@ def lower_stage(
     times = collectives or Collectives(cluster)
     part = None
     local, num_forward = stage, sum(op.phase == "forward" for op in graph.ops)
-    if stage.recomputed != "no" and graph.is_training:
+    if stage.checkpointing != "none" and graph.is_training:
         part = piece(graph, stage, 0, homes(graph, [stage]))
         local, graph = part.local(stage), part.graph
     context = context_of(local, graph, cluster, devices, times, 0, part)

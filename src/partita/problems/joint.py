@@ -143,7 +143,7 @@ class Strategy:
     again_saved: Floats
     tied: tuple[TiedBytes, ...] = ()
     selective: bool = False  # is there anything that selective checkpointing would not keep?
-    replicated: bool = False  # are all parameters, gradients and states kept in copies?
+    replicated: bool = False  # are all parameters, gradients and states kept replicated?
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strategy):
@@ -259,8 +259,8 @@ class JointProblem:
         sizes = np.array(self.crossing_bytes, np.float64) / cell.num_microbatches
         if grouping.num_groups == 1:
             return np.zeros_like(sizes)
-        found: Floats = grouping.latency_s + sizes * grouping.s_per_byte
-        return found
+        send_s: Floats = grouping.latency_s + sizes * grouping.s_per_byte
+        return send_s
 
     def space(self) -> str:
         """Which plans the problem speaks of, in words."""

@@ -286,8 +286,9 @@ def _moved(
 def lower_bound(problem: PartitionProblem) -> float:
     """No device is done before its longest node, and some device has its share of all work.
 
-    On unlike devices: whatever weights w the devices get, their weighted mean is no more than the
-    largest time, and a node adds at least its least w[d] * time[d]; w is each device's mean speed.
+    On heterogeneous devices: whatever weights w the devices get, their weighted mean is no more
+    than the largest time, and a node adds at least its least w[d] * time[d]; w is each device's
+    mean speed.
     """
     placed = problem.placed
     if problem.alike:
@@ -375,7 +376,7 @@ def _solution_of_groups(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _PartitionWire:
     nodes: tuple[PartitionNode, ...]
     edges: tuple[PartitionEdge, ...]
     outputs: tuple[int, ...] = ()
@@ -415,7 +416,7 @@ def from_json(
 ) -> PartitionProblem:
     """A problem from plain values; what is given here goes before what they say."""
     files.check_format(value, FORMAT, 1, file)
-    wire = files.convert(value, _Wire, file)
+    wire = files.convert(value, _PartitionWire, file)
     devices = wire.num_devices if num_devices is None else num_devices
     if devices is None:
         fix = "say how many devices there are, with --devices or in the file"

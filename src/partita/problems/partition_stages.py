@@ -77,11 +77,11 @@ def run_groups(
 
 def cut_up(groups: list[list[int]], count: int) -> list[list[int]]:
     """The longest groups cut in two until there are `count`, or single nodes."""
-    found = list(groups)
-    while len(found) < count:
-        longest = max(range(len(found)), key=lambda index: (len(found[index]), -index))
-        whole = found[longest]
+    pieces = list(groups)
+    while len(pieces) < count:
+        longest = max(range(len(pieces)), key=lambda index: (len(pieces[index]), -index))
+        whole = pieces[longest]
         if len(whole) == 1:
             break
-        found[longest : longest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
-    return found
+        pieces[longest : longest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+    return pieces

@@ -1,4 +1,4 @@
-"""Placement: a device for every layer of a network on a machine of unlike devices.
+"""Placement: a device for every layer of a network on a machine of heterogeneous devices.
 
 The record holds what the simulation needs and nothing else: milliseconds of every layer on every
 device, of every tensor on every channel, bytes, and which channel joins which devices. The
@@ -30,7 +30,7 @@ _NO_CHANNEL = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PlacementDevice:
     """A device that runs one layer at a time; memory over the limit is penalised."""
 
     memory_limit_bytes: float
@@ -47,7 +47,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class PlacementLayer:
     """One layer: neighbours in the order in which they are served, sizes, times per slot."""
 
     name: str
@@ -76,10 +76,10 @@ class PlacementProblem:
     """Layers in topological order, devices, channels, and `route[source][target]` between them."""
 
     name: str
-    devices: tuple[Device, ...]
+    devices: tuple[PlacementDevice, ...]
     channels: tuple[Channel, ...]
     route: tuple[tuple[int, ...], ...]  # channel index, -1 where there is none
-    layers: tuple[Layer, ...]
+    layers: tuple[PlacementLayer, ...]
     batches: int = 1
     pipeline_batches: int = 1  # how many may be in flight at once
     memory_penalization_ms_per_byte: float = 1.0
@@ -159,7 +159,7 @@ def from_json(value: dict[str, Any], file: str = "") -> PlacementProblem:
     """The problem in a decoded `partita/placement-problem@1` file."""
     files.check_format(value, KIND, file=file)
     try:
-        return _from_raw(files.convert(value, _File, file))
+        return _from_raw(files.convert(value, _PlacementProblemFile, file))
     except InputError as error:
         raise ProblemError(error.found, fix=error.fix, field=error.field, file=file) from None
 
@@ -218,7 +218,7 @@ def simulate_exprimo(problem: PlacementProblem, placement: Sequence[int]) -> Eva
     return _Simulation(problem, placement).run()
 
 
-class _Job(NamedTuple):
+class _LayerRun(NamedTuple):
     """A layer's forward or backward of one batch, to run on the layer's device."""
 
     batch: int
@@ -309,7 +309,7 @@ class _Simulation:
         self.now_ms = 0.0
         self.admitted = 0
         self.outstanding: dict[int, int] = {}  # batch -> things queued or running
-        self.present: dict[_Job, int] = {}  # inputs that a waiting job has
+        self.present: dict[_LayerRun, int] = {}  # inputs that a waiting job has
         self.inputs = [index for index, layer in enumerate(self.layers) if not layer.parents]
 
     def run(self) -> Evaluation:
@@ -345,10 +345,10 @@ class _Simulation:
             return
         batch, self.admitted = self.admitted, self.admitted + 1
         for layer in sorted(self.inputs, key=lambda index: (self.placement[index], index)):
-            job = _Job(batch, layer, backward=False)
+            job = _LayerRun(batch, layer, backward=False)
             self.enqueue(self.devices[self.placement[layer]], job)
 
-    def enqueue(self, slot: _Slot, item: _Job | _Transfer) -> None:
+    def enqueue(self, slot: _Slot, item: _LayerRun | _Transfer) -> None:
         """Append to a slot's queue; wake it if it is idle."""
         self.outstanding[item.batch] = self.outstanding.get(item.batch, 0) + 1
         slot.queue.append(item)
@@ -362,14 +362,14 @@ class _Simulation:
             slot.idle, slot.current = True, None
             return
         slot.current = slot.queue.popleft()
-        if isinstance(slot.current, _Job):
+        if isinstance(slot.current, _LayerRun):
             end = self.now_ms + self.job_ms(slot.current)
             heapq.heappush(self.events, _Event(end, "op_done", slot))
         else:
             end = self.now_ms + self.transfer_ms(slot.current)
             heapq.heappush(self.events, _Event(end, "transfer_done", slot))
 
-    def job_ms(self, job: _Job) -> float:
+    def job_ms(self, job: _LayerRun) -> float:
         layer, device = self.layers[job.layer], self.placement[job.layer]
         return layer.bwd_ms[device] if job.backward else layer.fwd_ms[device]
 
@@ -381,7 +381,7 @@ class _Simulation:
 
     def finish_job(self, slot: _Slot) -> None:
         """Serve who waits for the job here, send to who waits elsewhere, start the next."""
-        job: _Job = slot.current
+        job: _LayerRun = slot.current
         layer, device = self.layers[job.layer], self.placement[job.layer]
         neighbours = layer.parents if job.backward else layer.children
         here = [index for index in neighbours if self.placement[index] == device]
@@ -394,16 +394,16 @@ class _Simulation:
         else:
             self.memory.hold(job.batch, job.layer, device, len(here) + len(elsewhere))
         for index in here:
-            self.mark_present(_Job(job.batch, index, job.backward))
+            self.mark_present(_LayerRun(job.batch, index, job.backward))
         for target, waiting in elsewhere.items():
             channel = self.channels[self.problem.route[device][target]]
             self.enqueue(channel, _Transfer(*job, device, target, tuple(waiting)))
         if not job.backward and not layer.children:
-            self.enqueue(slot, _Job(job.batch, job.layer, backward=True))
+            self.enqueue(slot, _LayerRun(job.batch, job.layer, backward=True))
         self.settle(job.batch)
         self.start_next(slot)
 
-    def account_backward(self, job: _Job, device: int) -> None:
+    def account_backward(self, job: _LayerRun, device: int) -> None:
         """What the backward needed goes, and the gradients it made appear."""
         layer = self.layers[job.layer]
         for parent in layer.parents:
@@ -422,11 +422,11 @@ class _Simulation:
             self.memory.drop(transfer.batch, transfer.layer, transfer.source)
             self.memory.hold(transfer.batch, transfer.layer, transfer.target, len(transfer.layers))
         for index in transfer.layers:
-            self.mark_present(_Job(transfer.batch, index, transfer.backward))
+            self.mark_present(_LayerRun(transfer.batch, index, transfer.backward))
         self.settle(transfer.batch)
         self.start_next(slot)
 
-    def mark_present(self, job: _Job) -> None:
+    def mark_present(self, job: _LayerRun) -> None:
         """One more input of a job is on its device; with the last one it is queued."""
         layer = self.layers[job.layer]
         needed = len(layer.children if job.backward else layer.parents)
@@ -444,44 +444,44 @@ class _Simulation:
 
 
 def _missing_routes(problem: PlacementProblem, placement: Sequence[int]) -> list[str]:
-    found = []
+    missing_routes = []
     for index, layer in enumerate(problem.layers):
         for child in layer.children:
             here, there = placement[index], placement[child]
             # The output goes from here to there, its gradient comes back.
             for source, target in ((here, there), (there, here)):
                 if here != there and problem.route[source][target] == _NO_CHANNEL:
-                    found.append(
+                    missing_routes.append(
                         f"layers {index} ({layer.name}) and {child} are on devices {here} and "
                         f"{there}, and there is no route from {source} to {target}"
                     )
-    return found
+    return missing_routes
 
 
 def _violated(problem: PlacementProblem, placement: Sequence[int]) -> list[str]:
     """Which constraints the placement breaks, in words."""
     constraints, names = problem.constraints, [layer.name for layer in problem.layers]
-    found = [
+    violations = [
         f"layers {group[0]} ({names[group[0]]}) and {other} ({names[other]}) are colocated, and "
         f"are on devices {placement[group[0]]} and {placement[other]}"
         for group in constraints.colocated
         for other in group[1:]
         if placement[other] != placement[group[0]]
     ]
-    found += [
+    violations += [
         f"layer {layer} ({names[layer]}) is pinned to device {device}, and is on {placement[layer]}"
         for layer, device in constraints.pinned
         if placement[layer] != device
     ]
-    found += [
+    violations += [
         f"layer {layer} ({names[layer]}) is on device {device}, which is forbidden for it"
         for layer, device in constraints.forbidden
         if placement[layer] == device
     ]
     used, most = len(set(placement)), constraints.max_devices
     if most is not None and used > most:
-        found.append(f"{used} devices are used, and at most {most} may be")
-    return found
+        violations.append(f"{used} devices are used, and at most {most} may be")
+    return violations
 
 
 def _longest_paths(problem: PlacementProblem, weights: Sequence[float]) -> list[float]:
@@ -530,7 +530,7 @@ def _check_machine(problem: PlacementProblem) -> None:
                 )
 
 
-def _check_layer(problem: PlacementProblem, index: int, layer: Layer) -> None:
+def _check_layer(problem: PlacementProblem, index: int, layer: PlacementLayer) -> None:
     where = f"layers[{index}]"
     _check_amount(layer.output_bytes, f"{where}.output_bytes")
     _check_amount(layer.weight_bytes, f"{where}.weight_bytes")
@@ -680,7 +680,7 @@ class _FileConstraints(msgspec.Struct, forbid_unknown_fields=True):
     max_devices: int | None = None
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _PlacementProblemFile(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     devices: tuple[_FileDevice, ...]
     channels: tuple[_FileChannel, ...]
@@ -694,7 +694,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     reference_evaluations: Ignored = None
 
 
-def _from_raw(raw: _File) -> PlacementProblem:
+def _from_raw(raw: _PlacementProblemFile) -> PlacementProblem:
     settings = raw.settings
     if not settings.include_backward:
         raise ProblemError(
@@ -723,11 +723,13 @@ def _from_raw(raw: _File) -> PlacementProblem:
                 )
     return PlacementProblem(
         name=raw.name,
-        devices=tuple(Device(d.memory_limit_bytes, d.model, d.type) for d in raw.devices),
+        devices=tuple(PlacementDevice(d.memory_limit_bytes, d.model, d.type) for d in raw.devices),
         channels=tuple(Channel(c.bandwidth_Gbps, c.type) for c in raw.channels),
         route=raw.route,
         layers=tuple(
-            Layer(**{name: getattr(layer, name) for name in Layer.__dataclass_fields__})
+            PlacementLayer(
+                **{name: getattr(layer, name) for name in PlacementLayer.__dataclass_fields__}
+            )
             for layer in raw.layers
         ),
         batches=settings.batches,

@@ -119,7 +119,7 @@ def _heard(
     homes: dict[int, set[int]],
 ) -> set[Task]:
     """The tiles that another vEU waits for; of an operator waited for as a whole, all of them."""
-    found: set[Task] = set()
+    known: set[Task] = set()
     whole: set[int] = set()
     for veu, queue in enumerate(solution.queues):
         for task in queue:
@@ -127,8 +127,8 @@ def _heard(
                 if wanted == ALL:
                     whole.add(source)
                 else:
-                    found.add((source, wanted))
-    return found | {(source, tile) for source in whole for tile in range(counts[source])}
+                    known.add((source, wanted))
+    return known | {(source, tile) for source in whole for tile in range(counts[source])}
 
 
 def parse_rprogram(text: str, problem: RtasksProblem, num_tiles: tuple[int, ...]) -> RProgram:

@@ -51,7 +51,7 @@ class ROperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class TileEdge:
     """Tiles of `dst` need all tiles of `src`, or only the aligned ones."""
 
     src: int
@@ -76,9 +76,9 @@ class RtasksProblem:
 
     device: VDevice
     operators: tuple[ROperator, ...]
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[TileEdge, ...] = ()
     name: str = ""
-    before: tuple[tuple[Edge, ...], ...] = field(init=False, repr=False, compare=False)
+    before: tuple[tuple[TileEdge, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_device(self.device)
@@ -86,7 +86,7 @@ class RtasksProblem:
             raise ProblemError("there are none", fix="give at least one", field="operators")
         for index, operator in enumerate(self.operators):
             _check_operator(self.device, index, operator)
-        before: list[list[Edge]] = [[] for _ in self.operators]
+        before: list[list[TileEdge]] = [[] for _ in self.operators]
         for index, edge in enumerate(self.edges):
             _check_edge(self, index, edge)
             before[edge.dst].append(edge)
@@ -99,7 +99,7 @@ class RtasksProblem:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"format": f"partita/{FORMAT}@1", **_plain(_Wire.of(self))}
+        return {"format": f"partita/{FORMAT}@1", **_plain(_RTasksWire.of(self))}
 
     def __str__(self) -> str:
         tiles = sum(op.tilings[0].num_tiles for op in self.operators)
@@ -113,12 +113,12 @@ def programs_per_unit(device: VDevice, tilings: list[Tiling]) -> int:
     """How many programs that can run any of these tilings a unit holds."""
     shared = max((tiling.shared_bytes for tiling in tilings), default=0)
     registers = max((tiling.registers for tiling in tilings), default=0)
-    found = device.slots_per_unit
+    programs = device.slots_per_unit
     if shared:
-        found = min(found, device.shared_bytes_per_unit // shared)
+        programs = min(programs, device.shared_bytes_per_unit // shared)
     if registers:
-        found = min(found, device.registers_per_unit // registers)
-    return found
+        programs = min(programs, device.registers_per_unit // registers)
+    return programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class RtasksSolution:
         return files.convert(value, cls, file)
 
 
-def needed_tiles(edge: Edge, src_tiles: int, dst_tiles: int, tile: int) -> range:
+def needed_tiles(edge: TileEdge, src_tiles: int, dst_tiles: int, tile: int) -> range:
     """The tiles of the edge's source that a tile of its target waits for."""
     if not edge.aligned:
         return range(src_tiles)
@@ -178,10 +178,10 @@ def simulate(
     problem: RtasksProblem, solution: RtasksSolution
 ) -> tuple[dict[tuple[int, int], float], list[tuple[int, int]]]:
     """When each tile ends; and, where vEUs wait for ever, the tiles they wait to run."""
-    return _Walk(problem, solution).run()
+    return _QueueRun(problem, solution).run()
 
 
-class _Walk:
+class _QueueRun:
     """Runs the queues; a vEU that must wait sleeps until what it misses has ended.
 
     Of the tiles of an operator only the latest end and the latest on another vEU matter to one
@@ -270,7 +270,7 @@ def lower_bound(problem: RtasksProblem) -> float:
     return max(*ends, work / most) * (1 - 1e-12)
 
 
-def _passed_us(problem: RtasksProblem, edge: Edge) -> float:
+def _passed_us(problem: RtasksProblem, edge: TileEdge) -> float:
     """The least time from the start of an edge's source until its target can start."""
     tilings = _fitting(problem, problem.operators[edge.src])
     if edge.aligned:
@@ -360,7 +360,7 @@ def _check_operator(device: VDevice, index: int, operator: ROperator) -> None:
         )
 
 
-def _check_edge(problem: RtasksProblem, index: int, edge: Edge) -> None:
+def _check_edge(problem: RtasksProblem, index: int, edge: TileEdge) -> None:
     where, count = f"edges[{index}]", len(problem.operators)
     if not (0 <= edge.src < count and 0 <= edge.dst < count):
         raise ProblemError(
@@ -377,14 +377,14 @@ def _check_edge(problem: RtasksProblem, index: int, edge: Edge) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _RTasksWire:
     device: VDevice
     operators: tuple[ROperator, ...]
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[TileEdge, ...] = ()
     name: str = ""
 
     @classmethod
-    def of(cls, problem: RtasksProblem) -> "_Wire":
+    def of(cls, problem: RtasksProblem) -> "_RTasksWire":
         return cls(problem.device, problem.operators, problem.edges, problem.name)
 
 
@@ -398,7 +398,7 @@ def from_json(value: dict[str, Any], file: str = "") -> RtasksProblem:
     """The problem in a decoded file."""
     files.check_format(value, FORMAT, file=file)
     try:
-        wire = files.convert({k: v for k, v in value.items() if k != "format"}, _Wire, file)
+        wire = files.convert({k: v for k, v in value.items() if k != "format"}, _RTasksWire, file)
         return RtasksProblem(wire.device, wire.operators, wire.edges, wire.name)
     except FileError as error:
         raise ProblemError(error.found, fix=error.fix, field=error.field, file=file) from None

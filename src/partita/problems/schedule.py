@@ -47,7 +47,7 @@ _PAIRED_BLOCKS = 400  # all pairs of blocks are compared up to here
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ScheduleBlock:
     """A piece of work that occupies all its devices; `memory` changes on each of them."""
 
     span: float
@@ -62,7 +62,7 @@ class ScheduleProblem:
     """One micro-batch as blocks and dependencies, the devices, and how many micro-batches."""
 
     num_devices: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[ScheduleBlock, ...]
     deps: tuple[tuple[int, int], ...] = ()
     delays: tuple[float, ...] = ()  # one per dependency, or none at all
     memory_capacity: tuple[float, ...] | None = None  # one per device; None: no limit
@@ -171,7 +171,7 @@ def from_json(
     """The problem in a decoded `partita/schedule-problem@1` file; what is given here wins."""
     files.check_format(value, KIND, file=file)
     try:
-        problem = _from_raw(files.convert(value, _File, file))
+        problem = _from_raw(files.convert(value, _ScheduleProblemFile, file))
         if memory is not None:
             capacity = _per_device(memory, problem.num_devices)
             problem = replace(problem, memory_capacity=capacity)
@@ -307,7 +307,7 @@ def _rule_violations(problem: ScheduleProblem, table: Sequence[Sequence[float]])
                     f"{problem.label(second, microbatch)} starts at {row[second]}, and "
                     f"{problem.label(first)} lets it start at {row[first] + lag}"
                 )
-    room = room_per_device(problem)
+    room = memory_left_per_device(problem)
     for device, here in enumerate(blocks_per_device(problem)):
         runs = sorted((row[block], m, block) for m, row in enumerate(table) for block in here)
         yield from _overlaps(problem, device, runs, slack)
@@ -453,10 +453,10 @@ def lags(problem: ScheduleProblem) -> list[float]:
 
 def predecessors(problem: ScheduleProblem) -> list[list[tuple[int, float]]]:
     """For each block the (block, lag) it waits for."""
-    found: list[list[tuple[int, float]]] = [[] for _ in problem.blocks]
+    predecessors: list[list[tuple[int, float]]] = [[] for _ in problem.blocks]
     for (first, second), lag in zip(problem.deps, lags(problem), strict=True):
-        found[second].append((first, lag))
-    return found
+        predecessors[second].append((first, lag))
+    return predecessors
 
 
 def topological_order(problem: ScheduleProblem) -> list[int]:
@@ -470,29 +470,29 @@ def topological_order(problem: ScheduleProblem) -> list[int]:
 def heads(problem: ScheduleProblem) -> list[float]:
     """For each block the earliest it can start after the start of its micro-batch."""
     before = predecessors(problem)
-    found: list[float] = [0] * len(problem.blocks)
+    heads: list[float] = [0] * len(problem.blocks)
     for block in topological_order(problem):
-        found[block] = max((found[first] + lag for first, lag in before[block]), default=0)
-    return found
+        heads[block] = max((heads[first] + lag for first, lag in before[block]), default=0)
+    return heads
 
 
 def tails(problem: ScheduleProblem) -> list[float]:
     """For each block the least time from its start to the end of its micro-batch."""
     before = predecessors(problem)
-    found: list[float] = [block.span for block in problem.blocks]
+    tails: list[float] = [block.span for block in problem.blocks]
     for block in reversed(topological_order(problem)):
         for first, lag in before[block]:
-            found[first] = max(found[first], lag + found[block])
-    return found
+            tails[first] = max(tails[first], lag + tails[block])
+    return tails
 
 
 def blocks_per_device(problem: ScheduleProblem) -> list[list[int]]:
     """Which blocks occupy each device, by index."""
-    found: list[list[int]] = [[] for _ in range(problem.num_devices)]
+    blocks: list[list[int]] = [[] for _ in range(problem.num_devices)]
     for index, block in enumerate(problem.blocks):
         for device in block.devices:
-            found[device].append(index)
-    return found
+            blocks[device].append(index)
+    return blocks
 
 
 def work_per_device(problem: ScheduleProblem) -> list[float]:
@@ -517,7 +517,7 @@ def memory_per_microbatch(problem: ScheduleProblem) -> list[float]:
     ]
 
 
-def room_per_device(problem: ScheduleProblem) -> list[float]:
+def memory_left_per_device(problem: ScheduleProblem) -> list[float]:
     """What each device may hold: its cap, and the rounding of sums that are not whole numbers."""
     if problem.memory_capacity is None:
         return [math.inf] * problem.num_devices
@@ -612,12 +612,12 @@ def _held(
 
 def _distances(order: list[int], before: list[list[tuple[int, float]]], source: int) -> list[float]:
     """Longest path from the start of `source` to the start of each block; -inf: there is none."""
-    found = [-math.inf] * len(order)
-    found[source] = 0
+    distances = [-math.inf] * len(order)
+    distances[source] = 0
     for block in order:
         for first, lag in before[block]:
-            found[block] = max(found[block], found[first] + lag)
-    return found
+            distances[block] = max(distances[block], distances[first] + lag)
+    return distances
 
 
 # --- what a problem must be ----------------------------------------------------------------------
@@ -642,7 +642,7 @@ def _check_counts(problem: ScheduleProblem) -> None:
         )
 
 
-def _check_block(problem: ScheduleProblem, index: int, block: Block) -> None:
+def _check_block(problem: ScheduleProblem, index: int, block: ScheduleBlock) -> None:
     where = f"blocks[{index}]"
     _check_number(block.span, f"{where}.span", "a number above zero", block.span > 0)
     _check_number(block.memory, f"{where}.memory", "a number; negative gives memory back")
@@ -736,7 +736,7 @@ class _FileBlock(msgspec.Struct, forbid_unknown_fields=True):
     kind: str = ""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _ScheduleProblemFile(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     num_devices: int
     blocks: tuple[_FileBlock, ...]
@@ -753,11 +753,12 @@ class _FileSolution(msgspec.Struct, forbid_unknown_fields=True):
     starts: tuple[tuple[int, int, int | float], ...]
 
 
-def _from_raw(raw: _File) -> ScheduleProblem:
+def _from_raw(raw: _ScheduleProblemFile) -> ScheduleProblem:
     return ScheduleProblem(
         num_devices=raw.num_devices,
         blocks=tuple(
-            Block(_plain(b.span), b.devices, _plain(b.memory), b.name, b.kind) for b in raw.blocks
+            ScheduleBlock(_plain(b.span), b.devices, _plain(b.memory), b.name, b.kind)
+            for b in raw.blocks
         ),
         deps=raw.deps,
         delays=tuple(map(_plain, raw.delays or ())),

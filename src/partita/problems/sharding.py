@@ -198,7 +198,7 @@ def write_npz(problem: ShardingProblem, path: str | Path, *, overwrite: bool = F
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _ShardingWire:
     """The JSON form, before the lists are arrays."""
 
     costs: tuple[tuple[float | None, ...], ...]
@@ -216,7 +216,7 @@ class _Wire:
 def from_json(value: dict[str, Any], file: str = "") -> ShardingProblem:
     """Read what `to_json` wrote."""
     files.check_format(value, FORMAT, 1, file)
-    wire = files.convert(value, _Wire, file)
+    wire = files.convert(value, _ShardingWire, file)
     try:
         return ShardingProblem(
             costs=tuple(_infinities([row], f"costs[{op}]")[0] for op, row in enumerate(wire.costs)),

@@ -89,7 +89,7 @@ class StreamsOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StreamStage:
     """One stage: groups of ops that run side by side, or ops merged into one."""
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -111,7 +111,7 @@ class Stage:
 class StreamsSolution:
     """The stages of every part, in the order in which they run; or the ops of every stream."""
 
-    parts: tuple[tuple[Stage, ...], ...] = ()
+    parts: tuple[tuple[StreamStage, ...], ...] = ()
     streams: tuple[tuple[int, ...], ...] = ()  # without barriers, instead of parts
 
     def to_json(self) -> dict[str, Any]:
@@ -155,13 +155,13 @@ class StreamsProblem:
 
     def closure(self, source: int, left: frozenset[int]) -> frozenset[int]:
         """The op and everything that follows from it in what is left."""
-        found, waiting = {source}, [source]
+        closure, waiting = {source}, [source]
         while waiting:
             for op in self.successors[waiting.pop()]:
-                if op in left and op not in found:
-                    found.add(op)
+                if op in left and op not in closure:
+                    closure.add(op)
                     waiting.append(op)
-        return frozenset(found)
+        return frozenset(closure)
 
     def merge_class(self, op: int) -> tuple[object, ...] | None:
         """Equal for ops that may become one; None for an op that cannot be merged."""
@@ -233,7 +233,7 @@ def free_bound(problem: StreamsProblem) -> float:
     return max(work, max(until.values(), default=0.0))
 
 
-def stage_us(problem: StreamsProblem, stage: Stage) -> float:
+def stage_us(problem: StreamsProblem, stage: StreamStage) -> float:
     """The time of one stage."""
     constants = problem.constants
     if stage.merge:
@@ -351,7 +351,7 @@ class _BlockWire:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _StreamsWire:
     syn_constants: _ConstantsWire
     ops: tuple[_OpWire, ...]
     blocks: tuple[_BlockWire, ...]
@@ -372,7 +372,7 @@ def from_json(
 ) -> StreamsProblem:
     """A problem from plain values; limits given here go before those they say."""
     files.check_format(value, FORMAT, 1, file)
-    wire = files.convert(value, _Wire, file)
+    wire = files.convert(value, _StreamsWire, file)
     try:
         ops = tuple(_op_from_wire(op, index) for index, op in enumerate(wire.ops))
         _check_wire_edges(wire)
@@ -446,7 +446,7 @@ def _op_to_json(index: int, op: StreamsOp) -> dict[str, Any]:
     return value
 
 
-def _check_wire_edges(wire: _Wire) -> None:
+def _check_wire_edges(wire: _StreamsWire) -> None:
     """`edges` says the same as `preds`, where it is given."""
     if wire.edges is None:
         return
@@ -555,7 +555,7 @@ def _stream_violations(problem: StreamsProblem, solution: StreamsSolution) -> tu
 
 
 def _part_violations(
-    problem: StreamsProblem, part: tuple[int, ...], stages: tuple[Stage, ...]
+    problem: StreamsProblem, part: tuple[int, ...], stages: tuple[StreamStage, ...]
 ) -> list[str]:
     times = Counter(op for stage in stages for op in stage.ops)
     wrong = [f"op {op} is not scheduled" for op in part if not times[op]]
@@ -571,7 +571,9 @@ def _part_violations(
     return wrong
 
 
-def _stage_violations(problem: StreamsProblem, stage: Stage, left: frozenset[int]) -> list[str]:
+def _stage_violations(
+    problem: StreamsProblem, stage: StreamStage, left: frozenset[int]
+) -> list[str]:
     if bool(stage.groups) == bool(stage.merge):
         return ["needs either groups or a merge"]
     if stage.merge:

@@ -9,12 +9,12 @@ import json
 from html import escape
 from typing import Any
 
-from partita.jobs.experiment import Outcome, RunRecord
+from partita.jobs.experiment import ExperimentOutcome, RunRecord
 
 MOST_POINTS = 400
 
 
-def animation_page(outcome: Outcome) -> str:
+def animation_page(outcome: ExperimentOutcome) -> str:
     """The page for all runs of an experiment."""
     runs = [_as_data(run) for run in outcome.runs if run.history]
     runs.sort(key=lambda run: not run["frames"])  # those that move most come first

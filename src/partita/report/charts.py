@@ -24,7 +24,7 @@ _STYLE = (
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Points joined by a line; `steps` keeps the last value until the next."""
 
     name: str
@@ -66,7 +66,7 @@ class _Axis:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     x_name: str,
     y_name: str,
     *,
@@ -256,7 +256,7 @@ def _grid(x: _Axis, y: _Axis, x_name: str, y_name: str) -> list[str]:
     return parts
 
 
-def _path(line: Line, x: _Axis, y: _Axis) -> str:
+def _path(line: ChartLine, x: _Axis, y: _Axis) -> str:
     parts = []
     for number, (a, b) in enumerate(line.points):
         if number == 0:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from partita.files import write_atomically
-from partita.jobs.experiment import Outcome
+from partita.jobs.experiment import ExperimentOutcome
 from partita.report.animation import animation_page
 from partita.report.experiment_charts import best_for, charts, label
 from partita.report.experiment_tables import (
@@ -32,7 +32,7 @@ figcaption{color:#656d76;font-size:.88rem}img{max-width:none}
 """.strip()
 
 
-def write_report(outcome: Outcome, folder: str | Path) -> list[Path]:
+def write_report(outcome: ExperimentOutcome, folder: str | Path) -> list[Path]:
     """Write table, charts and pages of the runs there are; files of a name are replaced."""
     place = Path(folder)
     (place / "charts").mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write_report(outcome: Outcome, folder: str | Path) -> list[Path]:
     return [write_atomically(place / name, data, overwrite=True) for name, data in named.items()]
 
 
-def _index(outcome: Outcome, pictures: dict[str, str]) -> str:
+def _index(outcome: ExperimentOutcome, pictures: dict[str, str]) -> str:
     experiment = outcome.experiment
     done = f"{len(outcome.runs)} runs" + (
         f", {outcome.missing} still to be made: start the same experiment again"
@@ -72,7 +72,7 @@ def _index(outcome: Outcome, pictures: dict[str, str]) -> str:
     )
 
 
-def _measured_table(outcome: Outcome) -> str:
+def _measured_table(outcome: ExperimentOutcome) -> str:
     if not outcome.experiment.measured:
         return ""
     header = ("measured", "measured s", "simulated s", "simulated / measured", "source")

@@ -4,41 +4,41 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from partita import units
-from partita.jobs.experiment import Case, Outcome, RunRecord
+from partita.jobs.experiment import Case, ExperimentOutcome, RunRecord
 from partita.jobs.experiment_file import MeasuredSpec
-from partita.report.charts import Line, bar_chart, diagonal_chart, heat_map, line_chart
+from partita.report.charts import ChartLine, bar_chart, diagonal_chart, heat_map, line_chart
 from partita.report.experiment_tables import grouped
 from partita.report.placement_page import forward_svg
 
 
-def charts(outcome: Outcome) -> dict[str, tuple[str, str]]:
+def charts(outcome: ExperimentOutcome) -> dict[str, tuple[str, str]]:
     """File name -> (title, picture)."""
-    found: dict[str, tuple[str, str]] = {}
+    charts: dict[str, tuple[str, str]] = {}
     by_case = grouped(outcome.runs, lambda run: run.case)
     single = [case for case in outcome.cases if case.name in by_case]
     sweeps = _sweeps(outcome.runs)
     for name, (title, text) in sweeps.items():
-        found[f"{name}.svg"] = (title, text)
+        charts[f"{name}.svg"] = (title, text)
     if outcome.experiment.measured:
-        found["measured.svg"] = ("Simulated against measured", _measured(outcome))
+        charts["measured.svg"] = ("Simulated against measured", _measured(outcome))
     for number, case in enumerate(single):
         runs = by_case[case.name]
         if len({run.optimiser for run in runs}) > 1:
-            found[f"compared-{number}.svg"] = (f"{case.name}: compared", _bars(case, runs))
+            charts[f"compared-{number}.svg"] = (f"{case.name}: compared", _bars(case, runs))
         if any(len(run.history) > 1 for run in runs):
-            found[f"convergence-{number}.svg"] = (f"{case.name}: search", _convergence(case, runs))
+            charts[f"convergence-{number}.svg"] = (f"{case.name}: search", _convergence(case, runs))
         shown = [run for run in runs if run.frames and run.class_bytes]
         if shown:
-            found[f"archive-{number}.svg"] = (f"{case.name}: archive", _archive(case, shown))
+            charts[f"archive-{number}.svg"] = (f"{case.name}: archive", _archive(case, shown))
         drawn = _drawn(case, runs)
         if drawn is not None:
-            found[f"placement-{number}.svg"] = (f"{case.name}: placement", drawn)
-    return found
+            charts[f"placement-{number}.svg"] = (f"{case.name}: placement", drawn)
+    return charts
 
 
 def _convergence(case: Case, runs: Sequence[RunRecord]) -> str:
     lines = [
-        Line(
+        ChartLine(
             f"{run.optimiser}, seed {run.seed}",
             tuple(
                 (float(max(1, evaluations)), objective * 1e3)
@@ -62,10 +62,12 @@ def _end(run: RunRecord) -> tuple[tuple[float, int, float], ...]:
 def _bars(case: Case, runs: Sequence[RunRecord]) -> str:
     rows, bounds = [], []
     for optimiser, same in grouped(runs, lambda run: run.optimiser).items():
-        found = [run.objective_s * 1e3 for run in same if run.objective_s is not None]
+        milliseconds = [run.objective_s * 1e3 for run in same if run.objective_s is not None]
         bounds += [run.lower_bound_s * 1e3 for run in same if run.lower_bound_s is not None]
-        if found:
-            rows.append((optimiser, statistics.fmean(found), min(found), max(found)))
+        if milliseconds:
+            rows.append(
+                (optimiser, statistics.fmean(milliseconds), min(milliseconds), max(milliseconds))
+            )
     title = f"{case.name}: mean of the seeds, least to largest"
     return bar_chart(title, rows, "step, ms", max(bounds, default=None))
 
@@ -109,7 +111,7 @@ SWEPT: dict[str, tuple[str, Callable[[RunRecord], float]]] = {
 
 def _sweeps(runs: Sequence[RunRecord]) -> dict[str, tuple[str, str]]:
     """A chart per swept quantity and pair of network and machine; the best over the seeds."""
-    found = {}
+    sweeps = {}
     for name, (title, value) in SWEPT.items():
         for number, (pair, same) in enumerate(
             grouped(runs, lambda run: (run.network, run.cluster)).items()
@@ -121,11 +123,11 @@ def _sweeps(runs: Sequence[RunRecord]) -> dict[str, tuple[str, str]]:
                 f"{pair[0]} on {pair[1]}: step over {name}" if pair[1] else pair[0],
                 lines, title, "step, ms per batch", log_x=True, log_y=True, marks=True,
             )  # fmt: skip
-            found[f"sweep-{name}-{number}"] = (f"{pair[0]} on {pair[1]}: {name}", text)
-    return found
+            sweeps[f"sweep-{name}-{number}"] = (f"{pair[0]} on {pair[1]}: {name}", text)
+    return sweeps
 
 
-def _sweep_lines(runs: Sequence[RunRecord], value: Callable[[RunRecord], float]) -> list[Line]:
+def _sweep_lines(runs: Sequence[RunRecord], value: Callable[[RunRecord], float]) -> list[ChartLine]:
     lines = []
     for optimiser, same in grouped(runs, lambda run: run.optimiser).items():
         best: dict[float, float] = {}
@@ -133,16 +135,16 @@ def _sweep_lines(runs: Sequence[RunRecord], value: Callable[[RunRecord], float])
             if run.objective_s is not None:
                 step = run.objective_s * 1e3 / run.batches
                 best[value(run)] = min(step, best.get(value(run), step))
-        lines.append(Line(optimiser, tuple(sorted(best.items()))))
+        lines.append(ChartLine(optimiser, tuple(sorted(best.items()))))
     bound: dict[float, float] = {}
     for run in runs:
         if run.lower_bound_s:
             low = run.lower_bound_s * 1e3 / run.batches
             bound[value(run)] = max(low, bound.get(value(run), 0.0))
-    return [*lines, Line("lower bound", tuple(sorted(bound.items())), dashed=True)]
+    return [*lines, ChartLine("lower bound", tuple(sorted(bound.items())), dashed=True)]
 
 
-def _measured(outcome: Outcome) -> str:
+def _measured(outcome: ExperimentOutcome) -> str:
     points = [
         (label(spec), spec.step_s, run.objective_s)
         for spec in outcome.experiment.measured

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from partita import units
 from partita.files import encode_json
-from partita.jobs.experiment import Outcome, RunRecord
+from partita.jobs.experiment import ExperimentOutcome, RunRecord
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,7 +38,7 @@ def table_csv(runs: Sequence[RunRecord]) -> str:
     return text.getvalue()
 
 
-def table_json(outcome: Outcome) -> bytes:
+def table_json(outcome: ExperimentOutcome) -> bytes:
     """The same for programs."""
     return encode_json(
         {
@@ -54,9 +54,9 @@ def summary_rows(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """A row per case and optimiser: best, mean, bound, gap, evaluations, time."""
     rows: list[tuple[str, ...]] = []
     for (case, optimiser), same in grouped(runs, lambda run: (run.case, run.optimiser)).items():
-        found = [run.objective_s for run in same if run.objective_s is not None]
+        seconds = [run.objective_s for run in same if run.objective_s is not None]
         bounds = [run.lower_bound_s for run in same if run.lower_bound_s is not None]
-        best = min(found, default=None)
+        best = min(seconds, default=None)
         bound = max(bounds, default=None)
         away = None if best is None or bound is None else max(0.0, 1 - bound / best)
         rows.append(
@@ -64,10 +64,10 @@ def summary_rows(runs: Sequence[RunRecord]) -> list[tuple[str, ...]]:
                 case,
                 optimiser,
                 "none" if best is None else f"{best * 1e3:.5g}",
-                "" if not found else f"{statistics.fmean(found) * 1e3:.5g}",
+                "" if not seconds else f"{statistics.fmean(seconds) * 1e3:.5g}",
                 "" if bound is None else f"{bound * 1e3:.5g}",
                 "" if away is None else f"{away:.1%}",
-                f"{len(found)} of {len(same)}",
+                f"{len(seconds)} of {len(same)}",
                 f"{statistics.fmean(run.evaluations for run in same):,.0f}",
                 units.seconds(statistics.fmean(run.seconds for run in same)),
             )
@@ -90,7 +90,7 @@ def table_markdown(runs: Sequence[RunRecord]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary_text(outcome: Outcome) -> str:
+def summary_text(outcome: ExperimentOutcome) -> str:
     """The summary for a terminal."""
     return units.table(SUMMARY, summary_rows(outcome.runs), numbers=(2, 3, 4, 5, 6, 7, 8))
 

@@ -13,7 +13,7 @@ from partita.graph.draw import to_svg
 from partita.jobs.simulate import Simulation, slowest_groups
 from partita.meaning import Purpose
 from partita.plans import Plan, Progress
-from partita.report.charts import Line, line_chart
+from partita.report.charts import ChartLine, line_chart
 from partita.report.live_timeline import live_timeline, timeline_colors, timeline_script
 from partita.report.planned import STAGE_HEADER, stage_rows
 from partita.report.summary import (
@@ -125,7 +125,7 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     cards = (
         ("step", units.seconds(step), f"{every}{rate}"),
         ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
-        ("MFU", f"{simulation.utilisation:.0%}", "of the peak FLOP/s of all devices"),
+        ("MFU", f"{simulation.mfu:.0%}", "of the peak FLOP/s of all devices"),
         ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
         _waiting_card(simulation),
     )  # fmt: skip
@@ -234,7 +234,7 @@ def _splits(plan: Plan, simulation: Simulation) -> str:
             split.op,
             stage.name,
             " x ".join(dim or "–" for dim in split.dims),
-            KEPT[split.sharded] if split.op in learns else "",
+            KEPT[split.zero] if split.op in learns else "",
         )
         for stage in plan.stages
         for split in stage.splits
@@ -289,8 +289,8 @@ def _progress(plan: Plan) -> str:
     steps = [(at.seconds, at.step_s) for at in history if at.step_s is not None]
     bounds = [(at.seconds, at.lower_bound_s) for at in history if at.lower_bound_s is not None]
     lines = [
-        Line("best plan", tuple((x, y * 1e3) for x, y in steps), steps=True),
-        Line("lower bound", tuple((x, y * 1e3) for x, y in bounds), dashed=True, steps=True),
+        ChartLine("best plan", tuple((x, y * 1e3) for x, y in steps), steps=True),
+        ChartLine("lower bound", tuple((x, y * 1e3) for x, y in bounds), dashed=True, steps=True),
     ]
     drawn = [line for line in lines if line.points]
     if not drawn:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from partita import units
-from partita.jobs.place_result import Candidate, Placed
+from partita.jobs.place_result import Placed, SimulatedPlacement
 from partita.report.terminal import gantt
 from partita.search.base import Status
 from partita.timeline import Timeline
@@ -45,7 +45,7 @@ def shown_lanes(timeline: Timeline) -> list[int]:
     return devices + sorted(index for index in busiest if used[index] >= LEAST_BUSY)
 
 
-def front_text(candidates: Sequence[Candidate]) -> str:
+def front_text(candidates: Sequence[SimulatedPlacement]) -> str:
     """The front of time, memory and devices as a table."""
     rows = [
         (
@@ -131,7 +131,7 @@ def _headline(placed: Placed) -> list[str]:
     ]
 
 
-def _result(placed: Placed, best: Candidate) -> list[str]:
+def _result(placed: Placed, best: SimulatedPlacement) -> list[str]:
     samples = placed.subject.workload.batch * placed.problem.batches
     rate = samples / best.step_s if best.step_s else 0.0
     away = "" if not placed.gap else f"   (at most {placed.gap:.1%} from optimal)"
@@ -145,7 +145,7 @@ def _result(placed: Placed, best: Candidate) -> list[str]:
     ]
 
 
-def _candidates(tried: Sequence[Candidate], most: int = MOST_CANDIDATES) -> list[str]:
+def _candidates(tried: Sequence[SimulatedPlacement], most: int = MOST_CANDIDATES) -> list[str]:
     """The best of each sort that was tried."""
     first = list({item.name: item for item in reversed(tried)}.values())[::-1]
     rows = [
@@ -159,6 +159,6 @@ def _candidates(tried: Sequence[Candidate], most: int = MOST_CANDIDATES) -> list
         for item in sorted(first, key=lambda item: (not item.fits, item.step_s))[:most]
     ]
     header = ("best of each sort", "step", "devices", "largest memory", "")
-    found = units.table(header, rows, numbers=(1, 2, 3)).split("\n")
+    candidates = units.table(header, rows, numbers=(1, 2, 3)).split("\n")
     left = len(tried) - len(rows)
-    return [*found, *([f"... and {left:,} others"] if left > 0 else [])]
+    return [*candidates, *([f"... and {left:,} others"] if left > 0 else [])]

@@ -13,20 +13,21 @@ MOST_STAGES = 16
 STAGE_HEADER = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
 
 
-def planned_text(found: Planned) -> str:
+def planned_text(planned: Planned) -> str:
     """What to know of a planning job, in a screenful."""
     lines: list[str] = []
-    if found.best is not None:
-        simulation = found.best.simulation
-        lines += [*headline(simulation), *_interval(found), "", stages_text(simulation), ""]
-        if found.others:
-            lines += [others_text(found), ""]
-    lines.append(f"{found.status}: {found.why}")
-    if found.best is not None and found.gap is not None:
+    if planned.best is not None:
+        simulation = planned.best.simulation
+        lines += [*headline(simulation), *_interval(planned), "", stages_text(simulation), ""]
+        if planned.others:
+            lines += [others_text(planned), ""]
+    lines.append(f"{planned.status}: {planned.why}")
+    if planned.best is not None and planned.gap is not None:
         lines.append(
-            f"no plan below {units.seconds(found.lower_bound_s)}, so at most {found.gap:.1%} from "
-            f"optimal; {found.num_drafted} candidates, {found.num_simulated} simulated in "
-            f"{units.seconds(found.seconds)}"
+            f"no plan below {units.seconds(planned.lower_bound_s)}, so at most {planned.gap:.1%} "
+            "from "
+            f"optimal; {planned.num_drafted} candidates, {planned.num_simulated} simulated in "
+            f"{units.seconds(planned.seconds)}"
         )
     return "\n".join(lines)
 
@@ -54,7 +55,7 @@ def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
                 stage.splits[0].op,
                 split_words(stage.splits),
                 kept_words(stage, simulation.workload.graph),
-                CHECKPOINTED.get(stage.recomputed, ""),
+                CHECKPOINTED.get(stage.checkpointing, ""),
             )
         )
     return rows
@@ -62,12 +63,12 @@ def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
 
 def kept_words(stage: Stage, graph: Graph) -> str:
     """How most of a stage's parameters are kept, by their size; nothing where it has none."""
-    sizes: dict[str, float] = {}
+    sizes: dict[int, float] = {}
     for split in stage.splits:
         for name in graph.op(split.op).inputs:
             tensor = graph.tensor(name)
             if tensor.role == "parameter":
-                sizes[split.sharded] = sizes.get(split.sharded, 0.0) + tensor.size_bytes
+                sizes[split.zero] = sizes.get(split.zero, 0.0) + tensor.size_bytes
     return KEPT[max(sizes, key=lambda level: sizes[level])] if sizes else "none"
 
 
@@ -81,19 +82,19 @@ def split_words(splits: tuple[Any, ...], most: int = 3) -> str:
     return ", ".join(f"{name} {count}" for name, count in ranked[:most])
 
 
-def others_text(found: Planned) -> str:
+def others_text(planned: Planned) -> str:
     """The best and the next best plans."""
-    assert found.best is not None, "there is a best where there are others"
-    everything = (found.best, *found.others)
+    assert planned.best is not None, "there is a best where there are others"
+    everything = (planned.best, *planned.others)
     in_a_row = any(other.objective_s != other.step_s for other in everything)
-    rows = [candidate_row(candidate, found.best, in_a_row) for candidate in everything]
+    rows = [candidate_row(candidate, planned.best, in_a_row) for candidate in everything]
     interval = ("steady state",) if in_a_row else ()
     header = ("found by", "plan", "step", *interval, "", "memory", "bubble")
     return units.table(header, rows, numbers=range(2, len(header)))
 
 
 def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tuple[str, ...]:
-    """One plan in one line, against the best; with the time from batch to batch where it counts."""
+    """One plan in one line, against the best; with the time from steady state where it counts."""
     simulation = candidate.simulation
     return (
         candidate.name,
@@ -106,39 +107,39 @@ def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tupl
     )
 
 
-def _interval(found: Planned) -> tuple[str, ...]:
-    """A line for the time from batch to batch, where that is what counts and not the step."""
-    assert found.best is not None, "there is a best to speak of"
-    seconds = found.best.objective_s
-    if seconds == found.best.step_s or not seconds:
+def _interval(planned: Planned) -> tuple[str, ...]:
+    """A line for the time from steady state, where that is what counts and not the step."""
+    assert planned.best is not None, "there is a best to speak of"
+    seconds = planned.best.objective_s
+    if seconds == planned.best.step_s or not seconds:
         return ()
-    rate = throughput(found.best.simulation, seconds, digits=1)
+    rate = throughput(planned.best.simulation, seconds, digits=1)
     return (f"steady     a batch every {units.seconds(seconds)}   ({rate})",)
 
 
-def planned_json(found: Planned, model: str, cluster: str, written: str | None) -> dict[str, Any]:
+def planned_json(planned: Planned, model: str, cluster: str, written: str | None) -> dict[str, Any]:
     """The same for programs."""
-    best = found.best
+    best = planned.best
     return {
         "format": "partita/result@1",
         "problem": model,
         "cluster": cluster,
         "method": "joint" if best is None else best.name,
-        "status": str(found.status),
+        "status": str(planned.status),
         "objective": None if best is None else best.objective_s,
-        "lower_bound": found.lower_bound_s,
-        "gap": found.gap,
-        "seconds": found.seconds,
-        "seed": found.seed,
-        "why": found.why,
-        "num_drafted": found.num_drafted,
-        "num_simulated": found.num_simulated,
+        "lower_bound": planned.lower_bound_s,
+        "gap": planned.gap,
+        "seconds": planned.seconds,
+        "seed": planned.seed,
+        "why": planned.why,
+        "num_drafted": planned.num_drafted,
+        "num_simulated": planned.num_simulated,
         "history": [
             {"seconds": step.seconds, "objective": step.objective, "lower_bound": step.lower_bound}
-            for step in found.history
+            for step in planned.history
         ],
         "solution": None if best is None else _plan_json(best),
-        "others": [_plan_json(candidate) for candidate in found.others],
+        "others": [_plan_json(candidate) for candidate in planned.others],
         "plan": written,
     }
 
@@ -159,8 +160,8 @@ def _plan_json(candidate: Candidate) -> dict[str, Any]:
                 "mesh": [axis.size for axis in stage.mesh.axes],
                 "devices": list(stage.mesh.devices),
                 "num_ops": len(stage.splits),
-                "recompute": stage.recompute,
-                "again": len(stage.again),
+                "recompute": (stage.checkpointing == "full"),
+                "again": len(stage.recomputed),
             }
             for stage in simulation.stages
         ],

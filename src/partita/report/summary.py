@@ -6,21 +6,21 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
-from partita.jobs.shard import Candidate, Sharding
+from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
 
 SLOWEST = 10
 MOST_CANDIDATES = 8
 KEPT = {
-    "none": "replicated",
-    "states": "sharded states (ZeRO 1)",
-    "gradients": "sharded gradients (ZeRO 2)",
-    "parameters": "sharded (ZeRO 3)",
+    0: "replicated",
+    1: "sharded states (ZeRO 1)",
+    2: "sharded gradients (ZeRO 2)",
+    3: "sharded (ZeRO 3)",
 }  # how a split keeps parameters, in words
 CHECKPOINTED = {
-    "yes": "full activation checkpointing",
-    "light": "selective activation checkpointing",
+    "full": "full activation checkpointing",
+    "selective": "selective activation checkpointing",
 }  # what of a stage runs again, in words
 OP_HEADER = ("slowest ops", "kind", "split", "count", "time", "share", "bound by", "speed")
 
@@ -62,7 +62,7 @@ def step_line(simulation: Simulation) -> str:
     """How long a step takes, and what that makes."""
     step = simulation.step_s
     rate = throughput(simulation, step, digits=1)
-    return f"step       {units.seconds(step)}   ({rate}, MFU {simulation.utilisation:.0%})"
+    return f"step       {units.seconds(step)}   ({rate}, MFU {simulation.mfu:.0%})"
 
 
 def throughput(simulation: Simulation, seconds: float, digits: int = 0) -> str:
@@ -151,8 +151,8 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
                 "mesh": str(stage.mesh),
                 "devices": list(stage.mesh.devices),
                 "num_ops": len(stage.splits),
-                "recompute": stage.recompute,
-                "again": len(stage.again),
+                "recompute": (stage.checkpointing == "full"),
+                "again": len(stage.recomputed),
             }
             for stage in simulation.stages
         ],
@@ -163,7 +163,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "compute_s": simulation.compute_s,
         "communication_s": simulation.communication_s,
         "exposed_s": max(0.0, simulation.exposed_s),
-        "mfu": simulation.utilisation,
+        "mfu": simulation.mfu,
         "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": simulation.bounds(),
         "fits": simulation.fits,
@@ -191,15 +191,15 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def comparison_text(found: Sharding) -> str:
+def comparison_text(sharding: Sharding) -> str:
     """The best of each named strategy beside the best plan."""
-    best: dict[str, Candidate] = {}
-    for candidate in found.tried:  # fastest first, those that fit before those that do not
+    best: dict[str, SimulatedSharding] = {}
+    for candidate in sharding.tried:  # fastest first, those that fit before those that do not
         best.setdefault(candidate.name, candidate)
     rows = []
     for name, candidate in best.items():
         simulation = candidate.simulation
-        ratio = candidate.step_s / found.best.step_s if found.best else 1.0
+        ratio = candidate.step_s / sharding.best.step_s if sharding.best else 1.0
         what = STRATEGIES[name].summary if name in STRATEGIES else "the search's best"
         rows.append(
             (
@@ -214,33 +214,33 @@ def comparison_text(found: Sharding) -> str:
             )
         )
     header = ("strategy", "what it is", "mesh", "step", "", "communication", "memory", "")
-    return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6)), "", *_verdict(found)))
+    return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6)), "", *_verdict(sharding)))
 
 
-def sharding_text(found: Sharding) -> str:
+def sharding_text(sharding: Sharding) -> str:
     """What was tried and what won."""
     rows = [
         (
-            ("-> " if candidate is found.best else "   ") + candidate.name,
+            ("-> " if candidate is sharding.best else "   ") + candidate.name,
             candidate.mesh,
             units.seconds(candidate.step_s),
             units.seconds(candidate.simulation.communication_s),
             units.size(max(candidate.simulation.peak_bytes)),
             "yes" if candidate.simulation.fits else "no",
         )
-        for candidate in found.tried[:MOST_CANDIDATES]
+        for candidate in sharding.tried[:MOST_CANDIDATES]
     ]
     header = ("   candidate", "mesh", "step", "communication", "memory", "fits")
-    return "\n".join((units.table(header, rows, numbers=(2, 3, 4)), "", *_verdict(found)))
+    return "\n".join((units.table(header, rows, numbers=(2, 3, 4)), "", *_verdict(sharding)))
 
 
-def _verdict(found: Sharding) -> list[str]:
-    lines = [f"{found.status}: {found.why}"]
-    if found.best is not None:
-        gap = 1 - found.lower_bound_s / found.best.step_s
+def _verdict(sharding: Sharding) -> list[str]:
+    lines = [f"{sharding.status}: {sharding.why}"]
+    if sharding.best is not None:
+        gap = 1 - sharding.lower_bound_s / sharding.best.step_s
         lines.append(
-            f"at least {units.seconds(found.lower_bound_s)} on any split of these meshes, "
-            f"so at most {gap:.1%} from optimal; {split_words(found.best.simulation)}"
+            f"at least {units.seconds(sharding.lower_bound_s)} on any split of these meshes, "
+            f"so at most {gap:.1%} from optimal; {split_words(sharding.best.simulation)}"
         )
     return lines
 

@@ -42,11 +42,11 @@ def pipe(
     from partita.capture import export_module
 
     captured = export_module(module, args, kwargs, checkpointing=checkpointing)
-    from partita.emit.plans import again_of
+    from partita.emit.plans import recomputed_of
     from partita.emit.stages import emit
     from partita.jobs.partition import QUICKLY, partition
     from partita.run.piped import Piped
-    from partita.run.sequential import InTurn
+    from partita.run.sequential import SequentialStages
     from partita.search.base import Status
 
     if devices is None and cluster is None:
@@ -63,5 +63,5 @@ def pipe(
             more = "give the search longer: stop=partita.Stop(time_s=60)"
         raise PlanError(partitioned.result.why, fix=more, field=captured.graph.name)
     nodes = {op: [captured.node_of(op)] for op in partitioned.stage_of}
-    emitted = emit(captured, partitioned.stage_of, again=again_of(partitioned.plan, nodes))
-    return Piped(InTurn(captured, emitted), partitioned)
+    emitted = emit(captured, partitioned.stage_of, again=recomputed_of(partitioned.plan, nodes))
+    return Piped(SequentialStages(captured, emitted), partitioned)

@@ -12,13 +12,13 @@ from torch import nn
 
 from partita.jobs.partition import Partitioned
 from partita.plans import Plan, Prediction
-from partita.run.sequential import InTurn, held_tensors, link
+from partita.run.sequential import SequentialStages, held_tensors, link
 
 
 class Piped(nn.Module):
     """A module run by its stages: called as the module is, it gives what the module gives."""
 
-    def __init__(self, run: InTurn, partitioned: Partitioned) -> None:
+    def __init__(self, run: SequentialStages, partitioned: Partitioned) -> None:
         super().__init__()
         self._run = run
         self.partitioned = partitioned

@@ -27,7 +27,7 @@ from partita.costs.measured import (
     call_text,
     open_database,
 )
-from partita.costs.profiles import OpTime, Profile
+from partita.costs.profiles import ModelProfile, OpTime
 from partita.errors import InputError
 from partita.graph.record import Op
 from partita.run.meter import Meter, Metered, Timing
@@ -65,7 +65,7 @@ def profile(
     database: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-) -> Profile:
+) -> ModelProfile:
     """Times and bytes of every op of a captured model, called with these arguments.
 
     Measurements are read from and appended to `database`; `fresh` measures all of them again.
@@ -86,8 +86,8 @@ def profile(
         if database is not None:
             append(database, entry)
         if progress is not None and not progress(count + 1, len(wanted), entry.call):
-            raise Stopped(count + 1, len(wanted))
-    return Profile(
+            raise ProfilingStopped(count + 1, len(wanted))
+    return ModelProfile(
         captured.graph.name,
         captured.graph.fingerprint(),
         environment,
@@ -95,7 +95,7 @@ def profile(
     )
 
 
-class Stopped(Exception):  # noqa: N818
+class ProfilingStopped(Exception):  # noqa: N818
     """Profiling was stopped; what is in the database will not be measured again."""
 
     def __init__(self, done: int, total: int) -> None:
@@ -119,10 +119,10 @@ def _device(name: str) -> torch.device:
 
 def _ops(captured: Captured) -> dict[str, list[Op]]:
     """The ops of every node; plumbing such as getitem has none."""
-    found: dict[str, list[Op]] = {}
+    ops: dict[str, list[Op]] = {}
     for op in captured.graph.ops:
-        found.setdefault(captured.node_of(op), []).append(op)
-    return found
+        ops.setdefault(captured.node_of(op), []).append(op)
+    return ops
 
 
 def _calls(captured: Captured) -> dict[str, str]:

@@ -57,19 +57,19 @@ def link(stages: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> No
             setattr(stage.get_submodule(owner), leaf, tensors[name])
 
 
-def run_in_turn(stages: Sequence[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
+def run_stages(stages: Sequence[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the stages give, by name, when they run in order on what is given."""
     known = dict(given)
     for stage in stages:
         taken: tuple[str, ...] = stage.takes  # type: ignore[assignment]
         names: tuple[str, ...] = stage.gives  # type: ignore[assignment]
-        found = stage(*(known[name] for name in taken))
-        known.update(zip(names, (found,) if len(names) == 1 else found or (), strict=True))
+        made = stage(*(known[name] for name in taken))
+        known.update(zip(names, (made,) if len(names) == 1 else made or (), strict=True))
     return known
 
 
 @dataclass
-class InTurn:
+class SequentialStages:
     """A captured model run by its stages: called as the model is, it gives what the model gives."""
 
     captured: Captured
@@ -81,7 +81,7 @@ class InTurn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, in the model's structure."""
-        known = run_in_turn(self.stages, self.given(args, kwargs))
+        known = run_stages(self.stages, self.given(args, kwargs))
         flat = [known[out] if isinstance(out, str) else out[0] for out in self.emitted.outputs]
         return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
 
@@ -96,12 +96,12 @@ class InTurn:
                 f"the arguments hold {given}, and {captured} were captured",
                 fix="call it with arguments of the structure it was captured with",
             )
-        found = {}
+        bound = {}
         for name, (place, value), (_, known) in zip(self.emitted.inputs, flat, wanted, strict=True):
             _check(value, known, place)
             if name is not None:
-                found[name] = value
-        return found
+                bound[name] = value
+        return bound
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

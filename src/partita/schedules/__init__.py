@@ -11,15 +11,15 @@ programs    a schedule problem, with times or an order, as a program
 
 from partita.schedules.placement import Block, Placement
 from partita.schedules.shapes import SHAPES, ShapeOptions, shape
-from partita.schedules.stages import Link, StageCost, placement_from_stages
+from partita.schedules.stages import StageCost, StageLink, placement_from_stages
 
 __all__ = [
     "SHAPES",
     "Block",
-    "Link",
     "Placement",
     "ShapeOptions",
     "StageCost",
+    "StageLink",
     "placement_from_stages",
     "shape",
 ]

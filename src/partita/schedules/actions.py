@@ -36,13 +36,13 @@ Order = tuple[tuple[Action, ...], ...]  # by rank
 
 def parse_action(text: str) -> Action:
     """The action in a text, the inverse of `str`."""
-    found = _ACTION.fullmatch(text)
-    if found is None:
+    match = _ACTION.fullmatch(text)
+    if match is None:
         shown = repr(text if len(text) <= 40 else text[:37] + "...")
         raise InputError(
             f"{shown} is no action", fix=f"write stage, one of {KINDS}, micro-batch: 3F2"
         )
-    return Action(int(found[1]), found[2], int(found[3]))
+    return Action(int(match[1]), match[2], int(match[3]))
 
 
 def order_text(order: Order) -> str:

@@ -59,11 +59,11 @@ def _gpipe(p: int, v: int, n: int) -> Order:
     return tuple(_spelled([(n, "F0"), (n, "B0")], (rank,)) for rank in range(p))
 
 
-def _one_forward_one_backward(p: int, ahead: int, n: int) -> Order:
+def _one_forward_one_backward(p: int, warmup: int, n: int) -> Order:
     """Rank r runs `ahead` (p - 1 - r) forwards before it takes turns."""
     rows = []
     for rank in range(p):
-        warm = min(n, ahead * (p - 1 - rank))
+        warm = min(n, warmup * (p - 1 - rank))
         rows.append(_spelled([(warm, "F0"), (n - warm, "F0 B0"), (warm, "B0")], (rank,)))
     return tuple(rows)
 
@@ -72,14 +72,14 @@ def _1f1b(p: int, v: int, n: int) -> Order:
     return _one_forward_one_backward(p, 1, n)
 
 
-def _zb_h(p: int, ahead: int, n: int) -> Order:
+def _zb_h(p: int, warmup: int, n: int) -> Order:
     """1F1B with weight gradients put off, the later in the pipeline the more.
 
     Rank r has `ahead` (p - 1 - r) + 1 activations for want of a backward and up to `ahead` r for
     want of the weight gradients: the same on all ranks.
     """
-    order = _one_forward_one_backward(p, ahead, n)
-    return tuple(_put_off(row, ahead * rank) for rank, row in enumerate(order))
+    order = _one_forward_one_backward(p, warmup, n)
+    return tuple(_put_off(row, warmup * rank) for rank, row in enumerate(order))
 
 
 def _put_off(row: Sequence[Action], count: int) -> tuple[Action, ...]:

@@ -23,7 +23,7 @@ from partita.schedules.named import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """A stage's device and its blocks by index; inference has no backward."""
 
     device: int
@@ -37,10 +37,10 @@ class Pipeline:
     """The chains of a problem; stages are numbered on from one chain to the next."""
 
     num_devices: int
-    chains: tuple[tuple[Stage, ...], ...]
+    chains: tuple[tuple[PipelineStage, ...], ...]
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[PipelineStage, ...]:
         """All stages, by number."""
         return tuple(stage for chain in self.chains for stage in chain)
 
@@ -56,7 +56,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StageHolding:
     """How devices hold the stages: the layout, chunks on each device, the device of each rank."""
 
     layout: Layout
@@ -83,7 +83,7 @@ def pipeline_of(problem: ScheduleProblem) -> Pipeline:
     return Pipeline(problem.num_devices, tuple(chains))
 
 
-def held(pipeline: Pipeline) -> Held | None:
+def held(pipeline: Pipeline) -> StageHolding | None:
     """The layout of a pipeline, if it is one of those that are known."""
     p = pipeline.num_devices
     devices = [[stage.device for stage in chain] for chain in pipeline.chains]
@@ -94,15 +94,15 @@ def held(pipeline: Pipeline) -> Held | None:
     if rest:
         return None
     if len(devices) == 2 and devices == [ranks, ranks[::-1]] and p > 1:
-        return Held("two-way", 1, tuple(ranks))
+        return StageHolding("two-way", 1, tuple(ranks))
     if len(devices) > 1:
         return None
     if chunks == 1:
-        return Held("line", 1, tuple(ranks))
+        return StageHolding("line", 1, tuple(ranks))
     if devices[0] == ranks * chunks:
-        return Held("looped", chunks, tuple(ranks))
+        return StageHolding("looped", chunks, tuple(ranks))
     if devices[0] == [d for chunk in range(chunks) for d in ranks[:: -1 if chunk % 2 else 1]]:
-        return Held("wave", chunks, tuple(ranks))
+        return StageHolding("wave", chunks, tuple(ranks))
     return None
 
 
@@ -162,9 +162,9 @@ def _chains(problem: ScheduleProblem) -> list[list[int]]:
 
 def _stages(
     problem: ScheduleProblem, chain: Sequence[int], after: list[list[int]]
-) -> tuple[Stage, ...]:
+) -> tuple[PipelineStage, ...]:
     """Pair the forwards with the backwards that follow from the end of the chain."""
-    stages: list[Stage] = []
+    stages: list[PipelineStage] = []
     paired: set[int] = set()
     before = chain[-1]
     for forward in reversed(chain):
@@ -178,14 +178,14 @@ def _stages(
             raise _not_one(f"{label} is not on the device of {problem.label(forward)}")
         weights = [] if backward is None else after[backward]
         weights = [b for b in weights if problem.blocks[b].kind == "weight"]
-        stages.append(Stage(device, forward, backward, weights[0] if weights else None))
+        stages.append(PipelineStage(device, forward, backward, weights[0] if weights else None))
         if backward is not None:
             paired.add(backward)
             before = backward
     return tuple(reversed(stages))
 
 
-def _check_complete(problem: ScheduleProblem, stages: Sequence[Stage]) -> None:
+def _check_complete(problem: ScheduleProblem, stages: Sequence[PipelineStage]) -> None:
     used = Counter(b for s in stages for b in (s.forward, s.backward, s.weight) if b is not None)
     for index in range(len(problem.blocks)):
         if used[index] != 1:
@@ -195,7 +195,9 @@ def _check_complete(problem: ScheduleProblem, stages: Sequence[Stage]) -> None:
             raise _not_one(f"{problem.label(stage.weight)} is not on the device of its stage")
 
 
-def _check_dependencies(problem: ScheduleProblem, chains: Sequence[Sequence[Stage]]) -> None:
+def _check_dependencies(
+    problem: ScheduleProblem, chains: Sequence[Sequence[PipelineStage]]
+) -> None:
     """Every block waits for what its stage needs, and for nothing else."""
     needed: set[tuple[int, int]] = set()
     implied: set[tuple[int, int]] = set()

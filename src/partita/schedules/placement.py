@@ -156,7 +156,7 @@ class Placement:
         record = ScheduleProblem(
             self.num_devices,
             tuple(
-                problems.Block(block.span, devices, block.memory, block.name, block.kind)
+                problems.ScheduleBlock(block.span, devices, block.memory, block.name, block.kind)
                 for block, devices in self._blocks.values()
             ),
             tuple((first, second) for first, second, _ in pairs),

@@ -13,7 +13,7 @@ from partita.errors import InputError, ProblemError
 from partita.problems.schedule import ScheduleProblem, lags
 from partita.program import F64, I32, Kind, Lane, Memory, Program
 from partita.schedules.actions import Action, Order
-from partita.schedules.pipeline import Pipeline, Stage
+from partita.schedules.pipeline import Pipeline, PipelineStage
 from partita.schedules.placement import unique_names
 
 _KINDS = {
@@ -150,7 +150,10 @@ def _blocks_of(
 
 
 def _pass_on_late(
-    stage: Stage, microbatch: int, after: list[list[int]], wait_for: dict[int, dict[int, int]]
+    stage: PipelineStage,
+    microbatch: int,
+    after: list[list[int]],
+    wait_for: dict[int, dict[int, int]],
 ) -> None:
     """Who waits for the backward of this stage waits for its weight gradients as well."""
     assert stage.backward is not None

@@ -64,7 +64,7 @@ class ShapeOptions:
             raise ProblemError(f"found {self.chunks}", fix="give 1 or more", field="chunks")
 
 
-class Step(NamedTuple):
+class ShapeStep(NamedTuple):
     """One forward step of a micro-batch."""
 
     devices: tuple[int, ...]
@@ -75,12 +75,12 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NamedShape:
     """A named placement: its forward steps for p devices, and what its blocks are by default."""
 
     about: str
-    steps: Callable[[int, int], list[Step]]  # (devices, chunks) -> forward steps
-    least_devices: int = 1
+    steps: Callable[[int, int], list[ShapeStep]]  # (devices, chunks) -> forward steps
+    min_devices: int = 1
     backward_span: float = BACKWARD_SPAN
     shared_backward_span: float = 1
     shared_memory: float = 0
@@ -94,9 +94,9 @@ def shape(name: str, num_devices: int, options: ShapeOptions | None = None) -> P
         raise InputError(f"found {name!r}", fix=suggest(name, list(SHAPES)), field="shape")
     kind = SHAPES[name]
     count = whole(num_devices, "devices")
-    if count < kind.least_devices:
+    if count < kind.min_devices:
         raise ProblemError(
-            f"found {count}", fix=f"{name} needs {kind.least_devices} or more", field="devices"
+            f"found {count}", fix=f"{name} needs {kind.min_devices} or more", field="devices"
         )
     mode = "train" if options.training else "infer"
     place = Placement(count, f"{name}.{mode}.nd{count}")
@@ -106,105 +106,105 @@ def shape(name: str, num_devices: int, options: ShapeOptions | None = None) -> P
             fix=f"at most {MAX_STAGES:,} stages are made",
             field="chunks",
         )
-    _Blocks(kind, options, kind.steps(count, options.chunks)).add_to(place)
+    _ShapeBlocks(kind, options, kind.steps(count, options.chunks)).add_to(place)
     return place
 
 
 # --- steps of each shape -------------------------------------------------------------------------
 
 
-def _line(places: Sequence[Step]) -> list[Step]:
+def _line(places: Sequence[ShapeStep]) -> list[ShapeStep]:
     """Steps one after the other."""
     return [step._replace(after=(index - 1,) if index else ()) for index, step in enumerate(places)]
 
 
-def _on(devices: Sequence[int]) -> list[Step]:
-    return [Step((device,)) for device in devices]
+def _on(devices: Sequence[int]) -> list[ShapeStep]:
+    return [ShapeStep((device,)) for device in devices]
 
 
-def _shared(num_devices: int) -> Step:
-    return Step(tuple(range(num_devices)), shared=True)
+def _shared(num_devices: int) -> ShapeStep:
+    return ShapeStep(tuple(range(num_devices)), shared=True)
 
 
-def _v(p: int, _: int) -> list[Step]:
+def _v(p: int, _: int) -> list[ShapeStep]:
     return _line(_on(range(p)))
 
 
-def _x(p: int, _: int) -> list[Step]:
+def _x(p: int, _: int) -> list[ShapeStep]:
     """Two lines in opposite directions; steps of both in turn."""
     steps = []
     for place in range(p):
         for way, device in enumerate((place, p - 1 - place)):
-            steps.append(Step((device,), after=(2 * (place - 1) + way,) if place else ()))
+            steps.append(ShapeStep((device,), after=(2 * (place - 1) + way,) if place else ()))
     return steps
 
 
-def _m(p: int, _: int) -> list[Step]:
+def _m(p: int, _: int) -> list[ShapeStep]:
     return _line([_shared(p), *_on(range(p))])
 
 
-def _nn(p: int, _: int) -> list[Step]:
+def _nn(p: int, _: int) -> list[ShapeStep]:
     half = p // 2
     return _line([_shared(p), *_on(range(half)), _shared(p), *_on(range(half, p))])
 
 
-def _nn_eager(p: int, _: int) -> list[Step]:
+def _nn_eager(p: int, _: int) -> list[ShapeStep]:
     return _line([_shared(p), *_on([0]), _shared(p), *_on(range(1, p))])
 
 
-def _k(p: int, _: int) -> list[Step]:
+def _k(p: int, _: int) -> list[ShapeStep]:
     """Two branches that meet on all devices."""
     half = p // 2
-    steps: list[Step] = []
+    steps: list[ShapeStep] = []
     ends = []
     for branch in (range(half), range(half, p)):
         for place, device in enumerate(branch):
-            steps.append(Step((device,), after=(len(steps) - 1,) if place else ()))
+            steps.append(ShapeStep((device,), after=(len(steps) - 1,) if place else ()))
         ends.append(len(steps) - 1)
     return [*steps, _shared(p)._replace(after=tuple(ends))]
 
 
-def _two_shared(p: int, _: int) -> list[Step]:
+def _two_shared(p: int, _: int) -> list[ShapeStep]:
     return _line([_shared(p), *_on(range(p)), _shared(p)])
 
 
-def _finetune(p: int, _: int) -> list[Step]:
+def _finetune(p: int, _: int) -> list[ShapeStep]:
     frozen = _shared(p)._replace(backward=False, holds=False)
     return _line([frozen, *_on(range(p))])
 
 
-def _alphafold(p: int, _: int) -> list[Step]:
+def _alphafold(p: int, _: int) -> list[ShapeStep]:
     once = _on(range(p))
     without = [step._replace(backward=False, holds=False) for step in once]
     return _line([*without, *without, *once])
 
 
-def _looped(p: int, chunks: int) -> list[Step]:
+def _looped(p: int, chunks: int) -> list[ShapeStep]:
     return _line(_on([*range(p)] * chunks))
 
 
-def _wave(p: int, chunks: int) -> list[Step]:
+def _wave(p: int, chunks: int) -> list[ShapeStep]:
     there, back = [*range(p)], [*reversed(range(p))]
     return _line(_on([d for chunk in range(chunks) for d in (back if chunk % 2 else there)]))
 
 
-SHAPES: dict[str, Shape] = {
-    "vshape": Shape("a pipeline: one stage on each device", _v),
-    "xshape": Shape("two pipelines in opposite directions, as in Chimera", _x, 2),
-    "mshape": Shape("a step on all devices, then a pipeline", _m),
-    "nnshape": Shape("steps on all devices before and halfway through a pipeline", _nn, 2),
-    "nnshape_eager": Shape("as nnshape, the second after the first stage", _nn_eager, 2),
-    "kshape": Shape("two branches on half of the devices each, meeting on all", _k, 2,
+SHAPES: dict[str, NamedShape] = {
+    "vshape": NamedShape("a pipeline: one stage on each device", _v),
+    "xshape": NamedShape("two pipelines in opposite directions, as in Chimera", _x, 2),
+    "mshape": NamedShape("a step on all devices, then a pipeline", _m),
+    "nnshape": NamedShape("steps on all devices before and halfway through a pipeline", _nn, 2),
+    "nnshape_eager": NamedShape("as nnshape, the second after the first stage", _nn_eager, 2),
+    "kshape": NamedShape("two branches on half of the devices each, meeting on all", _k, 2,
                     shared_memory=1),
-    "interlace_mlm": Shape("a pipeline between steps on all devices that hold memory", _two_shared,
+    "interlace_mlm": NamedShape("a pipeline between steps on all devices that hold memory", _two_shared,
                            backward_span=2, shared_backward_span=2, shared_memory=1),
-    "mllm": Shape("a pipeline between two steps on all devices", _two_shared),
-    "finetune": Shape("a frozen step on all devices, then a pipeline", _finetune, backward_span=2),
-    "alphafold": Shape("three passes through a pipeline, the last one differentiated", _alphafold,
+    "mllm": NamedShape("a pipeline between two steps on all devices", _two_shared),
+    "finetune": NamedShape("a frozen step on all devices, then a pipeline", _finetune, backward_span=2),
+    "alphafold": NamedShape("three passes through a pipeline, the last one differentiated", _alphafold,
                        backward_span=1),
-    "looped": Shape("several stages on each device, round and round (interleaved)", _looped,
+    "looped": NamedShape("several stages on each device, round and round (interleaved)", _looped,
                     chunked=True),
-    "wave": Shape("several stages on each device, there and back (ZB-V, Hanayo)", _wave,
+    "wave": NamedShape("several stages on each device, there and back (ZB-V, Hanayo)", _wave,
                   chunked=True),
 }  # fmt: skip
 
@@ -212,14 +212,14 @@ SHAPES: dict[str, Shape] = {
 # --- blocks of the steps -------------------------------------------------------------------------
 
 
-class _Blocks:
+class _ShapeBlocks:
     """Forward, backward and weight blocks for given steps.
 
     Forward blocks come first, by how many steps are before them, then by device; backward blocks
     alike, then those of the weights.
     """
 
-    def __init__(self, kind: Shape, options: ShapeOptions, steps: list[Step]) -> None:
+    def __init__(self, kind: NamedShape, options: ShapeOptions, steps: list[ShapeStep]) -> None:
         self.kind, self.options, self.steps = kind, options, steps
         self.later: list[list[int]] = [[] for _ in steps]
         for index, step in enumerate(steps):
@@ -260,7 +260,7 @@ class _Blocks:
         self.names[kind, index] = name
         self.place.add(Block(name, span, memory, kind), step.devices)
 
-    def _figures(self, kind: str, step: Step) -> tuple[float, float]:
+    def _figures(self, kind: str, step: ShapeStep) -> tuple[float, float]:
         """(span, memory) of a block."""
         held = self.memory[step.shared] if step.holds and self.options.training else 0
         kept = 0.0

@@ -33,7 +33,7 @@ class StageCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class StageLink:
     """Stage `source` feeds stage `target`: seconds to send activations, and gradients back."""
 
     source: int
@@ -44,7 +44,7 @@ class Link:
 
 def placement_from_stages(
     stages: Sequence[StageCost],
-    links: Sequence[Link] | None = None,
+    links: Sequence[StageLink] | None = None,
     num_devices: int | None = None,
     name: str = "",
 ) -> Placement:
@@ -54,7 +54,7 @@ def placement_from_stages(
     names = _names(stages)
     training = _training(stages, names)
     if links is None:
-        links = [Link(index, index + 1) for index in range(len(stages) - 1)]
+        links = [StageLink(index, index + 1) for index in range(len(stages) - 1)]
     _check_links(links, len(stages))
     place = Placement(_num_devices(stages) if num_devices is None else num_devices, name, "s")
     for label, stage in zip(names, stages, strict=True):
@@ -121,7 +121,7 @@ def _training(stages: Sequence[StageCost], names: Sequence[str]) -> bool:
     return not without
 
 
-def _check_links(links: Sequence[Link], count: int) -> None:
+def _check_links(links: Sequence[StageLink], count: int) -> None:
     for link in links:
         for end in (link.source, link.target):
             if not 0 <= whole(end, "links") < count:

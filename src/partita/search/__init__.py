@@ -13,5 +13,7 @@ def searches(kind: str) -> dict[str, Search[Any, Any]]:
     """The named methods for one kind of problem; the first is the default."""
     if kind not in KINDS:
         raise KeyError(f"no searches for {kind!r}; kinds are {', '.join(KINDS)}")
-    found: dict[str, Search[Any, Any]] = importlib.import_module(f"partita.search.{kind}").SEARCHES
-    return found
+    searches: dict[str, Search[Any, Any]] = importlib.import_module(
+        f"partita.search.{kind}"
+    ).SEARCHES
+    return searches

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Graph, Op, Tensor
-from partita.graph.splits import PARTIAL, REPLICATE, Placement, communication, placements
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement, communication, placements
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Mesh, Stage
 from partita.program import Program
@@ -44,7 +44,7 @@ class Fact:
     layout: Layout
     flat: tuple[int, ...] = ()
     gradient_of: str = ""
-    givers: frozenset[str] = frozenset()  # backward ops whose summands are in it
+    givers: frozenset[str] = frozenset()  # backward ops whose partial sums are in it
     phase: Phase = Phase.NONE
     root: int = -1  # the value that a task wrote, of which this is a slice
 
@@ -429,7 +429,7 @@ class StageCheck:
             self._bytes(work, fact, known)
             self._write(made, replace(fact, layout=known.layout, phase=work.phase, root=-1))
 
-    def _is_innermost(self, layout: Layout, axis: int, changed: Sequence[Placement]) -> bool:
+    def _is_innermost(self, layout: Layout, axis: int, changed: Sequence[TensorPlacement]) -> bool:
         """A later axis cuts the parts of an earlier one: that has no say while the later cuts."""
         dims = {p.dim for p in changed if p.kind == "shard"}
         later = zip(layout[axis + 1 :], self.sized[axis + 1 :], strict=True)
@@ -520,7 +520,7 @@ class StageCheck:
         """How a parameter is kept: as the first op of the stage that reads it says."""
         for op in self.model.graph.consumers(parameter):
             if op.phase == "forward" and op.name in self.splits:
-                return self.splits[op.name].sharded
+                return self.splits[op.name].zero
         return "none"
 
     # All of it.

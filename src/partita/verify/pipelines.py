@@ -413,7 +413,7 @@ def _phases(body: Body) -> dict[Phase, _Inside]:
     of_work = np.array([int(work.phase) for work in program.works] or [0])
     phase = np.where(program.work >= 0, of_work[program.work], 0)
     owner = np.repeat(np.arange(program.num_tasks), np.diff(program.effect_start))
-    found: dict[Phase, _Inside] = {}
+    insides: dict[Phase, _Inside] = {}
     level = [0.0] * len(program.memories)
     before = 0.0
     for current in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT):
@@ -431,9 +431,9 @@ def _phases(body: Body) -> dict[Phase, _Inside]:
             peaks.append(max(level[memory], float(sums.max(initial=level[memory]))))
             held.append(max(0.0, float(sums[-1]) if len(sums) else level[memory]))
         level = held
-        found[current] = _Inside(until - before, peaks, held)
+        insides[current] = _Inside(until - before, peaks, held)
         before = until
-    return found
+    return insides
 
 
 def _uncapped(program: Program) -> Program:

@@ -50,26 +50,26 @@ def verify_timeline(program: Program, timeline: Timeline) -> tuple[str, ...]:
     start, end = timeline.start, timeline.end
     if len(start) != program.num_tasks:
         return (f"the timeline has {len(start):,} tasks, the program {program.num_tasks:,}",)
-    found = _Findings()
-    _check_moments(program, start, end, found)
-    if not found.total:  # without moments nothing else can be judged
-        _check_waits(program, start, end, found)
-        _check_lanes(program, start, end, found)
-        _check_memory(program, start, end, found)
-        _check_received_after_sent(program, end, found)
-    _check_pairs(program, found)
-    _check_microbatches(program, found)
-    return found.listed()
+    findings = _Findings()
+    _check_moments(program, start, end, findings)
+    if not findings.total:  # without moments nothing else can be judged
+        _check_waits(program, start, end, findings)
+        _check_lanes(program, start, end, findings)
+        _check_memory(program, start, end, findings)
+        _check_received_after_sent(program, end, findings)
+    _check_pairs(program, findings)
+    _check_microbatches(program, findings)
+    return findings.listed()
 
 
 def verify_program(program: Program) -> tuple[str, ...]:
     """Why the program cannot run in its static order on real machines; empty if it can."""
-    found = _Findings()
-    _check_pairs(program, found)
-    if not found.total and (cycle := _find_cycle(program)):
-        found.lines.append(f"deadlock: {cycle}")
-        found.total += 1
-    return found.listed()
+    findings = _Findings()
+    _check_pairs(program, findings)
+    if not findings.total and (cycle := _find_cycle(program)):
+        findings.lines.append(f"deadlock: {cycle}")
+        findings.total += 1
+    return findings.listed()
 
 
 class _Findings:
@@ -105,20 +105,20 @@ def _owners(starts: Any) -> I64:
 # --- timelines ----------------------------------------------------------------------------------
 
 
-def _check_moments(program: Program, start: F64, end: F64, found: _Findings) -> None:
+def _check_moments(program: Program, start: F64, end: F64, findings: _Findings) -> None:
     name, duration = program.task_name, program.duration
     unset = ~(np.isfinite(start) & np.isfinite(end))
-    found.add(
+    findings.add(
         np.flatnonzero(unset),
         lambda i: f"{name(i)} has no time: it starts at {start[i]:g} and ends at {end[i]:g}",
     )
-    found.add(
+    findings.add(
         np.flatnonzero(~unset & (start < 0)),
         lambda i: f"{name(i)} starts at {start[i]:.9g}, before time 0",
     )
     begin, finish = np.where(unset, 0, start), np.where(unset, 0, end)
     due = np.where(unset, 0, begin + duration)
-    found.add(
+    findings.add(
         np.flatnonzero(np.abs(finish - due) > _slack(finish, due)),
         lambda i: (
             f"{name(i)} runs from {start[i]:.9g} to {end[i]:.9g}, "
@@ -127,7 +127,7 @@ def _check_moments(program: Program, start: F64, end: F64, found: _Findings) -> 
     )
 
 
-def _check_waits(program: Program, start: F64, end: F64, found: _Findings) -> None:
+def _check_waits(program: Program, start: F64, end: F64, findings: _Findings) -> None:
     owner, other = _owners(program.wait_start), program.wait_on
     ready = end[other] + program.wait_delay
     begin = start[owner]
@@ -141,10 +141,10 @@ def _check_waits(program: Program, start: F64, end: F64, found: _Findings) -> No
             f"{program.task_name(other[w])} has ended at {end[other[w]]:.9g}{after}"
         )
 
-    found.add(bad, say)
+    findings.add(bad, say)
 
 
-def _check_lanes(program: Program, start: F64, end: F64, found: _Findings) -> None:
+def _check_lanes(program: Program, start: F64, end: F64, findings: _Findings) -> None:
     """Sort each lane's tasks by start and compare each with the latest end before it."""
     task, lane = _owners(program.lane_start), program.lane_of.astype(np.int64)
     sort = np.lexsort((end[task], start[task], lane))
@@ -169,10 +169,10 @@ def _check_lanes(program: Program, start: F64, end: F64, found: _Findings) -> No
             f"{start[b]:.9g} while {program.task_name(a)} runs until {end[a]:.9g}"
         )
 
-    found.add(bad, say)
+    findings.add(bad, say)
 
 
-def _check_memory(program: Program, start: F64, end: F64, found: _Findings) -> None:
+def _check_memory(program: Program, start: F64, end: F64, findings: _Findings) -> None:
     """Sum up each memory's changes in time order; what is given back counts a touch earlier."""
     owner = _owners(program.effect_start)
     moment = np.concatenate((start[owner], end[owner]))
@@ -199,10 +199,10 @@ def _check_memory(program: Program, start: F64, end: F64, found: _Findings) -> N
                 f"{moment[mine[k]]:.9g} on, when {taker} takes {change[mine[k]]:.9g}"
             )
 
-        found.add(over[:1], say)  # one per memory: what follows is the same excess
+        findings.add(over[:1], say)  # one per memory: what follows is the same excess
 
 
-def _check_pairs(program: Program, found: _Findings) -> None:
+def _check_pairs(program: Program, findings: _Findings) -> None:
     name = program.task_name
     sides = ((Kind.SEND, "send", "receive"), (Kind.RECEIVE, "receive", "send"))
     for column, (kind, verb, partner) in enumerate(sides):
@@ -215,13 +215,13 @@ def _check_pairs(program: Program, found: _Findings) -> None:
         def not_one(i: int, times: I64 = times, partner: str = partner) -> str:
             return f"{name(i)} has {times[i]} {partner}s, and one is needed"
 
-        found.add(np.flatnonzero(~of_kind & (times > 0)), is_none)
-        found.add(np.flatnonzero(of_kind & (times != 1)), not_one)
+        findings.add(np.flatnonzero(~of_kind & (times > 0)), is_none)
+        findings.add(np.flatnonzero(of_kind & (times != 1)), not_one)
 
 
-def _check_received_after_sent(program: Program, end: F64, found: _Findings) -> None:
+def _check_received_after_sent(program: Program, end: F64, findings: _Findings) -> None:
     name, (send, receive) = program.task_name, program.pairs.T
-    found.add(
+    findings.add(
         np.flatnonzero(end[receive] < end[send] - _slack(end[receive], end[send])),
         lambda k: (
             f"{name(receive[k])} ends at {end[receive[k]]:.9g}, "
@@ -230,7 +230,7 @@ def _check_received_after_sent(program: Program, end: F64, found: _Findings) -> 
     )
 
 
-def _check_microbatches(program: Program, found: _Findings) -> None:
+def _check_microbatches(program: Program, findings: _Findings) -> None:
     """Every (block, kind) once per microbatch of the block; -1 is no microbatch."""
     numbered = np.flatnonzero(program.microbatch >= 0)
     block = program.block[numbered].astype(np.int64)
@@ -257,7 +257,7 @@ def _check_microbatches(program: Program, found: _Findings) -> None:
         times = int(count[kind, column])
         return f"{label} {f'runs {times} times' if times else 'does not run'}, and once is needed"
 
-    found.add(bad, say)
+    findings.add(bad, say)
 
 
 # --- programs -----------------------------------------------------------------------------------

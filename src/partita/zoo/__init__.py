@@ -8,12 +8,12 @@ left out; batch norms are those of training where the graph ends in a loss.
 from typing import TYPE_CHECKING, Any
 
 from partita.zoo.catalogue import ALIASES, MODELS
-from partita.zoo.model import Model
+from partita.zoo.model import ZooModel
 
 if TYPE_CHECKING:
     from partita.graph.record import Graph
 
-__all__ = ["ALIASES", "MODELS", "Model", "build"]
+__all__ = ["ALIASES", "MODELS", "ZooModel", "build"]
 
 
 def build(

@@ -6,7 +6,7 @@ Parameters without a tolerance are equal to the last digit. Operations are those
 
 from dataclasses import replace
 
-from partita.zoo.model import Model
+from partita.zoo.model import ZooModel
 
 _TORCHVISION = "torchvision weights metadata (num_params, _ops)"
 _GPT3 = "Brown et al. 2020, table D.1 (parameters; training FLOPs / 3 / 300e9 tokens)"
@@ -17,9 +17,9 @@ _XIE = "Xie et al. 2019 (RandWire), tables 2 and 3; our own wiring, so not exact
 def _image(
     name: str, summary: str, builder: str, parameters: float, gmacs: float, size: int = 224,
     source: str = _TORCHVISION, preset: tuple[tuple[str, str | int], ...] = (),
-) -> Model:  # fmt: skip
+) -> ZooModel:  # fmt: skip
     """A classifier whose source gives multiply-adds in thousands of millions."""
-    return Model(
+    return ZooModel(
         name, summary, builder, "size", size, 32, parameters, source,
         flops=2e9 * gmacs, preset=preset,
     )  # fmt: skip
@@ -28,15 +28,15 @@ def _image(
 def _text(
     name: str, summary: str, builder: str, variant: str, seq: int, batch: int, parameters: float,
     source: str,
-) -> Model:  # fmt: skip
+) -> ZooModel:  # fmt: skip
     """A language model; its builder takes the variant."""
-    return Model(
+    return ZooModel(
         name, summary, builder, "seq", seq, batch, parameters, source,
         preset=(("variant", variant),),
     )  # fmt: skip
 
 
-def _gpt3(variant: str, millions: int, training_flops: float, attention: float) -> Model:
+def _gpt3(variant: str, millions: int, training_flops: float, attention: float) -> ZooModel:
     """Table D.1 leaves attention scores out; `attention` is their share of what it counts."""
     entry = _text(
         f"gpt3-{variant}", f"GPT-3 {variant.upper()}", "gpt:gpt3", variant, 2048, 1,
@@ -82,27 +82,27 @@ _ALL = (
                61.5e6, 7.9, source=_XIE),
         parameters_tolerance=0.03, flops_tolerance=0.05,
     ),
-    Model(
+    ZooModel(
         "unet", "U-Net, unpadded", "unet:unet", "size", 572, 1, 31_030_658,
         "computed from Ronneberger et al. 2015, figure 1 (1 channel in, 2 out, with biases)",
     ),
     _image("vit-b16", "ViT-B/16", "vit:vit", 86_567_656, 17.564, preset=(("variant", "b16"),)),
     _image("vit-l16", "ViT-L/16", "vit:vit", 304_326_632, 61.555, preset=(("variant", "l16"),)),
     _image("vit-h14", "ViT-H/14", "vit:vit", 632_045_800, 167.295, preset=(("variant", "h14"),)),
-    Model(
+    ZooModel(
         "rnnlm", "LSTM language model, 2 x 2048", "recurrent:rnnlm", "seq", 256, 64, 476_841_632,
         "computed: sizes of PaSE (Elango 2021), 2 v d + v + 2 * 4 d (2 d + 2)",
     ),
-    Model(
+    ZooModel(
         "lstm", "10 LSTM layers of 256, unrolled", "recurrent:lstm", "seq", 100, 1, 5_263_360,
         "computed: sizes of Rammer (Ma et al. 2020), 10 * 4 h (2 h + 2)",
     ),
-    Model(
+    ZooModel(
         "seq2seq", "LSTM encoder 8x100, decoder 4x30 of 128, unrolled", "recurrent:seq2seq",
         "seq", 100, 1, 1_585_152,
         "computed: sizes of Rammer (Ma et al. 2020), 12 * 4 h (2 h + 2)",
     ),
-    Model(
+    ZooModel(
         "deepspeech2", "Deep Speech 2, 5 bidirectional LSTM layers", "deepspeech2:deepspeech2",
         "seq", 201, 16, 86_618_400,
         "computed: sizes of deepspeech.pytorch (also PLoS Biology 21(12) e3002366, table 5)",
@@ -176,14 +176,14 @@ _ALL = (
     _text("t5-large", "T5 large", "t5:t5", "large", 512, 8, 737_668_096, _HF_T5),
     _text("t5-3b", "T5 3B", "t5:t5", "3b", 512, 8, 2_851_598_336, _HF_T5),
     _text("t5-11b", "T5 11B", "t5:t5", "11b", 512, 8, 11_307_321_344, _HF_T5),
-    Model(
+    ZooModel(
         "moe", "Switch-Base with 128 experts", "t5:moe", "seq", 512, 64, 7.4e9,
         "Fedus et al. 2021 (7.4B sparse parameters); sizes of google/switch-base-128",
         parameters_tolerance=0.005,
     ),
 )  # fmt: skip
 
-MODELS: dict[str, Model] = {model.name: model for model in _ALL}
+MODELS: dict[str, ZooModel] = {model.name: model for model in _ALL}
 
 ALIASES = {
     "alexnet-owt": "alexnet",

@@ -13,7 +13,7 @@ COMMON = ("batch", "dtype", "loss")  # what every model can be asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ZooModel:
     """One model: what builds it, what may be chosen, and what has been published about it.
 
     `builder` is `module:function` within the zoo, called with `preset`. `option` is what `name@n`
@@ -45,10 +45,10 @@ class Model:
     def function(self) -> Callable[..., "Graph"]:
         """The plain function that builds it; loads its module."""
         module, _, name = self.builder.partition(":")
-        found: Callable[..., Graph] = getattr(
+        builder: Callable[..., Graph] = getattr(
             importlib.import_module(f"partita.zoo.{module}"), name
         )
-        return found
+        return builder
 
     def options(self) -> dict[str, Any]:
         """What may be chosen besides batch, dtype and loss, with the defaults."""

@@ -14,7 +14,7 @@ from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
 from partita.suggest import suggest
 from partita.zoo.catalogue import ALIASES, MODELS
-from partita.zoo.model import Model
+from partita.zoo.model import ZooModel
 
 FILE_SUFFIXES = (".json", ".txt")
 MAX_CHOICE = 2**31
@@ -37,7 +37,7 @@ def build(
     return _built(model.name, model, {**chosen, "loss": loss})
 
 
-def find(name: str) -> Model:
+def find(name: str) -> ZooModel:
     """The entry of that name or alias; what was probably meant if there is none."""
     wanted = _plain(name)
     known = {_plain(candidate): MODELS[target] for candidate, target in ALIASES.items()}
@@ -174,7 +174,7 @@ def _common(name: str, batch: int | None, dtype: str | None) -> dict[str, Any]:
     return chosen
 
 
-def _built(name: str, model: Model, chosen: dict[str, Any]) -> Graph:
+def _built(name: str, model: ZooModel, chosen: dict[str, Any]) -> Graph:
     try:
         return model.build(**chosen)
     except GraphError as error:

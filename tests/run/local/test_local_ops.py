@@ -135,8 +135,8 @@ def test_without_a_needed_exchange_the_numbers_are_wrong(call, dim, axis):
     needy = [n for n in ops_of(case) if needs_exchange(case.graph.call(case.graph.op(n)), dim)]
     assert "op" in needy
     for name in needy:
-        found, error = run_on_mesh(case, name, (dim,), (axis,), ())
-        apart = [not torch.allclose(v, case.values[n], atol=1e-6) for n, v in found.items()]
+        outcome, error = run_on_mesh(case, name, (dim,), (axis,), ())
+        apart = [not torch.allclose(v, case.values[n], atol=1e-6) for n, v in outcome.items()]
         assert any(apart) or error > 1e-6, name
         check(call, (dim,), (axis,))
 
@@ -145,10 +145,10 @@ def test_an_exchange_along_one_of_two_axes_does_not_do():
     call = make_call("softmax", [(2, 8)], axis=-1)
     case, axes = make_case(call), (Axis("x", 2), Axis("y", 2))
     for exchanged in ((), (0,), (1,)):
-        found, _ = run_on_mesh(case, "op", ("c", "c"), axes, exchanged)
-        assert not torch.allclose(found["y0"], case.values["y0"])
-    found, _ = run_on_mesh(case, "op", ("c", "c"), axes, (0, 1))
-    torch.testing.assert_close(found["y0"], case.values["y0"])
+        outcome, _ = run_on_mesh(case, "op", ("c", "c"), axes, exchanged)
+        assert not torch.allclose(outcome["y0"], case.values["y0"])
+    outcome, _ = run_on_mesh(case, "op", ("c", "c"), axes, (0, 1))
+    torch.testing.assert_close(outcome["y0"], case.values["y0"])
 
 
 def test_a_split_reduction_leaves_partial_sums_with_the_bias_in_one_of_them():
@@ -280,8 +280,8 @@ def test_a_sum_of_gradients_adds_shards_as_they_lie():
     )
     graph = training_graph(Graph("two", tensors, ops, ("loss",)), optimizer=None)
     parts = [(torch.full((2,), 1.0), torch.full((2,), 2.0)), (torch.zeros(2), torch.ones(2))]
-    found = backward(graph, graph.op("w.grad.sum"), ("",), (Axis("x", 2),), parts)
-    assert [f[0].tolist() for f in found] == [[3.0, 3.0], [1.0, 1.0]]
+    outcome = backward(graph, graph.op("w.grad.sum"), ("",), (Axis("x", 2),), parts)
+    assert [f[0].tolist() for f in outcome] == [[3.0, 3.0], [1.0, 1.0]]
 
 
 def test_each_rank_has_its_share_of_a_constant():
@@ -293,8 +293,8 @@ def test_each_rank_has_its_share_of_a_constant():
         Op("look", "embedding", ("ids", "table"), ("y",)),
     )
     graph = Graph("positions", tensors, ops, ("y",))
-    found = forward(graph, graph.op("ids"), ("b",), (Axis("x", 2, (1, 2)),), [(), ()])
-    assert [f[0].tolist() for f in found] == [[0, 1], [2, 3, 4, 0]]
+    outcome = forward(graph, graph.op("ids"), ("b",), (Axis("x", 2, (1, 2)),), [(), ()])
+    assert [f[0].tolist() for f in outcome] == [[0, 1], [2, 3, 4, 0]]
 
 
 def test_a_share_of_the_batch_routes_its_own_tokens():
@@ -304,8 +304,8 @@ def test_a_share_of_the_batch_routes_its_own_tokens():
     gates[:, 1] = torch.tensor([0.3, 0.4, 0.6, 0.5])
     case = make_case(call)
     parts = [(x[:2], gates[:2]), (x[2:], gates[2:])]
-    found = forward(case.graph, case.graph.op("op"), ("b",), (Axis("x", 2),), parts)
-    assert [f[0][:, 0].tolist() for f in found] == [
+    outcome = forward(case.graph, case.graph.op("op"), ("b",), (Axis("x", 2),), parts)
+    assert [f[0][:, 0].tolist() for f in outcome] == [
         [x[0].tolist(), x[1].tolist()], [x[3].tolist(), x[2].tolist()],
     ]  # fmt: skip
 

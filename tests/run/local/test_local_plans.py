@@ -36,30 +36,30 @@ def training(name):
 @settings(max_examples=2, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_any_plan_of_a_model_gives_its_numbers(model, random):
-    found = trial(random_plan(random, training(model)))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(random_plan(random, training(model)))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 @pytest.mark.parametrize("model", LARGE_MODELS)
 def test_a_plan_of_a_model_of_many_ops_gives_its_numbers(model):
     """One that is always the same: of so many ops each takes seconds."""
     graph = training_graph(LARGE_MODELS[model]())
-    found = trial(random_plan(Random(0), graph))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(random_plan(Random(0), graph))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 @settings(max_examples=30, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_any_plan_of_any_graph_gives_its_numbers(random):
     try:
-        found = trial(random_plan(random, training_graph(random_graph(random))))
+        outcome = trial(random_plan(random, training_graph(random_graph(random))))
     except PlanError as error:
         assert "gives it no gradient" in str(error)
         return
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 def test_every_family_of_the_zoo_has_a_small_model():
@@ -76,9 +76,9 @@ def test_every_family_of_the_zoo_has_a_small_model():
 @settings(max_examples=3, deadline=None)
 @given(random=st.randoms(use_true_random=False))
 def test_any_plan_for_inference_gives_the_outputs(model, random):
-    found = trial(random_plan(random, MODELS[model]()))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(random_plan(random, MODELS[model]()))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 @settings(max_examples=10, deadline=None)
@@ -126,9 +126,9 @@ def test_every_named_schedule_gives_the_numbers_of_the_model(name):
         splits = tuple(OpSplit(op, ()) for op in own)
         stages.append(Stage(f"stage{number}", Mesh((), (place,)), splits))
     cluster = resolve("2xA100")
-    found = trial(RandomPlan(graph, cluster, tuple(stages), Schedule(name, count)))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(RandomPlan(graph, cluster, tuple(stages), Schedule(name, count)))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 def one_layer(dims, name="head"):
@@ -140,10 +140,10 @@ def one_layer(dims, name="head"):
 
 
 def test_an_output_that_is_split_along_its_reduction_is_added_up():
-    found = trial(one_layer(("k", "k")))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
-    collectives = [work.collective for work in found.lowered.program.works if work.collective]
+    outcome = trial(one_layer(("k", "k")))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
+    collectives = [work.collective for work in outcome.lowered.program.works if work.collective]
     assert collectives == ["all_reduce", "all_reduce"]
 
 
@@ -162,10 +162,12 @@ def test_names_that_second_runs_would_have_are_no_obstacle():
     mesh = Mesh((Axis("x", 2),), (0, 1))
     micro = rebatch(graph, 4)
     splits = tuple(OpSplit(op, ("b",)) for op in ops if micro.op(op))
-    stage = Stage("model", mesh, splits, again=ops)
-    found = trial(RandomPlan(graph, resolve("2xA100"), (stage,), Schedule("1f1b", 2)))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    stage = Stage(
+        "model", mesh, splits, checkpointing="selective" if ops else "none", recomputed=ops
+    )
+    outcome = trial(RandomPlan(graph, resolve("2xA100"), (stage,), Schedule("1f1b", 2)))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 def one_axis(graph, dims, schedule=None):
@@ -181,9 +183,9 @@ def test_a_product_of_a_tensor_with_itself_has_a_gradient_for_each_place(dim):
     g = GraphBuilder("square")
     x = g.linear(g.input("x", (4, 8, 8)), 8, "first")
     graph = training_graph(g.finish(g.matmul(x, x)))
-    found = trial(one_axis(graph, {"matmul": dim}))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(one_axis(graph, {"matmul": dim}))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 @pytest.mark.parametrize("dim", ["b", "n", "k"])
@@ -191,17 +193,17 @@ def test_weights_that_are_computed_have_their_gradient(dim):
     g = GraphBuilder("computed")
     weight = g.elementwise("tanh", g.parameter("w", (8, 8)))
     y = g.one("linear", g.input("x", (4, 8)), weight, name="linear")
-    found = trial(one_axis(training_graph(g.finish(y)), {"linear": dim}))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(one_axis(training_graph(g.finish(y)), {"linear": dim}))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 def test_an_order_may_take_apart_the_backward_of_one_micro_batch_only():
     schedule = Schedule("listed", 2, ("0F0 0F1 0B0 0I1 0W1",))
     graph = training("perceptron")
-    found = trial(one_axis(graph, {}, schedule))
-    assert found.refused() == ()
-    assert found.error() < TOLERANCE
+    outcome = trial(one_axis(graph, {}, schedule))
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 def test_constants_behind_other_ops_follow_the_batch():

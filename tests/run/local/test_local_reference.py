@@ -44,7 +44,7 @@ def test_it_gives_the_loss_and_gradients_of_the_reference_module(name):
     graph = as_module_has_it(MODELS[name]())
     training = training_graph(graph)
     given = example(training, 3)
-    found = reference(training, given.inputs, given.parameters)
+    this_reference = reference(training, given.inputs, given.parameters)
     module = reference_module(graph)
     held = dict(module.named_parameters())
     with torch.no_grad():
@@ -52,8 +52,8 @@ def test_it_gives_the_loss_and_gradients_of_the_reference_module(name):
             held[parameter].copy_(given.parameters[parameter])
     loss = module(*(given.inputs[t.name] for t in graph.inputs))
     loss.backward()
-    torch.testing.assert_close(found.outputs[0][graph.outputs[0]], loss.detach())
-    for parameter, gradient in found.gradients.items():
+    torch.testing.assert_close(this_reference.outputs[0][graph.outputs[0]], loss.detach())
+    for parameter, gradient in this_reference.gradients.items():
         torch.testing.assert_close(gradient, held[parameter].grad, msg=parameter)
 
 
@@ -61,13 +61,13 @@ def test_it_gives_the_loss_and_gradients_of_the_reference_module(name):
 def test_examples_neither_vanish_nor_blow_up(name):
     graph = training_graph(MODELS[name]())
     given = example(graph)
-    found = reference(graph, given.inputs, given.parameters)
-    for value in (*found.outputs[0].values(), *found.gradients.values()):
+    this_reference = reference(graph, given.inputs, given.parameters)
+    for value in (*this_reference.outputs[0].values(), *this_reference.gradients.values()):
         assert value.dtype == torch.float64
         assert value.isfinite().all()
         assert value.abs().max() < 100
-    assert max(float(g.abs().max()) for g in found.gradients.values()) > 1e-3
-    shares = [bool((g.abs() > 1e-9).any()) for g in found.gradients.values()]
+    assert max(float(g.abs().max()) for g in this_reference.gradients.values()) > 1e-3
+    shares = [bool((g.abs() > 1e-9).any()) for g in this_reference.gradients.values()]
     assert sum(shares) / len(shares) > 0.9
 
 
@@ -102,17 +102,17 @@ def test_the_gradient_of_an_output_that_is_no_number_is_an_input():
     torch.testing.assert_close(second["x"], given.inputs["x"][2:])
     x, w = given.inputs["x"], given.parameters
     hidden = torch.tanh(x @ w["up.weight"].T + w["up.bias"])
-    found = reference(graph, given.inputs, w)
-    torch.testing.assert_close(found.gradients["down.weight"], seed.T @ hidden)
-    torch.testing.assert_close(found.gradients["down.bias"], seed.sum(0))
+    this_reference = reference(graph, given.inputs, w)
+    torch.testing.assert_close(this_reference.gradients["down.weight"], seed.T @ hidden)
+    torch.testing.assert_close(this_reference.gradients["down.bias"], seed.sum(0))
 
 
 def test_a_forward_graph_has_outputs_only():
     graph = perceptron()
     given = example(graph)
-    found = reference(graph, given.inputs, given.parameters, 2)
-    assert len(found.outputs) == 2
-    assert (found.gradients, found.updated, found.states) == ({}, {}, {})
+    this_reference = reference(graph, given.inputs, given.parameters, 2)
+    assert len(this_reference.outputs) == 2
+    assert (this_reference.gradients, this_reference.updated, this_reference.states) == ({}, {}, {})
 
 
 def test_a_batch_that_microbatches_do_not_divide_is_refused():
@@ -144,8 +144,8 @@ def test_a_detached_branch_has_no_gradient():
     )
     graph = training_graph(Graph("stopped", tensors, ops, ("loss",)))
     w = torch.tensor([-1.0, 2.0, 3.0], dtype=torch.float64)
-    found = reference(graph, example(graph).inputs, {"w": w})
-    assert found.gradients["w"].tolist() == [0.0, 2.0, 3.0]
+    this_reference = reference(graph, example(graph).inputs, {"w": w})
+    assert this_reference.gradients["w"].tolist() == [0.0, 2.0, 3.0]
 
 
 def test_experts_route_within_the_groups_that_are_given():
@@ -219,10 +219,10 @@ def test_master_copies_start_as_the_parameter_and_are_what_is_updated():
     name = "model.norm.weight"
     assert torch.equal(start[f"{name}.master"], given.parameters[name])
     assert (start[f"{name}.adamw.0"] == 0).all()
-    found = reference(graph, given.inputs, given.parameters)
-    assert found.states.keys() == start.keys()
-    assert torch.equal(found.states[f"{name}.master"], found.updated[name])
+    this_reference = reference(graph, given.inputs, given.parameters)
+    assert this_reference.states.keys() == start.keys()
+    assert torch.equal(this_reference.states[f"{name}.master"], this_reference.updated[name])
     states = [start[f"{name}.{s}"] for s in ("adamw.0", "adamw.1", "master")]
-    new, changed = update("adamw", given.parameters[name], found.gradients[name], states)
-    torch.testing.assert_close(new, found.updated[name])
+    new, changed = update("adamw", given.parameters[name], this_reference.gradients[name], states)
+    torch.testing.assert_close(new, this_reference.updated[name])
     torch.testing.assert_close(changed[2], new)

@@ -10,7 +10,7 @@ from partita.costs.layouts import conversion
 from partita.errors import ProgramError
 from partita.graph import GraphBuilder
 from partita.graph.backward import training_graph
-from partita.graph.splits import PARTIAL, REPLICATE, Placement
+from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement
 from partita.plans import Axis
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,7 @@ from partita.run.local.shards import (  # noqa: E402
 )
 from partita.zoo.recurrent import lstm  # noqa: E402
 
-ROWS, COLUMNS = Placement("shard", 0), Placement("shard", 1)
+ROWS, COLUMNS = TensorPlacement("shard", 0), TensorPlacement("shard", 1)
 
 
 def numbers(*shape):
@@ -76,7 +76,9 @@ def laid_out(draw):
     for name in draw(st.sampled_from(["", "x", "xy", "xyz"])):
         weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
         axes.append(Axis(name, len(weights), tuple(weights) if draw(st.booleans()) else ()))
-    one = st.sampled_from([REPLICATE, PARTIAL, *(Placement("shard", i) for i in range(len(shape)))])
+    one = st.sampled_from(
+        [REPLICATE, PARTIAL, *(TensorPlacement("shard", i) for i in range(len(shape)))]
+    )
     return shape, tuple(axes), tuple(draw(one) for _ in axes), gates
 
 
@@ -155,35 +157,35 @@ def convert_all(shards, shape, have, need, axes, gates=1):
 def test_conversions_move_what_the_layouts_say(case, data):
     """Where no dim is sharded twice, every step is a collective along one axis."""
     shape, axes, have, gates = case
-    others = [REPLICATE, *(Placement("shard", i) for i in range(len(shape)))]
+    others = [REPLICATE, *(TensorPlacement("shard", i) for i in range(len(shape)))]
     need = tuple(data.draw(st.sampled_from([*others, old])) for old in have)
     value = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shards = [shard(value, have, axes, place, gates) for place in places(axes)]
     try:
-        found = convert_all(shards, shape, have, need, axes, gates)
+        outcome = convert_all(shards, shape, have, need, axes, gates)
     except ProgramError as error:
         dims = [p.dim for p in (*have, *need) if p.kind == "shard"]
         assert len(dims) > len(set(dims))
         assert "convert the later axes that shard the same dim first" in str(error)
         return
     right = [shard(value, need, axes, place, gates) for place in places(axes)]
-    for mine, other, place in zip(found, right, places(axes), strict=True):
+    for mine, other, place in zip(outcome, right, places(axes), strict=True):
         torch.testing.assert_close(mine, other, msg=str(place))
 
 
 def test_an_all_reduce_adds_along_its_line_only():
     axes = (Axis("x", 2), Axis("y", 2))
     shards = [torch.full((1,), float(n)) for n in (1, 2, 10, 20)]
-    found = convert(shards, (1,), (REPLICATE, PARTIAL), (REPLICATE, REPLICATE), axes)
-    assert [f.item() for f in found] == [3, 3, 30, 30]
-    found = convert(shards, (1,), (PARTIAL, PARTIAL), (REPLICATE, PARTIAL), axes)
-    assert [f.item() for f in found] == [11, 22, 11, 22]
+    outcome = convert(shards, (1,), (REPLICATE, PARTIAL), (REPLICATE, REPLICATE), axes)
+    assert [f.item() for f in outcome] == [3, 3, 30, 30]
+    outcome = convert(shards, (1,), (PARTIAL, PARTIAL), (REPLICATE, PARTIAL), axes)
+    assert [f.item() for f in outcome] == [11, 22, 11, 22]
 
 
 def test_copies_become_one_summand():
     axes = (Axis("x", 2),)
-    found = convert([torch.ones(1), torch.ones(1)], (1,), (REPLICATE,), (PARTIAL,), axes)
-    assert [f.item() for f in found] == [1, 0]
+    outcome = convert([torch.ones(1), torch.ones(1)], (1,), (REPLICATE,), (PARTIAL,), axes)
+    assert [f.item() for f in outcome] == [1, 0]
 
 
 def test_gathering_the_outer_of_two_axes_of_one_dim_first_is_refused():
@@ -195,9 +197,9 @@ def test_gathering_the_outer_of_two_axes_of_one_dim_first_is_refused():
         "a step from S(0) S(0) to R S(0): rank 0 needs elements that no rank of its line along "
         "axis 'x' holds; convert the later axes that shard the same dim first"
     )
-    found = convert(shards, (8,), (ROWS, ROWS), (ROWS, REPLICATE), axes)
-    found = convert(found, (8,), (ROWS, REPLICATE), (REPLICATE, REPLICATE), axes)
-    assert all(torch.equal(f, numbers(8)) for f in found)
+    outcome = convert(shards, (8,), (ROWS, ROWS), (ROWS, REPLICATE), axes)
+    outcome = convert(outcome, (8,), (ROWS, REPLICATE), (REPLICATE, REPLICATE), axes)
+    assert all(torch.equal(f, numbers(8)) for f in outcome)
 
 
 def test_a_step_changes_one_axis():

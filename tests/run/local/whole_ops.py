@@ -109,13 +109,13 @@ def make_case(call: Call, dims=(), axes=(), seed: int = 0) -> Case:
         leaf.requires_grad_(leaf.is_floating_point())
     outputs = run_whole(call, leaves, dims, axes)
     given = [torch.randn(o.shape, generator=generator, dtype=torch.float64) for o in outputs]
-    found = torch.autograd.grad(
+    grad = torch.autograd.grad(
         outputs, [x for x in leaves if x.requires_grad], given, materialize_grads=True
     )
     wanted = [i for i, x in enumerate(leaves) if x.requires_grad]
     values |= {f"y{i}": o.detach() for i, o in enumerate(outputs)}
     values |= {f"y{i}.grad": g for i, g in enumerate(given)}
-    values |= {f"x{i}.grad": g for i, g in zip(wanted, found, strict=True)}
+    values |= {f"x{i}.grad": g for i, g in zip(wanted, grad, strict=True)}
     return Case(graph, values)
 
 

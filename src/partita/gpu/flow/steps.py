@@ -123,11 +123,11 @@ class Flow:
     def users(self) -> dict[str, list[Step]]:
         """Who reads each value; the caller of the model is not among them."""
         names = (*self.inputs, *(step.name for step in self.steps))
-        found: dict[str, list[Step]] = {name: [] for name in names}
+        users: dict[str, list[Step]] = {name: [] for name in names}
         for step in self.steps:
             for name in dict.fromkeys(step.uses):
-                found[name].append(step)
-        return found
+                users[name].append(step)
+        return users
 
     def maker(self) -> dict[str, Step]:
         """The step that makes each value."""

@@ -302,15 +302,15 @@ def term(data, row, m, n, wanted, COLUMN: tl.constexpr, STRIDE: tl.constexpr, RO
     """A tile of an operand as f32; one row or one column stands for all."""
     at = operand(data, row, COLUMN)
     if ROWS == 1 and COLS == 1:
-        found = tl.load(at, cache_modifier=".cg")
+        term = tl.load(at, cache_modifier=".cg")
     elif ROWS == 1:
-        found = tl.load(at + n, mask=n < COLS, other=0.0, cache_modifier=".cg")[None, :]
+        term = tl.load(at + n, mask=n < COLS, other=0.0, cache_modifier=".cg")[None, :]
     elif COLS == 1:
-        found = tl.load(at + m * STRIDE, mask=m < ROWS, other=0.0, cache_modifier=".cg")[:, None]
+        term = tl.load(at + m * STRIDE, mask=m < ROWS, other=0.0, cache_modifier=".cg")[:, None]
     else:
         there = at + m[:, None] * STRIDE + n[None, :]
-        found = tl.load(there, mask=wanted, other=0.0, cache_modifier=".cg")
-    return found.to(tl.float32)
+        term = tl.load(there, mask=wanted, other=0.0, cache_modifier=".cg")
+    return term.to(tl.float32)
 
 
 @triton.jit

@@ -48,7 +48,7 @@ class DecoderShape:
 
 def decoder_shapes(spec: Recurrent, vocabulary: int, units: int = H200_UNITS) -> list[DecoderShape]:
     """Shapes that fit, the most promising first: small blocks, few warps, all in registers."""
-    found = []
+    decoder_shapes = []
     for rows in (4, 8, 16, 32) if spec.slots == 4 else (8, 16, 32, 64, 128):
         cells = spec.num_layers * -(spec.hidden_size // -rows)
         programs = max(cells, min(units, -(vocabulary // -LEAST_HEAD_ROWS)))
@@ -61,9 +61,9 @@ def decoder_shapes(spec: Recurrent, vocabulary: int, units: int = H200_UNITS) ->
             for kept in ((True, True), (True, False), (False, False)):
                 shape = DecoderShape(rows, warps, programs, head_rows, chunks, *kept)
                 if _fits(spec, shape):
-                    found.append(shape)
+                    decoder_shapes.append(shape)
     return sorted(
-        found,
+        decoder_shapes,
         key=lambda shape: (
             not shape.cells_resident,
             not shape.head_resident,

@@ -103,9 +103,9 @@ def _launch(
 
 def padded(weight: T, width: int) -> T:
     """With columns of zeros up to a width."""
-    found = weight.new_zeros(weight.shape[0], width)
-    found[:, : weight.shape[1]] = weight
-    return found
+    padded = weight.new_zeros(weight.shape[0], width)
+    padded[:, : weight.shape[1]] = weight
+    return padded
 
 
 def biases(spec: Recurrent, pair: Sequence[T]) -> T:

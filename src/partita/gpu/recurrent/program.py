@@ -10,7 +10,7 @@ step looks the same, that carries over to any number of them.
 from collections.abc import Sequence
 
 from partita.problems.rprogram import ALL, Instruction, RProgram
-from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
+from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
 
 Sources = tuple[tuple[int, int], ...]  # (group, steps earlier)
 
@@ -63,11 +63,11 @@ def _problem(
     names: Sequence[str], owners: Sequence[range], reads: Sequence[Sources], num_steps: int
 ) -> RtasksProblem:
     operators: list[ROperator] = []
-    edges: list[Edge] = []
+    edges: list[TileEdge] = []
     for step in range(num_steps):
         for name, mine, given in zip(names, owners, reads, strict=True):
             sources = _sources(given, step, len(names))
-            edges += [Edge(source, len(operators)) for source in sources]
+            edges += [TileEdge(source, len(operators)) for source in sources]
             operators.append(ROperator(f"{name}.{step}", (Tiling(len(mine), 1.0),)))
     device = VDevice(max(mine.stop for mine in owners))
     return RtasksProblem(device, tuple(operators), tuple(edges))

@@ -29,7 +29,7 @@ VIEW_TARGETS = frozenset(
 
 def read_drafts(reading: Reading) -> list[Draft]:
     """Every step as drafts, in order."""
-    found: list[Draft] = []
+    new_drafts: list[Draft] = []
     done: set[str] = set()
     for step in reading.flow.steps:
         if step.name in done:
@@ -37,8 +37,8 @@ def read_drafts(reading: Reading) -> list[Draft]:
         drafts = _drafts_of(reading, step)
         for draft in drafts:
             done |= set(draft.steps)
-        found += drafts
-    return _without_unread_views(found, reading.flow.outputs)
+        new_drafts += drafts
+    return _without_unread_views(new_drafts, reading.flow.outputs)
 
 
 def _without_unread_views(drafts: list[Draft], outputs: Sequence[str]) -> list[Draft]:

@@ -74,13 +74,13 @@ def _split(r: Reading, step: Step) -> list[Draft]:
     size = step.arguments[1]
     if step.target == "aten.chunk.default":
         size = -(shape[-1] // -size)
-    found = []
+    drafts = []
     for index, name in sorted(r.items.get(step.name, {}).items()):
         begin = index * size if isinstance(size, int) else sum(size[:index])
         r.need(name)
         part = _part_draft(r, r.maker[name], source, begin)
-        found.append(Draft(name, "part", (source,), (step.name, name), begin=part.begin))
-    return found
+        drafts.append(Draft(name, "part", (source,), (step.name, name), begin=part.begin))
+    return drafts
 
 
 def _alias(r: Reading, step: Step) -> list[Draft]:

@@ -46,15 +46,15 @@ def piece_times(
     plain.set_inputs(inputs)
     ours: dict[str, Any] = dict(fused.inputs)
     theirs: dict[str, Any] = dict(plain.inputs)
-    found = {}
+    piece_times = {}
     for index in range(len(lowered.pieces)):
         regions = lowered.regions[index]
         if launches[index] is not None and regions is not None and regions.ops:
             runs = [_graph(fused, index, ours), _graph(plain, index, theirs)]
-            found[index] = PieceTimes(*(each / COPIES for each in times(runs)))
+            piece_times[index] = PieceTimes(*(each / COPIES for each in times(runs)))
         fused.run_piece(index, ours)
         plain.run_piece(index, theirs)
-    return found
+    return piece_times
 
 
 def kernel_times(
@@ -70,15 +70,17 @@ def kernel_times(
     for each in range(len(lowered.pieces)):
         plain.run_piece(each, values)
     steps = lowered.flow.maker()
-    found = {}
+    piece_times = {}
     for name, kernel in kernels.items():
         held: list[Any] = []
         ways = (
             lambda kernel=kernel, held=held: held.append(kernel(values)),
             lambda name=name, held=held: held.append(plain.computed(steps[name], values)),
         )
-        found[name] = PieceTimes(*compare_us([capture(way, warm_up=2).replay for way in ways]))
-    return found
+        piece_times[name] = PieceTimes(
+            *compare_us([capture(way, warm_up=2).replay for way in ways])
+        )
+    return piece_times
 
 
 def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:

@@ -31,17 +31,17 @@ def recurrent_kernels(
     lowered: Lowered, device: torch.device
 ) -> tuple[dict[str, StepKernel], dict[str, str]]:
     """By step: what runs its layers, and for the others why nothing does."""
-    found: dict[str, StepKernel] = {}
+    recurrent_kernels: dict[str, StepKernel] = {}
     refused: dict[str, str] = {}
     for step in lowered.flow.steps:
         if step.target in CELLS:
             try:
-                found[step.name] = _layers(lowered, step, device)
+                recurrent_kernels[step.name] = _layers(lowered, step, device)
             except PartitaError as error:
                 refused[step.name] = str(error)
             except Exception as error:  # of Triton's compiler: the layers stay with PyTorch
                 refused[step.name] = not_compiled(error)
-    return found, refused
+    return recurrent_kernels, refused
 
 
 def _layers(lowered: Lowered, step: Step, device: torch.device) -> StepKernel:

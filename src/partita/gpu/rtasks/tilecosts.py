@@ -31,7 +31,7 @@ import torch
 from partita.cluster import DeviceKind
 from partita.gpu.rtasks.arena import RegionOps
 from partita.gpu.rtasks.tileops import Tile, TileOp, num_tiles, tiles
-from partita.problems.rtasks import Edge, ROperator, RtasksProblem, Tiling, VDevice
+from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
 
 START_US = 0.58  # a row of the table, addresses, the first loads, the signal's release
 SIGNAL_US = 0.78  # until a release on one unit is seen by another
@@ -197,7 +197,7 @@ def region_problem(region: RegionOps, device: VDevice, unit: Unit, name: str) ->
         )
         for op, at in zip(region.ops, depth, strict=True)
     )
-    edges = tuple(Edge(before, after) for before, after in region.edges)
+    edges = tuple(TileEdge(before, after) for before, after in region.edges)
     return RtasksProblem(device, operators, edges, name)
 
 

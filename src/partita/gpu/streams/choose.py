@@ -287,12 +287,12 @@ class Chooser:
         if limit_s <= 0 or not self.options.improve or best.tuned is None or best.plan is None:
             return
         self.note(f"{best.tuned.name}: improving")
-        found = improve(
+        improved = improve(
             best.tuned.bound, best.plan, best.ways, best.tuned.timed, limit_s, self.options.seed
         )
-        better = order.renamed(found.plan, f"{found.plan.name}, improved")
-        self.replayed(best.tuned, better, found.ways)
-        if found.interrupted:
+        better = order.renamed(improved.plan, f"{improved.plan.name}, improved")
+        self.replayed(best.tuned, better, improved.ways)
+        if improved.interrupted:
             raise KeyboardInterrupt
 
     def replayed(self, tuned: Tuned, plan: LaunchPlan, ways: dict[str, Way]) -> None:

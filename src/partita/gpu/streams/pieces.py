@@ -40,12 +40,12 @@ def groups(flow: Flow) -> tuple[Group, ...]:
     joined = _Joined(flow, [index for index, step in enumerate(flow.steps) if _joins(flow, step)])
     while joined.grow():
         pass
-    found = []
+    groups = []
     for members in joined.members.values():
         steps = [flow.steps[index] for index in sorted(members)]
         if sum(not _is_look(step) for step in steps) >= FEWEST and _is_closed(flow, steps):
-            found.append(tuple(step.name for step in steps))
-    return tuple(found)
+            groups.append(tuple(step.name for step in steps))
+    return tuple(groups)
 
 
 def _joins(flow: Flow, step: Step) -> bool:

@@ -19,7 +19,7 @@ from partita.gpu.streams.launch import launch_all
 from partita.gpu.streams.order import Depends, LaunchPlan
 from partita.gpu.streams.tune import Timed, structure
 from partita.gpu.streams.ways import NUM_SMS, Way
-from partita.problems.streams import Stage, StreamsConstants, StreamsOp, StreamsProblem
+from partita.problems.streams import StreamsConstants, StreamsOp, StreamsProblem, StreamStage
 from partita.search.base import Stop
 from partita.search.streams.lazy import Lazy
 
@@ -85,7 +85,7 @@ class _Measured:
         programs = -(-pixels // way.block[0]) * -(-shape[1] // way.block[1]) * way.splits
         return min(1.0, programs / (2 * NUM_SMS))
 
-    def stage_us(self, problem: StreamsProblem, stage: Stage) -> float:
+    def stage_us(self, problem: StreamsProblem, stage: StreamStage) -> float:
         """The time of one stage on the GPU."""
         if len(stage.groups) == 1:
             return sum(self.timed[self.steps[op]].times_us[0] for op in stage.groups[0])

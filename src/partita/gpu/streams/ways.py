@@ -59,10 +59,10 @@ def ways(flow: Flow, step: Step, most: int = 10, *, exact: bool = False) -> tupl
     if step.kind == "call" or not fits(flow, step):
         return (EAGER,)
     if step.kind == "conv":
-        found = conv_ways(*conv_size(flow, step), flow.dtypes[step.name].itemsize, most)
+        ways = conv_ways(*conv_size(flow, step), flow.dtypes[step.name].itemsize, most)
         if exact:
-            found = tuple(replace(way, kernel="exactconv") for way in found)
-        return (*found, EAGER)
+            ways = tuple(replace(way, kernel="exactconv") for way in ways)
+        return (*ways, EAGER)
     if step.kind == "combine":
         blocks = ((8, 64), (16, 64), (32, 64), (8, 128))
         return (*(Way("combine", block) for block in blocks), EAGER)

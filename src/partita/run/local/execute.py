@@ -557,10 +557,10 @@ class _Run:
         return next(name for name, op in self.updates.items() if op.outputs[0] == tensor)
 
     def _outputs(self, m: int) -> Values:
-        found: Values = {}
+        outputs: Values = {}
         for name in self.small.outputs:
             for (stage, _, number), frame in self.frames.items():
-                if number != m or name in found:
+                if number != m or name in outputs:
                     continue
                 mesh = self.meshes[stage]
                 for k, value in enumerate(frame.program.values):
@@ -569,13 +569,13 @@ class _Run:
                         for p, axis in zip(value.layout, mesh.axes, strict=True)
                     )
                     if value.tensor == name and k in frame.shards and settled and not value.flat:
-                        found[name] = self.join(mesh, frame.shards[k], value)
-            if name not in found:
+                        outputs[name] = self.join(mesh, frame.shards[k], value)
+            if name not in outputs:
                 raise ProgramError(
                     f"the output {name} is not there but for partial sums",
                     fix="correct the program",
                 )
-        return found
+        return outputs
 
 
 def _do_all(frame: _Frame, phases: Sequence[Phase]) -> None:
@@ -594,14 +594,14 @@ def _do_all(frame: _Frame, phases: Sequence[Phase]) -> None:
 
 def _accumulated(program: Program) -> dict[int, list[int]]:
     """Gradient values that are slices of what a task writes, by that value."""
-    found: dict[int, list[int]] = {}
+    accumulated: dict[int, list[int]] = {}
     for number, value in enumerate(program.values):
         if value.source == "gradient" and value.of >= 0:
             root = value.of
             while program.values[root].of >= 0:
                 root = program.values[root].of
-            found.setdefault(root, []).append(number)
-    return found
+            accumulated.setdefault(root, []).append(number)
+    return accumulated
 
 
 def _origins(graph: Graph) -> dict[str, str]:

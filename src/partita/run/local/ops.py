@@ -282,14 +282,14 @@ def _natural_sums(
     A gradient is linear in the gradients that are given: if these are shares, so filled with
     zeros elsewhere, the results are partial sums. Else some other input must be a share.
     """
-    found = set()
+    natural_sums = set()
     codes = _codes(call)
     for axis in range(len(layouts[0]) if layouts else 0):
         shares = [c[0] for c, lay in zip(codes, layouts, strict=True) if lay[axis].kind == "shard"]
         sides = ["g"] if "g" in shares else shares
         if any(axis not in joined[side] for side in sides):
-            found.add(axis)
-    return frozenset(found)
+            natural_sums.add(axis)
+    return frozenset(natural_sums)
 
 
 def _share(call: Call, position: int, layout: Layout, axes: Axes, sums: frozenset[int]) -> Share:

@@ -20,13 +20,13 @@ import torch
 from partita.errors import ProgramError
 from partita.graph.record import Call, Graph
 from partita.graph.shapes import gates
-from partita.graph.splits import Placement
+from partita.graph.splits import TensorPlacement
 from partita.plans import Axis
 
 T = torch.Tensor
 Shape = tuple[int, ...]
 Place = tuple[int, ...]  # the coordinates of a rank
-Layout = tuple[Placement, ...]
+Layout = tuple[TensorPlacement, ...]
 Index = tuple[slice | T, ...]
 
 RECURRENT = frozenset({"lstm", "gru", "lstm_cell", "gru_cell"})
@@ -222,7 +222,7 @@ def gate_rows(graph: Graph) -> dict[str, int]:
 
     These are the weights and biases of recurrent ops, their gradients and optimizer states.
     """
-    found: dict[str, int] = {}
+    gate_rows: dict[str, int] = {}
     for op in graph.ops:
         if op.forward:
             counts = input_gates(_forward_call(graph.call(op)))
@@ -232,10 +232,10 @@ def gate_rows(graph: Graph) -> dict[str, int]:
         elif op.phase == "forward":
             named = list(zip(op.inputs, input_gates(graph.call(op)), strict=True))
         else:  # a sum of gradients or an update: all its tensors lie alike
-            count = max((found.get(name, 1) for name in op.inputs), default=1)
+            count = max((gate_rows.get(name, 1) for name in op.inputs), default=1)
             named = [(name, count) for name in (*op.inputs, *op.outputs)]
-        found.update((name, count) for name, count in named if count > 1)
-    return found
+        gate_rows.update((name, count) for name, count in named if count > 1)
+    return gate_rows
 
 
 def _forward_call(call: Call) -> Call:

@@ -369,10 +369,10 @@ class _Search:
             return None
         if self.problem.groupings[cell.grouping].num_groups == 1:
             return self._alone(cell)
-        found = [self.candidates.best(cell, k) for k in self.plain[:1]]
+        candidates = [self.candidates.best(cell, k) for k in self.plain[:1]]
         if not self.plain:  # then only virtual stages are allowed
-            found = [self.candidates.best(cell, k) for k in range(len(self.problem.schedules))]
-        known = [candidate for candidate in found if candidate is not None]
+            candidates = [self.candidates.best(cell, k) for k in range(len(self.problem.schedules))]
+        known = [candidate for candidate in candidates if candidate is not None]
         if not known:
             return None
         candidate = min(known, key=lambda c: c.estimate_s)
@@ -384,26 +384,26 @@ class _Search:
     def _alone(self, cell: Cell) -> Candidate | None:
         """A single stage on the mesh that is best for it, or on others that are nearly as good."""
         settings = self.settings
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for schedule in self.plain:
             for candidate in self.candidates.on_each_mesh(cell, schedule):
-                found.append(candidate)
+                candidates.append(candidate)
                 if math.isinf(self.evaluator.incumbent_s()):
                     self._evaluate(candidate)  # something to show early
                 if self._done():
                     break
-        found.sort(key=lambda candidate: (self._is_weighted(candidate), candidate.estimate_s))
+        candidates.sort(key=lambda candidate: (self._is_weighted(candidate), candidate.estimate_s))
         least: dict[bool, float] = {}  # estimates of unequal shares say less: by themselves
-        for candidate in found:
+        for candidate in candidates:
             weighted, best = self._is_weighted(candidate), self.evaluator.incumbent_s()
             reach = settings.behind if weighted else settings.reach
             near = candidate.estimate_s <= least.setdefault(weighted, candidate.estimate_s) * reach
             if near and candidate.estimate_s < best * reach and not self._done():
                 self._evaluate(candidate)
-        self.made += found[:1]
-        if found and self.evaluator.is_cheap and found[0].solution in self.evaluations:
-            self.bounds.settle(cell, self.evaluations[found[0].solution].objective_s)
-        return found[0] if found else None
+        self.made += candidates[:1]
+        if candidates and self.evaluator.is_cheap and candidates[0].solution in self.evaluations:
+            self.bounds.settle(cell, self.evaluations[candidates[0].solution].objective_s)
+        return candidates[0] if candidates else None
 
     def _is_weighted(self, candidate: Candidate) -> bool:
         """Has its single stage unequal shares?"""
@@ -431,17 +431,17 @@ class _Search:
 
     def _interleave(self, candidate: Candidate, numbers: list[int]) -> list[Candidate]:
         """More and more stages on each group, as long as the estimate does not grow."""
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for schedule in numbers:
             if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
                 continue
             other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
             if other is None:
                 continue
-            found.append(other)
-            if other.estimate_s > self.settings.worse * min(c.estimate_s for c in found):
+            candidates.append(other)
+            if other.estimate_s > self.settings.worse * min(c.estimate_s for c in candidates):
                 break
-        return sorted(found, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
+        return sorted(candidates, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
 
     def _promising(self) -> list[Candidate]:
         """Pipelines that would be the fastest if no group ever had to wait, one of each cell."""
@@ -526,15 +526,15 @@ class _Search:
         """Evaluate a candidate; where memory turns out too small, one that fills less."""
         settings = self.settings
         for _ in range(settings.retries):
-            found = self._evaluated(candidate.solution)
-            if found is None or found.fits or self._done():
+            evaluation = self._evaluated(candidate.solution)
+            if evaluation is None or evaluation.fits or self._done():
                 return
-            slower = found.objective_s >= self.evaluator.incumbent_s()
+            slower = evaluation.objective_s >= self.evaluator.incumbent_s()
             if math.isfinite(self.evaluator.incumbent_s()) and (
-                slower or found.over > settings.hopeless
+                slower or evaluation.over > settings.hopeless
             ):
                 return
-            smaller = self._smaller(candidate, candidate.filled / (found.over * 1.01))
+            smaller = self._smaller(candidate, candidate.filled / (evaluation.over * 1.01))
             if smaller is None:
                 return
             candidate = smaller
@@ -554,12 +554,12 @@ class _Search:
     def _evaluated(self, solution: JointSolution) -> Evaluation | None:
         if solution in self.evaluations:
             return None
-        found = self.evaluator(solution)
-        if found is not None:
-            self.evaluations[solution] = found
-            if found.fits:
-                self.run.offer(solution, found.objective_s)
-        return found
+        evaluation = self.evaluator(solution)
+        if evaluation is not None:
+            self.evaluations[solution] = evaluation
+            if evaluation.fits:
+                self.run.offer(solution, evaluation.objective_s)
+        return evaluation
 
     def _other_orders(self) -> None:
         """Other orders for the best stages so far."""
@@ -584,10 +584,10 @@ class _Search:
         best = self.evaluator.incumbent_s()
         return [
             solution
-            for solution, found in ranked
+            for solution, evaluation in ranked
             if len(solution.stages) > 1
             and solution.schedule in self.plain
-            and (found.order_bound_s < best)
+            and (evaluation.order_bound_s < best)
         ][: self.settings.leaders]
 
     # Bounds, and when to end.

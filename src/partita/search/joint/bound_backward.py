@@ -1,4 +1,4 @@
-"""What a segment's backward waits for at the least, and what its sums of gradients take.
+"""What a segment's backward waits for at the least, and what its gradient all-reduces take.
 
 A device runs its gradient ops in the order of the graph, weight gradients right after the data
 gradients of their op (or, taken apart, much later). Between the data gradients of an op and those
@@ -9,7 +9,7 @@ of the op before it nothing else runs, so that
 
 Conversions of one device follow each other on its network lane, so waits add up. Where several ops
 read a tensor, their gradients are added first, in the layout in which one of them lies: a share if
-any lies in shares, summands only if all are. Such a sum is a node of its own beside the ops: its
+any lies sharded, partial sums only if all are. Such a sum is a node of its own beside the ops: its
 choices are layouts, each with the reader that has it ("witness"), and pairs that cannot be are
 forbidden. It takes its own time, and what it makes is waited for in full.
 """
@@ -26,10 +26,10 @@ import numpy.typing as npt
 from partita.cluster import DeviceKind
 from partita.costs.layouts import Layout
 from partita.costs.roofline import op_cost
-from partita.costs.sharding import Choice, ShardingModel, ways_of
+from partita.costs.sharding import ShardingModel, SplitChoice, ways_of
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op
-from partita.graph.splits import PARTIAL, Placement, placements
+from partita.graph.splits import PARTIAL, TensorPlacement, placements
 
 Floats = npt.NDArray[np.float64]
 Exchanged = Callable[[Op, bool], Floats]  # per choice: halos of an op, or its statistics
@@ -37,7 +37,7 @@ Near = tuple[bool, ...]  # see Backward.take
 Convert = Callable[[float, list[Layout], list[Layout]], Floats]
 
 BACKWARD = ("dgrad", "wgrad")
-ALL = -1  # the witness of summands: every reader
+ALL = -1  # the witness of partial sums: every reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +87,12 @@ class Backward:
             return np.zeros_like(conversion)
         after, before = near
         own = self._own(giver, taker, after)
-        found: Floats = np.maximum(0.0, conversion + own[None, :])
+        maximum: Floats = np.maximum(0.0, conversion + own[None, :])
         if before:
-            found = np.maximum(
+            maximum = np.maximum(
                 0.0, conversion + own[None, :] + self.exchanged(taker, True)[:, None]
             )
-        return found
+        return maximum
 
     def is_near(self, giver: Op, taker: Op) -> bool:
         """Does a taker run right after its giver but for the giver's other gradients?
@@ -126,7 +126,7 @@ class Backward:
 
     def sums(self, look: Callable[[int], int]) -> list[Sum]:
         """The sums whose parts all come from one segment; `look` is equal for ops that are."""
-        found = []
+        totals = []
         for op in self.ops:
             if op.forward or op.phase != "dgrad":
                 continue
@@ -134,8 +134,8 @@ class Backward:
             readers = [self.number[giver.forward] for giver in givers if giver is not None]
             segments = {int(self.segment_of[j]) for j in readers}
             if len(readers) == len(op.inputs) and len(segments) == 1:
-                found.append(self._sum(op, readers, segments.pop(), look))
-        return found
+                totals.append(self._sum(op, readers, segments.pop(), look))
+        return totals
 
     def _sum(self, op: Op, readers: list[int], segment: int, look: Callable[[int], int]) -> Sum:
         taker = self._taker(op)
@@ -213,14 +213,14 @@ class Backward:
         choices = self.model.choices[self.number[taker.forward]]
         return [self._sides(taker, choice)[0][at] for choice in choices]
 
-    def _sides(self, op: Op, choice: Choice) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    def _sides(self, op: Op, choice: SplitChoice) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         return placements(self.graph.call(op), choice.dims)
 
-    def _choices(self, parts: list[list[Layout]]) -> list[list[tuple[Placement, int]]]:
+    def _choices(self, parts: list[list[Layout]]) -> list[list[tuple[TensorPlacement, int]]]:
         """Per axis every placement of a sum, with the reader that has it."""
         per_axis = []
         for axis in range(len(self.axes)):
-            found: dict[tuple[Placement, int], None] = {}
+            found: dict[tuple[TensorPlacement, int], None] = {}
             for k, part in enumerate(parts):
                 for place in {layout[axis]: None for layout in part}:
                     found[place, ALL if place == PARTIAL else k] = None
@@ -229,7 +229,7 @@ class Backward:
 
 
 def _allowed(
-    reader: int, part: list[Layout], per_axis: list[list[tuple[Placement, int]]]
+    reader: int, part: list[Layout], per_axis: list[list[tuple[TensorPlacement, int]]]
 ) -> npt.NDArray[np.bool_]:
     """Which layouts of a reader's part go with which choices of the sum: all axes must."""
     known: dict[Layout, npt.NDArray[np.bool_]] = {}
@@ -243,7 +243,7 @@ def _allowed(
     return np.array([known[own] for own in part])
 
 
-def _may_be(reader: int, own: Placement, common: Placement, witness: int) -> bool:
+def _may_be(reader: int, own: TensorPlacement, common: TensorPlacement, witness: int) -> bool:
     """May a part lie so along an axis, where the sum is made in such a placement?"""
     if witness == reader and own != common:
         return False

@@ -44,7 +44,7 @@ class Multipliers:
     network: float = 0.0  # 0 to 1: how much the network lane counts beside the device
     s_per_byte: float = 0.0
     in_flight: float = 1.0
-    sync: bool = False  # do sums of gradients, once a step, count to the network?
+    sync: bool = False  # do gradient all-reduces, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
     busy_only: bool = False  # is only the time counted that lanes are busy, without waits?
 

@@ -40,9 +40,9 @@ class Freed:
     def less(self, count: int, s_per_second: float, s_per_byte: float) -> Floats:
         """By how much each row costs less, with multipliers on seconds and on bytes."""
         paid = s_per_second * self.seconds + s_per_byte * self.instead
-        found: Floats = np.zeros(count)
-        np.add.at(found, self.row, np.maximum(0.0, s_per_byte * self.saved - paid))
-        return found
+        less: Floats = np.zeros(count)
+        np.add.at(less, self.row, np.maximum(0.0, s_per_byte * self.saved - paid))
+        return less
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.layouts import copied_axes, num_shards
 from partita.costs.roofline import op_cost
 from partita.costs.saved import is_view
-from partita.costs.sharding import STAT_BYTES, Choice, ShardingModel, ways_of
+from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
@@ -88,10 +88,10 @@ class _Builder:
         forward, network, sync, gradients, saved = columns.T
         edges = self._edges()
         sums = self.back.sums(self._look)
-        for number, found in enumerate(sums, start=len(rows)):
-            for op, waited, sent in found.edges:
+        for number, total in enumerate(sums, start=len(rows)):
+            for op, waited, sent in total.edges:
                 edges.append(_Edge((op, number), 0.0 * sent, waited, sent))
-        seconds = [found.seconds for found in sums]
+        seconds = [total.seconds for total in sums]
         none = np.zeros(sum(map(len, seconds)))
         counts = [*map(len, rows), *map(len, seconds)]
         return BoundSegments(
@@ -110,7 +110,7 @@ class _Builder:
             tuple(edge.waits for edge in edges),
             tuple(edge.back_waits for edge in edges),
             tuple(edge.moved for edge in edges),
-            np.array([*self.segment_of, *(found.segment for found in sums)]),
+            np.array([*self.segment_of, *(total.segment for total in sums)]),
             np.array(self.fold.like),
             self._freed,
         )
@@ -153,10 +153,10 @@ class _Builder:
             self.known[key] = found
         return self.known[key]
 
-    def _parameters(self, op: Op, choice: Choice) -> tuple[float, float, float]:
+    def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float]:
         """Network seconds for each micro-batch and once a step; bytes of gradients."""
         sync = gradients = 0.0
-        shared = choice.sharded == "parameters"
+        shared = choice.zero == 3
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         needed = placements(self.graph.call(op), choice.dims)[0]
         for name, layout in zip(op.inputs, needed, strict=True):
@@ -171,7 +171,7 @@ class _Builder:
                 gathered[copied] = gathered.get(copied, 0.0) + held
             if name in self.updates:
                 gradients += held / (copies if shared else 1)
-                if choice.sharded == "states":
+                if choice.zero == 1:
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
         uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
         network = uses * sum(
@@ -182,9 +182,9 @@ class _Builder:
         sums = self._sums(op, choice)
         return network + (sums if shared else 0.0), sync + (0.0 if shared else sums), gradients
 
-    def _sums(self, op: Op, choice: Choice) -> float:
+    def _sums(self, op: Op, choice: SplitChoice) -> float:
         """Seconds to add up an op's gradients, by bandwidth alone."""
-        collective = "all_reduce" if choice.sharded == "none" else "reduce_scatter"
+        collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
         seconds = 0.0
         for gradient in self.gradient_ops[op.name]:
             if gradient.phase == "wgrad":
@@ -200,7 +200,9 @@ class _Builder:
         whole = self.collectives.seconds(collective, HUGE_BYTES, self.groups[axis])
         return size * whole / HUGE_BYTES
 
-    def _saved_bytes(self, op: Op, choice: Choice, gradient: Call, place: int, most: int) -> float:
+    def _saved_bytes(
+        self, op: Op, choice: SplitChoice, gradient: Call, place: int, most: int
+    ) -> float:
         """At least so much lies there for one read of a gradient op."""
         read = gradient.reads[place]
         needed = placements(gradient, choice.dims)[0][place]
@@ -224,7 +226,7 @@ class _Builder:
                 if is_view(self.graph.call(op)):
                     looks_at.update(dict.fromkeys(op.outputs, op.inputs[0]))
         seen: set[str] = set()
-        found: dict[str, list[tuple[Call, int, int]]] = {}
+        kept: dict[str, list[tuple[Call, int, int]]] = {}
         for name in self.model.ops:
             for gradient in self.gradient_ops[name]:
                 call = self.graph.call(gradient)
@@ -237,28 +239,28 @@ class _Builder:
                         continue
                     seen.add(root)
                     sizes = (self.graph.tensor(t).size_bytes for t in (tensor, root))
-                    found.setdefault(name, []).append((call, place, min(sizes)))
+                    kept.setdefault(name, []).append((call, place, min(sizes)))
                     self.read.setdefault(name, []).append((tensor, root))
-        return found
+        return kept
 
     def _owners(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for name in self.model.ops:
             for tensor in self.graph.op(name).inputs:
                 if self.graph.tensor(tensor).role == "parameter":
-                    found.setdefault(tensor, name)
-        return found
+                    owners.setdefault(tensor, name)
+        return owners
 
     def _waited(self) -> list[Floats]:
         """Of every op's choices, statistics that the next op waits for, and halos of its own."""
-        found = []
+        waited = []
         for i, name in enumerate(self.model.ops):
             op, total = self.graph.op(name), np.zeros(len(self.model.choices[i]))
             for halos, some in ((False, self.leads), (True, self.led)):
                 if i in some:
                     total += self._exchanged(op, halos)
-            found.append(total)
-        return found
+            waited.append(total)
+        return waited
 
     def _exchanged(self, op: Op, halos: bool) -> Floats:
         """Seconds of the halos that an op gets first, or of the statistics it shares after."""
@@ -276,11 +278,13 @@ class _Builder:
         width = dtype_bytes(self.graph.dtype(op)) if halos else STAT_BYTES
         factors = ways_of(dims, self.axes)
         return sum(
-            self.collectives.seconds(found.collective, found.elements * width, self.groups[axis])
+            self.collectives.seconds(
+                exchange.collective, exchange.elements * width, self.groups[axis]
+            )
             for axis, dim in enumerate(dims)
             if dim
-            for found in communication(self.graph.call(op), factors, along=dim)
-            if found.tensor < 0 and (found.collective == "halo") == halos
+            for exchange in communication(self.graph.call(op), factors, along=dim)
+            if exchange.tensor < 0 and (exchange.collective == "halo") == halos
         )
 
     # What a pair of choices costs along an edge inside a segment.

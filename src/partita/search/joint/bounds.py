@@ -135,8 +135,8 @@ class CellBound:
     @functools.cached_property
     def _forward(self) -> Floats:
         """Per segment, the least seconds of one forward."""
-        found: Floats = np.min([mesh.quickest.forward for mesh in self.meshes], axis=0)
-        return found
+        forward: Floats = np.min([mesh.quickest.forward for mesh in self.meshes], axis=0)
+        return forward
 
     def _climbed(self, family: Family, enough: float) -> float:
         """The best of a family's bounds: dual ascent on a grid that becomes finer.
@@ -185,7 +185,7 @@ class CellBound:
         p, m = self.num_ranks, self.num_microbatches
         flights = [1.0] * p
         if self.training and multiplier:
-            flights = least_in_flight(p, m)
+            flights = fewest_in_flight(p, m)
         low, high = min(flights), max(flights)
         at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
         at_high = (
@@ -211,8 +211,8 @@ class CellBound:
         """
         if self.waits_from or self.busy_only or not self.training:
             return np.zeros(self.num_ranks)
-        found: Floats = np.concatenate(([0.0], np.cumsum(self._forward)))[: self.num_ranks]
-        return found
+        array: Floats = np.concatenate(([0.0], np.cumsum(self._forward)))[: self.num_ranks]
+        return array
 
     def _least(self, at: Multipliers) -> Floats:
         """Per segment the least of all meshes; one that computes no less is not asked further."""
@@ -254,7 +254,7 @@ def waiting_bound_s(own: Floats, forward: Floats, num_ranks: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def least_in_flight(p: int, m: int) -> list[float]:
+def fewest_in_flight(p: int, m: int) -> list[float]:
     """Per rank, how many micro-batches all its chunks hold at a moment, in the thriftiest order.
 
     A moment counts by the chunk that holds least then, so that it does not matter how much of a

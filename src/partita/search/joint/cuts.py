@@ -57,13 +57,13 @@ def cuts_with_slack(
     slacks: Sequence[float] = SLACKS,
 ) -> list[Cuts]:
     """The cuts of the least sum for the least bottleneck, and for a few above it."""
-    least = _least_bottleneck([seconds for seconds, _ in tables])
+    least = _smallest_bottleneck([seconds for seconds, _ in tables])
     if not np.isfinite(least):
         return []
-    found = dict.fromkeys(
-        _least_sum(tables, sends, least * slack, num_microbatches) for slack in slacks
+    distinct = dict.fromkeys(
+        _smallest_sum(tables, sends, least * slack, num_microbatches) for slack in slacks
     )
-    return [cuts for cuts in found if cuts is not None]
+    return [cuts for cuts in distinct if cuts is not None]
 
 
 def _tables(
@@ -73,16 +73,16 @@ def _tables(
     share: float,
 ) -> list[tuple[Floats, Ints]]:
     known: dict[tuple[int, float, float], tuple[Floats, Ints]] = {}
-    found = []
+    tables = []
     for ranges, count, cap in zip(stages, in_flight, budgets, strict=True):
         key = (id(ranges), count, cap)
         if key not in known:
             known[key] = ranges.within(count, cap, share)
-        found.append(known[key])
-    return found
+        tables.append(known[key])
+    return tables
 
 
-def _least_bottleneck(tables: Sequence[Floats]) -> float:
+def _smallest_bottleneck(tables: Sequence[Floats]) -> float:
     size = len(tables[0])
     reach = np.full(size, np.inf)  # the least bottleneck with the first so many segments done
     reach[0] = 0.0
@@ -91,7 +91,7 @@ def _least_bottleneck(tables: Sequence[Floats]) -> float:
     return float(reach[-1])
 
 
-def _least_sum(
+def _smallest_sum(
     tables: Sequence[tuple[Floats, Ints]], sends: Floats, limit: float, num_microbatches: int
 ) -> Cuts | None:
     size = len(tables[0][0])

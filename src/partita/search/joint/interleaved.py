@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.search.joint.cuts import SLACKS, Cuts, cuts_with_slack
+from partita.search.joint.looped_rounds import round_ends
 from partita.search.joint.ranges import Floats, Ints, LayerRanges
-from partita.search.joint.rounds import round_ends
 
 NOTHING = 1e-9  # differences by rounding
 Tables = list[tuple[Floats, Ints]]
@@ -79,17 +79,17 @@ class Interleaved:
 
     def best(self) -> Cuts | None:
         """The best cuts; None where nothing fits."""
-        found = self._fitting(0.0)
-        if found is not None:
-            return found
+        new_cuts = self._fitting(0.0)
+        if new_cuts is not None:
+            return new_cuts
         multipliers = self.settings.multipliers
         low, high = 1, len(multipliers) - 1
         while low <= high:  # the dearer bytes are, the fewer are held
             middle = (low + high) // 2
             cuts = self._fitting(multipliers[middle])
-            found = cuts or found
+            new_cuts = cuts or new_cuts
             low, high = (low, middle - 1) if cuts else (middle + 1, high)
-        return found
+        return new_cuts
 
     def _fitting(self, multiplier: float) -> Cuts | None:
         cuts = self._at(multiplier)
@@ -106,13 +106,13 @@ class Interleaved:
     def _tables(self, multiplier: float) -> Tables:
         """Seconds and option of every range with a multiplier on bytes."""
         known: dict[tuple[int, float], tuple[Floats, Ints]] = {}
-        found = []
+        tables = []
         for ranges, count in zip(self.stages, self.in_flight, strict=True):
             key = (id(ranges), count)
             if key not in known:
                 known[key] = self._table(ranges, count, multiplier)
-            found.append(known[key])
-        return found
+            tables.append(known[key])
+        return tables
 
     def _table(self, ranges: LayerRanges, count: float, multiplier: float) -> tuple[Floats, Ints]:
         chunks = len(self.stages) // len(self.budgets)
@@ -193,8 +193,8 @@ class Interleaved:
 
         def times(ends: Sequence[int]) -> Floats:
             at = np.array(ends)
-            found: Floats = seconds[stage, at[:-1], at[1:]]
-            return found
+            times: Floats = seconds[stage, at[:-1], at[1:]]
+            return times
 
         own = times(ends)
         while True:
@@ -231,12 +231,12 @@ class Interleaved:
 
 def menu_of(seconds: Floats, kept: Floats, moment: Floats) -> list[Item]:
     """The options that are worth it, the quickest first."""
-    found: list[Item] = []
+    items: list[Item] = []
     for option in np.lexsort((kept + moment, seconds)):
         item = Item(float(seconds[option]), float(kept[option]), float(moment[option]), int(option))
-        if not found or item.held_bytes < found[-1].held_bytes * (1 - NOTHING):
-            found.append(item)
-    return found
+        if not items or item.held_bytes < items[-1].held_bytes * (1 - NOTHING):
+            items.append(item)
+    return items
 
 
 def within_budgets(

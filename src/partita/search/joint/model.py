@@ -17,8 +17,8 @@ import numpy as np
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.floors import op_floor_s
 from partita.costs.memory import model_memory, workspace_bytes
+from partita.costs.op_bounds import op_lower_bound_s
 from partita.costs.patterns import Patterns
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS
@@ -193,24 +193,24 @@ class JointModel:
         pinned = self.pinned_schedule
         if pinned is not None and pinned not in (*names, *virtual):
             names = [pinned] if NAMED[pinned].layout == "line" else []
-        found = [joint_schedule(name) for name in names if self.allow("schedule", name)]
+        joint_schedules = [joint_schedule(name) for name in names if self.allow("schedule", name)]
         for name, chunks in virtual.items() if self.training else ():
             if self.allow("schedule", name):
-                found += [joint_schedule(name, count) for count in chunks]
-        return tuple(found)
+                joint_schedules += [joint_schedule(name, count) for count in chunks]
+        return tuple(joint_schedules)
 
     def _counts(self) -> list[int]:
-        return [c for c in divisors(self.batch) if self.allow("microbatches", c)]
+        return [c for c in divisors(self.batch) if self.allow("micro-batches", c)]
 
     def _groupings(self) -> tuple[Grouping, ...]:
         most = min(self.settings.most_stages, self.chain.num_segments)
         if self.pinned_stages is not None:
             most = min(self.pinned_stages, self.chain.num_segments)
-        found = []
+        groupings = []
         for groups in device_groupings(self.cluster, most):
-            if self.allow("stages", len(groups)):
+            if self.allow("pp", len(groups)):
                 latency, per_byte = self._link(groups)
-                found.append(
+                groupings.append(
                     Grouping(
                         groups,
                         tuple(map(self._pattern, groups)),
@@ -219,7 +219,7 @@ class JointModel:
                         per_byte,
                     )
                 )
-        return tuple(found)
+        return tuple(groupings)
 
     def _pattern(self, group: tuple[int, ...]) -> int:
         """The number of a group's pattern: equal for groups that lie alike."""
@@ -245,11 +245,11 @@ class JointModel:
         if self.cluster.num_devices > self.settings.large:
             reached = [shape for shape in allowed if shape[0] <= self.batch // count]
             allowed = reached or allowed
-        found = [MeshShape(shape) for shape in allowed]
+        new_mesh_shapes = [MeshShape(shape) for shape in allowed]
         line = (len(group),)
         if line in allowed and count <= self.settings.most_weighted:
-            found += [MeshShape(line, weights) for weights in self._weights(group, count)]
-        return tuple(found)
+            new_mesh_shapes += [MeshShape(line, weights) for weights in self._weights(group, count)]
+        return tuple(new_mesh_shapes)
 
     def _weights(self, group: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
         """Shares by speed, where one stage has all heterogeneous devices."""
@@ -291,11 +291,13 @@ class JointModel:
         """The strategies of a table, with the splits that they stand for."""
         if key not in self._splits:
             on_mesh = self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight)
-            found = list(on_mesh.strategies)
+            split_strategies = list(on_mesh.strategies)
             if key.in_flight == 1 and self._replicas_matter(self._first[key.pattern]):
                 # Splits for parameters that are not sharded at all differ, and may be quicker.
-                found += replace(on_mesh, levels=REPLICATED, multipliers=MULTIPLIERS[:1]).strategies
-            self._splits[key] = tuple(found)
+                split_strategies += replace(
+                    on_mesh, levels=REPLICATED, multipliers=MULTIPLIERS[:1]
+                ).strategies
+            self._splits[key] = tuple(split_strategies)
         return self._splits[key]
 
     def _replicas_matter(self, group: tuple[int, ...]) -> bool:
@@ -318,7 +320,7 @@ class JointModel:
                 graph, self.fold, self.cluster, mesh, num_microbatches, flight, self._solve,
                 self._prove, self.collectives, distinct,
                 MULTIPLIERS if self.training else MULTIPLIERS[:3], self.levels,
-                self.allow("recompute", "light"),
+                self.allow("recompute", "selective"),
             )  # fmt: skip
         return self._meshes[key]
 
@@ -330,15 +332,15 @@ class JointModel:
 
     def _distinct_ops(self, num_microbatches: int) -> DistinctOps:
         if num_microbatches not in self._distinct:
-            found = DistinctOps.of(self.micro(num_microbatches), self.fold)
-            self._distinct[num_microbatches] = found
+            distinct_ops = DistinctOps.of(self.micro(num_microbatches), self.fold)
+            self._distinct[num_microbatches] = distinct_ops
         return self._distinct[num_microbatches]
 
     def memory_bytes(self, group: Sequence[int]) -> float:
         """What a device of a group has beside its workspace, by the one that has least."""
         kinds = {self.cluster.devices[device].kind: device for device in group}
-        found = (self.cluster.kind_of(device) for device in kinds.values())
-        return min(min(k.memory_bytes, self.max_memory) - workspace_bytes(k) for k in found)
+        generator = (self.cluster.kind_of(device) for device in kinds.values())
+        return min(min(k.memory_bytes, self.max_memory) - workspace_bytes(k) for k in generator)
 
     def _solve(self, problem: ShardingProblem) -> tuple[int, ...] | None:
         """Splits that are good enough for a strategy."""
@@ -370,14 +372,14 @@ class JointModel:
         problem = self.problem
         grouping = problem.groupings[solution.cell.grouping]
         schedule = problem.schedules[solution.schedule]
-        found = []
+        stages = []
         for number, stage in enumerate(solution.stages):
             group = schedule.group_of(number, grouping.num_groups)
             shape = problem.meshes_of(solution.cell, group)[stage.mesh]
             split = self.splits(problem.key(solution.cell, group, shape))[stage.strategy]
             mesh = mesh_on(shape, grouping.devices[group])
-            found.append(self._stage(number, mesh, split, stage))
-        return tuple(found)
+            stages.append(self._stage(number, mesh, split, stage))
+        return tuple(stages)
 
     def _stage(self, number: int, mesh: Mesh, split: SplitStrategy, choice: StageChoice) -> Stage:
         segments = self.chain.segments[choice.first : choice.end]
@@ -386,7 +388,14 @@ class JointModel:
         kept = tuple(segment.ops[0] for segment in segments[1:]) if full else ()
         again = self._again(split, ops) if choice.checkpointing == "selective" else ()
         splits = split.splits(ops, self.fold)
-        return Stage(f"stage{number}", mesh, splits, full, kept, again)
+        return Stage(
+            f"stage{number}",
+            mesh,
+            splits,
+            "full" if full else "selective" if again else "none",
+            kept,
+            again,
+        )
 
     def _again(self, split: SplitStrategy, ops: Sequence[str]) -> tuple[str, ...]:
         """The ops of a stage that run again: for gradients of this stage."""
@@ -401,15 +410,15 @@ class JointModel:
     @functools.cached_property
     def readers(self) -> dict[str, tuple[set[str], set[str]]]:
         """Per op the ops whose gradients read what it makes, and those that read it themselves."""
-        found: dict[str, tuple[set[str], set[str]]] = {}
+        readers: dict[str, tuple[set[str], set[str]]] = {}
         for op in self.graph.ops:
             if op.phase == "forward":
                 users = [user for name in op.outputs for user in self.graph.consumers(name)]
-                found[op.name] = (
+                readers[op.name] = (
                     {user.forward for user in users if user.forward},
                     {user.name for user in users if user.phase == "forward"},
                 )
-        return found
+        return readers
 
     # Bounds of cells.
 
@@ -490,7 +499,9 @@ class JointModel:
         launches = [
             sum(op_cost(graph, op, kind).launch_s for op in phases) for phases in distinct.phases
         ]
-        work = [sum(op_floor_s(graph, op, kind) for op in phases) for phases in distinct.phases]
+        work = [
+            sum(op_lower_bound_s(graph, op, kind) for op in phases) for phases in distinct.phases
+        ]
         return float(counts @ work) / self.cluster.num_devices, float(counts @ launches)
 
     def compute_bound_s(self, cell: Cell) -> float:

@@ -46,10 +46,10 @@ class PlanBounds:
             if in_line and self.model.training and self.num_levels > 1:
                 compute = max(compute, self.model.waiting_bound_s(cell))
             return max(compute, path) * (1 - 1e-9)  # sums in another order round differently
-        found = self.cell_bound(cell)
-        if found is None:
+        cell_bound = self.cell_bound(cell)
+        if cell_bound is None:
             return math.inf
-        return found.quick_s if level == 1 else found.climbed_s(enough)
+        return cell_bound.quick_s if level == 1 else cell_bound.climbed_s(enough)
 
     def cell_bound(self, cell: Cell) -> CellBound | None:
         """The bounds of a cell by multipliers; None where there is no such plan."""

@@ -121,14 +121,14 @@ def _training(
     late = np.concatenate(([0.0], np.cumsum(late[kinds])))
     tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
     tail += np.where(np.isfinite(static), sums(strategy.ends), 0.0)
-    found: dict[str, LayerRanges] = {}
+    layer_ranges: dict[str, LayerRanges] = {}
     if "none" in allowed:
         saved = sums(strategy.saved)
         seconds = waited + np.maximum(compute, overlapped)
-        found["none"] = _one(seconds, static, saved, np.zeros_like(saved), tail)
+        layer_ranges["none"] = _one(seconds, static, saved, np.zeros_like(saved), tail)
     if "selective" in allowed:
         sent, again = sums(strategy.again_sent), compute + sums(strategy.again)
-        found["selective"] = _one(
+        layer_ranges["selective"] = _one(
             waited + EXPOSED * sent + np.maximum(again, overlapped + sent),
             static,
             sums(strategy.again_saved),
@@ -139,8 +139,8 @@ def _training(
         # Sharded parameters are gathered once more for a second forward.
         twice = np.maximum(compute + sums(strategy.forward), GATHERED_AGAIN * overlapped)
         peaks = range_peaks(strategy.saved[kinds])
-        found["full"] = _one(waited + twice, static, sums(strategy.entering), peaks, tail)
-    return found
+        layer_ranges["full"] = _one(waited + twice, static, sums(strategy.entering), peaks, tail)
+    return layer_ranges
 
 
 def _inference(problem: JointProblem, strategy: Strategy) -> LayerRanges:
@@ -170,8 +170,8 @@ def range_sums(values: Floats) -> Floats:
 @functools.lru_cache(maxsize=8)
 def _nowhere(size: int) -> Floats:
     """Infinite where there is no range, else 0."""
-    found: Floats = np.where(np.tri(size, dtype=bool), np.inf, 0.0)
-    return found
+    nowhere: Floats = np.where(np.tri(size, dtype=bool), np.inf, 0.0)
+    return nowhere
 
 
 def range_peaks(values: Floats) -> Floats:
@@ -185,7 +185,7 @@ def range_peaks(values: Floats) -> Floats:
 
 def tied_ranges(tied: Sequence[TiedBytes], num_segments: int) -> Floats:
     """What tied parameters add to every range [i, j): the user is in it, the owner is not."""
-    found: Floats = np.zeros((num_segments + 1, num_segments + 1))
+    tied_ranges: Floats = np.zeros((num_segments + 1, num_segments + 1))
     for one in tied:
-        found[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
-    return found
+        tied_ranges[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
+    return tied_ranges

@@ -5,7 +5,7 @@ anyway: a GELU's output from its input, a norm's from the residual. An op may ru
 
     it has no product loop (`KINDS`), so that its time is that of reading and writing,
     its split exchanges nothing, and what it reads need not be converted once more (parameters that
-    are kept in shares are gathered once more: those of such ops are small),
+    are kept sharded are gathered once more: those of such ops are small),
     freed bytes - bytes kept instead > 0, at no more than `worth` times the time to move them.
 
 What was kept as a copy in another layout, such as the gathered input of a split layer, is converted
@@ -24,8 +24,8 @@ from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion, conversion_seconds, num_shards
 from partita.costs.roofline import op_cost
-from partita.costs.saved import Dims, Saved
-from partita.costs.sharding import Choice, ways_of
+from partita.costs.saved import Dims, SavedReads
+from partita.costs.sharding import SplitChoice, ways_of
 from partita.graph.record import Op
 from partita.graph.splits import communication, placements
 from partita.plans import Axis
@@ -45,12 +45,12 @@ class Again:
 class Selective:
     """Chooses for one way to split a folded training graph; `seconds` are of its forward ops."""
 
-    saved: Saved
+    saved: SavedReads
     kind: DeviceKind
     axes: tuple[Axis, ...]
     groups: Sequence[Groups]
     collectives: Collectives
-    choice_of: Mapping[str, Choice]
+    choice_of: Mapping[str, SplitChoice]
     seconds: Mapping[str, float]
     worth: float = 8.0  # times the seconds to read what is freed: a norm after another op is below
 
@@ -69,10 +69,10 @@ class Selective:
         sent: dict[str, float] = {}
         place = {name: i for i, name in enumerate(self.saved.maker)}
         for name in sorted(self.views, key=place.__getitem__):
-            found = self._closure(name, again)
-            if found is None:
+            closure = self._closure(name, again)
+            if closure is None:
                 continue
-            new, kept = found
+            new, kept = closure
             freed = [one for one in self._held_of(name, new) if one in self.kept]
             gain = sum(self._bytes(*one) for one in freed) - sum(self._bytes(*one) for one in kept)
             moved = self._moved(new)
@@ -140,25 +140,25 @@ class Selective:
 
     def _held_of(self, name: str, ops: set[str]) -> list[Held]:
         """What need not be kept any more when some ops run again to make a tensor."""
-        found = [(name, self.saved.made(name, self.dims_of))]
+        held = [(name, self.saved.made(name, self.dims_of))]
         for op in sorted(ops):
             for made in self.saved.graph.op(op).outputs:
-                found.extend((made, layout) for layout in self.copies.get(made, ()))
-        return found
+                held.extend((made, layout) for layout in self.copies.get(made, ()))
+        return held
 
     def _moved(self, ops: set[str]) -> dict[str, float] | None:
         """Seconds of conversions that are made once more; None where they take too long."""
-        found: dict[str, float] = {}
+        moved: dict[str, float] = {}
         for op in sorted(ops):
             for name in self.saved.graph.op(op).outputs:
                 for layout, reader in self.copies.get(name, {}).items():
-                    found[reader] = found.get(reader, 0.0) + conversion_seconds(
+                    moved[reader] = moved.get(reader, 0.0) + conversion_seconds(
                         self.saved.graph.tensor(name).size_bytes, self.sizes, self.groups,
                         self.collectives, self.saved.made(name, self.dims_of), layout,
                     )  # fmt: skip
-        if any(seconds > self._beside(reader) for reader, seconds in found.items()):
+        if any(seconds > self._beside(reader) for reader, seconds in moved.items()):
             return None
-        return found
+        return moved
 
     def _beside(self, reader: str) -> float:
         """Seconds of an op's data gradient."""

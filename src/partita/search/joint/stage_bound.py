@@ -43,19 +43,19 @@ class StageBound:
         held: dict[tuple[int, ...], float] = {}
         for stage in stages:
             devices = stage.mesh.devices
-            times, again = 2 if stage.recompute else 1, set(stage.again)
+            times, again = 2 if (stage.checkpointing == "full") else 1, set(stage.recomputed)
             names = tuple(sorted({self.cluster.devices[d].kind for d in devices}))
             kinds = tuple(kind for kind in self.cluster.kinds if kind.name in names)
             axes = stage.mesh.axes
             known = self._shares.setdefault((num_microbatches, axes, names), {})
             seconds = size = 0.0
             for split in stage.splits:
-                key = (self.fold.op_like[split.op], split.dims, split.sharded)
+                key = (self.fold.op_like[split.op], split.dims, split.zero)
                 share = known.get(key)
                 if share is None:
                     share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
                 seconds += times * share[0] + share[1]
-                kept = not stage.recompute and split.op not in again
+                kept = not (stage.checkpointing == "full") and split.op not in again
                 size += share[2] + (share[3] if kept else 0.0)
             busy[devices] = busy.get(devices, 0.0) + seconds
             held[devices] = held.get(devices, 0.0) + size
@@ -109,11 +109,11 @@ class StageBound:
                 shards *= most if place.kind == "shard" else 1.0
                 copies *= axis.size if place.kind != "shard" else 1.0
             size = tensor.size_bytes / shards
-            total += size / (copies if split.sharded == "parameters" else 1)
+            total += size / (copies if split.zero == 3 else 1)
             if self.training:
                 states = self._state_bytes(graph, name) / shards
-                total += states / (1 if split.sharded == "none" else copies)
-                kept = split.sharded in ("parameters", "gradients")
+                total += states / (1 if split.zero == 0 else copies)
+                kept = split.zero in (3, 2)
                 total += size / (copies if kept else 1)
         return total
 

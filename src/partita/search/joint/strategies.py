@@ -17,15 +17,15 @@ from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
 from partita.costs.roofline import op_cost
-from partita.costs.saved import Saved
+from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
     LEVELS,
-    Choice,
     ShardingModel,
+    SplitChoice,
     Weights,
     dims_of,
+    heterogeneous,
     sharding_model,
-    unlike,
     ways_of,
 )
 from partita.costs.tied import kept_alike, later_readers, state_bytes, tied_bytes
@@ -51,14 +51,14 @@ class SplitStrategy:
     """One answer for all segments: a choice for each op of the folded graph, and its figures."""
 
     mesh: Mesh
-    choice_of: dict[str, Choice]
+    choice_of: dict[str, SplitChoice]
     figures: Strategy
     again: frozenset[str] = frozenset()  # ops that selective checkpointing runs again
 
     def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
         """The splits of some ops of the whole graph."""
         return tuple(
-            OpSplit(op, choice.dims, choice.sharded)
+            OpSplit(op, choice.dims, choice.zero)
             for op, choice in ((op, self.choice_of[fold.op_like[op]]) for op in ops)
         )
 
@@ -104,23 +104,23 @@ class MeshStrategies:
             self.graph, self.fold, self.cluster, model, segment_of, self.num_microbatches,
             self.collectives,
         )  # fmt: skip
-        found: dict[tuple[int, ...], SplitStrategy] = {}
+        split_strategies: dict[tuple[int, ...], SplitStrategy] = {}
         unit = 0.0
         for multiplier in self.multipliers:
             weights = Weights(
                 hidden=self.overlapped_counts,
                 s_per_byte=multiplier * unit,
                 in_flight=self.in_flight,
-                light=self.selective,
+                selective=self.selective,
             )
             chosen = self.solve(model.problem(weights))
             if chosen is None:
                 break
             if not unit:
                 unit = _unit_price(model, chosen, self.in_flight)
-            if chosen not in found:
-                found[chosen] = reader.strategy(chosen)
-        return tuple(found.values())
+            if chosen not in split_strategies:
+                split_strategies[chosen] = reader.strategy(chosen)
+        return tuple(split_strategies.values())
 
     @functools.cached_property
     def bounds(self) -> BoundSegments:
@@ -133,7 +133,9 @@ class MeshStrategies:
     @functools.cached_property
     def quickest(self) -> "Quickest":
         """The least seconds of every segment of the chain, each op at its quickest split."""
-        rows = [self._quickest(kind, place) for kind, place in unlike(self.cluster, self.mesh)]
+        rows = [
+            self._quickest(kind, place) for kind, place in heterogeneous(self.cluster, self.mesh)
+        ]
         total = max((row[0] for row in rows), key=lambda row: float(row.sum()))
         forward, backward = (np.min([row[k] for row in rows], axis=0) for k in (1, 2))
         return Quickest(total, forward, backward)
@@ -234,7 +236,7 @@ class _Reader:
         self.producer = {name: i for i, op in enumerate(model.ops) for name in graph.op(op).outputs}
         self.enters = _entering(graph, fold)
         at = dict(zip(model.ops, map(int, segment_of), strict=True))
-        self.saved = Saved(graph, at, self.count)
+        self.saved = SavedReads(graph, at, self.count)
         self.at, self.later = at, later_readers(graph)
         self.states = state_bytes(graph)
 
@@ -254,7 +256,7 @@ class _Reader:
             blocking[v] += model.matrices[m][chosen[u], chosen[v]]
         hidden = np.array([table.hidden[x] for table, x in rows])
         ends = np.array([table.ends[x] for table, x in rows])
-        sharded = np.array([choice.sharded == "parameters" for choice in choices])
+        sharded = np.array([choice.zero == 3 for choice in choices])
         static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
         kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
         dims_of = {op: choice.dims for op, choice in kept.items()}
@@ -280,11 +282,11 @@ class _Reader:
             again_saved=self.saved.bytes_of(dims_of, self.sizes, again) if again else saved,
             tied=self._tied(kept),
             selective=bool(again),
-            replicated=all(choice.sharded == "none" for choice in choices),
+            replicated=all(choice.zero == 0 for choice in choices),
         )
         return SplitStrategy(model.mesh, kept, figures, again)
 
-    def _selective(self, choice_of: dict[str, Choice], forward: Floats) -> Again:
+    def _selective(self, choice_of: dict[str, SplitChoice], forward: Floats) -> Again:
         """What selective checkpointing runs again."""
         seconds = dict(zip(self.model.ops, forward.tolist(), strict=True))
         mesh = self.model.mesh
@@ -293,7 +295,7 @@ class _Reader:
             self.saved, self.kind, mesh.axes, groups, self.collectives, choice_of, seconds
         ).chosen()
 
-    def _tied(self, choice_of: dict[str, Choice]) -> tuple[TiedBytes, ...]:
+    def _tied(self, choice_of: dict[str, SplitChoice]) -> tuple[TiedBytes, ...]:
         first = {k: i for i, k in reversed(list(enumerate(self.fold.like)))}
         return tuple(
             TiedBytes(
@@ -306,7 +308,7 @@ class _Reader:
             for reader in self.later
         )
 
-    def _forward(self, choices: Sequence[Choice]) -> Floats:
+    def _forward(self, choices: Sequence[SplitChoice]) -> Floats:
         axes = self.model.mesh.axes
         found = []
         for name, choice in zip(self.model.ops, choices, strict=True):
@@ -315,7 +317,7 @@ class _Reader:
         seconds: Floats = np.array(found, np.float64)
         return seconds
 
-    def _entering(self, segment: int, choices: Sequence[Choice]) -> float:
+    def _entering(self, segment: int, choices: Sequence[SplitChoice]) -> float:
         total = 0.0
         for name in self.enters[segment]:
             i = self.producer[name]
@@ -328,9 +330,9 @@ class _Reader:
 def _entering(graph: Graph, fold: Folded) -> list[list[str]]:
     """What crosses the cut before each segment of the folded graph."""
     at = {name: k for k, ops in enumerate(fold.segments) for name in ops}
-    found: list[dict[str, None]] = [{} for _ in fold.segments]
+    entering: list[dict[str, None]] = [{} for _ in fold.segments]
     for source, target, tensor in graph.edges():
         if source.phase == target.phase == "forward":
             for k in range(at[source.name] + 1, at[target.name] + 1):
-                found[k][tensor.name] = None
-    return [list(names) for names in found]
+                entering[k][tensor.name] = None
+    return [list(names) for names in entering]

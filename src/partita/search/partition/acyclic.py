@@ -11,7 +11,7 @@ from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
-from partita.search.partition.walk import Walk, offer_chains
+from partita.search.partition.walk import LabelWalk, offer_chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Acyclic:
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
     ) -> Result[PartitionSolution]:
         """Search until all restarts are done."""
-        walk = Walk(problem, Run(stop, "acyclic", seed))
+        walk = LabelWalk(problem, Run(stop, "acyclic", seed))
         if not walk.hopeless:
             offer_chains(walk, self.num_orders, self.max_cuts, seed)
         if answered(walk):

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from partita.search.partition.network import F64, I64, Network
+from partita.search.partition.network import F64, I64, PartitionNetwork
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 SHARPNESS = 64
@@ -48,7 +48,7 @@ class State(NamedTuple):
     random: npt.NDArray[np.uint64]  # one number
 
 
-def start(net: Network, device: I64, seed: int) -> State:
+def start(net: PartitionNetwork, device: I64, seed: int) -> State:
     """The state of a labelling; its own best so far."""
     shape = len(net.net_src), net.num_devices
     state = State(
@@ -69,7 +69,7 @@ def start(net: Network, device: I64, seed: int) -> State:
 
 
 @numba.njit(cache=True)
-def rebuild(net: Network, state: State) -> None:
+def rebuild(net: PartitionNetwork, state: State) -> None:
     """Set counts, sizes and times from the labelling; takes rounding errors away, too."""
     state.consumers[:] = 0
     state.fwd[:] = 0.0
@@ -92,7 +92,7 @@ def rebuild(net: Network, state: State) -> None:
 
 
 @inner
-def measure(net: Network, state: State, each: int, there: int) -> None:
+def measure(net: PartitionNetwork, state: State, each: int, there: int) -> None:
     """Bring the largest fwd and bwd of a net's consumers on one device up to date."""
     first = net.pin_start[each]
     fwd = bwd = 0.0
@@ -109,7 +109,9 @@ def measure(net: Network, state: State, each: int, there: int) -> None:
 
 
 @inner
-def charge(net: Network, state: State, each: int, home: int, there: int, sign: float) -> None:
+def charge(
+    net: PartitionNetwork, state: State, each: int, home: int, there: int, sign: float
+) -> None:
     """Add (or, with sign -1, take away) what a net costs between two devices."""
     fwd, bwd = state.fwd[each, there], state.bwd[each, there]
     ms = fwd * net.per_byte_ms[home, there] + bwd * net.per_byte_ms[there, home]
@@ -123,7 +125,7 @@ def charge(net: Network, state: State, each: int, home: int, there: int, sign: f
 
 
 @numba.njit(cache=True, forceinline=True)
-def shift(net: Network, state: State, node: int, to: int) -> None:
+def shift(net: PartitionNetwork, state: State, node: int, to: int) -> None:
     """Move one node to a device."""
     frm = state.device[node]
     state.time_ms[frm] -= net.work_ms[node, frm]
@@ -150,7 +152,7 @@ def shift(net: Network, state: State, node: int, to: int) -> None:
 
 
 @inner
-def _rehome(net: Network, state: State, each: int, frm: int, to: int) -> None:
+def _rehome(net: PartitionNetwork, state: State, each: int, frm: int, to: int) -> None:
     """Move the producer of a net where all links are the same: others pay what they paid."""
     everywhere = 0.0
     for there in range(net.num_devices):
@@ -166,7 +168,9 @@ def _rehome(net: Network, state: State, each: int, frm: int, to: int) -> None:
 
 
 @inner
-def recount(net: Network, state: State, each: int, home: int, there: int, more: int) -> None:
+def recount(
+    net: PartitionNetwork, state: State, each: int, home: int, there: int, more: int
+) -> None:
     """One consumer of a net more or less on a device, whose label is set already."""
     state.consumers[each, there] += more
     count = state.consumers[each, there]
@@ -180,7 +184,7 @@ def recount(net: Network, state: State, each: int, home: int, there: int, more: 
 
 
 @inner
-def fits(net: Network, state: State) -> bool:
+def fits(net: PartitionNetwork, state: State) -> bool:
     """Does no device hold more than its cap?"""
     for device in range(net.num_devices):
         if state.held_bytes[device] > net.caps_bytes[device]:
@@ -189,7 +193,7 @@ def fits(net: Network, state: State) -> bool:
 
 
 @inner
-def energy(net: Network, state: State, scale: float) -> float:
+def energy(net: PartitionNetwork, state: State, scale: float) -> float:
     """The sum of (time * scale)^SHARPNESS; bytes over the cap count as time."""
     total = 0.0
     for device in range(net.num_devices):
@@ -224,7 +228,7 @@ def accepts(state: State, now: float, after: float, temperature: float) -> bool:
 
 
 @inner
-def _neighbour(net: Network, state: State, node: int) -> int:
+def _neighbour(net: PartitionNetwork, state: State, node: int) -> int:
     """A producer or consumer of a node, at random; the node itself if there is none."""
     made = net.made_start[node + 1] - net.made_start[node]
     used = net.used_start[node + 1] - net.used_start[node]
@@ -239,7 +243,7 @@ def _neighbour(net: Network, state: State, node: int) -> int:
 
 
 @inner
-def _propose(net: Network, state: State, moved: I64, target: I64) -> int:
+def _propose(net: PartitionNetwork, state: State, moved: I64, target: I64) -> int:
     """Draw nodes to move and their new devices; how many."""
     num_nodes, device = len(net.held_bytes), state.device
     node = int(draw(state) * num_nodes)
@@ -272,7 +276,7 @@ def _propose(net: Network, state: State, moved: I64, target: I64) -> int:
 
 @numba.njit(cache=True)
 def anneal(
-    net: Network, state: State, first: int, last: int, steps: int, hot: float, cold: float
+    net: PartitionNetwork, state: State, first: int, last: int, steps: int, hot: float, cold: float
 ) -> None:
     """Steps `first` to `last` of a walk of `steps` that cools from `hot` to `cold`."""
     rebuild(net, state)

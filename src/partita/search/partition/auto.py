@@ -18,13 +18,13 @@ from partita.search.partition.ending import answered, ending
 from partita.search.partition.exact import TRIED, branch
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
 from partita.search.partition.straight import prove_straight
-from partita.search.partition.walk import Schedule, Walk, offer_chains, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, offer_chains, proven
 
 _HOT = (5e-4, 1e-3, 5e-4, 5e-3)  # per cycle, in turn
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class AutoPartition:
     """The best of chains over several orders and annealing from coarse to fine, with a bound."""
 
     num_orders: int = 6
@@ -45,7 +45,7 @@ class Auto:
     ) -> Result[PartitionSolution]:
         """Search until all cycles are done."""
         run: Run[PartitionSolution] = Run(stop, "auto", seed)
-        walk = Walk(problem, run)
+        walk = LabelWalk(problem, run)
         if walk.hopeless:
             return ending(walk)
         offer_chains(walk, self.num_orders, self.max_cuts, seed)
@@ -58,7 +58,7 @@ class Auto:
         self._cycles(walk, seed)
         return ending(walk)
 
-    def _in_order(self, walk: Walk, seed: int) -> Result[PartitionSolution]:
+    def _in_order(self, walk: LabelWalk, seed: int) -> Result[PartitionSolution]:
         """Prove what is proven quickly, anneal stages in order, prove again, anneal again."""
         prove_straight(walk, self.effort / 10)
         anneal_in_order(walk, InOrder(restarts=1), seed)
@@ -67,11 +67,11 @@ class Auto:
         anneal_in_order(walk, InOrder(restarts=6), seed + 1)
         return ending(walk)
 
-    def _cycles(self, walk: Walk, seed: int) -> None:
+    def _cycles(self, walk: LabelWalk, seed: int) -> None:
         """Cycles from the best of a line, which begins with the best of all or from scratch."""
         run, num_nodes = walk.run, walk.net.num_nodes
         if num_nodes <= 16 * walk.net.num_devices:  # little to coarsen: cool slowly
-            slow = Schedule(self.slow_steps_per_node * num_nodes, 1e-2, cold=2e-4)
+            slow = AnnealingSchedule(self.slow_steps_per_node * num_nodes, 1e-2, cold=2e-4)
             for index in range(self.num_slow):
                 if not run.done() and not proven(run):
                     walk.cycle(None, slow, seed + 7919 * index)
@@ -85,10 +85,10 @@ class Auto:
                 from_scratch = not from_scratch
                 line, line_ms, idle = None if from_scratch else walk.labels, math.inf, 0
             hot = 2e-2 if line is None else _HOT[index % len(_HOT)]
-            found = walk.cycle(line, Schedule(steps, hot, cold=2e-5), seed + 7919 * index)
-            if found is None:
+            cycle = walk.cycle(line, AnnealingSchedule(steps, hot, cold=2e-5), seed + 7919 * index)
+            if cycle is None:
                 return
-            found_ms = float(start(walk.net, found, 0).best_ms[0])
+            found_ms = float(start(walk.net, cycle, 0).best_ms[0])
             idle = idle + 1 if found_ms >= line_ms else 0
             if found_ms < line_ms or line is None:
-                line, line_ms = found, found_ms
+                line, line_ms = cycle, found_ms

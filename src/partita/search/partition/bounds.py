@@ -14,27 +14,27 @@ import numba
 import numpy as np
 
 from partita.problems.partition import PartitionProblem, lower_bound
-from partita.search.partition.network import F64, I64, Network, network
+from partita.search.partition.network import F64, I64, PartitionNetwork, network
 
 _ROUNDING = 1 - 1e-12  # a bound must not exceed the optimum by rounding
 
 
-def communication_bound(problem: PartitionProblem, net: Network | None = None) -> float:
+def communication_bound(problem: PartitionProblem, net: PartitionNetwork | None = None) -> float:
     """The best of the plain bound and the least device time of the longest node."""
     plain = lower_bound(problem)
     net = network(problem) if net is None else net
     if net.num_devices == 1:
         return plain
-    return max(plain, least_device_time_ms(net, int(net.work_ms.min(axis=1).argmax())) * _ROUNDING)
+    return max(plain, device_time_bound_ms(net, int(net.work_ms.min(axis=1).argmax())) * _ROUNDING)
 
 
-def least_device_time_ms(net: Network, node: int) -> float:
+def device_time_bound_ms(net: PartitionNetwork, node: int) -> float:
     """No device that holds this node takes less, whatever else it holds."""
     heads, capacities, starts, arcs, sink = _flow_network(net)
     return float(_max_flow(heads, capacities, starts, arcs, node, sink))
 
 
-def _flow_network(net: Network) -> tuple[I64, F64, I64, I64, int]:
+def _flow_network(net: PartitionNetwork) -> tuple[I64, F64, I64, I64, int]:
     """Arcs in pairs (an arc, then its reverse), grouped by tail."""
     num_nodes, num_nets = net.num_nodes, len(net.net_src)
     sink = num_nodes + 2 * num_nets

@@ -1,4 +1,4 @@
-"""Tries every assignment of nodes to devices: the referee of the other searches.
+"""Tries every assignment of nodes to devices: the oracle of the other searches.
 
 Device times depend on devices only, and every assignment is valid with some staging (see
 `partita.problems.partition`), so trying all assignments leaves nothing out. Where they are alike, a
@@ -27,24 +27,24 @@ NONE = "no assignment keeps to what was asked; all were tried"
 
 
 @dataclass(frozen=True, slots=True)
-class Brute:
-    """Tries every assignment of nodes to devices; for tiny problems and as referee."""
+class BrutePartition:
+    """Tries every assignment of nodes to devices; for tiny problems and as oracle."""
 
     def __call__(
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
     ) -> Result[PartitionSolution]:
         """Search until every assignment was tried."""
         run: Run[PartitionSolution] = Run(stop, "brute", seed)
-        found = False
+        any_fits = False
         for solution in solutions(problem):
             if run.done():
-                run.bound(lower_bound(problem))  # not earlier: a referee trusts no bound
+                run.bound(lower_bound(problem))  # not earlier: an oracle trusts no bound
                 return run.result()
             run.evaluations += 1
             if not check(problem, solution):
-                found = True
+                any_fits = True
                 run.offer(solution, evaluate(problem, solution))
-        if not found:
+        if not any_fits:
             return run.result(Status.INFEASIBLE, infeasible(problem) or NONE)
         return run.result(Status.OPTIMAL, f"all {run.evaluations:,} assignments were tried")
 

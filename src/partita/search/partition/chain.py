@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ChainPartition:
     """Cuts the model's order into contiguous blocks, one per device, by dynamic programming."""
 
     max_cuts: int = 2000
@@ -72,9 +72,9 @@ class Chain:
         if not self.rescue or run.solution is not None:
             return run.result()
         from partita.search.partition.ending import ending  # which offers chains itself
-        from partita.search.partition.walk import Walk
+        from partita.search.partition.walk import LabelWalk
 
-        return ending(Walk(problem, run))
+        return ending(LabelWalk(problem, run))
 
 
 def cut_places(problem: PartitionProblem, max_cuts: int) -> Ints:

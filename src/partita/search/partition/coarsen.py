@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partita.search.partition.network import I64, Network, contract
+from partita.search.partition.network import I64, PartitionNetwork, contract
 
 
-def clusters(net: Network, most_ms: float, seed: int, labels: I64 | None = None) -> I64:
+def clusters(net: PartitionNetwork, most_ms: float, seed: int, labels: I64 | None = None) -> I64:
     """A cluster for every node, numbered by their first nodes."""
     ratings = _ratings(net)
     work = net.mean_ms.tolist()
@@ -47,38 +47,38 @@ def numbered(root: Sequence[int]) -> I64:
     return np.array([number.setdefault(each, len(number)) for each in root], np.int64)
 
 
-def _ratings(net: Network) -> list[dict[int, float]]:
+def _ratings(net: PartitionNetwork) -> list[dict[int, float]]:
     """Per node: its neighbours and what it shares with them."""
-    found: list[dict[int, float]] = [{} for _ in range(net.num_nodes)]
+    ratings: list[dict[int, float]] = [{} for _ in range(net.num_nodes)]
     starts, pins = net.pin_start.tolist(), net.pin_node.tolist()
     prices = net.pin_ms.tolist()
     for each, src in enumerate(net.net_src.tolist()):
         first, last = starts[each], starts[each + 1]
         for at in range(first, last):
             share = (prices[at] + 1e-12) / (last - first)
-            found[src][pins[at]] = found[src].get(pins[at], 0.0) + share
-            found[pins[at]][src] = found[pins[at]].get(src, 0.0) + share
-    return found
+            ratings[src][pins[at]] = ratings[src].get(pins[at], 0.0) + share
+            ratings[pins[at]][src] = ratings[pins[at]].get(src, 0.0) + share
+    return ratings
 
 
 def levels(
-    net: Network, smallest: int, most_ms: float, seed: int, labels: I64 | None = None
-) -> list[tuple[Network, I64]]:
+    net: PartitionNetwork, smallest: int, most_ms: float, seed: int, labels: I64 | None = None
+) -> list[tuple[PartitionNetwork, I64]]:
     """Ever smaller networks, the given one first, each with the cluster of every original node."""
-    found = [(net, np.arange(net.num_nodes))]
-    while found[-1][0].num_nodes > smallest:
-        fine, cluster_of = found[-1]
+    levels = [(net, np.arange(net.num_nodes))]
+    while levels[-1][0].num_nodes > smallest:
+        fine, cluster_of = levels[-1]
         kept = None if labels is None else labels_of_clusters(cluster_of, labels)
-        merged = clusters(fine, most_ms, seed + len(found), kept)
+        merged = clusters(fine, most_ms, seed + len(levels), kept)
         coarse = contract(fine, merged)
         if coarse.num_nodes > 0.95 * fine.num_nodes:
             break
-        found.append((coarse, merged[cluster_of]))
-    return found
+        levels.append((coarse, merged[cluster_of]))
+    return levels
 
 
 def labels_of_clusters(cluster_of: I64, labels: I64) -> I64:
     """The label of every cluster, whose nodes have one label."""
-    found = np.zeros(int(cluster_of.max()) + 1, np.int64)
-    found[cluster_of] = labels
-    return found
+    array = np.zeros(int(cluster_of.max()) + 1, np.int64)
+    array[cluster_of] = labels
+    return array

@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.problems.partition import PartitionEdge, PartitionNode, PartitionProblem
 from partita.search.partition.anneal import anneal, start
-from partita.search.partition.bounds import least_device_time_ms
+from partita.search.partition.bounds import device_time_bound_ms
 from partita.search.partition.exact import Tree
 from partita.search.partition.network import network
 from partita.search.partition.stage_anneal import anneal_stages, stages
@@ -22,7 +22,7 @@ def compile_all() -> None:
     nodes = tuple(PartitionNode(id, "OP", 1.0, 1.0) for id in range(3))
     edges = (PartitionEdge(0, 1, 8, 8), PartitionEdge(1, 2, 8, 8))
     net = network(PartitionProblem(nodes, edges, 2))
-    least_device_time_ms(net, 0)
+    device_time_bound_ms(net, 0)
     labels = np.zeros(3, np.int64)
     state = start(net, labels, 0)
     anneal(net, state, 0, 1, 1, 1e-3, 1e-5)

@@ -20,10 +20,10 @@ from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.partition.anneal import State, inner, recount, start
 from partita.search.partition.ending import answered, ending
-from partita.search.partition.model import Model
-from partita.search.partition.network import F64, I64, Network
+from partita.search.partition.model import PartitionCpModel
+from partita.search.partition.network import F64, I64, PartitionNetwork
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
-from partita.search.partition.walk import Schedule, Walk, offer_chains, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, offer_chains, proven
 
 TRIED = "every labelling was tried or ruled out"
 _CHUNK = 100_000  # tree nodes between two looks at the clock
@@ -33,7 +33,7 @@ _LONGEST = 8  # how many long nodes are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactPartition:
     """Proves the best labelling of small problems by branch and bound."""
 
     most_tree_nodes: int = 2_000_000_000
@@ -44,7 +44,7 @@ class Exact:
     ) -> Result[PartitionSolution]:
         """Search until the tree is done."""
         run: Run[PartitionSolution] = Run(stop, "exact", seed)
-        walk = Walk(problem, run)
+        walk = LabelWalk(problem, run)
         if not walk.hopeless:
             offer_chains(walk, 2, 700, seed)
         if not answered(walk):
@@ -52,21 +52,21 @@ class Exact:
         if walk.in_order:
             anneal_in_order(walk, InOrder(restarts=1, steps_per_node=300), seed)
             if not proven(run):
-                Model(walk, timed=True).solve(self.effort)
+                PartitionCpModel(walk, timed=True).solve(self.effort)
             return ending(walk)
         steps = min(100_000, 300 * walk.net.num_nodes)
         for index in range(3):
             if not run.done() and not proven(run):
-                walk.cycle(None, Schedule(steps, 2e-2), seed + index)
+                walk.cycle(None, AnnealingSchedule(steps, 2e-2), seed + index)
         if run.solution is None:
-            found = ending(walk)
+            result = ending(walk)
             if run.solution is None:
-                return found
+                return result
         done = branch(walk, self.most_tree_nodes)
         return run.result(Status.OPTIMAL, TRIED) if done else run.result()
 
 
-def branch(walk: Walk, most_tree_nodes: int, most_first: int | None = None) -> bool:
+def branch(walk: LabelWalk, most_tree_nodes: int, most_first: int | None = None) -> bool:
     """Search trees for better answers; True if one was finished, so the best is optimal.
 
     A tree that looks only for answers better than a goal is small if the goal is near the bound,
@@ -97,7 +97,7 @@ def branch(walk: Walk, most_tree_nodes: int, most_first: int | None = None) -> b
 class Tree:
     """All labellings better than a goal, searched in chunks."""
 
-    def __init__(self, net: Network, goal_ms: float) -> None:
+    def __init__(self, net: PartitionNetwork, goal_ms: float) -> None:
         self.net = net
         self.state = start(net, np.zeros(net.num_nodes, np.int64), 0)
         _clear(self.state)
@@ -120,7 +120,7 @@ class Tree:
         )
         return visited
 
-    def search(self, walk: Walk, most_tree_nodes: int) -> int:
+    def search(self, walk: LabelWalk, most_tree_nodes: int) -> int:
         """Go on until finished, stopped or that many tree nodes; how many were visited."""
         run, spent = walk.run, 0
         while spent < most_tree_nodes and not self.finished and not run.done():
@@ -145,7 +145,7 @@ class _Rest:
     longest nodes must also fit in one by one: j of them take at least the time of the j-th.
     """
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: PartitionNetwork) -> None:
         totals = net.work_ms.sum(axis=0)
         weights = np.ones(net.num_devices)
         if not net.alike_devices and totals.min() > 0:
@@ -172,7 +172,7 @@ def _clear(tree: State) -> None:
 
 @numba.njit(cache=True)
 def _search(
-    net: Network,
+    net: PartitionNetwork,
     tree: State,
     cursor: I64,
     used: I64,
@@ -211,7 +211,7 @@ def _search(
 
 
 @inner
-def _hopeless(net: Network, tree: State, weights: F64, rest: float, longest: F64) -> bool:
+def _hopeless(net: PartitionNetwork, tree: State, weights: F64, rest: float, longest: F64) -> bool:
     """Can what is placed not become part of an answer better than the goal?"""
     goal = tree.best_ms[0]
     total = room = 0.0
@@ -235,7 +235,7 @@ def _hopeless(net: Network, tree: State, weights: F64, rest: float, longest: F64
 
 
 @inner
-def _put(net: Network, tree: State, node: int, device: int) -> None:
+def _put(net: PartitionNetwork, tree: State, node: int, device: int) -> None:
     """Place a node whose producers are placed."""
     tree.device[node] = device
     tree.time_ms[device] += net.work_ms[node, device]
@@ -246,7 +246,7 @@ def _put(net: Network, tree: State, node: int, device: int) -> None:
 
 
 @inner
-def _take(net: Network, tree: State, node: int) -> None:
+def _take(net: PartitionNetwork, tree: State, node: int) -> None:
     """Undo `_put` of the node placed last."""
     device = tree.device[node]
     tree.device[node] = -1

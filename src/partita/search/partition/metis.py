@@ -14,9 +14,9 @@ from partita.errors import MissingExtraError
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.partition.ending import answered, ending
-from partita.search.partition.network import I64, Network
+from partita.search.partition.network import I64, PartitionNetwork
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
-from partita.search.partition.walk import Schedule, Walk, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, proven
 
 _UNITS = 10_000  # the heaviest node or edge, as METIS counts
 
@@ -31,7 +31,7 @@ class Metis:
         self, problem: PartitionProblem, stop: Stop = UNTIL_DONE, seed: int = 0
     ) -> Result[PartitionSolution]:
         """Search until every imbalance was tried."""
-        walk = Walk(problem, Run(stop, "metis", seed))
+        walk = LabelWalk(problem, Run(stop, "metis", seed))
         run, net = walk.run, walk.net
         if not answered(walk):
             return ending(walk)
@@ -45,12 +45,12 @@ class Metis:
             labels = parts(net, imbalance, seed)
             walk.count_and_offer(labels)
         if run.solution is None and not run.done():
-            steps = Schedule(200 * net.num_nodes, 1e-3)
+            steps = AnnealingSchedule(200 * net.num_nodes, 1e-3)
             walk.anneal(net, np.arange(net.num_nodes), labels, steps, seed)
         return ending(walk)
 
 
-def parts(net: Network, imbalance: float, seed: int) -> I64:
+def parts(net: PartitionNetwork, imbalance: float, seed: int) -> I64:
     """METIS's part for every node."""
     try:
         import pymetis
@@ -61,7 +61,7 @@ def parts(net: Network, imbalance: float, seed: int) -> I64:
     neighbours = _neighbours(net)
     heaviest = max((price for each in neighbours for price in each.values()), default=0.0)
     work = net.mean_ms
-    _, found = pymetis.part_graph(
+    _, parts = pymetis.part_graph(
         net.num_devices,
         adjacency=[list(each) for each in neighbours],
         vweights=_units(work, float(work.max())).tolist(),
@@ -71,7 +71,7 @@ def parts(net: Network, imbalance: float, seed: int) -> I64:
         options=pymetis.Options(seed=seed % 2**31, ufactor=round((imbalance - 1) * 1000)),
         recursive=False,
     )
-    return np.array(found, np.int64)
+    return np.array(parts, np.int64)
 
 
 def _units(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", largest: float) -> I64:
@@ -80,13 +80,13 @@ def _units(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", largest: floa
     return np.maximum(1, np.rint(scaled)).astype(np.int64)
 
 
-def _neighbours(net: Network) -> list[dict[int, float]]:
+def _neighbours(net: PartitionNetwork) -> list[dict[int, float]]:
     """Per node: what flows between it and every other, without directions."""
-    found: list[dict[int, float]] = [{} for _ in range(net.num_nodes)]
+    neighbours: list[dict[int, float]] = [{} for _ in range(net.num_nodes)]
     prices = net.pin_ms.tolist()
     for each, src in enumerate(net.net_src.tolist()):
         for at in range(int(net.pin_start[each]), int(net.pin_start[each + 1])):
             dst = int(net.pin_node[at])
             for one, other in ((src, dst), (dst, src)):
-                found[one][other] = found[one].get(other, 0.0) + prices[at]
-    return [dict(sorted(each.items())) for each in found]
+                neighbours[one][other] = neighbours[one].get(other, 0.0) + prices[at]
+    return [dict(sorted(each.items())) for each in neighbours]

@@ -19,8 +19,8 @@ from partita.problems.partition import (
     solution_of_stages,
     stages_from_devices,
 )
-from partita.search.partition.walk import Walk
-from partita.search.schedule.solver import Outcome, solve
+from partita.search.partition.walk import LabelWalk
+from partita.search.schedule.solver import SolverOutcome, solve
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _LARGEST = 2.0**55
 
 
-class Model:
+class PartitionCpModel:
     """The problem of a walk as a CP-SAT model; solutions go to the walk's run."""
 
-    def __init__(self, walk: Walk, timed: bool = False) -> None:
+    def __init__(self, walk: LabelWalk, timed: bool = False) -> None:
         from ortools.sat.python import cp_model
 
         self.walk = walk
@@ -52,7 +52,7 @@ class Model:
         if timed:
             self._add_times()
 
-    def solve(self, effort: float) -> Outcome:
+    def solve(self, effort: float) -> SolverOutcome:
         """Look for answers; each goes to the run, and so does every bound of a timed model."""
         flat = [*self.y.values(), *self.x.values(), *self.largest]
 
@@ -71,7 +71,7 @@ class Model:
             on_solution=on_solution,
             on_bound=on_bound if timed else None,
         )
-        if timed and answer.outcome is Outcome.SOLVED and answer.values is not None:
+        if timed and answer.outcome is SolverOutcome.SOLVED and answer.values is not None:
             on_bound(answer.values[-1])
         return answer.outcome
 
@@ -113,12 +113,12 @@ class Model:
         """The largest of some sizes as a sum: (rank, more bytes, the consumers that need them)."""
         first = int(self.net.pin_start[each])
         pins = self.net.pin_node[first : int(self.net.pin_start[each + 1])].tolist()
-        found, before = [], 0.0
+        steps, before = [], 0.0
         for rank, size in enumerate(sorted({each for each in sizes if each > 0})):
             needing = [pin for pin, own in zip(pins, sizes, strict=True) if own >= size]
-            found.append((rank, size - before, needing))
+            steps.append((rank, size - before, needing))
             before = size
-        return found
+        return steps
 
     def _add_memory(self) -> None:
         net, cp = self.net, self.cp
@@ -135,7 +135,7 @@ class Model:
 
     def _received(self) -> "dict[int, list[tuple[int, cp_model.IntVar]]]":
         net, cp = self.net, self.cp
-        found: dict[int, list[tuple[int, cp_model.IntVar]]] = {}
+        received: dict[int, list[tuple[int, cp_model.IntVar]]] = {}
         for each, src in enumerate(net.net_src.tolist()):
             sizes = net.pin_fwd[net.pin_start[each] : net.pin_start[each + 1]].tolist()
             for _, more, pins in self._steps(each, sizes):
@@ -143,8 +143,8 @@ class Model:
                     variable = cp.new_bool_var("")
                     for pin in pins:
                         cp.add_bool_or(self.y[src, d], ~self.y[pin, d], variable)
-                    found.setdefault(d, []).append((int(more * net.kept_received), variable))
-        return found
+                    received.setdefault(d, []).append((int(more * net.kept_received), variable))
+        return received
 
     def _add_times(self) -> None:
         net, cp = self.net, self.cp

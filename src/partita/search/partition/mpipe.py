@@ -18,7 +18,7 @@ from partita.search.partition.coarsen import levels
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.network import F64, I64
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
-from partita.search.partition.walk import Schedule, Walk, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MixedPipe:
     ) -> Result[PartitionSolution]:
         """Search until every number of blocks was tried."""
         run: Run[PartitionSolution] = Run(stop, "mpipe", seed)
-        walk = Walk(problem, run)
+        walk = LabelWalk(problem, run)
         if not answered(walk):
             return ending(walk)
         if walk.in_order:
@@ -50,7 +50,7 @@ class MixedPipe:
             blocks, block_of = levels(net, num_blocks, most_ms, seed + index)[-1]
             labels = longest_first(blocks.mean_ms, net.num_devices)[block_of]
             walk.count_and_offer(labels)
-            walk.anneal(net, everything, labels, Schedule(steps, 1e-4), seed + index)
+            walk.anneal(net, everything, labels, AnnealingSchedule(steps, 1e-4), seed + index)
         return ending(walk)
 
 

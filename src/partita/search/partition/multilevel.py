@@ -11,7 +11,7 @@ from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
-from partita.search.partition.walk import Schedule, Walk, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Multilevel:
     ) -> Result[PartitionSolution]:
         """Search until all restarts are done."""
         run: Run[PartitionSolution] = Run(stop, "multilevel", seed)
-        walk = Walk(problem, run)
+        walk = LabelWalk(problem, run)
         if not answered(walk):
             return ending(walk)
         if walk.in_order:
@@ -38,7 +38,7 @@ class Multilevel:
         for index in range(self.restarts):
             if run.done() or proven(run):
                 break
-            found = walk.cycle(None, Schedule(steps, 2e-2), seed + 7919 * index)
-            if found is not None:
-                walk.cycle(found, Schedule(steps, 1e-3), seed + 7919 * index + 1)
+            cycle = walk.cycle(None, AnnealingSchedule(steps, 2e-2), seed + 7919 * index)
+            if cycle is not None:
+                walk.cycle(cycle, AnnealingSchedule(steps, 1e-3), seed + 7919 * index + 1)
         return ending(walk)

@@ -20,7 +20,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 
-class Network(NamedTuple):
+class PartitionNetwork(NamedTuple):
     """Nodes in topological order (clusters: by their first node) and nets between them."""
 
     num_devices: int
@@ -70,7 +70,7 @@ Nets = dict[tuple[int, int], dict[int, Price]]  # (producer, key): pins
 Messages = dict[tuple[int, int], Price]  # (producer, key): how many there and back
 
 
-def network(problem: PartitionProblem) -> Network:
+def network(problem: PartitionProblem) -> PartitionNetwork:
     """The nodes that need a device, in the problem's order."""
     placed = problem.placed
     place = {node.id: index for index, node in enumerate(placed)}
@@ -111,7 +111,7 @@ def _links(problem: PartitionProblem, count: int) -> tuple[F64, F64]:
     return 1e3 / bandwidth[:count, :count], latency[:count, :count]
 
 
-def contract(net: Network, cluster: I64) -> Network:
+def contract(net: PartitionNetwork, cluster: I64) -> PartitionNetwork:
     """The network of clusters; `cluster` numbers them 0, 1, ... by their first nodes."""
     count = int(cluster.max()) + 1
     work = np.zeros((count, net.num_devices))
@@ -185,7 +185,7 @@ def _from_nets(
     messages: Messages,
     machine: tuple[int, bool, F64, F64, F64],
     kept_received: float,
-) -> Network:
+) -> PartitionNetwork:
     sources = [src for src, _ in nets]
     pins = list(nets.values())
     prices = [price for each in pins for price in each.values()]
@@ -194,7 +194,7 @@ def _from_nets(
     made_start, made_net = _grouped(sources, range(len(pins)), len(work))
     used_start, used_net = _grouped(pin_node, net_of_pin, len(work))
     num_devices, alike, per_byte_ms, latency_ms, caps_bytes = machine
-    return Network(
+    return PartitionNetwork(
         num_devices,
         alike,
         _uniform(per_byte_ms, latency_ms),

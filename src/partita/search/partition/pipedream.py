@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.partition.ending import ending
-from partita.search.partition.walk import Walk, offer_chains
+from partita.search.partition.walk import LabelWalk, offer_chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PipeDream:
     ) -> Result[PartitionSolution]:
         """Search until every order was cut."""
         run: Run[PartitionSolution] = Run(stop, "pipedream", seed)
-        walk = Walk(problem, run)
+        walk = LabelWalk(problem, run)
         if not walk.hopeless:
             offer_chains(walk, self.num_orders, self.max_cuts, seed)
         return ending(walk)

@@ -21,7 +21,7 @@ from partita.search.partition.anneal import (
     rebuild,
     shift,
 )
-from partita.search.partition.network import I64, Network
+from partita.search.partition.network import I64, PartitionNetwork
 
 _MOST = 64  # nodes that move together
 _SINGLE, _TOGETHER = 0.6, 0.99  # shares of steps, summed up; the rest: devices
@@ -51,7 +51,7 @@ def stages(stage: I64, device_of: I64) -> Stages:
 
 
 @inner
-def _window(net: Network, staged: Stages, node: int) -> tuple[int, int]:
+def _window(net: PartitionNetwork, staged: Stages, node: int) -> tuple[int, int]:
     """The stages a node may be in while nothing else moves."""
     low, high = 0, len(staged.device_of) - 1
     for at in range(net.used_start[node], net.used_start[node + 1]):
@@ -64,7 +64,7 @@ def _window(net: Network, staged: Stages, node: int) -> tuple[int, int]:
 
 
 @inner
-def _gather(net: Network, staged: Stages, node: int, onward: bool, moved: I64) -> int:
+def _gather(net: PartitionNetwork, staged: Stages, node: int, onward: bool, moved: I64) -> int:
     """The node with all that follows (or precedes) it in its stage; 0 if that is too much."""
     here = staged.stage[node]
     staged.mark[-1] += 1
@@ -99,7 +99,9 @@ def _gather(net: Network, staged: Stages, node: int, onward: bool, moved: I64) -
 
 
 @numba.njit(cache=True)
-def _place(net: Network, state: State, staged: Stages, moved: I64, count: int, to: int) -> None:
+def _place(
+    net: PartitionNetwork, state: State, staged: Stages, moved: I64, count: int, to: int
+) -> None:
     """Put nodes of one stage into another."""
     staged.size[staged.stage[moved[0]]] -= count
     staged.size[to] += count
@@ -110,7 +112,7 @@ def _place(net: Network, state: State, staged: Stages, moved: I64, count: int, t
 
 
 @numba.njit(cache=True)
-def _redevice(net: Network, state: State, staged: Stages, one: int, device: int) -> None:
+def _redevice(net: PartitionNetwork, state: State, staged: Stages, one: int, device: int) -> None:
     """Give a stage a device; on a straight pipeline its holder gets the other one."""
     staged.device_of[one] = device
     for node in range(len(staged.stage)):
@@ -120,7 +122,7 @@ def _redevice(net: Network, state: State, staged: Stages, one: int, device: int)
 
 @numba.njit(cache=True)
 def anneal_stages(
-    net: Network,
+    net: PartitionNetwork,
     state: State,
     staged: Stages,
     straight: bool,

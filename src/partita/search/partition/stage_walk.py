@@ -14,7 +14,7 @@ from partita.search.partition.anneal import start
 from partita.search.partition.network import I64
 from partita.search.partition.orders import depth_first
 from partita.search.partition.stage_anneal import Stages, anneal_stages, stages
-from partita.search.partition.walk import Schedule, Walk, proven
+from partita.search.partition.walk import AnnealingSchedule, LabelWalk, proven
 
 _CHUNK_STEPS = 20_000
 
@@ -29,7 +29,7 @@ class InOrder:
     per_device: tuple[int, ...] = (1, 2)
 
 
-def anneal_in_order(walk: Walk, how: InOrder, seed: int) -> None:
+def anneal_in_order(walk: LabelWalk, how: InOrder, seed: int) -> None:
     """Offer the best stages of several walks."""
     net, run = walk.net, walk.run
     steps = min(how.most_steps, how.steps_per_node * net.num_nodes)
@@ -37,16 +37,16 @@ def anneal_in_order(walk: Walk, how: InOrder, seed: int) -> None:
         return
     again = _of_best(walk)
     if again is not None:
-        _walk(walk, again, Schedule(steps, 1e-3), seed)
+        _walk(walk, again, AnnealingSchedule(steps, 1e-3), seed)
     for index in range(how.restarts):
         for count in _counts(walk, how):
             if run.done() or proven(run):
                 return
             begun = stages(*_even(walk, count, seed + index if index else None))
-            _walk(walk, begun, Schedule(steps, 2e-2), seed + 31 * index + count)
+            _walk(walk, begun, AnnealingSchedule(steps, 2e-2), seed + 31 * index + count)
 
 
-def _counts(walk: Walk, how: InOrder) -> list[int]:
+def _counts(walk: LabelWalk, how: InOrder) -> list[int]:
     """The numbers of stages to try."""
     problem, net = walk.problem, walk.net
     if problem.num_stages is not None:
@@ -56,7 +56,7 @@ def _counts(walk: Walk, how: InOrder) -> list[int]:
     return sorted({min(net.num_nodes, each * net.num_devices) for each in how.per_device})
 
 
-def _of_best(walk: Walk) -> Stages | None:
+def _of_best(walk: LabelWalk) -> Stages | None:
     """The stages of the best answer so far, where they may be annealed as they are."""
     solution = walk.run.solution
     if solution is None:
@@ -76,7 +76,7 @@ def _of_best(walk: Walk) -> Stages | None:
     return stages(stage, device_of)
 
 
-def _topological_ranks(walk: Walk, stage_of: dict[int, int]) -> list[int]:
+def _topological_ranks(walk: LabelWalk, stage_of: dict[int, int]) -> list[int]:
     """The place of every stage in an order of the stages."""
     consumers: list[list[int]] = [[] for _ in range(max(stage_of.values()) + 1)]
     for edge in walk.problem.inner_edges:
@@ -90,7 +90,7 @@ def _topological_ranks(walk: Walk, stage_of: dict[int, int]) -> list[int]:
     return rank
 
 
-def _even(walk: Walk, count: int, seed: int | None) -> tuple[I64, I64]:
+def _even(walk: LabelWalk, count: int, seed: int | None) -> tuple[I64, I64]:
     """Stages of about equal work, none empty, cut from the problem's order or a random one."""
     net, problem = walk.net, walk.problem
     place = {node.id: index for index, node in enumerate(problem.placed)}
@@ -110,7 +110,7 @@ def _even(walk: Walk, count: int, seed: int | None) -> tuple[I64, I64]:
     return stage, np.arange(count) % net.num_devices
 
 
-def _walk(walk: Walk, begun: Stages, schedule: Schedule, seed: int) -> None:
+def _walk(walk: LabelWalk, begun: Stages, schedule: AnnealingSchedule, seed: int) -> None:
     """Anneal, and offer what is better than the best."""
     net, run, problem = walk.net, walk.run, walk.problem
     state = start(net, begun.device_of[begun.stage], seed)
@@ -135,10 +135,10 @@ def _walk(walk: Walk, begun: Stages, schedule: Schedule, seed: int) -> None:
             _offer(walk, begun)
 
 
-def _offer(walk: Walk, found: Stages) -> None:
+def _offer(walk: LabelWalk, stages: Stages) -> None:
     ids = [node.id for node in walk.problem.placed]
-    stage_of = dict(zip(ids, found.best_stage.tolist(), strict=True))
-    devices = found.best_device_of[found.best_stage].tolist()
+    stage_of = dict(zip(ids, stages.best_stage.tolist(), strict=True))
+    devices = stages.best_device_of[stages.best_stage].tolist()
     device_of = dict(zip(ids, devices, strict=True))
     if walk.in_order:
         walk.offer_solution(solution_of_stages(walk.problem, stage_of, device_of))

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 from partita.problems.partition import PartitionProblem, solution_of_stages
-from partita.search.partition.chain import Chain
+from partita.search.partition.chain import ChainPartition
 from partita.search.partition.network import F64, I64
 from partita.search.partition.orders import reordered
-from partita.search.partition.walk import Walk
-from partita.search.schedule.solver import Outcome, solve
+from partita.search.partition.walk import LabelWalk
+from partita.search.schedule.solver import SolverOutcome, solve
 
 _NO_COST = 1e99  # bytes per second
 _PER_MS = 1e6  # nanoseconds
@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 _NOTHING = 1e-200  # ms; quotients by less overflow
 
 
-def prove_straight(walk: Walk, effort: float, num_orders: int = 4) -> None:
+def prove_straight(walk: LabelWalk, effort: float, num_orders: int = 4) -> None:
     """Raise the bound to the least compute of a straight pipeline, and offer what has it."""
     problem, net = walk.problem, walk.net
     if not problem.straight or not net.alike_devices or walk.run.done():
@@ -39,7 +39,7 @@ def prove_straight(walk: Walk, effort: float, num_orders: int = 4) -> None:
     low, high = windows(work, edges, count, most_ms)
     scale, exact = _scale(work)
     units = (np.rint(work * scale) if exact else np.floor(work * scale)).astype(np.int64)
-    model = _Model(units, edges, low, high, int(most_ms * scale * (1 + _ROUNDING)) + 1)
+    model = _StraightModel(units, edges, low, high, int(most_ms * scale * (1 + _ROUNDING)) + 1)
     ids = [node.id for node in problem.placed]
 
     def on_solution(values: tuple[int, ...]) -> None:
@@ -58,7 +58,7 @@ def prove_straight(walk: Walk, effort: float, num_orders: int = 4) -> None:
         on_solution=on_solution,
         on_bound=on_bound,
     )
-    if answer.outcome is Outcome.SOLVED:
+    if answer.outcome is SolverOutcome.SOLVED:
         assert answer.values is not None
         totals = np.bincount(model.stages(answer.values), weights=units)
         on_bound(float(totals.max()))
@@ -81,7 +81,7 @@ def windows(work: F64, edges: list[tuple[int, int]], count: int, most_ms: float)
     return low, np.maximum(low, high)
 
 
-class _Model:
+class _StraightModel:
     """The stages as monotone booleans, where they are not settled by the windows."""
 
     def __init__(
@@ -132,13 +132,13 @@ class _Model:
 
     def stages(self, values: tuple[int, ...]) -> list[int]:
         """The stage of every node in an answer."""
-        found = list(self.high)
+        stages = list(self.high)
         for (node, _), value in zip(self.begun, values, strict=True):
-            found[node] -= value
-        return found
+            stages[node] -= value
+        return stages
 
 
-def _edges(walk: Walk) -> list[tuple[int, int]]:
+def _edges(walk: LabelWalk) -> list[tuple[int, int]]:
     """Producer and consumer of every edge, sorted by consumer: places in topological order."""
     place = {node.id: index for index, node in enumerate(walk.problem.placed)}
     pairs = {(place[edge.src], place[edge.dst]) for edge in walk.problem.inner_edges}
@@ -158,17 +158,17 @@ def _some_answer_ms(problem: PartitionProblem, num_orders: int, seed: int) -> fl
     if problem.recompute:
         nodes = tuple(replace(node, bwd_ms=node.bwd_ms + node.fwd_ms) for node in problem.nodes)
         free = replace(free, nodes=nodes)
-    found = []
+    some_answer_ms = []
     if problem.num_stages is not None:
         free = replace(
             free, num_devices=problem.num_stages, speeds=free.speeds[: problem.num_stages]
         )
     for index in range(num_orders):
         each = free if index == 0 else reordered(free, seed + index)
-        objective = Chain(700, rescue=False)(each).objective
+        objective = ChainPartition(700, rescue=False)(each).objective
         assert objective is not None, "a chain without caps can be cut"
-        found.append(objective)
-    return min(found)
+        some_answer_ms.append(objective)
+    return min(some_answer_ms)
 
 
 def _scale(work: F64) -> tuple[float, bool]:

@@ -1,6 +1,6 @@
 """One search's walk over labellings: what the annealing methods of this folder share.
 
-`Walk.cycle` coarsens the network, anneals the coarsest one, and anneals again after each step
+`LabelWalk.cycle` coarsens the network, anneals the coarsest one, and anneals again after each step
 back to finer ones. From a given labelling only nodes of one device are merged, so that it survives
 coarsening; without one, the coarsest network starts at random. A step of annealing counts as one
 evaluation, so that runs repeat exactly unless a time limit cuts them.
@@ -21,9 +21,9 @@ from partita.problems.partition import (
 from partita.search.base import Run, relative_gap
 from partita.search.partition.anneal import anneal, start
 from partita.search.partition.bounds import communication_bound
-from partita.search.partition.chain import Chain
+from partita.search.partition.chain import ChainPartition
 from partita.search.partition.coarsen import labels_of_clusters, levels
-from partita.search.partition.network import I64, Network, network, staged
+from partita.search.partition.network import I64, PartitionNetwork, network, staged
 from partita.search.partition.orders import reordered
 
 _CHUNK_STEPS = 20_000  # between two looks at the clock: some 50 ms
@@ -32,7 +32,7 @@ _EQUAL = 1 - 1e-12  # sums in another order round differently
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class AnnealingSchedule:
     """How a cycle anneals: steps over all levels, and temperatures as fractions of the time."""
 
     steps: int
@@ -41,7 +41,7 @@ class Schedule:
     cold: float = 1e-5
 
 
-class Walk:
+class LabelWalk:
     """The labellings of one problem, and the run that keeps the best of them."""
 
     def __init__(self, problem: PartitionProblem, run: Run[PartitionSolution]) -> None:
@@ -52,7 +52,7 @@ class Walk:
         run.started += run.seconds - begun  # compiling is not searching
         self.problem = problem
         self.run = run
-        self.net: Network = network(problem)
+        self.net: PartitionNetwork = network(problem)
         self.labels: I64 | None = None  # of the best solution
         self.hopeless = infeasible(problem)  # why there is no answer, if that is plain
         run.bound(communication_bound(problem, self.net))
@@ -81,7 +81,7 @@ class Walk:
             self.run.evaluations += 1
             self.offer(labels)
 
-    def cycle(self, labels: I64 | None, schedule: Schedule, seed: int) -> I64 | None:
+    def cycle(self, labels: I64 | None, schedule: AnnealingSchedule, seed: int) -> I64 | None:
         """Anneal from coarse to fine; the best labelling of this cycle, None if cut short."""
         net = self.net
         smallest = 12 * net.num_devices
@@ -97,20 +97,25 @@ class Walk:
             share = index / (len(ladder) - 1) if len(ladder) > 1 else 0.0
             hot = schedule.hot_coarse ** (1 - share) * schedule.hot_fine**share
             steps = max(1, schedule.steps // len(ladder))
-            found = self.anneal(
+            anneal = self.anneal(
                 level,
                 cluster_of,
                 labels,
-                Schedule(steps, hot, hot, schedule.cold),
+                AnnealingSchedule(steps, hot, hot, schedule.cold),
                 seed + 1000 * index,
             )
-            if found is None:
+            if anneal is None:
                 return None
-            labels = found
+            labels = anneal
         return labels
 
     def anneal(
-        self, level: Network, cluster_of: I64, labels: I64, schedule: Schedule, seed: int
+        self,
+        level: PartitionNetwork,
+        cluster_of: I64,
+        labels: I64,
+        schedule: AnnealingSchedule,
+        seed: int,
     ) -> I64 | None:
         """Anneal one level; the best labelling of the nodes, None if cut short."""
         state = start(level, labels_of_clusters(cluster_of, labels), seed)
@@ -129,18 +134,18 @@ class Walk:
             best = self.run.objective
             if state.best_ms[0] < (np.inf if best is None else best * _EQUAL):
                 self.offer(state.best_device[cluster_of])
-        found = state.best_device if state.best_ms[0] < np.inf else state.device
-        return found[cluster_of]
+        array = state.best_device if state.best_ms[0] < np.inf else state.device
+        return array[cluster_of]
 
 
-def offer_chains(walk: Walk, num_orders: int, max_cuts: int, seed: int) -> None:
+def offer_chains(walk: LabelWalk, num_orders: int, max_cuts: int, seed: int) -> None:
     """Offer the best cut of the problem's own order and of random ones."""
     for index in range(num_orders):
         if walk.run.done() or proven(walk.run):
             return
         problem = walk.problem if index == 0 else reordered(walk.problem, seed + index)
         walk.run.evaluations += 1
-        solution = Chain(max_cuts, rescue=False)(problem).solution
+        solution = ChainPartition(max_cuts, rescue=False)(problem).solution
         if solution is not None:
             walk.offer_solution(solution)
 

@@ -3,8 +3,8 @@
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import Search
 from partita.search.placement.annealing import Annealing
-from partita.search.placement.auto import Auto
-from partita.search.placement.brute import Brute
+from partita.search.placement.auto import AutoPlacement
+from partita.search.placement.brute import BrutePlacement
 from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.critical_path import CriticalPath
 from partita.search.placement.etf import Etf
@@ -17,7 +17,7 @@ from partita.search.placement.random_search import RandomSearch
 from partita.search.placement.single import Single
 
 SEARCHES: dict[str, Search[PlacementProblem, PlacementSolution]] = {
-    "auto": Auto(),
+    "auto": AutoPlacement(),
     "annealing": Annealing(),
     "hill-climbing": HillClimbing(),
     "genetic": Genetic(),
@@ -29,5 +29,5 @@ SEARCHES: dict[str, Search[PlacementProblem, PlacementSolution]] = {
     "etf": Etf(),
     "critical-path": CriticalPath(),
     "single": Single(),
-    "brute": Brute(),
+    "brute": BrutePlacement(),
 }

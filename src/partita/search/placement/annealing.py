@@ -11,7 +11,7 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import make_episodes, memory_price
+from partita.search.placement.episodes import make_episodes, memory_multiplier
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_stages, single_devices
 from partita.search.placement.walk import begin_episode, walker
@@ -37,7 +37,7 @@ class Annealing:
             line, generator = line_of(problem, net), np.random.default_rng(seed)
             walkers = [walker(net, seed, number) for number in range(self.walkers)]
             attempt.score(single_devices(net))
-            price = memory_price(net, attempt.makespan_ms)
+            price = memory_multiplier(net, attempt.makespan_ms)
             steps = self.steps_per_gene * len(line) * len(net.limit_bytes)
             for number in range(self.rounds):
                 if not attempt.goes_on():

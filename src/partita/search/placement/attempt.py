@@ -69,20 +69,20 @@ class Attempt:
 
     def details(self, placements: I64) -> F64:
         """Rows as `fastsim.Pool.details` gives them; infinite where not looked at in time."""
-        found = np.full((len(placements), PEAKS + len(self.net.limit_bytes)), np.inf)
+        details = np.full((len(placements), PEAKS + len(self.net.limit_bytes)), np.inf)
         begin, step = 0, self.chunk * self.pool.num_threads
         while begin < len(placements) and self.goes_on():
             end = min(begin + step, len(placements), begin + self.left)
-            found[begin:end] = self.pool.details(placements[begin:end])
+            details[begin:end] = self.pool.details(placements[begin:end])
             self.run.evaluations += end - begin
-            self._keep_best(placements[begin:end], found[begin:end])
+            self._keep_best(placements[begin:end], details[begin:end])
             begin = end
-        return found
+        return details
 
-    def _keep_best(self, placements: I64, found: F64) -> None:
-        best = int(found[:, SCORE].argmin())
-        if np.isfinite(found[best, SCORE]):
-            self._offer(placements[best], found[best])
+    def _keep_best(self, placements: I64, array: F64) -> None:
+        best = int(array[:, SCORE].argmin())
+        if np.isfinite(array[best, SCORE]):
+            self._offer(placements[best], array[best])
 
     def offer(self, placement: I64, score: float) -> None:
         """Keep what a walk found, if it is the best; its evaluation has been counted."""

@@ -15,7 +15,7 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import cheapest, make_episodes, memory_price
+from partita.search.placement.episodes import cheapest, make_episodes, memory_multiplier
 from partita.search.placement.every import all_tried, num_placements
 from partita.search.placement.labels import LabelBound
 from partita.search.placement.lists import by_rank, critical_path, earliest_end
@@ -31,7 +31,7 @@ _FEWEST = 8  # runners of a large network
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class AutoPlacement:
     """Races of annealing walks from built placements; small problems are solved by trying all."""
 
     most_tried: int = 2000  # a problem with at most so many placements is solved by trying all
@@ -59,7 +59,7 @@ class Auto:
 class _Races:
     """One race after another, while the attempt goes on and effort is left."""
 
-    def __init__(self, auto: Auto, attempt: Attempt, line: I64, seed: int) -> None:
+    def __init__(self, auto: AutoPlacement, attempt: Attempt, line: I64, seed: int) -> None:
         self.auto, self.attempt, self.line = auto, attempt, line
         self.generator = np.random.default_rng((seed, 0))
         net = attempt.net
@@ -73,10 +73,10 @@ class _Races:
         self.first_steps = auto.first_steps * auto.runners // self.num_runners
         self.walkers = [walker(net, seed, number) for number in range(self.num_runners)]
         lists = [by_rank(net, earliest_end), critical_path(net)]
-        built = [single_devices(net), *(found[None, :] for found in lists if found is not None)]
+        built = [single_devices(net), *(array[None, :] for array in lists if array is not None)]
         self.built = np.concatenate((*built, stages(net, line, seed)))
         attempt.score(self.built)
-        self.price = memory_price(net, attempt.makespan_ms)
+        self.price = memory_multiplier(net, attempt.makespan_ms)
         self.labels: LabelBound | None = None
         self.bounded_ms = math.inf  # the score that the bound was last asked to reach
 
@@ -99,8 +99,8 @@ class _Races:
             attempt.run.bound(self.labels.root())
         for width in _WIDTHS:
             if attempt.goes_on():
-                found = self.labels.search(width, attempt.best_score, attempt.goes_on)
-                attempt.run.bound(found)
+                value = self.labels.search(width, attempt.best_score, attempt.goes_on)
+                attempt.run.bound(value)
 
     def goes_on(self) -> bool:
         return self.attempt.goes_on() and self.attempt.run.evaluations < self.budget
@@ -137,10 +137,10 @@ class _Races:
         staged = random_stages(net, self.line, count, self.generator)
         placements = np.concatenate((self.built, staged))
         cost = costs(attempt.details(placements), self.price)
-        found = cheapest(placements, cost, self.num_runners)
-        if with_best or not len(found):
-            found = np.concatenate((attempt.best[None, :], found))[: self.num_runners]
-        return found
+        array = cheapest(placements, cost, self.num_runners)
+        if with_best or not len(array):
+            array = np.concatenate((attempt.best[None, :], array))[: self.num_runners]
+        return array
 
 
 def _where(walk: Walker) -> I64:

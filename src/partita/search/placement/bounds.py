@@ -24,13 +24,13 @@ from partita.problems.placement import lower_bound as simple_bound
 from partita.search.placement.feasible import joined
 from partita.search.placement.loads import load_bound, load_weights
 from partita.search.placement.symmetry import symmetry_of
-from partita.search.placement.tables import F64, Tables
+from partita.search.placement.tables import F64, PlacementArrays
 
 # The simulation adds the same numbers in another order: leave room for its rounding.
 ROUNDING = 1 - 1e-10
 
 
-def lower_bound(problem: PlacementProblem, net: Tables) -> float:
+def lower_bound(problem: PlacementProblem, net: PlacementArrays) -> float:
     """No valid placement scores less than this; in milliseconds."""
     if not net.may.any(axis=1).all():
         return simple_bound(problem)  # no placement is valid: any number is below all scores
@@ -38,13 +38,13 @@ def lower_bound(problem: PlacementProblem, net: Tables) -> float:
     latency = in_a_row * latency_bound(net)
     load = load_bound(net, load_weights(net, symmetry_of(net).first))
     penalty = net.penalty * surely_over(net)
-    found = (max(latency, load) + penalty) * ROUNDING
-    if not np.isfinite(found):
+    bound = (max(latency, load) + penalty) * ROUNDING
+    if not np.isfinite(bound):
         return simple_bound(problem)  # routes that are missing leave no valid placement
-    return max(simple_bound(problem), float(found))
+    return max(simple_bound(problem), float(bound))
 
 
-def latency_bound(net: Tables) -> float:
+def latency_bound(net: PlacementArrays) -> float:
     """Milliseconds that one batch takes there and back, at least; infinite if nothing is valid."""
     num_layers = len(net.output_bytes)
     both = net.job_ms[:num_layers] + net.job_ms[num_layers:]
@@ -59,7 +59,7 @@ def latency_bound(net: Tables) -> float:
     return float(there_and_back.min(axis=1).max())
 
 
-def there_and_back_ms(net: Tables) -> F64:
+def there_and_back_ms(net: PlacementArrays) -> F64:
     """[layer, its device, a child's device]: sending the output there and its gradient back."""
     route = np.where(net.route >= 0, net.route, 0)
     if net.transfer_ms.shape[1] == 0:
@@ -72,7 +72,7 @@ def there_and_back_ms(net: Tables) -> F64:
     return ways
 
 
-def surely_over(net: Tables) -> float:
+def surely_over(net: PlacementArrays) -> float:
     """Bytes that all devices together lack, at some moment of every placement."""
     held = net.weight_bytes.sum()
     if net.one_sink:

@@ -14,7 +14,7 @@ from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Brute:
+class BrutePlacement:
     """Tries every placement; for a handful of layers."""
 
     def __call__(

@@ -20,13 +20,13 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Status, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import make_episodes, memory_price
+from partita.search.placement.episodes import make_episodes, memory_multiplier
 from partita.search.placement.every import all_tried, num_placements
 from partita.search.placement.feasible import joined
 from partita.search.placement.lists import by_rank, earliest_end
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import single_devices, stages
-from partita.search.placement.tables import I64, Tables
+from partita.search.placement.tables import I64, PlacementArrays
 from partita.search.placement.walk import begin_episode, walker
 
 _UNITS = 10**9  # the best score known, in units of the model
@@ -74,7 +74,7 @@ def _anneal(attempt: Attempt, line: I64, seed: int) -> None:
     scale = min(attempt.best_score, attempt.makespan_ms)
     walkers = [walker(net, seed, number) for number in range(_WALKS)]
     for walk in walkers:
-        price = memory_price(net, attempt.makespan_ms)
+        price = memory_multiplier(net, attempt.makespan_ms)
         begin_episode(walk, attempt.best, _STEPS, hot=0.05 * scale, cold=1e-3 * scale, price=price)
     make_episodes(attempt, line, walkers)
 
@@ -84,7 +84,7 @@ class _Loop:
 
     def __init__(self, settings: CpSat, attempt: Attempt, seed: int) -> None:
         self.attempt, self.seed, self.left = attempt, seed, settings.effort
-        self.model = _Model(attempt.net, _UNITS / attempt.best_score)
+        self.model = _PlacementModel(attempt.net, _UNITS / attempt.best_score)
         self.slice = 0.25
 
     def run(self) -> Result[PlacementSolution]:
@@ -145,10 +145,10 @@ class _Loop:
             watcher.join()
 
 
-class _Model:
+class _PlacementModel:
     """The CP-SAT model; times are whole units, rounded down."""
 
-    def __init__(self, net: Tables, scale: float) -> None:
+    def __init__(self, net: PlacementArrays, scale: float) -> None:
         from ortools.sat.python import cp_model
 
         self.net, self.scale = net, scale
@@ -285,7 +285,7 @@ class _Model:
         model.add(self.cost >= self.makespan + sum(prices))
 
 
-def _longest(net: Tables) -> float:
+def _longest(net: PlacementArrays) -> float:
     """Milliseconds that no start of a job of one batch need exceed."""
     jobs = net.job_ms.max(axis=1).sum()
     sent = net.transfer_ms.max(axis=1, initial=0.0)

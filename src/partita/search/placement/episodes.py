@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 from partita.search.placement.walk import Walker, advance, best_of, steps_left
 
 
@@ -39,7 +39,7 @@ def make_episodes(attempt: Attempt, line: I64, walkers: Sequence[Walker]) -> Non
             attempt.offer(*best_of(walker))
 
 
-def memory_price(net: Tables, makespan_ms: float) -> float:
+def memory_multiplier(net: PlacementArrays, makespan_ms: float) -> float:
     """Milliseconds per byte over the limits to begin a walk with.
 
     Ten times the makespan for holding nothing at all is enough to be felt, and little enough to

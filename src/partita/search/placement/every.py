@@ -8,11 +8,11 @@ import numpy as np
 from partita.problems.placement import PlacementSolution
 from partita.search.base import Result, Status
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.tables import Tables
+from partita.search.placement.tables import PlacementArrays
 from partita.search.placement.variation import layers_of_genes
 
 
-def num_placements(net: Tables) -> int:
+def num_placements(net: PlacementArrays) -> int:
     """How many ways there are to place the genes, valid or not."""
     return math.prod(np.diff(net.allowed_start).tolist())
 

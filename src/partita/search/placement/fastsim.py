@@ -25,7 +25,7 @@ import numpy as np
 
 from partita.errors import ProblemError
 from partita.problems.placement import Evaluation, PlacementProblem
-from partita.search.placement.tables import F64, I32, I64, Tables, tables
+from partita.search.placement.tables import F64, I32, I64, PlacementArrays, tables
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ class Work(NamedTuple):
     found: F64  # makespan, score, events, bytes over the limits
 
 
-def workspace(net: Tables) -> Work:
+def workspace(net: PlacementArrays) -> Work:
     """Scratch for simulations of this problem; one per thread."""
     num_layers, num_devices = len(net.output_bytes), len(net.limit_bytes)
     num_slots = num_devices + net.transfer_ms.shape[1]
@@ -139,15 +139,15 @@ class Simulator:
     def details(self, placements: I64) -> F64:
         """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
         placements = np.ascontiguousarray(placements)  # else it is compiled for other strides too
-        found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
-        evaluate_many(self.net, self.work, placements, found)
-        return found
+        details = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
+        evaluate_many(self.net, self.work, placements, details)
+        return details
 
 
 class Pool:
     """Scratch and threads for evaluating many placements; the answers do not depend on them."""
 
-    def __init__(self, net: Tables, num_threads: int = 0) -> None:
+    def __init__(self, net: PlacementArrays, num_threads: int = 0) -> None:
         self.net = net
         self.num_threads = num_threads or os.cpu_count() or 1
         self.works = [workspace(net)]
@@ -163,11 +163,11 @@ class Pool:
     def details(self, placements: I64) -> F64:
         """Per row: score, makespan, bytes over the limits, events, and the peak of each device."""
         placements = np.ascontiguousarray(placements)  # else it is compiled for other strides too
-        found = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
+        details = np.empty((len(placements), PEAKS + len(self.net.limit_bytes)))
         parts = min(self.num_threads, len(placements) // _ROWS_PER_THREAD)
         if parts <= 1:
-            evaluate_many(self.net, self.works[0], placements, found)
-            return found
+            evaluate_many(self.net, self.works[0], placements, details)
+            return details
         while len(self.works) < parts:
             self.works.append(workspace(self.net))
         ends = np.linspace(0, len(placements), parts + 1).astype(int).tolist()
@@ -176,11 +176,11 @@ class Pool:
                 self.net,
                 self.works[part],
                 placements[ends[part] : ends[part + 1]],
-                found[ends[part] : ends[part + 1]],
+                details[ends[part] : ends[part + 1]],
             ),
             parts,
         )
-        return found
+        return details
 
     def each(self, job: Callable[[int], None], count: int) -> None:
         """Do a job for every number below `count`, several at a time."""
@@ -195,23 +195,23 @@ class Pool:
 
 
 @numba.njit(cache=True, nogil=True)
-def evaluate_many(net: Tables, work: Work, placements: I64, found: F64) -> None:
+def evaluate_many(net: PlacementArrays, work: Work, placements: I64, array: F64) -> None:
     """Fill a row of `found` for every row of `placements`; the score of an invalid one is inf."""
     for index in range(len(placements)):
         placement = placements[index]
         if broken_rules(net, work, placement) > 0:
-            for column in range(found.shape[1]):
-                found[index, column] = np.inf
+            for column in range(array.shape[1]):
+                array[index, column] = np.inf
             continue
         simulate(net, work, placement, 0.0, np.inf)
-        found[index, SCORE], found[index, MAKESPAN] = work.found[1], work.found[0]
-        found[index, OVER], found[index, EVENTS] = work.found[3], work.found[2]
+        array[index, SCORE], array[index, MAKESPAN] = work.found[1], work.found[0]
+        array[index, OVER], array[index, EVENTS] = work.found[3], work.found[2]
         for device in range(len(net.limit_bytes)):
-            found[index, PEAKS + device] = work.peak[device]
+            array[index, PEAKS + device] = work.peak[device]
 
 
 @inner
-def cost_of(net: Tables, work: Work, placement: I64, price: float, most: float) -> float:
+def cost_of(net: PlacementArrays, work: Work, placement: I64, price: float, most: float) -> float:
     """Makespan plus `price` per byte over the limits; infinite if that is surely above `most`.
 
     A placement that breaks rules costs `INVALID` for each. After a finite cost below `INVALID` the
@@ -226,7 +226,7 @@ def cost_of(net: Tables, work: Work, placement: I64, price: float, most: float) 
 
 
 @inner
-def broken_rules(net: Tables, work: Work, placement: I64) -> int:
+def broken_rules(net: PlacementArrays, work: Work, placement: I64) -> int:
     """How many edges have no route, and how many devices are used beyond those allowed."""
     broken = 0
     for layer in range(len(placement)):
@@ -248,7 +248,7 @@ def broken_rules(net: Tables, work: Work, placement: I64) -> int:
 
 
 @inner
-def screen(net: Tables, work: Work, placement: I64, price: float) -> float:
+def screen(net: PlacementArrays, work: Work, placement: I64, price: float) -> float:
     """A lower bound of the cost of a placement; fills what the simulation gives up by."""
     latency = _paths_after(net, work, placement)
     num_layers, num_devices = len(placement), len(net.limit_bytes)
@@ -280,7 +280,7 @@ def screen(net: Tables, work: Work, placement: I64, price: float) -> float:
 
 
 @inner
-def _drains(net: Tables, work: Work, placement: I64) -> None:
+def _drains(net: PlacementArrays, work: Work, placement: I64) -> None:
     """Fill `drain_ms`: the time that surely passes after the last work of a slot.
 
     After any job of a device comes at least the shortest of the paths after its backward jobs.
@@ -298,7 +298,7 @@ def _drains(net: Tables, work: Work, placement: I64) -> None:
 
 
 @inner
-def _paths_after(net: Tables, work: Work, placement: I64) -> float:
+def _paths_after(net: PlacementArrays, work: Work, placement: I64) -> float:
     """The longest path of one batch, transfers included; fills `after_ms`."""
     num_layers = len(placement)
     after, gathered, job_ms = work.after_ms, work.gathered, net.job_ms
@@ -338,7 +338,7 @@ def _paths_after(net: Tables, work: Work, placement: I64) -> float:
 
 
 @inner
-def _surely_over(net: Tables, work: Work, placement: I64) -> float:
+def _surely_over(net: PlacementArrays, work: Work, placement: I64) -> float:
     """Bytes over the limits that any order of events has at some moment; fills `sure_bytes`.
 
     When the last layer's forward ends, all outputs lie on every device that has a child for them:
@@ -365,7 +365,7 @@ def _surely_over(net: Tables, work: Work, placement: I64) -> float:
 
 
 @inner
-def simulate(net: Tables, work: Work, placement: I64, price: float, most: float) -> float:
+def simulate(net: PlacementArrays, work: Work, placement: I64, price: float, most: float) -> float:
     """Makespan plus `price` per byte over the limits, event by event; fills `found` and `peak`.
 
     Infinite, and `found` is stale, where that is surely above `most`; a finite `most` needs what

@@ -1,10 +1,11 @@
 """One placement that breaks no rule, or the reason why there is none.
 
-Rules are the devices that a gene may be on, routes both ways between neighbours on unlike devices,
-and the number of devices used. All genes on one device break none, unless pins and forbidden
-devices stand against it: then genes are placed one by one next to those already placed, devices
-that lost their last neighbour's route are struck off, and dead ends are undone. That is exponential
-at worst, so it is bounded; machines on which every device reaches every other never come near it.
+Rules are the devices that a gene may be on, routes both ways between neighbours on heterogeneous
+devices, and the number of devices used. All genes on one device break none, unless pins and
+forbidden devices stand against it: then genes are placed one by one next to those already placed,
+devices that lost their last neighbour's route are struck off, and dead ends are undone. That is
+exponential at worst, so it is bounded; machines on which every device reaches every other never
+come near it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.problems.placement import PlacementProblem
-from partita.search.placement.tables import B1, I64, Tables
+from partita.search.placement.tables import B1, I64, PlacementArrays
 
 _MOST_NODES = 100_000
 
@@ -26,7 +27,7 @@ class Opening:
     proven: bool = False
 
 
-def valid_placement(problem: PlacementProblem, net: Tables) -> Opening:
+def valid_placement(problem: PlacementProblem, net: PlacementArrays) -> Opening:
     """A valid placement, on few devices."""
     for gene in range(len(net.may)):
         if not net.may[gene].any():
@@ -36,7 +37,7 @@ def valid_placement(problem: PlacementProblem, net: Tables) -> Opening:
     for device in range(len(net.limit_bytes)):
         if net.may[:, device].all():
             return Opening(np.full(len(net.output_bytes), device, np.int64))
-    chosen, proven = _Search(net).run()
+    chosen, proven = _GeneSearch(net).run()
     if chosen is not None:
         return Opening(np.array(chosen, np.int64)[net.gene_of])
     if not proven:
@@ -46,7 +47,7 @@ def valid_placement(problem: PlacementProblem, net: Tables) -> Opening:
     )
 
 
-def joined(net: Tables) -> B1:
+def joined(net: PlacementArrays) -> B1:
     """Which devices can hold neighbours: [one, other], both ways; a device and itself."""
     there = net.route >= 0
     both: B1 = there & there.T
@@ -54,10 +55,10 @@ def joined(net: Tables) -> B1:
     return both
 
 
-class _Search:
+class _GeneSearch:
     """Backtracking over the genes; the devices left for each are bits of a number."""
 
-    def __init__(self, net: Tables) -> None:
+    def __init__(self, net: PlacementArrays) -> None:
         self.max_devices = net.max_devices
         devices = range(len(net.limit_bytes))
         near = joined(net)
@@ -112,16 +113,16 @@ class _Search:
         return before
 
 
-def _gene_neighbours(net: Tables) -> list[list[int]]:
+def _gene_neighbours(net: PlacementArrays) -> list[list[int]]:
     """For each gene the other genes that it exchanges tensors with."""
-    found: list[set[int]] = [set() for _ in range(len(net.may))]
+    gene_neighbours: list[set[int]] = [set() for _ in range(len(net.may))]
     for layer in range(len(net.output_bytes)):
         for child in net.child[net.child_start[layer] : net.child_start[layer + 1]].tolist():
             one, other = int(net.gene_of[layer]), int(net.gene_of[child])
             if one != other:
-                found[one].add(other)
-                found[other].add(one)
-    return [sorted(others) for others in found]
+                gene_neighbours[one].add(other)
+                gene_neighbours[other].add(one)
+    return [sorted(others) for others in gene_neighbours]
 
 
 def _by_neighbours(neighbours: list[list[int]], left: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import memory_price
+from partita.search.placement.episodes import memory_multiplier
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_placements, random_stages, single_devices
 from partita.search.placement.tables import F64, I64
@@ -49,17 +49,17 @@ class Genetic:
                 )
             )[: self.population]
             genes = genes_of_layers(net, first)
-            found = attempt.details(first)
-            price = memory_price(net, attempt.makespan_ms)
-            cost = costs(found, price)
+            details = attempt.details(first)
+            price = memory_multiplier(net, attempt.makespan_ms)
+            cost = costs(details, price)
             for _ in range(min(self.generations, 5 * len(line))):
                 if not attempt.goes_on():
                     break
                 children = within_limit(net, self._children(attempt, line, genes, cost, generator))
-                found = attempt.details(layers_of_genes(net, children))
+                details = attempt.details(layers_of_genes(net, children))
                 keep = np.argsort(cost, kind="stable")[: self.elite]
                 genes = np.concatenate((genes[keep], children))
-                cost = np.concatenate((cost[keep], costs(found, price)))
+                cost = np.concatenate((cost[keep], costs(details, price)))
             return attempt.result()
 
     def _children(
@@ -79,5 +79,5 @@ class Genetic:
         """The best of `tournament` random ones, `count` times."""
         drawn = generator.integers(0, len(genes), (count, self.tournament))
         best = cost[drawn].argmin(axis=1)
-        found: I64 = genes[drawn[np.arange(count), best]]
-        return found
+        winners: I64 = genes[drawn[np.arange(count), best]]
+        return winners

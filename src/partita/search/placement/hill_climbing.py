@@ -7,7 +7,7 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import make_episodes, memory_price
+from partita.search.placement.episodes import make_episodes, memory_multiplier
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_placements
 from partita.search.placement.walk import begin_episode, walker
@@ -30,7 +30,7 @@ class HillClimbing:
             line, generator = line_of(problem, net), np.random.default_rng(seed)
             walkers = [walker(net, seed, number) for number in range(self.climbs)]
             steps = self.steps_per_gene * len(line) * len(net.limit_bytes)
-            price = memory_price(net, attempt.makespan_ms)
+            price = memory_multiplier(net, attempt.makespan_ms)
             for number in range(self.rounds):
                 starts = random_placements(net, self.climbs, generator)
                 if number == 0 and attempt.goes_on():

@@ -22,12 +22,12 @@ import numpy as np
 
 from partita.search.placement.bounds import ROUNDING
 from partita.search.placement.loads import load_weights
-from partita.search.placement.segments import Stretches, chain_of, undominated
+from partita.search.placement.segments import LayerRanges, chain_of, undominated
 from partita.search.placement.symmetry import symmetry_of
-from partita.search.placement.tables import F64, Tables
+from partita.search.placement.tables import F64, PlacementArrays
 
 _MOST_WORK = 6000  # layers times pairs of devices; more would take longer than it is worth
-_PRICES = 24  # of memory, tried to find the best
+_MULTIPLIERS = 24  # of memory, tried to find the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Weighing:
 class LabelBound:
     """Bounds for one problem; the options of its stretches are worked out once."""
 
-    def __init__(self, net: Tables, go_on: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, net: PlacementArrays, go_on: Callable[[], bool] = lambda: True) -> None:
         self.net = net
         self.symmetry = symmetry_of(net)
         many = len(net.output_bytes) * len(net.limit_bytes) ** 2 > _MOST_WORK
@@ -56,7 +56,7 @@ class LabelBound:
         self.scarce = (net.limit_bytes < total) & net.one_sink
         channels = net.transfer_ms.shape[1]
         busy = np.full(len(net.limit_bytes) + channels, net.batches > 1)
-        stretches = Stretches(
+        stretches = LayerRanges(
             net, chain, self.symmetry, np.concatenate(([True], busy, self.scarce))
         )
         self.layout = stretches.layout
@@ -89,13 +89,13 @@ class LabelBound:
                 return self.root()
             labels, most = self._next(labels, number, width, most)
         bounds = [self._bounds(rows, device, len(self.options)) for device, rows in labels.items()]
-        return min([most, *(float(found.min()) for found in bounds)]) * ROUNDING
+        return min([most, *(float(array.min()) for array in bounds)]) * ROUNDING
 
     # A label is a row: time, busy until (devices, channels), unused flags of these, bytes held.
 
     def _first(self) -> dict[int, F64]:
         net, layout, slots, start = self.net, self.layout, self._num_slots, self.cuts[0]
-        found: dict[int, F64] = {}
+        arrays: dict[int, F64] = {}
         for device in np.flatnonzero(net.may[net.gene_of[start]]).tolist():
             label = np.zeros((1, 1 + 2 * slots + layout.num_devices))
             both = net.job_ms[start, device] + net.job_ms[len(net.output_bytes) + start, device]
@@ -107,8 +107,8 @@ class LabelBound:
             held = np.zeros(layout.num_devices)
             held[device] = net.weight_bytes[start]
             label[0, 1 + 2 * slots :] = np.where(self.scarce, held, 0.0)
-            found[device] = label
-        return found
+            arrays[device] = label
+        return arrays
 
     @property
     def _leaders(self) -> list[int]:
@@ -173,14 +173,14 @@ class LabelBound:
         busy = np.where(used, rows[:, 1 : 1 + slots], 0.0)
         held = rows[:, 1 + 2 * slots :]
         over = np.maximum(0.0, held - net.limit_bytes)[:, self.scarce].sum(axis=1)
-        found = np.maximum(self.in_a_row * rows[:, 0], busy.max(axis=1, initial=0.0))
-        found = found + net.penalty * over
+        bounds = np.maximum(self.in_a_row * rows[:, 0], busy.max(axis=1, initial=0.0))
+        bounds = bounds + net.penalty * over
         for weighing in self.weighings:
             entries = weighing.entries
             sums = rows[:, 0] * entries[0] + busy @ entries[1 : 1 + slots]
             sums += held @ entries[1 + slots :]
-            found = np.maximum(found, sums + weighing.to_go[cut, device] - weighing.earned)
-        return np.asarray(found)
+            bounds = np.maximum(bounds, sums + weighing.to_go[cut, device] - weighing.earned)
+        return np.asarray(bounds)
 
     def _renamed(self, rows: F64, device: int) -> tuple[int, F64]:
         """The same labels with the names of alike devices in order: the current one first."""
@@ -215,32 +215,32 @@ class LabelBound:
         order = np.concatenate(
             ([0], 1 + slots, 1 + len(slots) + slots, 1 + 2 * len(slots) + devices)
         )
-        found: F64 = rows[:, order]
-        return found
+        exchanged: F64 = rows[:, order]
+        return exchanged
 
     def _weighings(self) -> list[_Weighing]:
         """Latency alone; loads alone and half of each; latency with the best prices of memory."""
         net, layout = self.net, self.layout
         latency = np.zeros(layout.size)
         latency[0] = self.in_a_row
-        found = [self._weighing(latency)]
+        weighings = [self._weighing(latency)]
         if net.batches > 1:
             loads = np.zeros(layout.size)
             shares = load_weights(net, self.symmetry.first)
             loads[layout.load] = shares / shares.sum()
-            found += [self._weighing(loads), self._weighing((loads + latency) / 2)]
+            weighings += [self._weighing(loads), self._weighing((loads + latency) / 2)]
         room = net.limit_bytes[self.scarce].sum()
         if self.scarce.any() and room > 0:
-            base = max(found, key=self._whole)
+            base = max(weighings, key=self._whole)
             scale = max(self._whole(base), 1e-9) / room
             priced = []
-            for power in range(_PRICES):
+            for power in range(_MULTIPLIERS):
                 price = min(net.penalty, scale * 2.0 ** (power - 6))
                 entries = base.entries.copy()
                 entries[layout.held] = np.where(self.scarce, price, 0.0)
                 priced.append(self._weighing(entries, price * room))
-            found += sorted(priced, key=self._whole)[-3:]
-        return found
+            weighings += sorted(priced, key=self._whole)[-3:]
+        return weighings
 
     def _weighing(self, entries: F64, earned: float = 0.0) -> _Weighing:
         """The least sums from every cut layer and device to the end."""

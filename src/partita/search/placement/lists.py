@@ -1,4 +1,5 @@
-"""List scheduling on unlike devices: layers one by one, each where it suits best by an estimate.
+"""List scheduling on heterogeneous devices: layers one by one, each where it suits best by an
+estimate.
 
 The estimate follows the forward pass and the backward pass together: a layer takes its forward plus
 backward time, an edge between devices its transfers both ways, and a device or channel is free when
@@ -17,13 +18,13 @@ import numpy as np
 
 from partita.search.placement.bounds import there_and_back_ms
 from partita.search.placement.feasible import joined
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 
 
 class ListScheduler:
     """What is placed so far, and what placing the next gene somewhere would give."""
 
-    def __init__(self, net: Tables) -> None:
+    def __init__(self, net: PlacementArrays) -> None:
         num_layers, num_devices = len(net.output_bytes), len(net.limit_bytes)
         self.net = net
         self.both_ms = net.job_ms[:num_layers] + net.job_ms[num_layers:]
@@ -90,17 +91,17 @@ class ListScheduler:
         """Per device: weights, outputs, and copies of inputs that come from elsewhere."""
         net = self.net
         own = net.weight_bytes[layers].sum() + net.output_bytes[layers].sum()
-        found = np.full(len(self.free_ms), own)
+        full = np.full(len(self.free_ms), own)
         for layer in layers.tolist():
             for parent in net.parent[net.parent_start[layer] : net.parent_start[layer + 1]]:
                 source = self.placement[parent]
                 if source >= 0:
-                    found += net.output_bytes[parent]
-                    found[source] -= net.output_bytes[parent]
-        return found
+                    full += net.output_bytes[parent]
+                    full[source] -= net.output_bytes[parent]
+        return full
 
 
-def ranks(net: Tables) -> F64:
+def ranks(net: PlacementArrays) -> F64:
     """Per layer: the mean time from its start to the end of the network, HEFT's upward rank."""
     num_layers = len(net.output_bytes)
     mean = (net.job_ms[:num_layers] + net.job_ms[num_layers:]).mean(axis=1)
@@ -117,7 +118,7 @@ def ranks(net: Tables) -> F64:
 
 
 def by_rank(
-    net: Tables, choose: Callable[[ListScheduler, int], tuple[int, float] | None]
+    net: PlacementArrays, choose: Callable[[ListScheduler, int], tuple[int, float] | None]
 ) -> I64 | None:
     """Genes in the order of falling ranks, each as `choose` says: a device and a start, or None."""
     rank = ranks(net)
@@ -140,7 +141,7 @@ def earliest_end(scheduler: ListScheduler, gene: int) -> tuple[int, float] | Non
     return (device, float(begin[device])) if np.isfinite(end[device]) else None
 
 
-def earliest_start(net: Tables) -> I64 | None:
+def earliest_start(net: PlacementArrays) -> I64 | None:
     """ETF: of all genes whose parents are placed the one that can start first; ties by rank.
 
     The earliest start of a gene only grows while it waits, so a heap of old values with fresh
@@ -184,7 +185,7 @@ def earliest_start(net: Tables) -> I64 | None:
     return scheduler.placement
 
 
-def critical_path(net: Tables) -> I64 | None:
+def critical_path(net: PlacementArrays) -> I64 | None:
     """CPOP: the layers of the longest path share the device that is fastest for all of them."""
     rank = ranks(net)
     down = np.zeros(len(rank))

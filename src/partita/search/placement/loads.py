@@ -11,12 +11,12 @@ that got too much work (Arora, Hazan and Kale, 2012).
 
 import numpy as np
 
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 
 _ROUNDS = 60
 
 
-def load_weights(net: Tables, first_alike: I64) -> F64:
+def load_weights(net: PlacementArrays, first_alike: I64) -> F64:
     """The weights for which the bound is best, among those tried; alike devices weigh alike."""
     num_layers, num_devices = len(net.output_bytes), len(net.limit_bytes)
     both = both_ways(net)
@@ -43,13 +43,13 @@ def load_weights(net: Tables, first_alike: I64) -> F64:
     return best
 
 
-def load_bound(net: Tables, weights: F64) -> float:
+def load_bound(net: PlacementArrays, weights: F64) -> float:
     """Milliseconds that the busiest device needs at least, by these weights."""
     least = (both_ways(net) * weights).min(axis=1).sum()
     return float(net.batches * least / weights.sum())
 
 
-def both_ways(net: Tables) -> F64:
+def both_ways(net: PlacementArrays) -> F64:
     """Forward and backward of each layer on each device, infinite where it may not be."""
     num_layers = len(net.output_bytes)
     both = net.job_ms[:num_layers] + net.job_ms[num_layers:]

@@ -14,11 +14,11 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import memory_price
+from partita.search.placement.episodes import memory_multiplier
 from partita.search.placement.fastsim import MAKESPAN, PEAKS, SCORE
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_placements, random_stages, single_devices
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 from partita.search.placement.variation import (
     costs,
     cross,
@@ -98,21 +98,21 @@ class MapElites:
                     random_placements(net, self.initial, generator),
                 )
             )[: self.initial]
-            found = attempt.details(first)
-            price = memory_price(net, attempt.makespan_ms)
-            niches.add(first, found, costs(found, price))
+            details = attempt.details(first)
+            price = memory_multiplier(net, attempt.makespan_ms)
+            niches.add(first, details, costs(details, price))
             for _ in range(min(self.rounds, 5 * len(line))):
                 if not attempt.goes_on() or not niches.rows:
                     break
                 children = layers_of_genes(net, self._children(net, line, niches, generator))
-                found = attempt.details(children)
-                niches.add(children, found, costs(found, price))
+                details = attempt.details(children)
+                niches.add(children, details, costs(details, price))
                 if self.watch is not None:
                     self.watch(niches.archive(attempt.run.evaluations, None))
             return niches.archive(attempt.run.evaluations, attempt.result())
 
     def _children(
-        self, net: Tables, line: I64, niches: "_Niches", generator: np.random.Generator
+        self, net: PlacementArrays, line: I64, niches: "_Niches", generator: np.random.Generator
     ) -> I64:
         """Changed copies of random elites, some of them crossed over."""
         pool = genes_of_layers(net, np.array([row for row, _ in niches.rows.values()], np.int64))
@@ -128,14 +128,14 @@ class MapElites:
 class _Niches:
     """The archive while it grows."""
 
-    def __init__(self, net: Tables) -> None:
+    def __init__(self, net: PlacementArrays) -> None:
         self.net = net
         self.parent = np.repeat(np.arange(len(net.output_bytes)), np.diff(net.child_start))
         total = float(net.output_bytes[self.parent].sum())
         self.class_bytes = (0.0, *(total * 2.0 ** (k - _CLASSES + 2) for k in range(_CLASSES - 1)))
         self.rows: dict[tuple[int, int], tuple[I64, F64]] = {}  # placement; cost, bytes, found
 
-    def add(self, placements: I64, found: F64, cost: F64) -> None:
+    def add(self, placements: I64, array: F64, cost: F64) -> None:
         """Let each placement take its niche if it is the best there."""
         used = (placements[:, :, None] == np.arange(len(self.net.limit_bytes))).any(axis=1).sum(1)
         cut = placements[:, self.parent] != placements[:, self.net.child]
@@ -144,7 +144,7 @@ class _Niches:
         for index in np.flatnonzero(np.isfinite(cost)).tolist():
             niche = int(used[index]), min(int(classes[index]), _CLASSES - 1)
             if niche not in self.rows or cost[index] < self.rows[niche][1][0]:
-                facts = np.concatenate(([cost[index], sent[index]], found[index]))
+                facts = np.concatenate(([cost[index], sent[index]], array[index]))
                 self.rows[niche] = placements[index].copy(), facts
 
     def archive(self, evaluations: int, result: Result[PlacementSolution] | None) -> Archive:

@@ -15,13 +15,13 @@ import numpy as np
 
 from partita.problems.placement import PlacementProblem
 from partita.search.placement.fastsim import inner
-from partita.search.placement.tables import I64, U64, Tables
+from partita.search.placement.tables import I64, U64, PlacementArrays
 
 ONE, RUN, PULL, BOUNDARY, SWAP, SPREAD = range(6)
 ALL_MOVES = 0b111111  # a bit for each kind
 
 
-def line_of(problem: PlacementProblem, net: Tables) -> I64:
+def line_of(problem: PlacementProblem, net: PlacementArrays) -> I64:
     """The genes in an order that follows each branch of the network to its end."""
     missing = [len(layer.parents) for layer in problem.layers]
     ready = [index for index, count in enumerate(missing) if count == 0][::-1]
@@ -61,7 +61,7 @@ def below(state: U64, limit: int) -> int:
 
 
 @inner
-def put(net: Tables, placement: I64, gene: int, device: int) -> bool:
+def put(net: PlacementArrays, placement: I64, gene: int, device: int) -> bool:
     """Move a gene, if it may be there; True if that changes anything."""
     first = net.gene_layer[net.gene_start[gene]]
     if placement[first] == device or not net.may[gene, device]:
@@ -72,13 +72,13 @@ def put(net: Tables, placement: I64, gene: int, device: int) -> bool:
 
 
 @inner
-def device_of(net: Tables, placement: I64, gene: int) -> int:
+def device_of(net: PlacementArrays, placement: I64, gene: int) -> int:
     """The device of a gene."""
     return int(placement[net.gene_layer[net.gene_start[gene]]])
 
 
 @inner
-def neighbour(net: Tables, state: U64, gene: int) -> int:
+def neighbour(net: PlacementArrays, state: U64, gene: int) -> int:
     """A random layer joined to a layer of the gene, -1 if there is none."""
     begin, end = net.gene_start[gene], net.gene_start[gene + 1]
     layer = net.gene_layer[begin + below(state, end - begin)]
@@ -99,7 +99,7 @@ def run_length(state: U64, longest: int) -> int:
 
 
 @inner
-def move(net: Tables, state: U64, line: I64, placement: I64, kinds: int) -> bool:
+def move(net: PlacementArrays, state: U64, line: I64, placement: I64, kinds: int) -> bool:
     """Change `placement` by a random move of these kinds; True if it is another one now."""
     num_genes, num_devices = len(line), len(net.limit_bytes)
     kind = below(state, 6)
@@ -127,7 +127,9 @@ def move(net: Tables, state: U64, line: I64, placement: I64, kinds: int) -> bool
 
 
 @inner
-def _shift_boundary(net: Tables, state: U64, line: I64, placement: I64, position: int) -> bool:
+def _shift_boundary(
+    net: PlacementArrays, state: U64, line: I64, placement: I64, position: int
+) -> bool:
     """Find the next change of device from a position on, and move it by some genes."""
     num_genes = len(line)
     for step in range(num_genes):
@@ -152,7 +154,7 @@ def _shift_boundary(net: Tables, state: U64, line: I64, placement: I64, position
 
 
 @inner
-def _swap(net: Tables, state: U64, line: I64, placement: I64, position: int) -> bool:
+def _swap(net: PlacementArrays, state: U64, line: I64, placement: I64, position: int) -> bool:
     """Exchange two devices in a run of the line; a long run is everywhere."""
     num_genes, num_devices = len(line), len(net.limit_bytes)
     one = device_of(net, placement, line[position])
@@ -170,7 +172,7 @@ def _swap(net: Tables, state: U64, line: I64, placement: I64, position: int) -> 
 
 
 @inner
-def _spread(net: Tables, state: U64, placement: I64, gene: int) -> bool:
+def _spread(net: PlacementArrays, state: U64, placement: I64, gene: int) -> bool:
     """Walk along neighbours on the same device, taking them to a neighbour's device."""
     other = neighbour(net, state, gene)
     if other < 0:

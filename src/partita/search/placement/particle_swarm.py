@@ -14,7 +14,7 @@ import numpy as np
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
-from partita.search.placement.episodes import memory_price
+from partita.search.placement.episodes import memory_multiplier
 from partita.search.placement.moves import line_of
 from partita.search.placement.starts import random_placements, random_stages, single_devices
 from partita.search.placement.variation import (
@@ -52,10 +52,10 @@ class ParticleSwarm:
                     random_placements(net, self.swarm, generator),
                 )
             )[: self.swarm]
-            found = attempt.details(first)
-            price = memory_price(net, attempt.makespan_ms)
+            details = attempt.details(first)
+            price = memory_multiplier(net, attempt.makespan_ms)
             here = genes_of_layers(net, first)
-            best, best_cost = here.copy(), costs(found, price)
+            best, best_cost = here.copy(), costs(details, price)
             choices = np.eye(len(net.limit_bytes), dtype=np.float32)
             leaning = np.zeros((*here.shape, len(choices)), np.float32)
             for _ in range(min(self.rounds, 5 * len(line))):

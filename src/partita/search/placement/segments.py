@@ -1,4 +1,5 @@
-"""The network as a chain of *cut layers*, and what each stretch between two of them costs at least.
+"""The network as a chain of *cut layers*, and what each layer range between two of them costs at
+least.
 
 A cut layer is one that every path passes: no edge jumps over it. Between two of them, `first` and
 `last`, lie inner layers in separate branches. With `first` and `last` on given devices, every way
@@ -22,7 +23,7 @@ import numpy as np
 
 from partita.search.placement.feasible import joined
 from partita.search.placement.symmetry import Symmetry
-from partita.search.placement.tables import B1, F64, I64, Tables
+from partita.search.placement.tables import B1, F64, I64, PlacementArrays
 
 _MOST_CONFIGURATIONS = 5000  # of one branch; a longer branch is left out, as if it cost nothing
 _MOST_OPTIONS = 200  # of one stretch with given ends
@@ -31,7 +32,7 @@ _DROPPED, _KEPT, _LEFT = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class LayerPaths:
     """The layers on paths from one first layer to one last one, and the cut layers among them.
 
     Other layers are left out, which only makes a bound lower.
@@ -41,7 +42,7 @@ class Chain:
     cuts: tuple[int, ...]
 
 
-def chain_of(net: Tables) -> Chain:
+def chain_of(net: PlacementArrays) -> LayerPaths:
     """The chain between the ends of the longest path."""
     num_layers = len(net.output_bytes)
     work = net.job_ms.min(axis=1)
@@ -65,21 +66,21 @@ def chain_of(net: Tables) -> Chain:
                 jumped[layer + 1] += 1
                 jumped[child] -= 1
     free = np.cumsum(jumped)[:num_layers] == 0
-    return Chain(kept, tuple(np.flatnonzero(free & kept).tolist()))
+    return LayerPaths(kept, tuple(np.flatnonzero(free & kept).tolist()))
 
 
 def _reached(start: I64, neighbour: I64, origin: int, order: range) -> B1:
     """What can be reached from a layer, looking at the layers in this order."""
-    found = np.zeros(len(start) - 1, np.bool_)
-    found[origin] = True
+    reached = np.zeros(len(start) - 1, np.bool_)
+    reached[origin] = True
     for layer in order:
-        if found[layer]:
-            found[neighbour[start[layer] : start[layer + 1]]] = True
-    return found
+        if reached[layer]:
+            reached[neighbour[start[layer] : start[layer + 1]]] = True
+    return reached
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VectorLayout:
     """Where what stands in a vector of an option: time, then loads, channels, bytes."""
 
     num_devices: int
@@ -107,14 +108,16 @@ class Layout:
         return 1 + 2 * self.num_devices + self.num_channels
 
 
-class Stretches:
-    """The options of all stretches between cut layers."""
+class LayerRanges:
+    """The options of all layer ranges between cut layers."""
 
-    def __init__(self, net: Tables, chain: Chain, symmetry: Symmetry, needed: B1) -> None:
+    def __init__(
+        self, net: PlacementArrays, chain: LayerPaths, symmetry: Symmetry, needed: B1
+    ) -> None:
         self.net, self.kept, self.cuts = net, chain.kept, chain.cuts
         self.symmetry = symmetry
         self.num_layers = len(net.output_bytes)
-        self.layout = Layout(len(net.limit_bytes), net.transfer_ms.shape[1])
+        self.layout = VectorLayout(len(net.limit_bytes), net.transfer_ms.shape[1])
         self.needed = needed  # which entries anyone looks at
         self.may = net.may[net.gene_of]
         self.near = joined(net)
@@ -130,7 +133,7 @@ class Stretches:
             for source, target in np.ndindex(*self.near.shape):
                 if self.may[first, source] and self.may[last, target]:
                     self._add(known, first, last, (source, target))
-            self.remembered[key] = {ends: found for ends, found in known.items() if len(found)}
+            self.remembered[key] = {ends: array for ends, array in known.items() if len(array)}
         return self.remembered[key]
 
     def _add(
@@ -185,8 +188,8 @@ class Stretches:
             combined = combined.plus(self._edge(first, source, target))
         for branch in self._branches(first, last):
             if self.layout.num_devices ** len(branch) <= _MOST_CONFIGURATIONS:
-                found = self._branch(branch, first, last, source, target)
-                combined = combined.plus(found.fewest(_MOST_OF_BRANCH))
+                parts = self._branch(branch, first, last, source, target)
+                combined = combined.plus(parts.fewest(_MOST_OF_BRANCH))
                 combined = combined.fewest(_MOST_OPTIONS)
         return least(self._closed(combined, first, last, source, target), _MOST_OPTIONS)
 
@@ -295,15 +298,15 @@ class Stretches:
         back = np.maximum(parts.path_back, parts.load_back.max(axis=1, initial=0.0))
         back = np.maximum(back, parts.sent_back.max(axis=1, initial=0.0))
         both = net.job_ms[last, target] + net.job_ms[self.num_layers + last, target]
-        found = np.zeros((len(there), layout.size))
-        found[:, 0] = there + back + both
-        found[:, layout.load] = parts.load_there + parts.load_back
-        found[:, layout.load.start + target] += both
-        found[:, layout.channel] = parts.sent_there + parts.sent_back
-        found[:, layout.held] = parts.held
-        found[:, layout.held.start + target] += net.weight_bytes[last]
-        found[:, ~self.needed] = 0.0
-        return found
+        closed = np.zeros((len(there), layout.size))
+        closed[:, 0] = there + back + both
+        closed[:, layout.load] = parts.load_there + parts.load_back
+        closed[:, layout.load.start + target] += both
+        closed[:, layout.channel] = parts.sent_there + parts.sent_back
+        closed[:, layout.held] = parts.held
+        closed[:, layout.held.start + target] += net.weight_bytes[last]
+        closed[:, ~self.needed] = 0.0
+        return closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +326,8 @@ class _Parts:
         """Every option of this with every option of another branch."""
 
         def each(one: F64, two: F64, how: np.ufunc) -> F64:
-            found = how(one[:, None], two[None, :])
-            return np.asarray(found.reshape(-1, *one.shape[1:]), np.float64)
+            combined = how(one[:, None], two[None, :])
+            return np.asarray(combined.reshape(-1, *one.shape[1:]), np.float64)
 
         return _Parts(
             each(self.path_there, other.path_there, np.maximum),
@@ -341,7 +344,7 @@ class _Parts:
         """Some of the options."""
         return _Parts(*(getattr(self, name)[rows] for name in _Parts.__slots__))
 
-    def send(self, net: Tables, layer: int, source: I64, reads: F64) -> None:
+    def send(self, net: PlacementArrays, layer: int, source: I64, reads: F64) -> None:
         """A layer's output goes once to every device that reads it, and is held there."""
         self.held[:] += reads * net.output_bytes[layer]
         rows = np.arange(len(source))
@@ -364,7 +367,7 @@ class _Parts:
         return _Parts(*columns)
 
 
-def _nothing(layout: Layout, count: int) -> _Parts:
+def _nothing(layout: VectorLayout, count: int) -> _Parts:
     devices, channels = (count, layout.num_devices), (count, layout.num_channels)
     return _Parts(
         np.zeros(count), np.zeros(count), np.zeros(devices), np.zeros(devices), np.zeros(devices),
@@ -390,16 +393,16 @@ def least(rows: F64, count: int) -> F64:
 def undominated(rows: F64) -> F64:
     """The rows that no other one undercuts in every entry."""
     rows = _cheap_first(rows)
-    found: F64 = rows[_undercut(rows, len(rows)) == _KEPT]
-    return found
+    undominated: F64 = rows[_undercut(rows, len(rows)) == _KEPT]
+    return undominated
 
 
 def _cheap_first(rows: F64) -> F64:
     """Rows by the sums of their entries, each entry by its greatest; a worse row comes later."""
     scale = rows.max(axis=0, initial=0.0)
     weight = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    found: F64 = rows[np.argsort(rows @ weight, kind="stable")]
-    return found
+    array: F64 = rows[np.argsort(rows @ weight, kind="stable")]
+    return array
 
 
 @numba.njit(cache=True, nogil=True)

@@ -13,7 +13,7 @@ from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
 from partita.search.placement.attempt import Attempt
 from partita.search.placement.starts import single_devices
-from partita.search.placement.tables import I64, Tables
+from partita.search.placement.tables import I64, PlacementArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Single:
                 attempt.score(self._moved(attempt.net, attempt.best))
             return attempt.result()
 
-    def _moved(self, net: Tables, best: I64) -> I64:
+    def _moved(self, net: PlacementArrays, best: I64) -> I64:
         """The best placement with one run of layers on one device, for all runs and devices."""
         size = len(net.may)
         genes = best[net.gene_layer[net.gene_start[:-1]]]

@@ -8,18 +8,18 @@ cuts. Costs O(genes) per attempt to fill.
 
 import numpy as np
 
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 
 _BISECTIONS = 30
 
 
-def single_devices(net: Tables) -> I64:
+def single_devices(net: PlacementArrays) -> I64:
     """All genes on one device, for every device that may have them all."""
     devices = np.flatnonzero(net.may.all(axis=0))
     return np.repeat(devices[:, None], len(net.output_bytes), axis=1)
 
 
-def stages(net: Tables, line: I64, seed: int) -> I64:
+def stages(net: PlacementArrays, line: I64, seed: int) -> I64:
     """Stages filled by work and by memory, on one device up to all, in several orders."""
     both = net.job_ms[: len(net.output_bytes)] + net.job_ms[len(net.output_bytes) :]
     held = net.weight_bytes + net.output_bytes
@@ -35,7 +35,9 @@ def stages(net: Tables, line: I64, seed: int) -> I64:
     return _on_layers(net, line, by_line)
 
 
-def random_stages(net: Tables, line: I64, count: int, generator: np.random.Generator) -> I64:
+def random_stages(
+    net: PlacementArrays, line: I64, count: int, generator: np.random.Generator
+) -> I64:
     """Runs of the line on random devices, with random cuts between them."""
     num_genes, num_devices = len(line), len(net.limit_bytes)
     by_line = np.empty((count, num_genes), np.int64)
@@ -47,7 +49,7 @@ def random_stages(net: Tables, line: I64, count: int, generator: np.random.Gener
     return _on_layers(net, line, by_line)
 
 
-def random_placements(net: Tables, count: int, generator: np.random.Generator) -> I64:
+def random_placements(net: PlacementArrays, count: int, generator: np.random.Generator) -> I64:
     """Every gene on any device it may be on, within as many devices as may be used."""
     num_genes, num_devices = len(net.may), len(net.limit_bytes)
     priority = generator.random((count, 1, num_devices))
@@ -60,7 +62,7 @@ def random_placements(net: Tables, count: int, generator: np.random.Generator) -
     return chosen[:, net.gene_of]
 
 
-def _orders(net: Tables, work_ms: F64, seed: int) -> list[I64]:
+def _orders(net: PlacementArrays, work_ms: F64, seed: int) -> list[I64]:
     """Orders of the devices: fast first, slow first, roomy first, and a few at random."""
     speed = np.argsort(work_ms.sum(axis=0), kind="stable")
     room = np.lexsort((work_ms.sum(axis=0), -net.limit_bytes))
@@ -104,14 +106,14 @@ def _fill(work: F64, held: F64, order: I64, limit_bytes: F64, share: float) -> I
     return None
 
 
-def _per_gene(net: Tables, of_layers: F64) -> F64:
+def _per_gene(net: PlacementArrays, of_layers: F64) -> F64:
     """Sums over the layers of each gene."""
     sums = np.zeros((len(net.may), of_layers.shape[1]))
     np.add.at(sums, net.gene_of, of_layers)
     return sums
 
 
-def _on_layers(net: Tables, line: I64, by_line: I64) -> I64:
+def _on_layers(net: PlacementArrays, line: I64, by_line: I64) -> I64:
     """Placements of the layers; a gene that may not be there goes to the first device it may."""
     genes = np.empty_like(by_line)
     genes[:, line] = by_line

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.search.placement.tables import I64, Tables
+from partita.search.placement.tables import I64, PlacementArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Symmetry:
         return np.concatenate((devices, len(devices) + self.channels[one, other]))
 
 
-def symmetry_of(net: Tables) -> Symmetry:
+def symmetry_of(net: PlacementArrays) -> Symmetry:
     """The classes of alike devices."""
     num_devices, num_channels = len(net.limit_bytes), net.transfer_ms.shape[1]
     first = np.arange(num_devices)
@@ -43,7 +43,7 @@ def symmetry_of(net: Tables) -> Symmetry:
     return Symmetry(first, channels)
 
 
-def _exchanged(net: Tables, one: int, other: int) -> I64 | None:
+def _exchanged(net: PlacementArrays, one: int, other: int) -> I64 | None:
     """The names of the channels after exchanging two devices; None if something would differ."""
     alike = (
         net.limit_bytes[one] == net.limit_bytes[other]

@@ -19,7 +19,7 @@ I32 = npt.NDArray[np.int32]
 B1 = npt.NDArray[np.bool_]
 
 
-class Tables(NamedTuple):
+class PlacementArrays(NamedTuple):
     """What compiled code reads of a problem."""
 
     child_start: I64
@@ -49,7 +49,7 @@ class Tables(NamedTuple):
     max_devices: int
 
 
-def tables(problem: PlacementProblem) -> Tables:
+def tables(problem: PlacementProblem) -> PlacementArrays:
     """The problem as arrays."""
     layers, devices = problem.layers, problem.devices
     num_devices, num_channels = len(devices), len(problem.channels)
@@ -66,7 +66,7 @@ def tables(problem: PlacementProblem) -> Tables:
     backward = [layer.bwd_ms for layer in layers]
     transfer = [layer.transfer_ms for layer in layers]
     most = problem.constraints.max_devices
-    return Tables(
+    return PlacementArrays(
         child_start=child_start,
         child=child,
         parent_start=parent_start,

@@ -8,30 +8,30 @@ devices that may be used. Only missing routes are left to the evaluation, which 
 import numpy as np
 
 from partita.search.placement.fastsim import MAKESPAN, OVER
-from partita.search.placement.tables import F64, I64, Tables
+from partita.search.placement.tables import F64, I64, PlacementArrays
 
 
-def genes_of_layers(net: Tables, placements: I64) -> I64:
+def genes_of_layers(net: PlacementArrays, placements: I64) -> I64:
     """Devices per gene from devices per layer."""
-    found: I64 = placements[:, net.gene_layer[net.gene_start[:-1]]]
-    return found
+    genes: I64 = placements[:, net.gene_layer[net.gene_start[:-1]]]
+    return genes
 
 
-def layers_of_genes(net: Tables, genes: I64) -> I64:
+def layers_of_genes(net: PlacementArrays, genes: I64) -> I64:
     """Devices per layer from devices per gene."""
-    found: I64 = genes[:, net.gene_of]
-    return found
+    layers: I64 = genes[:, net.gene_of]
+    return layers
 
 
-def draw_devices(net: Tables, count: int, generator: np.random.Generator) -> I64:
+def draw_devices(net: PlacementArrays, count: int, generator: np.random.Generator) -> I64:
     """A device at random for every gene of `count` rows, among those it may be on."""
     num_allowed = np.diff(net.allowed_start)
     drawn = (generator.random((count, len(num_allowed))) * num_allowed).astype(np.int64)
-    found: I64 = net.allowed[net.allowed_start[:-1] + drawn]
-    return found
+    devices: I64 = net.allowed[net.allowed_start[:-1] + drawn]
+    return devices
 
 
-def mutate(net: Tables, genes: I64, rate: float, generator: np.random.Generator) -> I64:
+def mutate(net: PlacementArrays, genes: I64, rate: float, generator: np.random.Generator) -> I64:
     """Other devices for a gene now and then, and at least for one of every row."""
     count, num_genes = genes.shape
     hit = generator.random(genes.shape) < rate
@@ -39,7 +39,9 @@ def mutate(net: Tables, genes: I64, rate: float, generator: np.random.Generator)
     return np.where(hit, draw_devices(net, count, generator), genes)
 
 
-def mutate_zones(net: Tables, line: I64, genes: I64, generator: np.random.Generator) -> I64:
+def mutate_zones(
+    net: PlacementArrays, line: I64, genes: I64, generator: np.random.Generator
+) -> I64:
     """A run of the line of every row goes to one device, where its genes may be there."""
     count, num_genes = genes.shape
     begin = generator.integers(0, num_genes, (count,))
@@ -63,7 +65,7 @@ def cross(line: I64, one: I64, other: I64, generator: np.random.Generator) -> I6
     return np.where(inside, one, other)
 
 
-def within_limit(net: Tables, genes: I64) -> I64:
+def within_limit(net: PlacementArrays, genes: I64) -> I64:
     """Genes on devices beyond those that may be used go to the most used ones."""
     num_devices = len(net.limit_bytes)
     if net.max_devices >= num_devices:
@@ -76,8 +78,8 @@ def within_limit(net: Tables, genes: I64) -> I64:
     return np.where(stays, genes, value.argmax(axis=2))
 
 
-def costs(found: F64, price: float) -> F64:
+def costs(array: F64, price: float) -> F64:
     """What a population is ranked by: makespan and a price for memory; infinite if invalid."""
-    over = found[:, OVER]
-    cost = found[:, MAKESPAN] + price * np.where(np.isfinite(over), over, 0.0)
+    over = array[:, OVER]
+    cost = array[:, MAKESPAN] + price * np.where(np.isfinite(over), over, 0.0)
     return np.where(np.isfinite(over), cost, np.inf)

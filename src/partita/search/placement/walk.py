@@ -17,12 +17,12 @@ import numpy as np
 
 from partita.search.placement.fastsim import INVALID, Work, cost_of, workspace
 from partita.search.placement.moves import ALL_MOVES, move, random_state, uniform
-from partita.search.placement.tables import F64, I64, U64, Tables
+from partita.search.placement.tables import F64, I64, U64, PlacementArrays
 
 _MAKESPAN, _OVER, _PRICE, _FLOOR, _HOT, _COLD, _BEST = range(7)
 _STEP, _TOTAL, _KINDS = range(3)
 _PRICE_PERIOD, _PRICE_STEP = 32, 1.1
-_LEAST_PRICE = 0.1  # of the first price
+_SMALLEST_MULTIPLIER = 0.1  # of the first price
 _MOST_IDLE = 64  # moves in a row that change nothing: there is nowhere to go
 
 
@@ -38,7 +38,7 @@ class Walker(NamedTuple):
     steps: I64  # evaluations in this episode so far, and in all; the kinds of moves
 
 
-def walker(net: Tables, seed: int, stream: int) -> Walker:
+def walker(net: PlacementArrays, seed: int, stream: int) -> Walker:
     """A walker that has no episode yet."""
     size = len(net.output_bytes)
     return Walker(
@@ -67,7 +67,7 @@ def begin_episode(
     The first evaluation is that of the start.
     """
     walk.current[:] = start
-    walk.floats[:] = np.inf, 0.0, price, price * _LEAST_PRICE, hot, cold, np.inf
+    walk.floats[:] = np.inf, 0.0, price, price * _SMALLEST_MULTIPLIER, hot, cold, np.inf
     walk.steps[:] = 0, total, kinds
 
 
@@ -82,7 +82,7 @@ def best_of(walk: Walker) -> tuple[I64, float]:
 
 
 @numba.njit(cache=True, nogil=True)
-def advance(net: Tables, line: I64, walk: Walker, count: int) -> int:
+def advance(net: PlacementArrays, line: I64, walk: Walker, count: int) -> int:
     """Make at most `count` evaluations of the episode; how many were made.
 
     Fewer only where the episode ends; it also ends where no move changes anything.

@@ -2,7 +2,7 @@
 
 from partita.problems.rtasks import RtasksProblem, RtasksSolution
 from partita.search.base import Search
-from partita.search.rtasks.brute import Brute
+from partita.search.rtasks.brute import BruteRTasks
 from partita.search.rtasks.critical import CriticalPathList
 from partita.search.rtasks.search import TileSearch
 from partita.search.rtasks.wavefront import Wavefront
@@ -11,5 +11,5 @@ SEARCHES: dict[str, Search[RtasksProblem, RtasksSolution]] = {
     "search": TileSearch(),
     "list": CriticalPathList(),
     "wavefront": Wavefront(),
-    "brute": Brute(),
+    "brute": BruteRTasks(),
 }

@@ -1,4 +1,4 @@
-"""`brute`: every tiling, every assignment, every order; the referee for problems of a few tiles.
+"""`brute`: every tiling, every assignment, every order; the oracle for problems of a few tiles.
 
 A schedule is built tile by tile: any tile whose needs have been placed goes to the end of any queue
 (of several empty ones, the first). Every valid set of queues is the end of such a walk, since the
@@ -20,7 +20,7 @@ from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 
 
 @dataclass(frozen=True)
-class Brute:
+class BruteRTasks:
     """Tries everything; for at most a handful of tiles."""
 
     def __call__(

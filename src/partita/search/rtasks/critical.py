@@ -13,7 +13,7 @@ from partita.problems.rtasks import (
     programs_per_unit,
 )
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
-from partita.search.rtasks.lists import Tables, list_schedule, urgency
+from partita.search.rtasks.lists import RTaskArrays, list_schedule, urgency
 
 
 def fastest(problem: RtasksProblem) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class CriticalPathList:
             run.evaluations += 1
             tilings = fastest(problem)
             _, solution = list_schedule(
-                problem, Tables.of(problem), tilings, urgency(problem, tilings)
+                problem, RTaskArrays.of(problem), tilings, urgency(problem, tilings)
             )
             run.offer(solution, evaluate(problem, solution))
         return run.result()

@@ -20,7 +20,7 @@ F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Tables:
+class RTaskArrays:
     """A problem as arrays; edges by source, in compressed rows."""
 
     num_operators: int
@@ -29,7 +29,7 @@ class Tables:
     edge_aligned: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, problem: RtasksProblem) -> "Tables":
+    def of(cls, problem: RtasksProblem) -> "RTaskArrays":
         """The arrays of a problem."""
         count = len(problem.operators)
         edges = sorted(problem.edges, key=lambda edge: (edge.src, edge.dst, edge.aligned))
@@ -45,16 +45,16 @@ class Tables:
 def urgency(problem: RtasksProblem, tilings: tuple[int, ...]) -> F64:
     """The longest way from the start of each operator to the end of all."""
     tiles = [op.tilings[i] for op, i in zip(problem.operators, tilings, strict=True)]
-    found = np.array([tile.tile_us for tile in tiles])
+    urgency = np.array([tile.tile_us for tile in tiles])
     for dst in range(len(tiles) - 1, -1, -1):
         for edge in problem.before[dst]:
-            way = tiles[edge.src].tile_us + problem.device.signal_us + found[dst]
-            found[edge.src] = max(found[edge.src], way)
-    return found
+            way = tiles[edge.src].tile_us + problem.device.signal_us + urgency[dst]
+            urgency[edge.src] = max(urgency[edge.src], way)
+    return urgency
 
 
 def list_schedule(
-    problem: RtasksProblem, tables: Tables, tilings: tuple[int, ...], priority: F64
+    problem: RtasksProblem, tables: RTaskArrays, tilings: tuple[int, ...], priority: F64
 ) -> tuple[float, RtasksSolution]:
     """The makespan as the list sees it, and the queues."""
     tiles = [op.tilings[i] for op, i in zip(problem.operators, tilings, strict=True)]

@@ -21,7 +21,7 @@ from partita.problems.rtasks import (
 )
 from partita.search.base import UNTIL_DONE, Result, Run, Stop
 from partita.search.rtasks.critical import fastest
-from partita.search.rtasks.lists import Tables, list_schedule, urgency
+from partita.search.rtasks.lists import RTaskArrays, list_schedule, urgency
 from partita.search.rtasks.wavefront import in_waves, selected
 
 
@@ -38,7 +38,7 @@ class TileSearch:
         """Improve until nothing helps or the stop rule holds."""
         run: Run[RtasksSolution] = Run(stop, "search", seed)
         run.bound(lower_bound(problem))
-        work = _Work(problem, run, np.random.default_rng(seed))
+        work = _TileSearch(problem, run, np.random.default_rng(seed))
         work.start()
         for _ in range(self.rounds):
             if run.done() or not (work.change_tilings() | work.shake(self.shakes)):
@@ -46,12 +46,12 @@ class TileSearch:
         return run.result()
 
 
-class _Work:
+class _TileSearch:
     def __init__(
         self, problem: RtasksProblem, run: Run[RtasksSolution], random: np.random.Generator
     ) -> None:
         self.problem, self.run, self.random = problem, run, random
-        self.tables = Tables.of(problem)
+        self.tables = RTaskArrays.of(problem)
         self.classes = _classes(problem)
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class _Work:
 
 
 def _classes(problem: RtasksProblem) -> list[list[int]]:
-    found: dict[object, list[int]] = {}
+    classes: dict[object, list[int]] = {}
     for index, operator in enumerate(problem.operators):
-        found.setdefault(operator.tilings, []).append(index)
-    return list(found.values())
+        classes.setdefault(operator.tilings, []).append(index)
+    return list(classes.values())

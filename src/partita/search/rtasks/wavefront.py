@@ -36,10 +36,10 @@ def waves(problem: RtasksProblem) -> list[list[int]]:
     level: list[int] = []
     for before in problem.before:
         level.append(1 + max((level[edge.src] for edge in before), default=-1))
-    found: list[list[int]] = [[] for _ in range(max(level) + 1)]
+    waves: list[list[int]] = [[] for _ in range(max(level) + 1)]
     for operator, its in enumerate(level):
-        found[its].append(operator)
-    return found
+        waves[its].append(operator)
+    return waves
 
 
 def selected(problem: RtasksProblem) -> tuple[int, ...]:

@@ -2,18 +2,18 @@
 
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution
 from partita.search.base import Search
-from partita.search.schedule.auto import Auto
-from partita.search.schedule.brute import Brute
+from partita.search.schedule.auto import AutoSchedule
+from partita.search.schedule.brute import BruteSchedule
 from partita.search.schedule.exact_makespan import ExactMakespan
-from partita.search.schedule.greedy import Greedy
+from partita.search.schedule.greedy import GreedySchedule
 from partita.search.schedule.periodic import Periodic
 from partita.search.schedule.tessel import Tessel
 
 SEARCHES: dict[str, Search[ScheduleProblem, ScheduleSolution]] = {
-    "auto": Auto(),
-    "greedy": Greedy(),
+    "auto": AutoSchedule(),
+    "greedy": GreedySchedule(),
     "periodic": Periodic(),
     "exact-makespan": ExactMakespan(),
     "tessel": Tessel(),
-    "brute": Brute(),
+    "brute": BruteSchedule(),
 }

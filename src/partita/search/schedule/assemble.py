@@ -5,8 +5,8 @@ can; nothing gets later, and memory, which depends on the order alone, stays as 
 
 How a schedule gets into its repetition and out of it need not follow the repetition. All starts
 before some time t0, or from some t1 on, are free to be arranged anew if those in between stay as
-they are: each is a `Segment` of its own, as large as the micro-batches under way at once, not as
-all of them. So thousands of micro-batches cost no more than a few.
+they are: each is a `TaskSegment` of its own, as large as the micro-batches under way at once, not
+as all of them. So thousands of micro-batches cost no more than a few.
 """
 
 import math
@@ -20,10 +20,10 @@ from partita.problems.schedule import (
     topological_order,
 )
 from partita.search.base import Run
-from partita.search.schedule.grid import Grid, Memory
-from partita.search.schedule.makespan import Segment, Task
+from partita.search.schedule.grid import Grid, GridMemory
+from partita.search.schedule.makespan import Task, TaskSegment
 from partita.search.schedule.pattern import Pattern
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.solver import Allowance, SolverOutcome
 
 Table = list[list[float]]  # [microbatch][block]
 
@@ -39,15 +39,15 @@ def left_shifted(problem: ScheduleProblem, table: Sequence[Sequence[float]]) -> 
     )
     spans, devices = [b.span for b in problem.blocks], [b.devices for b in problem.blocks]
     free_at: list[float] = [0] * problem.num_devices
-    found: Table = [[0] * len(spans) for _ in table]
+    left_shifted: Table = [[0] * len(spans) for _ in table]
     for _, _, m, block in order:
-        row, start = found[m], max([free_at[device] for device in devices[block]])
+        row, start = left_shifted[m], max([free_at[device] for device in devices[block]])
         for first, lag in before[block]:
             start = max(start, row[first] + lag)
         row[block] = start
         for device in devices[block]:
             free_at[device] = start + spans[block]
-    return found
+    return left_shifted
 
 
 def in_order(table: Sequence[Sequence[float]]) -> Table:
@@ -60,7 +60,7 @@ class Ends:
     """The way into a repetition and out of it, arranged anew."""
 
     def __init__(
-        self, problem: ScheduleProblem, grid: Grid, memory: Sequence[Memory], pattern: Pattern
+        self, problem: ScheduleProblem, grid: Grid, memory: Sequence[GridMemory], pattern: Pattern
     ) -> None:
         assert problem.num_microbatches is not None
         self.problem, self.grid, self.memory = problem, grid, memory
@@ -100,7 +100,7 @@ class Ends:
         return left_shifted(self.problem, table)
 
     def _solved(
-        self, segment: Segment, origin: int, run: Run[Any], effort: float, allowance: Allowance
+        self, segment: TaskSegment, origin: int, run: Run[Any], effort: float, allowance: Allowance
     ) -> tuple[dict[Task, int], bool]:
         """The starts, and whether none are better."""
         known = {(m, block): self.steps[m][block] - origin for m, block in segment.release}
@@ -109,10 +109,10 @@ class Ends:
         answer = segment.least(run, known=known, effort=effort, allowance=allowance)
         if answer.values is None:
             return known, False
-        found = dict(zip(segment.release, answer.values, strict=True))
-        return found, answer.outcome is Outcome.SOLVED
+        starts = dict(zip(segment.release, answer.values, strict=True))
+        return starts, answer.outcome is SolverOutcome.SOLVED
 
-    def _way_in(self) -> Segment:
+    def _way_in(self) -> TaskSegment:
         """Everything before t0; tails reach to t0, as what comes later stays as it is."""
         into = self.into
         tasks = [task for task in self._tasks() if self._start(task) < into]
@@ -131,7 +131,7 @@ class Ends:
                     after = tail.get((m, other), into - self.steps[m][other])
                     least = max(least, lag + after)
             tail[m, block] = least
-        return Segment(
+        return TaskSegment(
             self.problem,
             self.grid,
             self.memory,
@@ -139,7 +139,7 @@ class Ends:
             {task: tail[task] for task in tasks},
         )
 
-    def _way_out(self) -> Segment:
+    def _way_out(self) -> TaskSegment:
         """Everything from t1 on, counted from there."""
         tasks = [task for task in self._tasks() if self._start(task) >= self.out_of]
         earlier = [task for task in self._tasks() if self._start(task) < self.out_of]
@@ -158,7 +158,7 @@ class Ends:
                     release[m, block] = max(release[m, block], ready)
         open_ones = {m for m, _ in tasks}
         after = tails(self.problem)
-        return Segment(
+        return TaskSegment(
             self.problem,
             self.grid,
             self.memory,

@@ -1,6 +1,6 @@
 """All blocks of all micro-batches arranged at once, for the least makespan.
 
-One `Segment` (see `makespan`) with a head and a tail for every block of every micro-batch (see
+One `TaskSegment` (see `makespan`) with a head and a tail for every block of every micro-batch (see
 `bounds`), and a schedule to begin with. What the solver finds is shifted to the left in true times
 and offered; its bounds are bounds of the problem, as the grid rounds down. Good for some hundreds
 of blocks in all.
@@ -13,9 +13,9 @@ from partita.problems.schedule import ScheduleProblem, ScheduleSolution, check, 
 from partita.search.base import Run
 from partita.search.schedule.assemble import in_order, left_shifted
 from partita.search.schedule.bounds import heads_and_tails
-from partita.search.schedule.grid import Grid, Memory, memory_on_grid, on_grid
-from partita.search.schedule.makespan import Segment, Task
-from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome
+from partita.search.schedule.grid import Grid, GridMemory, memory_on_grid, on_grid
+from partita.search.schedule.makespan import Task, TaskSegment
+from partita.search.schedule.solver import LARGE, Allowance, SolverAnswer, SolverOutcome
 
 MOST_TASKS = 3000  # more take the solver longer to read than it has to search
 
@@ -27,18 +27,18 @@ class AtOnce:
         assert problem.num_microbatches is not None
         self.problem, self.run = problem, run
         self.grid: Grid = on_grid(problem)
-        self.memory: list[Memory] = memory_on_grid(problem)
+        self.memory: list[GridMemory] = memory_on_grid(problem)
         first, after = heads_and_tails(problem, problem.num_microbatches)
-        self.segment = Segment(
+        self.segment = TaskSegment(
             problem, self.grid, self.memory, self._in_steps(first), self._in_steps(after)
         )
-        self.outcome = Outcome.UNKNOWN  # SOLVED and INFEASIBLE are proofs
+        self.outcome = SolverOutcome.UNKNOWN  # SOLVED and INFEASIBLE are proofs
         self.turn = 0
 
     @property
     def proven(self) -> bool:
         """Is there nothing left to find out?"""
-        return self.outcome in (Outcome.SOLVED, Outcome.INFEASIBLE)
+        return self.outcome in (SolverOutcome.SOLVED, SolverOutcome.INFEASIBLE)
 
     def go_on(self, effort: float, allowance: Allowance) -> None:
         """Improve on the best of the run, or prove that nothing does.
@@ -50,11 +50,11 @@ class AtOnce:
         self.turn += 1
         answer = self._ask(effort, allowance)
         self.outcome = answer.outcome
-        if answer.outcome is Outcome.SOLVED and answer.values is not None:
+        if answer.outcome is SolverOutcome.SOLVED and answer.values is not None:
             ends = zip(answer.values, self.segment.tail.values(), strict=True)
             self._bound(max(start + tail for start, tail in ends))
 
-    def _ask(self, effort: float, allowance: Allowance) -> Answer:
+    def _ask(self, effort: float, allowance: Allowance) -> SolverAnswer:
         known = self._known()
         return self.segment.least(
             self.run,

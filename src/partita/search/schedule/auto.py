@@ -26,7 +26,7 @@ from partita.search.schedule.greedy import list_schedules
 from partita.search.schedule.lightest import Lightest, lightest_order, why_infeasible
 from partita.search.schedule.periodic import STUCK, Periodic, PeriodSteps, name_period
 from partita.search.schedule.published import offer_published
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.solver import Allowance, SolverOutcome
 from partita.search.schedule.windows import Windows
 
 _SIZES = (32, 48, 64, 96)  # blocks in a window
@@ -35,7 +35,7 @@ _ENDLESS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class AutoSchedule:
     """Greedy at once, then shorter repetitions, windows and proofs until nothing is left open."""
 
     effort: float = 1.0
@@ -78,7 +78,7 @@ class Auto:
             settings = replace(settings, effort=half, unroll_effort=half, ends_effort=half)
         repetitions = PeriodSteps(problem, lightest, run, settings)
         turns = repetitions.through()
-        outcome = Outcome.UNKNOWN
+        outcome = SolverOutcome.UNKNOWN
         if is_small(problem):
             outcome = self._in_turn(problem, run, turns)
         else:
@@ -89,7 +89,7 @@ class Auto:
 
     def _in_turn(
         self, problem: ScheduleProblem, run: Run[ScheduleSolution], repetitions: Iterator[None]
-    ) -> Outcome:
+    ) -> SolverOutcome:
         """Everything with more effort each time."""
         windows, question = Windows(problem, run), AtOnce(problem, run)
         limited = run.stop.time_s is None

@@ -135,15 +135,15 @@ def heads_and_tails(problem: ScheduleProblem, count: int) -> tuple[Table, Table]
 
 def memory_loops(problem: ScheduleProblem) -> list[list[tuple[int, int]]]:
     """For each block the (giver, n): it starts after the giver of n micro-batches before ended."""
-    found: list[dict[int, int]] = [{} for _ in problem.blocks]
+    memory_loops: list[dict[int, int]] = [{} for _ in problem.blocks]
     if problem.memory_capacity is not None:
         caps = problem.memory_capacity
         for cap, pairs in zip(caps, pairs_per_device(problem), strict=True):
             for taker, giver, amount in pairs or ():
                 rounds = math.floor(cap / amount * (1 + 1e-9))
                 if rounds:
-                    found[taker][giver] = min(found[taker].get(giver, rounds), rounds)
-    return [sorted(givers.items()) for givers in found]
+                    memory_loops[taker][giver] = min(memory_loops[taker].get(giver, rounds), rounds)
+    return [sorted(givers.items()) for givers in memory_loops]
 
 
 def _heads(problem: ScheduleProblem, count: int, loops: list[list[tuple[int, int]]]) -> Table:
@@ -266,9 +266,9 @@ def _held(problem: ScheduleProblem, pairs: Sequence[Pair], alone: frozenset[int]
         before = [[(first, spans[first]) for first, _ in firsts] for firsts in before]
     held: float = 0
     for taker in sorted({pair.taker for pair in pairs}):
-        found = distances(order, before, taker)
+        longest = distances(order, before, taker)
         for _, giver, amount in (pair for pair in pairs if pair.taker == taker):
-            held += amount * (found[giver] + spans[giver])
+            held += amount * (longest[giver] + spans[giver])
     return held
 
 

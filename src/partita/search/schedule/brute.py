@@ -1,4 +1,4 @@
-"""Complete search, for tiny problems: the referee of the others.
+"""Complete search, for tiny problems: the oracle of the others.
 
 With a number of micro-batches. A schedule in which no block can be moved to the left alone is
 given by the order of its starts: each block then starts as soon as its dependencies and devices
@@ -20,8 +20,8 @@ from partita.problems.schedule import (
     ScheduleProblem,
     ScheduleSolution,
     lower_bound,
+    memory_left_per_device,
     predecessors,
-    room_per_device,
     solution_of,
     tails,
     work_per_device,
@@ -32,7 +32,7 @@ from partita.search.schedule.lightest import lightest_order, why_infeasible
 
 
 @dataclass(frozen=True, slots=True)
-class Brute:
+class BruteSchedule:
     """Tries every schedule; for a handful of blocks."""
 
     microbatches_per_repetition: int = 1  # where no number of micro-batches is given
@@ -45,7 +45,7 @@ class Brute:
         run.bound(lower_bound(problem))
         if problem.num_microbatches is None:
             return search_period(problem, self.microbatches_per_repetition, run)
-        _Walk(problem, problem.num_microbatches).through_all(run)
+        _StartWalk(problem, problem.num_microbatches).through_all(run)
         if run.reason() is not None:
             return run.result()
         if run.solution is None:
@@ -62,7 +62,7 @@ class _Move(NamedTuple):
     block: int
 
 
-class _Walk:
+class _StartWalk:
     """The sequence of starts so far, and what follows from it."""
 
     def __init__(self, problem: ScheduleProblem, count: int) -> None:
@@ -72,7 +72,7 @@ class _Walk:
         self.after = tails(problem)
         nearest_first = sorted(range(len(problem.blocks)), key=lambda b: (self.after[b], b))
         self.rank = {block: rank for rank, block in enumerate(nearest_first)}
-        self.room = room_per_device(problem)
+        self.room = memory_left_per_device(problem)
         self.starts: list[list[float]] = [[] for _ in problem.blocks]  # by micro-batch
         self.free_at: list[list[float]] = [[0] for _ in range(problem.num_devices)]  # a stack each
         self.held: list[float] = [0] * problem.num_devices
@@ -101,13 +101,13 @@ class _Walk:
 
     def moves(self, last: _Move) -> list[_Move]:
         """What can come next, in order: taking the first each time skips nothing."""
-        found = []
+        moves = []
         for block, starts in enumerate(self.starts):
             if len(starts) < self.count and self.is_ready(block) and self.fits(block):
                 move = _Move(self.earliest(block), self.rank[block], block)
                 if move > last:
-                    found.append(move)
-        return sorted(found)
+                    moves.append(move)
+        return sorted(moves)
 
     def is_ready(self, block: int) -> bool:
         """Has everything started that the next micro-batch of the block waits for?"""

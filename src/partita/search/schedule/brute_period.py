@@ -31,9 +31,9 @@ from partita.problems.schedule import (
     held_per_device,
     lags,
     lower_bound,
+    memory_left_per_device,
     memory_per_microbatch,
     periodic,
-    room_per_device,
 )
 from partita.search.base import Result, Run, Status
 from partita.search.schedule.lightest import lightest_order, why_infeasible
@@ -87,7 +87,7 @@ def _plain(value: Fraction) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class _TimeGrid:
     """The problem in whole units of time, with `copies` micro-batches as one."""
 
     unit: Fraction
@@ -99,7 +99,7 @@ class _Grid:
     room: tuple[tuple[float, tuple[int, ...]], ...]  # (room, blocks) of each device with a cap
 
 
-def _on_grid(problem: ScheduleProblem, copies: int) -> _Grid:
+def _on_grid(problem: ScheduleProblem, copies: int) -> _TimeGrid:
     amounts = [block.span for block in problem.blocks] + [
         delay for delay in problem.delays if delay
     ]
@@ -108,10 +108,10 @@ def _on_grid(problem: ScheduleProblem, copies: int) -> _Grid:
     unit = Fraction(math.gcd(*(int(amount * scale) for amount in exact)), scale)
     size = len(problem.blocks)
     kept = memory_per_microbatch(problem)
-    room = zip(room_per_device(problem), blocks_per_device(problem), kept, strict=True)
+    room = zip(memory_left_per_device(problem), blocks_per_device(problem), kept, strict=True)
     # Memory that shrinks for ever limits only the beginning, which the final check looks at.
     limited = [(most, here) for most, here, left in room if most < math.inf and left == 0]
-    return _Grid(
+    return _TimeGrid(
         unit=unit,
         copies=copies,
         spans=tuple(_units(block.span, unit) for block in problem.blocks) * copies,
@@ -133,7 +133,9 @@ def _units(value: float, unit: Fraction) -> int:
     return round(Fraction(repr(value)) / unit)
 
 
-def _solutions(grid: _Grid, length: int, run: Run[ScheduleSolution]) -> Iterator[list[list[int]]]:
+def _solutions(
+    grid: _TimeGrid, length: int, run: Run[ScheduleSolution]
+) -> Iterator[list[list[int]]]:
     """Starts by micro-batch and block, for every choice of r that has a q."""
     size = len(grid.spans) // grid.copies
     for residues in _residues(grid, length, run):
@@ -147,7 +149,9 @@ def _solutions(grid: _Grid, length: int, run: Run[ScheduleSolution]) -> Iterator
             ]
 
 
-def _residues(grid: _Grid, length: int, run: Run[ScheduleSolution]) -> Iterator[tuple[int, ...]]:
+def _residues(
+    grid: _TimeGrid, length: int, run: Run[ScheduleSolution]
+) -> Iterator[tuple[int, ...]]:
     """All r without overlap on a device, the first block at 0."""
     chosen: list[int] = []
     choices = [iter((0,) if grid.spans[0] <= length else ())]
@@ -169,7 +173,7 @@ def _residues(grid: _Grid, length: int, run: Run[ScheduleSolution]) -> Iterator[
             choices.append(iter(range(length) if fits else ()))
 
 
-def _overlap(grid: _Grid, length: int, chosen: list[int], residue: int, other: int) -> bool:
+def _overlap(grid: _TimeGrid, length: int, chosen: list[int], residue: int, other: int) -> bool:
     """Would the next block, at `residue`, meet block `other` on a device?"""
     block = len(chosen)
     if not set(grid.devices[block]) & set(grid.devices[other]):
@@ -179,7 +183,7 @@ def _overlap(grid: _Grid, length: int, chosen: list[int], residue: int, other: i
 
 
 def _turns(
-    grid: _Grid, length: int, residues: tuple[int, ...], run: Run[ScheduleSolution]
+    grid: _TimeGrid, length: int, residues: tuple[int, ...], run: Run[ScheduleSolution]
 ) -> list[int] | None:
     """The q of every block, or None if there are none within reach."""
     gaps = [
@@ -200,7 +204,7 @@ def _turns(
 
 
 def _assign(
-    grid: _Grid,
+    grid: _TimeGrid,
     gaps: list[tuple[int, int, int]],
     needs: list[tuple[float, tuple[int, ...]]],
     low: list[int],
@@ -228,7 +232,7 @@ def _with(values: list[int], index: int, value: int) -> list[int]:
 
 
 def _narrow(
-    grid: _Grid,
+    grid: _TimeGrid,
     gaps: list[tuple[int, int, int]],
     needs: list[tuple[float, tuple[int, ...]]],
     low: list[int],

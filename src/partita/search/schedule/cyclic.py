@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from partita.problems.schedule import ScheduleProblem, blocks_per_device, topological_order
 from partita.search.base import Run
-from partita.search.schedule.grid import Grid, Memory
-from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome, solve
+from partita.search.schedule.grid import Grid, GridMemory
+from partita.search.schedule.solver import LARGE, Allowance, SolverAnswer, SolverOutcome, solve
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -55,7 +55,7 @@ class Repetition:
 
     problem: ScheduleProblem
     grid: Grid
-    memory: Sequence[Memory]  # of the devices where it sums to zero
+    memory: Sequence[GridMemory]  # of the devices where it sums to zero
     copies: int
     length: int
 
@@ -65,22 +65,24 @@ class Repetition:
         effort: float | None = None,
         linear: int = 1,
         allowance: Allowance | None = None,
-    ) -> Answer:
+    ) -> SolverAnswer:
         """Starts by copy and block, row after row, or that there are none."""
         if max(self.grid.spans) > self.length:
-            return Answer(Outcome.INFEASIBLE)
-        model = _Model(self)
+            return SolverAnswer(SolverOutcome.INFEASIBLE)
+        model = _CyclicModel(self)
         return solve(model.cp, model.flat(), run, effort=effort, linear=linear, allowance=allowance)
 
-    def shorten(self, run: Run[Any], effort: float, allowance: Allowance | None = None) -> Answer:
+    def shorten(
+        self, run: Run[Any], effort: float, allowance: Allowance | None = None
+    ) -> SolverAnswer:
         """The same with the least time from its first start to its last end, as far as it gets."""
-        model = _Model(self)
+        model = _CyclicModel(self)
         model.minimise_latency()
         linear = 1 if self.length < LARGE else 0
         return solve(model.cp, model.flat(), run, effort=effort, linear=linear, allowance=allowance)
 
 
-class _Model:
+class _CyclicModel:
     """The variables and rules of a `Repetition`."""
 
     def __init__(self, asked: Repetition) -> None:
@@ -219,7 +221,7 @@ class _Model:
 
     # --- memory, and what follows ---
 
-    def _within_cap(self, memory: Memory) -> None:
+    def _within_cap(self, memory: GridMemory) -> None:
         anchor, here = self.anchors[memory.device], self.here[memory.device]
         assert anchor is not None
         starts = [(copy, block) for copy in range(self.copies) for block in here]
@@ -258,12 +260,12 @@ class _Model:
 
     def _conflicting(self, first: int, second: int) -> list[int]:
         """Blocks that share a device with both and with each other, the widest first."""
-        found: list[int] = []
+        conflicting: list[int] = []
         widest = sorted(range(self.size), key=lambda block: (-len(self._devices(block)), block))
         for block in widest:
-            if all(self._devices(block) & self._devices(o) for o in (first, second, *found)):
-                found.append(block)
-        return found
+            if all(self._devices(block) & self._devices(o) for o in (first, second, *conflicting)):
+                conflicting.append(block)
+        return conflicting
 
     def _devices(self, block: int) -> set[int]:
         return set(self.asked.problem.blocks[block].devices)
@@ -281,14 +283,14 @@ def _close(problem: ScheduleProblem) -> set[tuple[int, int]]:
     for first, second in problem.deps:
         before[second].add(first)
         behind[first].add(second)
-    found = set()
+    pairs = set()
     for index, block in enumerate(problem.blocks):
         to_the_left = block.memory < 0 or (block.memory == 0 and bool(before[index]))
         if to_the_left and len(before[index]) == 1:
-            found.add((min(before[index]), index))
+            pairs.add((min(before[index]), index))
         if not to_the_left and len(behind[index]) == 1:
-            found.add((index, min(behind[index])))
-    return found
+            pairs.add((index, min(behind[index])))
+    return pairs
 
 
 def _parts(asked: Repetition) -> list[list[int]]:
@@ -304,11 +306,11 @@ def _parts(asked: Repetition) -> list[list[int]]:
         one, other = sorted((find(first), find(second)))
         part[other] = one
     order = topological_order(asked.problem)
-    found: dict[int, list[int]] = {}
+    parts: dict[int, list[int]] = {}
     for block in order:
-        found.setdefault(find(block), []).append(block)
+        parts.setdefault(find(block), []).append(block)
     for memory in asked.memory:
-        for blocks in found.values():
+        for blocks in parts.values():
             if sum(memory.amounts.get(block, 0) for block in blocks):
                 return [order]
-    return list(found.values())
+    return list(parts.values())

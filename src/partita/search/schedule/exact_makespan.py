@@ -18,7 +18,7 @@ from partita.search.schedule.greedy import list_schedules
 from partita.search.schedule.lightest import lightest_order, why_infeasible
 from partita.search.schedule.periodic import Periodic, PeriodSteps, name_period
 from partita.search.schedule.published import offer_published
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.solver import Allowance, SolverOutcome
 from partita.search.schedule.windows import Windows
 
 NO_ORDER = "no order of the blocks fits the caps"
@@ -78,12 +78,12 @@ class ExactMakespan:
         return closed(run, question.outcome)
 
 
-def closed(run: Run[ScheduleSolution], outcome: Outcome) -> Result[ScheduleSolution]:
+def closed(run: Run[ScheduleSolution], outcome: SolverOutcome) -> Result[ScheduleSolution]:
     """The run's result, given how the question of all blocks at once ended."""
-    if run.solution is None and outcome is Outcome.INFEASIBLE:
+    if run.solution is None and outcome is SolverOutcome.INFEASIBLE:
         return run.result(Status.INFEASIBLE, NO_ORDER)
     if run.solution is None and run.reason() is None:
         return run.result(Status.STOPPED, UNDECIDED)
-    if outcome is Outcome.SOLVED:
+    if outcome is SolverOutcome.SOLVED:
         return run.result(why="nothing is shorter: all orders are ruled out")
     return run.result()

@@ -23,8 +23,8 @@ from partita.problems.schedule import (
     check,
     heads,
     is_whole,
+    memory_left_per_device,
     predecessors,
-    room_per_device,
     solution_of,
     tails,
     topological_order,
@@ -40,7 +40,7 @@ Table = list[list[float]]  # [microbatch][block] -> start
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class GreedySchedule:
     """Starts what can start first and fits in memory; instant for any number of micro-batches."""
 
     periods: int = 200  # how many are tried at most
@@ -177,7 +177,7 @@ class Listing:
         self.after: list[list[int]] = [[] for _ in problem.blocks]
         for first, second in sorted(set(problem.deps)):
             self.after[first].append(second)
-        self.room = room_per_device(problem)
+        self.room = memory_left_per_device(problem)
         self.starts: Table = [[] for _ in problem.blocks]
         self.free_at: list[float] = [0] * problem.num_devices
         self.held: list[float] = [0] * problem.num_devices
@@ -272,7 +272,7 @@ class Listing:
 
 def one_by_one(problem: ScheduleProblem, order: Sequence[int], count: int) -> Table | None:
     """Every micro-batch in this order, on each device after the one before; None if too heavy."""
-    before, room = predecessors(problem), room_per_device(problem)
+    before, room = predecessors(problem), memory_left_per_device(problem)
     free_at: list[float] = [0] * problem.num_devices
     held: list[float] = [0] * problem.num_devices
     table: Table = []

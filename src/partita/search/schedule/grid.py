@@ -15,8 +15,8 @@ from fractions import Fraction
 from partita.problems.schedule import (
     ScheduleProblem,
     blocks_per_device,
+    memory_left_per_device,
     memory_per_microbatch,
-    room_per_device,
 )
 
 STEPS = 2**15  # of all spans together, where there is no common unit; solvers creep on finer ones
@@ -48,7 +48,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class GridMemory:
     """What is limited on one device, in whole units: `amounts[block]` and the cap."""
 
     device: int
@@ -77,21 +77,23 @@ def on_grid(problem: ScheduleProblem) -> Grid:
     )
 
 
-def memory_on_grid(problem: ScheduleProblem) -> list[Memory]:
+def memory_on_grid(problem: ScheduleProblem) -> list[GridMemory]:
     """Devices whose cap can be exceeded, with blocks that change what they hold."""
-    found: list[Memory] = []
+    grid_memories: list[GridMemory] = []
     if problem.memory_capacity is None:
-        return found
-    room = room_per_device(problem)
+        return grid_memories
+    room = memory_left_per_device(problem)
     for device, here in enumerate(blocks_per_device(problem)):
         amounts = {block: problem.blocks[block].memory for block in here}
         amounts = {block: amount for block, amount in amounts.items() if amount}
         if any(amount > 0 for amount in amounts.values()):
-            found.append(_scaled(device, amounts, problem.memory_capacity[device], room[device]))
-    return found
+            grid_memories.append(
+                _scaled(device, amounts, problem.memory_capacity[device], room[device])
+            )
+    return grid_memories
 
 
-def balanced(problem: ScheduleProblem, memory: list[Memory]) -> list[Memory]:
+def balanced(problem: ScheduleProblem, memory: list[GridMemory]) -> list[GridMemory]:
     """Those that hold the same before and after a micro-batch."""
     kept = memory_per_microbatch(problem)
     return [limit for limit in memory if kept[limit.device] == 0]
@@ -107,18 +109,18 @@ def plain(value: Fraction) -> float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def _scaled(device: int, amounts: dict[int, float], cap: float, room: float) -> Memory:
+def _scaled(device: int, amounts: dict[int, float], cap: float, room: float) -> GridMemory:
     exact = [as_fraction(amount) for amount in (*amounts.values(), cap)]
     scale = math.lcm(*(amount.denominator for amount in exact))
     common = math.gcd(*(int(amount * scale) for amount in exact[:-1]))
     unit = Fraction(common, scale)
     if max(map(abs, exact)) / unit <= _MOST_MEMORY:
         whole = {block: int(as_fraction(amount) / unit) for block, amount in amounts.items()}
-        return Memory(device, whole, math.floor(exact[-1] / unit))
+        return GridMemory(device, whole, math.floor(exact[-1] / unit))
     unit = max(map(abs, exact)) / _MOST_MEMORY
     whole = {block: round(as_fraction(amount) / unit) for block, amount in amounts.items()}
     total = sum(whole.values())
     if abs(total) <= len(whole):  # balanced but for rounding
         last = max(whole, key=lambda block: (abs(whole[block]), block))
         whole[last] -= total
-    return Memory(device, whole, math.floor(as_fraction(room) / unit) + len(whole))
+    return GridMemory(device, whole, math.floor(as_fraction(room) / unit) + len(whole))

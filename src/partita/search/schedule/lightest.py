@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from partita.problems.schedule import (
     ScheduleProblem,
     held_per_device,
+    memory_left_per_device,
     memory_per_microbatch,
     predecessors,
-    room_per_device,
     topological_order,
 )
 
@@ -94,7 +94,7 @@ class _Steps:
     def __init__(self, problem: ScheduleProblem) -> None:
         self.problem = problem
         self.before = [{first for first, _ in firsts} for firsts in predecessors(problem)]
-        self.room = room_per_device(problem)
+        self.room = memory_left_per_device(problem)
 
     def ready(self, done: frozenset[int]) -> list[int]:
         """Blocks that may be next."""

@@ -34,36 +34,36 @@ from typing import Any
 
 from partita.problems.schedule import ScheduleProblem
 from partita.search.base import Run
-from partita.search.schedule.grid import Grid, Memory
+from partita.search.schedule.grid import Grid, GridMemory
 from partita.search.schedule.line_cuts import (
     MOST_SUM,
-    Edge,
+    ChainEdge,
+    CutRange,
     Need,
     Number,
-    Stretch,
     chains,
+    cut_ranges,
     cuts_of,
     in_line,
     needs_of,
-    stretches,
 )
 from partita.search.schedule.line_pass import PER_DEVICE, PER_EFFORT, Pass, placed
-from partita.search.schedule.solver import Allowance, Answer, Outcome
+from partita.search.schedule.solver import Allowance, SolverAnswer, SolverOutcome
 
 _MOST_CHOICES = 20_000  # of the blocks on a device
 _MOST_WEIGHTS = 10**6  # looked at to find what devices share
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LineProblem:
     """A problem whose chains run along a line of devices."""
 
     grid: Grid
     common: tuple[int, ...]  # blocks on all devices of the line
     places: tuple[tuple[int, ...], ...]  # the other blocks of each device along the line
-    edges: tuple[Edge, ...]
+    edges: tuple[ChainEdge, ...]
     needs: tuple[Need | None, ...]  # of each place
-    alone: tuple[tuple[Stretch, ...], ...]  # the pairs of each place
+    alone: tuple[tuple[CutRange, ...], ...]  # the pairs of each place
     cuts: tuple[tuple[Number, ...], ...]  # after each place
 
     def effort(self, length: int) -> float:
@@ -80,20 +80,22 @@ class Line:
         steps = sum(2 * a * b + PER_DEVICE for a, b in itertools.pairwise([1.0, *counts]))
         return max(configs, 1) * steps / PER_EFFORT
 
-    def decide(self, length: int, run: Run[Any], allowance: Allowance | None = None) -> Answer:
+    def decide(
+        self, length: int, run: Run[Any], allowance: Allowance | None = None
+    ) -> SolverAnswer:
         """A start for each block, or that there are none; UNKNOWN if run or allowance end it."""
         allowance = Allowance() if allowance is None else allowance
         run.evaluations += 1
         spans = self.grid.spans
         for residues in placed([(b, spans[b]) for b in self.common], [], length, fixed=True):
             if run.done():
-                return Answer(Outcome.UNKNOWN)
-            found = Pass(self, length, dict(residues), allowance).through(run)
-            if found is None:
-                return Answer(Outcome.UNKNOWN)
-            if found:
-                return Answer(Outcome.SOLVED, self._starts(found, length))
-        return Answer(Outcome.INFEASIBLE)
+                return SolverAnswer(SolverOutcome.UNKNOWN)
+            through = Pass(self, length, dict(residues), allowance).through(run)
+            if through is None:
+                return SolverAnswer(SolverOutcome.UNKNOWN)
+            if through:
+                return SolverAnswer(SolverOutcome.SOLVED, self._starts(through, length))
+        return SolverAnswer(SolverOutcome.INFEASIBLE)
 
     def _starts(self, residues: dict[int, int], length: int) -> tuple[int, ...]:
         """Every chain from its first block on, none later than it must be."""
@@ -109,7 +111,9 @@ class Line:
         return tuple(starts[block] for block in range(len(starts)))
 
 
-def line_of(problem: ScheduleProblem, grid: Grid, memory: Sequence[Memory]) -> Line | None:
+def line_of(
+    problem: ScheduleProblem, grid: Grid, memory: Sequence[GridMemory]
+) -> LineProblem | None:
     """The problem as chains along a line; None where it is not that, or rounded."""
     devices = sorted({device for block in problem.blocks for device in block.devices})
     common = [b for b, block in enumerate(problem.blocks) if len(block.devices) == len(devices)]
@@ -128,15 +132,16 @@ def line_of(problem: ScheduleProblem, grid: Grid, memory: Sequence[Memory]) -> L
         return None
     place = {b: order.index(device) for b, device in where.items()}
     edges = tuple(
-        Edge(a, b, lag, max(place.get(a, -1), place.get(b, -1))) for (a, b), lag in chained.items()
+        ChainEdge(a, b, lag, max(place.get(a, -1), place.get(b, -1)))
+        for (a, b), lag in chained.items()
     )
     needs = needs_of(problem, memory, edges, order)
     cuts = None if needs is None else cuts_of(needs, edges)
     if needs is None or cuts is None:
         return None
     places = tuple(tuple(b for b in where if place[b] == at) for at in range(len(order)))
-    alone = tuple(() if need is None else stretches(need, edges, -1) for need in needs)
-    return Line(grid, tuple(common), places, edges, needs, alone, cuts)
+    alone = tuple(() if need is None else cut_ranges(need, edges, -1) for need in needs)
+    return LineProblem(grid, tuple(common), places, edges, needs, alone, cuts)
 
 
 def _ways(spans: Sequence[int], length: int) -> float:

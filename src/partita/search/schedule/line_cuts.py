@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from partita.problems.schedule import ScheduleProblem
-from partita.search.schedule.grid import Grid, Memory
+from partita.search.schedule.grid import Grid, GridMemory
 from partita.search.schedule.pairs import Pair, Pairing
 
 _MOST_MEMORY = 1000  # units of a cap
 MOST_SUM = 2**15 - 1
 
 
-class Edge(NamedTuple):
+class ChainEdge(NamedTuple):
     """A dependency of a chain; `done` is the place in the line at which both ends are known."""
 
     first: int
@@ -28,7 +28,7 @@ class Need(NamedTuple):
     cap: int
 
 
-class Stretch(NamedTuple):
+class CutRange(NamedTuple):
     """A stretch of a chain that is still to come, from `first` to `second`; -1: not known yet."""
 
     first: int
@@ -46,7 +46,7 @@ class Number(NamedTuple):
     """
 
     sources: tuple[tuple[int, tuple[int, ...], int], ...]
-    ahead: tuple[tuple[tuple[Stretch, ...], int], ...]
+    ahead: tuple[tuple[tuple[CutRange, ...], int], ...]
     low: int
     high: int
     kept: bool
@@ -83,7 +83,10 @@ def in_line(devices: Sequence[int], links: Sequence[tuple[int, int]]) -> list[in
 
 
 def needs_of(
-    problem: ScheduleProblem, memory: Sequence[Memory], edges: Sequence[Edge], order: list[int]
+    problem: ScheduleProblem,
+    memory: Sequence[GridMemory],
+    edges: Sequence[ChainEdge],
+    order: list[int],
 ) -> tuple[Need | None, ...] | None:
     """What each place of the line must keep to; None if memory is not in pairs."""
     needs: list[Need | None] = [None] * len(order)
@@ -108,12 +111,12 @@ def needs_of(
     return tuple(needs)
 
 
-class _Group:
+class _CutGroup:
     """Devices that share a number at a cut."""
 
     def __init__(self) -> None:
         self.sources: dict[tuple[int, tuple[int, ...], int], None] = {}
-        self.ahead: dict[tuple[tuple[Stretch, ...], int], None] = {}
+        self.ahead: dict[tuple[tuple[CutRange, ...], int], None] = {}
         self.low = self.high = 0
 
     def number(self, kept: bool) -> Number:
@@ -125,27 +128,27 @@ _Key = tuple[bool, tuple[int, ...]]  # (are the devices placed, their weights)
 
 
 def cuts_of(
-    needs: Sequence[Need | None], edges: Sequence[Edge]
+    needs: Sequence[Need | None], edges: Sequence[ChainEdge]
 ) -> tuple[tuple[Number, ...], ...] | None:
     """The numbers after each place; None where more than two would have to be kept."""
     before: dict[_Key, int] = {}
-    found = []
+    cuts = []
     for cut in range(len(needs)):
         groups = _groups(needs, edges, cut, before)
         kept = [key for key in groups if any(key[1])]
         if len(kept) > 2:
             return None
         keys = [*kept, *(key for key in groups if key not in kept)]
-        found.append(tuple(groups[key].number(kept=any(key[1])) for key in keys))
+        cuts.append(tuple(groups[key].number(kept=any(key[1])) for key in keys))
         before = {key: number for number, key in enumerate(kept)}
-    return tuple(found)
+    return tuple(cuts)
 
 
 def _groups(
-    needs: Sequence[Need | None], edges: Sequence[Edge], cut: int, before: dict[_Key, int]
-) -> dict[_Key, _Group]:
+    needs: Sequence[Need | None], edges: Sequence[ChainEdge], cut: int, before: dict[_Key, int]
+) -> dict[_Key, _CutGroup]:
     now = [i for i, edge in enumerate(edges) if max(edge.done, 0) == cut]
-    groups: dict[_Key, _Group] = {}
+    groups: dict[_Key, _CutGroup] = {}
     for place, need in enumerate(needs):
         if need is None:
             continue
@@ -159,9 +162,9 @@ def _groups(
             continue  # nothing of its sum is known
         if place < cut and source[0] < 0:
             continue  # all of its sum was known before
-        group = groups.setdefault(key, _Group())
+        group = groups.setdefault(key, _CutGroup())
         group.sources[source] = None
-        runs = stretches(need, edges, cut)
+        runs = cut_ranges(need, edges, cut)
         if place <= cut:
             group.low = min(group.low, -need.cap)
             group.ahead[runs, 0] = None
@@ -173,27 +176,27 @@ def _groups(
     return groups
 
 
-def stretches(need: Need, edges: Sequence[Edge], cut: int) -> tuple[Stretch, ...]:
+def cut_ranges(need: Need, edges: Sequence[ChainEdge], cut: int) -> tuple[CutRange, ...]:
     """The stretches of the device's pairs that are still to come."""
     behind = {edge.first: edge for edge in edges}
-    found: list[Stretch] = []
+    stretches: list[CutRange] = []
     for taker, giver, amount in need.pairs:
         block, begun = taker, False
         while block != giver:
             edge = behind[block]
             if max(edge.done, 0) > cut:
                 if not begun:
-                    found.append(Stretch(block, -1, 0, int(amount)))
-                last = found[-1]
-                found[-1] = last._replace(second=edge.second, lag=last.lag + edge.lag)
+                    stretches.append(CutRange(block, -1, 0, int(amount)))
+                last = stretches[-1]
+                stretches[-1] = last._replace(second=edge.second, lag=last.lag + edge.lag)
                 begun = True
             else:
                 begun = False
             block = edge.second
-    return tuple(found)
+    return tuple(stretches)
 
 
-def _key(need: Need, edges: Sequence[Edge], place: int, cut: int) -> _Key:
+def _key(need: Need, edges: Sequence[ChainEdge], place: int, cut: int) -> _Key:
     """Weights on the side that matters: what is still to come if done, else what is known."""
     done = place <= cut
     weights = tuple(

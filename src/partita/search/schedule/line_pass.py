@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.search.base import Run
-from partita.search.schedule.line_cuts import Edge, Stretch
+from partita.search.schedule.line_cuts import ChainEdge, CutRange
 from partita.search.schedule.solver import Allowance
 
 if TYPE_CHECKING:
-    from partita.search.schedule.line import Line
+    from partita.search.schedule.line import LineProblem
 
 PER_EFFORT = 1e8  # steps that are a unit of effort
 PER_DEVICE = 30_000  # steps that preparing a device is worth
@@ -42,7 +42,7 @@ class Pass:
     """One way through the line, with the residues of the common blocks given."""
 
     def __init__(
-        self, line: "Line", length: int, common: dict[int, int], allowance: Allowance
+        self, line: "LineProblem", length: int, common: dict[int, int], allowance: Allowance
     ) -> None:
         import numpy as np
 
@@ -126,9 +126,9 @@ class Pass:
     def _ahead(self, place: int, choices: Any) -> Any:
         """What each number will grow by at least, less the cap, for each choice."""
         np, numbers = self.np, self.line.cuts[place]
-        found = np.zeros((len(numbers), len(choices)), np.int64)
+        counts = np.zeros((len(numbers), len(choices)), np.int64)
         for n, number in enumerate(numbers):
-            found[n] = np.max(
+            counts[n] = np.max(
                 [
                     base
                     + sum(run.weight * self._at_least(run, place, choices) for run in runs)
@@ -137,9 +137,9 @@ class Pass:
                 ],
                 axis=0,
             )
-        return found
+        return counts
 
-    def _at_least(self, run: Stretch, place: int, choices: Any) -> Any:
+    def _at_least(self, run: CutRange, place: int, choices: Any) -> Any:
         """The least sum of c along a stretch."""
         here, last = self.line.places[place], self.length - 1
         first, second = (
@@ -177,7 +177,7 @@ class Pass:
             return choices[None, :, self.line.places[place].index(block)]
         return before[:, self.line.places[place - 1].index(block), None]
 
-    def _cost(self, edge: Edge, place: int, before: Any, choices: Any) -> Any:
+    def _cost(self, edge: ChainEdge, place: int, before: Any, choices: Any) -> Any:
         first = self._residue(edge.first, place, before, choices)
         second = self._residue(edge.second, place, before, choices)
         return -((second - first - edge.lag) // self.length)

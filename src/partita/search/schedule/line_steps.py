@@ -48,14 +48,14 @@ def advance(
 @numba.njit(cache=True)
 def collected(best: Any, parent: Any, low: int) -> Any:
     """The states in `best`, none that is no better than another one of its choice."""
-    found = np.empty((best.size, 4), np.int64)
+    collected = np.empty((best.size, 4), np.int64)
     rows = 0
     for choice in range(len(best)):
         least = NONE
         for place in range(best.shape[1]):
             if best[choice, place] < least:
                 least = best[choice, place]
-                found[rows, 0], found[rows, 1] = choice, place + low
-                found[rows, 2], found[rows, 3] = least, parent[choice, place]
+                collected[rows, 0], collected[rows, 1] = choice, place + low
+                collected[rows, 2], collected[rows, 3] = least, parent[choice, place]
                 rows += 1
-    return found[:rows].copy()
+    return collected[:rows].copy()

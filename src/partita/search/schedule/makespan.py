@@ -20,20 +20,20 @@ from typing import Any
 
 from partita.problems.schedule import ScheduleProblem, blocks_per_device
 from partita.search.base import Run
-from partita.search.schedule.grid import Grid, Memory
+from partita.search.schedule.grid import Grid, GridMemory
 from partita.search.schedule.pairs import Pair, Pairing
-from partita.search.schedule.solver import Allowance, Answer, solve
+from partita.search.schedule.solver import Allowance, SolverAnswer, solve
 
 Task = tuple[int, int]  # (microbatch, block)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TaskSegment:
     """The tasks, in steps of the grid; `earlier` are those that come before all of them."""
 
     problem: ScheduleProblem
     grid: Grid
-    memory: Sequence[Memory]
+    memory: Sequence[GridMemory]
     release: Mapping[Task, int]
     tail: Mapping[Task, int]
     earlier: frozenset[Task] = frozenset()
@@ -50,13 +50,13 @@ class Segment:
         on_solution: Callable[[dict[Task, int]], None] | None = None,
         on_bound: Callable[[float], None] | None = None,
         linear: int = 0,
-    ) -> Answer:
+    ) -> SolverAnswer:
         """Starts by task, in the order of `release`; `known` is a schedule to begin with.
 
         Without one, `horizon` is a time by which all can be done. Only what ends before `below` is
         of interest, where that is given.
         """
-        model = _Model(self, known, horizon)
+        model = _MakespanModel(self, known, horizon)
         if below is not None:
             model.cp.add(model.end < below)
         tasks = list(self.release)
@@ -77,11 +77,11 @@ class Segment:
         )
 
 
-class _Model:
-    """The variables and rules of a `Segment`."""
+class _MakespanModel:
+    """The variables and rules of a `TaskSegment`."""
 
     def __init__(
-        self, asked: Segment, known: Mapping[Task, int] | None, horizon: int | None
+        self, asked: TaskSegment, known: Mapping[Task, int] | None, horizon: int | None
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -135,7 +135,7 @@ class _Model:
             blocks = set(here)
             self.cp.add_no_overlap([run for task, run in runs.items() if task[1] in blocks])
 
-    def _within_cap(self, memory: Memory, pairs: Sequence[Pair]) -> None:
+    def _within_cap(self, memory: GridMemory, pairs: Sequence[Pair]) -> None:
         for taker, giver, amount in pairs:
             rounds = memory.cap // int(amount)
             for microbatch in sorted({m for m, block in self.starts if block == taker}):
@@ -170,7 +170,7 @@ class _Model:
         size = self.cp.new_int_var(0, self.horizon, "")
         return self.cp.new_interval_var(begin, size, end, "")
 
-    def _reservoir(self, memory: Memory) -> None:
+    def _reservoir(self, memory: GridMemory) -> None:
         held = sum(memory.amounts.get(block, 0) for _, block in self.asked.earlier)
         changes = [task for task in self.starts if task[1] in memory.amounts]
         amounts = [memory.amounts[block] for _, block in changes]

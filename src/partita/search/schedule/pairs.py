@@ -46,12 +46,12 @@ def is_usual(problem: ScheduleProblem) -> bool:
 
 def distances(order: list[int], before: list[list[tuple[int, float]]], source: int) -> list[float]:
     """Longest path from the start of `source` to the start of each block; -inf: there is none."""
-    found = [-math.inf] * len(order)
-    found[source] = 0
+    distances = [-math.inf] * len(order)
+    distances[source] = 0
     for block in order:
         for first, lag in before[block]:
-            found[block] = max(found[block], found[first] + lag)
-    return found
+            distances[block] = max(distances[block], distances[first] + lag)
+    return distances
 
 
 class Pairing:

@@ -74,9 +74,9 @@ def fastest(
         return None
     if is_whole(problem) and best.denominator * len(starts) > _MOST_COPIES:
         best = Fraction(math.ceil(best))
-    found = _earliest(edges, size * len(starts), best)
-    assert isinstance(found, list)
-    rows = [found[copy * size : (copy + 1) * size] for copy in range(len(starts))]
+    fractions = _earliest(edges, size * len(starts), best)
+    assert isinstance(fractions, list)
+    rows = [fractions[copy * size : (copy + 1) * size] for copy in range(len(starts))]
     return _whole(rows, best) if is_whole(problem) else _rounded(rows, best)
 
 
@@ -106,12 +106,12 @@ def _largest_ratio(edges: Sequence[_Edge], count: int) -> Fraction | None:
     """The smallest length at which no cycle gains; None if some cycle gains at any."""
     length = max((time for one, other, time, later in edges if one == other), default=Fraction(0))
     for _ in range(_MOST_ROUNDS):
-        found = _earliest(edges, count, length)
-        if isinstance(found, list):
+        fractions = _earliest(edges, count, length)
+        if isinstance(fractions, list):
             return length
-        if found is None:
+        if fractions is None:
             return None
-        length = found
+        length = fractions
     return None
 
 

@@ -23,10 +23,10 @@ from partita.search.base import Run
 from partita.search.schedule.bounds import period_bound
 from partita.search.schedule.cyclic import Repetition
 from partita.search.schedule.grid import as_fraction, balanced, memory_on_grid, on_grid
-from partita.search.schedule.line import Line, line_of
+from partita.search.schedule.line import LineProblem, line_of
 from partita.search.schedule.modulo import fit
 from partita.search.schedule.pattern import Pattern, fastest
-from partita.search.schedule.solver import LARGE, Allowance, Answer, Outcome
+from partita.search.schedule.solver import LARGE, Allowance, SolverAnswer, SolverOutcome
 from partita.search.schedule.steady import steady_states
 
 FIRST_EFFORT = 0.25
@@ -110,9 +110,9 @@ class PeriodSearch:
                 return
             length = self._next(copies, low, high)
             outcome = self._ask(copies, length, effort, allowance)
-            if outcome is Outcome.INFEASIBLE:
+            if outcome is SolverOutcome.INFEASIBLE:
                 low = self.ruled_out[copies] = length
-            elif outcome is not Outcome.SOLVED:
+            elif outcome is not SolverOutcome.SOLVED:
                 low = length
 
     def _next(self, copies: int, low: int, high: int) -> int:
@@ -131,7 +131,7 @@ class PeriodSearch:
             steps -= 2 * copies * len(self.problem.blocks)
         return math.ceil(steps) - 1
 
-    def _ask(self, copies: int, length: int, effort: float, allowance: Allowance) -> Outcome:
+    def _ask(self, copies: int, length: int, effort: float, allowance: Allowance) -> SolverOutcome:
         """Decide, in turn with and without linear relaxation, each time with more effort.
 
         Then along a line of devices, where there is one. Where numbers are large the relaxation
@@ -144,40 +144,40 @@ class PeriodSearch:
             step = min(step, effort)
             for linear in (1, 0) if length < LARGE else (0,):
                 answer = asked.decide(self.run, step, linear, allowance)
-                if answer.outcome is Outcome.INFEASIBLE:
+                if answer.outcome is SolverOutcome.INFEASIBLE:
                     return answer.outcome
                 if answer.values is not None:
                     return self._take(asked, answer.values)
             if copies == 1:
                 answer = self._along_line(length, _WORTH * step, allowance)
-                if answer.outcome is Outcome.INFEASIBLE:
+                if answer.outcome is SolverOutcome.INFEASIBLE:
                     return answer.outcome
                 if answer.values is not None:
                     return self._take(asked, answer.values)
             spent = self.spent[copies, length] = step
             step *= 4
-        return Outcome.UNKNOWN
+        return SolverOutcome.UNKNOWN
 
     @functools.cached_property
-    def _line(self) -> Line | None:
+    def _line(self) -> LineProblem | None:
         return line_of(self.problem, self.grid, self.memory)
 
-    def _along_line(self, length: int, effort: float, allowance: Allowance) -> Answer:
+    def _along_line(self, length: int, effort: float, allowance: Allowance) -> SolverAnswer:
         if self._line is None:
-            return Answer(Outcome.UNKNOWN)
+            return SolverAnswer(SolverOutcome.UNKNOWN)
         if self._line.effort(length) > min(effort, _WORTH * allowance.left):
-            return Answer(Outcome.UNKNOWN)
+            return SolverAnswer(SolverOutcome.UNKNOWN)
         return self._line.decide(length, self.run, allowance)
 
-    def _take(self, asked: Repetition, values: Sequence[int]) -> Outcome:
+    def _take(self, asked: Repetition, values: Sequence[int]) -> SolverOutcome:
         size = len(self.problem.blocks)
         rows = [values[at : at + size] for at in range(0, len(values), size)]
         pattern = fastest(self.problem, rows, asked.length)
         if pattern is not None and self.adopt(pattern):
-            return Outcome.SOLVED
+            return SolverOutcome.SOLVED
         # Memory given back before it is taken, or rounding: the steady state fits, not the start.
         self.spent[asked.copies, asked.length] = math.inf
-        return Outcome.UNKNOWN
+        return SolverOutcome.UNKNOWN
 
 
 _ROUNDING = Fraction(1, 10**9)

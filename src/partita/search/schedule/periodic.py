@@ -200,10 +200,10 @@ class PeriodSteps:
             return None
         size = len(self.problem.blocks)
         rows = [answer.values[at : at + size] for at in range(0, len(answer.values), size)]
-        found = fastest(search.problem, rows, asked.length)
-        if found is None or check(search.problem, found.solution(search.problem)):
+        new_pattern = fastest(search.problem, rows, asked.length)
+        if new_pattern is None or check(search.problem, new_pattern.solution(search.problem)):
             return None
-        return found
+        return new_pattern
 
 
 def name_period(steps: PeriodSteps, run: Run[ScheduleSolution]) -> None:

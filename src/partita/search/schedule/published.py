@@ -17,7 +17,7 @@ from partita.problems.schedule import (
 )
 from partita.schedules.actions import Order
 from partita.schedules.named import NAMED
-from partita.schedules.pipeline import Held, Pipeline, held, on_devices, pipeline_of
+from partita.schedules.pipeline import Pipeline, StageHolding, held, on_devices, pipeline_of
 from partita.search.base import Run
 
 Table = list[list[float]]  # [microbatch][block]
@@ -31,15 +31,15 @@ def offer_published(problem: ScheduleProblem, run: Run[ScheduleSolution]) -> Non
     the one that holds least.
     """
     assert problem.num_microbatches is not None
-    found: list[tuple[float, float, float, int, ScheduleSolution]] = []
+    ranked: list[tuple[float, float, float, int, ScheduleSolution]] = []
     for table in published(problem, problem.num_microbatches):
         if run.done():
             return
         run.evaluations += 1
         solution = solution_of(problem, table)
         span, held = longest_span(problem, table), most_held(problem, table)
-        found.append((solution.makespan, span, held, len(found), solution))
-    for makespan, _, _, _, solution in sorted(found, key=lambda entry: entry[:-1]):
+        ranked.append((solution.makespan, span, held, len(ranked), solution))
+    for makespan, _, _, _, solution in sorted(ranked, key=lambda entry: entry[:-1]):
         if run.objective is not None and makespan >= run.objective:
             return
         if not check(problem, solution):
@@ -118,7 +118,7 @@ def earliest(
     return [[starts[m, block] for block in range(len(problem.blocks))] for m in range(count)]
 
 
-def _rows(pipeline: Pipeline, where: Held, order: Order) -> list[list[tuple[int, int]]]:
+def _rows(pipeline: Pipeline, where: StageHolding, order: Order) -> list[list[tuple[int, int]]]:
     """The blocks of each device's actions; `B` is both kinds of gradients."""
     rows: list[list[tuple[int, int]]] = []
     for actions in on_devices(order, where.ranks):

@@ -29,7 +29,7 @@ _FEWEST = 200
 _TO_BEGIN = 2e-3  # what a question costs before the solver counts, in the same unit
 
 
-class Outcome(Enum):
+class SolverOutcome(Enum):
     """What the solver found out."""
 
     SOLVED = "solved"  # with an objective: proven optimal
@@ -39,10 +39,10 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SolverAnswer:
     """The outcome, and the value of each variable asked for in the last solution handed over."""
 
-    outcome: Outcome
+    outcome: SolverOutcome
     values: tuple[int, ...] | None = None
 
 
@@ -72,12 +72,12 @@ def solve(
     linear: int = 1,
     on_solution: Callable[[tuple[int, ...]], None] | None = None,
     on_bound: Callable[[float], None] | None = None,
-) -> Answer:
+) -> SolverAnswer:
     """Solve, and count it as one evaluation; UNKNOWN at once if run or allowance are done."""
     from ortools.sat.python import cp_model
 
     if run.done() or (allowance is not None and allowance.empty):
-        return Answer(Outcome.UNKNOWN)
+        return SolverAnswer(SolverOutcome.UNKNOWN)
     run.evaluations += 1
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -112,7 +112,7 @@ def solve(
     if allowance is not None:
         spent = max(solver.deterministic_time, solver.num_conflicts / _CONFLICTS) if ended else 0.0
         allowance.spend(_TO_BEGIN + spent)
-    return Answer(_outcome(ended[0] if ended else None, last, stopped), last)
+    return SolverAnswer(_outcome(ended[0] if ended else None, last, stopped), last)
 
 
 def _listen(
@@ -168,11 +168,11 @@ def _listener(
     return Listener()
 
 
-def _outcome(status: Any, last: tuple[int, ...] | None, stopped: bool) -> Outcome:
+def _outcome(status: Any, last: tuple[int, ...] | None, stopped: bool) -> SolverOutcome:
     from ortools.sat.python import cp_model
 
     if status == cp_model.OPTIMAL and not stopped:
-        return Outcome.SOLVED
+        return SolverOutcome.SOLVED
     if status == cp_model.INFEASIBLE:
-        return Outcome.INFEASIBLE
-    return Outcome.FEASIBLE if last is not None else Outcome.UNKNOWN
+        return SolverOutcome.INFEASIBLE
+    return SolverOutcome.FEASIBLE if last is not None else SolverOutcome.UNKNOWN

@@ -36,11 +36,11 @@ from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.schedule.assemble import left_shifted
 from partita.search.schedule.bounds import objective_bound, period_bound
 from partita.search.schedule.greedy import offer
-from partita.search.schedule.grid import Grid, Memory, balanced, memory_on_grid, on_grid
+from partita.search.schedule.grid import Grid, GridMemory, balanced, memory_on_grid, on_grid
 from partita.search.schedule.lightest import lightest_order, why_infeasible
-from partita.search.schedule.makespan import Segment, Task
+from partita.search.schedule.makespan import Task, TaskSegment
 from partita.search.schedule.pattern import Pattern, fastest
-from partita.search.schedule.solver import LARGE, Allowance, Outcome, solve
+from partita.search.schedule.solver import LARGE, Allowance, SolverOutcome, solve
 
 NONE_FOUND = "no repetend of so few micro-batches was found whose ends fit the caps"
 _MOST_REFUSED = 8  # assignments of indices that are given up for their ends
@@ -103,13 +103,13 @@ class _Composer:
         for count in range(1, self.most + 1):
             refused: list[tuple[int, ...]] = []
             while not (self.run.done() or self.allowance.empty):
-                found = self._repetend(count, longest, refused)
-                if found is None:
+                repetend = self._repetend(count, longest, refused)
+                if repetend is None:
                     break
-                if self._complete(found):
-                    longest = found.length
+                if self._complete(repetend):
+                    longest = repetend.length
                     break
-                refused.append(found.indices)
+                refused.append(repetend.indices)
                 if len(refused) > _MOST_REFUSED:
                     break
             if longest is not None and longest <= self.least:
@@ -122,7 +122,7 @@ class _Composer:
         limits = self.memory
         if self.problem.num_microbatches is None:
             limits = balanced(self.problem, self.memory)
-        model = _Model(self.problem, self.grid, limits, count, self.bound)
+        model = _RepetendModel(self.problem, self.grid, limits, count, self.bound)
         if longest is not None:
             model.cp.add(model.length < longest)
         for indices in refused:
@@ -137,16 +137,16 @@ class _Composer:
         first = min(starts)
         return Repetend(tuple(s - first for s in starts), indices, answer.values[-1])
 
-    def _complete(self, found: Repetend) -> bool:
+    def _complete(self, repetend: Repetend) -> bool:
         """Offer the schedule around a repetend; False if there is none."""
         if self.problem.num_microbatches is None:
-            return self._for_ever(found)
-        table = self._with_ends(found, self.problem.num_microbatches)
+            return self._for_ever(repetend)
+        table = self._with_ends(repetend, self.problem.num_microbatches)
         if table is None:
             return False
         if self.grid.exact:
             times = [[self.grid.time(start) for start in row] for row in table]
-            solution = solution_of(self.problem, times, period=self.grid.time(found.length))
+            solution = solution_of(self.problem, times, period=self.grid.time(repetend.length))
         else:  # true times in the same order
             solution = solution_of(self.problem, left_shifted(self.problem, table))
         if check(self.problem, solution):
@@ -154,27 +154,27 @@ class _Composer:
         self.run.offer(solution, solution.makespan)
         return True
 
-    def _for_ever(self, found: Repetend) -> bool:
-        behind = zip(found.starts, found.indices, strict=True)
-        most = max(found.indices)
-        row = tuple(start + (most - index) * found.length for start, index in behind)
+    def _for_ever(self, repetend: Repetend) -> bool:
+        behind = zip(repetend.starts, repetend.indices, strict=True)
+        most = max(repetend.indices)
+        row = tuple(start + (most - index) * repetend.length for start, index in behind)
         if self.grid.exact:
             times = tuple(self.grid.time(start) for start in row)
-            return offer(self.problem, Pattern((times,), self.grid.time(found.length)), self.run)
-        pattern = fastest(self.problem, [row], found.length)
+            return offer(self.problem, Pattern((times,), self.grid.time(repetend.length)), self.run)
+        pattern = fastest(self.problem, [row], repetend.length)
         return pattern is not None and offer(self.problem, pattern, self.run)
 
     # --- the way in, the repetends, the way out ---
 
-    def _with_ends(self, found: Repetend, count: int) -> list[list[int]] | None:
+    def _with_ends(self, repetend: Repetend, count: int) -> list[list[int]] | None:
         size = len(self.problem.blocks)
-        again = count - max(found.indices)  # repetends
-        before = [(m, b) for b in range(size) for m in range(found.indices[b])]
-        after = [(m, b) for b in range(size) for m in range(found.indices[b] + again, count)]
+        again = count - max(repetend.indices)  # repetends
+        before = [(m, b) for b in range(size) for m in range(repetend.indices[b])]
+        after = [(m, b) for b in range(size) for m in range(repetend.indices[b] + again, count)]
         way_in = self._least(before, frozenset())
         way_out = self._least(
             after,
-            frozenset((m, b) for b in range(size) for m in range(found.indices[b] + again)),
+            frozenset((m, b) for b in range(size) for m in range(repetend.indices[b] + again)),
         )
         if way_in is None or way_out is None:
             return None
@@ -185,9 +185,9 @@ class _Composer:
         begin = max((start + spans[b] for (_, b), start in way_in.items()), default=0)
         for b in range(size):
             for k in range(again):
-                table[found.indices[b] + k][b] = begin + found.starts[b] + k * found.length
-        took = max(start + span for start, span in zip(found.starts, spans, strict=True))
-        begin += (again - 1) * found.length + took
+                table[repetend.indices[b] + k][b] = begin + repetend.starts[b] + k * repetend.length
+        took = max(start + span for start, span in zip(repetend.starts, spans, strict=True))
+        begin += (again - 1) * repetend.length + took
         for (m, b), start in way_out.items():
             table[m][b] = begin + start
         return table
@@ -197,7 +197,7 @@ class _Composer:
         if not tasks:
             return {}
         spans = self.grid.spans
-        segment = Segment(
+        segment = TaskSegment(
             self.problem,
             self.grid,
             self.memory,
@@ -210,19 +210,19 @@ class _Composer:
         answer = segment.least(
             self.run, known=None, horizon=alone + lags, allowance=self.allowance, effort=2.0
         )
-        if answer.values is None or answer.outcome is Outcome.INFEASIBLE:
+        if answer.values is None or answer.outcome is SolverOutcome.INFEASIBLE:
             return None
         return dict(zip(tasks, answer.values, strict=True))
 
 
-class _Model:
+class _RepetendModel:
     """Starts, indices and length of a repetend as variables."""
 
     def __init__(
         self,
         problem: ScheduleProblem,
         grid: Grid,
-        memory: Sequence[Memory],
+        memory: Sequence[GridMemory],
         count: int,
         least: int,
     ) -> None:
@@ -279,7 +279,7 @@ class _Model:
                 end = self.starts[block] + self.grid.spans[block]
                 self.cp.add(end <= window + self.length)
 
-    def _within_cap(self, memory: Memory) -> None:
+    def _within_cap(self, memory: GridMemory) -> None:
         """Held when the repetend begins, and then after each of its starts."""
         blocks = list(memory.amounts)
         held: Any = sum(memory.amounts[b] * self.indices[b] for b in blocks)

@@ -1,8 +1,8 @@
 """Improve a schedule piece by piece: a window of time is arranged anew, all else keeps its order.
 
 Blocks before the window stay where they are, those after it follow in the order they had, as early
-as they can. So a window is a `Segment` (see `makespan`): it begins when the devices are done with
-what is before, and the tail of each block is the longest path through what comes after. Memory
+as they can. So a window is a `TaskSegment` (see `makespan`): it begins when the devices are done
+with what is before, and the tail of each block is the longest path through what comes after. Memory
 before and after the window is as it was, as the same blocks have run. A window is asked to end the
 whole schedule earlier than it does now; if it can, the gain is kept (large neighbourhood search).
 """
@@ -13,8 +13,8 @@ from partita.problems.schedule import ScheduleProblem, ScheduleSolution, check, 
 from partita.search.base import Run
 from partita.search.schedule.assemble import in_order, left_shifted
 from partita.search.schedule.grid import Grid, memory_on_grid, on_grid
-from partita.search.schedule.makespan import Segment, Task
-from partita.search.schedule.solver import Allowance, Outcome
+from partita.search.schedule.makespan import Task, TaskSegment
+from partita.search.schedule.solver import Allowance, SolverOutcome
 
 
 class Windows:
@@ -57,7 +57,7 @@ class Windows:
         allowance: Allowance,
     ) -> bool:
         tail = self._tails(window, later)
-        segment = Segment(
+        segment = TaskSegment(
             self.problem,
             self.grid,
             self.memory,
@@ -75,13 +75,13 @@ class Windows:
             effort=effort,
             allowance=allowance,
         )
-        if answer.values is None or answer.outcome is Outcome.INFEASIBLE:
+        if answer.values is None or answer.outcome is SolverOutcome.INFEASIBLE:
             return False
-        found = dict(steps)
-        found.update(zip(window, answer.values, strict=True))
+        best_steps = dict(steps)
+        best_steps.update(zip(window, answer.values, strict=True))
         shift = now  # what is later keeps its order, after everything else
-        found.update((task, steps[task] + shift) for task in later)
-        return self._offer(found)
+        best_steps.update((task, steps[task] + shift) for task in later)
+        return self._offer(best_steps)
 
     def _offer(self, steps: dict[Task, int]) -> bool:
         count, size = self.problem.num_microbatches or 0, len(self.problem.blocks)

@@ -2,12 +2,12 @@
 
 from partita.problems.sharding import ShardingProblem, ShardingSolution
 from partita.search.base import Search
-from partita.search.sharding.brute import Brute
-from partita.search.sharding.exact import Exact
+from partita.search.sharding.brute import BruteSharding
+from partita.search.sharding.exact import ExactSharding
 from partita.search.sharding.pase import Pase
 
 SEARCHES: dict[str, Search[ShardingProblem, ShardingSolution]] = {
-    "exact": Exact(),
+    "exact": ExactSharding(),
     "pase": Pase(),
-    "brute": Brute(),
+    "brute": BruteSharding(),
 }

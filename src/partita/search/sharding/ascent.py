@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from partita.problems.sharding import ShardingProblem, ShardingSolution, check, evaluate
 from partita.search.base import Run
 from partita.search.sharding.dual import ROUNDING, Dual, dual_of, improve, resumed, sweep
-from partita.search.sharding.network import Network, Stopped
+from partita.search.sharding.network import SearchStopped, ShardingNetwork
 from partita.search.sharding.restrict import restricted
 
 CHUNK_CELLS = 30_000_000  # read between two looks at the clock, about 10 ms
@@ -40,9 +40,9 @@ class Keeper:
         return self.reason is not None
 
     def check(self) -> None:
-        """Raise `Stopped` if done."""
+        """Raise `SearchStopped` if done."""
         if self.done():
-            raise Stopped
+            raise SearchStopped
 
     def offer(self, choices: Choices) -> None:
         """Count an answer and keep it if it is valid and the best."""
@@ -56,7 +56,7 @@ class Keeper:
 class View:
     """A network with what was taken out of its problem: costs, and ops that follow the others."""
 
-    network: Network
+    network: ShardingNetwork
     offset: float  # to be added to the costs of the network
     lift: Callable[[Choices], Choices]  # from the network's choices to the whole problem's
 
@@ -80,7 +80,7 @@ class Ascent:
         self.stalled = False
 
     def climb(self, num_sweeps: int) -> bool:
-        """Sweep until closed or stalled, at most so many times. Raises `Stopped`.
+        """Sweep until closed or stalled, at most so many times. Raises `SearchStopped`.
 
         True: closed, i.e. the network has no better answer than the best known.
         """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from partita.search.sharding.ascent import Ascent, Choices, Keeper, View
 from partita.search.sharding.dual import Dual, resumed
 from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Flags, Network
+from partita.search.sharding.network import Flags, ShardingNetwork
 from partita.search.sharding.order import Order, quick_order
 from partita.search.sharding.restrict import restricted
 
@@ -63,7 +63,7 @@ class Branching:
         else:
             eliminate_all(self.keeper, here, order)
 
-    def _split(self, bound: float, depth: int, network: Network, op: int) -> None:
+    def _split(self, bound: float, depth: int, network: ShardingNetwork, op: int) -> None:
         """One branch for each choice of an op."""
         alive = np.zeros(len(self.trunk.costs), np.bool_)
         alive[network.choices] = True
@@ -82,7 +82,7 @@ class Branching:
         heapq.heappush(self.open, (bound, -depth, self.num_branches, np.packbits(alive)))
 
 
-def _widest(network: Network) -> int:
+def _widest(network: ShardingNetwork) -> int:
     """The op with the most choices around it, as bits."""
     bits = np.log2(network.num_choices)
     other = network.op_at.reshape(-1, 2)[:, ::-1].ravel()

@@ -1,4 +1,4 @@
-"""Tries every combination of choices: the referee of the other searches, for tiny problems.
+"""Tries every combination of choices: the oracle of the other searches, for tiny problems.
 
 evaluations: the product of the numbers of choices
 """
@@ -18,8 +18,8 @@ from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Brute:
-    """Tries every combination of choices; for tiny problems and as referee."""
+class BruteSharding:
+    """Tries every combination of choices; for tiny problems and as oracle."""
 
     def __call__(
         self, problem: ShardingProblem, stop: Stop = UNTIL_DONE, seed: int = 0
@@ -40,7 +40,7 @@ class Brute:
 
 
 def _stopped(run: Run[ShardingSolution], problem: ShardingProblem) -> Result[ShardingSolution]:
-    """The best so far, with a bound that is asked for only now: a referee trusts none."""
+    """The best so far, with a bound that is asked for only now: an oracle trusts none."""
     bound = lower_bound(problem)
     if bound == math.inf:
         return run.result(Status.INFEASIBLE, "an op is left with forbidden choices only")

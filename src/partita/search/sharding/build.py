@@ -17,10 +17,10 @@ import numpy as np
 from partita.problems.sharding import Floats
 from partita.search.sharding.network import (
     Ask,
-    Network,
+    EdgeTables,
     Pairwise,
-    Stopped,
-    Tables,
+    SearchStopped,
+    ShardingNetwork,
     both_ends,
     network,
     offsets,
@@ -33,10 +33,10 @@ GROUP_CELLS, GROUP_TABLES = 20_000_000, 2000  # worked on between two looks at t
 Key = tuple[tuple[int, bool], ...]  # matrices of a problem that are added, each turned over or not
 
 
-def network_of(problem: Pairwise, stopped: Ask) -> Network | None:
+def network_of(problem: Pairwise, stopped: Ask) -> ShardingNetwork | None:
     """The problem as a network; None where an op has forbidden choices only.
 
-    Raises `Stopped` when asked to.
+    Raises `SearchStopped` when asked to.
     """
     counts = np.array([len(cost) for cost in problem.costs])
     pairs, table_of, keys = _merged(problem)
@@ -75,7 +75,7 @@ def _merged(problem: Pairwise) -> tuple[list[tuple[int, int]], list[int], list[K
     return pairs, table_of, list(known)
 
 
-def _tables(problem: Pairwise, keys: Sequence[Key], stopped: Ask) -> Tables:
+def _tables(problem: Pairwise, keys: Sequence[Key], stopped: Ask) -> EdgeTables:
     """The tables that the keys mean, as if there was one edge for each."""
     shapes = [_matrix(problem, key[0]).shape for key in keys]
     sides = np.array(shapes, np.int64).reshape(-1)
@@ -86,7 +86,7 @@ def _tables(problem: Pairwise, keys: Sequence[Key], stopped: Ask) -> Tables:
     written = done = 0
     while done < len(keys):
         if stopped():
-            raise Stopped
+            raise SearchStopped
         begin, end = done, written
         while done < len(keys) and done - begin < GROUP_TABLES and end - written < GROUP_CELLS:
             table = cells[end : end + math.prod(shapes[done])].reshape(shapes[done])
@@ -96,7 +96,7 @@ def _tables(problem: Pairwise, keys: Sequence[Key], stopped: Ask) -> Tables:
         classes = class_of[class_at[2 * begin] : class_at[2 * done]]
         written += compact(cells[written:end], sides[group], classes, num_classes[group])
     cells_at = offsets(num_classes[::2] * num_classes[1::2])[:-1]
-    return Tables(cells[:written], cells_at, num_classes, class_of, class_at[:-1])
+    return EdgeTables(cells[:written], cells_at, num_classes, class_of, class_at[:-1])
 
 
 def _matrix(problem: Pairwise, part: tuple[int, bool]) -> Floats:

@@ -28,7 +28,7 @@ import numba
 import numpy as np
 
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Flags, Network, add_costs, copy_costs, lists
+from partita.search.sharding.network import Flags, ShardingNetwork, add_costs, copy_costs, lists
 
 ROUNDING = 1e-12  # by how much a sum may be off, relative to what was added up
 
@@ -44,20 +44,20 @@ class Dual(NamedTuple):
     work: Floats  # scratch: four rows as long as the longest op or side of a table
 
 
-def dual_of(network: Network) -> Dual:
+def dual_of(network: ShardingNetwork) -> Dual:
     """Nothing lent yet."""
     sent, grain = np.zeros(network.sent_at[-1]), np.zeros(network.num_ops)
     return _dual(network, sent, network.costs, grain)
 
 
-def resumed(network: Network, sent: Floats, grain: Floats) -> Dual:
+def resumed(network: ShardingNetwork, sent: Floats, grain: Floats) -> Dual:
     """Go on with what was lent in a network of the same ops."""
     choice_of = lists(network.first[network.op_at], np.diff(network.sent_at))
     lent = np.bincount(choice_of, sent, len(network.costs))
     return _dual(network, sent, network.costs - lent, grain)
 
 
-def _dual(network: Network, sent: Floats, left: Floats, grain: Floats) -> Dual:
+def _dual(network: ShardingNetwork, sent: Floats, left: Floats, grain: Floats) -> Dual:
     longest = max(network.num_choices.max(), network.tables.num_classes.max(initial=0))
     return Dual(
         sent=sent,
@@ -70,7 +70,9 @@ def _dual(network: Network, sent: Floats, left: Floats, grain: Floats) -> Dual:
 
 
 @numba.njit(cache=True)
-def sweep(network: Network, dual: Dual, forward: bool, begin: int, budget: int, best: float) -> int:
+def sweep(
+    network: ShardingNetwork, dual: Dual, forward: bool, begin: int, budget: int, best: float
+) -> int:
     """Visit ops from the one `begin` steps into the sweep, until about `budget` cells were read.
 
     Rules out choices that no answer of cost `best` or less takes. Returns how far the sweep is
@@ -98,7 +100,7 @@ def sweep(network: Network, dual: Dual, forward: bool, begin: int, budget: int, 
 
 @numba.njit(cache=True)
 def _collect(
-    network: Network, dual: Dual, op: int, forward: bool, left: Floats, value: Floats
+    network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Floats, value: Floats
 ) -> int:
     """Take back from the edges towards visited ops; how many cells were read.
 
@@ -129,7 +131,7 @@ def _subtract(values: Floats, sent: Floats) -> None:
 
 
 @numba.njit(cache=True)
-def _take_back(network: Network, dual: Dual, end: int, sent: Floats) -> int:
+def _take_back(network: ShardingNetwork, dual: Dual, end: int, sent: Floats) -> int:
     """sent(x) = - min over y of (table(x, y) + sent(y)); how many cells were read."""
     tables, edge, other = network.tables, end >> 1, end ^ 1
     rows, columns = tables.num_classes[2 * edge], tables.num_classes[2 * edge + 1]
@@ -173,7 +175,7 @@ def _least_of_columns(cells: Floats, given: Floats, taken: Floats) -> None:
 
 
 @numba.njit(cache=True)
-def _keep(network: Network, dual: Dual, op: int, left: Floats) -> bool:
+def _keep(network: ShardingNetwork, dual: Dual, op: int, left: Floats) -> bool:
     """Keep the least of what is left as the op's part of the bound; False if no choice lives."""
     best = _least_alive(left, dual.alive[network.first[op] :])
     if best < 0:
@@ -197,7 +199,7 @@ def _least_alive(values: Floats, alive: Flags) -> int:
 
 
 @numba.njit(cache=True)
-def _rule_out(network: Network, dual: Dual, op: int, left: Floats, room: float) -> None:
+def _rule_out(network: ShardingNetwork, dual: Dual, op: int, left: Floats, room: float) -> None:
     """Bury the choices with more left above the least than there is room."""
     alive = dual.alive[network.first[op] : network.first[op + 1]]
     for x in range(len(left)):
@@ -206,7 +208,7 @@ def _rule_out(network: Network, dual: Dual, op: int, left: Floats, room: float) 
 
 
 @numba.njit(cache=True)
-def _lend(network: Network, dual: Dual, op: int, forward: bool, left: Floats) -> None:
+def _lend(network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Floats) -> None:
     """Lend what is left above the least, in equal parts, to the edges towards later ops."""
     ends = network.near[network.near_at[op] : network.near_at[op + 1]]
     alive = dual.alive[network.first[op] : network.first[op + 1]]
@@ -224,7 +226,7 @@ def _lend(network: Network, dual: Dual, op: int, forward: bool, left: Floats) ->
 
 
 @numba.njit(cache=True)
-def improve(network: Network, labels: Ints, rounds: int, value: Floats) -> float:
+def improve(network: ShardingNetwork, labels: Ints, rounds: int, value: Floats) -> float:
     """Let one op after another take what is best with its neighbours' choices; the cost.
 
     Ends when nobody moves any more (ICM), or after so many rounds. `value` is scratch.

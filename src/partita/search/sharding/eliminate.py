@@ -21,7 +21,7 @@ import numba
 import numpy as np
 
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Ask, Network, Pairwise, Stopped
+from partita.search.sharding.network import Ask, Pairwise, SearchStopped, ShardingNetwork
 from partita.search.sharding.order import Scope, Step
 
 SUMMED_CELLS = 10_000_000  # of A and of B in memory at a time: 80 MB each
@@ -30,7 +30,7 @@ TILE = 1024  # columns of B worked on at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class CostTable:
     """Costs over the choices of some ops; equal names mean equal cells."""
 
     scope: Scope
@@ -42,10 +42,10 @@ class Table:
 class Elimination:
     """The tables of a network while ops are eliminated from it."""
 
-    network: Network
+    network: ShardingNetwork
     stopped: Ask
-    waiting: dict[int, list[Table]] = field(default_factory=dict)  # by op: the tables it is in
-    trail: list[tuple[Step, tuple[Table, ...]]] = field(default_factory=list)
+    waiting: dict[int, list[CostTable]] = field(default_factory=dict)  # by op: the tables it is in
+    trail: list[tuple[Step, tuple[CostTable, ...]]] = field(default_factory=list)
     known: dict[object, tuple[Floats, int]] = field(default_factory=dict)
     constant: float = 0.0
     num_contracted: int = 0
@@ -57,16 +57,16 @@ class Elimination:
             if count == 1:
                 self.constant += float(cells[0])
             else:
-                self.waiting[op] = [Table((op,), cells, self._name(("op", cells.tobytes())))]
+                self.waiting[op] = [CostTable((op,), cells, self._name(("op", cells.tobytes())))]
         written: dict[object, Floats] = {}
         for edge, key in enumerate(network.table_keys()):
             if key not in written:
                 written[key] = network.table(edge)
             scope = int(network.op_at[2 * edge]), int(network.op_at[2 * edge + 1])
-            self._add(Table(scope, written[key], self._name(("edge", key))))
+            self._add(CostTable(scope, written[key], self._name(("edge", key))))
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Eliminate these ops. Raises `Stopped` when asked to."""
+        """Eliminate these ops. Raises `SearchStopped` when asked to."""
         for op, scope in steps:
             tables = tuple(self.waiting.pop(op))
             for table in tables:
@@ -84,7 +84,7 @@ class Elimination:
                 self.known[key] = self._contracted(tables, axes), len(self.known)
             cells, name = self.known[key]
             if scope:
-                self._add(Table(scope, cells, name))
+                self._add(CostTable(scope, cells, name))
             else:
                 self.constant += float(cells.item())
 
@@ -126,11 +126,11 @@ class Elimination:
         """The number of a table that did not come from an elimination."""
         return self.known.setdefault(key, (np.empty(0), len(self.known)))[1]
 
-    def _add(self, table: Table) -> None:
+    def _add(self, table: CostTable) -> None:
         for op in table.scope:
             self.waiting[op].append(table)
 
-    def _contracted(self, tables: Sequence[Table], axes: Scope) -> Floats:
+    def _contracted(self, tables: Sequence[CostTable], axes: Scope) -> Floats:
         """The sum of the tables, minimised over the last axis; some of its choices at a time."""
         scope, op = axes[:-1], axes[-1]
         lengths = {axis: int(self.network.num_choices[axis]) for axis in axes}
@@ -162,18 +162,18 @@ class Elimination:
         at_once = max(1, BLOCK_CELLS // (a.shape[2] * out.shape[2]))
         for begin in range(0, rows, at_once):
             if self.stopped():
-                raise Stopped
+                raise SearchStopped
             _min_plus(a, b, out, begin, min(begin + at_once, rows), TILE)
 
 
 def _two_groups(
-    tables: Sequence[Table], lengths: dict[int, int]
-) -> tuple[list[Table], list[Table]]:
+    tables: Sequence[CostTable], lengths: dict[int, int]
+) -> tuple[list[CostTable], list[CostTable]]:
     """Which tables make A and which B: each, largest first, goes where it adds fewer cells.
 
     B is empty where it would add no axis to A.
     """
-    groups: tuple[list[Table], list[Table]] = ([], [])
+    groups: tuple[list[CostTable], list[CostTable]] = ([], [])
     axes: tuple[set[int], set[int]] = (set(), set())
     for table in sorted(tables, key=lambda table: (-table.cells.size, table.scope)):
         added = [_size(have.union(table.scope), lengths) - _size(have, lengths) for have in axes]
@@ -190,7 +190,7 @@ def _size(axes: set[int], lengths: dict[int, int]) -> int:
 
 
 def _sum(
-    tables: Sequence[Table], axes: Scope, lengths: dict[int, int], op: int, part: slice
+    tables: Sequence[CostTable], axes: Scope, lengths: dict[int, int], op: int, part: slice
 ) -> Floats:
     """The sum of the tables over these axes, in their order, for some of the choices of an op."""
     lengths = lengths | {op: part.stop - part.start}

@@ -23,7 +23,7 @@ from partita.search.sharding.branch import Branching, eliminate_all
 from partita.search.sharding.build import network_of
 from partita.search.sharding.dual import Dual
 from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Pairwise, Stopped
+from partita.search.sharding.network import Pairwise, SearchStopped
 from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
 
 MOST_CELLS = 2**40
@@ -34,7 +34,7 @@ PROVEN = 1e-9  # a gap that counts as none
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactSharding:
     """Proves the best choice of every op by bounds, elimination and branching."""
 
     max_cells: int = 100_000_000  # in all tables of an elimination, at 8 bytes each
@@ -62,14 +62,14 @@ class Exact:
             keeper.offer(tuple(int(cost.argmin()) for cost in own))
         try:
             why = self._prove(keeper)
-        except (Stopped, MemoryError) as error:
+        except (SearchStopped, MemoryError) as error:
             return _cut_short(keeper, error)
         if run.solution is None:
             return run.result(Status.INFEASIBLE, f"every combination is forbidden; {why}")
         return run.result(Status.OPTIMAL, why)
 
     def _prove(self, keeper: Keeper) -> str:
-        """Find the optimum; how it was proven. Raises `Stopped`."""
+        """Find the optimum; how it was proven. Raises `SearchStopped`."""
         keeper.check()
         problem = keeper.problem
         costs = Pairwise(problem.costs, problem.edges, problem.matrix_of, problem.matrices)
@@ -144,7 +144,7 @@ def _sweeps(ascent: Ascent) -> str:
     return "1 sweep" if ascent.num_sweeps == 1 else f"{ascent.num_sweeps} sweeps"
 
 
-def _cut_short(keeper: Keeper, error: Stopped | MemoryError) -> Result[ShardingSolution]:
+def _cut_short(keeper: Keeper, error: SearchStopped | MemoryError) -> Result[ShardingSolution]:
     """The best so far; optimal where the bound says so all the same."""
     gap = relative_gap(keeper.run.objective, keeper.run.lower_bound)
     status = Status.OPTIMAL if gap is not None and gap <= PROVEN else Status.STOPPED

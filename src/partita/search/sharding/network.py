@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 Ask = Callable[[], bool]  # should we stop?
 
 
-class Stopped(Exception):  # noqa: N818  nothing is wrong: the caller asked for it
+class SearchStopped(Exception):  # noqa: N818  nothing is wrong: the caller asked for it
     """The caller asked to stop in the middle of a step that has no half result."""
 
 
@@ -34,7 +34,7 @@ class Pairwise(NamedTuple):
     matrices: Sequence[Floats]
 
 
-class Tables(NamedTuple):
+class EdgeTables(NamedTuple):
     """What the edges cost. End 2e of edge e is at its source, end 2e + 1 at its target."""
 
     cells: Floats  # row after row, table after table
@@ -44,7 +44,7 @@ class Tables(NamedTuple):
     class_at: Ints  # per end: where its list begins
 
 
-class Network(NamedTuple):
+class ShardingNetwork(NamedTuple):
     """Ops with choices and edges; a NamedTuple, because compiled code can take it apart.
 
     The choices of op v are those from `first[v]` to `first[v + 1]`.
@@ -54,7 +54,7 @@ class Network(NamedTuple):
     costs: Floats
     choices: Ints  # which choice of the problem each one is
     op_at: Ints  # per end of an edge
-    tables: Tables
+    tables: EdgeTables
     near: Ints  # per op the ends of its edges
     near_at: Ints
     sent_at: Ints  # per end of an edge: where its messages begin, one per choice
@@ -99,10 +99,12 @@ class Network(NamedTuple):
         return tuple(self.choices[self.first[:-1] + labels].tolist())
 
 
-def network(first: Ints, costs: Floats, choices: Ints, op_at: Ints, tables: Tables) -> Network:
+def network(
+    first: Ints, costs: Floats, choices: Ints, op_at: Ints, tables: EdgeTables
+) -> ShardingNetwork:
     """A network with the lists that follow from the rest."""
     num_choices = np.diff(first)
-    return Network(
+    return ShardingNetwork(
         first, costs, choices, op_at, tables,
         near=np.argsort(op_at, kind="stable"),
         near_at=offsets(np.bincount(op_at, minlength=len(num_choices))),
@@ -112,9 +114,9 @@ def network(first: Ints, costs: Floats, choices: Ints, op_at: Ints, tables: Tabl
 
 def offsets(lengths: Ints) -> Ints:
     """Where each of some lists begins when they follow each other, and the end of the last."""
-    found = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def lists(begins: Ints, lengths: Ints) -> Ints:
@@ -131,14 +133,14 @@ def both_ends(edges: Ints) -> Ints:
 # Loops where numpy has one expression: numba takes seconds to compile `a[:] = b` and `a += b`, most
 # of them for the message about shapes that do not fit.
 @numba.njit(cache=True)
-def copy_costs(network: Network, op: int, costs: Floats) -> None:
+def copy_costs(network: ShardingNetwork, op: int, costs: Floats) -> None:
     """What each choice of an op costs by itself."""
     for x in range(len(costs)):
         costs[x] = network.costs[network.first[op] + x]
 
 
 @numba.njit(cache=True)
-def add_costs(network: Network, end: int, label: int, costs: Floats) -> None:
+def add_costs(network: ShardingNetwork, end: int, label: int, costs: Floats) -> None:
     """Add what each choice at this end of an edge costs with one choice at the other end."""
     tables, edge, other = network.tables, end >> 1, end ^ 1
     columns = tables.num_classes[2 * edge + 1]

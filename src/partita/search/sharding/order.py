@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from partita.search.sharding.network import Ask, Network, Stopped
+from partita.search.sharding.network import Ask, SearchStopped, ShardingNetwork
 
 Scope = tuple[int, ...]
 Step = tuple[int, Scope]  # an op, and the ops that depend on its choice in the order of their turn
@@ -41,19 +41,19 @@ class Order:
         return max((len(scope) + 1 for _, scope in self.steps), default=0)
 
 
-def best_order(network: Network, max_joined: int, max_stored: int, stopped: Ask) -> Order:
+def best_order(network: ShardingNetwork, max_joined: int, max_stored: int, stopped: Ask) -> Order:
     """The cheaper of the two rules' orders, or the one with the smaller core."""
     by_weight = _greedy(network, _weight, max_joined, max_stored, stopped)
     by_fill = _greedy(network, _fill, max_joined, max_stored, stopped)
     return min(by_weight, by_fill, key=lambda order: (len(order.core), order.joined_cells))
 
 
-def quick_order(network: Network, max_joined: int, max_stored: int, stopped: Ask) -> Order:
+def quick_order(network: ShardingNetwork, max_joined: int, max_stored: int, stopped: Ask) -> Order:
     """The order by weight."""
     return _greedy(network, _weight, max_joined, max_stored, stopped)
 
 
-def narrow_order(network: Network, max_joined: int, max_stored: int, stopped: Ask) -> Order:
+def narrow_order(network: ShardingNetwork, max_joined: int, max_stored: int, stopped: Ask) -> Order:
     """Only ops with at most two neighbours, so that what is left has edges, not larger tables."""
     return _greedy(network, _weight, max_joined, max_stored, stopped, most_neighbours=2)
 
@@ -75,7 +75,7 @@ def _fill(op: int, near: Graph, counts: list[int]) -> float:
 
 
 def _greedy(
-    network: Network,
+    network: ShardingNetwork,
     rule: Rule,
     max_joined: int,
     max_stored: int,
@@ -85,7 +85,7 @@ def _greedy(
     """Take the op for which the rule is least while tables are small enough.
 
     Of equals the one with the least joined into it, so that equal parts of a model are treated
-    alike. Raises `Stopped` when asked to.
+    alike. Raises `SearchStopped` when asked to.
     """
     counts = network.num_choices.tolist()
     near = _neighbours(network, counts)
@@ -98,7 +98,7 @@ def _greedy(
     joined, stored, largest = 0, network.written_cells(), 0
     while queue:
         if stopped():
-            raise Stopped
+            raise SearchStopped
         *key, op = heapq.heappop(queue)
         if op not in near or tuple(key) != rank[op] or key[0] == math.inf:
             continue  # gone, from before its neighbourhood changed, or hopeless
@@ -122,7 +122,7 @@ def _greedy(
     return Order(_in_turn(steps), tuple(sorted(near)), joined, largest)
 
 
-def _neighbours(network: Network, counts: list[int]) -> Graph:
+def _neighbours(network: ShardingNetwork, counts: list[int]) -> Graph:
     """Who shares an edge with whom; ops with one choice are left out."""
     near: Graph = {op: set() for op, count in enumerate(counts) if count > 1}
     for src, dst in network.op_at.reshape(-1, 2).tolist():

@@ -68,16 +68,16 @@ class Pase:
         if obstacle:
             return run.result(Status.STOPPED, obstacle + _what_remains(run))
         try:
-            found = _eliminate(run, problem, order)
+            assignment = _eliminate(run, problem, order)
         except MemoryError:
             why = "the tables do not fit in memory" + _what_remains(run)
             return run.result(Status.STOPPED, why)
-        if found is None:
+        if assignment is None:
             return run.result()
-        if not found:
+        if not assignment:
             return run.result(Status.INFEASIBLE, "every combination is forbidden, by elimination")
         run.evaluations += 1
-        solution = ShardingSolution(found)
+        solution = ShardingSolution(assignment)
         run.offer(solution, evaluate(problem, solution))
         return run.result(Status.OPTIMAL, _proof(problem, order))
 

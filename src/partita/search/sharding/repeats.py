@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Flags, Network
+from partita.search.sharding.network import Flags, ShardingNetwork
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -119,7 +119,7 @@ def _numbered(first: Ints, number: Ints) -> Ints:
 
 
 @numba.njit(cache=True)
-def rule_out_equal_choices(network: Network, alive: Flags) -> None:
+def rule_out_equal_choices(network: ShardingNetwork, alive: Flags) -> None:
     """Of choices that are of the same classes, only the first of the cheapest lives on."""
     class_of = network.tables.class_of
     for op in range(len(network.first) - 1):

@@ -12,9 +12,9 @@ import numpy as np
 
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import (
+    EdgeTables,
     Flags,
-    Network,
-    Tables,
+    ShardingNetwork,
     add_costs,
     both_ends,
     lists,
@@ -25,13 +25,15 @@ from partita.search.sharding.network import (
 COPIED_CELLS = 20_000_000  # of new tables; rather than more, old ones are kept with unused rows
 
 
-def alive_choices(network: Network, alive: Flags) -> Ints:
+def alive_choices(network: ShardingNetwork, alive: Flags) -> Ints:
     """How many choices of each op live."""
     counts: Ints = np.add.reduceat(alive, network.first[:-1], dtype=np.int64)
     return counts
 
 
-def restricted(whole: Network, alive: Flags, sent: Floats) -> tuple[Network, Floats]:
+def restricted(
+    whole: ShardingNetwork, alive: Flags, sent: Floats
+) -> tuple[ShardingNetwork, Floats]:
     """The network with the living choices only, and the messages among them.
 
     Every op must have a living choice.
@@ -55,7 +57,7 @@ def restricted(whole: Network, alive: Flags, sent: Floats) -> tuple[Network, Flo
     return smaller, sent[carried]
 
 
-def _subtables(whole: Network, alive: Flags, counts: Ints, edges: Ints) -> Tables:
+def _subtables(whole: ShardingNetwork, alive: Flags, counts: Ints, edges: Ints) -> EdgeTables:
     """The tables of some edges for living choices only, equal ones once."""
     old = whole.tables
     table_of, like = _shared(whole, alive, edges)
@@ -73,10 +75,10 @@ def _subtables(whole: Network, alive: Flags, counts: Ints, edges: Ints) -> Table
         cells = _copied(cells, cells_at, columns, used, class_at, num_classes, copied_at[-1])
         cells_at = copied_at[:-1]
     both = both_ends(table_of)
-    return Tables(cells, cells_at[table_of], num_classes[both], class_of, class_at[both])
+    return EdgeTables(cells, cells_at[table_of], num_classes[both], class_of, class_at[both])
 
 
-def _shared(whole: Network, alive: Flags, edges: Ints) -> tuple[Ints, Ints]:
+def _shared(whole: ShardingNetwork, alive: Flags, edges: Ints) -> tuple[Ints, Ints]:
     """The new table of each of these edges, and for every new table one edge that has it."""
     patterns: dict[bytes, int] = {}
     begins = whole.first.tolist()
@@ -97,7 +99,7 @@ def _shared(whole: Network, alive: Flags, edges: Ints) -> tuple[Ints, Ints]:
 
 
 @numba.njit(cache=True)
-def _absorb(whole: Network, ends: Ints, only: Ints, costs: Floats) -> None:
+def _absorb(whole: ShardingNetwork, ends: Ints, only: Ints, costs: Floats) -> None:
     """Add what edges cost with the only choice at the other end to the costs at these ends."""
     for end in ends:
         op = whole.op_at[end]

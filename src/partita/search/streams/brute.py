@@ -1,4 +1,4 @@
-"""Tries every schedule of every part: the referee of the other searches, for small parts.
+"""Tries every schedule of every part: the oracle of the other searches, for small parts.
 
 Parts do not influence each other, so the best schedule of each makes the best of all. Nothing is
 remembered between schedules: the same ops left over are gone through again and again.
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from partita.problems.streams import (
-    Stage,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     evaluate,
     lower_bound,
     stage_us,
@@ -26,8 +26,8 @@ MAX_PART_OPS = 200  # the recursion is as deep as a part is long
 
 
 @dataclass(frozen=True, slots=True)
-class Brute:
-    """Tries every schedule of every part; for small parts and as referee."""
+class BruteStreams:
+    """Tries every schedule of every part; for small parts and as oracle."""
 
     def __call__(
         self, problem: StreamsProblem, stop: Stop = UNTIL_DONE, seed: int = 0
@@ -44,7 +44,7 @@ class Brute:
             shortest = float("inf")
             for stages in schedules(problem, frozenset(part)):
                 if run.done():
-                    run.bound(lower_bound(problem))  # not earlier: a referee trusts no bound
+                    run.bound(lower_bound(problem))  # not earlier: an oracle trusts no bound
                     return run.result()
                 run.evaluations += 1
                 time_us = sum(stage_us(problem, stage) for stage in stages)
@@ -55,7 +55,7 @@ class Brute:
         return run.result(Status.OPTIMAL, f"all {run.evaluations:,} schedules were tried")
 
 
-def schedules(problem: StreamsProblem, left: frozenset[int]) -> Iterator[tuple[Stage, ...]]:
+def schedules(problem: StreamsProblem, left: frozenset[int]) -> Iterator[tuple[StreamStage, ...]]:
     """Every list of stages that does what is left."""
     if not left:
         yield ()
@@ -65,12 +65,12 @@ def schedules(problem: StreamsProblem, left: frozenset[int]) -> Iterator[tuple[S
             yield (*before, last)
 
 
-def last_stages(problem: StreamsProblem, left: frozenset[int]) -> Iterator[Stage]:
+def last_stages(problem: StreamsProblem, left: frozenset[int]) -> Iterator[StreamStage]:
     """Every stage that may come last in what is left."""
     closures = [problem.closure(op, left) for op in sorted(left)]
     allowed = [each for each in closures if problem.r is None or len(each) <= problem.r]
     for groups in _disjoint(allowed, len(left) if problem.s is None else problem.s):
-        yield Stage(groups=tuple(tuple(sorted(group)) for group in groups))
+        yield StreamStage(groups=tuple(tuple(sorted(group)) for group in groups))
     last = [op for op in sorted(left) if problem.closure(op, left) == {op}]
     kinds: dict[object, list[int]] = {}
     for op in last:
@@ -79,7 +79,7 @@ def last_stages(problem: StreamsProblem, left: frozenset[int]) -> Iterator[Stage
     for alike in kinds.values():
         for size in range(2, len(alike) + 1):
             for ops in itertools.combinations(alike, size):
-                yield Stage(merge=ops)
+                yield StreamStage(merge=ops)
 
 
 def _disjoint(groups: list[frozenset[int]], at_most: int) -> Iterator[tuple[frozenset[int], ...]]:

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from partita.problems.streams import StreamsProblem, StreamsSolution, lower_bound
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.streams.sequential import one_by_one
-from partita.search.streams.sweep import MAX_TABLE, Answer, listed, rules, solve
-from partita.search.streams.units import Unit, units, whole
+from partita.search.streams.sweep import MAX_TABLE, BestStages, listed, rules, solve
+from partita.search.streams.units import OpUnit, units, whole
 from partita.search.streams.windows import named, shorter
 
 QUICK = 2**18  # entries of a table that is swept without a look at windows first
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactStreams:
     """Sweeps all sets of ops that may be left; optimal wherever these fit into memory."""
 
     def __call__(
@@ -33,7 +33,7 @@ class Exact:
         run.bound(lower_bound(problem))
         if run.done():
             return run.result()
-        work = _Work(problem, run)
+        work = _UnitWork(problem, run)
         for number in range(len(work.units)):
             if not run.done():
                 work.improve(number)
@@ -47,15 +47,15 @@ class Exact:
         return run.result(Status.OPTIMAL, why)
 
 
-class _Work:
+class _UnitWork:
     """The units with what is known of them so far."""
 
     def __init__(self, problem: StreamsProblem, run: Run[StreamsSolution]) -> None:
         self.problem = problem
         self.run = run
         self.units = units(problem)
-        self.answers: dict[bytes, Answer] = {}
-        self.unproven: list[Unit] = []
+        self.answers: dict[bytes, BestStages] = {}
+        self.unproven: list[OpUnit] = []
         self.proven = self.states = self.transitions = 0
         self.offer()
 
@@ -87,7 +87,7 @@ class _Work:
         self.offer()
         self.run.bound(sum(each.bound_us for each in self.units))
 
-    def sweep(self, unit: Unit) -> Answer | None:
+    def sweep(self, unit: OpUnit) -> BestStages | None:
         piece = unit.piece
         if piece is None:
             return None

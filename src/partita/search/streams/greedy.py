@@ -8,9 +8,9 @@ import itertools
 from dataclasses import dataclass
 
 from partita.problems.streams import (
-    Stage,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     evaluate,
     lower_bound,
 )
@@ -18,7 +18,7 @@ from partita.search.base import UNTIL_DONE, Result, Run, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class GreedyStreams:
     """Runs all ops that are ready together, level by level."""
 
     def __call__(
@@ -35,7 +35,7 @@ class Greedy:
         return run.result()
 
 
-def by_level(problem: StreamsProblem, ops: tuple[int, ...]) -> tuple[Stage, ...]:
+def by_level(problem: StreamsProblem, ops: tuple[int, ...]) -> tuple[StreamStage, ...]:
     """The levels of these ops as stages."""
     level: dict[int, int] = {}
     for op in sorted(ops):
@@ -47,5 +47,5 @@ def by_level(problem: StreamsProblem, ops: tuple[int, ...]) -> tuple[Stage, ...]
         together = [(op,) for op in alike]
         size = len(together) if problem.s is None else problem.s
         begins = range(0, len(together), size)
-        stages += [Stage(groups=tuple(together[begin : begin + size])) for begin in begins]
+        stages += [StreamStage(groups=tuple(together[begin : begin + size])) for begin in begins]
     return tuple(stages)

@@ -4,7 +4,7 @@
 
 with at most s groups of at most r ops each, or a merge (Ding et al., "IOS: Inter-Operator
 Scheduler for CNN Acceleration", MLSys 2021, algorithm 1). Sets of ops are bits of an int. Written
-to be read and to referee the faster search.
+to be read and to oracle the faster search.
 
     evaluations: one for the ops one by one, then costs of stages, each stage of a part once
 """
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from partita.problems.streams import (
-    Stage,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     evaluate,
     lower_bound,
     part_bound,
@@ -73,8 +73,8 @@ class _Part:
             for later in problem.successors[ops[at]]:
                 if later in place:
                     self.follows[at] |= self.follows[place[later]]
-        self.best: dict[int, tuple[float, int, Stage | None]] = {0: (0.0, 0, None)}
-        self.costs: dict[Stage, float] = {}
+        self.best: dict[int, tuple[float, int, StreamStage | None]] = {0: (0.0, 0, None)}
+        self.costs: dict[StreamStage, float] = {}
         self.transitions = 0
 
     def finish(self) -> bool:
@@ -94,14 +94,14 @@ class _Part:
                 return False
         return True
 
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StreamStage, ...]:
         """The stages of the best schedule."""
-        found, left = [], self.everything
+        stages, left = [], self.everything
         while left:
             _, left, stage = self.best[left]
             assert stage is not None
-            found.append(stage)
-        return tuple(reversed(found))
+            stages.append(stage)
+        return tuple(reversed(stages))
 
     def _without_one(self, left: int) -> Iterator[int]:
         """The set less an op from which nothing follows; by these steps all sets are reached."""
@@ -110,7 +110,7 @@ class _Part:
                 yield left ^ (1 << at)
 
     def _settle(self, left: int) -> bool:
-        shortest: tuple[float, int, Stage | None] = (float("inf"), 0, None)
+        shortest: tuple[float, int, StreamStage | None] = (float("inf"), 0, None)
         for number, (taken, stage) in enumerate(self.last_stages(left)):
             if stage not in self.costs or number % 256 == 0:
                 if self.run.done():
@@ -126,13 +126,13 @@ class _Part:
         self.best[left] = shortest
         return True
 
-    def last_stages(self, left: int) -> Iterator[tuple[int, Stage]]:
+    def last_stages(self, left: int) -> Iterator[tuple[int, StreamStage]]:
         """Every stage that may come last, with the ops that it takes."""
         problem = self.problem
         groups = [self.follows[at] & left for at in _places(left)]
         small = [each for each in groups if problem.r is None or each.bit_count() <= problem.r]
         for chosen in _disjoint(small, len(small) if problem.s is None else problem.s):
-            yield sum(chosen), Stage(groups=tuple(self._named(group) for group in chosen))
+            yield sum(chosen), StreamStage(groups=tuple(self._named(group) for group in chosen))
         kinds: dict[object, list[int]] = {}
         for group in groups:
             if group.bit_count() == 1:
@@ -142,7 +142,7 @@ class _Part:
         for alike in kinds.values():
             for chosen in _disjoint(alike, len(alike)):
                 if len(chosen) > 1:
-                    yield sum(chosen), Stage(merge=self._named(sum(chosen)))
+                    yield sum(chosen), StreamStage(merge=self._named(sum(chosen)))
 
     def _named(self, group: int) -> tuple[int, ...]:
         return tuple(self.ops[at] for at in _places(group))

@@ -19,21 +19,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.problems.streams import (
-    Stage,
     StreamsOp,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     lower_bound,
     stage_us,
 )
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.streams.piece import Piece
+from partita.search.streams.piece import SweepPiece
 from partita.search.streams.sequential import one_by_one
-from partita.search.streams.sweep import MAX_TABLE, Answer, Known, rules, solve, stage_hash
+from partita.search.streams.sweep import MAX_TABLE, BestStages, Known, rules, solve, stage_hash
 from partita.search.streams.units import units
 from partita.search.streams.windows import chunks, named
 
-Measure = Callable[[StreamsProblem, Stage], float]
+Measure = Callable[[StreamsProblem, StreamStage], float]
 HASH_BYTES = 8
 
 
@@ -54,7 +54,7 @@ class Lazy:
         """Search until all stages of the shortest schedule are measured."""
         run: Run[StreamsSolution] = Run(stop, "lazy", seed)
         run.bound(lower_bound(problem))
-        work = _Work(problem, run, self)
+        work = _LazyWork(problem, run, self)
         try:
             if run.done():
                 return run.result()
@@ -74,7 +74,7 @@ class _StoppedError(Exception):
     """A stop rule holds."""
 
 
-class _Work:
+class _LazyWork:
     """What was measured, and the best stages of every piece."""
 
     def __init__(self, problem: StreamsProblem, run: Run[StreamsSolution], search: Lazy) -> None:
@@ -86,8 +86,8 @@ class _Work:
         self.measured: dict[int, float] = {}
         self.keys, self.cost_us = np.zeros(64, np.uint64), np.zeros(64)
         self.parts: list[int] = []  # one entry per piece, as in the next four
-        self.pieces: list[Piece] = []
-        self.stages: list[tuple[Stage, ...]] = []
+        self.pieces: list[SweepPiece] = []
+        self.stages: list[tuple[StreamStage, ...]] = []
         self.bounds: list[float] = []
         self.proves: list[bool] = []  # false for chunks of what is too large
         self.unproven = 0
@@ -107,7 +107,7 @@ class _Work:
             self.time(stages)
         self.offer()
 
-    def add(self, part: int, piece: Piece, bound_us: float, *, proves: bool) -> None:
+    def add(self, part: int, piece: SweepPiece, bound_us: float, *, proves: bool) -> None:
         """One more piece to be searched by itself."""
         self.parts.append(part)
         self.pieces.append(piece)
@@ -128,7 +128,7 @@ class _Work:
             self.offer()
         return len(self.measured) == before
 
-    def solve(self, piece: Piece) -> Answer:
+    def solve(self, piece: SweepPiece) -> BestStages:
         """The shortest schedule with what is known."""
         hashes = np.array([self.op_hash[op] for op in piece.ops], np.uint64)
         known = Known(hashes, self.keys, self.cost_us)
@@ -138,17 +138,17 @@ class _Work:
         return answer
 
     def offer(self) -> None:
-        parts: list[list[Stage]] = [[] for _ in self.problem.parts]
+        parts: list[list[StreamStage]] = [[] for _ in self.problem.parts]
         for part, stages in zip(self.parts, self.stages, strict=True):
             parts[part] += stages
         solution = StreamsSolution(tuple(map(tuple, parts)))
         self.run.offer(solution, sum(self.time(stages) for stages in self.stages))
 
-    def time(self, stages: tuple[Stage, ...]) -> float:
+    def time(self, stages: tuple[StreamStage, ...]) -> float:
         """The time of these stages; those not known yet are measured."""
         return sum(self.cost(stage) for stage in stages)
 
-    def cost(self, stage: Stage) -> float:
+    def cost(self, stage: StreamStage) -> float:
         key = stage_hash(self.op_hash, stage)
         if key not in self.measured:
             if self.run.done():

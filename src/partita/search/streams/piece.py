@@ -24,7 +24,7 @@ NO_CLASS = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class SweepPiece:
     """Ops in topological order with the arrays that the sweep reads."""
 
     ops: tuple[int, ...]  # their ids in the problem
@@ -57,7 +57,7 @@ def edges(problem: StreamsProblem, ops: tuple[int, ...]) -> tuple[I64, I64]:
     return np.array(start, np.int64), np.array(pred, np.int64)
 
 
-def build(problem: StreamsProblem, ops: tuple[int, ...]) -> Piece | None:
+def build(problem: StreamsProblem, ops: tuple[int, ...]) -> SweepPiece | None:
     """The arrays of these ops, ids ascending; None if their sets cannot be numbered."""
     start, pred = edges(problem, ops)
     reach = reachable(start, pred)
@@ -77,7 +77,7 @@ def build(problem: StreamsProblem, ops: tuple[int, ...]) -> Piece | None:
     conv = np.array([_sizes(each.conv) for each in records])
     classes = _classes(problem, ops)
     key = b"|".join(each.tobytes() for each in (start, pred, t_us, w_us, conv, classes))
-    return Piece(
+    return SweepPiece(
         ops,
         reach,
         chains,
@@ -104,11 +104,11 @@ def _classes(problem: StreamsProblem, ops: tuple[int, ...]) -> I64:
     times = Counter(kinds)
     numbers: dict[object, int] = {}
     alone = [kind is None or times[kind] < 2 for kind in kinds]
-    found = [
+    classes = [
         NO_CLASS if single else numbers.setdefault(kind, len(numbers))
         for kind, single in zip(kinds, alone, strict=True)
     ]
-    return np.array(found, np.int64)
+    return np.array(classes, np.int64)
 
 
 @numba.njit(cache=True)

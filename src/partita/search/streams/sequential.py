@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from partita.problems.streams import (
-    Stage,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     evaluate,
     lower_bound,
 )
@@ -30,6 +30,6 @@ class Sequential:
         return run.result()
 
 
-def one_by_one(part: tuple[int, ...]) -> tuple[Stage, ...]:
+def one_by_one(part: tuple[int, ...]) -> tuple[StreamStage, ...]:
     """Every op a stage of its own; ids are a topological order, so that is always valid."""
-    return tuple(Stage(groups=((op,),)) for op in sorted(part))
+    return tuple(StreamStage(groups=((op,),)) for op in sorted(part))

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from partita.problems.streams import BYTES_PER_VALUE, Stage, StreamsConstants
+from partita.problems.streams import BYTES_PER_VALUE, StreamsConstants, StreamStage
 from partita.search.streams.chains import I64, Flags
-from partita.search.streams.piece import F64, NO_CLASS, U64, Piece
+from partita.search.streams.piece import F64, NO_CLASS, U64, SweepPiece
 
 MAX_TABLE = 2**22  # entries
 MAX_STATES = 2**21  # where they are kept one by one
@@ -59,10 +59,10 @@ NOTHING = (np.zeros(0, np.uint64), np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BestStages:
     """The shortest schedule of a piece, with what it took to find it."""
 
-    stages: tuple[Stage, ...]  # of positions in the piece
+    stages: tuple[StreamStage, ...]  # of positions in the piece
     time_us: float
     states: int
     transitions: int
@@ -86,12 +86,12 @@ def rules(
 
 
 def solve(
-    piece: Piece,
+    piece: SweepPiece,
     given: Rules,
     stopped: Callable[[], bool],
     known: Known | None = None,
     states: tuple[I64, I64] | None = None,
-) -> Answer | None:
+) -> BestStages | None:
     """The shortest schedule of a piece; None if stopped. `states` as `listed` gives them."""
     keys, slots = (np.zeros(0, np.int64),) * 2 if states is None else states
     entries = piece.entries if states is None else len(keys)
@@ -125,11 +125,11 @@ def solve(
         transitions += tried
         singles += single
     stages = _stages(piece, previous, keys, slots)
-    return Answer(stages, float(best[-1]), found, transitions, singles)
+    return BestStages(stages, float(best[-1]), found, transitions, singles)
 
 
 def listed(
-    piece: Piece, stopped: Callable[[], bool], most: int = MAX_STATES
+    piece: SweepPiece, stopped: Callable[[], bool], most: int = MAX_STATES
 ) -> tuple[I64, I64] | None:
     """All sets of a piece, ascending, and where to look them up; None if too many, or stopped."""
     keys = np.empty(most + piece.num_chains + 1, np.int64)
@@ -151,9 +151,9 @@ def listed(
     return ordered, slots
 
 
-def _stages(piece: Piece, previous: I64, keys: I64, slots: I64) -> tuple[Stage, ...]:
+def _stages(piece: SweepPiece, previous: I64, keys: I64, slots: I64) -> tuple[StreamStage, ...]:
     """Follow the choices from everything to nothing."""
-    found = []
+    stages = []
     key = piece.entries - 1
     while key:
         at = key if not len(keys) else _lookup(slots, keys, key)
@@ -163,16 +163,16 @@ def _stages(piece: Piece, previous: I64, keys: I64, slots: I64) -> tuple[Stage, 
             for chain in range(piece.num_chains)
             for place in range(_count(piece, before, chain), _count(piece, key, chain))
         ]
-        found.append(Stage(merge=tuple(sorted(ops))) if merge else grouped(piece.reach, ops))
+        stages.append(StreamStage(merge=tuple(sorted(ops))) if merge else grouped(piece.reach, ops))
         key = before
-    return tuple(reversed(found))
+    return tuple(reversed(stages))
 
 
-def _count(piece: Piece, key: int, chain: int) -> int:
+def _count(piece: SweepPiece, key: int, chain: int) -> int:
     return key // int(piece.strides[chain]) % (int(piece.lengths[chain]) + 1)
 
 
-def grouped(reach: Flags, ops: list[int]) -> Stage:
+def grouped(reach: Flags, ops: list[int]) -> StreamStage:
     """The groups of a concurrent stage: each op that nothing here precedes, with its followers."""
     order = sorted(ops)
     groups: list[list[int]] = []
@@ -183,10 +183,10 @@ def grouped(reach: Flags, ops: list[int]) -> Stage:
                 break
         else:
             groups.append([op])
-    return Stage(groups=tuple(map(tuple, groups)))
+    return StreamStage(groups=tuple(map(tuple, groups)))
 
 
-def stage_hash(op_hash: dict[int, int], stage: Stage) -> int:
+def stage_hash(op_hash: dict[int, int], stage: StreamStage) -> int:
     """Equal for stages that run the same ops in the same company; as the sweep computes it."""
     bits = 2**64 - 1
     if stage.merge:

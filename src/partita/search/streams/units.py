@@ -12,14 +12,14 @@ feeds every op from k on that nothing from k on feeds.
 from dataclasses import dataclass, replace
 
 from partita.problems.streams import (
-    Stage,
     StreamsProblem,
     StreamsSolution,
+    StreamStage,
     part_bound,
     stage_us,
 )
 from partita.search.streams.greedy import by_level
-from partita.search.streams.piece import Piece, build
+from partita.search.streams.piece import SweepPiece, build
 from partita.search.streams.sequential import one_by_one
 
 SMALL_OPS = 64  # of a part that is looked at whole first
@@ -29,17 +29,17 @@ MAX_PAIRS = 256  # looked at for one cut
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class OpUnit:
     """Ops of one part that are scheduled by themselves."""
 
     part: int
     ops: tuple[int, ...]
-    piece: Piece | None  # None where the ops are too many or too independent to be numbered
-    stages: tuple[Stage, ...]
+    piece: SweepPiece | None  # None where the ops are too many or too independent to be numbered
+    stages: tuple[StreamStage, ...]
     costs_us: tuple[float, ...]
     bound_us: float
 
-    def better(self, problem: StreamsProblem, stages: tuple[Stage, ...]) -> "Unit":
+    def better(self, problem: StreamsProblem, stages: tuple[StreamStage, ...]) -> "OpUnit":
         """With these stages, if they take less time."""
         costs = tuple(stage_us(problem, stage) for stage in stages)
         return replace(self, stages=stages, costs_us=costs) if sum(costs) < self.time_us else self
@@ -50,24 +50,24 @@ class Unit:
         return sum(self.costs_us)
 
 
-def units(problem: StreamsProblem) -> list[Unit]:
+def units(problem: StreamsProblem) -> list[OpUnit]:
     """All parts in order, cut where they are large and it loses nothing."""
-    found = []
+    units = []
     for number, part in enumerate(problem.parts):
-        found += _of_part(problem, number, tuple(sorted(part)))
-    return found
+        units += _of_part(problem, number, tuple(sorted(part)))
+    return units
 
 
-def whole(problem: StreamsProblem, found: list[Unit]) -> tuple[StreamsSolution, float]:
+def whole(problem: StreamsProblem, units: list[OpUnit]) -> tuple[StreamsSolution, float]:
     """The stages of all units by part, and their time, summed as the problem sums it."""
-    parts: list[list[Stage]] = [[] for _ in problem.parts]
-    for unit in found:
+    parts: list[list[StreamStage]] = [[] for _ in problem.parts]
+    for unit in units:
         parts[unit.part] += unit.stages
-    total = sum(cost for unit in found for cost in unit.costs_us)
+    total = sum(cost for unit in units for cost in unit.costs_us)
     return StreamsSolution(tuple(map(tuple, parts))), total
 
 
-def _of_part(problem: StreamsProblem, number: int, ops: tuple[int, ...]) -> list[Unit]:
+def _of_part(problem: StreamsProblem, number: int, ops: tuple[int, ...]) -> list[OpUnit]:
     piece = build(problem, ops) if len(ops) <= SMALL_OPS else None
     if piece is not None and piece.entries <= WORTH_CUTTING:
         return [_unit(problem, number, ops, piece)]
@@ -92,17 +92,19 @@ def cuts(problem: StreamsProblem, ops: tuple[int, ...]) -> list[int]:
         fed_at.setdefault(max(producers, default=-1) + 1, []).append(op)
     last: set[int] = set()  # before k, feeding nothing before k
     ready = set(fed_at.get(0, ()))  # from k on, fed by nothing from k on
-    found = []
+    cuts = []
     for k in range(1, len(ops)):
         last = (last - preds[k - 1]) | {k - 1}
         ready = (ready - {k - 1}) | set(fed_at.get(k, ()))
         if len(last) * len(ready) <= MAX_PAIRS and all(last <= preds[op] for op in ready):
-            found.append(k)
-    return found
+            cuts.append(k)
+    return cuts
 
 
-def _unit(problem: StreamsProblem, number: int, ops: tuple[int, ...], piece: Piece | None) -> Unit:
+def _unit(
+    problem: StreamsProblem, number: int, ops: tuple[int, ...], piece: SweepPiece | None
+) -> OpUnit:
     first = one_by_one(ops)
     costs = tuple(stage_us(problem, stage) for stage in first)
-    unit = Unit(number, ops, piece, first, costs, part_bound(problem, ops))
+    unit = OpUnit(number, ops, piece, first, costs, part_bound(problem, ops))
     return unit.better(problem, by_level(problem, ops))

@@ -7,8 +7,8 @@ comes out of it, but no answer gets worse, and every window is exact.
 
 from collections.abc import Callable
 
-from partita.problems.streams import Stage, StreamsProblem, stage_us
-from partita.search.streams.piece import Piece, build
+from partita.problems.streams import StreamsProblem, StreamStage, stage_us
+from partita.search.streams.piece import SweepPiece, build
 from partita.search.streams.sweep import rules, solve
 
 WINDOW_OPS = 28
@@ -17,8 +17,8 @@ PASSES = 8
 
 
 def shorter(
-    problem: StreamsProblem, stages: tuple[Stage, ...], stopped: Callable[[], bool]
-) -> tuple[Stage, ...]:
+    problem: StreamsProblem, stages: tuple[StreamStage, ...], stopped: Callable[[], bool]
+) -> tuple[StreamStage, ...]:
     """A schedule of the same ops that takes no longer; what there is so far if stopped."""
     now = list(stages)
     settled: set[frozenset[int]] = set()  # ops of windows that are at their best
@@ -38,21 +38,21 @@ def shorter(
     return tuple(now)
 
 
-def chunks(problem: StreamsProblem, ops: tuple[int, ...]) -> list[Piece]:
+def chunks(problem: StreamsProblem, ops: tuple[int, ...]) -> list[SweepPiece]:
     """Ops, ids ascending, in consecutive pieces that are each swept in a few ms."""
-    found, begin = [], 0
+    pieces, begin = [], 0
     while begin < len(ops):
         size = WINDOW_OPS
         piece = build(problem, ops[begin : begin + size])
         while piece is None or piece.entries > WINDOW_ENTRIES:
             size //= 2
             piece = build(problem, ops[begin : begin + size])
-        found.append(piece)
+        pieces.append(piece)
         begin += size
-    return found
+    return pieces
 
 
-def _size(stages: list[Stage], begin: int) -> int:
+def _size(stages: list[StreamStage], begin: int) -> int:
     """How many stages from here on have few enough ops; one at least."""
     ops, size = 0, 0
     for stage in stages[begin:]:
@@ -65,10 +65,10 @@ def _size(stages: list[Stage], begin: int) -> int:
 
 def _shortest(
     problem: StreamsProblem,
-    window: list[Stage],
+    window: list[StreamStage],
     settled: set[frozenset[int]],
     stopped: Callable[[], bool],
-) -> list[Stage] | None:
+) -> list[StreamStage] | None:
     """Better stages for those of a window, if there are any; for fewer where all are too many."""
     for end in range(len(window), 0, -1):
         ops = tuple(sorted(op for stage in window[:end] for op in stage.ops))
@@ -88,10 +88,10 @@ def _shortest(
     return None
 
 
-def named(stages: tuple[Stage, ...], ops: tuple[int, ...]) -> tuple[Stage, ...]:
+def named(stages: tuple[StreamStage, ...], ops: tuple[int, ...]) -> tuple[StreamStage, ...]:
     """Stages of positions in `ops` as stages of ops."""
     return tuple(
-        Stage(
+        StreamStage(
             tuple(tuple(ops[at] for at in group) for group in stage.groups),
             tuple(ops[at] for at in stage.merge),
         )

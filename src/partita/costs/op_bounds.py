@@ -43,7 +43,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     for op in graph.ops:
         key = (graph.call(op), graph.dtype(op), *elements(graph, op))
         if key not in known:
-            known[key] = [op_floor_s(graph, op, kind) for kind in kinds]
+            known[key] = [op_lower_bound_s(graph, op, kind) for kind in kinds]
         rows.append(known[key])
     totals = [math.fsum(column) or 1e-30 for column in zip(*rows, strict=True)]
     # The speed of all devices of a kind: with these weights, equal work in proportion to speed.
@@ -55,7 +55,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     )
 
 
-def op_floor_s(graph: Graph, op: Op, kind: DeviceKind) -> float:
+def op_lower_bound_s(graph: Graph, op: Op, kind: DeviceKind) -> float:
     """Device seconds that an op takes at the very least on devices of a kind."""
     call = graph.call(op)
     compute = _compute(call, graph.dtype(op), kind)

@@ -64,27 +64,27 @@ def round_ends(
 def _by_length(table: Floats, longest: int) -> Floats:
     """Times by start and length, infinite beyond the chain's end."""
     size = len(table) - 1
-    found = np.full((size + 1, longest + 1), np.inf)
+    full = np.full((size + 1, longest + 1), np.inf)
     for length in range(1, longest + 1):
-        found[: size + 1 - length, length] = np.diagonal(table, length)
-    return found
+        full[: size + 1 - length, length] = np.diagonal(table, length)
+    return full
 
 
 def _bottlenecks(steps: Sequence[Floats], size: int) -> Floats:
     """The least bottleneck of each start and length as one stage on every group in turn."""
     longest = steps[0].shape[1] - 1
-    found = steps[0]
+    bottlenecks = steps[0]
     for step in steps[1:]:
-        count = found.shape[1]
+        count = bottlenecks.shape[1]
         reached = np.minimum(np.arange(size + 1)[:, None] + np.arange(count), size)
         wider = np.full((size + 1, min(size, count - 1 + longest) + 1), np.inf)
         for own in range(1, longest + 1):  # segments of this group's stage
-            value = np.maximum(found, step[reached, own])
+            value = np.maximum(bottlenecks, step[reached, own])
             width = min(count, wider.shape[1] - own)
             part = wider[:, own : own + width]
             np.minimum(part, value[:, :width], out=part)
-        found = wider
-    return found
+        bottlenecks = wider
+    return bottlenecks
 
 
 def _inside(tables: Sequence[Floats], a: int, b: int, limit: float) -> list[int]:
