@@ -1,7 +1,7 @@
 """How good are plans, and what does the search take? Tables for docs/benchmarks.md.
 
     python benchmarks/plan_search.py              the models and machines of the table
-    python benchmarks/plan_search.py --mixed      heterogeneous devices, against plans that treat all alike
+    python benchmarks/plan_search.py --mixed      heterogeneous devices
     python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
 
 Seconds are of this process's CPU, so that other work on the machine does not count.

@@ -26,7 +26,7 @@ def _check_count(constraints: Constraints, batch: int) -> None:
     if wanted is not None and batch % int(wanted):
         near = sorted(divisors(batch), key=lambda d: (abs(d - int(wanted)), d))[:2]
         raise InputError(
-            f"microbatches={wanted} does not divide the batch of {batch}",
+            f"micro-batches={wanted} does not divide the batch of {batch}",
             fix=f"give {' or '.join(map(str, sorted(near)))}, or another batch",
             field="pin",
         )
@@ -38,7 +38,7 @@ def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int)
         return
     if int(wanted) > num_segments:
         raise InputError(
-            f"stages={wanted}, but the model can be cut into {num_segments} parts at most",
+            f"pp={wanted}, but the model can be cut into {num_segments} parts at most",
             fix=f"give at most {num_segments}",
             field="pin",
         )
@@ -46,7 +46,7 @@ def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int)
         known = {len(groups) for groups in device_groupings(cluster, count)}
         near = sorted(known, key=lambda n: (abs(n - int(wanted)), n))[:MOST_SHOWN]
         raise InputError(
-            f"stages={wanted} cannot be made of {count} devices, each stage of as many",
+            f"pp={wanted} cannot be made of {count} devices, each stage of as many",
             fix=f"give {_either(sorted(near))}",
             field="pin",
         )
@@ -71,15 +71,14 @@ def _check_mesh(
     what = f"mesh={wanted} cannot be made of {cluster.num_devices} devices"
     if stages is not None:
         what = (
-            f"stages={stages} and mesh={wanted} contradict each other on {cluster.num_devices} "
-            "devices"
+            f"pp={stages} and mesh={wanted} contradict each other on {cluster.num_devices} devices"
         )
     raise InputError(what, fix=f"give mesh={_either(list(shapes)[:MOST_SHOWN])}", field="pin")
 
 
 def _check_order(constraints: Constraints, training: bool) -> None:
     again = constraints.pinned_to("recompute")
-    if not training and again in ("yes", "light"):
+    if not training and again in ("full", "selective"):
         raise InputError(
             f"recompute={again}, but inference has no backward that could run anything again",
             fix="leave it out, or plan for training",
@@ -90,7 +89,7 @@ def _check_order(constraints: Constraints, training: bool) -> None:
         return
     if stages == "1" and name != "1f1b":
         raise InputError(
-            f"stages=1 and schedule={name} contradict each other: one stage has nothing to order",
+            f"pp=1 and schedule={name} contradict each other: one stage has nothing to order",
             fix="give more stages, or leave the schedule out",
             field="pin",
         )
@@ -99,7 +98,7 @@ def _check_order(constraints: Constraints, training: bool) -> None:
         why = [NAMED[name].refuses(int(stages), chunks, int(count)) for chunks in CHUNKS]
         if all(why):
             raise InputError(
-                f"stages={stages}, microbatches={count} and schedule={name} contradict each "
+                f"pp={stages}, micro-batches={count} and schedule={name} contradict each "
                 f"other: {why[0]}",
                 fix="change one of the three",
                 field="pin",

@@ -1,7 +1,7 @@
 """What the user has decided or ruled out before the search: `--pin` and `--forbid`.
 
-    stages=4           microbatches=16     schedule=1f1b
-    recompute=light    mesh=16x8           sharded=states
+    pp=4                   micro-batches=16    schedule=1f1b
+    recompute=selective    mesh=16x8           zero=1
 
 A pin leaves one value of that decision, a ban all others. Two constraints that contradict each
 other are refused, both named.
@@ -11,12 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partita.errors import InputError
-from partita.plans import RECOMPUTE, SHARDING_LEVELS
+from partita.plans import CHECKPOINTING, ZERO_STAGES
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
 
-DECISIONS = ("stages", "microbatches", "schedule", "recompute", "mesh", "sharded")
-ANSWERS = {"yes": "yes", "on": "yes", "true": "yes", "no": "no", "off": "no", "false": "no"}
+DECISIONS = ("pp", "micro-batches", "schedule", "recompute", "mesh", "zero")
+EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
+EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
+EARLIER_RECOMPUTE = {
+    "no": "none", "off": "none", "false": "none", "light": "selective", "yes": "full",
+    "on": "full", "true": "full",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Constraints:
 
 
 def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Constraints:
-    """The constraints in texts such as `stages=4`."""
+    """The constraints in texts such as `pp=4`."""
     pinned: dict[str, str] = {}
     for text in pins:
         key, value = _parse(text, "pin")
@@ -73,29 +78,31 @@ def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Con
 def _parse(text: str, field: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip().lower()
+    if key in EARLIER and equals:
+        new = f"{EARLIER[key]}={EARLIER_ZERO.get(value, value)}"
+        raise InputError(f"found {text!r}", fix=f"write {new}", field=field)
     if key not in DECISIONS or not equals:
         fix = suggest(key, DECISIONS) if equals else f"write one of {', '.join(DECISIONS)}=value"
         raise InputError(f"found {text!r}", fix=fix, field=field)
-    if key in ("stages", "microbatches"):
+    if key in ("pp", "micro-batches"):
         if not value.isdecimal() or int(value) < 1:
             raise InputError(f"found {text!r}", fix="give a whole number from 1 on", field=field)
         value = str(int(value))
     elif key == "recompute":
-        value = ANSWERS.get(value, value)
-        if value not in RECOMPUTE:
-            raise InputError(f"found {text!r}", fix="give yes, light or no", field=field)
+        if value not in CHECKPOINTING:
+            known = EARLIER_RECOMPUTE.get(value)
+            fix = f"write recompute={known}" if known else suggest(value, CHECKPOINTING)
+            raise InputError(f"found {text!r}", fix=fix, field=field)
     elif key == "schedule" and value not in NAMED:
         raise InputError(f"found {text!r}", fix=suggest(value, NAMED), field=field)
-    elif key == "sharded" and value not in SHARDING_LEVELS:
-        raise InputError(f"found {text!r}", fix=suggest(value, SHARDING_LEVELS), field=field)
+    elif key == "zero" and value not in map(str, ZERO_STAGES):
+        raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):
         raise InputError(f"found {text!r}", fix="write sizes such as 16x8", field=field)
     return key, value
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value)

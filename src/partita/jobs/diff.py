@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.errors import PlanError
-from partita.jobs.explain import zero_stage
 from partita.jobs.explain_account import Account, account_of
 from partita.jobs.explain_time import Shares
 from partita.jobs.simulate import simulate
@@ -162,5 +161,4 @@ def _words(stage: Stage, split: OpSplit) -> str:
     words = " x ".join(sorted(cuts)) or "whole"
     if copies:
         words += f", replicated {'x'.join(copies)}"
-    zero = zero_stage(split.zero)
-    return f"{words}, ZeRO {zero}" if zero else words
+    return f"{words}, ZeRO {split.zero}" if split.zero else words

@@ -97,13 +97,7 @@ class Explanation:
 def describe(choice: SplitChoice) -> str:
     """A choice in words: `b x none, ZeRO 1`."""
     dims = " x ".join(dim or "none" for dim in choice.dims)
-    stage = zero_stage(choice.zero)
-    return f"{dims}, ZeRO {stage}" if stage else dims
-
-
-def zero_stage(sharded: str) -> int:
-    """The stage of ZeRO: 1 shards the states of the optimizer, 2 gradients too, 3 parameters."""
-    return ZERO_STAGES.index(sharded)
+    return f"{dims}, ZeRO {choice.zero}" if choice.zero else dims
 
 
 def explain(plan: Plan, graph: Graph, cluster: Cluster, op: str) -> Explanation:

@@ -14,6 +14,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
+from partita.degrees import axis_names, summary
 from partita.engine import run
 from partita.errors import PlanError
 from partita.graph.flops import flops
@@ -36,7 +37,6 @@ from partita.program import Memory, Program
 from partita.timeline import Timeline
 from partita.verify import check_meaning, check_timeline
 
-RECOMPUTED = {"full": "recomputed", "selective": "selectively recomputed"}  # words for stages
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
 
 
@@ -147,19 +147,8 @@ class Simulation:
 
     @property
     def arrangement(self) -> str:
-        """The mesh; of a pipeline, how many stages on which meshes, and the schedule."""
-        meshes = list(dict.fromkeys(str(stage.mesh) for stage in self.stages))
-        shown = ", ".join(meshes[:3]) + (", ..." if len(meshes) > 3 else "")
-        count = len(self.stages)
-        what = "".join(
-            f", {f'{again} ' * (again < count)}{words}"
-            for level, words in RECOMPUTED.items()
-            if (again := sum(stage.checkpointing == level for stage in self.stages))
-        )
-        if not self.is_pipelined:
-            return f"{self.stages[0].mesh}{what}"
-        stages = "1 stage" if count == 1 else f"{count} stages"
-        return f"{stages} of {shown}{what}; {self.schedule}"
+        """The plan in the field's words: `pp=4 dp=8 tp=2 zero=1, 1F1B, 16 micro-batches`."""
+        return summary(self.decided or self.stages, self.schedule, self.workload.graph)
 
     @property
     def bubble(self) -> float:
@@ -321,12 +310,21 @@ def simulate_stages(
         run(lowered.program),
         _reports(lowered) if once else _busiest_ops(lowered, stages, schedule, cluster),
         model_memory(workload.graph),
-        decided=lowered.stages,
+        decided=tuple(_named(stage, workload.graph) for stage in lowered.stages),
     )
     _check(result)
     if not quick:
         check_meaning(lowered.program, workload.graph, stages, schedule)
     return result
+
+
+def _named(stage: Stage, graph: Graph) -> Stage:
+    """A stage with the axes of its mesh called what they are: dp, tp, ..."""
+    names = axis_names(graph, stage)
+    axes = tuple(
+        replace(axis, name=name) for axis, name in zip(stage.mesh.axes, names, strict=True)
+    )
+    return replace(stage, mesh=Mesh(axes, stage.mesh.devices))
 
 
 def simulate_stage(

@@ -99,7 +99,8 @@ def stage_blocks(
 
 
 def stage_bodies(
-    part: StageGraph, stage: Stage, number: int, cluster: Cluster, run: Run, collectives: Collectives,
+    part: StageGraph, stage: Stage, number: int, cluster: Cluster, run: Run,
+    collectives: Collectives,
     *, apart: bool = False,
 ) -> StageBodies:  # fmt: skip
     """The blocks of a stage together with the programs they were read off."""

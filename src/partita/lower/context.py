@@ -31,7 +31,7 @@ class Context:
     recomputed: frozenset[str]
     original: dict[str, str]
     dims: dict[str, tuple[str, ...]]  # of every forward op
-    levels: dict[str, str]  # how each parameter is kept
+    levels: dict[str, int]  # the ZeRO stage of each parameter
     update_of: dict[str, Op]  # by gradient
     kinds: dict[int, DeviceKind]
     index: dict[int, int]  # device -> its number among those drawn
@@ -139,13 +139,13 @@ def _check_splits(stage: Stage, graph: Graph) -> None:
         check_split(graph.call(graph.op(name)), parts)
 
 
-def _levels(stage: Stage, graph: Graph) -> dict[str, str]:
+def _levels(stage: Stage, graph: Graph) -> dict[str, int]:
     """How each parameter is kept: as the first op that reads it says."""
-    sharded = {split.op: split.zero for split in stage.splits}
-    levels: dict[str, str] = {}
+    zero = {split.op: split.zero for split in stage.splits}
+    levels: dict[str, int] = {}
     for op in graph.ops:
         if op.phase == "forward":
             for name in op.inputs:
                 if graph.tensor(name).role == "parameter":
-                    levels.setdefault(name, sharded.get(op.name, "none"))
+                    levels.setdefault(name, zero.get(op.name, 0))
     return levels

@@ -103,7 +103,7 @@ def _settle_output(
 
 def _reads_sharded(w: Writer, op: Op) -> bool:
     levels = w.context.levels
-    return any(levels.get(name) == "parameters" for name in op.inputs)
+    return any(levels.get(name) == 3 for name in op.inputs)
 
 
 def _needs(w: Writer, op: Op) -> tuple[Layout, ...]:
@@ -245,7 +245,7 @@ def _obtain(w: Writer, name: str, need: Layout, user: Op, received: Received) ->
         value = w.value(name, need, source)
         w.buffers[name] = Buffer(name, need, context.held_bytes(name, need), value)
     have = w.buffers[name]
-    if context.levels.get(name) == "parameters":
+    if context.levels.get(name) == 3:
         have = gathered(w, name, user)
     if have.layout == need:
         return have

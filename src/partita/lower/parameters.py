@@ -25,7 +25,7 @@ from partita.meaning import Layout, Phase, Purpose, Work
 from partita.program import Kind
 from partita.search.overlap import Deferred, Ready
 
-SHARDED_GRADIENTS = ("gradients", "parameters")  # levels at which gradients are sharded
+SHARDED_GRADIENTS = (2, 3)  # ZeRO stages at which gradients are sharded
 
 # Sharded parameters.
 
@@ -148,13 +148,13 @@ def _reduce(w: Writer, bucket: list[Buffer], level: int, axes: Sequence[int]) ->
     now = [gradient.value for gradient in bucket]
     steps = list(axes)
     copied = [context.copied_axes(gradient_layout(context, g)) for g in bucket]
-    if level != "none":  # parts along all axes with replicas, in ascending order
+    if level != 0:  # parts along all axes with replicas, in ascending order
         steps = sorted({*axes, *(axis for own in copied for axis in own)})
     for axis in steps:
         before = now
         sends = axis in axes
         now = [
-            _summed(w, value, axis, part=level != "none" and axis in own, sends=sends)
+            _summed(w, value, axis, part=level != 0 and axis in own, sends=sends)
             for value, own in zip(before, copied, strict=True)
         ]
         if sends:
@@ -297,7 +297,7 @@ def resident_bytes(w: Writer, device: int) -> float:
     for tensor in context.graph.parameters:
         buffer = w.buffers.get(tensor.name)
         layout = buffer.layout if buffer else (REPLICATE,) * len(context.axes)
-        level = context.levels.get(tensor.name, "none")
+        level = context.levels.get(tensor.name, 0)
         shards, copies = num_shards(layout, context.ways), context.copies(layout)
         total += tensor.size_bytes / shards / (copies if level == 3 else 1)
         op = updates.get(tensor.name)

@@ -65,7 +65,7 @@ class Writer:
     fed: dict[tuple[str, Layout], Buffer] = field(default_factory=dict)
     converted: dict[tuple[int, Layout], Buffer] = field(default_factory=dict)
     gathered: dict[tuple[str, bool], Buffer] = field(default_factory=dict)
-    buckets: dict[tuple[str, Layout], list[Buffer]] = field(default_factory=dict)
+    buckets: dict[tuple[int, Layout], list[Buffer]] = field(default_factory=dict)
     reduced: list[tuple[list[Buffer], Ready]] = field(default_factory=list)
     last_sharded: Made = field(default_factory=dict)  # latest compute of an op with sharded params
     gathers: list[Deferred] = field(default_factory=list)  # asked for, in order, not yet written

@@ -505,23 +505,23 @@ class StageCheck:
             i for i, p in enumerate(parameter.layout) if p == REPLICATE and self.sized[i]
         )
         level = self._level(name)
-        wanted = () if level == "none" else copied
+        wanted = () if level == 0 else copied
         if gradient.flat != wanted or known.flat != wanted or known.layout != parameter.layout:
             self._say(
                 work, f"updates {name} in parts along {list(gradient.flat)}, not {list(wanted)}"
             )
-        if parameter.flat != (copied if level == "parameters" else ()):
+        if parameter.flat != (copied if level == 3 else ()):
             self._say(work, f"finds {name} in parts along {list(parameter.flat)}")
         fact = Fact(known.tensor, known.layout, known.flat, phase=work.phase)
         self._write(made, fact)
         self.updated[known.tensor] = fact
 
-    def _level(self, parameter: str) -> str:
+    def _level(self, parameter: str) -> int:
         """How a parameter is kept: as the first op of the stage that reads it says."""
         for op in self.model.graph.consumers(parameter):
             if op.phase == "forward" and op.name in self.splits:
                 return self.splits[op.name].zero
-        return "none"
+        return 0
 
     # All of it.
 
@@ -584,7 +584,7 @@ class StageCheck:
             return
         level = self._level(name)
         stored = self.stored.get(name)
-        if level in ("gradients", "parameters") and stored is not None:
+        if level in (2, 3) and stored is not None:
             copied = tuple(
                 i for i, p in enumerate(stored.layout) if p == REPLICATE and self.sized[i]
             )

@@ -26,7 +26,7 @@ from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
-from partita.plans import Axis, Mesh, Schedule, Stage
+from partita.plans import CHECKPOINTING, Axis, Mesh, Schedule, Stage
 from partita.problems.joint import (
     Cell,
     FlightKey,
@@ -63,8 +63,7 @@ from partita.search.sharding import SEARCHES
 K = TypeVar("K")
 V = TypeVar("V")
 Allow = Callable[[str, object], bool]
-REPLICATED = ("none",)  # parameters are not sharded in any way
-RECOMPUTE = {"none": "no", "selective": "light", "full": "yes"}  # checkpointing, as plans say it
+REPLICATED = (0,)  # parameters are not sharded in any way
 
 
 class Made(Mapping[K, V], Generic[K, V]):
@@ -118,7 +117,7 @@ class JointModel:
     cluster: Cluster
     collectives: Collectives
     allow: Allow = field(default=lambda decision, value: True)
-    levels: tuple[str, ...] = LEVELS
+    levels: tuple[int, ...] = LEVELS
     max_memory: float = math.inf
     interrupted: Callable[[], bool] = field(default=lambda: False)
     constraints: str = ""
@@ -165,7 +164,7 @@ class JointModel:
             if all(meshes[pattern, count] for pattern in grouping.patterns)
         )
         allowed = tuple(
-            each for each, word in RECOMPUTE.items() if self.allow("recompute", word)
+            each for each in CHECKPOINTING if self.allow("recompute", each)
         )  # fmt: skip
         return JointProblem(
             batch=self.batch,

@@ -55,7 +55,7 @@ class StageBound:
                 if share is None:
                     share = known[key] = self._share(num_microbatches, key[0], split, axes, kinds)
                 seconds += times * share[0] + share[1]
-                kept = not (stage.checkpointing == "full") and split.op not in again
+                kept = stage.checkpointing != "full" and split.op not in again
                 size += share[2] + (share[3] if kept else 0.0)
             busy[devices] = busy.get(devices, 0.0) + seconds
             held[devices] = held.get(devices, 0.0) + size

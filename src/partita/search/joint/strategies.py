@@ -82,7 +82,7 @@ class MeshStrategies:
     collectives: Collectives
     distinct: "DistinctOps"
     multipliers: Sequence[float] = MULTIPLIERS
-    levels: tuple[str, ...] = LEVELS
+    levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
 
