@@ -143,8 +143,14 @@ def show(table: Table, seconds: float, seed: int) -> None:
     """The table as text."""
     print(
         f"plans {table.plans}: refused wrongly {table.refused}, numbers wrong {table.wrong}, "
-        f"crashes {table.crashed}"
+        f"crashes {table.crashed} ({table.impossible} more were no plans, and told why)"
     )
+    if table.mutants:
+        _show_mutants(table)
+    print(f"{seconds:.0f} s of CPU, seed {seed}, {platform.processor() or platform.machine()}")
+
+
+def _show_mutants(table: Table) -> None:
     print(f"{'mutants':10} {'tried':>7} {'changed':>8} {'refused':>8} {'runtime only':>13}")
     for kind in sorted(table.mutants):
         changed, caught = table.changed[kind], table.caught[kind]
@@ -154,7 +160,6 @@ def show(table: Table, seconds: float, seed: int) -> None:
         f"{'all':10} {table.mutants.total():7} {changed:8} {caught:8} {changed - caught:13}   "
         f"{caught / max(changed, 1):.2%} refused by the verifier"
     )
-    print(f"{seconds:.0f} s of CPU, seed {seed}, {platform.processor() or platform.machine()}")
 
 
 def main() -> None:

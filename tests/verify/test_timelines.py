@@ -218,6 +218,29 @@ def test_a_timeline_of_another_program():
     assert verify_timeline(good_program(), timeline) == ("the timeline has 1 tasks, the program 8",)
 
 
+def backwards(*blocks):
+    """Backwards of one block, one after the other: (kind, micro-batch)."""
+    b = ProgramBuilder()
+    lane = b.lane("a")
+    for kind, microbatch in blocks:
+        b.add("x", lane, 1.0, kind=kind, microbatch=microbatch)
+    program = b.build()
+    moments = np.arange(len(blocks) + 1.0)
+    return verify_timeline(program, Timeline(program, moments[:-1], moments[1:]))
+
+
+def test_the_backward_of_one_microbatch_may_be_taken_apart_and_that_of_another_not():
+    whole, data, weights = Kind.BACKWARD, Kind.DGRAD, Kind.WGRAD
+    assert backwards((whole, 0), (data, 1), (weights, 1)) == ()
+    assert backwards((whole, 0), (data, 1), (weights, 1), (weights, 0)) == (
+        "W0@x runs 2 times, and once is needed",
+    )
+    assert backwards((whole, 0), (data, 1)) == ()  # as of a stage without weights
+    assert backwards((data, 0), (weights, 0), (data, 1)) == (
+        "W1@x does not run, and once is needed",
+    )
+
+
 def test_violations_are_counted_where_they_are_many():
     b = ProgramBuilder()
     a = b.lane("a")

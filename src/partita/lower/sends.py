@@ -1,7 +1,7 @@
 """What passes between the stages of a plan: activations, their gradients, shared parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from partita.costs.layouts import Layout, num_shards
@@ -80,7 +80,13 @@ def sends_of(
                 crossing = Crossing(source, gradient, target, need)
                 _add(sends.backward, (j, i), graph, stages, crossing, name, memo)
     _tie(sends, graph, stages, where, blocks, memo)
-    return sends
+    # A pair may share several parameters, and each has a chain of holders of its own: sums go
+    # forwards from stage to stage and whole ones backwards, so that no chain is out of order.
+    return replace(
+        sends,
+        added={pair: sends.added[pair] for pair in sorted(sends.added)},
+        returned={pair: sends.returned[pair] for pair in sorted(sends.returned, reverse=True)},
+    )
 
 
 def _gradient_names(

@@ -85,7 +85,7 @@ def _smooth_example(plan, seed):
 def _dispatch(ties, module, call, x, gates):
     """The rule for dispatch; notes where the last token taken is no better than the next."""
     flat, room = gates.flatten(0, -2), call.outputs[0][1]
-    if room < len(flat):
+    if 0 < room < len(flat):
         best = flat.detach().topk(room + 1, dim=0).values
         last, following = best[room - 1], best[room]
         if bool(((last > 0) & (last - following < TOLERANCE)).any()):

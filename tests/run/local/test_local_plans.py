@@ -214,6 +214,20 @@ def test_constants_behind_other_ops_follow_the_batch():
     assert {graph.tensor(name).shape for name in ("constant", "tanh", "add")} == {(2, 8)}
 
 
+def test_parameters_that_three_stages_share_in_unlike_chains_are_added_up():
+    """The second layer's chain of holders joins that of the first behind its beginning."""
+    graph = training("lstm")
+    parts = [["zeros"], ["lstm.0.step0"], ["lstm.1.step0"], ["lstm.0.step1", "lstm.1.step1"],
+             ["lstm.0.step2", "lstm.1.step2", "loss"]]  # fmt: skip
+    stages = tuple(
+        Stage(f"s{i}", Mesh((), (i,)), tuple(OpSplit(op, ()) for op in own))
+        for i, own in enumerate(parts)
+    )
+    found = trial(RandomPlan(graph, resolve("8xA100"), stages, Schedule("1f1b", 2)))
+    assert found.refused() == ()
+    assert found.error() < TOLERANCE
+
+
 def test_a_stage_that_only_reads_what_another_trains_is_refused():
     g = GraphBuilder("reader")
     weight = g.parameter("w", (8, 8))
