@@ -134,7 +134,7 @@ def test_compare_reads_as_a_table_with_the_best_first(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--pin", "pp=2", "--pin", "pp=1"), "pp=2 and stages=1 contradict"),
+        (("--pin", "pp=2", "--pin", "pp=1"), "pp=2 and pp=1 contradict"),
         (("--max-memory", "lots"), "write a size such as 40GB"),
         (("--forbid", "colour=red"), "colour=red"),
         (("--gap", "7"), "gap"),
@@ -165,4 +165,4 @@ def test_the_problem_of_a_plan_is_saved_and_solved_by_itself(run, run_json, tmp_
 
 def test_the_answer_names_the_space_that_its_bound_is_for(run, run_json):
     assert "space: 2 stages" in run("plan", *SMALL, "--pin", "pp=2", "--quiet").stdout
-    assert "with stages=2" in run_json("plan", *SMALL, "--pin", "pp=2", "--quiet")["space"]
+    assert "with pp=2" in run_json("plan", *SMALL, "--pin", "pp=2", "--quiet")["space"]

@@ -28,7 +28,7 @@ def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
         (["pp=1", "schedule=gpipe"], "pp=1 and schedule=gpipe contradict each other"),
         (
             ["pp=4", "micro-batches=2", "schedule=interleaved"],
-            "pp=4, microbatches=2 and schedule=interleaved contradict each other",
+            "pp=4, micro-batches=2 and schedule=interleaved contradict each other",
         ),
     ],
 )

@@ -154,14 +154,14 @@ def test_light_recompute_makes_room_for_less_than_recomputing_all():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pin": ["pp=2", "pp=4"]}, "pp=2 and stages=4 contradict each other"),
+        ({"pin": ["pp=2", "pp=4"]}, "pp=2 and pp=4 contradict each other"),
         (
             {"pin": ["schedule=1f1b"], "forbid": ["schedule=1f1b"]},
             "--pin schedule=1f1b and --forbid schedule=1f1b contradict",
         ),
         ({"pin": ["stage=2"]}, "did you mean .*stages"),
-        ({"pin": ["stages"]}, "write one of stages"),
-        ({"pin": ["stages=two"]}, "a whole number from 1 on"),
+        ({"pin": ["pp"]}, "write one of pp"),
+        ({"pin": ["pp=two"]}, "a whole number from 1 on"),
         ({"pin": ["recompute=maybe"]}, "give yes, light or no"),
         ({"forbid": ["schedule=2f2b"]}, "schedule=2f2b"),
         ({"pin": ["mesh=axb"]}, "write sizes such as 16x8"),
@@ -178,7 +178,7 @@ def test_a_constraint_that_nothing_fulfils_is_named():
     pins = ["pp=2", "micro-batches=2"]
     planned = plan("alexnet", "2xA100", batch=4, pin=pins, max_memory=5e8, stop=QUICK)
     assert planned.status is Status.INFEASIBLE
-    assert "pp=2, microbatches=2" in planned.why
+    assert "pp=2, micro-batches=2" in planned.why
 
 
 def test_a_batch_of_one_on_many_devices_is_planned():

@@ -89,12 +89,12 @@ class Everything:
 
     def _features(self, stages, m, name):
         return (
-            ("stages", len({stage.mesh.devices for stage in stages})),
-            ("microbatches", m),
+            ("pp", len({stage.mesh.devices for stage in stages})),
+            ("micro-batches", m),
             ("schedule", name),
             *(("recompute", stage.checkpointing) for stage in stages),
             *(("mesh", tuple(axis.size for axis in stage.mesh.axes)) for stage in stages),
-            *(("sharded", split.zero) for stage in stages for split in stage.splits),
+            *(("zero", split.zero) for stage in stages for split in stage.splits),
         )
 
     def _stages(self, groups, m, name, chunks):
@@ -159,9 +159,9 @@ CASES = ((layers, "2xA100"), (layers, "4xV100"), (towers, "2xA100"), (layers, "1
 def pins(draw):
     """Some decisions made beforehand; many of them contradict each other, which is refused."""
     some = {
-        "stages": ["1", "2"], "microbatches": ["1", "2", "4"],
+        "pp": ["1", "2"], "micro-batches": ["1", "2", "4"],
         "schedule": ["1f1b", "zb-h1", "interleaved", "zb-v"],
-        "recompute": ["no", "yes", "light"], "sharded": [0, 1, 3],
+        "recompute": ["none", "full", "selective"], "zero": [0, 1, 3],
         "mesh": ["1", "2", "2x2"],
     }  # fmt: skip
     keys = draw(st.lists(st.sampled_from(sorted(some)), max_size=2, unique=True))
@@ -195,7 +195,7 @@ def test_the_answer_says_which_space_its_bound_is_for():
     planned = plan(layers(), "2xA100", pin=["pp=2"], stop=Stop(gap=0.0))
     assert "2 stages" in planned.space
     assert "1, 2 or 4 micro-batches" in planned.space
-    assert planned.space.endswith("with stages=2")
+    assert planned.space.endswith("with pp=2")
     assert planned.space in planned.plan.origin.why
 
 
