@@ -77,7 +77,7 @@ def test_messages_are_arrows_from_send_to_receive(overlapped):
 
 
 @pytest.fixture(scope="module")
-def found():
+def outcome():
     """A plan of two stages and two micro-batches."""
     return simulate(line("squeezenet1_1@64", "2xA100", 2, batch=4)).timeline
 

@@ -44,7 +44,7 @@ class Right:
         return verify_meaning(program, self.graph, self.stages, self.schedule)
 
 
-def one_stage(level="none", *, again=(), recompute=False):
+def one_stage(level=0, *, again=(), recompute=False):
     """The block on 2 x 2 devices: its layers split along one axis, the batch along the other."""
     mesh = Mesh((Axis("t", 2), Axis("d", 2)), (0, 1, 2, 3))
     splits = tuple(OpSplit(op, (dim, "b"), level) for op, dim in SPLITS.items())
@@ -60,7 +60,7 @@ def one_image():
     return Right(image(), (stage,), Schedule())
 
 
-def two_stages(schedule="1f1b", graph=None, cut=2, level="none"):
+def two_stages(schedule="1f1b", graph=None, cut=2, level=0):
     """The block in two stages of two devices, two micro-batches."""
     graph = graph or block()
     ops = [op.name for op in graph.ops if op.phase == "forward"]

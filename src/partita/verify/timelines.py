@@ -242,13 +242,12 @@ def _check_microbatches(program: Program, findings: _Findings) -> None:
     count = np.bincount(key, minlength=len(Kind) * len(of_block)).reshape(len(Kind), -1)
     occurs = np.zeros((len(Kind), len(program.blocks)), np.bool_)
     occurs[kinds % len(Kind), kinds // len(Kind)] = True
-    wrong = occurs[:, of_block // width] & (count != 1)
-    # A backward runs whole in some micro-batches, in its two halves in others, never both.
-    whole, data, weight = count[Kind.BACKWARD], count[Kind.DGRAD], count[Kind.WGRAD]
-    wrong[Kind.BACKWARD] &= ~((whole == 0) & (data == 1) & (weight == 1))
-    for half in (Kind.DGRAD, Kind.WGRAD):
-        wrong[half] &= ~((whole == 1) & (data == 0) & (weight == 0))
-    bad = np.flatnonzero(wrong)
+    for half in (Kind.DGRAD, Kind.WGRAD):  # a whole backward is both halves at once
+        mixed = occurs[Kind.BACKWARD] & occurs[half]
+        count[half] += np.where(mixed[of_block // width], count[Kind.BACKWARD], 0)
+    apart = occurs[Kind.DGRAD] | occurs[Kind.WGRAD]
+    occurs[Kind.BACKWARD] &= ~apart
+    bad = np.flatnonzero(occurs[:, of_block // width] & (count != 1))
 
     def say(cell: int) -> str:
         kind, column = divmod(cell, len(of_block))
