@@ -280,9 +280,13 @@ def test_a_plan_is_emitted_with_what_it_runs_again(level):
     ops = [split.op for split in plan.stages[0].splits]
     if level == "yes":
         starts = tuple(op for op in ops[1:] if op.endswith(("ln_1", "ln_2")))
-        plan = recomputed(plan, recompute=True, checkpoints=starts)
+        plan = recomputed(plan, checkpointing="full", segments=starts)
     else:
-        plan = recomputed(plan, again=tuple(op for op in ops if op.endswith("gelu")))
+        plan = recomputed(
+            plan,
+            checkpointing="selective",
+            recomputed=tuple(op for op in ops if op.endswith("gelu")),
+        )
     emitted = emit_plan(plan)
     first, second = emitted.source.split("class Stage1(")
     assert "in the backward" in first.split("class Stage0(")[1]
@@ -303,7 +307,7 @@ def test_a_plan_is_emitted_with_what_it_runs_again(level):
 
 
 def test_inference_runs_nothing_again():
-    plan = recomputed(plan_in_parts("gpt2@16", 2, batch=1, training=False), recompute=True)
+    plan = recomputed(plan_in_parts("gpt2@16", 2, batch=1, training=False), checkpointing="full")
     assert "checkpoint" not in emit_plan(plan).source
 
 

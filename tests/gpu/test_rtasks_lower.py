@@ -130,7 +130,7 @@ def test_equal_weights_are_kept_once():
 def test_concatenations_parts_and_groups_are_places_in_the_arena():
     lowered = lowered_example("wide")
     places = lowered.arena.places
-    drafts = {draft.name: draft for piece in lowered.pieces for draft in piece.items}
+    drafts = {draft.name: draft for piece in lowered.pieces for draft in piece.drafts}
     conv, cat = drafts["conv2d"], drafts["cat"]
     assert conv.kind == cat.kind == "cat"
     begins = [places[name].at - places["cat"].at for name in cat.reads]

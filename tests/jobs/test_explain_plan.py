@@ -64,7 +64,7 @@ def told(request):
 
 
 @pytest.fixture(scope="module")
-def sharded():
+def zero():
     return shard("alexnet", "4xV100", batch=64).plan
 
 

@@ -129,7 +129,7 @@ def test_a_pinned_recompute_is_in_every_stage():
 
 def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
     planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=selective", "pp=2"], stop=QUICK)
-    assert {stage.checkpointing for stage in planned.plan.stages} == {"light"}
+    assert {stage.checkpointing for stage in planned.plan.stages} == {"selective"}
     kinds = {op.name: op.kind for op in planned.best.simulation.workload.graph.ops}
     again = [op for stage in planned.plan.stages for op in stage.recomputed]
     assert {kinds[op] for op in again} == {"layer_norm", "elementwise"}
@@ -140,7 +140,7 @@ def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
 
 def test_where_nothing_is_cheap_enough_a_pinned_light_recompute_keeps_all():
     planned = plan("rnnlm", "2xA100", batch=8, pin=["recompute=selective", "pp=1"], stop=QUICK)
-    assert {stage.checkpointing for stage in planned.plan.stages} <= {"no", "light"}
+    assert {stage.checkpointing for stage in planned.plan.stages} <= {"none", "selective"}
 
 
 def test_light_recompute_makes_room_for_less_than_recomputing_all():
@@ -159,10 +159,10 @@ def test_light_recompute_makes_room_for_less_than_recomputing_all():
             {"pin": ["schedule=1f1b"], "forbid": ["schedule=1f1b"]},
             "--pin schedule=1f1b and --forbid schedule=1f1b contradict",
         ),
-        ({"pin": ["stage=2"]}, "did you mean .*stages"),
+        ({"pin": ["stages=2"]}, "write pp=2"),
         ({"pin": ["pp"]}, "write one of pp"),
         ({"pin": ["pp=two"]}, "a whole number from 1 on"),
-        ({"pin": ["recompute=maybe"]}, "give yes, light or no"),
+        ({"pin": ["recompute=maybe"]}, "known are full, none, selective"),
         ({"forbid": ["schedule=2f2b"]}, "schedule=2f2b"),
         ({"pin": ["mesh=axb"]}, "write sizes such as 16x8"),
         ({"objective": "beauty"}, "use one of throughput, latency"),

@@ -6,7 +6,7 @@ from partita.cluster import resolve
 from partita.costs.sharding import dims_of
 from partita.graph.rebatch import batch_of, rebatch
 from partita.lower.orders import refusal
-from partita.plans import SHARDING_LEVELS, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
+from partita.plans import ZERO_STAGES, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 
 CLUSTERS = ("8xA100", "4xV100+4xP100", "2x4xA100")
 SHAPES = ((), (2,), (2,), (2, 2), (4,), (3,), (2, 2, 2), (1, 2), (2, 4))
@@ -78,7 +78,7 @@ def _stage(random, micro, number, mesh, ops, training):
     # Most plans agree on a dim where they can; some give every op its own.
     likes = [random.choice(["b", "n", "c", "k", "s", "h", ""]) for _ in mesh.axes]
     wild = random.random() < 0.4
-    level = random.choice(SHARDING_LEVELS)
+    level = random.choice(ZERO_STAGES)
     splits = []
     for name in ops:
         legal = dims_of(micro.call(micro.op(name)), mesh.axes)
@@ -86,7 +86,7 @@ def _stage(random, micro, number, mesh, ops, training):
         dims = max(liked, key=lambda d: sum(map(bool, d)), default=None)
         if wild or dims is None:
             dims = random.choice(legal)
-        splits.append(OpSplit(name, dims, random.choice(SHARDING_LEVELS) if wild else level))
+        splits.append(OpSplit(name, dims, random.choice(ZERO_STAGES) if wild else level))
     kind = random.choice(["no", "no", "all", "some", "each"]) if training else "no"
     recompute, checkpoints, again = kind == "all", (), ()
     if kind == "all":

@@ -97,12 +97,12 @@ def problems(draw):
     return problem(*ops, s=draw(st.none() | st.integers(1, 3)), alpha=draw(st.floats(0, 0.1)))
 
 
-@given(found=problems())
-def test_no_schedule_without_barriers_is_below_its_bound(outcome):
-    answer = BarrierFree(tries=5)(outcome)
-    assert answer.objective >= free_bound(outcome) * (1 - 1e-9)
-    alone = StreamsSolution(streams=(tuple(range(len(outcome.ops))),))
-    assert answer.objective <= evaluate(outcome, alone) * (1 + 1e-9)
+@given(case=problems())
+def test_no_schedule_without_barriers_is_below_its_bound(case):
+    answer = BarrierFree(tries=5)(case)
+    assert answer.objective >= free_bound(case) * (1 - 1e-9)
+    alone = StreamsSolution(streams=(tuple(range(len(case.ops))),))
+    assert answer.objective <= evaluate(case, alone) * (1 + 1e-9)
 
 
 def test_a_wide_graph_is_spread_over_streams():

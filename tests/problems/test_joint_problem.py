@@ -40,7 +40,7 @@ def test_a_space_says_which_plans_it_has():
     assert "meshes of one axis" in text
     assert "interleaved with 2 virtual stages" in text
     asked = replace(chain(1.0, 2.0), constraints="pp=2")
-    assert asked.space().endswith("with stages=2")
+    assert asked.space().endswith("with pp=2")
 
 
 def solution(*stages, cell=(0, 4), schedule=0):

@@ -123,8 +123,14 @@ def check(case, seed):
         own = piece(case.graph, stage, number, where)
         apart = rng.random() < 0.5
         blocks = stage_blocks(own, stage, case.cluster, run, case.collectives, apart=apart)
-        counted = case.counted(chosen, 2 if stage.recompute else 1)[ends[number] : ends[number + 1]]
-        assert counted.sum() <= blocks.busy_s * (1 + ROUNDING), (number, stage.recompute, apart)
+        counted = case.counted(chosen, 2 if (stage.checkpointing == "full") else 1)[
+            ends[number] : ends[number + 1]
+        ]
+        assert counted.sum() <= blocks.busy_s * (1 + ROUNDING), (
+            number,
+            (stage.checkpointing == "full"),
+            apart,
+        )
         check.append(float(counted.sum()) / max(blocks.busy_s, 1e-30))
     return check
 

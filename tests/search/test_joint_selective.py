@@ -113,7 +113,7 @@ def joint_of(model, spec, batch, allow=lambda *_: True, **options):
 )
 def test_a_stage_holds_what_its_candidate_says(model, spec, batch):
     def allow(what, value):
-        return what != "recompute" or value == "light"
+        return what != "recompute" or value == "selective"
 
     joint, cell = joint_of(model, spec, batch, allow)
     solution = Candidates(joint.problem).best(cell, 0).solution
