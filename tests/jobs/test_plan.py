@@ -135,7 +135,7 @@ def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
     assert {kinds[op] for op in again} == {"layer_norm", "elementwise"}
     assert check_plan(planned.plan) == ()
     assert plan_from_json(json.loads(planned.plan.to_json())) == planned.plan
-    assert "selectively recomputed" in planned.best.simulation.arrangement
+    assert "selective recompute" in planned.best.simulation.arrangement
 
 
 def test_where_nothing_is_cheap_enough_a_pinned_light_recompute_keeps_all():
