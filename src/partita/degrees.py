@@ -12,8 +12,10 @@ where all ops that know what their dims stand for agree:
     features, and experts                       tp_ep
     height or width of images                   spatial
 
-Ops that only move or combine elements (reshape, add, ...) have dims by position and do not vote. An
-axis along which ops split other mixtures keeps a neutral name, and the summary says what it splits.
+Ops that only move or combine elements (reshape, add, ...) have dims by position and do not vote. A
+few ops that split something else (a table of positions in a model that is split by its batch) do not
+take the name away: nearly all is enough. An axis along which ops split other mixtures keeps a
+neutral name, and the summary says what it splits.
 
 This module lies left of the records of plans, so that they can print themselves with it; it reads
 stages through the few fields in the protocols below.
@@ -28,6 +30,7 @@ from typing import Protocol
 from partita.graph.record import Call, Graph
 
 NEUTRAL = ("x", "y", "z")
+FEW = 0.05  # of the ops that vote: so many may split something else than the name says
 # How schedules are written; any other is written as it is.
 TITLES = {
     "gpipe": "GPipe",
@@ -179,7 +182,11 @@ def axis_use(graph: Graph, dims: Iterable[tuple[str, str]]) -> AxisUse:
             if op.kind in PRODUCTS:
                 in_products.add(what)
     ranked = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    return AxisUse(_word(set(counts), in_products), ranked)
+    few = FEW * sum(counts.values())
+    word = _word(set(counts), in_products)
+    if not word:
+        word = _word({what for what, count in ranked if count > few}, in_products)
+    return AxisUse(word, ranked)
 
 
 def _word(uses: set[str], in_products: set[str]) -> str:

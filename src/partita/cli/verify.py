@@ -12,8 +12,12 @@ from partita.timeline import Timeline
 from partita.verify import verify_program, verify_timeline
 
 CHECKED = (
-    "every block runs once per microbatch, waits are kept, a lane does one thing at a time, "
+    "every block runs once per micro-batch, waits are kept, a lane does one thing at a time, "
     "memory stays within capacity, every send has its receive, nothing deadlocks"
+)
+MEANT = (
+    "every tensor lies as its reader needs it, partial sums are reduced, gradients are complete "
+    "when they are used, also inside the blocks of pipelines"
 )
 
 Findings = tuple[str, tuple[str, ...]]  # what was checked, and what is wrong with it
@@ -25,9 +29,10 @@ Findings = tuple[str, tuple[str, ...]]  # what was checked, and what is wrong wi
 def command(file: str, out: Output) -> int:
     """Check FILE, a saved plan, program or timeline, independently of what made it.
 
-    A plan is checked against its model and machine, then lowered to its program. A program is
-    checked for deadlocks and unmatched messages, then run in its own order. That run, as any
-    timeline, must keep every rule. Exit code 1 if anything is wrong.
+    A plan is checked against its model and machine, then lowered to its program, in which the layout
+    of every tensor is followed, inside the blocks of pipelines too. A program is checked for
+    deadlocks and unmatched messages, then run in its own order. That run, as any timeline, must
+    keep every rule. Exit code 1 if anything is wrong.
     """
     data = files.read_bytes(file)
     kind = files.format_kind(files.decode_json(data, file), file)
@@ -39,7 +44,7 @@ def command(file: str, out: Output) -> int:
             file=file,
         )
     what, violations = CHECKS[kind](data, file)
-    out.show(_as_text(what, violations))
+    out.show(_as_text(what, violations, kind))
     out.result(
         {
             "format": "partita/verification@1",
@@ -82,7 +87,7 @@ CHECKS: dict[str, Callable[[bytes, str], Findings]] = {
 }
 
 
-def _as_text(what: str, violations: tuple[str, ...]) -> str:
+def _as_text(what: str, violations: tuple[str, ...], kind: str) -> str:
     if not violations:
-        return f"verified: {what}\n{CHECKED}"
+        return "\n".join([f"verified: {what}", CHECKED, *([MEANT] if kind == "plan" else [])])
     return "\n".join([f"not verified: {what}", *(f"  {line}" for line in violations)])
