@@ -13,9 +13,9 @@ where all ops that know what their dims stand for agree:
     height or width of images                   spatial
 
 Ops that only move or combine elements (reshape, add, ...) have dims by position and do not vote. A
-few ops that split something else (a table of positions in a model that is split by its batch) do not
-take the name away: nearly all is enough. An axis along which ops split other mixtures keeps a
-neutral name, and the summary says what it splits.
+few ops that split something else (a table of positions where all else splits its batch) do not take
+the name away: nearly all is enough. An axis along which ops split other mixtures keeps a neutral
+name, and the summary says what it splits.
 
 This module lies left of the records of plans, so that they can print themselves with it; it reads
 stages through the few fields in the protocols below.

@@ -29,8 +29,8 @@ Findings = tuple[str, tuple[str, ...]]  # what was checked, and what is wrong wi
 def command(file: str, out: Output) -> int:
     """Check FILE, a saved plan, program or timeline, independently of what made it.
 
-    A plan is checked against its model and machine, then lowered to its program, in which the layout
-    of every tensor is followed, inside the blocks of pipelines too. A program is checked for
+    A plan is checked against its model and machine, then lowered to its program, in which the
+    layout of every tensor is followed, inside the blocks of pipelines too. A program is checked for
     deadlocks and unmatched messages, then run in its own order. That run, as any timeline, must
     keep every rule. Exit code 1 if anything is wrong.
     """
