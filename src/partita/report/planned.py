@@ -43,7 +43,7 @@ def stages_text(simulation: Simulation) -> str:
 def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
     """The first stages, each with its devices, ops and splits, as `STAGE_HEADER` says."""
     rows: list[tuple[str, ...]] = []
-    for stage in simulation.stages[:most]:
+    for stage in (simulation.decided or simulation.stages)[:most]:
         devices = stage.mesh.devices
         names = [simulation.cluster.devices[d].name for d in (devices[0], devices[-1])]
         rows.append(
@@ -163,6 +163,6 @@ def _plan_json(candidate: Candidate) -> dict[str, Any]:
                 "recompute": (stage.checkpointing == "full"),
                 "again": len(stage.recomputed),
             }
-            for stage in simulation.stages
+            for stage in (simulation.decided or simulation.stages)
         ],
     }

@@ -154,7 +154,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
                 "recompute": (stage.checkpointing == "full"),
                 "again": len(stage.recomputed),
             }
-            for stage in simulation.stages
+            for stage in (simulation.decided or simulation.stages)
         ],
         "schedule": simulation.schedule.name,
         "num_microbatches": simulation.schedule.num_microbatches,
