@@ -27,7 +27,7 @@ from partita.problems.placement import (
 )
 from partita.search.base import Improvement, Stop
 from partita.search.placement import SEARCHES
-from partita.search.placement.fastsim import Simulator
+from partita.search.placement.fastsim import PlacementSimulator
 
 TESTS = Path(__file__).parent.parent / "tests" / "data" / "placement"
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.05)  # of the devices of the large problem
@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="only the generated large problem")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    Simulator(read(TESTS / "alexnet-malvik.json")).evaluate([1] * 15)  # compiled before the clock
+    PlacementSimulator(read(TESTS / "alexnet-malvik.json")).evaluate(
+        [1] * 15
+    )  # compiled before the clock
     for row in rows(args.folder, args.methods.split(","), args.seconds, args.seeds, args.large):
         print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items()))
 

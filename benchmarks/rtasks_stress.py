@@ -102,7 +102,7 @@ def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
     """The fused region of a small model; a "length" is which of some inputs it gets."""
     from partita.cluster import resolve
     from partita.gpu.flow.fold import fold
-    from partita.gpu.rtasks.execute import Pipeline
+    from partita.gpu.rtasks.execute import RegionPipeline
     from partita.gpu.rtasks.lower import captured, lower_flow
     from partita.gpu.rtasks.planned import plan_regions
     from partita.gpu.rtasks.region import Region
@@ -123,7 +123,7 @@ def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
                        delay=delay_ns // 5)  # counted in reads of memory
             for plan in plans
         ]  # fmt: skip
-        pipeline = Pipeline(lowered, launches)
+        pipeline = RegionPipeline(lowered, launches)
         return lambda n: pipeline(inputs[n])
 
     def wanted(n: int) -> tuple[T, ...]:

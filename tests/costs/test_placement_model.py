@@ -12,7 +12,7 @@ from partita.costs.placement import placement_model, segments
 from partita.costs.roofline import op_cost
 from partita.graph import GraphBuilder, training_graph
 from partita.jobs.place_program import lower_placement, simulate_placement
-from partita.problems.placement import Constraints
+from partita.problems.placement import RecordConstraints
 from partita.zoo import build
 
 FAST = DeviceKind("fast", "cpu", (("f32", 1e12),), 2**30, 1e11)
@@ -130,21 +130,23 @@ class TestBound:
         batches = data.draw(st.integers(1, 3))
         in_flight = data.draw(st.integers(1, batches))
         timeline, _ = simulate_placement(model, placement, batches, in_flight)
-        assert model.bound_s(Constraints(), batches, in_flight) <= timeline.makespan * (1 + 1e-9)
-        pinned = Constraints(pinned=tuple(enumerate(placement)))
+        assert model.bound_s(RecordConstraints(), batches, in_flight) <= timeline.makespan * (
+            1 + 1e-9
+        )
+        pinned = RecordConstraints(pinned=tuple(enumerate(placement)))
         assert model.bound_s(pinned, batches, in_flight) <= timeline.makespan * (1 + 1e-9)
 
     def test_pins_to_the_slow_device_raise_it(self):
         model = placement_model(training_graph(branches()), two_devices())
-        slow = Constraints(pinned=tuple((layer, 1) for layer in range(len(model.layers))))
+        slow = RecordConstraints(pinned=tuple((layer, 1) for layer in range(len(model.layers))))
         alone = simulate_placement(model, [1] * len(model.layers))[0].makespan
         assert model.bound_s(slow) == pytest.approx(alone, rel=0.4)
-        assert model.bound_s(slow) > 3 * model.bound_s(Constraints())
+        assert model.bound_s(slow) > 3 * model.bound_s(RecordConstraints())
 
     def test_one_device_alone_is_its_work(self):
         model = placement_model(training_graph(branches()), resolve("1xV100"))
         alone = simulate_placement(model, [0] * len(model.layers))[0].makespan
-        assert model.bound_s(Constraints()) == pytest.approx(alone, rel=1e-6)
+        assert model.bound_s(RecordConstraints()) == pytest.approx(alone, rel=1e-6)
 
 
 class TestPrograms:

@@ -9,7 +9,7 @@ from torch.nn import functional as nnf
 
 from partita.cluster import resolve
 from partita.gpu.flow.fold import fold
-from partita.gpu.rtasks.execute import Pipeline
+from partita.gpu.rtasks.execute import RegionPipeline
 from partita.gpu.rtasks.interpret import interpret
 from partita.gpu.rtasks.lower import captured, lower_flow
 from partita.gpu.rtasks.planned import plan_regions
@@ -185,7 +185,7 @@ def interpreted(lowered, plans, seed, change=lambda program: program):
 
         return run
 
-    return Pipeline(lowered, [launch(index) for index in range(len(lowered.pieces))])
+    return RegionPipeline(lowered, [launch(index) for index in range(len(lowered.pieces))])
 
 
 def planned(lowered, method="list"):

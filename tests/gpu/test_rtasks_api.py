@@ -15,7 +15,7 @@ from partita.gpu import choose  # noqa: E402
 from partita.gpu.flow import eager  # noqa: E402
 from partita.gpu.reference_output import as_tuple  # noqa: E402
 from partita.gpu.rtasks import api, improve, job, launches  # noqa: E402
-from partita.gpu.rtasks.execute import Pipeline  # noqa: E402
+from partita.gpu.rtasks.execute import RegionPipeline  # noqa: E402
 from partita.gpu.rtasks.job import Job  # noqa: E402
 from partita.gpu.rtasks.piece_times import PieceTimes, op_times, piece_times  # noqa: E402
 from partita.gpu.rtasks.plan_cache import keep_plan, plan_path, read_plan  # noqa: E402
@@ -225,7 +225,7 @@ def test_a_region_that_cannot_be_resident_is_refused_with_numbers(monkeypatch):
     assert len(asked) == 2  # once more with a program per unit
     assert launched.launches == (None,)
     assert launched.refused == {0: "264 programs, but only 132 are resident at once; use fewer"}
-    pipeline = Pipeline(job.lowered, launched.launches)
+    pipeline = RegionPipeline(job.lowered, launched.launches)
     torch.testing.assert_close(pipeline(*job.inputs)[0], job.modules[0](*job.inputs).detach())
 
 
@@ -283,7 +283,7 @@ def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
     assert len(after.plans[1].region.ops) <= count - half
     assert times == {1: PieceTimes(1.0, 2.0)}
     assert "100.0 us fused" in outcome.notes[0]
-    pipeline = Pipeline(outcome.lowered, after.launches)
+    pipeline = RegionPipeline(outcome.lowered, after.launches)
     torch.testing.assert_close(
         pipeline(*outcome.inputs)[0], outcome.modules[0](*outcome.inputs).detach()
     )
@@ -309,7 +309,7 @@ def test_a_region_of_too_many_kinds_becomes_several(monkeypatch):
 
 def test_a_relu_that_no_convolution_takes_runs_by_itself(monkeypatch):
     job = job_of("resnet")
-    pipeline = Pipeline(job.lowered, [None] * len(job.lowered.pieces))
+    pipeline = RegionPipeline(job.lowered, [None] * len(job.lowered.pieces))
     whole = eager.compute
 
     def fussy(step, values, constants):

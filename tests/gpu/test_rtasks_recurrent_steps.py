@@ -14,7 +14,7 @@ from rtasks_modules import lower_module  # noqa: E402
 from torch import nn  # noqa: E402
 
 from partita.gpu.rtasks import recurrent_steps  # noqa: E402
-from partita.gpu.rtasks.execute import Pipeline  # noqa: E402
+from partita.gpu.rtasks.execute import RegionPipeline  # noqa: E402
 from partita.gpu.rtasks.job import Job  # noqa: E402
 
 HERE = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def test_each_layer_is_timed_by_itself_and_a_slow_kernel_is_not_used():
     with torch.no_grad():
         known = module.two(torch.relu(module.mix(module.one(x)[0])))
         kept = job.faster_kernels([None] * len(job.lowered.pieces), {"lstm": late, "gru": early})
-        outputs = Pipeline(job.lowered, [None] * len(job.lowered.pieces), kept)(x)
+        outputs = RegionPipeline(job.lowered, [None] * len(job.lowered.pieces), kept)(x)
     assert list(kept) == ["gru"]
     assert job.persistent == {"gru": "a persistent kernel of its own"}
     assert job.notes[0].startswith("lstm stays with PyTorch: ")

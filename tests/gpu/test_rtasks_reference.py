@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as nnf  # noqa: E402
 
 from partita.gpu.reference_output import as_tuple, relative  # noqa: E402
-from partita.gpu.rtasks.execute import Pipeline  # noqa: E402
+from partita.gpu.rtasks.execute import RegionPipeline  # noqa: E402
 from partita.gpu.rtasks.reference import FUNCTIONS, Tiles  # noqa: E402
 from partita.gpu.rtasks.tileops import ACTS, num_tiles, tiles  # noqa: E402
 
@@ -43,7 +43,7 @@ def in_every_shape(lowered, *inputs):
         launches = [
             None if region is None else launch(region, choice) for region in lowered.regions
         ]
-        yield Pipeline(lowered, launches)(*inputs)
+        yield RegionPipeline(lowered, launches)(*inputs)
 
 
 def check(module, *inputs, kinds=None):

@@ -15,7 +15,7 @@ from partita.gpu.streams.api import Streamed
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.candidates import variants
 from partita.gpu.streams.emit import emit
-from partita.gpu.streams.record import Schedule, fingerprint
+from partita.gpu.streams.record import StreamSchedule, fingerprint
 from partita.gpu.streams.replay import Replay
 
 
@@ -34,7 +34,7 @@ def streamed():
         plan = order.listed(flow, 3, dict.fromkeys(order.launched(flow), 1.0))
         call = Replay(bound, plan, {})
     streamed = Streamed(module, (image,))
-    schedule = Schedule(
+    schedule = StreamSchedule(
         (tuple(image.shape),), "float32", "a GPU", "streams", "merge", fingerprint(flow), plan,
         (), (("merge, 3 streams", 5.0),), 0.0, 0.0, 1.0,
     )  # fmt: skip

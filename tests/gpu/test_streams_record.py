@@ -15,7 +15,7 @@ from partita.gpu.reference_output import as_tuple, reference_output, relative
 from partita.gpu.step_times import StepTimes, here, in_words
 from partita.gpu.streams.order import Launch, LaunchPlan
 from partita.gpu.streams.record import (
-    Schedule,
+    StreamSchedule,
     check_plan,
     fingerprint,
     read_schedules,
@@ -24,7 +24,7 @@ from partita.gpu.streams.record import (
 from partita.gpu.streams.ways import EAGER, NUM_SMS, Way, conv_ways, ways
 
 ONE, TWO = (Environment(name, "2.11.0", False, "none") for name in ("one", "two"))
-CHOSEN = Schedule(
+CHOSEN = StreamSchedule(
     shapes=((1, 3, 8, 8),),
     dtype="float16",
     on="a GPU",

@@ -10,8 +10,8 @@ from partita.problems.joint import (
     Grouping,
     JointProblem,
     JointSchedule,
+    JointStrategy,
     MeshShape,
-    Strategy,
     TableKey,
     TiedBytes,
     rounded_in_flight,
@@ -27,10 +27,10 @@ SCHEDULES = (
 )
 
 
-def strategy(kinds: int = 1, **columns) -> Strategy:
+def strategy(kinds: int = 1, **columns) -> JointStrategy:
     """A strategy whose columns are 0 where they are not given."""
     values = {name: np.broadcast_to(columns.get(name, 0.0), kinds) * 1.0 for name in COLUMNS}
-    return Strategy(**values)
+    return JointStrategy(**values)
 
 
 def flights_of(schedules, groups, counts):
@@ -101,7 +101,7 @@ def tiny_problems(draw, most_segments: int = 4) -> JointProblem:
 
 
 @st.composite
-def strategies(draw, kinds: int, n: int) -> Strategy:
+def strategies(draw, kinds: int, n: int) -> JointStrategy:
     """Columns with small figures; what is saved with selective checkpointing is no more."""
     amount = st.sampled_from([0.0, 1.0, 2.0, 5.0]) | st.floats(0, 8)
     columns = {name: np.array([draw(amount) for _ in range(kinds)]) for name in COLUMNS}
@@ -109,4 +109,4 @@ def strategies(draw, kinds: int, n: int) -> Strategy:
     tied = ()
     if n > 1 and draw(st.booleans()):
         tied = (TiedBytes(0, n - 1, draw(amount)),)
-    return Strategy(**columns, tied=tied, selective=draw(st.booleans()))
+    return JointStrategy(**columns, tied=tied, selective=draw(st.booleans()))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from test_placement_search import tiny_problems
 
 from partita.problems import placement
-from partita.problems.placement import Constraints, PlacementDevice, PlacementProblem
+from partita.problems.placement import PlacementDevice, PlacementProblem, RecordConstraints
 from partita.search.placement import SEARCHES
 from partita.search.placement.auto import AutoPlacement
 from partita.search.placement.bounds import lower_bound
-from partita.search.placement.fastsim import Simulator
+from partita.search.placement.fastsim import PlacementSimulator
 from partita.search.placement.labels import LabelBound
 from partita.search.placement.segments import chain_of, least, undominated
 from partita.search.placement.tables import tables
@@ -48,14 +48,14 @@ def test_a_placement_given_by_pins_costs_at_least_its_bound(name: str, tight: bo
         problem = dataclasses.replace(
             problem, devices=devices, memory_penalization_ms_per_byte=1e-6
         )
-    simulator, size = Simulator(problem), len(problem.layers)
+    simulator, size = PlacementSimulator(problem), len(problem.layers)
     for scattered in (0.0, 0.05, 0.5):
         cuts = np.sort(generator.integers(0, size, 4))
         devices_of = generator.integers(0, len(problem.devices), 5)
         chosen = devices_of[np.searchsorted(cuts, np.arange(size), side="right")]
         moved = generator.random(size) < scattered
         chosen = np.where(moved, generator.integers(0, len(problem.devices), size), chosen)
-        pinned = Constraints(pinned=tuple(enumerate(chosen.tolist())))
+        pinned = RecordConstraints(pinned=tuple(enumerate(chosen.tolist())))
         net = tables(dataclasses.replace(problem, constraints=pinned))
         score = simulator.evaluate(chosen.tolist()).score_ms
         label_bound = LabelBound(net)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partita.problems.placement import read, simulate_exprimo
-from partita.search.placement.fastsim import Simulator
+from partita.search.placement.fastsim import PlacementSimulator
 
 DATA = Path(__file__).parent.parent / "data" / "placement"
 FILES = sorted(DATA.glob("*malvik*.json"))
@@ -15,7 +15,7 @@ FILES = sorted(DATA.glob("*malvik*.json"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_reference_evaluations_are_reproduced(path):
-    simulator = Simulator(read(path))
+    simulator = PlacementSimulator(read(path))
     for entry in json.loads(path.read_text())["reference_evaluations"]:
         evaluation = simulator.evaluate(entry["placement"])
         assert evaluation.makespan_ms == pytest.approx(entry["makespan_ms"], rel=1e-9)
@@ -27,7 +27,7 @@ def test_reference_evaluations_are_reproduced(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_random_placements_agree_with_the_referee(path):
     problem = read(path)
-    simulator = Simulator(problem)
+    simulator = PlacementSimulator(problem)
     generator = np.random.default_rng(1)
     placements = generator.integers(0, len(problem.devices), (10, len(problem.layers)))
     scores = simulator.scores(placements)

@@ -14,10 +14,10 @@ from partita.errors import ProblemError
 from partita.problems import placement
 from partita.problems.placement import (
     Channel,
-    Constraints,
     PlacementDevice,
     PlacementLayer,
     PlacementProblem,
+    RecordConstraints,
     check,
     evaluate,
 )
@@ -28,7 +28,7 @@ from partita.search.placement.auto import AutoPlacement
 from partita.search.placement.bounds import latency_bound, lower_bound, surely_over
 from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.episodes import make_episodes
-from partita.search.placement.fastsim import Pool, Simulator, workspace
+from partita.search.placement.fastsim import PlacementSimulator, Pool, workspace
 from partita.search.placement.feasible import valid_placement
 from partita.search.placement.map_elites import Archive, MapElites
 from partita.search.placement.moves import ALL_MOVES, line_of
@@ -125,7 +125,7 @@ def test_auto_reaches_the_best_known_score(name: str) -> None:
 @pytest.mark.parametrize("method", sorted(set(SEARCHES) - {"brute", "cp-sat"}))
 def test_no_method_is_worse_than_the_first_valid_placement(method: str) -> None:
     problem = placement.read(DATA / "alexnet-malvik4-pipeline.json")
-    simulator = Simulator(problem)
+    simulator = PlacementSimulator(problem)
     opening = valid_placement(problem, simulator.net).placement
     assert opening is not None
     result = SEARCHES[method](problem, QUICK)
@@ -145,7 +145,7 @@ def test_good_methods_solve_alexnet(method: str) -> None:
 @pytest.mark.parametrize("method", sorted(set(SEARCHES) - {"brute"}))
 def test_constraints_are_kept_on_a_real_network(method: str) -> None:
     problem = placement.read(DATA / "resnet50-malvik.json")
-    constraints = Constraints(
+    constraints = RecordConstraints(
         colocated=((3, 4, 5), (5, 20)),
         pinned=((10, 2),),
         forbidden=((0, 2), (40, 1)),
@@ -159,7 +159,7 @@ def test_constraints_are_kept_on_a_real_network(method: str) -> None:
 
 
 def test_constraints_that_cannot_be_met_are_said_so() -> None:
-    problem = chain(3, constraints=Constraints(pinned=((0, 0), (0, 1))))
+    problem = chain(3, constraints=RecordConstraints(pinned=((0, 0), (0, 1))))
     result = AutoPlacement()(problem)
     assert result.status is Status.INFEASIBLE
     assert "no device is left for layer 0 (l0)" in result.why
@@ -167,7 +167,7 @@ def test_constraints_that_cannot_be_met_are_said_so() -> None:
 
 def test_pins_across_a_missing_route_are_infeasible() -> None:
     apart = ((-1, -1), (-1, -1))
-    problem = chain(3, route=apart, constraints=Constraints(pinned=((0, 0), (2, 1))))
+    problem = chain(3, route=apart, constraints=RecordConstraints(pinned=((0, 0), (2, 1))))
     result = AutoPlacement()(problem)
     assert result.status is Status.INFEASIBLE
     assert "route" in result.why
@@ -236,7 +236,9 @@ def test_every_kind_of_move_finds_its_way(kind: int) -> None:
 
 def test_the_line_holds_every_gene_once() -> None:
     problem = placement.read(DATA / "resnet50-malvik.json")
-    grouped = dataclasses.replace(problem, constraints=Constraints(colocated=((1, 50), (2, 3))))
+    grouped = dataclasses.replace(
+        problem, constraints=RecordConstraints(colocated=((1, 50), (2, 3)))
+    )
     net = tables(grouped)
     assert sorted(line_of(grouped, net)) == list(range(len(problem.layers) - 2))
 
@@ -244,7 +246,7 @@ def test_the_line_holds_every_gene_once() -> None:
 def test_alike_devices_are_found() -> None:
     problem = placement.read(DATA / "resnet50-malvik4-limited.json")
     assert symmetry_of(tables(problem)).first.tolist() == [0, 1, 1, 1, 1]
-    pinned = dataclasses.replace(problem, constraints=Constraints(pinned=((0, 2),)))
+    pinned = dataclasses.replace(problem, constraints=RecordConstraints(pinned=((0, 2),)))
     assert symmetry_of(tables(pinned)).first.tolist() == [0, 1, 2, 1, 1]
 
 
@@ -254,7 +256,7 @@ def test_a_chain_takes_its_latency_on_one_device() -> None:
 
 
 def test_pins_apart_force_transfers_into_the_bound() -> None:
-    problem = chain(5, constraints=Constraints(pinned=((0, 0), (4, 1))))
+    problem = chain(5, constraints=RecordConstraints(pinned=((0, 0), (4, 1))))
     assert latency_bound(tables(problem)) == 16.0
     assert lower_bound(problem, tables(problem)) == pytest.approx(16.0)
 
@@ -300,7 +302,7 @@ def test_too_many_batches_in_flight_are_refused() -> None:
 
 def test_details_hold_the_peak_of_every_device() -> None:
     problem = placement.read(DATA / "alexnet-malvik4-limited.json")
-    simulator = Simulator(problem)
+    simulator = PlacementSimulator(problem)
     row = simulator.details(np.zeros((1, len(problem.layers)), np.int64))[0]
     expected = placement.simulate_exprimo(problem, [0] * len(problem.layers))
     assert tuple(row[4:]) == expected.peak_memory_bytes

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from partita.problems import placement
 from partita.problems.placement import (
     Channel,
-    Constraints,
     PlacementDevice,
     PlacementLayer,
     PlacementProblem,
+    RecordConstraints,
 )
 from partita.search import searches
 from partita.search.base import Search, Status, Stop
@@ -50,7 +50,7 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
     pairs = st.lists(st.tuples(layer, device), max_size=2).map(tuple)
     groups = st.sets(layer, min_size=2, max_size=3).map(lambda group: (tuple(sorted(group)),))
     constrained = st.builds(
-        Constraints,
+        RecordConstraints,
         colocated=groups if num_layers > 1 else st.just(()),
         pinned=pairs,
         forbidden=pairs,
@@ -64,7 +64,7 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
         layers=layers,
         batches=draw(st.integers(1, 3)),
         pipeline_batches=draw(st.integers(1, 2)),
-        constraints=draw(st.just(Constraints()) | constrained),
+        constraints=draw(st.just(RecordConstraints()) | constrained),
     )
 
 

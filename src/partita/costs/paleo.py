@@ -18,10 +18,10 @@ from partita.capture.exprimo_devices import GB, DeviceGraph, ExprimoDevice
 from partita.capture.exprimo_net import ExprimoNetwork, NetLayer
 from partita.problems.placement import (
     Channel,
-    Constraints,
     PlacementDevice,
     PlacementLayer,
     PlacementProblem,
+    RecordConstraints,
 )
 
 OF_PEAK = 0.9
@@ -38,7 +38,7 @@ def exprimo_problem(
     machine: DeviceGraph,
     batches: int = 1,
     in_flight: int = 1,
-    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+    constraints: RecordConstraints = RecordConstraints(),  # noqa: B008 - frozen
 ) -> PlacementProblem:
     """The problem that Exprimo solves for these two files."""
     number = {layer.name: index for index, layer in enumerate(network.layers)}

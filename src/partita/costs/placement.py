@@ -37,10 +37,10 @@ from partita.graph.record import Graph, Op
 from partita.graph.traffic import traffic_bytes
 from partita.problems.placement import (
     Channel,
-    Constraints,
     PlacementDevice,
     PlacementLayer,
     PlacementProblem,
+    RecordConstraints,
 )
 
 Semantics = Literal["partita", "exprimo"]
@@ -185,7 +185,7 @@ class PlacementModel:
         *,
         batches: int = 1,
         in_flight: int = 1,
-        constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+        constraints: RecordConstraints = RecordConstraints(),  # noqa: B008 - frozen
         communication: float = 1.0,
     ) -> PlacementProblem:
         """The record that searches see; `communication` scales every transfer."""
@@ -240,7 +240,9 @@ class PlacementModel:
             type=self.graph.op(names[0]).kind,
         )
 
-    def bound_s(self, constraints: Constraints, batches: int = 1, in_flight: int = 1) -> float:
+    def bound_s(
+        self, constraints: RecordConstraints, batches: int = 1, in_flight: int = 1
+    ) -> float:
         """No placement takes less by our own simulation; in seconds.
 
         A longest path, each op on the device where it is fastest, is one bound; batches that may
@@ -280,7 +282,7 @@ class PlacementModel:
                 once = max(once, before + fastest)
         return (batches_in_a_row - 1) * once + max(once, last)
 
-    def _allowed(self, constraints: Constraints) -> npt.NDArray[np.bool_]:
+    def _allowed(self, constraints: RecordConstraints) -> npt.NDArray[np.bool_]:
         allowed = np.ones((len(self.layers), self.cluster.num_devices), np.bool_)
         for layer, device in constraints.forbidden:
             allowed[layer, device] = False

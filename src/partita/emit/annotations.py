@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from partita.capture.torch_program import TensorSpec
-from partita.emit.steps import Value
+from partita.emit.steps import EmittedValue
 
 MOST_SPELLED = 4  # results whose types are written one by one
 
 
-def annotation(gives: Sequence[Value]) -> str:
+def annotation(gives: Sequence[EmittedValue]) -> str:
     """The type of a function's result."""
     kinds = [type_of(value) for value in gives]
     if len(kinds) < 2:
@@ -20,7 +20,7 @@ def annotation(gives: Sequence[Value]) -> str:
     return f"tuple[{', '.join(kinds)}]"
 
 
-def type_of(value: Value) -> str:
+def type_of(value: EmittedValue) -> str:
     """Tensors are passed around, and rarely a number that was read off one."""
     if isinstance(value.meta, TensorSpec):
         return "Tensor"

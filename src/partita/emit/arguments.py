@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import torch
 
-from partita.emit.steps import OpStep, Value, values_in
+from partita.emit.steps import EmittedValue, OpStep, values_in
 from partita.emit.text import Bracket, Expr, literal
 
 _PER_SPACE = ("kernel_size", "stride", "padding", "dilation", "output_padding", "output_size")
@@ -15,7 +15,7 @@ class Env(Protocol):
 
     training: bool | None  # of the module when it was captured; None: flags are written out
 
-    def name(self, value: Value) -> str:
+    def name(self, value: EmittedValue) -> str:
         """The variable or attribute that holds a value."""
 
     def tensor(self) -> str | None:
@@ -46,7 +46,7 @@ class Written:
 
     def expr(self, value: Any) -> Expr:
         """An argument as source."""
-        if isinstance(value, Value):
+        if isinstance(value, EmittedValue):
             return self.env.name(value)
         if isinstance(value, torch.device):
             return self.device(value)
@@ -102,7 +102,7 @@ class Written:
             return True
         if argument.name == "device" and self.env.tensor() is None:
             return True  # nothing says where: the default device, as the caller sets it
-        if not argument.has_default_value() or isinstance(value, Value):
+        if not argument.has_default_value() or isinstance(value, EmittedValue):
             return False
         return bool(value == argument.default_value) and type(value) is type(argument.default_value)
 

@@ -14,7 +14,7 @@ from partita.emit.annotations import annotation, type_of
 from partita.emit.calls import CheckpointSegment, Item, ModuleCall, is_again, reads
 from partita.emit.names import POOL, unused, variable
 from partita.emit.ops import written
-from partita.emit.steps import OpStep, Value
+from partita.emit.steps import EmittedValue, OpStep
 from partita.emit.text import Bracket, Expr, call, returned, statement
 
 _DULL = re.compile(
@@ -38,7 +38,7 @@ RUN_AGAIN, COUNTED_ONCE = "RUN_AGAIN", "CountedOnce"
 class HolderPaths(Protocol):
     """Where a function finds what its class holds."""
 
-    def state(self, value: Value) -> str:
+    def state(self, value: EmittedValue) -> str:
         """The attribute that holds a parameter, buffer or constant."""
 
     def module(self, path: str) -> str:
@@ -53,10 +53,10 @@ class HolderPaths(Protocol):
     def training(self, step: OpStep) -> bool | None:
         """The mode a step ran in if it is the mode of the whole model, else None."""
 
-    def arguments(self, item: ModuleCall, body: "Body") -> list[Expr] | None:
+    def arguments(self, item: ModuleCall, body: "EmittedBody") -> list[Expr] | None:
         """The arguments of a module that is not called `module(x, y)` plainly."""
 
-    def targets(self, item: ModuleCall, body: "Body") -> str | None:
+    def targets(self, item: ModuleCall, body: "EmittedBody") -> str | None:
         """What the result of such a module is unpacked to."""
 
 
@@ -64,36 +64,36 @@ class HolderPaths(Protocol):
 class _Env:
     """What an expression may ask of the body around it."""
 
-    body: "Body"
+    body: "EmittedBody"
     training: bool | None
 
-    def name(self, value: Value) -> str:
+    def name(self, value: EmittedValue) -> str:
         return self.body.name(value)
 
     def tensor(self) -> str | None:
         return self.body.tensor()
 
 
-class Body:
+class EmittedBody:
     """The lines of one `forward`."""
 
     def __init__(
-        self, paths: HolderPaths, takes: Sequence[tuple[Value, str]], indent: int = 8
+        self, paths: HolderPaths, takes: Sequence[tuple[EmittedValue, str]], indent: int = 8
     ) -> None:
         self.paths = paths
-        self.names: dict[Value, str] = dict(takes)
+        self.names: dict[EmittedValue, str] = dict(takes)
         self.takes = [value for value, _ in takes]
         self.indent = indent
         self.lines: list[str] = []
-        self.last: dict[Value, int] = {}
+        self.last: dict[EmittedValue, int] = {}
         self.place = -1
-        self.chained: tuple[Value | None, str] = (None, "")  # a value that never gets a name
-        self.source: Value | None = None  # what the chain starts from
+        self.chained: tuple[EmittedValue | None, str] = (None, "")  # a value that never gets a name
+        self.source: EmittedValue | None = None  # what the chain starts from
         self.functions: list[str] = []  # written for pieces
         self.marks = False
         self.marked = False  # inside of what runs again
 
-    def write(self, items: Sequence[Item], gives: Sequence[Value]) -> list[str]:
+    def write(self, items: Sequence[Item], gives: Sequence[EmittedValue]) -> list[str]:
         """The lines for items, and the return of what is given."""
         for place, item in enumerate(items):
             self.last.update((value, place) for value in reads(item))
@@ -102,7 +102,7 @@ class Body:
         self._items(items, gives)
         return self.lines
 
-    def name(self, value: Value) -> str:
+    def name(self, value: EmittedValue) -> str:
         """The variable or attribute that holds a value, or the chain of methods so far."""
         if value is self.chained[0]:
             return self.chained[1]
@@ -117,14 +117,14 @@ class Body:
                 return name
         return self.paths.tensor()
 
-    def _matters(self, value: Value) -> bool:
+    def _matters(self, value: EmittedValue) -> bool:
         return self.last.get(value, -1) >= self.place or value in self.takes
 
-    def _holds(self, value: Value, name: str) -> bool:
+    def _holds(self, value: EmittedValue, name: str) -> bool:
         newest = [other for other, known in self.names.items() if known == name][-1]
         return newest is value
 
-    def _items(self, items: Sequence[Item], gives: Sequence[Value]) -> None:
+    def _items(self, items: Sequence[Item], gives: Sequence[EmittedValue]) -> None:
         place = 0
         while place < len(items):
             self.place = place
@@ -150,8 +150,8 @@ class Body:
             self.indent += 4 if again else -4
             self.marked = again
 
-    def _item(self, item: Item, gives: Sequence[Value] | None) -> None:
-        outs: tuple[Value | None, ...]
+    def _item(self, item: Item, gives: Sequence[EmittedValue] | None) -> None:
+        outs: tuple[EmittedValue | None, ...]
         if isinstance(item, CheckpointSegment):
             expr: Expr = self._checkpointed(item)
             outs = tuple(item.gives)
@@ -193,7 +193,7 @@ class Body:
         self.functions.append(function)
         given = [f"{name}: {type_of(value)}" for value, name in zip(taken, names, strict=True)]
         signature = Bracket(f"def {function}(", tuple(given), f") -> {annotation(piece.gives)}:")
-        inner = Body(self.paths, list(zip(taken, names, strict=True)), self.indent + 4)
+        inner = EmittedBody(self.paths, list(zip(taken, names, strict=True)), self.indent + 4)
         body = inner.write(piece.items, piece.gives)
         self.lines += ["", *statement(signature, self.indent), *body, ""]
         return call("checkpoint", [function, *names], kwargs)
@@ -219,7 +219,7 @@ class Body:
         whole = several and self.paths.all_of([call.path for call in module_calls])
         return module_calls if whole else []
 
-    def _loop(self, calls: Sequence[ModuleCall], gives: Sequence[Value] | None) -> None:
+    def _loop(self, calls: Sequence[ModuleCall], gives: Sequence[EmittedValue] | None) -> None:
         """`for block in self.blocks: x = block(x)`."""
         taken = self.name(calls[0].takes[0])
         name = self.bind(calls[0], calls[-1].gives[0])
@@ -252,17 +252,17 @@ class Body:
         self.chained = (value, text)
         return True
 
-    def _return(self, gives: Sequence[Value]) -> None:
+    def _return(self, gives: Sequence[EmittedValue]) -> None:
         if gives:
             self.lines += returned([self.name(value) for value in gives], self.indent)
 
-    def _targets(self, item: Item, outs: Sequence[Value | None], is_list: bool) -> str:
+    def _targets(self, item: Item, outs: Sequence[EmittedValue | None], is_list: bool) -> str:
         if all(out is None for out in outs):
             return ""
         names = ["_" if out is None else self.bind(item, out) for out in outs]
         return f"({names[0]},)" if is_list and len(names) == 1 else ", ".join(names)
 
-    def bind(self, item: Item, out: Value) -> str:
+    def bind(self, item: Item, out: EmittedValue) -> str:
         """A name for what an item gives, remembered for its readers."""
         live = {name for value, name in self.names.items() if self.last.get(value, -1) > self.place}
         name = self._continued(item, live) or unused(self._fresh(item, live), live)

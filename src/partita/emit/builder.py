@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.emit.constants import tensor_expr
-from partita.emit.steps import Value
+from partita.emit.steps import EmittedValue
 from partita.emit.text import Bracket, Expr, Named, call, docstring, literal, quoted, statement
 
 
@@ -19,7 +19,7 @@ def dict_of(items: Iterable[tuple[str, Expr]]) -> Bracket:
     return Bracket("{", tuple(Named(f"{quoted(k)}: ", v) for k, v in items), "}", display=True)
 
 
-def constants(states: Iterable[Value]) -> tuple[list[str], list[str]]:
+def constants(states: Iterable[EmittedValue]) -> tuple[list[str], list[str]]:
     """Lines that make the tensors no state dict holds, and the names of those only data can say."""
     items, missing = [], []
     for value in states:
@@ -86,9 +86,9 @@ class Builder:
 class Runner:
     """`run_stages`: the wiring as a function that a person can read."""
 
-    names: Mapping[Value, str]
-    inputs: Sequence[Value]
-    stages: Sequence[tuple[Sequence[Value], Sequence[Value]]]  # (takes, gives)
+    names: Mapping[EmittedValue, str]
+    inputs: Sequence[EmittedValue]
+    stages: Sequence[tuple[Sequence[EmittedValue], Sequence[EmittedValue]]]  # (takes, gives)
     outputs: Sequence[Any]
     out_spec: Any
 
@@ -111,7 +111,9 @@ class Runner:
 
     def _result(self) -> tuple[Expr, bool]:
         """The results in the model's structure; flat, and False, where it has its own types."""
-        leaves = [self.names[v] if isinstance(v, Value) else literal(v) for v in self.outputs]
+        leaves = [
+            self.names[v] if isinstance(v, EmittedValue) else literal(v) for v in self.outputs
+        ]
         try:
             return _nested(self.out_spec, iter(leaves)), True
         except TypeError:

@@ -8,7 +8,7 @@ further, into pieces (`recompute.py`).
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.emit.steps import OpStep, Value
+from partita.emit.steps import EmittedValue, OpStep
 
 
 @dataclass(eq=False)
@@ -18,8 +18,8 @@ class ModuleCall:
     key: str
     path: str
     items: list["Item"]
-    takes: list[Value]
-    gives: list[Value]
+    takes: list[EmittedValue]
+    gives: list[EmittedValue]
 
     def steps(self) -> Iterator[OpStep]:
         """Every step inside, in order."""
@@ -43,8 +43,8 @@ class CheckpointSegment:
     """Items that the backward runs again; if `light`, only the marked steps among them."""
 
     items: list["OpStep | ModuleCall"]
-    takes: list[Value]
-    gives: list[Value]
+    takes: list[EmittedValue]
+    gives: list[EmittedValue]
     selective: bool = False
 
     @property
@@ -78,12 +78,12 @@ def called(items: Sequence[Item]) -> Iterator[OpStep | ModuleCall]:
         yield from item.items if isinstance(item, CheckpointSegment) else (item,)
 
 
-def reads(item: Item) -> Iterator[Value]:
+def reads(item: Item) -> Iterator[EmittedValue]:
     """What an item reads from outside."""
     yield from item.reads() if isinstance(item, OpStep) else item.takes
 
 
-def is_own(value: Value, path: str) -> bool:
+def is_own(value: EmittedValue, path: str) -> bool:
     """True for a tensor that the module at a path holds."""
     return value.is_state and any(name.startswith(f"{path}.") for name in value.names)
 
@@ -95,16 +95,21 @@ class Gatherer:
     totals: Mapping[str, int]
     keeps: Callable[[str], bool]
 
-    def gather(self, steps: Sequence[OpStep], kept: Sequence[Value]) -> list[Item]:
+    def gather(self, steps: Sequence[OpStep], kept: Sequence[EmittedValue]) -> list[Item]:
         """The items of a stage; `kept` are the values used after it."""
-        last: dict[Value, int] = {}
+        last: dict[EmittedValue, int] = {}
         for place, step in enumerate(steps):
             last.update((value, place) for value in step.reads())
         last.update((value, len(steps)) for value in kept)
         return self._items(steps, 0, len(steps), 0, last)
 
     def _items(
-        self, steps: Sequence[OpStep], start: int, end: int, depth: int, last: dict[Value, int]
+        self,
+        steps: Sequence[OpStep],
+        start: int,
+        end: int,
+        depth: int,
+        last: dict[EmittedValue, int],
     ) -> list[Item]:
         """Items of steps[start:end], whose first `depth` modules are done."""
         items: list[Item] = []
@@ -129,10 +134,10 @@ class Gatherer:
 
 
 def _call(
-    key: str, path: str, items: list[Item], run: Sequence[OpStep], later: set[Value]
+    key: str, path: str, items: list[Item], run: Sequence[OpStep], later: set[EmittedValue]
 ) -> ModuleCall:
-    made: dict[Value, None] = {}
-    takes: dict[Value, None] = {}
+    made: dict[EmittedValue, None] = {}
+    takes: dict[EmittedValue, None] = {}
     for step in run:
         takes.update((v, None) for v in step.reads() if v not in made and not is_own(v, path))
         made.update((out, None) for out in step.outs if out is not None)

@@ -11,13 +11,13 @@ from torch import nn
 
 from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
-from partita.emit.body import Body
+from partita.emit.body import EmittedBody
 from partita.emit.calls import Item, ModuleCall, called, is_own
 from partita.emit.families import UnnamedClass, draft_of, instance
 from partita.emit.holding import Holding
 from partita.emit.layers import RecurrentCall, layer, recurrent, sequence
 from partita.emit.names import POOL, unused, variable
-from partita.emit.steps import OpStep, Value
+from partita.emit.steps import EmittedValue, OpStep
 from partita.emit.text import Bracket, Expr
 
 
@@ -93,13 +93,13 @@ class ClassPaths:
     """Where the forward of one class finds the modules and tensors of the model at `prefix`."""
 
     def __init__(
-        self, classes: Classes, prefix: str, items: Sequence[Item], gives: Sequence[Value]
+        self, classes: Classes, prefix: str, items: Sequence[Item], gives: Sequence[EmittedValue]
     ) -> None:
         self.classes = classes
         self.prefix = prefix
         self.holding = Holding()
         self.modules: dict[str, Expr] = {}
-        loose: dict[Value, None] = {}
+        loose: dict[EmittedValue, None] = {}
         for item in called(items):
             if isinstance(item, ModuleCall):
                 self._hold(item)
@@ -120,13 +120,13 @@ class ClassPaths:
         self.modules[path] = expr
         self.holding.add_module(path, expr)
 
-    def _is_mine(self, value: Value) -> bool:
+    def _is_mine(self, value: EmittedValue) -> bool:
         return value.is_state and (not self.prefix or is_own(value, self.prefix))
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(f"{self.prefix}.") if self.prefix else path
 
-    def _path(self, value: Value) -> str:
+    def _path(self, value: EmittedValue) -> str:
         """The shortest way to a tensor: a name within a module that is held anyway, else any."""
         start = f"{self.prefix}." if self.prefix else ""
         names = [name.removeprefix(start) for name in value.names if name.startswith(start)]
@@ -153,7 +153,7 @@ class ClassPaths:
 
     # What a body asks.
 
-    def state(self, value: Value) -> str:
+    def state(self, value: EmittedValue) -> str:
         """The attribute that holds a parameter, buffer or constant."""
         path = self.loose[value]
         for outer in self.modules:
@@ -183,7 +183,7 @@ class ClassPaths:
         own = self.classes.model.get_submodule(path).training
         return own if own == self.classes.model.training else None
 
-    def arguments(self, item: ModuleCall, body: Body) -> list[Expr] | None:
+    def arguments(self, item: ModuleCall, body: EmittedBody) -> list[Expr] | None:
         """`x, (h, c)` for a recurrent layer."""
         recurrent_call = self._recurrent(item)
         if recurrent_call is None:
@@ -192,7 +192,7 @@ class ClassPaths:
         states: list[Expr] = [f"({', '.join(names)})"] if len(names) > 1 else list(names)
         return [body.name(recurrent_call.given), *states]
 
-    def targets(self, item: ModuleCall, body: Body) -> str | None:
+    def targets(self, item: ModuleCall, body: EmittedBody) -> str | None:
         """`y, (h, c)` for a recurrent layer, `y, _` where its states are not asked for."""
         recurrent_call = self._recurrent(item)
         if recurrent_call is None or not item.gives:
@@ -227,8 +227,8 @@ def _title(path: str, module: nn.Module) -> str:
 def drafted(
     paths: ClassPaths,
     items: Sequence[Item],
-    takes: Sequence[tuple[Value, str]],
-    gives: Sequence[Value],
+    takes: Sequence[tuple[EmittedValue, str]],
+    gives: Sequence[EmittedValue],
     doc: Sequence[str],
     forward_doc: str,
     title: str = "",
@@ -238,14 +238,14 @@ def drafted(
     """The class that runs items, before it is known how it shall be called."""
     given = [f"{name}: {type_of(value)}" for value, name in takes]
     signature = Bracket("def forward(", ("self", *given), f") -> {annotation(gives)}:")
-    body = Body(paths, takes).write(items, gives)
+    body = EmittedBody(paths, takes).write(items, gives)
     return UnnamedClass(
         group, title, tuple(doc), tuple(paths.holding.made()), signature, forward_doc, tuple(body),
         tuple(fields), frozenset(paths.tensors),
     )  # fmt: skip
 
 
-def _argument_names(module: nn.Module, takes: Sequence[Value]) -> list[str]:
+def _argument_names(module: nn.Module, takes: Sequence[EmittedValue]) -> list[str]:
     """The first argument as the model calls it, the others as they come."""
     known = list(inspect.signature(module.forward).parameters.values())
     plain = (
@@ -261,12 +261,12 @@ def _argument_names(module: nn.Module, takes: Sequence[Value]) -> list[str]:
     return names
 
 
-def shapes(values: Sequence[Value]) -> str:
+def shapes(values: Sequence[EmittedValue]) -> str:
     """`(2, 8) and (2, 4)`."""
     return " and ".join(str(tuple(v.meta.shape)) for v in values) or "nothing"
 
 
-def described(value: Value) -> str:
+def described(value: EmittedValue) -> str:
     """`float32 (2, 8)`."""
     meta = value.meta
     if not isinstance(meta, TensorSpec):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.emit.steps import OpStep, Steps, Value, values_in
+from partita.emit.steps import EmittedValue, OpStep, Steps, values_in
 from partita.errors import PlanError
 from partita.problems.dag import sorted_or_cycle
 
@@ -20,9 +20,9 @@ class StageSteps:
     """One stage: what it takes, does and gives."""
 
     label: int
-    takes: list[Value] = field(default_factory=list)
+    takes: list[EmittedValue] = field(default_factory=list)
     steps: list[OpStep] = field(default_factory=list)
-    gives: list[Value] = field(default_factory=list)
+    gives: list[EmittedValue] = field(default_factory=list)
 
 
 def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
@@ -31,7 +31,7 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
     labels = _complete(model, stage_of, constants)
     used = [label for i, label in enumerate(labels) if i not in constants] or labels
     stages = {label: StageSteps(label) for label in sorted(set(used)) or [0]}
-    home: dict[Value, int] = {}
+    home: dict[EmittedValue, int] = {}
     for step, label in zip(model.steps, labels, strict=True):
         if step.index not in constants:
             stages[label].steps.append(step)
@@ -52,7 +52,7 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
 
 def _constants(model: Steps) -> set[int]:
     """The steps that depend on nothing and give the same wherever and whenever they run."""
-    known: set[Value] = set()
+    known: set[EmittedValue] = set()
     constants = set()
     for step in model.steps:
         fixed = not (step.changes or step.is_random or step.operator.startswith("empty"))
@@ -76,10 +76,10 @@ def _make_constants(model: Steps, stages: dict[int, StageSteps], constants: set[
         stage.steps.sort(key=lambda step: step.index)
 
 
-def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]) -> None:
+def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[EmittedValue, int]) -> None:
     """What each stage takes and gives, in the order in which it is made."""
     every = [*model.inputs, *(out for step in model.steps for out in step.outs)]
-    made = {value: place for place, value in enumerate(every) if isinstance(value, Value)}
+    made = {value: place for place, value in enumerate(every) if isinstance(value, EmittedValue)}
     wanted = set()
     for stage in stages.values():
         read = [value for step in stage.steps for value in step.reads() if not value.is_state]
@@ -88,7 +88,7 @@ def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[Value, int]
         stage.takes = sorted(taken, key=made.__getitem__)
         wanted.update(stage.takes)
     last = max(stages)
-    given: set[Value] = set()
+    given: set[EmittedValue] = set()
     for value in values_in(model.outputs):
         wanted.add(value)
         if value.is_state:  # a parameter that is returned as it is
@@ -119,7 +119,7 @@ def _complete(model: Steps, stage_of: Mapping[str, int], constants: set[int]) ->
         return [0] * len(stage_of_step)
     rank = {label: place for place, label in enumerate(_ranked(model, stage_of_step))}
     maker: dict[Any, int] = {out: step.index for step in model.steps for out in step.outs}
-    users: dict[Value, list[int]] = {}
+    users: dict[EmittedValue, list[int]] = {}
     for step in model.steps:
         for value in step.reads():
             users.setdefault(value, []).append(step.index)
@@ -138,7 +138,7 @@ def _complete(model: Steps, stage_of: Mapping[str, int], constants: set[int]) ->
 def _ranked(model: Steps, given: list[int | None]) -> list[int]:
     """The stages in an order in which values flow, through steps without a stage too."""
     after: dict[int, set[int]] = {label: set() for label in given if label is not None}
-    above: dict[Value, frozenset[int]] = {}
+    above: dict[EmittedValue, frozenset[int]] = {}
     for step, label in zip(model.steps, given, strict=True):
         reached = frozenset[int]().union(*(above.get(value, ()) for value in step.reads()))
         if label is not None:

@@ -10,7 +10,7 @@ import torch
 
 from partita.emit.arguments import Written
 from partita.emit.constants import tensor_literal
-from partita.emit.steps import Value
+from partita.emit.steps import EmittedValue
 from partita.emit.text import Expr, call, literal
 
 MAX_INDEX = 2**63 - 1
@@ -23,7 +23,7 @@ def _infix(sign: str) -> Form:
         first, second = it.schema[0].name, it.schema[1].name
         left, right = it.raw(first), it.raw(second)
         extra = {argument.name for argument in it.schema[2:]} & it.given.keys()
-        if extra or isinstance(right, bool) or not isinstance(left, Value):
+        if extra or isinstance(right, bool) or not isinstance(left, EmittedValue):
             return None
         if isinstance(right, float) and right != right:
             return None
@@ -34,7 +34,7 @@ def _infix(sign: str) -> Form:
 
 def _power(it: Written) -> Expr | None:
     base, exponent = it.raw("self"), it.raw("exponent")
-    if not isinstance(base, Value) or isinstance(exponent, bool | Value):
+    if not isinstance(base, EmittedValue) or isinstance(exponent, bool | EmittedValue):
         return None
     name = it.text("self")
     space = "" if name.replace(".", "").replace("_", "").isalnum() else " "
@@ -42,7 +42,7 @@ def _power(it: Written) -> Expr | None:
 
 
 def _reversed_minus(it: Written) -> Expr | None:
-    if it.raw("alpha") != 1 or isinstance(it.raw("other"), Value):
+    if it.raw("alpha") != 1 or isinstance(it.raw("other"), EmittedValue):
         return None
     return f"{it.text('other')} - {it.text('self')}"
 
@@ -90,7 +90,9 @@ def _ordered(it: Written, names: Sequence[str]) -> tuple[list[Expr], dict[str, E
         argument = next(a for a in it.schema if a.name == name)
         if name not in it.given or it.is_default(argument):
             in_order = False
-        elif in_order and (not argument.has_default_value() or isinstance(it.raw(name), Value)):
+        elif in_order and (
+            not argument.has_default_value() or isinstance(it.raw(name), EmittedValue)
+        ):
             args.append(it(name))
         else:
             in_order = False
@@ -229,7 +231,7 @@ def _where(it: Written) -> Expr | None:
 
 def _constant(it: Written) -> Expr | None:
     data = it.raw("self")
-    if isinstance(data, Value):
+    if isinstance(data, EmittedValue):
         return call(f"{it('self')}.clone")
     return tensor_literal(data, it.env.tensor())
 

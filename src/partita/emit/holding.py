@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from partita.emit.names import is_attribute
-from partita.emit.steps import Value
+from partita.emit.steps import EmittedValue
 from partita.emit.text import Bracket, Expr, Named, call, literal, quoted
 
 
@@ -20,7 +20,7 @@ class ModulePart:
 
     expr: Expr | None = None
     parts: dict[str, "ModulePart"] = field(default_factory=dict)
-    tensors: dict[str, Value] = field(default_factory=dict)
+    tensors: dict[str, EmittedValue] = field(default_factory=dict)
 
     @property
     def style(self) -> str:
@@ -51,7 +51,7 @@ class Holding:
         part.expr = expr
         return True
 
-    def add_tensor(self, path: str, value: Value) -> None:
+    def add_tensor(self, path: str, value: EmittedValue) -> None:
         """Hold a parameter or buffer by itself, unless a module held brings it along."""
         parent, _, name = path.rpartition(".")
         self._part(parent).tensors[name] = value
@@ -74,7 +74,7 @@ class Holding:
             part = part.parts.get(name, ModulePart())
         return text
 
-    def tensor(self, path: str, value: Value) -> str:
+    def tensor(self, path: str, value: EmittedValue) -> str:
         """The expression that reaches a parameter or buffer."""
         parent, _, name = path.rpartition(".")
         text, part = "self", self.root
@@ -190,7 +190,7 @@ def _module_made(text: str, name: str, expr: Expr) -> tuple[str, Expr]:
     return "", call(f"{text}.add_module", [quoted(name), expr])
 
 
-def _tensor_made(text: str, name: str, value: Value) -> tuple[str, Expr]:
+def _tensor_made(text: str, name: str, value: EmittedValue) -> tuple[str, Expr]:
     if value.kind == "parameter":
         if is_attribute(name):
             return f"{text}.{name} = ", _parameter(value)
@@ -199,16 +199,16 @@ def _tensor_made(text: str, name: str, value: Value) -> tuple[str, Expr]:
     return "", call(f"{text}.register_buffer", [quoted(name), _empty(value)], kept)
 
 
-def _parameter(value: Value) -> Expr:
+def _parameter(value: EmittedValue) -> Expr:
     frozen = {} if _learns(value) else {"requires_grad": literal(False)}
     return call("nn.Parameter", [_empty(value)], frozen)
 
 
-def _learns(value: Value) -> bool:
+def _learns(value: EmittedValue) -> bool:
     return value.data is None or value.data.requires_grad
 
 
-def _empty(value: Value) -> Expr:
+def _empty(value: EmittedValue) -> Expr:
     dtype = value.meta.dtype
     typed = {} if dtype == torch.float32 else {"dtype": literal(dtype)}
     sizes = [literal(int(size)) for size in value.meta.shape]

@@ -13,7 +13,7 @@ from torch import nn
 
 from partita.emit.calls import Item, ModuleCall, is_own
 from partita.emit.modules import constructor
-from partita.emit.steps import OpStep, Value
+from partita.emit.steps import EmittedValue, OpStep
 from partita.emit.text import Bracket, Expr
 
 _LOSSES = (nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.NLLLoss)
@@ -62,10 +62,10 @@ def _arity(module: nn.Module) -> tuple[int, int]:
 class RecurrentCall:
     """A recurrent layer's call: `outputs, (h, c) = layer(x, (h0, c0))`."""
 
-    given: Value
-    states: tuple[Value, ...]  # those it starts from; none for zeros
-    outputs: Value | None
-    last: tuple[Value | None, ...]
+    given: EmittedValue
+    states: tuple[EmittedValue, ...]  # those it starts from; none for zeros
+    outputs: EmittedValue | None
+    last: tuple[EmittedValue | None, ...]
 
 
 def recurrent(call: ModuleCall) -> RecurrentCall | None:
@@ -89,7 +89,7 @@ def recurrent(call: ModuleCall) -> RecurrentCall | None:
     return recurrent_call if whole and len(set(takes)) == len(takes) else None
 
 
-def _starts(steps: list[OpStep], run: OpStep) -> tuple[Value, ...] | None:
+def _starts(steps: list[OpStep], run: OpStep) -> tuple[EmittedValue, ...] | None:
     """What the first layer starts from, before it was cut out of the states of all layers."""
     given = run.args[1] if isinstance(run.args[1], list | tuple) else [run.args[1]]
     maker = {out: step for step in steps for out in step.outs}
@@ -105,7 +105,7 @@ def _starts(steps: list[OpStep], run: OpStep) -> tuple[Value, ...] | None:
     return None if None in states else tuple(states)
 
 
-def _last(steps: list[OpStep], runs: list[OpStep], place: int) -> Value | None:
+def _last(steps: list[OpStep], runs: list[OpStep], place: int) -> EmittedValue | None:
     """The last state of all layers: of the only one, or joined."""
     own = [run.outs[place] for run in runs]
     if len(own) == 1:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from partita.capture.torch_program import TensorSpec
 from partita.emit.calls import CheckpointSegment, Item, ModuleCall, reads, steps_of
-from partita.emit.steps import LEARNING, OpStep, Value
+from partita.emit.steps import LEARNING, EmittedValue, OpStep
 
 _PRODUCTS = {
     "linear",
@@ -51,7 +51,7 @@ class RecomputedNodes:
 
 
 def in_pieces(
-    items: list[Item], gives: Sequence[Value], again: RecomputedNodes | None
+    items: list[Item], gives: Sequence[EmittedValue], again: RecomputedNodes | None
 ) -> list[Item]:
     """The items of a stage with what runs again in pieces; modules are entered where need be."""
     steps = [step for item in items for step in steps_of(item)]
@@ -65,10 +65,10 @@ def in_pieces(
     return _Selective(_run_again(steps, again)).divided(items, gives) if again.nodes else items
 
 
-def _piece(run: Sequence[Item], later: set[Value], light: bool = False) -> CheckpointSegment:
+def _piece(run: Sequence[Item], later: set[EmittedValue], light: bool = False) -> CheckpointSegment:
     """A run of items as one, given what is read after it."""
-    made: dict[Value, None] = {}
-    takes: dict[Value, None] = {}
+    made: dict[EmittedValue, None] = {}
+    takes: dict[EmittedValue, None] = {}
     plain: list[OpStep | ModuleCall] = []
     for item in run:
         assert not isinstance(item, CheckpointSegment), "pieces are not nested"
@@ -83,7 +83,9 @@ def _is_worth_it(piece: CheckpointSegment) -> bool:
     return bool(piece.gives) and any(not value.is_state for value in piece.takes)
 
 
-def _read_after(items: Sequence[Item], place: int, gives: Sequence[Value]) -> set[Value]:
+def _read_after(
+    items: Sequence[Item], place: int, gives: Sequence[EmittedValue]
+) -> set[EmittedValue]:
     return {*gives, *(value for item in items[place:] for value in reads(item))}
 
 
@@ -106,7 +108,7 @@ def _statistics(steps: Sequence[OpStep]) -> Iterator[OpStep]:
             yield step
 
 
-def _buffers(step: OpStep) -> Iterator[Value]:
+def _buffers(step: OpStep) -> Iterator[EmittedValue]:
     return (value for value in step.reads() if value.kind == "buffer")
 
 
@@ -117,7 +119,7 @@ class _Everything:
     starts: frozenset[str]
     once: frozenset[OpStep]
 
-    def divided(self, items: Sequence[Item], gives: Sequence[Value]) -> list[Item]:
+    def divided(self, items: Sequence[Item], gives: Sequence[EmittedValue]) -> list[Item]:
         """Items in pieces; a single step keeps nothing that a piece of it would not."""
         steps: list[Item] = []
         begin = 0
@@ -138,7 +140,7 @@ class _Everything:
         return first in self.once or any(s.node in self.starts or s in self.once for s in rest)
 
     def _closed(
-        self, items: Sequence[Item], begin: int, end: int, gives: Sequence[Value]
+        self, items: Sequence[Item], begin: int, end: int, gives: Sequence[EmittedValue]
     ) -> list[Item]:
         run = list(items[begin:end])
         if sum(_is_real(step) for item in run for step in steps_of(item)) < 2:
@@ -153,7 +155,7 @@ class _Selective:
 
     recomputed: frozenset[OpStep]
 
-    def divided(self, items: Sequence[Item], gives: Sequence[Value]) -> list[Item]:
+    def divided(self, items: Sequence[Item], gives: Sequence[EmittedValue]) -> list[Item]:
         """Items in pieces; what is not in one is looked into."""
         steps: list[Item] = []
         place = 0
@@ -188,9 +190,9 @@ class _Selective:
                 spans.append((place, end))
         return spans
 
-    def _last_kept(self, items: Sequence[Item]) -> dict[Value, int]:
+    def _last_kept(self, items: Sequence[Item]) -> dict[EmittedValue, int]:
         """The last item that keeps a value, or a view of it, for its gradients."""
-        last: dict[Value, int] = {}
+        last: dict[EmittedValue, int] = {}
         for place in range(len(items) - 1, -1, -1):
             for step in reversed(list(steps_of(items[place]))):
                 if step.operator in _SUMS:
@@ -216,7 +218,7 @@ class _Selective:
 
 def _run_again(steps: Sequence[OpStep], again: RecomputedNodes) -> frozenset[OpStep]:
     """The steps of the nodes named, and those without a name that only they read."""
-    readers: dict[Value, list[OpStep]] = {}
+    readers: dict[EmittedValue, list[OpStep]] = {}
     for step in steps:
         for value in step.reads():
             readers.setdefault(value, []).append(step)
@@ -229,7 +231,9 @@ def _run_again(steps: Sequence[OpStep], again: RecomputedNodes) -> frozenset[OpS
     return frozenset(new_steps)
 
 
-def _only_for(step: OpStep, readers: dict[Value, list[OpStep]], steps: Iterable[OpStep]) -> bool:
+def _only_for(
+    step: OpStep, readers: dict[EmittedValue, list[OpStep]], steps: Iterable[OpStep]
+) -> bool:
     who = [reader for out in step.outs if out is not None for reader in readers.get(out, ())]
     return bool(who) and all(reader in steps for reader in who)
 

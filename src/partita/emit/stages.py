@@ -28,7 +28,7 @@ from partita.emit.families import Families, UnnamedClass
 from partita.emit.helpers import helpers, imports
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
-from partita.emit.steps import Steps, Value, read_steps
+from partita.emit.steps import EmittedValue, Steps, read_steps
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
 from partita.units import count
@@ -109,7 +109,7 @@ class _Emission:
         self.names = _wire_names(model, stages)
         self.class_names = [f"Stage{stage.label}" for stage in stages]
         read = [v for step in model.steps for v in step.reads() if v.is_state]
-        read += [v for v in model.outputs if isinstance(v, Value) and v.is_state]
+        read += [v for v in model.outputs if isinstance(v, EmittedValue) and v.is_state]
         self.states = list(dict.fromkeys(read))
 
     def emit(self) -> Emitted:
@@ -127,8 +127,12 @@ class _Emission:
             "\n".join(lines) + "\n",
             tuple(stage.label for stage in self.stages),
             tuple(self.class_names),
-            tuple(self.names[v] if isinstance(v, Value) else None for v in self.model.inputs),
-            tuple(self.names[v] if isinstance(v, Value) else (v,) for v in self.model.outputs),
+            tuple(
+                self.names[v] if isinstance(v, EmittedValue) else None for v in self.model.inputs
+            ),
+            tuple(
+                self.names[v] if isinstance(v, EmittedValue) else (v,) for v in self.model.outputs
+            ),
             tuple(missing),
         )
 
@@ -225,16 +229,16 @@ class _Emission:
         )  # fmt: skip
 
     def _runner(self) -> Runner:
-        inputs = [value for value in self.model.inputs if isinstance(value, Value)]
+        inputs = [value for value in self.model.inputs if isinstance(value, EmittedValue)]
         wires = [(stage.takes, stage.gives) for stage in self.stages]
         return Runner(self.names, inputs, wires, self.model.outputs, self.out_spec)
 
 
-def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[Value, str]:
+def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[EmittedValue, str]:
     """A name of its own for everything that enters, leaves or passes between stages."""
-    wire_names: dict[Value, str] = {}
+    wire_names: dict[EmittedValue, str] = {}
     for value, name in zip(model.inputs, model.input_names, strict=True):
-        if isinstance(value, Value):
+        if isinstance(value, EmittedValue):
             wire_names[value] = unused(variable(name), wire_names.values())
     for value in (value for stage in stages for value in stage.gives):
         if value not in wire_names:
@@ -245,7 +249,7 @@ def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[Value, str]:
     return wire_names
 
 
-def _origin(value: Value) -> str:
+def _origin(value: EmittedValue) -> str:
     if value.kind == "input":
         return "given to the model"
     if value.is_state:

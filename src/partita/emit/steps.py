@@ -24,7 +24,7 @@ LEARNING = ("batch_norm", "instance_norm")  # they change buffers though their s
 
 
 @dataclass(eq=False)
-class Value:
+class EmittedValue:
     """A tensor with an identity of its own.
 
     `names` are the names a parameter or buffer has in the model, several where it is tied.
@@ -52,7 +52,7 @@ class OpStep:
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outs: tuple[Value | None, ...]
+    outs: tuple[EmittedValue | None, ...]
     is_list: bool = False
     changes: bool = False  # a buffer
     stack: tuple[tuple[str, str], ...] = ()  # (call, path) of modules around it, outermost first
@@ -69,7 +69,7 @@ class OpStep:
         """The operator's name without overload: `conv2d`."""
         return str(self.target.overloadpacket.__name__)
 
-    def reads(self) -> Iterator[Value]:
+    def reads(self) -> Iterator[EmittedValue]:
         """Every value in the arguments, as often as it stands there."""
         yield from values_in((self.args, self.kwargs))
 
@@ -81,15 +81,15 @@ class Steps:
     An input that is no tensor is None: it is the one that was captured, whatever is given.
     """
 
-    inputs: list[Value | None] = field(default_factory=list)
+    inputs: list[EmittedValue | None] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     steps: list[OpStep] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
 
 
-def values_in(nested: Any) -> Iterator[Value]:
+def values_in(nested: Any) -> Iterator[EmittedValue]:
     """The values in nested arguments."""
-    if isinstance(nested, Value):
+    if isinstance(nested, EmittedValue):
         yield nested
     elif isinstance(nested, list | tuple):
         for item in nested:
@@ -141,19 +141,19 @@ class _StepReader:
         if given.kind != "input":
             self.known[given.name] = self._state(given)
             return
-        value = None if given.is_fixed else Value(given.name, given.value, "input")
+        value = None if given.is_fixed else EmittedValue(given.name, given.value, "input")
         self.model.inputs.append(value)
         self.model.input_names.append(given.target)
         self.known[given.name] = given.value if value is None else value
 
-    def _state(self, given: TorchInput) -> Value:
+    def _state(self, given: TorchInput) -> EmittedValue:
         if given.kind not in _HELD:
             raise CaptureError(
                 f"the model holds {given.target!r}, a {given.kind}",
                 fix="keep parameters, buffers and plain tensors in it",
             )
         others = self.names.get(given.target, ())
-        return Value(
+        return EmittedValue(
             given.name, given.value, given.kind,
             names=(given.target, *(name for name in others if name != given.target)),
             persistent=given.persistent,
@@ -187,7 +187,7 @@ class _StepReader:
         stack = (*self._around(node), *called)
         scope = stack[-1][1] if stack else ""
         results = list(node.value) if node.gives_several else [node.value]
-        outs = [Value(node.name, item, scope=scope) for item in results]
+        outs = [EmittedValue(node.name, item, scope=scope) for item in results]
         self.known[node.name] = outs if node.gives_several else outs[0]
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
@@ -227,7 +227,7 @@ def _holders(module: nn.Module) -> set[str]:
 
 
 def _is_small(value: Any) -> bool:
-    data = value.data if isinstance(value, Value) else None
+    data = value.data if isinstance(value, EmittedValue) else None
     if data is None or type(data) is not torch.Tensor or data.device.type == "meta":
         return False
     return data.numel() <= MOST_WRITTEN_OUT and not data.is_complex()

@@ -7,7 +7,7 @@ import torch
 
 from partita.errors import InputError
 from partita.gpu.rtasks.api import DTYPES, rtasks
-from partita.gpu.rtasks.fused import Fused
+from partita.gpu.rtasks.fused import FusedModel
 from partita.gpu.streams.api import Streamed, streams
 from partita.run.load import load_module
 
@@ -48,7 +48,7 @@ def rtasks_of(
     time_s: float | None = None,
     seed: int = 0,
     note: Note | None = None,
-) -> Fused:
+) -> FusedModel:
     """Named models fused; several run in one program."""
     if device == "cuda":
         _need_cuda("leave --run out to plan, or use --interpret to run it tile by tile", "--run")

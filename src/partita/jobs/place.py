@@ -22,9 +22,9 @@ from partita.jobs.place_inputs import Subject, load_subject
 from partita.jobs.place_job import PlacementJob
 from partita.jobs.place_result import Placed
 from partita.problems.placement import (
-    Constraints,
     PlacementProblem,
     PlacementSolution,
+    RecordConstraints,
 )
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Search, Stop
@@ -132,7 +132,8 @@ def place_again(saved: SavedPlacement) -> Placed:
     if saved.semantics == "exprimo" and subject.exprimo is not None:
         layers = subject.exprimo_layers()
     job = PlacementJob(
-        subject, layers, Constraints(), saved.plan.origin.method, searches("placement")["single"],
+        subject, layers, RecordConstraints(), saved.plan.origin.method,
+        searches("placement")["single"],
         saved.batches, saved.in_flight, UNTIL_DONE, saved.plan.origin.seed,
     )  # fmt: skip
     return job.again(saved, layer_devices(layers, devices))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.problems.placement import Constraints
+from partita.problems.placement import RecordConstraints
 from partita.suggest import suggest
 
 Constraint = tuple[str, int | str]  # (pattern of op names, device)
@@ -31,7 +31,7 @@ class PlacementConstraints:
         names = {*self.pinned, *self.forbidden}
         return {name: (self.pinned.get(name), self.forbidden.get(name, nowhere)) for name in names}
 
-    def constraints(self, layers: Sequence[Sequence[str]]) -> Constraints:
+    def constraints(self, layers: Sequence[Sequence[str]]) -> RecordConstraints:
         """The same by layer."""
         layer_of = {name: index for index, names in enumerate(layers) for name in names}
         pinned = {(layer_of[name], device) for name, device in self.pinned.items()}
@@ -41,7 +41,7 @@ class PlacementConstraints:
             for device in devices
         }
         groups = [sorted({layer_of[name] for name in group}) for group in self.colocated]
-        return Constraints(
+        return RecordConstraints(
             tuple(tuple(group) for group in groups if len(group) > 1),
             tuple(sorted(pinned)),
             tuple(sorted(forbidden)),

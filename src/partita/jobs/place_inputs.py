@@ -24,7 +24,7 @@ from partita.costs.placement import PlacementModel, placement_model
 from partita.files import decode_json, read_bytes
 from partita.graph.record import Graph
 from partita.jobs.workload import Workload, load
-from partita.problems.placement import Constraints, PlacementProblem
+from partita.problems.placement import PlacementProblem, RecordConstraints
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Subject:
     machine: DeviceGraph | None = None
 
     @property
-    def exprimo(self) -> Callable[[int, int, Constraints], PlacementProblem] | None:
+    def exprimo(self) -> Callable[[int, int, RecordConstraints], PlacementProblem] | None:
         """Makes Exprimo's own problem of (batches, in flight, constraints), if it can be made."""
         if self.network is None or self.machine is None:
             return None

@@ -26,9 +26,9 @@ from partita.jobs.place_result import Placed, SimulatedPlacement
 from partita.jobs.place_trace import exprimo_timeline
 from partita.plans import ClusterRef, Origin, Plan, Prediction
 from partita.problems.placement import (
-    Constraints,
     PlacementProblem,
     PlacementSolution,
+    RecordConstraints,
     check,
     simulate_exprimo,
 )
@@ -58,7 +58,7 @@ class PlacementJob:
     """The state of one job: what was tried, the bound, the history."""
 
     def __init__(
-        self, subject: Subject, model: PlacementModel, constraints: Constraints, method: str,
+        self, subject: Subject, model: PlacementModel, constraints: RecordConstraints, method: str,
         search: Search[PlacementProblem, PlacementSolution], batches: int, in_flight: int,
         stop: Stop, seed: int,
     ) -> None:  # fmt: skip
@@ -195,7 +195,9 @@ class PlacementJob:
     def _names(self) -> tuple[tuple[str, ...], ...]:
         return self.model.layers
 
-    def _record(self, communication: float = 1.0, constraints: Constraints | None = None) -> Any:
+    def _record(
+        self, communication: float = 1.0, constraints: RecordConstraints | None = None
+    ) -> Any:
         return self.model.problem(
             "partita",
             batches=self.batches,

@@ -25,14 +25,22 @@ from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import Constraints, parse_constraints
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned, rejection
-from partita.jobs.plan_simulator import Candidate, Clock, Simulator
+from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.search.base import Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.model import JointModel
 
-__all__ = ("DEFAULT_STOP", "OBJECTIVES", "Candidate", "Planned", "joint_model", "plan", "rejection")
+__all__ = (
+    "DEFAULT_STOP",
+    "OBJECTIVES",
+    "Planned",
+    "SimulatedPlan",
+    "joint_model",
+    "plan",
+    "rejection",
+)
 
 OBJECTIVES = ("throughput", "latency")
 DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)

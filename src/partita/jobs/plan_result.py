@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from partita import __version__, units
 from partita.jobs.advice import what_would_fit
-from partita.jobs.plan_simulator import Candidate, Simulator, rank
+from partita.jobs.plan_simulator import SimulatedPlan, Simulator, rank
 from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
@@ -19,8 +19,8 @@ class Planned:
     status: Status
     why: str
     plan: Plan | None
-    best: Candidate | None
-    others: tuple[Candidate, ...]
+    best: SimulatedPlan | None
+    others: tuple[SimulatedPlan, ...]
     lower_bound_s: float
     seconds: float
     seed: int
@@ -80,7 +80,7 @@ def _ending(
     return Status.FEASIBLE, why
 
 
-def _in_full(simulator: Simulator) -> Candidate | None:
+def _in_full(simulator: Simulator) -> SimulatedPlan | None:
     """The winner, simulated op by op in every stage; candidates are only estimated where deep.
 
     One that is not the fastest, or does not fit, when looked at in full gives way to the next.
@@ -97,7 +97,7 @@ def _in_full(simulator: Simulator) -> Candidate | None:
 
 
 def _plan(
-    simulator: Simulator, best: Candidate, said: tuple[Status, str], bound: float, spec: str
+    simulator: Simulator, best: SimulatedPlan, said: tuple[Status, str], bound: float, spec: str
 ) -> Plan:
     simulation, (status, why) = best.simulation, said
     prediction = simulation.prediction(bound, best.objective_s if simulator.steady_state else None)
@@ -117,7 +117,7 @@ def _plan(
     )
 
 
-def _alternatives(simulator: Simulator, best: Candidate) -> tuple[Alternative, ...]:
+def _alternatives(simulator: Simulator, best: SimulatedPlan) -> tuple[Alternative, ...]:
     """The next best, and what stood against each; those that do not fit too."""
     others = sorted((c for c in simulator.candidates if c is not best), key=lambda c: c.objective_s)
     generator = (
@@ -142,12 +142,12 @@ def _why_not(simulator: Simulator) -> str:
     return what_would_fit(simulator.model, simulator.max_memory)
 
 
-def _alike(one: Candidate, other: Candidate) -> bool:
+def _alike(one: SimulatedPlan, other: SimulatedPlan) -> bool:
     mine, its = one.simulation, other.simulation
     return mine.stages == its.stages and mine.schedule == its.schedule
 
 
-def rejection(other: Candidate, best: Candidate) -> str:
+def rejection(other: SimulatedPlan, best: SimulatedPlan) -> str:
     """What stands against a plan: memory, or what it loses most by."""
     mine, its = other.simulation, best.simulation
     if not other.fits:

@@ -27,7 +27,7 @@ from partita.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedPlan:
     """One plan that was simulated."""
 
     name: str
@@ -42,7 +42,7 @@ class Candidate:
         return self.simulation.step_s
 
 
-def rank(candidate: Candidate) -> tuple[float, float]:
+def rank(candidate: SimulatedPlan) -> tuple[float, float]:
     """Best first; what differs only by rounding is told apart by the step."""
     return float(f"{candidate.objective_s:.9g}"), candidate.step_s
 
@@ -89,7 +89,7 @@ class Simulator:
     clock: Clock
     seed: int = 0
     enough: int = 5  # plans to show; from there on those that cannot win are not simulated
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[SimulatedPlan] = field(default_factory=list)
     history: list[Improvement] = field(default_factory=list)
     is_cheap: bool = False
     _seen: set[tuple[object, ...]] = field(default_factory=set)
@@ -144,7 +144,7 @@ class Simulator:
 
     # Plans.
 
-    def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> Candidate | None:
+    def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> SimulatedPlan | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
         key = (
             tuple((s.mesh, s.splits, (s.checkpointing == "full"), s.recomputed) for s in stages),
@@ -164,7 +164,7 @@ class Simulator:
             self.workload, self.cluster, stages, schedule, self.memo, most_devices=1, quick=True
         ).capped(self.max_memory)
         value = simulation.interval_s if self.steady_state else simulation.step_s
-        candidate = Candidate(name, simulation, value, self.clock.seconds(), simulation.fits)
+        candidate = SimulatedPlan(name, simulation, value, self.clock.seconds(), simulation.fits)
         self.candidates.append(candidate)
         if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
             self._record(candidate.objective_s)
@@ -175,7 +175,7 @@ class Simulator:
         """Does the time from batch to batch count, rather than that of a step?"""
         return not self.workload.training and self.objective == "throughput"
 
-    def best(self) -> Candidate | None:
+    def best(self) -> SimulatedPlan | None:
         """The fastest that fits, if there is one."""
         fitting = [candidate for candidate in self.candidates if candidate.fits]
         return min(fitting, key=rank, default=None)

@@ -110,7 +110,7 @@ def stage_bodies(
     recorded = (None, None) if stage.overlap is None else (stage.overlap.order, stage.overlap.last)
     w = Writer(context, network_order(stage, recorded[0], len(devices)))
     w.keeps_gradients = False
-    layouts = _Layouts()
+    layouts = _LeavingLayouts()
     cuts = _write(w, part, layouts, apart=apart, ends=False)
     resident = {device: resident_bytes(w, device) for device in devices}
     program = w.build(resident)
@@ -120,7 +120,7 @@ def stage_bodies(
     if context.update_of:
         whole = Writer(context, network_order(stage, recorded[1], len(devices)))
         whole.keeps_gradients = False
-        _write(whole, part, _Layouts(), apart=apart, ends=True)
+        _write(whole, part, _LeavingLayouts(), apart=apart, ends=True)
         last = whole.order.ended()
         end_program = whole.build(resident)
         end_timeline = run(end_program)
@@ -142,7 +142,7 @@ def stage_bodies(
     return StageBodies(blocks, part, context, steady, ending, Overlap(order, last))
 
 
-class _Layouts:
+class _LeavingLayouts:
     """How everything lies that leaves a stage, by the tensor's name in its piece."""
 
     def __init__(self) -> None:
@@ -170,7 +170,9 @@ class _Layouts:
         )
 
 
-def _write(w: Writer, part: StageGraph, layouts: _Layouts, *, apart: bool, ends: bool) -> list[int]:
+def _write(
+    w: Writer, part: StageGraph, layouts: _LeavingLayouts, *, apart: bool, ends: bool
+) -> list[int]:
     """One micro-batch, phase by phase; with `ends`, the step's end after it. The phases' ends."""
     ops, first = w.context.graph.ops, part.num_forward
     received: Received = dict.fromkeys(part.entering, ())

@@ -126,7 +126,7 @@ class TiedBytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Strategy:
+class JointStrategy:
     """One way to split all segments on a mesh: figures per kind of segment."""
 
     compute: Floats
@@ -146,7 +146,7 @@ class Strategy:
     replicated: bool = False  # are all parameters, gradients and states kept replicated?
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Strategy):
+        if not isinstance(other, JointStrategy):
             return NotImplemented
         plain = ("tied", "selective", "replicated")
         return all(getattr(self, name) == getattr(other, name) for name in plain) and all(
@@ -156,7 +156,7 @@ class Strategy:
     __hash__ = None  # type: ignore[assignment]
 
 
-COLUMNS = tuple(each.name for each in fields(Strategy) if each.type is Floats)
+COLUMNS = tuple(each.name for each in fields(JointStrategy) if each.type is Floats)
 
 
 class StageChoice(NamedTuple):
@@ -189,12 +189,12 @@ class JointSolution:
     @classmethod
     def from_json(cls, value: object, file: str = "") -> "JointSolution":
         """Read what `to_json` wrote."""
-        wire = files.convert(value, _SolutionWire, file)
+        wire = files.convert(value, _JointSolutionWire, file)
         cell = Cell(wire.grouping, wire.num_microbatches)
         return cls(cell, wire.schedule, tuple(StageChoice(*stage) for stage in wire.stages))
 
 
-class StageCost(NamedTuple):
+class JointStageCost(NamedTuple):
     """What a layer range takes: seconds, once a step, bytes as kept, per micro-batch, for once."""
 
     seconds: float
@@ -216,7 +216,7 @@ class JointProblem:
     cells: tuple[Cell, ...]
     schedules: tuple[JointSchedule, ...]
     meshes: Mapping[tuple[int, int], tuple[MeshShape, ...]]  # by (pattern, micro-batches)
-    strategies: Mapping[TableKey, tuple[Strategy, ...]] = field(repr=False)
+    strategies: Mapping[TableKey, tuple[JointStrategy, ...]] = field(repr=False)
     in_flight: Mapping[FlightKey, tuple[float, ...]] = field(repr=False)  # by group; (): refused
     checkpointing: tuple[str, ...] = CHECKPOINTING
     likely_stages: int = 1  # where to begin: so many that parameters and states fit well
@@ -243,7 +243,7 @@ class JointProblem:
         pattern = self.groupings[cell.grouping].patterns[group]
         return self.meshes.get((pattern, cell.num_microbatches), ())
 
-    def options(self, strategy: Strategy) -> tuple[str, ...]:
+    def options(self, strategy: JointStrategy) -> tuple[str, ...]:
         """What may be checkpointed with a strategy; where nothing is cheap, all is kept."""
         if not self.training:
             return ("none",)
@@ -334,8 +334,8 @@ def _few(values: list[int]) -> str:
 
 
 def stage_cost(
-    problem: JointProblem, strategy: Strategy, checkpointing: str, first: int, end: int
-) -> StageCost:
+    problem: JointProblem, strategy: JointStrategy, checkpointing: str, first: int, end: int
+) -> JointStageCost:
     """The formulas of this module's text, for one layer range."""
     kinds = np.array(problem.segment_kind[first:end])
 
@@ -349,21 +349,21 @@ def stage_cost(
     )
     if not problem.training:
         moment = float(strategy.entering[kinds].max())
-        return StageCost(waited + max(compute, overlapped), 0.0, static, 0.0, moment)
+        return JointStageCost(waited + max(compute, overlapped), 0.0, static, 0.0, moment)
     late = total(strategy.sync) - compute + total(strategy.forward)
     tail = max(0.0, late) + total(strategy.ends)
     if checkpointing == "none":
         saved = total(strategy.saved)
-        return StageCost(waited + max(compute, overlapped), tail, static, saved, 0.0)
+        return JointStageCost(waited + max(compute, overlapped), tail, static, saved, 0.0)
     if checkpointing == "selective":
         sent = total(strategy.again_sent)
         seconds = waited + EXPOSED * sent
         seconds += max(compute + total(strategy.again), overlapped + sent)
         moment = float((strategy.saved - strategy.again_saved)[kinds].max())
-        return StageCost(seconds, tail, static, total(strategy.again_saved), moment)
+        return JointStageCost(seconds, tail, static, total(strategy.again_saved), moment)
     seconds = waited + max(compute + total(strategy.forward), GATHERED_AGAIN * overlapped)
     moment = float(strategy.saved[kinds].max())
-    return StageCost(seconds, tail, static, total(strategy.entering), moment)
+    return JointStageCost(seconds, tail, static, total(strategy.entering), moment)
 
 
 def check(problem: JointProblem, solution: JointSolution) -> tuple[str, ...]:
@@ -404,7 +404,9 @@ def _wrong_choices(problem: JointProblem, solution: JointSolution) -> list[str]:
     return wrong
 
 
-def _strategies(problem: JointProblem, solution: JointSolution, k: int) -> tuple[Strategy, ...]:
+def _strategies(
+    problem: JointProblem, solution: JointSolution, k: int
+) -> tuple[JointStrategy, ...]:
     grouping, schedule = problem.groupings[solution.cell.grouping], solution.schedule
     group = problem.schedules[schedule].group_of(k, grouping.num_groups)
     meshes, mesh = problem.meshes_of(solution.cell, group), solution.stages[k].mesh
@@ -413,12 +415,12 @@ def _strategies(problem: JointProblem, solution: JointSolution, k: int) -> tuple
     return problem.strategies[problem.key(solution.cell, group, meshes[mesh])]
 
 
-def strategy_of(problem: JointProblem, solution: JointSolution, k: int) -> Strategy:
+def strategy_of(problem: JointProblem, solution: JointSolution, k: int) -> JointStrategy:
     """The strategy of a stage."""
     return _strategies(problem, solution, k)[solution.stages[k].strategy]
 
 
-def stage_costs(problem: JointProblem, solution: JointSolution) -> list[StageCost]:
+def stage_costs(problem: JointProblem, solution: JointSolution) -> list[JointStageCost]:
     """What every stage takes."""
     return [
         stage_cost(
@@ -580,7 +582,7 @@ class _StageWire:
 
 
 @dataclass(frozen=True, slots=True)
-class _SolutionWire:
+class _JointSolutionWire:
     grouping: int
     num_microbatches: int
     schedule: int
@@ -588,7 +590,7 @@ class _SolutionWire:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _JointWire:
     batch: int
     training: bool
     segment_kind: tuple[int, ...]
@@ -626,7 +628,7 @@ def _to_wire(problem: JointProblem) -> dict[str, Any]:
     }
 
 
-def _strategy_json(strategy: Strategy) -> dict[str, Any]:
+def _strategy_json(strategy: JointStrategy) -> dict[str, Any]:
     value: dict[str, Any] = {name: getattr(strategy, name).tolist() for name in COLUMNS}
     value["tied"] = strategy.tied
     return value | {"selective": strategy.selective, "replicated": strategy.replicated}
@@ -640,8 +642,8 @@ def read(path: str | Path) -> JointProblem:
 def from_json(value: dict[str, Any], file: str = "") -> JointProblem:
     """A problem from plain values."""
     files.check_format(value, FORMAT, 1, file)
-    wire = files.convert(value, _Wire, file)
-    strategies: dict[TableKey, tuple[Strategy, ...]] = {}
+    wire = files.convert(value, _JointWire, file)
+    strategies: dict[TableKey, tuple[JointStrategy, ...]] = {}
     meshes: dict[tuple[int, int], tuple[MeshShape, ...]] = {}
     for table in wire.tables:
         shape = MeshShape(table.mesh, table.weights)
@@ -663,10 +665,12 @@ def from_json(value: dict[str, Any], file: str = "") -> JointProblem:
         raise error.within(file) from None
 
 
-def _strategy(value: dict[str, Any], file: str) -> Strategy:
+def _strategy(value: dict[str, Any], file: str) -> JointStrategy:
     wire = files.convert(value, _StrategyWire, file)
     columns = {name: np.array(getattr(wire, name), np.float64) for name in COLUMNS}
-    return Strategy(**columns, tied=wire.tied, selective=wire.selective, replicated=wire.replicated)
+    return JointStrategy(
+        **columns, tied=wire.tied, selective=wire.selective, replicated=wire.replicated
+    )
 
 
 def _check_record(problem: JointProblem) -> None:

@@ -62,7 +62,7 @@ class PlacementLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Constraints:
+class RecordConstraints:
     """What a placement must keep to, besides using routes that exist."""
 
     colocated: tuple[tuple[int, ...], ...] = ()  # the layers of a group share a device
@@ -83,7 +83,7 @@ class PlacementProblem:
     batches: int = 1
     pipeline_batches: int = 1  # how many may be in flight at once
     memory_penalization_ms_per_byte: float = 1.0
-    constraints: Constraints = Constraints()
+    constraints: RecordConstraints = RecordConstraints()
 
     def __post_init__(self) -> None:
         _check_settings(self)
@@ -119,7 +119,7 @@ class PlacementProblem:
                 {"id": index, **msgspec.to_builtins(layer)}
                 for index, layer in enumerate(self.layers)
             ],
-        } | ({"constraints": constraints} if self.constraints != Constraints() else {})
+        } | ({"constraints": constraints} if self.constraints != RecordConstraints() else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class PlacementSolution:
         return {"placement": list(self.placement)}
 
 
-class Evaluation(NamedTuple):
+class PlacementEvaluation(NamedTuple):
     """What the simulation of one placement found."""
 
     makespan_ms: float
@@ -210,7 +210,7 @@ def lower_bound(problem: PlacementProblem) -> float:
     return (max(in_a_row * one_batch, work) + penalty) * (1 - 1e-10)
 
 
-def simulate_exprimo(problem: PlacementProblem, placement: Sequence[int]) -> Evaluation:
+def simulate_exprimo(problem: PlacementProblem, placement: Sequence[int]) -> PlacementEvaluation:
     """Time and memory of one placement, event by event."""
     violations = check(problem, PlacementSolution(tuple(placement)))
     if violations:
@@ -312,7 +312,7 @@ class _Simulation:
         self.present: dict[_LayerRun, int] = {}  # inputs that a waiting job has
         self.inputs = [index for index, layer in enumerate(self.layers) if not layer.parents]
 
-    def run(self) -> Evaluation:
+    def run(self) -> PlacementEvaluation:
         """Handle events until there are none."""
         handlers = {
             "wakeup": self.start_next,
@@ -333,7 +333,7 @@ class _Simulation:
             for peak, device in zip(self.memory.peak, self.problem.devices, strict=True)
         )
         score = self.now_ms + self.problem.memory_penalization_ms_per_byte * over
-        return Evaluation(self.now_ms, tuple(self.memory.peak), score, handled)
+        return PlacementEvaluation(self.now_ms, tuple(self.memory.peak), score, handled)
 
     def admit_batch(self) -> None:
         """Queue the input layers of the next batch, if there is room and their devices wait."""
@@ -735,5 +735,5 @@ def _from_raw(raw: _PlacementProblemFile) -> PlacementProblem:
         batches=settings.batches,
         pipeline_batches=settings.pipeline_batches,
         memory_penalization_ms_per_byte=settings.memory_penalization_ms_per_byte,
-        constraints=Constraints(**msgspec.structs.asdict(raw.constraints)),
+        constraints=RecordConstraints(**msgspec.structs.asdict(raw.constraints)),
     )

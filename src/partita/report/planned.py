@@ -4,7 +4,7 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
-from partita.jobs.plan import Candidate, Planned
+from partita.jobs.plan import Planned, SimulatedPlan
 from partita.jobs.simulate import Simulation
 from partita.plans import Stage
 from partita.report.summary import CHECKPOINTED, KEPT, headline, throughput
@@ -93,7 +93,7 @@ def others_text(planned: Planned) -> str:
     return units.table(header, rows, numbers=range(2, len(header)))
 
 
-def candidate_row(candidate: Candidate, best: Candidate, in_a_row: bool) -> tuple[str, ...]:
+def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, in_a_row: bool) -> tuple[str, ...]:
     """One plan in one line, against the best; with the time from steady state where it counts."""
     simulation = candidate.simulation
     return (
@@ -144,7 +144,7 @@ def planned_json(planned: Planned, model: str, cluster: str, written: str | None
     }
 
 
-def _plan_json(candidate: Candidate) -> dict[str, Any]:
+def _plan_json(candidate: SimulatedPlan) -> dict[str, Any]:
     simulation = candidate.simulation
     return {
         "found_by": candidate.name,

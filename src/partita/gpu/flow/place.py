@@ -20,7 +20,7 @@ EIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """Channels `begin` to `begin + width` of a buffer."""
 
     buffer: str
@@ -29,10 +29,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BufferPlacement:
     """A place for every image that has one, and the shape of every buffer."""
 
-    places: dict[str, Place]
+    places: dict[str, BufferPlace]
     buffers: dict[str, tuple[int, int, int, int]]
 
 
@@ -41,7 +41,7 @@ def padded(channels: int) -> int:
     return -(-channels // EIGHT) * EIGHT
 
 
-def place(flow: Flow) -> tuple[Flow, Placement]:
+def place(flow: Flow) -> tuple[Flow, BufferPlacement]:
     """The flow with views and copies settled, and where everything lies."""
     flow = replace(_real_cats(flow), shapes=dict(flow.shapes), dtypes=dict(flow.dtypes))
     wishes = _Wishes(flow)
@@ -167,8 +167,8 @@ class _Wishes:
     def of(self, root: str) -> list[str]:
         return [name for name in self.members[root] if name in self.written]
 
-    def placement(self) -> Placement:
-        places: dict[str, Place] = {}
+    def placement(self) -> BufferPlacement:
+        places: dict[str, BufferPlace] = {}
         buffers: dict[str, tuple[int, int, int, int]] = {}
         for root, members in self.members.items():
             at = {name: self.root(name)[1] for name in members}
@@ -178,5 +178,5 @@ class _Wishes:
             buffers[root] = (shape[0], high - low, shape[2], shape[3])
             for name in members:
                 width = padded(self.flow.shapes[name][1])
-                places[name] = Place(root, at[name] - low, width)
-        return Placement(places, buffers)
+                places[name] = BufferPlace(root, at[name] - low, width)
+        return BufferPlacement(places, buffers)

@@ -71,7 +71,7 @@ class GreedyDecoder(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _Scratch:
+class _DecodeScratch:
     hidden: T
     best: T
     index: T
@@ -98,7 +98,7 @@ class PersistentDecoder:
         self._counters = self._zeros(spec.num_layers + 3, dtype=torch.int32)
         self._faults = self._zeros(1, dtype=torch.int32)
         self._carry = self._zeros(spec.num_layers, spec.hidden_size, dtype=torch.float32)
-        self._scratch: dict[int, _Scratch] = {}
+        self._scratch: dict[int, _DecodeScratch] = {}
         self._compiled: Any = None
         self.turns: T | None = None  # for the interpreter: another order
 
@@ -149,12 +149,12 @@ class PersistentDecoder:
         if max_steps < 1:
             raise ProblemError(f"max_steps is {max_steps}", fix="give 1 or more")
 
-    def _scratch_for(self, max_steps: int) -> _Scratch:
+    def _scratch_for(self, max_steps: int) -> _DecodeScratch:
         capacity = max(power(max_steps), 16)
         if capacity not in self._scratch:
             wide = power(self.shape.num_programs)
             layers = self.spec.num_layers
-            self._scratch[capacity] = _Scratch(
+            self._scratch[capacity] = _DecodeScratch(
                 self._zeros(layers, capacity, self.width, dtype=self.spec.dtype),
                 self._zeros(capacity, wide, dtype=torch.float32),
                 self._zeros(capacity, wide, dtype=torch.int32),

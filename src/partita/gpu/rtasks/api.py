@@ -10,7 +10,7 @@ from torch import nn
 
 from partita.cluster import DeviceKind, resolve
 from partita.errors import InputError
-from partita.gpu.rtasks.fused import Fused
+from partita.gpu.rtasks.fused import FusedModel
 from partita.gpu.rtasks.job import Job
 from partita.gpu.rtasks.launches import need_triton
 
@@ -32,7 +32,7 @@ def rtasks(
     num_warps: int = 4,
     seed: int = 0,
     note: Callable[[str], None] | None = None,
-) -> Fused:
+) -> FusedModel:
     """The module with its small ops fused into persistent kernels, one CUDA graph in all.
 
     `example` has the inputs in the shapes that will be used. Several modules with as many examples
@@ -46,7 +46,7 @@ def rtasks(
     _check_place(modules, examples, where)
     kind_here = _kind_of(where, kind)
 
-    def fused(some: Sequence[nn.Module], given: Sequence[tuple[T, ...]]) -> Fused:
+    def fused(some: Sequence[nn.Module], given: Sequence[tuple[T, ...]]) -> FusedModel:
         job = Job(some, given, where, note or _silent)
         job.lower()
         job.plan(kind_here, method, time_s, per_unit, seed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from partita.errors import ProblemError
-from partita.gpu.flow.place import Placement, place
+from partita.gpu.flow.place import BufferPlacement, place
 from partita.gpu.flow.steps import Flow, Step
 from partita.gpu.rtasks.drafts import Draft, Values, Weight
 from partita.gpu.rtasks.pieces import Piece, Pieces
@@ -58,7 +58,7 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lowered:
+class LoweredModel:
     """A flow as pieces in memory: `regions` has an entry for every piece, None for fallbacks."""
 
     flow: Flow
@@ -67,16 +67,16 @@ class Lowered:
     arena: Arena
 
 
-def lower(flow_pieces: Pieces, device: torch.device) -> Lowered:
+def lower(flow_pieces: Pieces, device: torch.device) -> LoweredModel:
     """Give every value and weight its place, and fill in what is constant."""
     placement, pieces = _placed(flow_pieces)
     builder = _Builder(flow_pieces.values, placement)
     regions = [builder.region(piece.drafts) if piece.fused else None for piece in pieces]
     arena = builder.arena(device)
-    return Lowered(flow_pieces.flow, pieces, tuple(regions), arena)
+    return LoweredModel(flow_pieces.flow, pieces, tuple(regions), arena)
 
 
-def _placed(flow_pieces: Pieces) -> tuple[Placement, tuple[Piece, ...]]:
+def _placed(flow_pieces: Pieces) -> tuple[BufferPlacement, tuple[Piece, ...]]:
     """Where values lie; pieces with the copies that this takes."""
     inside = [draft for piece in flow_pieces.pieces if piece.fused for draft in piece.drafts]
     made = {name for draft in inside for name in draft.makes}
@@ -128,7 +128,7 @@ def _copies(draft: Draft, members: Sequence[str], values: Values) -> list[Draft]
 class _Builder:
     """Deals out the arena: values first, then weights as ops ask for them."""
 
-    def __init__(self, values: Values, placement: Placement) -> None:
+    def __init__(self, values: Values, placement: BufferPlacement) -> None:
         self.values, self.placement = values, placement
         self.size, self.wide_size = 0, 0
         self.begins = {

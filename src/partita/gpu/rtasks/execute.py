@@ -12,7 +12,7 @@ import torch
 
 from partita.gpu.flow import eager
 from partita.gpu.flow.steps import CONVS, Step
-from partita.gpu.rtasks.arena import Lowered
+from partita.gpu.rtasks.arena import LoweredModel
 from partita.gpu.rtasks.drafts import Draft
 
 T = torch.Tensor
@@ -20,12 +20,12 @@ Launch = Callable[[], object]
 StepKernel = Callable[[dict[str, Any]], Any]
 
 
-class Pipeline:
+class RegionPipeline:
     """A lowered flow that can be run: `launches` has a call for every piece that is fused."""
 
     def __init__(
         self,
-        lowered: Lowered,
+        lowered: LoweredModel,
         launches: Sequence[Launch | None],
         kernels: dict[str, StepKernel] | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Pipeline:
             return tuple(each.clone() for each in self.results)
 
 
-def _wanted(lowered: Lowered, launches: Sequence[Launch | None]) -> Collection[str]:
+def _wanted(lowered: LoweredModel, launches: Sequence[Launch | None]) -> Collection[str]:
     """The values that PyTorch makes and fused regions read: they must be in the arena.
 
     What no step is called (a group of a convolution, say) is there when what it is a part of is.

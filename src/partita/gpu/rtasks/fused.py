@@ -21,7 +21,7 @@ from partita.timeline import Timeline
 T = torch.Tensor
 
 
-class Call(Protocol):
+class FusedCall(Protocol):
     """What runs a model: all inputs in, all outputs out."""
 
     @property
@@ -34,14 +34,14 @@ class Call(Protocol):
         ...
 
 
-class Fused:
+class FusedModel:
     """Models with their regions fused; call it with the inputs of all."""
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
         examples: Sequence[tuple[T, ...]],
-        call: Call,
+        call: FusedCall,
         plans: Sequence[PlannedRegion | None],
         outcome: Outcome,
     ) -> None:
@@ -91,7 +91,7 @@ class Fused:
             outputs = outputs[shape.num_leaves :]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def beside(self, alone: Sequence["Fused"]) -> "Fused":
+    def beside(self, alone: Sequence["FusedModel"]) -> "FusedModel":
         """The same, with the times of its models one by one in the report."""
         outcome = self.outcome
         if outcome.kept == "interpreted":

@@ -7,7 +7,7 @@ decide against a region: of large products they expect a third too much.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from partita.gpu.rtasks.execute import Pipeline, StepKernel
+from partita.gpu.rtasks.execute import RegionPipeline, StepKernel
 from partita.gpu.rtasks.launches import Launched, merged
 from partita.gpu.rtasks.piece_times import PieceTimes, op_times, piece_times
 from partita.gpu.rtasks.planned import PlannedRegion
@@ -34,7 +34,7 @@ def without_slow(
         return launched, times
     launched = merged(launched, job.compiled(_plans(job, origin)), origin)
     job.plans = launched.plans
-    job.check(Pipeline(job.lowered, launched.launches, kernels)(*job.inputs))
+    job.check(RegionPipeline(job.lowered, launched.launches, kernels)(*job.inputs))
     return launched, piece_times(job.lowered, launched.launches, job.inputs, kernels)
 
 

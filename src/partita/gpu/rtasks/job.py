@@ -12,9 +12,9 @@ from partita.cluster import DeviceKind
 from partita.gpu.choose import check, fastest
 from partita.gpu.flow.fold import fold, fold_norms
 from partita.gpu.reference_output import ReferenceOutput, reference_output
-from partita.gpu.rtasks.arena import Lowered
-from partita.gpu.rtasks.execute import Pipeline, StepKernel
-from partita.gpu.rtasks.fused import Call, Fused
+from partita.gpu.rtasks.arena import LoweredModel
+from partita.gpu.rtasks.execute import RegionPipeline, StepKernel
+from partita.gpu.rtasks.fused import FusedCall, FusedModel
 from partita.gpu.rtasks.improve import without_slow
 from partita.gpu.rtasks.launches import Launched, compiled, interpreted
 from partita.gpu.rtasks.lower import captured, lower_flow, side_by_side
@@ -56,7 +56,7 @@ class Job:
         with torch.no_grad():
             flows = [captured(*pair) for pair in pairs]
             folded = side_by_side([fold(flow) for flow in flows])
-            self.lowered: Lowered = lower_flow(folded, self.device)
+            self.lowered: LoweredModel = lower_flow(folded, self.device)
             plain = side_by_side([fold_norms(flow) for flow in flows])
             references = [reference_output(*pair, depth=len(plain.steps)) for pair in pairs]
         self.plain_flow = plain
@@ -87,14 +87,14 @@ class Job:
         """A program for the region of one piece."""
         return plan_region(self.lowered, index, self.kind, per_unit=per_unit, **self.options)
 
-    def interpret(self, seed: int) -> Fused:
+    def interpret(self, seed: int) -> FusedModel:
         """Tile by tile, without a GPU."""
         launched = interpreted(self.lowered, self.plans, seed)
-        pipeline = Pipeline(self.lowered, launched.launches)
+        pipeline = RegionPipeline(self.lowered, launched.launches)
         with torch.no_grad():
             error = self.check(pipeline(*self.inputs))
         outcome = self.outcome("interpreted", launched, {}, error)
-        return Fused(self.modules, self.examples, pipeline, self.plans, outcome)
+        return FusedModel(self.modules, self.examples, pipeline, self.plans, outcome)
 
     def compile(self, num_warps: int) -> Launched:
         """A kernel for every region."""
@@ -111,7 +111,7 @@ class Job:
             replan=lambda index: self.plan_one(index, 1),
         )
 
-    def measure(self, launched: Launched) -> Fused:
+    def measure(self, launched: Launched) -> FusedModel:
         """Timed piece by piece and as a whole, in CUDA graphs; what is slower is not used."""
         began = time.perf_counter()
         kernels, refused = recurrent_kernels(self.lowered, self.device)
@@ -119,7 +119,7 @@ class Job:
         with torch.no_grad():
             sequential = SequentialGraph(self.plain_flow, self.inputs)
             self.reference = self.reference.beside(sequential(*self.inputs))
-            self.check(Pipeline(self.lowered, launched.launches, kernels)(*self.inputs))
+            self.check(RegionPipeline(self.lowered, launched.launches, kernels)(*self.inputs))
             compile_s = time.perf_counter() - began + sum(launched.seconds.values())
             self.note("measuring")
             times = piece_times(self.lowered, launched.launches, self.inputs, kernels)
@@ -129,16 +129,16 @@ class Job:
                 for index, launch in enumerate(launched.launches)
             ]
             kernels = self.faster_kernels(kept, kernels)
-            fused = PipelineGraph(Pipeline(self.lowered, kept, kernels), self.inputs)
+            fused = PipelineGraph(RegionPipeline(self.lowered, kept, kernels), self.inputs)
             error = self.check(fused(*self.inputs))
-            calls: dict[str, Call] = {"fused": fused, "sequential": sequential}
+            calls: dict[str, FusedCall] = {"fused": fused, "sequential": sequential}
             used, times_us = fastest(tuple(calls), lambda name: calls[name].replay)
         self.notes += [f"{self.region_name(i)} {text}" for i, text in launched.refused.items()]
         outcome = replace(
             self.outcome(used, launched, times, error),
             compile_s=compile_s, fused_us=times_us[0], sequential_us=times_us[1],
         )  # fmt: skip
-        return Fused(self.modules, self.examples, calls[used], launched.plans, outcome)
+        return FusedModel(self.modules, self.examples, calls[used], launched.plans, outcome)
 
     def faster_kernels(
         self, kept: Sequence[Any], kernels: dict[str, StepKernel]
@@ -155,7 +155,8 @@ class Job:
         if not kernels:
             return kernels
         graphs = [
-            PipelineGraph(Pipeline(self.lowered, kept, each), self.inputs) for each in (kernels, {})
+            PipelineGraph(RegionPipeline(self.lowered, kept, each), self.inputs)
+            for each in (kernels, {})
         ]
         best, (mine, theirs) = fastest(graphs, lambda each: each.replay)
         names = ", ".join(kernels)

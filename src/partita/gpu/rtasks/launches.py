@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from partita.errors import MissingExtraError, ProblemError
 from partita.gpu.choose import not_compiled
-from partita.gpu.rtasks.arena import Lowered
+from partita.gpu.rtasks.arena import LoweredModel
 from partita.gpu.rtasks.execute import Launch
 from partita.gpu.rtasks.interpret import interpret
 from partita.gpu.rtasks.planned import PlannedRegion
@@ -28,7 +28,7 @@ class Launched:
     seconds: dict[int, float]
 
 
-def interpreted(lowered: Lowered, plans: Plans, seed: int = 0) -> Launched:
+def interpreted(lowered: LoweredModel, plans: Plans, seed: int = 0) -> Launched:
     """Regions tile by tile in random turns over values that begin as NaN: slow, without a GPU."""
     launches: list[Launch | None] = []
     for index, plan in enumerate(plans):
@@ -53,7 +53,7 @@ class _Interpreted:
 
 
 def compiled(
-    lowered: Lowered,
+    lowered: LoweredModel,
     plans: Plans,
     *,
     num_warps: int = 4,
@@ -118,7 +118,7 @@ def merged(old: Launched, new: Launched, origin: Sequence[int | None]) -> Launch
     )
 
 
-def _region(lowered: Lowered, plan: PlannedRegion, num_warps: int) -> tuple[Launch, str]:
+def _region(lowered: LoweredModel, plan: PlannedRegion, num_warps: int) -> tuple[Launch, str]:
     from partita.gpu.rtasks.region import Region
 
     arena = lowered.arena

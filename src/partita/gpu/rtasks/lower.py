@@ -13,7 +13,7 @@ from partita.gpu.flow import eager
 from partita.gpu.flow.export import flow_of
 from partita.gpu.flow.read import Held
 from partita.gpu.flow.steps import Flow, Step
-from partita.gpu.rtasks.arena import Lowered, lower
+from partita.gpu.rtasks.arena import LoweredModel, lower
 from partita.gpu.rtasks.patterns import recognised
 from partita.gpu.rtasks.pieces import cut
 
@@ -75,7 +75,7 @@ def _held(value: Any, name: str, constant: Held) -> Any:
     return value
 
 
-def lower_flow(flow: Flow, device: torch.device) -> Lowered:
+def lower_flow(flow: Flow, device: torch.device) -> LoweredModel:
     """Steps as regions and fallbacks in memory."""
     return lower(cut(recognised(settled(flow, device)), device), device)
 

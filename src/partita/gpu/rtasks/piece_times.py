@@ -10,8 +10,8 @@ import torch
 from partita.gpu.flow.steps import Step
 from partita.gpu.graphs import capture
 from partita.gpu.measure import compare_us, run_us
-from partita.gpu.rtasks.arena import Lowered
-from partita.gpu.rtasks.execute import Launch, Pipeline, StepKernel
+from partita.gpu.rtasks.arena import LoweredModel
+from partita.gpu.rtasks.execute import Launch, RegionPipeline, StepKernel
 from partita.gpu.rtasks.lower_rules import VIEW_TARGETS
 
 T = torch.Tensor
@@ -33,15 +33,15 @@ class PieceTimes:
 
 
 def piece_times(
-    lowered: Lowered,
+    lowered: LoweredModel,
     launches: Sequence[Launch | None],
     inputs: Sequence[T],
     kernels: dict[str, StepKernel],
     times: Times = compare_us,
 ) -> dict[int, PieceTimes]:
     """By piece: the region as it is launched against PyTorch's operators for the same steps."""
-    fused = Pipeline(lowered, launches, kernels)
-    plain = Pipeline(lowered, [None] * len(lowered.pieces), kernels)
+    fused = RegionPipeline(lowered, launches, kernels)
+    plain = RegionPipeline(lowered, [None] * len(lowered.pieces), kernels)
     fused.set_inputs(inputs)
     plain.set_inputs(inputs)
     ours: dict[str, Any] = dict(fused.inputs)
@@ -58,13 +58,13 @@ def piece_times(
 
 
 def kernel_times(
-    lowered: Lowered,
+    lowered: LoweredModel,
     launches: Sequence[Launch | None],
     inputs: Sequence[T],
     kernels: dict[str, StepKernel],
 ) -> dict[str, PieceTimes]:
     """Steps that have a kernel of their own: with it and by PyTorch, each by itself in a graph."""
-    plain = Pipeline(lowered, launches)
+    plain = RegionPipeline(lowered, launches)
     plain.set_inputs(inputs)
     values: dict[str, Any] = dict(plain.inputs)
     for each in range(len(lowered.pieces)):
@@ -83,13 +83,13 @@ def kernel_times(
     return piece_times
 
 
-def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
+def op_times(lowered: LoweredModel, index: int, inputs: Sequence[T]) -> list[float]:
     """What PyTorch takes for each tile op of a piece, in a graph; shared steps count in part.
 
     A step that is run over and over finds its weights in the cache; so the times are scaled to add
     up to that of the piece as a whole.
     """
-    plain = Pipeline(lowered, [None] * len(lowered.pieces))
+    plain = RegionPipeline(lowered, [None] * len(lowered.pieces))
     plain.set_inputs(inputs)
     values: dict[str, Any] = dict(plain.inputs)
     for each in range(len(lowered.pieces)):
@@ -105,12 +105,12 @@ def op_times(lowered: Lowered, index: int, inputs: Sequence[T]) -> list[float]:
     return [scale * sum(known[name] / shares[name] for name in draft.steps) for draft in tiled]
 
 
-def _step_us(plain: Pipeline, step: Step, values: dict[str, Any]) -> float:
+def _step_us(plain: RegionPipeline, step: Step, values: dict[str, Any]) -> float:
     held: list[Any] = []
     return run_us(lambda: held.append(plain.computed(step, values)))
 
 
-def _graph(pipeline: Pipeline, index: int, values: dict[str, Any]) -> Callable[[], object]:
+def _graph(pipeline: RegionPipeline, index: int, values: dict[str, Any]) -> Callable[[], object]:
     """A piece some times over, as one graph."""
     held: list[dict[str, Any]] = []
 
@@ -132,7 +132,7 @@ def _graph(pipeline: Pipeline, index: int, values: dict[str, Any]) -> Callable[[
 class PipelineGraph:
     """A pipeline as one CUDA graph; without a GPU it is run again at every call."""
 
-    def __init__(self, pipeline: Pipeline, inputs: Sequence[T]) -> None:
+    def __init__(self, pipeline: RegionPipeline, inputs: Sequence[T]) -> None:
         self.pipeline = pipeline
         pipeline.set_inputs(inputs)
         self.graph = capture(pipeline.launch, warm_up=2)

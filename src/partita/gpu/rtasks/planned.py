@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from partita.cluster import DeviceKind
 from partita.errors import InputError, VerificationError
-from partita.gpu.rtasks.arena import Lowered, RegionOps
+from partita.gpu.rtasks.arena import LoweredModel, RegionOps
 from partita.gpu.rtasks.lower_rules import VIEW_TARGETS
 from partita.gpu.rtasks.plan_cache import keep_plan, read_plan
 from partita.gpu.rtasks.tilecosts import SIGNAL_US, Unit, region_problem, shapes_of, unfused_us
@@ -38,7 +38,7 @@ class PlannedRegion:
 
 
 def plan_regions(
-    lowered: Lowered,
+    lowered: LoweredModel,
     kind: DeviceKind,
     *,
     method: str = "search",
@@ -62,7 +62,7 @@ def plan_regions(
 
 
 def plan_region(
-    lowered: Lowered,
+    lowered: LoweredModel,
     index: int,
     kind: DeviceKind,
     *,
@@ -89,13 +89,13 @@ def plan_region(
     return _planned(region, problem, shapes, expected, method, stop, seed, keep=keep)
 
 
-def _launches(lowered: Lowered, index: int) -> int:
+def _launches(lowered: LoweredModel, index: int) -> int:
     """Kernels that PyTorch starts for the steps of a piece."""
     steps = lowered.pieces[index].unfused(lowered.flow)
     return sum(not step.is_view and step.target not in VIEW_TARGETS for step in steps)
 
 
-def _unit(lowered: Lowered, kind: DeviceKind, per_unit: int) -> Unit:
+def _unit(lowered: LoweredModel, kind: DeviceKind, per_unit: int) -> Unit:
     data = lowered.arena.data
     size = data.numel() * data.element_size()
     return Unit.of(kind, data.dtype, arena_bytes=size, per_unit=per_unit)

@@ -14,7 +14,7 @@ from partita.errors import PartitaError
 from partita.gpu.choose import not_compiled
 from partita.gpu.flow.read import Held
 from partita.gpu.flow.steps import Step
-from partita.gpu.rtasks.arena import Lowered
+from partita.gpu.rtasks.arena import LoweredModel
 
 T = torch.Tensor
 CELLS = {
@@ -28,7 +28,7 @@ StepKernel = Callable[[dict[str, Any]], Any]
 
 
 def recurrent_kernels(
-    lowered: Lowered, device: torch.device
+    lowered: LoweredModel, device: torch.device
 ) -> tuple[dict[str, StepKernel], dict[str, str]]:
     """By step: what runs its layers, and for the others why nothing does."""
     recurrent_kernels: dict[str, StepKernel] = {}
@@ -44,7 +44,7 @@ def recurrent_kernels(
     return recurrent_kernels, refused
 
 
-def _layers(lowered: Lowered, step: Step, device: torch.device) -> StepKernel:
+def _layers(lowered: LoweredModel, step: Step, device: torch.device) -> StepKernel:
     from partita.gpu.recurrent.layers import compile_recurrent
     from partita.gpu.recurrent.spec import Recurrent
     from partita.gpu.recurrent.tune import tune

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from partita.gpu.rtasks.arena import Lowered, RegionOps
+from partita.gpu.rtasks.arena import LoweredModel, RegionOps
 from partita.gpu.rtasks.drafts import Draft
 from partita.gpu.rtasks.generate import Source
 from partita.gpu.rtasks.pieces import Piece
@@ -85,7 +85,7 @@ def split_by_branches(ops: Sequence[TileOp], most: int = MOST_BRANCHES) -> list[
     return [*found, (True, range(begin, len(ops)))]
 
 
-def split_piece(lowered: Lowered, index: int, runs: Runs) -> Lowered:
+def split_piece(lowered: LoweredModel, index: int, runs: Runs) -> LoweredModel:
     """The same in memory, with one piece as several: regions, and runs that PyTorch computes.
 
     Ops of one step stay together, and the copies of a concatenation with it: a cut that would part

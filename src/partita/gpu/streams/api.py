@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from partita.errors import InputError
 from partita.gpu.flow.export import evaluating, flow_of
 from partita.gpu.flow.fold import fold_norms
-from partita.gpu.flow.place import Placement, place
+from partita.gpu.flow.place import BufferPlacement, place
 from partita.gpu.flow.steps import Flow, T
 from partita.gpu.sequential import SequentialGraph
 from partita.gpu.step_times import StepTimes, here, in_words
@@ -22,7 +22,7 @@ from partita.gpu.streams.choose import Chooser
 from partita.gpu.streams.compiled import Compiler
 from partita.gpu.streams.pieces import contracted, groups
 from partita.gpu.streams.record import (
-    Schedule,
+    StreamSchedule,
     check_plan,
     other_steps,
     read_schedules,
@@ -76,12 +76,12 @@ class Streamed:
     def __init__(self, module: nn.Module, inputs: tuple[T, ...]) -> None:
         self.module = module
         self.inputs = inputs
-        self.schedules: tuple[Schedule, ...] = ()
+        self.schedules: tuple[StreamSchedule, ...] = ()
         self.calls: dict[Key, Call] = {}
         self.shape = _shape_of_output(module, inputs)
         self.unknown: set[Key] = set()
 
-    def add(self, schedule: Schedule, call: Call) -> None:
+    def add(self, schedule: StreamSchedule, call: Call) -> None:
         """Use this for inputs of its shapes."""
         self.schedules = (*self.schedules, schedule)
         self.calls[schedule.shapes] = call
@@ -124,7 +124,7 @@ class Streamed:
             self.add(schedule, built(self.module, inputs, schedule))
 
 
-def built(module: nn.Module, inputs: tuple[T, ...], schedule: Schedule) -> Call:
+def built(module: nn.Module, inputs: tuple[T, ...], schedule: StreamSchedule) -> Call:
     """What a schedule says, ready to call."""
     if schedule.form == "compile":
         with evaluating(module):
@@ -145,7 +145,7 @@ def built(module: nn.Module, inputs: tuple[T, ...], schedule: Schedule) -> Call:
         return Replay(bound, schedule.plan, ways)
 
 
-def _placed(flow: Flow, schedule: Schedule) -> tuple[Flow, Placement]:
+def _placed(flow: Flow, schedule: StreamSchedule) -> tuple[Flow, BufferPlacement]:
     """The steps of a schedule, and where their values lie."""
     known = variants(flow)
     if schedule.variant not in known:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from partita.gpu.flow import eager
-from partita.gpu.flow.place import Placement, padded
+from partita.gpu.flow.place import BufferPlacement, padded
 from partita.gpu.flow.precision import nearest
 from partita.gpu.flow.steps import Flow, Step, T
 from partita.gpu.streams.compiled import Compiler
@@ -26,7 +26,7 @@ class Bound:
     def __init__(
         self,
         flow: Flow,
-        placement: Placement,
+        placement: BufferPlacement,
         device: torch.device,
         compiler: Compiler | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TunedCandidate:
     """Steps in memory with the times of their ways; some of them may be pieces."""
 
     variant: str
@@ -58,14 +58,14 @@ class Tuned:
 
 
 @dataclass(slots=True)
-class Candidate:
+class StreamsCandidate:
     """One way to run the whole model."""
 
     label: str
     form: str
     call: Call
     replay_us: float
-    tuned: Tuned | None = None
+    tuned: TunedCandidate | None = None
     plan: LaunchPlan | None = None
     ways: dict[str, Way] = field(default_factory=dict)
 

@@ -38,9 +38,9 @@ from partita.gpu.streams import order
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.candidates import (
     Call,
-    Candidate,
     Options,
-    Tuned,
+    StreamsCandidate,
+    TunedCandidate,
     compiled_call,
     depth,
     different,
@@ -50,7 +50,7 @@ from partita.gpu.streams.compiled import Compiler, stop_workers, warm_up
 from partita.gpu.streams.fuse import compile_pieces, fuse
 from partita.gpu.streams.improve import improve
 from partita.gpu.streams.order import LaunchPlan
-from partita.gpu.streams.record import Schedule, fingerprint, label_of
+from partita.gpu.streams.record import StreamSchedule, fingerprint, label_of
 from partita.gpu.streams.replay import Replay
 from partita.gpu.streams.stages import staged_plan
 from partita.gpu.streams.tune import compile_steps, tune
@@ -77,7 +77,7 @@ class Chooser:
         self.began = time.perf_counter()
         self.prepared_s = 0.0
         self.compile_s = 0.0  # what torch.compile took
-        self.candidates: list[Candidate] = []
+        self.candidates: list[StreamsCandidate] = []
         self.notes: list[str] = []
         self.interrupted = False
 
@@ -156,7 +156,7 @@ class Chooser:
         wait()
         self.prepared_s = time.perf_counter() - self.began
 
-    def choose(self) -> tuple[Candidate, Schedule]:
+    def choose(self) -> tuple[StreamsCandidate, StreamSchedule]:
         """Build, check, time, keep the best."""
         if self.prepared_s:
             self.began = time.perf_counter()
@@ -199,7 +199,7 @@ class Chooser:
             if best is not None:
                 self.attempt(f"{best.label}, {change.__name__}", partial(change, best))
 
-    def best(self) -> Candidate | None:
+    def best(self) -> StreamsCandidate | None:
         """The fastest of ours so far."""
         ours = [each for each in self.candidates if each.form == "streams"]
         return min(ours, key=lambda each: each.replay_us, default=None)
@@ -215,7 +215,7 @@ class Chooser:
         self.note("capturing the sequential graph")
         plain = SequentialGraph(fold_norms(self.flow), self.inputs)
         time_us = replay_us(plain.replay, 20)
-        right = self.admit(Candidate("sequential graph", "sequential", plain, time_us))
+        right = self.admit(StreamsCandidate("sequential graph", "sequential", plain, time_us))
         if right and not self.flow.random_ops:
             self.reference = self.reference.beside(plain(*self.inputs))
 
@@ -228,7 +228,7 @@ class Chooser:
             for _ in range(3):
                 call(*self.inputs)
             time_us = replay_us(lambda: call(*self.inputs), 20)
-        self.admit(Candidate("torch.compile", "compile", call, time_us))
+        self.admit(StreamsCandidate("torch.compile", "compile", call, time_us))
 
     def compiled_graph(self) -> None:
         """The folded model compiled, if there is time: it takes about as long as torch.compile."""
@@ -238,14 +238,16 @@ class Chooser:
         plain = self.compiled_plain
         if self.prepared_s:
             plain.capture()
-        self.admit(Candidate("compiled graph", "compiled", plain, replay_us(plain.replay, 20)))
+        self.admit(
+            StreamsCandidate("compiled graph", "compiled", plain, replay_us(plain.replay, 20))
+        )
 
     def streams(self, variant: str, bound: Bound) -> None:
         """Our steps over streams."""
         timed = tune(bound, self.profile, lambda: self.left_s() > 0, self.note)
-        self.over_streams(Tuned(variant, bound, timed))
+        self.over_streams(TunedCandidate(variant, bound, timed))
 
-    def over_streams(self, tuned: Tuned) -> None:
+    def over_streams(self, tuned: TunedCandidate) -> None:
         """Plans over one and more streams."""
         times = {index: each.times_us[0] + GAP_US for index, each in tuned.timed.items()}
         plans = [order.sequential(tuned.bound.flow)]
@@ -254,7 +256,7 @@ class Chooser:
             self.note(f"{tuned.name}: capturing {plan.name}")
             self.replayed(tuned, plan, tuned.ways())
 
-    def pieced(self, best: Candidate) -> None:
+    def pieced(self, best: StreamsCandidate) -> None:
         """The steps of the best so far, some of them together."""
         limit_s = min(PIECES_S, 0.4 * self.left_s())
         if self.prepared_s:
@@ -272,7 +274,7 @@ class Chooser:
                 best.tuned, bound=fused_flow.bound, timed=fused_flow.timed, pieces=fused_flow.pieces
             ))  # fmt: skip
 
-    def staged(self, best: Candidate) -> None:
+    def staged(self, best: StreamsCandidate) -> None:
         """Stages of the steps of the best so far."""
         limit_s = min(STAGES_S, 0.4 * self.left_s())
         if limit_s <= 0 or not self.options.stages or best.tuned is None:
@@ -281,7 +283,7 @@ class Chooser:
         plan = staged_plan(best.tuned.bound, best.tuned.timed, self.profile, limit_s)
         self.replayed(best.tuned, plan, best.ways)
 
-    def improved(self, best: Candidate) -> None:
+    def improved(self, best: StreamsCandidate) -> None:
         """The best plan and ways, changed and measured for a while."""
         limit_s = min(IMPROVE_S, self.left_s())
         if limit_s <= 0 or not self.options.improve or best.tuned is None or best.plan is None:
@@ -295,16 +297,18 @@ class Chooser:
         if improved.interrupted:
             raise KeyboardInterrupt
 
-    def replayed(self, tuned: Tuned, plan: LaunchPlan, ways: dict[str, Way]) -> None:
+    def replayed(self, tuned: TunedCandidate, plan: LaunchPlan, ways: dict[str, Way]) -> None:
         """Capture a plan, time it, let it take part if it is right."""
         wrong = order.uncovered(plan, order.depends(tuned.bound.flow))
         assert not wrong, f"{plan.name} does not keep {wrong[:3]}"
         replay = Replay(tuned.bound, plan, ways)
         time_us = replay_us(replay.replay, 20)
         label = label_of(tuned.variant, tuned.pieces, plan)
-        self.admit(Candidate(label, "streams", replay, time_us, tuned, plan, dict(replay.ways)))
+        self.admit(
+            StreamsCandidate(label, "streams", replay, time_us, tuned, plan, dict(replay.ways))
+        )
 
-    def admit(self, candidate: Candidate) -> bool:
+    def admit(self, candidate: StreamsCandidate) -> bool:
         """Into the list, unless its outputs are wrong."""
         torch.manual_seed(self.options.seed)
         outputs = candidate.call(*self.inputs)
@@ -316,7 +320,7 @@ class Chooser:
         self.candidates.append(candidate)
         return True
 
-    def finish(self) -> tuple[Candidate, Schedule]:
+    def finish(self) -> tuple[StreamsCandidate, StreamSchedule]:
         """The last round, whole calls in turns."""
         if not self.candidates:
             raise VerificationError(tuple(self.notes) or ("no candidate could be built",))
@@ -332,11 +336,11 @@ class Chooser:
         return best, self.schedule(best, tuple(every), self.reference.error(outputs))
 
     def schedule(
-        self, best: Candidate, times: tuple[tuple[str, float], ...], error: float
-    ) -> Schedule:
+        self, best: StreamsCandidate, times: tuple[tuple[str, float], ...], error: float
+    ) -> StreamSchedule:
         """What was decided."""
         tuned = best.tuned
-        return Schedule(
+        return StreamSchedule(
             shapes=tuple(tuple(each.shape) for each in self.inputs),
             dtype=str(self.inputs[0].dtype).removeprefix("torch."),
             on=in_words(self.profile.on),

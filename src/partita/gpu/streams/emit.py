@@ -12,7 +12,7 @@ from partita.errors import InputError
 from partita.gpu.flow.steps import Flow, Step
 from partita.gpu.streams.api import Streamed
 from partita.gpu.streams.order import Launch
-from partita.gpu.streams.record import Schedule
+from partita.gpu.streams.record import StreamSchedule
 from partita.gpu.streams.replay import Replay
 
 HEAD = '''"""{name} for inputs of {shapes} ({dtype}), as one CUDA graph.
@@ -101,7 +101,7 @@ def emit(streamed: Streamed, weights: str, number: int = 0) -> str:
     return source(call.bound.flow, schedule, type(streamed.module).__name__, weights)
 
 
-def source(flow: Flow, schedule: Schedule, name: str, weights: str) -> str:
+def source(flow: Flow, schedule: StreamSchedule, name: str, weights: str) -> str:
     """The text alone."""
     streams = sorted({launch.stream for launch in schedule.plan.launches})
     labels = {stream: f"s{at}" for at, stream in enumerate(streams)}
@@ -140,7 +140,7 @@ def shown(step: Step) -> str:
     return f"Step({', '.join(parts)})"
 
 
-def _body(flow: Flow, schedule: Schedule, labels: dict[int, str]) -> str:
+def _body(flow: Flow, schedule: StreamSchedule, labels: dict[int, str]) -> str:
     needed = {step for launch in schedule.plan.launches for step in launch.waits}
     event = {step: f"e{at}" for at, step in enumerate(sorted(needed))}
     ways = dict(schedule.ways)

@@ -27,7 +27,7 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class StreamSchedule:
     """The best found for one shape of inputs."""
 
     shapes: tuple[tuple[int, ...], ...]  # of the inputs
@@ -92,12 +92,12 @@ def label_of(variant: str, pieces: tuple[Group, ...], plan: LaunchPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[StreamSchedule, ...]
     model: str = ""
 
 
 def write_schedules(
-    path: str | Path, schedules: tuple[Schedule, ...], model: str, *, overwrite: bool = False
+    path: str | Path, schedules: tuple[StreamSchedule, ...], model: str, *, overwrite: bool = False
 ) -> None:
     """Save all schedules of a model in one file."""
     value = {
@@ -108,7 +108,7 @@ def write_schedules(
     files.write_atomically(path, files.encode_json(value), overwrite=overwrite)
 
 
-def read_schedules(path: str | Path) -> tuple[Schedule, ...]:
+def read_schedules(path: str | Path) -> tuple[StreamSchedule, ...]:
     """Read what `write_schedules` wrote."""
     value = files.decode_json(files.read_bytes(path), str(path))
     files.check_format(value, FORMAT, VERSION, str(path))
@@ -121,13 +121,13 @@ def fingerprint(flow: Flow) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def check_plan(schedule: Schedule, flow: Flow) -> None:
+def check_plan(schedule: StreamSchedule, flow: Flow) -> None:
     """Refuse a schedule that is not for these steps."""
     if fingerprint(flow) != schedule.fingerprint:
         raise other_steps(schedule, f"here {fingerprint(flow)}")
 
 
-def other_steps(schedule: Schedule, found: str) -> PlanError:
+def other_steps(schedule: StreamSchedule, found: str) -> PlanError:
     """The refusal of a schedule that does not belong to the model."""
     return PlanError(
         f"the schedule is for other steps ({schedule.fingerprint}, {found})",
@@ -135,4 +135,11 @@ def other_steps(schedule: Schedule, found: str) -> PlanError:
     )
 
 
-__all__ = ["Launch", "Schedule", "check_plan", "fingerprint", "read_schedules", "write_schedules"]
+__all__ = [
+    "Launch",
+    "StreamSchedule",
+    "check_plan",
+    "fingerprint",
+    "read_schedules",
+    "write_schedules",
+]

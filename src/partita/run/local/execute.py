@@ -52,7 +52,7 @@ CANCELS = 1e-4  # of the largest number: below that a tensor may be zero but for
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What the ranks arrived at together; `replicas` is the largest difference between copies."""
 
     outputs: tuple[Values, ...]  # per micro-batch
@@ -69,10 +69,10 @@ def execute(
     example: Example,
     *,
     seed: int = 0,
-) -> Outcome:
+) -> StepOutcome:
     """Run one step of a plan's program; the graph and the example are of the whole batch."""
     try:
-        return _Run(program, graph, tuple(stages), num_microbatches, example, seed).run()
+        return _StepRun(program, graph, tuple(stages), num_microbatches, example, seed).run()
     except (ValueError, LookupError, RuntimeError) as error:  # shapes that do not go together
         raise ProgramError(
             f"the program cannot be executed: {error}", fix="verify it with: partita verify"
@@ -92,7 +92,7 @@ def plan_routing(graph: Graph, stages: Sequence[Stage], num_microbatches: int) -
 
 
 @dataclass
-class _Pending:
+class _PendingOp:
     """An op whose statistics are still exchanged: along which axes, and what it runs on."""
 
     op: Op
@@ -117,15 +117,15 @@ class _Rank:
         return self.stage.mesh.axes
 
 
-class _Frame:
+class _StageFrame:
     """The values of one program of one stage, for one micro-batch."""
 
-    def __init__(self, run: "_Run", mesh: _Rank, program: Program, m: int) -> None:
+    def __init__(self, run: "_StepRun", mesh: _Rank, program: Program, m: int) -> None:
         self.run, self.mesh, self.program, self.m = run, mesh, program, m
         self.shards: dict[int, Shards] = {}
         self.received: dict[tuple[str, Layout], Shards] = {}
         self.borders: dict[str, set[int]] = {}
-        self.pending: dict[int, _Pending] = {}  # by the first value that an op writes
+        self.pending: dict[int, _PendingOp] = {}  # by the first value that an op writes
         self.added = _accumulated(program)
 
     # Values.
@@ -231,11 +231,11 @@ class _Frame:
             return
         ranks = len(places(self.mesh.axes))
         by_rank: list[tuple[T, ...]] = list(zip(*inputs, strict=True)) if inputs else [()] * ranks
-        pending = _Pending(op, work, by_rank, self.borders.pop(work.op, set()))
+        pending = _PendingOp(op, work, by_rank, self.borders.pop(work.op, set()))
         self.pending[work.writes[0]] = pending
         self._compute(pending)
 
-    def _compute(self, pending: _Pending) -> None:
+    def _compute(self, pending: _PendingOp) -> None:
         step = ops.backward if pending.op.forward else ops.forward
         results = step(
             self.run.small, pending.op, pending.work.dims, self.mesh.axes, pending.inputs,
@@ -374,7 +374,7 @@ class _Frame:
         )
 
 
-class _Run:
+class _StepRun:
     """One step of all stages."""
 
     def __init__(
@@ -391,7 +391,7 @@ class _Run:
         self.meshes = [_Rank(i, stage, example.parameters) for i, stage in enumerate(stages)]
         self.origin = _origins(self.small)
         self.replicas = 0.0
-        self.frames: dict[tuple[int, int, int], _Frame] = {}  # (stage, body, micro-batch)
+        self.frames: dict[tuple[int, int, int], _StageFrame] = {}  # (stage, body, micro-batch)
         self.mail: dict[int, list[tuple[Value, T]]] = {}  # by send
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -406,7 +406,7 @@ class _Run:
         """Gradients that only a stage knows are as large as what they are made of."""
         self.origin.setdefault(made.tensor, self.origin.get(like.tensor, like.tensor))
 
-    def run(self) -> Outcome:
+    def run(self) -> StepOutcome:
         order: Iterable[int] = range(self.program.num_tasks)
         if self.program.order is not None:
             order = self.program.order.tolist()
@@ -418,11 +418,11 @@ class _Run:
             _do_all(frame, EVERY)
         return self._outcome()
 
-    def _frame(self, stage: int, body: int, m: int) -> _Frame:
+    def _frame(self, stage: int, body: int, m: int) -> _StageFrame:
         key = (stage, body, m)
         if key not in self.frames:
             program = self.program if body < 0 else self.program.bodies[body].program
-            self.frames[key] = _Frame(self, self.meshes[stage], program, m)
+            self.frames[key] = _StageFrame(self, self.meshes[stage], program, m)
         return self.frames[key]
 
     # A pipeline's tasks.
@@ -538,7 +538,7 @@ class _Run:
         self.replicas = max(self.replicas, replica_error(shards, value.layout, mesh.axes))
         return whole(shards, shape, value.layout, mesh.axes, gates)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> StepOutcome:
         outputs = tuple(self._outputs(m) for m in range(self.count))
         gradients: Values = {}
         updated: Values = {}
@@ -551,7 +551,7 @@ class _Run:
                     apart = float((updated[parameter] - new).abs().max())
                     self.replicas = max(self.replicas, apart)
                 updated[parameter] = new
-        return Outcome(outputs, gradients, updated, self.replicas)
+        return StepOutcome(outputs, gradients, updated, self.replicas)
 
     def _parameter_of(self, tensor: str) -> str:
         return next(name for name, op in self.updates.items() if op.outputs[0] == tensor)
@@ -578,7 +578,7 @@ class _Run:
         return outputs
 
 
-def _do_all(frame: _Frame, phases: Sequence[Phase]) -> None:
+def _do_all(frame: _StageFrame, phases: Sequence[Phase]) -> None:
     """All works of some phases in the order of their first tasks."""
     program = frame.program
     order: Iterable[int] = range(program.num_tasks)

@@ -121,7 +121,7 @@ def needs_exchange(call: Call, dim: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class ShardView:
     """A tensor that an op reads, as the ranks see it at its full size."""
 
     shape: Shape
@@ -150,10 +150,10 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class OpWork:
     """How an op with a split runs on a mesh: worked out once."""
 
-    views: tuple[View, ...]
+    views: tuple[ShardView, ...]
     shares: tuple[Share, ...]
     adds: tuple[bool, ...]  # per rank: does it add the terms that are only added?
 
@@ -167,7 +167,7 @@ class Work:
 
 
 @functools.lru_cache(maxsize=16384)
-def _work(call: Call, dims: tuple[str, ...], axes: Axes, exchanged: frozenset[int]) -> Work:
+def _work(call: Call, dims: tuple[str, ...], axes: Axes, exchanged: frozenset[int]) -> OpWork:
     read_layouts, write_layouts = placements(call, dims)
     joined = _joined(call, dims, axes, exchanged)
     views = tuple(
@@ -183,7 +183,7 @@ def _work(call: Call, dims: tuple[str, ...], axes: Axes, exchanged: frozenset[in
     nest = loop_nest(call)
     reductions = [i for i, dim in enumerate(dims) if dim and nest.is_reduction(dim)]
     adds = tuple(all(place[i] == 0 for i in reductions) for place in places(axes))
-    return Work(views, shares, adds)
+    return OpWork(views, shares, adds)
 
 
 def _codes(call: Call) -> tuple[str, ...]:
@@ -235,14 +235,14 @@ def _only_drifts(call: Call, dim: str) -> bool:
     return False
 
 
-def _view(call: Call, code: str, layout: Layout, axes: Axes, joined: frozenset[int]) -> View:
+def _view(call: Call, code: str, layout: Layout, axes: Axes, joined: frozenset[int]) -> ShardView:
     side, position = code[0], int(code[1:])
     shape = call.inputs[position] if side == "i" else call.outputs[position]
     num_gates = _gates(call)[position] if side == "i" else 1
     index = tuple(shard_index(shape, layout, axes, place, num_gates) for place in places(axes))
     # Ones keep quotients and logarithms finite; a gradient is zero where nothing is known of it.
     fill = 1.0 if call.kind == "elementwise" and side != "g" else 0.0
-    return View(
+    return ShardView(
         shape,
         any(placement.kind == "shard" for placement in layout),
         fill,
@@ -302,7 +302,7 @@ def _share(call: Call, position: int, layout: Layout, axes: Axes, sums: frozense
     )
 
 
-def _check_shards(op: Op, work: Work, inputs: Shards) -> None:
+def _check_shards(op: Op, work: OpWork, inputs: Shards) -> None:
     for rank, shards in enumerate(inputs):
         for i, (view, own) in enumerate(zip(work.views, shards, strict=True)):
             if tuple(own.shape) != view.shard_shapes[rank]:
@@ -314,7 +314,9 @@ def _check_shards(op: Op, work: Work, inputs: Shards) -> None:
                 )
 
 
-def _run(graph: Graph, op: Op, work: Work, inputs: Shards, rank: int, site: Site) -> tuple[T, ...]:
+def _run(
+    graph: Graph, op: Op, work: OpWork, inputs: Shards, rank: int, site: Site
+) -> tuple[T, ...]:
     """The op at its full size, as one rank sees it."""
     call = graph.call(op)
     if call.kind == "constant":
@@ -328,7 +330,7 @@ def _run(graph: Graph, op: Op, work: Work, inputs: Shards, rank: int, site: Site
     return compute(call, full, site)
 
 
-def _class_loss(view: View, logits: T, targets: T, rank: int) -> T:
+def _class_loss(view: ShardView, logits: T, targets: T, rank: int) -> T:
     """The mean over all rows, of which only those that the rank has are added up."""
     rows = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), reduction="none"

@@ -27,7 +27,7 @@ from partita.problems.joint import (
 )
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
 from partita.search.joint.brute import num_solutions, solutions
-from partita.search.joint.candidates import Candidate, Candidates
+from partita.search.joint.candidates import Candidates, JointCandidate
 from partita.search.joint.cuts import SLACKS
 from partita.search.joint.interleaved import USUAL, InterleavedSettings
 from partita.search.joint.space_bound import CellBounds, SpaceBound
@@ -156,8 +156,8 @@ class _Search:
     stop: Stop
     seed: int
     evaluator: Evaluator
-    made: list[Candidate] = field(default_factory=list)  # one for each cell
-    interleaved: list[Candidate] = field(default_factory=list)
+    made: list[JointCandidate] = field(default_factory=list)  # one for each cell
+    interleaved: list[JointCandidate] = field(default_factory=list)
     evaluations: dict[JointSolution, Evaluation] = field(default_factory=dict)
     ruled_out: list[tuple[float, Cell]] = field(default_factory=list)
 
@@ -343,7 +343,7 @@ class _Search:
             return False
         return abs(math.log2(num_groups / self.problem.likely_stages)) > self.settings.far
 
-    def _is_behind(self, candidate: Candidate) -> bool:
+    def _is_behind(self, candidate: JointCandidate) -> bool:
         """Is a candidate so slow, waiting or not, that its kin need not be looked at?"""
         if len(candidate.solution.stages) == 1 or self.evaluator.is_cheap:
             return False
@@ -363,7 +363,7 @@ class _Search:
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
         return True
 
-    def _candidate(self, cell: Cell) -> Candidate | None:
+    def _candidate(self, cell: Cell) -> JointCandidate | None:
         """The best of a cell, evaluated at once where it is a single stage or far ahead."""
         if not self._may_make():
             return None
@@ -381,10 +381,10 @@ class _Search:
             self._evaluate(candidate)
         return candidate
 
-    def _alone(self, cell: Cell) -> Candidate | None:
+    def _alone(self, cell: Cell) -> JointCandidate | None:
         """A single stage on the mesh that is best for it, or on others that are nearly as good."""
         settings = self.settings
-        candidates: list[Candidate] = []
+        candidates: list[JointCandidate] = []
         for schedule in self.plain:
             for candidate in self.candidates.on_each_mesh(cell, schedule):
                 candidates.append(candidate)
@@ -405,7 +405,7 @@ class _Search:
             self.bounds.settle(cell, self.evaluations[candidates[0].solution].objective_s)
         return candidates[0] if candidates else None
 
-    def _is_weighted(self, candidate: Candidate) -> bool:
+    def _is_weighted(self, candidate: JointCandidate) -> bool:
         """Has its single stage unequal shares?"""
         mesh = candidate.solution.stages[0].mesh
         return bool(self.problem.meshes_of(candidate.cell, 0)[mesh].weights)
@@ -429,9 +429,9 @@ class _Search:
                 found.setdefault(schedule.name, []).append(k)
         return found
 
-    def _interleave(self, candidate: Candidate, numbers: list[int]) -> list[Candidate]:
+    def _interleave(self, candidate: JointCandidate, numbers: list[int]) -> list[JointCandidate]:
         """More and more stages on each group, as long as the estimate does not grow."""
-        candidates: list[Candidate] = []
+        candidates: list[JointCandidate] = []
         for schedule in numbers:
             if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
                 continue
@@ -443,9 +443,9 @@ class _Search:
                 break
         return sorted(candidates, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
 
-    def _promising(self) -> list[Candidate]:
+    def _promising(self) -> list[JointCandidate]:
         """Pipelines that would be the fastest if no group ever had to wait, one of each cell."""
-        cells: dict[Cell, Candidate] = {}
+        cells: dict[Cell, JointCandidate] = {}
         for candidate in sorted(self.made, key=lambda c: c.ideal_s):
             plain = candidate.solution.schedule in self.plain
             if plain and len(candidate.solution.stages) > 1:
@@ -496,7 +496,7 @@ class _Search:
         ranked = sorted(left, key=lambda c: c.estimate_s)
         if not ranked:
             return
-        firsts: dict[int, Candidate] = {}
+        firsts: dict[int, JointCandidate] = {}
         for candidate in ranked:
             firsts.setdefault(len(candidate.solution.stages), candidate)
         reach = ranked[0].estimate_s * settings.reach
@@ -507,7 +507,7 @@ class _Search:
             if near and candidate.ideal_s < self.evaluator.incumbent_s():
                 self._evaluate_both(candidate)
 
-    def _evaluate_both(self, candidate: Candidate) -> None:
+    def _evaluate_both(self, candidate: JointCandidate) -> None:
         """A candidate, and what selective checkpointing was chosen over where that is close."""
         self._evaluate(candidate)
         stages = candidate.solution.stages
@@ -522,7 +522,7 @@ class _Search:
         if other is not None and other.estimate_s < best * self.settings.close:
             self._evaluate(other)
 
-    def _evaluate(self, candidate: Candidate) -> None:
+    def _evaluate(self, candidate: JointCandidate) -> None:
         """Evaluate a candidate; where memory turns out too small, one that fills less."""
         settings = self.settings
         for _ in range(settings.retries):
@@ -539,7 +539,7 @@ class _Search:
                 return
             candidate = smaller
 
-    def _smaller(self, candidate: Candidate, filled: float) -> Candidate | None:
+    def _smaller(self, candidate: JointCandidate, filled: float) -> JointCandidate | None:
         """Another candidate, that fills so much of the budgets or less; None if there is none."""
         for _ in range(self.settings.shrunk):
             other = self.candidates.best(

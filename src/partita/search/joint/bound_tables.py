@@ -36,7 +36,7 @@ def bound_segments(
     solve: Solve,
 ) -> BoundSegments:
     """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch."""
-    return _Builder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
+    return _BoundBuilder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class _Edge:
     moved: Floats
 
 
-class _Builder:
+class _BoundBuilder:
     def __init__(
         self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
         num_microbatches: int, collectives: Collectives, solve: Solve,

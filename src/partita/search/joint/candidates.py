@@ -26,7 +26,7 @@ from partita.search.joint.ranges import Option, Table, table_of
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class JointCandidate:
     """A plan on paper, and how it was asked for."""
 
     solution: JointSolution
@@ -59,7 +59,7 @@ class Candidates:
 
     def best(
         self, cell: Cell, schedule: int, *, filled: float = 1.0, selective: bool = True
-    ) -> Candidate | None:
+    ) -> JointCandidate | None:
         """The best cuts of a cell; None where nothing fits."""
         grouping, known = self.problem.groupings[cell.grouping], self.problem.schedules[schedule]
         p, m = grouping.num_groups, cell.num_microbatches
@@ -99,9 +99,11 @@ class Candidates:
         )
         estimate = estimate_s(known, p, m, own, sent)
         ideal = m * pace_s(known, p, own)
-        return Candidate(JointSolution(cell, schedule, stages), estimate, ideal, filled, selective)
+        return JointCandidate(
+            JointSolution(cell, schedule, stages), estimate, ideal, filled, selective
+        )
 
-    def on_each_mesh(self, cell: Cell, schedule: int) -> Iterator[Candidate]:
+    def on_each_mesh(self, cell: Cell, schedule: int) -> Iterator[JointCandidate]:
         """Of a single stage the best on each mesh; those with replicated parameters apart."""
         problem, m = self.problem, cell.num_microbatches
         flights = self.flights(cell, schedule)
@@ -124,9 +126,9 @@ class Candidates:
                 if np.isfinite(own[best]):
                     yield self._single(cell, schedule, table.options[best], float(own[best]))
 
-    def _single(self, cell: Cell, schedule: int, option: Option, estimate: float) -> Candidate:
+    def _single(self, cell: Cell, schedule: int, option: Option, estimate: float) -> JointCandidate:
         stage = StageChoice(0, self.problem.num_segments, *option)
-        return Candidate(JointSolution(cell, schedule, (stage,)), estimate, estimate)
+        return JointCandidate(JointSolution(cell, schedule, (stage,)), estimate, estimate)
 
     def table(self, cell: Cell, group: int) -> Table | None:
         """Every option on every layer range of a group."""

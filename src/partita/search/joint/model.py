@@ -34,9 +34,9 @@ from partita.problems.joint import (
     JointProblem,
     JointSchedule,
     JointSolution,
+    JointStrategy,
     MeshShape,
     StageChoice,
-    Strategy,
     TableKey,
 )
 from partita.problems.sharding import ShardingProblem
@@ -283,7 +283,7 @@ class JointModel:
 
     # Strategies.
 
-    def _strategies(self, key: TableKey) -> tuple[Strategy, ...]:
+    def _strategies(self, key: TableKey) -> tuple[JointStrategy, ...]:
         return tuple(split.figures for split in self.splits(key))
 
     def splits(self, key: TableKey) -> tuple[SplitStrategy, ...]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partita.problems.joint import EXPOSED, GATHERED_AGAIN, JointProblem, Strategy, TiedBytes
+from partita.problems.joint import EXPOSED, GATHERED_AGAIN, JointProblem, JointStrategy, TiedBytes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -86,7 +86,9 @@ def joined(parts: Sequence[LayerRanges]) -> LayerRanges:
     )
 
 
-def table_of(problem: JointProblem, own: Sequence[tuple[int, Sequence[Strategy]]]) -> Table | None:
+def table_of(
+    problem: JointProblem, own: Sequence[tuple[int, Sequence[JointStrategy]]]
+) -> Table | None:
     """The table of some meshes, by number, with their strategies; None where there is no option."""
     parts: list[LayerRanges] = []
     options: list[Option] = []
@@ -105,7 +107,7 @@ def table_of(problem: JointProblem, own: Sequence[tuple[int, Sequence[Strategy]]
 
 
 def _training(
-    problem: JointProblem, strategy: Strategy, allowed: Sequence[str]
+    problem: JointProblem, strategy: JointStrategy, allowed: Sequence[str]
 ) -> dict[str, LayerRanges]:
     """Every range with all activations kept, with cheap ones and with all computed again."""
     kinds = np.array(problem.segment_kind)
@@ -143,7 +145,7 @@ def _training(
     return layer_ranges
 
 
-def _inference(problem: JointProblem, strategy: Strategy) -> LayerRanges:
+def _inference(problem: JointProblem, strategy: JointStrategy) -> LayerRanges:
     """Every range when nothing is kept but what passes through it."""
     kinds = np.array(problem.segment_kind)
     overlapped = range_sums(strategy.overlapped[kinds])

@@ -34,7 +34,7 @@ from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
 from partita.graph.traffic import elements
 from partita.plans import Mesh, OpSplit
-from partita.problems.joint import Strategy, TiedBytes
+from partita.problems.joint import JointStrategy, TiedBytes
 from partita.problems.sharding import ShardingProblem
 from partita.search.joint.bound_segments import BoundSegments
 from partita.search.joint.bound_tables import bound_segments
@@ -52,7 +52,7 @@ class SplitStrategy:
 
     mesh: Mesh
     choice_of: dict[str, SplitChoice]
-    figures: Strategy
+    figures: JointStrategy
     again: frozenset[str] = frozenset()  # ops that selective checkpointing runs again
 
     def splits(self, ops: Sequence[str], fold: Folded) -> tuple[OpSplit, ...]:
@@ -100,7 +100,7 @@ class MeshStrategies:
         model = self.model
         at = {name: k for k, ops in enumerate(self.fold.segments) for name in ops}
         segment_of = np.array([at[name] for name in model.ops])
-        reader = _Reader(
+        reader = _StrategyReader(
             self.graph, self.fold, self.cluster, model, segment_of, self.num_microbatches,
             self.collectives,
         )  # fmt: skip
@@ -221,7 +221,7 @@ def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float)
     return time / memory if memory else 0.0
 
 
-class _Reader:
+class _StrategyReader:
     """Reads a choice's costs off a sharding model, segment by segment."""
 
     def __init__(
@@ -265,7 +265,7 @@ class _Reader:
         selective = self._selective(kept, forward)
         again = selective.ops
         saved = self.saved.bytes_of(dims_of, self.sizes)
-        figures = Strategy(
+        figures = JointStrategy(
             compute=self.by_segment(compute),
             blocking=self.by_segment(blocking),
             overlapped=self.by_segment(np.where(sharded, hidden, 0.0)),

@@ -24,7 +24,7 @@ import numba
 import numpy as np
 
 from partita.errors import ProblemError
-from partita.problems.placement import Evaluation, PlacementProblem
+from partita.problems.placement import PlacementEvaluation, PlacementProblem
 from partita.search.placement.tables import F64, I32, I64, PlacementArrays, tables
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ _NONE = -1
 _SLACK = 1 + 1e-9  # sums in another order round differently: never give up for that alone
 
 
-class Work(NamedTuple):
+class PlacementWork(NamedTuple):
     """Scratch of one simulation at a time; and what it found."""
 
     layer_bits: int  # a job is (batch slot * 2 + direction) << layer_bits | layer
@@ -78,7 +78,7 @@ class Work(NamedTuple):
     found: F64  # makespan, score, events, bytes over the limits
 
 
-def workspace(net: PlacementArrays) -> Work:
+def workspace(net: PlacementArrays) -> PlacementWork:
     """Scratch for simulations of this problem; one per thread."""
     num_layers, num_devices = len(net.output_bytes), len(net.limit_bytes)
     num_slots = num_devices + net.transfer_ms.shape[1]
@@ -92,7 +92,7 @@ def workspace(net: PlacementArrays) -> Work:
             fix="let fewer batches be in flight at once",
             field="settings.pipeline_batches",
         )
-    return Work(
+    return PlacementWork(
         layer_bits=layer_bits,
         device_bits=device_bits,
         heap_ms=np.zeros(num_slots),
@@ -120,17 +120,17 @@ def workspace(net: PlacementArrays) -> Work:
     )
 
 
-class Simulator:
+class PlacementSimulator:
     """Evaluates placements of one problem, one or many at a time."""
 
     def __init__(self, problem: PlacementProblem) -> None:
         self.net = tables(problem)
         self.work = workspace(self.net)
 
-    def evaluate(self, placement: Sequence[int]) -> Evaluation:
+    def evaluate(self, placement: Sequence[int]) -> PlacementEvaluation:
         """What `simulate_exprimo` says of the placement; it must be a valid one."""
         row = self.details(np.array([placement], np.int64))[0].tolist()
-        return Evaluation(row[MAKESPAN], tuple(row[PEAKS:]), row[SCORE], int(row[EVENTS]))
+        return PlacementEvaluation(row[MAKESPAN], tuple(row[PEAKS:]), row[SCORE], int(row[EVENTS]))
 
     def scores(self, placements: I64) -> F64:
         """The score of every row; infinite for one that is not valid."""
@@ -195,7 +195,7 @@ class Pool:
 
 
 @numba.njit(cache=True, nogil=True)
-def evaluate_many(net: PlacementArrays, work: Work, placements: I64, array: F64) -> None:
+def evaluate_many(net: PlacementArrays, work: PlacementWork, placements: I64, array: F64) -> None:
     """Fill a row of `found` for every row of `placements`; the score of an invalid one is inf."""
     for index in range(len(placements)):
         placement = placements[index]
@@ -211,7 +211,9 @@ def evaluate_many(net: PlacementArrays, work: Work, placements: I64, array: F64)
 
 
 @inner
-def cost_of(net: PlacementArrays, work: Work, placement: I64, price: float, most: float) -> float:
+def cost_of(
+    net: PlacementArrays, work: PlacementWork, placement: I64, price: float, most: float
+) -> float:
     """Makespan plus `price` per byte over the limits; infinite if that is surely above `most`.
 
     A placement that breaks rules costs `INVALID` for each. After a finite cost below `INVALID` the
@@ -226,7 +228,7 @@ def cost_of(net: PlacementArrays, work: Work, placement: I64, price: float, most
 
 
 @inner
-def broken_rules(net: PlacementArrays, work: Work, placement: I64) -> int:
+def broken_rules(net: PlacementArrays, work: PlacementWork, placement: I64) -> int:
     """How many edges have no route, and how many devices are used beyond those allowed."""
     broken = 0
     for layer in range(len(placement)):
@@ -248,7 +250,7 @@ def broken_rules(net: PlacementArrays, work: Work, placement: I64) -> int:
 
 
 @inner
-def screen(net: PlacementArrays, work: Work, placement: I64, price: float) -> float:
+def screen(net: PlacementArrays, work: PlacementWork, placement: I64, price: float) -> float:
     """A lower bound of the cost of a placement; fills what the simulation gives up by."""
     latency = _paths_after(net, work, placement)
     num_layers, num_devices = len(placement), len(net.limit_bytes)
@@ -280,7 +282,7 @@ def screen(net: PlacementArrays, work: Work, placement: I64, price: float) -> fl
 
 
 @inner
-def _drains(net: PlacementArrays, work: Work, placement: I64) -> None:
+def _drains(net: PlacementArrays, work: PlacementWork, placement: I64) -> None:
     """Fill `drain_ms`: the time that surely passes after the last work of a slot.
 
     After any job of a device comes at least the shortest of the paths after its backward jobs.
@@ -298,7 +300,7 @@ def _drains(net: PlacementArrays, work: Work, placement: I64) -> None:
 
 
 @inner
-def _paths_after(net: PlacementArrays, work: Work, placement: I64) -> float:
+def _paths_after(net: PlacementArrays, work: PlacementWork, placement: I64) -> float:
     """The longest path of one batch, transfers included; fills `after_ms`."""
     num_layers = len(placement)
     after, gathered, job_ms = work.after_ms, work.gathered, net.job_ms
@@ -338,7 +340,7 @@ def _paths_after(net: PlacementArrays, work: Work, placement: I64) -> float:
 
 
 @inner
-def _surely_over(net: PlacementArrays, work: Work, placement: I64) -> float:
+def _surely_over(net: PlacementArrays, work: PlacementWork, placement: I64) -> float:
     """Bytes over the limits that any order of events has at some moment; fills `sure_bytes`.
 
     When the last layer's forward ends, all outputs lie on every device that has a child for them:
@@ -365,7 +367,9 @@ def _surely_over(net: PlacementArrays, work: Work, placement: I64) -> float:
 
 
 @inner
-def simulate(net: PlacementArrays, work: Work, placement: I64, price: float, most: float) -> float:
+def simulate(
+    net: PlacementArrays, work: PlacementWork, placement: I64, price: float, most: float
+) -> float:
     """Makespan plus `price` per byte over the limits, event by event; fills `found` and `peak`.
 
     Infinite, and `found` is stale, where that is surely above `most`; a finite `most` needs what

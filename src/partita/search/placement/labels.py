@@ -22,7 +22,7 @@ import numpy as np
 
 from partita.search.placement.bounds import ROUNDING
 from partita.search.placement.loads import load_weights
-from partita.search.placement.segments import LayerRanges, chain_of, undominated
+from partita.search.placement.segments import PlacedRanges, chain_of, undominated
 from partita.search.placement.symmetry import symmetry_of
 from partita.search.placement.tables import F64, PlacementArrays
 
@@ -56,7 +56,7 @@ class LabelBound:
         self.scarce = (net.limit_bytes < total) & net.one_sink
         channels = net.transfer_ms.shape[1]
         busy = np.full(len(net.limit_bytes) + channels, net.batches > 1)
-        stretches = LayerRanges(
+        stretches = PlacedRanges(
             net, chain, self.symmetry, np.concatenate(([True], busy, self.scarce))
         )
         self.layout = stretches.layout

@@ -108,7 +108,7 @@ class VectorLayout:
         return 1 + 2 * self.num_devices + self.num_channels
 
 
-class LayerRanges:
+class PlacedRanges:
     """The options of all layer ranges between cut layers."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from partita.search.placement.fastsim import INVALID, Work, cost_of, workspace
+from partita.search.placement.fastsim import INVALID, PlacementWork, cost_of, workspace
 from partita.search.placement.moves import ALL_MOVES, move, random_state, uniform
 from partita.search.placement.tables import F64, I64, U64, PlacementArrays
 
@@ -29,7 +29,7 @@ _MOST_IDLE = 64  # moves in a row that change nothing: there is nowhere to go
 class Walker(NamedTuple):
     """The state of a walk; it can be left and taken up at any evaluation."""
 
-    work: Work
+    work: PlacementWork
     rng: U64
     current: I64
     candidate: I64
