@@ -14,7 +14,7 @@ from partita.problems import joint
 from partita.problems.joint import Cell, JointSolution, StageChoice
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "search"))
-from joint_problems import chain, tiny_problems
+from tests.search.joint.joint_problems import chain, tiny_problems
 
 
 @settings(max_examples=25, deadline=None)

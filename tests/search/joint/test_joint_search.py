@@ -1,10 +1,8 @@
 """Methods for joint problems meet the contract, brute force, and their own tables' formulas."""
 
 import pytest
-from contract import SearchContract
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_problems import chain, tiny_problems
 
 from partita.problems import joint
 from partita.problems.joint import (
@@ -20,6 +18,8 @@ from partita.search.joint.brute import Brute, num_solutions, solutions
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.interleaved import InterleavedSettings
 from partita.search.joint.space_bound import SpaceBound
+from tests.search.contract import SearchContract
+from tests.search.joint.joint_problems import chain, tiny_problems
 
 WEAK = Auto(
     per_stage=1, evaluated=1, promising=0, kept_interleaved=1, leaders=0, retries=1,
