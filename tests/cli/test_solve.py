@@ -52,7 +52,7 @@ OF_EACH_KIND = {
 class TestEveryKind:
     def test_it_is_solved_and_the_answer_can_be_checked_by_others(self, run_json, kind):
         words = OF_EACH_KIND[kind]
-        answer = run_json("solve", *words, "--time-limit", "20", "--seed", "3")
+        answer = run_json("solve", *words, "--time-limit", "8", "--seed", "3")
         assert list(answer) == KEYS
         assert answer["format"] == "partita/result@1"
         assert answer["kind"] == kind
@@ -63,7 +63,7 @@ class TestEveryKind:
         assert 0 <= answer["gap"] <= 1
 
     def test_people_read_a_few_lines(self, run, kind):
-        result = run("solve", *OF_EACH_KIND[kind], "--quiet", "--time-limit", "20")
+        result = run("solve", *OF_EACH_KIND[kind], "--quiet", "--time-limit", "8")
         assert result.exit_code == 0, result.output
         lines = result.stdout.splitlines()
         assert 3 <= len(lines) <= 6

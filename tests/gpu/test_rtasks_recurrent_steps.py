@@ -22,7 +22,7 @@ CODE = """
 import torch
 from torch import nn
 from partita.cluster import resolve
-from partita.gpu.rtasks.execute import Pipeline
+from partita.gpu.rtasks.execute import RegionPipeline
 from partita.gpu.rtasks.recurrent_steps import recurrent_kernels
 from partita.gpu.rtasks.launches import interpreted
 from partita.gpu.rtasks.lower import captured, lower_flow
@@ -64,7 +64,7 @@ for module, shapes in (
         plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
         found, refused = recurrent_kernels(lowered, torch.device("cpu"))
         assert not refused and len(found) == len(shapes)
-        outputs = Pipeline(lowered, interpreted(lowered, plans).launches, found)(*inputs)
+        outputs = RegionPipeline(lowered, interpreted(lowered, plans).launches, found)(*inputs)
         torch.testing.assert_close(outputs[0], module(*inputs))
 print("all right")
 """

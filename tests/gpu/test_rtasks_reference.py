@@ -181,7 +181,7 @@ def test_every_activation_has_a_reference():
 KERNELS = """
 import torch
 from rtasks_modules import examples, lower_module, planned
-from partita.gpu.rtasks.execute import Pipeline
+from partita.gpu.rtasks.execute import RegionPipeline
 from partita.gpu.rtasks.launches import compiled
 from partita.gpu.reference_output import as_tuple, relative
 
@@ -191,7 +191,7 @@ for name in ("mlp, 3 rows", "cells", "resnet"):
     launched = compiled(lowered, planned(lowered))
     assert not launched.refused, launched.refused
     with torch.no_grad():
-        found = Pipeline(lowered, launched.launches)(*inputs)
+        found = RegionPipeline(lowered, launched.launches)(*inputs)
         wanted = as_tuple(module(*inputs))
     error = max(relative(a, b.double()) for a, b in zip(found, wanted, strict=True))
     assert error < 2e-6, (name, error)
