@@ -9,7 +9,7 @@
     spatial   images by rows, everything else by batch
 
 `tensor` and `one-weird-trick` know no model: they follow how tensors lie from op to op, and split a
-matrix by its rows where its input comes in shares of features, by its columns elsewhere.
+matrix by its rows where its input comes in shards of features, by its columns elsewhere.
 """
 
 import functools

@@ -119,11 +119,11 @@ class StageCheck:
         self.stored: dict[str, Value] = {}
         self.sums: dict[str, Fact] = {}  # parameter -> the gradient that micro-batches add to
         position = self._positions()
-        for number, (work, tasks) in enumerate(self._works(position)):
+        for work, tasks in self._works(position):
             if len(self.wrong) >= FEW:
                 break
             self._ranks(work, tasks)
-            self._check(work, tasks, number)
+            self._check(work, tasks)
             for task in tasks:
                 self._waits(work, task, position)
             self._made(work, tasks)
@@ -190,7 +190,7 @@ class StageCheck:
 
     # What works do.
 
-    def _check(self, work: Work, tasks: Sequence[int], number: int) -> None:
+    def _check(self, work: Work, tasks: Sequence[int]) -> None:
         if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):
             self._op(work)
         elif work.purpose is Purpose.EXCHANGE:

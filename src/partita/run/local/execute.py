@@ -393,6 +393,10 @@ class _StepRun:
         self.replicas = 0.0
         self.frames: dict[tuple[int, int, int], _StageFrame] = {}  # (stage, body, micro-batch)
         self.mail: dict[int, list[tuple[Value, T]]] = {}  # by send
+        self.send_of = {int(b): int(a) for a, b in program.pairs.tolist()}  # by receive
+        self.steady = {
+            work.stage: work.body for work in program.works if work.purpose is Purpose.COMPUTE
+        }
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """The shape of a tensor; a gradient's is that of what it is the gradient of."""
@@ -447,12 +451,7 @@ class _StepRun:
 
     def _send(self, task: int, work: Work, m: int) -> None:
         mesh = self.meshes[work.stage]
-        body = next(
-            w.body
-            for w in self.program.works
-            if w.purpose is Purpose.COMPUTE and w.stage == work.stage
-        )
-        frame = self._frame(work.stage, body, m)
+        frame = self._frame(work.stage, self.steady[work.stage], m)
         letters = []
         for number in work.reads:
             value = self.program.values[number]
@@ -468,19 +467,14 @@ class _StepRun:
         self.mail[task] = letters
 
     def _receive(self, task: int, work: Work, m: int) -> None:
-        sends = [int(a) for a, b in self.program.pairs.tolist() if b == task]
-        if not sends or sends[0] not in self.mail:
+        send = self.send_of.get(task, -1)
+        if send not in self.mail:
             raise ProgramError(
                 f"{self.program.task_name(task)} comes before its send", fix="correct the program"
             )
         mesh = self.meshes[work.stage]
-        body = next(
-            w.body
-            for w in self.program.works
-            if w.purpose is Purpose.COMPUTE and w.stage == work.stage
-        )
-        frame = self._frame(work.stage, body, m)
-        for number, (sent, tensor) in zip(work.writes, self.mail[sends[0]], strict=False):
+        frame = self._frame(work.stage, self.steady[work.stage], m)
+        for number, (sent, tensor) in zip(work.writes, self.mail[send], strict=False):
             value = self.program.values[number]
             if sent.tensor != value.tensor:
                 self.same_size(value, sent)
