@@ -94,11 +94,11 @@ class OpTable:
     ends: Floats
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
-    lightly: Floats  # of that, what is held where cheap ops run again
+    selectively: Floats  # of that, what is held where cheap ops run again
 
-    def held(self, in_flight: float, *, light: bool = False) -> Floats:
+    def held(self, in_flight: float, *, selective: bool = False) -> Floats:
         """Each choice's bytes with so many micro-batches on their way."""
-        each = self.lightly if light else self.activations
+        each = self.selectively if selective else self.activations
         total: Floats = self.memory - self.activations + in_flight * each
         return total
 
@@ -106,7 +106,7 @@ class OpTable:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
         total += weights.blocking * (self.blocking + self.ends) + weights.hidden * self.hidden
-        total += weights.s_per_byte * self.held(weights.in_flight, light=weights.selective)
+        total += weights.s_per_byte * self.held(weights.in_flight, selective=weights.selective)
         return total
 
 
@@ -350,8 +350,8 @@ class _ShardingBuilder:
             hidden += settling
         else:
             blocking += settling
-        lightly = 0.0 if self._is_recomputable(op, choice.dims) else activations
-        return compute, blocking, hidden, ends, memory + activations, activations, lightly
+        selectively = 0.0 if self._is_recomputable(op, choice.dims) else activations
+        return compute, blocking, hidden, ends, memory + activations, activations, selectively
 
     def _dims_parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], float, float]:
         """What does not depend on how parameters are kept: seconds of all phases, and so on."""

@@ -111,16 +111,16 @@ def test_what_cheap_ops_make_is_held_at_no_price_where_each_device_makes_it_agai
     model = of_gpt2.model
     held = {}
     for name, choices, table in zip(model.ops, model.choices, model.tables, strict=True):
-        both = zip(table.activations, table.lightly, strict=True)
+        both = zip(table.activations, table.selectively, strict=True)
         held[name.rsplit(".", 1)[-1]] = dict(zip((c.dims for c in choices), both, strict=True))
-    kept, lightly = held["gelu"]["b", "c"]
-    assert kept > 0 == lightly
-    kept, lightly = held["ln_1"]["b", "c"]  # exchanges statistics
-    assert kept == lightly > 0
-    kept, lightly = held["ln_1"]["b", "s"]
-    assert kept > 0 == lightly
-    kept, lightly = held["c_fc"]["b", "n"]  # a product
-    assert kept == lightly > 0
+    kept, selectively = held["gelu"]["b", "c"]
+    assert kept > 0 == selectively
+    kept, selectively = held["ln_1"]["b", "c"]  # exchanges statistics
+    assert kept == selectively > 0
+    kept, selectively = held["ln_1"]["b", "s"]
+    assert kept > 0 == selectively
+    kept, selectively = held["c_fc"]["b", "n"]  # a product
+    assert kept == selectively > 0
 
 
 def test_computing_alone_is_below_all_that_is_counted(of_gpt2):
