@@ -17,8 +17,8 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from partita.capture.functional import make_functional
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
 from partita.capture.torch_program import TorchProgram, read_torch_program
-from partita.capture.translate import translate
+from partita.capture.translate import translate_with_places
 from partita.capture.watch import watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
@@ -51,13 +51,15 @@ class Captured:
     """A module, the program exported from it, what was read of it, and the graph to plan with.
 
     An op of the graph bears the name of the node it stands for. Where one node became several ops
-    (`addmm` is a product and a sum), the others are called `<node>.<part>`.
+    (`addmm` is a product and a sum), the others are called `<node>.<part>`. `places` has the
+    tensor of the graph that each input and node gives, or a tuple of them.
     """
 
     module: torch.nn.Module
     program: ExportedProgram
     record: TorchProgram
     graph: Graph
+    places: Mapping[str, Any] = field(default_factory=dict)
 
     def node_of(self, op: Op | str) -> str:
         """The name of the node that an op comes from."""
@@ -81,10 +83,10 @@ def export(
     program.graph_module.recompile()
     record = read_torch_program(program)
     try:
-        graph = translate(record, name or type(module).__name__)
+        graph, places = translate_with_places(record, name or type(module).__name__)
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
-    return Captured(module, program, record, graph)
+    return Captured(module, program, record, graph, places)
 
 
 def _check(module: Any, args: Any, kwargs: Any) -> None:

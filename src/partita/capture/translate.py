@@ -39,6 +39,11 @@ class TorchUnfit(Exception):  # noqa: N818
 
 def translate(program: TorchProgram, name: str) -> Graph:
     """The graph of a torch program."""
+    return translate_with_places(program, name)[0]
+
+
+def translate_with_places(program: TorchProgram, name: str) -> tuple[Graph, dict[str, Any]]:
+    """The graph of a torch program, and the tensor (or tensors) that each input and node gives."""
     work = _Translation(program)
     for given in program.inputs:
         work.declare(given)
@@ -47,7 +52,8 @@ def translate(program: TorchProgram, name: str) -> Graph:
             work.compute(node)
     returned = [work.named(value) for output in program.outputs for value in flat(output.value)]
     tensors = tuple(work.tensors.values())
-    return Graph(name, tensors, tuple(work.ops), tuple(text for text in returned if text))
+    outputs = tuple(text for text in returned if text)
+    return Graph(name, tensors, tuple(work.ops), outputs), work.place
 
 
 class _Translation:

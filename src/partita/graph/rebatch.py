@@ -27,6 +27,14 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     return graph if batch == before else _Rebatch(graph, before, batch).run()
 
 
+def batch_dims(graph: Graph) -> dict[str, int]:
+    """The dim that the batch runs along, of every tensor that has one."""
+    before = batch_of(graph)
+    work = _Rebatch(graph, before, 2 * before)
+    work.run()
+    return work.carries
+
+
 class _Rebatch:
     def __init__(self, graph: Graph, before: int, batch: int) -> None:
         self.graph, self.before, self.batch = graph, before, batch

@@ -1,0 +1,134 @@
+"""Messages and collectives of one rank: process groups, tags, and what is still on its way.
+
+Ranks are the devices of the plan in ascending order. Collectives that an op waits for and those
+that are overlapped (parameter gathers, gradient reductions) have process groups of their own, so
+that neither queues behind the other. A message between two ranks is known by its number on the
+directed link between them: on gloo that is its tag; NCCL has no tags, so there each directed link
+is a group of its own and both ends go by the program's order.
+
+Everything is asynchronous: a `Pending` is what has been started, `wait` gives the result. Sums are
+added in the order of the backend's own algorithm, the same on all ranks of a group.
+"""
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+T = torch.Tensor
+Line = tuple[int, ...]
+
+
+class Pending:
+    """Something that is on its way; `wait` gives what it becomes."""
+
+    __slots__ = ("finish", "handle", "keeps", "known")
+
+    def __init__(self, handle: Any, finish: Callable[[], Any], keeps: Any = None) -> None:
+        self.handle, self.finish, self.keeps = handle, finish, keeps
+        self.known: Any = None
+
+    def wait(self) -> Any:
+        """The result, once it is there."""
+        if self.handle is not None:
+            self.handle.wait()
+            self.handle = None
+            self.known = self.finish()
+            self.keeps = None
+        return self.known
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Groups of ranks that the program needs: of blocking collectives and of overlapped ones."""
+
+    blocking: tuple[Line, ...]
+    overlapped: tuple[Line, ...]
+    links: tuple[tuple[int, int], ...]  # directed, between ranks
+
+
+class Communicator:
+    """The process groups of one rank, made by all ranks alike."""
+
+    def __init__(self, lines: Lines, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.device = dist.get_rank(), device
+        self.is_nccl = dist.get_backend() == "nccl"
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self.groups: dict[tuple[Line, bool], Any] = {}
+        for overlapped, each in ((False, lines.blocking), (True, lines.overlapped)):
+            for line in sorted(set(each)):
+                self.groups[line, overlapped] = dist.new_group(list(line), timeout=timeout)
+        self.links: dict[tuple[int, int], Any] = {}
+        if self.is_nccl:
+            for link in sorted(set(lines.links)):
+                self.links[link] = dist.new_group(sorted(link), timeout=timeout)
+
+    # Messages.
+
+    def send(self, tensor: T, to: int, number: int) -> Pending:
+        """Start to send a tensor; it must not change before `wait` returns."""
+        whole = tensor.contiguous()
+        group = self.links.get((self.rank, to))
+        handle = dist.isend(whole, to, group=group, tag=0 if self.is_nccl else number)
+        return Pending(handle, lambda: None, whole)
+
+    def receive(self, like: T, source: int, number: int) -> Pending:
+        """Start to receive into a tensor."""
+        group = self.links.get((source, self.rank))
+        handle = dist.irecv(like, source, group=group, tag=0 if self.is_nccl else number)
+        return Pending(handle, lambda: like)
+
+    # Collectives among the ranks of a line, which all call them in the same order.
+
+    def all_reduce(self, tensor: T, line: Line, overlapped: bool = False) -> Pending:
+        """The sum over a line; `tensor` itself is overwritten."""
+        group = self.groups[line, overlapped]
+        return Pending(dist.all_reduce(tensor, group=group, async_op=True), lambda: tensor)
+
+    def all_gather(
+        self, tensor: T, sizes: Sequence[int], line: Line, overlapped: bool = False
+    ) -> Pending:
+        """The flat tensors of all members, of these sizes."""
+        most = max(sizes)
+        padded = tensor.reshape(-1)
+        if padded.numel() < most:
+            padded = torch.cat([padded, padded.new_zeros(most - padded.numel())])
+        padded = padded.contiguous()
+        parts = [padded.new_empty(most) for _ in line]
+        handle = dist.all_gather(parts, padded, group=self.groups[line, overlapped], async_op=True)
+        return Pending(
+            handle,
+            lambda: [part[:size] for part, size in zip(parts, sizes, strict=True)],
+            padded,
+        )
+
+    def reduce_scatter(self, parts: Sequence[T], line: Line, overlapped: bool = False) -> Pending:
+        """The sum over a line of the flat part that this rank keeps; parts are per member."""
+        most = max(part.numel() for part in parts)
+        own = parts[line.index(self.rank)].numel()
+        padded = []
+        for part in parts:
+            flat = part.reshape(-1)
+            if flat.numel() < most:
+                flat = torch.cat([flat, flat.new_zeros(most - flat.numel())])
+            padded.append(flat.contiguous())
+        total = padded[0].new_empty(most)
+        handle = dist.reduce_scatter(
+            total, padded, group=self.groups[line, overlapped], async_op=True
+        )
+        return Pending(handle, lambda: total[:own], padded)
+
+    def all_to_all(
+        self, parts: Sequence[T], sizes: Sequence[int], line: Line, overlapped: bool = False
+    ) -> Pending:
+        """Each member gets its part from every other; `sizes` are of what comes."""
+        given = torch.cat([part.reshape(-1) for part in parts])
+        taken = given.new_empty(sum(sizes))
+        handle = dist.all_to_all_single(
+            taken, given, list(sizes), [part.numel() for part in parts],
+            group=self.groups[line, overlapped], async_op=True,
+        )  # fmt: skip
+        return Pending(handle, lambda: list(taken.split(list(sizes))), given)

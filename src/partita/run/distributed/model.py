@@ -1,0 +1,255 @@
+"""The user's module as functions: of single ops, and of segments of ops.
+
+The module is exported at the size of batch that a rank computes with, so every size in the program
+is the right one; exports of other sizes have the same nodes. What an op computes is its node, with
+all the constants that a graph does not tell. A node that became several ops is run as a whole where
+all of them run together; where they are apart, each is run by the rule of its kind.
+
+A node may read more than its op says: buffers, and constants that it makes of nothing. Buffers are
+held by whoever runs the node; constants are made there again.
+"""
+
+import operator
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from partita.capture import export_module
+from partita.capture.eager import RULES
+from partita.capture.exported import Captured
+from partita.capture.torch_program import Ref, TorchNode, replaced
+from partita.errors import PlanError
+from partita.graph.rebatch import batch_of
+from partita.graph.record import Call, Graph, Op
+
+T = torch.Tensor
+
+
+@dataclass(frozen=True)
+class OpsFunction:
+    """Some ops as one function of tensors: `run(*inputs)` gives a tuple of the outputs."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[..., tuple[T, ...]]
+    is_random: bool = False
+
+
+class RunModel:
+    """A module with its example arguments, exported at the sizes of batch that are asked for."""
+
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.module, self.args, self.kwargs, self.device = module, args, kwargs, device
+        self.captured = export_module(module, args, kwargs)
+        self.graph = self.captured.graph
+        self.batch = batch_of(self.graph)
+        self.by_batch: dict[int, Captured] = {self.batch: self.captured}
+        self.known: dict[Any, OpsFunction] = {}
+        self.forward_ops = {op.name: op for op in self.graph.ops}
+        self.num_ops = Counter(self.captured.node_of(op) for op in self.graph.ops)
+        self.held = held_by_name(self.captured)
+        self.is_random = False
+        self.moment = (0, 0, 0)  # seed, step, micro-batch
+
+    def reseed(self, node: str) -> None:
+        """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
+        text = "/".join(map(str, (node, *self.moment)))
+        torch.manual_seed(zlib.crc32(text.encode()))
+
+    def at(self, batch: int) -> Captured:
+        """The export at a size of batch."""
+        if batch not in self.by_batch:
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: _resized(t, self.batch, batch), (self.args, self.kwargs)
+            )
+            other = export_module(self.module, args, kwargs)
+            if [op.name for op in other.graph.ops] != [op.name for op in self.graph.ops]:
+                raise PlanError(
+                    f"the model does other things with a batch of {batch} than with {self.batch}",
+                    fix="let nothing in the model depend on the size of the batch",
+                    field="model",
+                )
+            self.by_batch[batch] = other
+        return self.by_batch[batch]
+
+    def function(
+        self, ops: Sequence[str], outputs: Sequence[str], batch: int, *, given: frozenset[str]
+    ) -> OpsFunction:
+        """Ops that run one after the other; `given` are tensors that come from outside."""
+        key = (tuple(ops), tuple(outputs), batch)
+        if key not in self.known:
+            self.known[key] = _FunctionBuilder(self, self.at(batch), ops, given).build(outputs)
+        return self.known[key]
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, T]:
+        """The tensors of one call, by the names that the graph has for them."""
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        wanted, like = pytree.tree_flatten((self.args, self.kwargs))
+        if spec != like:
+            raise PlanError(
+                "the arguments of this step have another structure than the model was planned with",
+                fix="call step as the module is called",
+                field="step",
+            )
+        given = [each for each in self.captured.record.inputs if each.kind == "input"]
+        tensors = {}
+        for each, value in zip(given, flat, strict=True):
+            if isinstance(value, torch.Tensor):
+                tensors[str(self.captured.places[each.name])] = value
+        return tensors
+
+
+def _resized(tensor: T, before: int, batch: int) -> T:
+    if not tensor.ndim or tensor.shape[0] != before:
+        return tensor
+    return tensor[:batch] if batch <= before else tensor[:1].expand(batch, *tensor.shape[1:])
+
+
+@dataclass
+class _FunctionBuilder:
+    """Writes nodes into a graph of torch.fx, which becomes plain Python code."""
+
+    model: RunModel
+    captured: Captured
+    ops: Sequence[str]
+    given: frozenset[str]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    made: dict[str, fx.Node] = field(default_factory=dict)  # by tensor
+    done: dict[str, fx.Node] = field(default_factory=dict)  # by node of the export
+    placeholders: dict[str, fx.Node] = field(default_factory=dict)
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        self.own = set(self.ops)
+        graph = self.captured.graph
+        self.ops_of_node: dict[str, list[Op]] = {}
+        for op in graph.ops:
+            self.ops_of_node.setdefault(self.captured.node_of(op), []).append(op)
+        self.given_tensors = {tensor.name for tensor in graph.tensors if tensor.is_given}
+        self.start = self.graph.create_node("placeholder", "begin_")  # what comes before is input
+        self.constant = _constant_tensors(graph)
+
+    def build(self, outputs: Sequence[str]) -> OpsFunction:
+        graph = self.captured.graph
+        for op in graph.ops:
+            if op.name in self.own:
+                self._op(op)
+        made = [self._tensor(name) for name in outputs]
+        self.graph.output(tuple(made))
+        self.graph.erase_node(self.start)
+        self.graph.lint()
+        code = fx.GraphModule({}, self.graph)
+        names = tuple(self.placeholders)
+        return OpsFunction(names, tuple(outputs), code.forward, self.random)
+
+    def _op(self, op: Op) -> None:
+        node = self.captured.record.node[self.captured.node_of(op)]
+        if all(each.name in self.own for each in self.ops_of_node[node.name]):
+            if node.name not in self.done:
+                self._node(node)
+            return
+        inputs = tuple(self._tensor(name) for name in op.inputs)
+        made = self.graph.call_function(_rule(self.captured.graph.call(op), op), inputs)
+        for i, name in enumerate(op.outputs):
+            self.made[name] = self.graph.call_function(operator.getitem, (made, i))
+
+    def _node(self, node: TorchNode) -> fx.Node:
+        if node.is_body or not callable(node.target):
+            raise PlanError(
+                f"{node.name} is control flow inside the model",
+                fix="a model whose ops are run one by one has none; write it without torch.cond",
+                field="model",
+            )
+        args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, self._ref)
+        args, kwargs = replaced((args, kwargs), torch.device, lambda _: self.model.device)
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            self.random = self.model.is_random = True
+            self.graph.call_function(self.model.reseed, (node.name,))
+        made = self.graph.call_function(node.target, args, kwargs)
+        self.done[node.name] = made
+        place = self.captured.places.get(node.name)
+        if isinstance(place, str):
+            self.made.setdefault(place, made)
+        elif isinstance(place, tuple):
+            for i, name in enumerate(place):
+                if name:
+                    self.made[name] = self.graph.call_function(operator.getitem, (made, i))
+        return made
+
+    def _ref(self, ref: Ref) -> fx.Node | None:
+        place = self.captured.places.get(ref.name)
+        if isinstance(place, str):
+            return self._tensor(place)
+        if ref.name in self.done:
+            return self.done[ref.name]
+        if ref.name in self.captured.record.node:
+            return self._node(self.captured.record.node[ref.name])
+        return None
+
+    def _tensor(self, name: str) -> fx.Node:
+        if name not in self.made:
+            producer = self.captured.graph.producer(name)
+            if name in self.constant and name not in self.given and producer is not None:
+                self._constant(producer)
+            else:
+                self.made[name] = self._placeholder(name)
+        return self.made[name]
+
+    def _constant(self, op: Op) -> None:
+        """Something made of nothing, made here again."""
+        for each in self.ops_of_node[self.captured.node_of(op)]:
+            self.own.add(each.name)
+        self._op(op)
+
+    def _placeholder(self, name: str) -> fx.Node:
+        with self.graph.inserting_before(self.start):
+            node = self.graph.create_node("placeholder", f"t{len(self.placeholders)}")
+        self.placeholders[name] = node
+        return node
+
+
+def _constant_tensors(graph: Graph) -> set[str]:
+    """Tensors that depend on nothing that is given."""
+    constant: set[str] = set()
+    for op in graph.ops:
+        if op.phase == "forward" and all(name in constant for name in op.inputs):
+            constant.update(op.outputs)
+    return constant
+
+
+def _rule(call: Call, op: Op) -> Callable[..., tuple[T, ...]]:
+    """A part of a node, by the rule of its kind."""
+    if op.kind not in RULES:
+        raise PlanError(
+            f"op {op.name!r} is a part of {op.name.partition('.')[0]!r} that cannot run by itself",
+            fix="plan again with these ops in one stage and unsplit",
+            field="stages",
+        )
+    rule = RULES[op.kind]
+    module = SimpleNamespace(training=True)
+
+    def run(*inputs: T) -> tuple[T, ...]:
+        shaped = replace(call, inputs=tuple(tuple(each.shape) for each in inputs))
+        result = rule(module, shaped, *inputs)  # type: ignore[arg-type]
+        return result if isinstance(result, tuple) else (result,)
+
+    return run
+
+
+def held_by_name(captured: Captured) -> Mapping[str, T]:
+    """Parameters, buffers and constants of the module, by the names that the graph has."""
+    tensors: dict[str, T] = {}
+    for each in captured.record.inputs:
+        if each.kind != "input" and each.data is not None:
+            tensors.setdefault(str(captured.places[each.name]), each.data)
+    return tensors

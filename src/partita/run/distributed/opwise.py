@@ -1,0 +1,531 @@
+"""A block of a stage op by op: the works of its body in order, on one rank's shards.
+
+All ranks of a mesh do the works of a body in the same order, so the collectives of a line meet.
+Each is started where the program has it and waited for by the first work that reads its result:
+what the plan overlaps is overlapped. A value is dropped after its last reader.
+
+The forward of an op runs under autograd from leaves of its own; its data and weight gradients are
+two calls of autograd, where and when the program has them. Sharded parameters (ZeRO 3) give their
+memory back after the forward and get it again from the gather of the backward.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from partita.errors import PlanError, ProgramError
+from partita.graph.record import Graph, Op
+from partita.graph.splits import REPLICATE
+from partita.meaning import Layout, Phase, Purpose, Value, Work
+from partita.program import Program
+from partita.run.distributed.boxes import flat_size, local_shape
+from partita.run.distributed.comm import Communicator, Pending
+from partita.run.distributed.convert import MeshPlace, convert, sliced
+from partita.run.distributed.held import StageState, Stored, cut, flat_view
+from partita.run.distributed.model import OpsFunction, RunModel
+from partita.run.distributed.shares import (
+    Record,
+    SharePlan,
+    check_joins,
+    run_backward,
+    run_forward,
+    share_plan,
+)
+
+T = torch.Tensor
+
+
+@dataclass
+class RankContext:
+    """What every block of a rank needs."""
+
+    small: Graph  # of a micro-batch, with its backward
+    model: RunModel
+    comm: Communicator
+    device: torch.device
+    batch_dims: dict[str, int]
+    micro_batch: int
+    inputs: Callable[[str, Value, "StageState", int], T]  # what the model is fed with
+    keep_gradients: bool = False
+    ops: dict[str, Op] = field(default_factory=dict)
+    backward_of: dict[str, list[Op]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ops = {op.name: op for op in self.small.ops}
+        for op in self.small.ops:
+            if op.forward:
+                self.backward_of.setdefault(op.forward, []).append(op)
+
+
+@dataclass(frozen=True, eq=False)
+class BodyPlan:
+    """A body's works in order, with what is worked out once: last readers, exchanges."""
+
+    program: Program
+    works: tuple[int, ...]
+    last_read: dict[int, int]  # value -> place in the order of its last reader
+    exchanged: dict[int, frozenset[int]]  # work -> axes along which it is joined
+    recomputed: frozenset[str]
+    added: dict[int, list[int]]  # value -> gradients that are slices of it
+
+
+def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
+    """What the works of a body do in which order; `kept` values are read from outside."""
+    order: Iterable[int] = range(program.num_tasks)
+    if program.order is not None:
+        order = program.order.tolist()
+    works = tuple(dict.fromkeys(n for t in order if (n := int(program.work[t])) >= 0))
+    last: dict[int, int] = {}
+    for position, number in enumerate(works):
+        for value in program.works[number].reads:
+            while value >= 0:
+                last[value] = position
+                value = program.values[value].of
+    for number, value in enumerate(program.values):
+        if kept(value):
+            root = number
+            while root >= 0:
+                last[root] = len(works)
+                root = program.values[root].of
+    added: dict[int, list[int]] = {}
+    for number, value in enumerate(program.values):
+        if value.source == "gradient" and value.of >= 0:
+            root = value.of
+            while program.values[root].of >= 0:
+                root = program.values[root].of
+            added.setdefault(root, []).append(number)
+    recomputed = frozenset(work.op for work in program.works if work.purpose is Purpose.RECOMPUTE)
+    return BodyPlan(program, works, last, _exchanges(program, works), recomputed, added)
+
+
+def _exchanges(program: Program, works: Sequence[int]) -> dict[int, frozenset[int]]:
+    """Along which axes each compute is joined: borders stand before it, statistics after."""
+    borders: dict[str, set[int]] = {}
+    joined: dict[int, set[int]] = {}
+    maker: dict[int, int] = {}
+    for number in works:
+        work = program.works[number]
+        if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):
+            joined[number] = borders.pop(work.op, set())
+            if work.writes:
+                maker[work.writes[0]] = number
+        elif work.purpose is Purpose.EXCHANGE:
+            if work.writes:
+                joined[maker[work.writes[0]]].add(work.axis)
+            else:
+                borders.setdefault(work.op, set()).add(work.axis)
+    return {number: frozenset(axes) for number, axes in joined.items()}
+
+
+class Frame:
+    """The values of one body of one stage, for one micro-batch, on one rank."""
+
+    def __init__(
+        self, run: RankContext, state: StageState, at: MeshPlace, plan: BodyPlan, m: int
+    ) -> None:
+        self.run, self.state, self.at, self.plan, self.m = run, state, at, plan, m
+        self.program = plan.program
+        self.values: dict[int, Any] = {}
+        self.received: dict[tuple[str, Layout], T] = {}
+        self.records: dict[str, Record] = {}
+        self.late: list[tuple[int, Pending]] = []  # sums that are added when the block ends
+        self.has_stepped = False
+
+    # Values.
+
+    def read(self, number: int, work: Work | None = None) -> T:
+        """A value, once it is there."""
+        if number in self.values:
+            known = self.values[number]
+            if isinstance(known, Pending):
+                known = self.values[number] = known.wait()
+            return known  # type: ignore[no-any-return]
+        value = self.program.values[number]
+        if value.source == "gradient":
+            if value.tensor not in self.state.gradients:
+                raise self._missing(value, work)
+            return self.state.gradients[value.tensor][1]
+        if value.of >= 0:
+            own = self._sliced(self.read(value.of, work), self.program.values[value.of], value)
+        elif value.source == "input":
+            own = self.run.inputs(value.tensor, value, self.state, self.m)
+        elif value.source == "parameter":
+            own = self._stored(value)
+        elif (value.tensor, value.layout) in self.received:
+            own = self.received[value.tensor, value.layout]
+        else:
+            raise self._missing(value, work)
+        self.values[number] = own
+        return own
+
+    def _stored(self, value: Value) -> T:
+        return self.state.stored[value.tensor].tensor
+
+    def _missing(self, value: Value, work: Work | None) -> ProgramError:
+        who = "" if work is None else f"{work.op or work.purpose.words} reads "
+        return ProgramError(f"{who}{value}, which is not there", fix="verify the plan")
+
+    def _shape(self, value: Value) -> tuple[int, ...]:
+        return self.state.shapes.shape(value.tensor)
+
+    def _gates(self, value: Value) -> int:
+        return self.state.shapes.num_gates(value.tensor)
+
+    def _sliced(self, own: T, have: Value, need: Value) -> T:
+        layout, shape, gates = have.layout, self._shape(have), self._gates(have)
+        for axis, placement in enumerate(need.layout):
+            if layout[axis] != placement:
+                after = (*layout[:axis], placement, *layout[axis + 1 :])
+                own = sliced(own, shape, layout, after, self.at.axes, self.at.place, gates)
+                layout = after
+        for axis in need.flat[len(have.flat) :]:
+            own = flat_view(own, self.at.place[axis], self.at.axes[axis].size)
+        return own
+
+    def write(self, number: int, tensor: T) -> None:
+        """A result; gradients are added to what the stage has."""
+        value = self.program.values[number]
+        if value.source == "gradient":
+            self.state.add_gradient(value, tensor)
+        else:
+            self.values[number] = tensor
+        for other in self.plan.added.get(number, ()):
+            known = self.program.values[other]
+            base = self.read(known.of)
+            self.state.add_gradient(known, self._sliced(base, self.program.values[known.of], known))
+
+    def start(self, number: int, pending: Pending) -> None:
+        """A result that is on its way; what is added to at once is waited for."""
+        value = self.program.values[number]
+        if value.source == "gradient" or number in self.plan.added:
+            self.write(number, pending.wait())
+        else:
+            self.values[number] = pending
+
+    def drop(self, position: int, work: Work) -> None:
+        """Forget what nobody reads later."""
+        for value in (*work.reads, *work.writes):
+            while value >= 0 and self.plan.last_read.get(value, position) <= position:
+                self.values.pop(value, None)
+                value = self.program.values[value].of
+
+    # Works.
+
+    def do_all(
+        self, phases: Sequence[Phase], *, purposes: frozenset[Purpose] | None = None
+    ) -> None:
+        """All works of some phases, in order."""
+        for position, number in enumerate(self.plan.works):
+            work = self.program.works[number]
+            if work.phase in phases and (purposes is None or work.purpose in purposes):
+                self._do(position, number, work)
+                self.drop(position, work)
+
+    def _do(self, position: int, number: int, work: Work) -> None:
+        if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):
+            self._op(position, number, work)
+        elif work.purpose is Purpose.CONVERSION:
+            (read,), (made,) = work.reads, work.writes
+            have, need = self.program.values[read], self.program.values[made]
+            own = self.read(read, work)
+            self.start(
+                made,
+                convert(
+                    self.run.comm, self.at, own, self._shape(have), have.layout, need.layout,
+                    self._gates(have),
+                ),
+            )  # fmt: skip
+        elif work.purpose is Purpose.PARAMETER_GATHER:
+            self._gather(work)
+        elif work.purpose is Purpose.GRADIENT_REDUCTION:
+            self._reduction(work)
+        elif work.purpose is Purpose.UPDATE:
+            self._update(work)
+
+    # Ops.
+
+    def _op(self, position: int, number: int, work: Work) -> None:
+        op = self.run.ops.get(work.op)
+        if op is None or (op.phase != "forward" and not op.forward):
+            tensors = [self.read(value, work) for value in work.reads]
+            total = tensors[0]
+            for other in tensors[1:]:
+                total = total + other
+            self.write(work.writes[0], total)
+        elif op.forward:
+            self._backward(number, work, op)
+        else:
+            self._forward(position, number, work, op)
+
+    def _forward(self, position: int, number: int, work: Work, op: Op) -> None:
+        run = self.run
+        call = run.small.call(op)
+        exchanged = self.plan.exchanged[number]
+        plan = share_plan(call, work.dims, self.at.axes, self.at.place, exchanged)
+        for layout in plan.layouts:
+            check_joins(op, layout, plan.joined)
+        again = work.purpose is Purpose.RECOMPUTE
+        backward = run.backward_of.get(op.name, ())
+        wanted = frozenset(i for each in backward for i in run.small.call(each).wrt)
+        if op.name in self.plan.recomputed and not again:
+            wanted = frozenset()  # its second run is the one that the backward reads
+        ties = [i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs)]
+        function, order, names = self._function(op, plan)
+        hidden = [self._hidden(name, plan) for name in names]
+        if again:  # running statistics were taken the first time
+            hidden = [each.clone() for each in hidden]
+        inputs = [self.read(value, work) for value in work.reads]
+        shares, leaves, outputs = run_forward(
+            plan, function, inputs, hidden, ties, wanted, self._gathered, order,
+            self._local(op, plan),
+        )  # fmt: skip
+        if wanted:
+            record = Record(plan, leaves, outputs, len(backward))
+            self.records[op.name] = record
+            self._release(position, work, record)
+        for value, own in zip(work.writes, shares, strict=True):
+            self.write(value, own)
+
+    def _function(self, op: Op, plan: SharePlan) -> tuple[OpsFunction, list[int], list[str]]:
+        batch = self.run.micro_batch if plan.is_whole else self._batch(op, plan)
+        function = self.run.model.function([op.name], op.outputs, batch, given=frozenset(op.inputs))
+        order, hidden = [], []
+        for name in function.inputs:
+            if name in op.inputs:
+                order.append(op.inputs.index(name))
+            else:
+                order.append(len(op.inputs) + len(hidden))
+                hidden.append(name)
+        return function, order, hidden
+
+    def _batch(self, op: Op, plan: SharePlan) -> int:
+        """The size of batch that this rank's share of an op has."""
+        for names, shapes, local in (
+            (op.outputs, plan.call.outputs, plan.out_shape),
+            (op.inputs, plan.call.inputs, plan.in_shape),
+        ):
+            for i, name in enumerate(names):
+                dim = self.run.batch_dims.get(name)
+                if dim is not None:
+                    share = self.run.micro_batch * local(i)[dim]
+                    whole, rest = divmod(share, shapes[i][dim])
+                    return whole if not rest and whole else self.run.micro_batch
+        return self.run.micro_batch
+
+    def _local(self, op: Op, plan: SharePlan) -> Callable[..., tuple[T, ...]] | None:
+        """Ops whose sizes stand in their arguments take those of the share."""
+        if plan.is_whole or op.kind not in ("reshape", "expand") or len(op.outputs) != 1:
+            return None
+        shape = plan.out_shape(0)
+        if shape == plan.call.outputs[0] or self.run.model.num_ops[op.name.partition(".")[0]] > 1:
+            return None
+        if op.kind == "expand":
+            return lambda x, *_: (_expanded(x, shape),)
+        return lambda x, *_: (x.reshape(shape),)
+
+    def _hidden(self, name: str, plan: SharePlan) -> T:
+        """A buffer that only the node reads: as the op's weights lie, of batch norms."""
+        stored = self.state.stored
+        if name not in stored:
+            tensor = self.run.small.tensor(name)
+            if tensor.role != "state":
+                raise PlanError(
+                    f"an op reads {name} beside what the model's graph says, and it is made in "
+                    "another stage", fix="put both ops into one stage", field="stages",
+                )  # fmt: skip
+            layout = (REPLICATE,) * len(self.at.axes)
+            if plan.call.kind == "batch_norm" and len(tensor.shape) == 1:
+                layout = plan.layouts[1]
+            whole = self.run.model.held[name].to(self.run.device)
+            value = Value(name, layout, "parameter")
+            own = cut(whole.detach(), value, self.at.axes, self.at.place)
+            stored[name] = Stored(value, own.clone())
+        return stored[name].tensor
+
+    def _gathered(self, own: T, shape: tuple[int, ...], have: Layout, need: Layout) -> T:
+        return convert(self.run.comm, self.at, own, shape, have, need).wait()  # type: ignore[no-any-return]
+
+    def _backward(self, number: int, work: Work, op: Op) -> None:
+        record = self.records.get(op.forward)
+        if record is None:
+            raise ProgramError(f"{op.name} runs before its forward", fix="verify the plan")
+        call = self.run.small.call(op)
+        reads = call.reads
+        given = {
+            int(code[1:]): self.read(value, work)
+            for code, value in zip(reads, work.reads, strict=True)
+            if code[0] == "g"
+        }
+        for code, value in zip(reads, work.reads, strict=True):
+            if code[0] == "i" and int(code[1:]) in record.released:
+                self._restore(record, int(code[1:]), self.read(value, work))
+        record.left -= 1
+        results = run_backward(
+            record, call, work.dims, self.plan.exchanged[number], given, self._gathered,
+            retain=record.left > 0,
+        )  # fmt: skip
+        if record.left == 0:
+            del self.records[op.forward]
+        for value, own in zip(work.writes, results, strict=True):
+            self.write(value, own)
+
+    # Memory of sharded parameters.
+
+    def _release(self, position: int, work: Work, record: Record) -> None:
+        """Parameters that were gathered for this op give their memory back."""
+        for i, value in enumerate(work.reads):
+            known = self.program.values[value]
+            stored = self.state.stored.get(known.tensor)
+            if stored is None or not stored.value.flat or known.of >= 0:
+                continue
+            last = self.plan.last_read.get(value, -1)
+            leaf = record.leaves[i]
+            if last <= position and leaf.data_ptr() == self.values[value].data_ptr():
+                record.released.add(i)
+                self.values.pop(value, None)
+                leaf.untyped_storage().resize_(0)
+
+    def _restore(self, record: Record, position: int, tensor: T) -> None:
+        leaf = record.leaves[position]
+        storage = leaf.untyped_storage()
+        if storage.size() == 0:
+            storage.resize_(tensor.numel() * tensor.element_size())
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(leaf):
+                leaf.data.copy_(tensor)
+        record.released.discard(position)
+
+    # Collectives of parameters and gradients.
+
+    def _gather(self, work: Work) -> None:
+        """Flat parts along one axis, those of several parameters in one message."""
+        axis = work.axis
+        sizes: list[list[int]] = []  # per member, per value
+        spots = self.at.line_places(axis)
+        for place in spots:
+            own = []
+            for read in work.reads:
+                value = self.program.values[read]
+                own.append(flat_size(value, self._shape(value), self.at.axes, place, self._gates(value)))  # fmt: skip  # noqa: E501
+            sizes.append(own)
+        parts = [self.read(value, work).detach().reshape(-1) for value in work.reads]
+        pending = self.run.comm.all_gather(
+            torch.cat(parts) if len(parts) > 1 else parts[0], [sum(own) for own in sizes],
+            self.at.line(axis), overlapped=True,
+        )  # fmt: skip
+        shared = _Shared(pending, sizes)
+        for k, made in enumerate(work.writes):
+            value = self.program.values[made]
+            self.start(made, shared.part(k, self._shaped(value)))
+            if work.phase is Phase.UPDATE and not value.flat:
+                self._updated(value, self.read(made))
+
+    def _shaped(self, value: Value) -> Callable[[T], T]:
+        if value.flat:
+            return lambda flat: flat
+        shape = local_shape(
+            self._shape(value), value.layout, self.at.axes, self.at.place, self._gates(value)
+        )
+        return lambda flat: flat.reshape(shape)
+
+    def _updated(self, value: Value, whole: T) -> None:
+        name = self.state.shapes.origin[value.tensor]
+        with torch.no_grad():
+            self.state.stored[name].tensor.copy_(whole)
+
+    def _reduction(self, work: Work) -> None:
+        """Gradients of a bucket summed over a line, in one message."""
+        line = self.at.line(work.axis)
+        tensors = [self.read(value, work).detach() for value in work.reads]
+        if work.collective != "reduce_scatter":
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            pending = self.run.comm.all_reduce(flat, line, overlapped=True)
+            shapes = [tensor.shape for tensor in tensors]
+            shared = _Shared(pending, [[tensor.numel() for tensor in tensors]])
+            for k, made in enumerate(work.writes):
+                self._reduced(made, shared.part(k, _reshape(shapes[k])))
+            return
+        count = len(line)
+        parts = [
+            torch.cat([flat_view(tensor, k, count) for tensor in tensors]) for k in range(count)
+        ]
+        pending = self.run.comm.reduce_scatter(parts, line, overlapped=True)
+        mine = line.index(self.run.comm.rank)
+        sizes = [flat_view(tensor, mine, count).numel() for tensor in tensors]
+        shared = _Shared(pending, [sizes])
+        for k, made in enumerate(work.writes):
+            self._reduced(made, shared.part(k, lambda flat: flat))
+
+    def _reduced(self, made: int, pending: Pending) -> None:
+        value = self.program.values[made]
+        if value.source == "gradient" or made in self.plan.added:
+            self.late.append((made, pending))
+        else:
+            self.values[made] = pending
+
+    def settle(self) -> None:
+        """Add up the sharded gradients that came in while the block ran."""
+        for made, pending in self.late:
+            self.write(made, pending.wait())
+        self.late.clear()
+
+    # The optimizer.
+
+    def _update(self, work: Work) -> None:
+        if not self.has_stepped:
+            self.has_stepped = True
+            self.settle()
+            self._step()
+        for k, made in enumerate(work.writes):
+            name = self.program.values[work.reads[2 * k]].tensor
+            part = self.state.stored[name].part
+            assert part is not None, "what is updated has a part"
+            self.values[made] = part.detach()
+
+    def _step(self) -> None:
+        where: dict[str, int] = {}
+        for work in self.program.works:
+            if work.purpose is Purpose.UPDATE:
+                for k in range(len(work.writes)):
+                    where[self.program.values[work.reads[2 * k]].tensor] = work.reads[2 * k + 1]
+
+        def gradient(name: str) -> tuple[Value, T]:
+            number = where[name]
+            return self.program.values[number], self.read(number)
+
+        self.state.update(gradient, self.run.keep_gradients)
+
+
+class _Shared:
+    """Several tensors that come in one message."""
+
+    def __init__(self, pending: Pending, sizes: list[list[int]]) -> None:
+        self.pending, self.sizes = pending, sizes
+        self.parts: list[list[T]] | None = None
+
+    def part(self, k: int, shape: Callable[[T], T]) -> Pending:
+        """The k-th of them, in its shape."""
+        return Pending(self, lambda: shape(self._joined(k)))
+
+    def wait(self) -> None:
+        if self.parts is None:
+            result = self.pending.wait()
+            members = result if isinstance(result, list) else [result]
+            self.parts = [
+                list(flat.split(sizes)) for flat, sizes in zip(members, self.sizes, strict=True)
+            ]
+
+    def _joined(self, k: int) -> T:
+        assert self.parts is not None, "it was waited for"
+        if len(self.parts) == 1:
+            return self.parts[0][k]
+        return torch.cat([member[k] for member in self.parts])
+
+
+def _reshape(shape: torch.Size) -> Callable[[T], T]:
+    return lambda flat: flat.reshape(shape)
+
+
+def _expanded(x: T, shape: tuple[int, ...]) -> T:
+    return x.expand(shape)

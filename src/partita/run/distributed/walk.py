@@ -1,0 +1,316 @@
+"""One rank's walk over the program of a plan: its tasks, in the program's order.
+
+All ranks walk parts of one total order, in which a send stands before its receive and sends do not
+wait: whatever is first in that order and not done can be done, so no rank waits for ever. A task
+of a block runs its body (op by op, or as segments where nothing is sent inside); sends start when
+their block has ended; gradients of tied parameters are exchanged, reduced and applied at the end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from partita.capture.translate import DTYPES
+from partita.errors import ProgramError
+from partita.graph.record import Graph
+from partita.lower.pipeline import Lowered
+from partita.meaning import Phase, Purpose, Value, Work
+from partita.plans import Stage
+from partita.program import Kind, Program
+from partita.run.distributed.comm import Communicator
+from partita.run.distributed.convert import MeshPlace
+from partita.run.distributed.held import MakeOptimizer, Shapes, StageState, roots
+from partita.run.distributed.messages import Mailbox, message_table, receives_of
+from partita.run.distributed.opwise import BodyPlan, Frame, RankContext, body_plan
+from partita.run.distributed.ties import tie
+
+T = torch.Tensor
+TORCH_DTYPES = {name: dtype for dtype, name in reversed(DTYPES.items())}
+INSIDE = {
+    Kind.FORWARD: (Phase.FORWARD,),
+    Kind.BACKWARD: (Phase.BACKWARD, Phase.WEIGHT),
+    Kind.DGRAD: (Phase.BACKWARD,),
+    Kind.WGRAD: (Phase.WEIGHT,),
+}
+
+
+class Recorder(Protocol):
+    """What is told of every task of a rank when it starts and when it ends."""
+
+    def start(self, task: int, name: str) -> None:
+        """A task begins."""
+
+    def end(self, task: int, name: str) -> None:
+        """A task has ended."""
+
+
+@dataclass
+class RankWalk:
+    """The tasks of one rank, and all that it holds."""
+
+    lowered: Lowered
+    run: RankContext
+    device: int  # of the plan
+    rank_of: dict[int, int]
+    shapes: Shapes
+    recorder: Recorder | None = None
+    states: dict[int, StageState] = field(default_factory=dict)
+    at: dict[int, MeshPlace] = field(default_factory=dict)
+    plans: dict[tuple[int, int], BodyPlan] = field(default_factory=dict)
+    frames: dict[tuple[int, int], Frame] = field(default_factory=dict)
+    ended: list[tuple[int, int]] = field(default_factory=list)
+    losses: list[T] = field(default_factory=list)
+    current: str = "the start"
+    note: Callable[[str], None] = lambda name: None
+
+    def __post_init__(self) -> None:
+        self.program, self.stages = self.lowered.program, self.lowered.stages
+        self.is_single = not self.program.bodies
+        self.count = self.lowered.schedule.num_microbatches
+        for number, stage in enumerate(self.stages):
+            if self.device in stage.mesh.devices:
+                place = stage.mesh.place(self.device)
+                self.states[number] = StageState(number, stage, place, self.shapes)
+                self.at[number] = MeshPlace(stage.mesh, place, self.rank_of)
+        self.steady, self.ending = bodies_of(self.program)
+        self.kept = _kept(self.program, self.run.small)
+        table = message_table(self.program, self.stages, self.rank_of, self.shapes)
+        dtypes = {tensor.name: TORCH_DTYPES[tensor.dtype] for tensor in self.run.small.tensors}
+        devices = tuple(sorted(self.rank_of, key=lambda d: self.rank_of[d]))
+        self.mail = Mailbox(
+            self.program, self.stages, table, self.shapes, self.run.comm, dtypes, devices
+        )
+        self.tasks = self._own_tasks()
+
+    # What a rank holds.
+
+    def hold(self, whole: dict[str, T], optimizer: MakeOptimizer | None) -> None:
+        """Take this rank's parts of the parameters and buffers, and make optimizers for them."""
+        for number, state in self.states.items():
+            body = self._body(number, self.steady.get(number, -1))
+            for name, value in roots(body).items():
+                state.keep(value, whole[name], self.run.device)
+            end = self._body(number, self.ending.get(number, -1))
+            state.make_parts(end)
+            if optimizer is not None:
+                state.make_optimizer(optimizer)
+
+    def _body(self, stage: int, body: int) -> Program:
+        return self.program if body < 0 else self.program.bodies[body].program
+
+    def _plan(self, stage: int, body: int) -> BodyPlan:
+        key = (stage, body)
+        if key not in self.plans:
+            kept = self.kept.get(stage, frozenset())
+            self.plans[key] = body_plan(
+                self._body(stage, body), lambda value: (value.tensor, value.layout) in kept
+            )
+        return self.plans[key]
+
+    def _own_tasks(self) -> list[int]:
+        """The tasks that this rank takes part in."""
+        own = []
+        for task in range(self.program.num_tasks):
+            work = self.program.work_of(task)
+            if work is None or work.purpose in (Purpose.OTHER, Purpose.RESIDENT):
+                continue
+            if work.stage in self.states or (work.peer in self.states and work.collective):
+                own.append(task)
+        return own
+
+    # One step.
+
+    def step(self) -> list[T]:
+        """Run all tasks of a step; the losses of the micro-batches that this rank knows."""
+        self.losses = []
+        if self.is_single:
+            self._single()
+        else:
+            blocks = [t for t in self.tasks if self._is_block(t)]
+            following = dict(zip(blocks, blocks[1:], strict=False))
+            for task in self.tasks:
+                self._task(task, following)
+        self.mail.finish()
+        self.frames.clear()
+        for state in self.states.values():
+            state.gradients.clear()
+        return self.losses
+
+    def _is_block(self, task: int) -> bool:
+        work = self.program.work_of(task)
+        return work is not None and work.purpose is Purpose.COMPUTE
+
+    def _begin(self, task: int, name: str) -> None:
+        self.current = name
+        self.note(name)
+        if self.recorder is not None:
+            self.recorder.start(task, name)
+
+    def _end(self, task: int, name: str) -> None:
+        if self.recorder is not None:
+            self.recorder.end(task, name)
+
+    def _single(self) -> None:
+        """One stage that runs once: the program has all ops itself."""
+        state = self.states[0]
+        self._begin(0, "step")
+        frame = Frame(self.run, state, self.at[0], self._plan(0, -1), 0)
+        self._moment(0)
+        frame.do_all(tuple(Phase))
+        self._note_loss(frame)
+        self._end(0, "step")
+
+    def _moment(self, m: int) -> None:
+        seed, step, _ = self.run.model.moment
+        self.run.model.moment = (seed, step, m)
+
+    def _task(self, task: int, following: dict[int, int]) -> None:
+        work = self.program.work_of(task)
+        assert work is not None, "own tasks say what they are"
+        m = int(self.program.microbatch[task])
+        name = self.program.task_name(task)
+        if work.purpose is Purpose.RECEIVE:
+            return  # taken by the block that waits for it
+        self._begin(task, name)
+        if work.purpose is Purpose.SEND:
+            self.mail.send(task, work, self._leaving(work, m))
+        elif work.purpose is Purpose.COMPUTE:
+            self._block(task, work, m, following.get(task))
+        elif work.peer >= 0:
+            tie(self, work)
+        elif work.body >= 0 and work.stage in self.states:
+            self._finish(work)
+        self._end(task, name)
+
+    def _block(self, task: int, work: Work, m: int, following: int | None) -> None:
+        for key in self.ended:
+            self.frames.pop(key, None)
+        self.ended.clear()
+        incoming = receives_of(self.program, task)
+        for receive in incoming:
+            self.mail.post(receive)
+        for receive in receives_of(self.program, following) if following is not None else ():
+            self.mail.post(receive)
+        frame = self._frame(work.stage, m)
+        for receive in incoming:
+            got = self.program.work_of(receive)
+            assert got is not None, "a receive says what it is"
+            for value, tensor in self.mail.receive(receive, got):
+                frame.received[value.tensor, value.layout] = tensor
+        self._moment(m)
+        kind = Kind(int(self.program.kind[task]))
+        frame.do_all(INSIDE[kind])
+        frame.settle()
+        if self._is_last(work.stage, kind):
+            self._note_loss(frame)
+            self.ended.append((work.stage, m))
+
+    def _is_last(self, stage: int, kind: Kind) -> bool:
+        """Does nothing of the micro-batch come after this block?"""
+        if not self.run.small.is_training:
+            return True
+        body = self._body(stage, self.steady[stage])
+        has_backward = any(w.phase is Phase.BACKWARD and w.op for w in body.works)
+        has_weight = any(w.phase is Phase.WEIGHT and w.op for w in body.works)
+        if kind is Kind.FORWARD:
+            return not has_backward
+        return kind is not Kind.DGRAD or not has_weight
+
+    def _frame(self, stage: int, m: int) -> Frame:
+        if (stage, m) not in self.frames:
+            plan = self._plan(stage, self.steady[stage])
+            self.frames[stage, m] = Frame(self.run, self.states[stage], self.at[stage], plan, m)
+        return self.frames[stage, m]
+
+    def _leaving(self, work: Work, m: int) -> list[T]:
+        frame = self._frame(work.stage, m)
+        return [leaving_value(frame, self.program.values[number]) for number in work.reads]
+
+    def _note_loss(self, frame: Frame) -> None:
+        for name in self.run.small.outputs[:1]:
+            number = settled_output(frame, name)
+            if number >= 0:
+                self.losses.append(frame.read(number).detach())
+
+    def _finish(self, work: Work) -> None:
+        """What ends a step: gradients reduced, parameters updated."""
+        key = (work.stage, -1)
+        if key not in self.frames:
+            plan = self._plan(work.stage, self.ending[work.stage])
+            self.frames[key] = Frame(
+                self.run, self.states[work.stage], self.at[work.stage], plan, self.count - 1
+            )
+        self.frames[key].do_all((work.phase,))
+
+
+def bodies_of(program: Program) -> tuple[dict[int, int], dict[int, int]]:
+    """The bodies of each stage's micro-batches, and of its step's end."""
+    steady, ending = {}, {}
+    for work in program.works:
+        if work.purpose is Purpose.COMPUTE and work.body >= 0:
+            steady[work.stage] = work.body
+        elif work.body >= 0:
+            ending[work.stage] = work.body
+    return steady, ending
+
+
+def _kept(program: Program, small: Graph) -> dict[int, frozenset[tuple[str, object]]]:
+    """What of a stage is read from outside of its body: what it sends, and the outputs."""
+    kept: dict[int, set[tuple[str, object]]] = {}
+    for work in program.works:
+        if work.purpose is Purpose.SEND:
+            values = (program.values[number] for number in work.reads)
+            kept.setdefault(work.stage, set()).update((v.tensor, v.layout) for v in values)
+    outputs = set(small.outputs[:1])
+    bodies = [(body.stage, body.program) for body in program.bodies] or [(0, program)]
+    for number, body in bodies:
+        for value in body.values:
+            if value.tensor in outputs:
+                kept.setdefault(number, set()).add((value.tensor, value.layout))
+    return {stage: frozenset(each) for stage, each in kept.items()}
+
+
+def leaving_value(frame: Frame, value: Value) -> T:
+    """What a block has made, in the layout in which it is sent."""
+    same = [
+        k
+        for k, known in enumerate(frame.program.values)
+        if (known.tensor, known.layout, known.flat) == (value.tensor, value.layout, ())
+    ]
+    there = [k for k in same if k in frame.values] or same
+    if not there:
+        raise ProgramError(f"{value} is sent and not there", fix="verify the plan")
+    return frame.read(there[-1])
+
+
+def settled_output(frame: Frame, name: str) -> int:
+    """The number of the value that holds an output without partial sums; -1 if there is none."""
+    axes = frame.at.axes
+    for number, value in enumerate(frame.program.values):
+        settled = all(
+            p.kind != "partial" or axis.size == 1
+            for p, axis in zip(value.layout, axes, strict=True)
+        )
+        if value.tensor == name and settled and not value.flat and number in frame.values:
+            return number
+    return -1
+
+
+def stages_of(stages: tuple[Stage, ...], device: int) -> tuple[int, ...]:
+    """The stages that a device takes part in."""
+    return tuple(i for i, stage in enumerate(stages) if device in stage.mesh.devices)
+
+
+def lines_of(lowered: Lowered, rank_of: dict[int, int]) -> set[tuple[int, ...]]:
+    """All lines of ranks along the axes of the stages' meshes."""
+    return {
+        tuple(rank_of[device] for device in line)
+        for stage in lowered.stages
+        for axis in range(len(stage.mesh.axes))
+        for line in stage.mesh.groups(axis)
+    }
+
+
+__all__ = ["Communicator", "RankWalk", "Recorder", "bodies_of", "lines_of", "stages_of"]
