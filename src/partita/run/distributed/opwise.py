@@ -96,8 +96,24 @@ def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
             while program.values[root].of >= 0:
                 root = program.values[root].of
             added.setdefault(root, []).append(number)
-    recomputed = frozenset(work.op for work in program.works if work.purpose is Purpose.RECOMPUTE)
+    recomputed = _recomputed_first(program, works)
     return BodyPlan(program, works, last, _exchanges(program, works), recomputed, added)
+
+
+def _recomputed_first(program: Program, works: Sequence[int]) -> frozenset[str]:
+    """Ops that run again before their gradients: those read what the second run left.
+
+    Others run again only because someone else reads what they make; their gradients come from the
+    first run, which kept what they need.
+    """
+    again, before = set(), set()
+    for number in works:
+        work = program.works[number]
+        if work.purpose is Purpose.RECOMPUTE and work.op not in before:
+            again.add(work.op)
+        elif work.purpose is Purpose.COMPUTE and work.op.endswith((".dgrad", ".wgrad")):
+            before.add(work.op.rpartition(".")[0])
+    return frozenset(again)
 
 
 def _exchanges(program: Program, works: Sequence[int]) -> dict[int, frozenset[int]]:
@@ -130,6 +146,7 @@ class Frame:
         self.values: dict[int, Any] = {}
         self.received: dict[tuple[str, Layout], T] = {}
         self.records: dict[str, Record] = {}
+        self.further: dict[str, T] = {}  # results of nodes that are ops of their own
         self.late: list[tuple[int, Pending]] = []  # sums that are added when the block ends
         self.has_stepped = False
 
@@ -166,6 +183,17 @@ class Frame:
     def _missing(self, value: Value, work: Work | None) -> ProgramError:
         who = "" if work is None else f"{work.op or work.purpose.words} reads "
         return ProgramError(f"{who}{value}, which is not there", fix="verify the plan")
+
+    def _check_size(self, value: Value, own: T) -> None:
+        """A shard of another size would make a collective wait for ever, or mix things up."""
+        shape = local_shape(
+            self._shape(value), value.layout, self.at.axes, self.at.place, self._gates(value)
+        )
+        if tuple(own.shape) != shape:
+            raise ProgramError(
+                f"{value} is {list(own.shape)} here, and its shard {list(shape)}",
+                fix="verify the plan",
+            )
 
     def _shape(self, value: Value) -> tuple[int, ...]:
         return self.state.shapes.shape(value.tensor)
@@ -230,6 +258,7 @@ class Frame:
             (read,), (made,) = work.reads, work.writes
             have, need = self.program.values[read], self.program.values[made]
             own = self.read(read, work)
+            self._check_size(have, own)
             self.start(
                 made,
                 convert(
@@ -256,6 +285,8 @@ class Frame:
             self.write(work.writes[0], total)
         elif op.forward:
             self._backward(number, work, op)
+        elif op.name.endswith(".more"):
+            self._more(work, op)
         else:
             self._forward(position, number, work, op)
 
@@ -269,14 +300,19 @@ class Frame:
         again = work.purpose is Purpose.RECOMPUTE
         backward = run.backward_of.get(op.name, ())
         wanted = frozenset(i for each in backward for i in run.small.call(each).wrt)
-        if op.name in self.plan.recomputed and not again:
-            wanted = frozenset()  # its second run is the one that the backward reads
+        if again != (op.name in self.plan.recomputed):
+            wanted = frozenset()  # its other run is the one that the backward reads
         ties = [i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs)]
         function, order, names = self._function(op, plan)
         hidden = [self._hidden(name, plan) for name in names]
         if again:  # running statistics were taken the first time
             hidden = [each.clone() for each in hidden]
         inputs = [self.read(value, work) for value in work.reads]
+        if again:
+            inputs = [
+                own.clone() if run.small.tensor(name).role == "state" else own
+                for name, own in zip(op.inputs, inputs, strict=True)
+            ]
         shares, leaves, outputs = run_forward(
             plan, function, inputs, hidden, ties, wanted, self._gathered, order,
             self._local(op, plan),
@@ -288,8 +324,29 @@ class Frame:
         for value, own in zip(work.writes, shares, strict=True):
             self.write(value, own)
 
+    def _more(self, work: Work, op: Op) -> None:
+        """Further results of a node, beside those that its op in the graph gives."""
+        if op.name in self.run.backward_of:
+            raise PlanError(
+                f"the loss depends on further results of {op.name.removesuffix('.more')!r}, which "
+                "a stage that is split op by op cannot differentiate",
+                fix="plan with this op in a stage without splits inside",
+                field="stages",
+            )
+        for value, name in zip(work.writes, op.outputs, strict=True):
+            own = self.further.pop(name, None)
+            if own is None:  # a part only was computed here, and no gradient depends on it
+                tensor = self.run.small.tensor(name)
+                own = torch.zeros(tensor.shape, device=self.run.device)
+            self.write(value, own)
+
     def _function(self, op: Op, plan: SharePlan) -> tuple[OpsFunction, list[int], list[str]]:
         batch = self.run.micro_batch if plan.is_whole else self._batch(op, plan)
+        wanted = plan.out_shape(0)
+        for other in (batch, self.run.model.batch):  # a constant may have the size of any batch
+            if self.run.model.at(other).graph.tensor(op.outputs[0]).shape == wanted:
+                batch = other
+                break
         function = self.run.model.function([op.name], op.outputs, batch, given=frozenset(op.inputs))
         order, hidden = [], []
         for name in function.inputs:

@@ -13,8 +13,8 @@ from partita.errors import ProgramError
 from partita.meaning import Purpose, Value, Work
 from partita.program import Program
 from partita.run.distributed.boxes import local_shape
-from partita.run.distributed.held import cut
-from partita.run.local.shards import Place, places, shard_index
+from partita.run.distributed.held import cut, joined
+from partita.run.local.shards import Place, places
 
 if TYPE_CHECKING:
     from partita.run.distributed.walk import RankWalk
@@ -117,23 +117,18 @@ def _take(
         for part in parts[1:]:
             total = total + part
     else:
-        whole = next(iter(held.values())).new_zeros(shape)
-        for side, place in sorted(held):
-            own = held[side, place]
-            axes = meshes[side].axes
-            index = shard_index(shape, values[side].layout, axes, place, gates)
-            whole[index] += own.reshape(whole[index].shape)
+        sums = [
+            joined(parts, values[side], shape, meshes[side].axes, gates)
+            for side in (0, 1)
+            if (parts := {place: own for (k, place), own in sorted(held.items()) if k == side})
+        ]
+        whole = sums[0] if len(sums) == 1 else sums[0] + sums[1]
         total = cut(whole, value, state.axes, state.place, gates)
     state.gradients[value.tensor] = (value, total.clone(), True)
 
 
 def _is_copy(value: Value, place: Place) -> bool:
-    if value.flat:
-        raise ProgramError(
-            "a parameter of stages on meshes of different forms has sharded gradients",
-            fix="plan with zero=0 or 1 for parameters that several stages hold",
-        )
-    return any(c for c, p in zip(place, value.layout, strict=True) if p.kind == "replicate")
+    return not value.flat and any(c for c, p in zip(place, value.layout, strict=True) if p.kind == "replicate")
 
 
 def _rank(walk: "RankWalk", mesh: object, place: Place) -> int:

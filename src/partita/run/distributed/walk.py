@@ -215,7 +215,7 @@ class RankWalk:
         has_backward = any(w.phase is Phase.BACKWARD and w.op for w in body.works)
         has_weight = any(w.phase is Phase.WEIGHT and w.op for w in body.works)
         if kind is Kind.FORWARD:
-            return not has_backward
+            return not (has_backward or has_weight)
         return kind is not Kind.DGRAD or not has_weight
 
     def _frame(self, stage: int, m: int) -> Frame:
