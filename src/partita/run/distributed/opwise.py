@@ -401,8 +401,11 @@ class Frame:
             stored[name] = Stored(value, own.clone())
         return stored[name].tensor
 
-    def _gathered(self, own: T, shape: tuple[int, ...], have: Layout, need: Layout) -> T:
-        return convert(self.run.comm, self.at, own, shape, have, need).wait()  # type: ignore[no-any-return]
+    def _gathered(
+        self, own: T, shape: tuple[int, ...], have: Layout, need: Layout, gates: int
+    ) -> T:
+        pending = convert(self.run.comm, self.at, own, shape, have, need, gates)
+        return pending.wait()  # type: ignore[no-any-return]
 
     def _backward(self, number: int, work: Work, op: Op) -> None:
         record = self.records.get(op.forward)

@@ -31,7 +31,7 @@ from partita.run.local.shards import Place, Shape, input_gates, places, shard_in
 
 T = torch.Tensor
 Axes = tuple[Axis, ...]
-Gather = Callable[[T, Shape, Layout, Layout], T]  # along a joined axis, among the ranks of a line
+Gather = Callable[[T, Shape, Layout, Layout, int], T]  # along a joined axis, among a line's ranks
 
 MEANS = frozenset({"cross_entropy", "mse_loss"})
 ANY_DIM = frozenset({
@@ -186,18 +186,20 @@ def run_forward(
 def _seen(plan: SharePlan, position: int, own: T, gather: Gather) -> T:
     """An input as the rank computes with it: joined along some axes, or at its full size."""
     shape, have = plan.call.inputs[position], plan.layouts[position]
-    own = _join(own, shape, have, plan.wide[position], gather)
+    own = _join(own, shape, have, plan.wide[position], gather, plan.gates[position])
     if not plan.is_whole:
         return own
     fill = 1.0 if plan.call.kind == "elementwise" else 0.0
     return _filled(own, shape, plan.wide[position], plan, plan.gates[position], fill)
 
 
-def _join(own: T, shape: Shape, have: Layout, wide: Layout, gather: Gather) -> T:
+def _join(
+    own: T, shape: Shape, have: Layout, wide: Layout, gather: Gather, gates: int = 1
+) -> T:
     for axis in reversed(range(len(have))):
         if have[axis] != wide[axis]:
             after = (*have[:axis], wide[axis], *have[axis + 1 :])
-            own = gather(own, shape, have, after)
+            own = gather(own, shape, have, after, gates)
             have = after
     return own
 
