@@ -22,19 +22,35 @@ T = torch.Tensor
 Line = tuple[int, ...]
 
 
+class Waiting:
+    """Does this rank wait for others right now?"""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = False
+
+
 class Pending:
     """Something that is on its way; `wait` gives what it becomes."""
 
-    __slots__ = ("finish", "handle", "keeps", "known")
+    __slots__ = ("finish", "handle", "keeps", "known", "waiting")
 
-    def __init__(self, handle: Any, finish: Callable[[], Any], keeps: Any = None) -> None:
-        self.handle, self.finish, self.keeps = handle, finish, keeps
+    def __init__(
+        self, handle: Any, finish: Callable[[], Any], keeps: Any = None,
+        waiting: "Waiting | None" = None,
+    ) -> None:  # fmt: skip
+        self.handle, self.finish, self.keeps, self.waiting = handle, finish, keeps, waiting
         self.known: Any = None
 
     def wait(self) -> Any:
         """The result, once it is there."""
         if self.handle is not None:
+            if self.waiting is not None:
+                self.waiting.now = True  # whoever waits for others does not hang itself
             self.handle.wait()
+            if self.waiting is not None:
+                self.waiting.now = False
             self.handle = None
             self.known = self.finish()
             self.keeps = None
@@ -55,6 +71,7 @@ class Communicator:
 
     def __init__(self, lines: Lines, device: torch.device, timeout_s: float) -> None:
         self.rank, self.device = dist.get_rank(), device
+        self.waiting = Waiting()
         self.is_nccl = dist.get_backend() == "nccl"
         timeout = datetime.timedelta(seconds=timeout_s)
         self.groups: dict[tuple[Line, bool], Any] = {}
@@ -73,20 +90,21 @@ class Communicator:
         whole = tensor.contiguous()
         group = self.links.get((self.rank, to))
         handle = dist.isend(whole, to, group=group, tag=0 if self.is_nccl else number)
-        return Pending(handle, lambda: None, whole)
+        return Pending(handle, lambda: None, whole, self.waiting)
 
     def receive(self, like: T, source: int, number: int) -> Pending:
         """Start to receive into a tensor."""
         group = self.links.get((source, self.rank))
         handle = dist.irecv(like, source, group=group, tag=0 if self.is_nccl else number)
-        return Pending(handle, lambda: like)
+        return Pending(handle, lambda: like, None, self.waiting)
 
     # Collectives among the ranks of a line, which all call them in the same order.
 
     def all_reduce(self, tensor: T, line: Line, overlapped: bool = False) -> Pending:
         """The sum over a line; `tensor` itself is overwritten."""
         group = self.groups[line, overlapped]
-        return Pending(dist.all_reduce(tensor, group=group, async_op=True), lambda: tensor)
+        handle = dist.all_reduce(tensor, group=group, async_op=True)
+        return Pending(handle, lambda: tensor, None, self.waiting)
 
     def all_gather(
         self, tensor: T, sizes: Sequence[int], line: Line, overlapped: bool = False
@@ -103,6 +121,7 @@ class Communicator:
             handle,
             lambda: [part[:size] for part, size in zip(parts, sizes, strict=True)],
             padded,
+            self.waiting,
         )
 
     def reduce_scatter(self, parts: Sequence[T], line: Line, overlapped: bool = False) -> Pending:
@@ -119,7 +138,7 @@ class Communicator:
         handle = dist.reduce_scatter(
             total, padded, group=self.groups[line, overlapped], async_op=True
         )
-        return Pending(handle, lambda: total[:own], padded)
+        return Pending(handle, lambda: total[:own], padded, self.waiting)
 
     def all_to_all(
         self, parts: Sequence[T], sizes: Sequence[int], line: Line, overlapped: bool = False
@@ -131,4 +150,4 @@ class Communicator:
             taken, given, list(sizes), [part.numel() for part in parts],
             group=self.groups[line, overlapped], async_op=True,
         )  # fmt: skip
-        return Pending(handle, lambda: list(taken.split(list(sizes))), given)
+        return Pending(handle, lambda: list(taken.split(list(sizes))), given, self.waiting)

@@ -1,6 +1,18 @@
-"""What users hold: a plan that runs. See `partita.execute`."""
+"""What users hold: a plan that runs on this rank and all others.
 
+    engine = partita.execute(plan, module, optimizer=lambda ps: torch.optim.AdamW(ps, lr=1e-3))
+    for batch in data:
+        loss = engine.step(*batch)
+
+The module is exported, checked against the plan, lowered and verified with the arguments of the
+first step (or of `prepare`); nothing runs before that has passed on every rank.
+"""
+
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -8,21 +20,66 @@ import torch.distributed as dist
 
 from partita.cluster import Cluster, resolve
 from partita.engine import run as simulate
-from partita.errors import PlanError, VerificationError
-from partita.graph import training_graph
+from partita.errors import PlanError, RunError, VerificationError
+from partita.graph import Graph, training_graph
 from partita.graph.rebatch import batch_dims, rebatch
 from partita.lower import lower_plan
-from partita.plans import Plan
+from partita.lower.pipeline import Lowered
+from partita.plans import Plan, read_plan
+from partita.run.distributed import checkpoints
 from partita.run.distributed.comm import Communicator, Lines
+from partita.run.distributed.faults import FaultBoard
 from partita.run.distributed.feed import Feed
 from partita.run.distributed.held import MakeOptimizer, joined, shapes_of
+from partita.run.distributed.launch import open_world
+from partita.run.distributed.loss import WithLoss
 from partita.run.distributed.model import RunModel
 from partita.run.distributed.opwise import RankContext
+from partita.run.distributed.preflight import agree, check_alike, check_model, check_training
 from partita.run.distributed.walk import RankWalk, Recorder, lines_of
-from partita.run.local.shards import places
 from partita.verify import verify_meaning, verify_program
 
 T = torch.Tensor
+TIMEOUT_S = 300.0
+
+
+def execute(
+    plan: Plan | str | Path,
+    module: torch.nn.Module,
+    *,
+    optimizer: MakeOptimizer | None = None,
+    loss: Callable[[Any, Any], T] | None = None,
+    device: str | torch.device | None = None,
+    example: tuple[Any, ...] | None = None,
+    cluster: Cluster | None = None,
+    seed: int = 0,
+    timeout_s: float = TIMEOUT_S,
+    recorder: Recorder | None = None,
+    keep_gradients: bool = False,
+) -> "Engine":
+    """A plan that runs: called by every rank of torchrun, with the same plan and module.
+
+    The module returns its loss; or `loss` is given, and each step's last argument goes to it. The
+    optimizer is made of this rank's parameters. `recorder` is told when each task starts and ends.
+    With `example`, the arguments of one whole batch, everything is checked at once, else in the
+    first step.
+    """
+    known = plan if isinstance(plan, Plan) else read_plan(plan)
+    own = torch.device(device or _usual_device())
+    engine = Engine(
+        known, module if loss is None else WithLoss(module, loss), optimizer, own,
+        cluster=cluster, seed=seed, timeout_s=timeout_s, recorder=recorder,
+        keep_gradients=keep_gradients,
+    )  # fmt: skip
+    if example is not None:
+        engine.prepare(*example)
+    return engine
+
+
+def _usual_device() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
 
 
 class Engine:
@@ -31,7 +88,8 @@ class Engine:
     def __init__(
         self, plan: Plan, module: torch.nn.Module, optimizer: MakeOptimizer | None,
         device: torch.device, *, cluster: Cluster | None = None, seed: int = 0,
-        timeout_s: float = 300.0, recorder: Recorder | None = None, keep_gradients: bool = False,
+        timeout_s: float = TIMEOUT_S, recorder: Recorder | None = None,
+        keep_gradients: bool = False,
     ) -> None:  # fmt: skip
         self.plan, self.module, self.optimizer, self.device = plan, module, optimizer, device
         self.cluster = cluster
@@ -40,27 +98,64 @@ class Engine:
         self.devices = tuple(sorted({d for s in plan.stages for d in s.mesh.devices}))
         self.rank_of = {device: rank for rank, device in enumerate(self.devices)}
         self.steps = 0
-        self.walk: RankWalk | None = None
-        self.model: RunModel | None = None
-        self.feed: Feed | None = None
+        self._walk: RankWalk | None = None
+        self.owns_world = open_world(len(self.devices), device, timeout_s)
+        self.rank = dist.get_rank()
+        store = dist.distributed_c10d._get_default_store()
+        self.board = FaultBoard(store, self.rank, len(self.devices), timeout_s)
+        _one_line_errors()
 
     # Before the first step.
 
-    def prepare(self, *args: Any, **kwargs: Any) -> "Engine":
-        """Export, check, lower and verify with the arguments of one call of the whole batch."""
-        model = RunModel(self.module, tuple(args), kwargs, self.device)
-        plan = self.plan
-        graph = model.graph
-        if plan.model.training:
-            graph = training_graph(graph, plan.model.optimizer)
-        if graph.fingerprint() != plan.model.fingerprint:
+    @property
+    def walk(self) -> RankWalk:
+        """This rank's tasks and what it holds."""
+        if self._walk is None:
             raise PlanError(
-                f"the plan is for another model, or another size of it (fingerprint "
-                f"{plan.model.fingerprint}, this one has {graph.fingerprint()})",
-                fix=f"run the module that was planned ({plan.model.spec}, batch "
-                f"{plan.model.batch}), or plan this one",
-                field="model",
+                "the engine has not seen the model's arguments yet",
+                fix="take a step, or give execute(..., example=args)",
+                field="engine",
             )
+        return self._walk
+
+    def prepare(self, *args: Any, **kwargs: Any) -> "Engine":
+        """Check, lower and verify with the arguments of one call of the whole batch."""
+        model, graph = agree(lambda: self._checked(args, kwargs))
+        check_alike(self.plan, graph, self.device)
+        lowered = agree(lambda: self._verified(graph))
+        count, batch = self.plan.schedule.num_microbatches, self.plan.model.batch
+        small = rebatch(graph, batch // count)
+        shapes = shapes_of(small, lowered.program)
+        self.feed = Feed(small, count, batch, self.device)
+        lines = tuple(sorted(line for line in lines_of(lowered, self.rank_of) if len(line) > 1))
+        ranks = range(len(self.devices))
+        links = tuple((a, b) for a in ranks for b in ranks if a != b)
+        comm = Communicator(Lines(lines, lines, links), self.device, self.timeout_s)
+        context = RankContext(
+            small, model, comm, self.device, batch_dims(small), batch // count, self.feed,
+            self.keep_gradients,
+        )  # fmt: skip
+        walk = RankWalk(
+            lowered, context, self.devices[self.rank], self.rank_of, shapes, self.recorder
+        )
+        walk.note = self.board.note
+        agree(lambda: walk.hold(dict(model.held), self.optimizer))
+        self._walk, self.model = walk, model
+        self.names = self._module_names()
+        self.board.waiting = comm.waiting
+        self.board.start()
+        return self
+
+    def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RunModel, Graph]:
+        model = RunModel(self.module, tuple(args), kwargs, self.device)
+        check_training(self.plan, model.graph)
+        graph = training_graph(model.graph, self.plan.model.optimizer)
+        check_model(self.plan, graph)
+        return model, graph
+
+    def _verified(self, graph: Graph) -> Lowered:
+        """The program of the plan; one that could hang or compute something else is refused."""
+        plan = self.plan
         cluster = self.cluster or resolve(plan.cluster.spec)
         lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, simulate)
         wrong = (
@@ -69,120 +164,165 @@ class Engine:
         )
         if wrong:
             raise VerificationError(wrong)
-        count = plan.schedule.num_microbatches
-        small = rebatch(graph, plan.model.batch // count)
-        shapes = shapes_of(small, lowered.program)
-        lines = tuple(sorted(line for line in lines_of(lowered, self.rank_of) if len(line) > 1))
-        links = tuple(
-            (a, b) for a in range(len(self.devices)) for b in range(len(self.devices)) if a != b
-        )  # noqa: E501
-        comm = Communicator(Lines(lines, lines, links), self.device, self.timeout_s)
-        self.feed = Feed(small, count, plan.model.batch, self.device)
-        context = RankContext(
-            small, model, comm, self.device, batch_dims(small), plan.model.batch // count,
-            self.feed, self.keep_gradients,
-        )  # fmt: skip
-        rank = dist.get_rank()
-        self.walk = RankWalk(
-            lowered, context, self.devices[rank], self.rank_of, shapes, self.recorder
-        )
-        self.walk.hold(dict(model.held), self.optimizer)
-        self.model = model
-        return self
+        return lowered
 
     # Steps.
 
     def step(self, *args: Any, local: bool = False, **kwargs: Any) -> float:
         """One step on the global batch (or this rank's part of it); the loss, on every rank."""
-        if self.walk is None:
+        if self._walk is None:
             if local:
                 raise PlanError(
                     "the first step has only this rank's part of the batch",
-                    fix="call engine.prepare(*args) with one whole batch before",
+                    fix="give execute(..., example=args) one whole batch before",
                     field="step",
                 )
             self.prepare(*args, **kwargs)
-        assert self.walk is not None
-        assert self.model is not None
-        assert self.feed is not None
         self.feed.take(self.model.arguments(args, kwargs), local=local)
         self.model.moment = (self.seed, self.steps, 0)
+        self.board.is_busy = True
+        self.board.note("the start of a step")
         state = torch.get_rng_state() if self.model.is_random else None
-        losses = self.walk.step()
-        if state is not None:
-            torch.set_rng_state(state)
+        try:
+            loss = self._shared_loss(self.walk.step())
+        except BaseException as error:
+            fault = self.board.explain(error)
+            self.board.close()
+            raise fault from (error if os.environ.get("PARTITA_TRACEBACK") else None)
+        finally:
+            if state is not None:
+                torch.set_rng_state(state)
+            self.board.is_busy = False
         self.steps += 1
-        return self._shared_loss(losses)
+        return loss
 
     def _shared_loss(self, losses: list[T]) -> float:
-        assert self.walk is not None
-        home = [
-            stage for stage in self.walk.stages
-            if any(self.walk.run.small.outputs[0] in op_outputs for op_outputs in (
-                self.walk.run.ops[split.op].outputs for split in stage.splits
-            ))
-        ]  # fmt: skip
-        speaker = self.rank_of[home[-1].mesh.devices[0]] if home else 0
+        """The mean over the micro-batches, from the first rank that knows it to all."""
+        output = self.walk.run.small.outputs[0]
+        home = next(
+            stage
+            for stage in self.walk.stages
+            if any(output in self.walk.run.ops[split.op].outputs for split in stage.splits)
+        )
         total = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if dist.get_rank() == speaker and losses:
-            total += sum(float(loss.double().mean()) for loss in losses) / len(losses)
+        if self.rank == self.rank_of[home.mesh.devices[0]]:
+            total += sum(float(loss) for loss in losses) / len(losses)
+        self.board.note("sharing the loss")
+        self.walk.run.comm.waiting.now = True
         dist.all_reduce(total)
+        self.walk.run.comm.waiting.now = False
         return float(total)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """This rank's optimizers, one for each of its stages that has parameters."""
+        states = self.walk.states.values()
+        return [state.optimizer for state in states if state.optimizer is not None]
 
     # State.
 
     def full_state_dict(self) -> dict[str, T] | None:
         """The state dict of the plain module, on rank 0; None on others."""
-        whole = self._gathered(lambda state: {
-            name: (stored.value, stored.tensor) for name, stored in state.stored.items()
-        })  # fmt: skip
-        return None if whole is None else self._named(whole)
+        whole = self._gathered(
+            lambda state: {
+                name: (stored.value, stored.tensor) for name, stored in state.stored.items()
+            }
+        )
+        if whole is None:
+            return None
+        plain = self.module.module if isinstance(self.module, WithLoss) else self.module
+        prefix = "module." if isinstance(self.module, WithLoss) else ""
+        named = {name: own for own, names in self.names.items() for name in names}
+        result = {}
+        for name, tensor in plain.state_dict(keep_vars=True).items():
+            own = named.get(prefix + name, "")
+            result[name] = whole.get(own, tensor.detach()).cpu()
+        return result
 
     def full_gradients(self) -> dict[str, T] | None:
         """The gradients of the last step by parameter, on rank 0 (with keep_gradients=True)."""
         return self._gathered(lambda state: dict(state.last_gradients))
 
-    def _named(self, whole: dict[str, T]) -> dict[str, T]:
-        """By the names of the module: a tied parameter stands under all of its names."""
-        assert self.model is not None
+    def _module_names(self) -> dict[str, list[str]]:
+        """The names in the module's state dict, by those of the graph; tied ones have several."""
         places = self.model.captured.places
-        named = {
-            each.target: str(places[each.name])
-            for each in self.model.captured.record.inputs
-            if each.kind in ("parameter", "buffer")
-        }
-        result = {}
+        names: dict[str, list[str]] = {}
+        for each in self.model.captured.record.inputs:
+            if each.kind in ("parameter", "buffer") and each.persistent:
+                names.setdefault(str(places[each.name]), []).append(each.target)
+        pointers = {t.data_ptr(): names[n] for n, t in self.model.held.items() if n in names}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
-            result[name] = whole.get(named.get(name, name), tensor.detach()).cpu()
-        return result
+            known = pointers.get(tensor.data_ptr())
+            if known is not None and name not in known and tensor.numel():
+                known.append(name)
+        return names
 
     def _gathered(self, part: Callable[[Any], dict[str, Any]]) -> dict[str, T] | None:
         """Whole tensors from what all ranks hold, on rank 0."""
-        assert self.walk is not None, "there was a step"
+        walk = self.walk
         own = {
-            number: {
-                name: (value, tensor.detach().cpu())
-                for name, (value, tensor) in part(state).items()
-            }  # noqa: E501
-            for number, state in self.walk.states.items()
+            number: {name: (v, tensor.detach().cpu()) for name, (v, tensor) in part(state).items()}
+            for number, state in walk.states.items()
         }
-        gathered: list[Any] | None = [None] * len(self.devices) if dist.get_rank() == 0 else None
+        gathered: list[Any] | None = [None] * len(self.devices) if self.rank == 0 else None
         dist.gather_object(own, gathered)
         if gathered is None:
             return None
         whole: dict[str, T] = {}
-        for number, stage in enumerate(self.walk.stages):
-            holders = {
-                stage.mesh.place(d): gathered[self.rank_of[d]][number] for d in stage.mesh.devices
-            }  # noqa: E501
-            first = next(iter(holders.values()))
-            for name, (value, _) in first.items():
-                if name in whole:
-                    continue
-                parts = {place: held[name][1] for place, held in holders.items()}
-                whole[name] = joined(
-                    parts, value, self.walk.shapes.shape(name), stage.mesh.axes,
-                    self.walk.shapes.num_gates(name),
-                )  # fmt: skip
-        assert set(places(())) == {()}, "a mesh of one device has one place"
+        for number, stage in enumerate(walk.stages):
+            mesh = stage.mesh
+            holders = {mesh.place(d): gathered[self.rank_of[d]][number] for d in mesh.devices}
+            for name, (value, _) in next(iter(holders.values())).items():
+                if name not in whole:
+                    parts = {place: held[name][1] for place, held in holders.items()}
+                    gates = walk.shapes.num_gates(name)
+                    whole[name] = joined(parts, value, walk.shapes.shape(name), mesh.axes, gates)
         return whole
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint that loads into the plain module and into any plan of the model."""
+        checkpoints.save(self.walk, self.names, self.steps, Path(path))
+
+    def load(self, path: str | Path) -> int:
+        """Go on from a checkpoint; the number of steps that were taken before it."""
+        folder = Path(path)
+        self.steps = agree(lambda: checkpoints.load(self.walk, self.names, folder))
+        return self.steps
+
+    # The end.
+
+    def close(self) -> None:
+        """End the run: no more steps. Called by leaving a `with` block, too."""
+        if self._walk is not None and not self.board.closed.is_set():
+            dist.barrier()
+        self.board.close()
+        if self.owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if error is None:
+            self.close()
+        else:
+            self.board.close()
+
+
+def _one_line_errors() -> None:
+    """A fault of a run that nobody catches is one line, not one traceback per rank."""
+    before = sys.excepthook
+    if getattr(before, "is_partita", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if isinstance(error, RunError):
+            print(f"partita: {error}", file=sys.stderr, flush=True)
+            os._exit(1)  # others may be stuck in a collective with us
+        before(kind, error, tb)
+
+    hook.is_partita = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

@@ -17,13 +17,12 @@ import torch
 
 from partita.errors import PlanError, ProgramError
 from partita.graph.record import Graph, Op
-from partita.graph.splits import REPLICATE
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.program import Program
 from partita.run.distributed.boxes import flat_size, local_shape
 from partita.run.distributed.comm import Communicator, Pending
 from partita.run.distributed.convert import MeshPlace, convert, sliced
-from partita.run.distributed.held import StageState, Stored, cut, flat_view
+from partita.run.distributed.held import StageState, flat_view
 from partita.run.distributed.model import OpsFunction, RunModel
 from partita.run.distributed.shares import (
     Record,
@@ -304,7 +303,7 @@ class Frame:
             wanted = frozenset()  # its other run is the one that the backward reads
         ties = [i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs)]
         function, order, names = self._function(op, plan)
-        hidden = [self._hidden(name, plan) for name in names]
+        hidden = [self._hidden(name) for name in names]
         if again:  # running statistics were taken the first time
             hidden = [each.clone() for each in hidden]
         inputs = [self.read(value, work) for value in work.reads]
@@ -382,24 +381,16 @@ class Frame:
             return lambda x, *_: (_expanded(x, shape),)
         return lambda x, *_: (x.reshape(shape),)
 
-    def _hidden(self, name: str, plan: SharePlan) -> T:
-        """A buffer that only the node reads: as the op's weights lie, of batch norms."""
-        stored = self.state.stored
-        if name not in stored:
-            tensor = self.run.small.tensor(name)
-            if tensor.role != "state":
-                raise PlanError(
-                    f"an op reads {name} beside what the model's graph says, and it is made in "
-                    "another stage", fix="put both ops into one stage", field="stages",
-                )  # fmt: skip
-            layout = (REPLICATE,) * len(self.at.axes)
-            if plan.call.kind == "batch_norm" and len(tensor.shape) == 1:
-                layout = plan.layouts[1]
-            whole = self.run.model.held[name].to(self.run.device)
-            value = Value(name, layout, "parameter")
-            own = cut(whole.detach(), value, self.at.axes, self.at.place)
-            stored[name] = Stored(value, own.clone())
-        return stored[name].tensor
+    def _hidden(self, name: str) -> T:
+        """A buffer that only the node reads."""
+        if name not in self.state.stored:
+            raise PlanError(
+                f"an op reads {name} beside what the model's graph says, and it is made in "
+                "another stage",
+                fix="plan with both ops in one stage",
+                field="stages",
+            )
+        return self.state.stored[name].tensor
 
     def _gathered(
         self, own: T, shape: tuple[int, ...], have: Layout, need: Layout, gates: int

@@ -15,6 +15,7 @@ import torch
 from partita.capture.translate import DTYPES
 from partita.errors import ProgramError
 from partita.graph.record import Graph
+from partita.graph.splits import REPLICATE, placements
 from partita.lower.pipeline import Lowered
 from partita.meaning import Phase, Purpose, Value, Work
 from partita.plans import Stage
@@ -92,10 +93,33 @@ class RankWalk:
             body = self._body(number, self.steady.get(number, -1))
             for name, value in roots(body).items():
                 state.keep(value, whole[name], self.run.device)
+            for value in self._hidden_states(state):
+                state.keep(value, whole[value.tensor], self.run.device)
             end = self._body(number, self.ending.get(number, -1))
             state.make_parts(end)
             if optimizer is not None:
                 state.make_optimizer(optimizer)
+
+    def _hidden_states(self, state: StageState) -> list[Value]:
+        """Buffers that nodes read beside what their ops say: of batch norms, as weights lie."""
+        captured, small = self.run.model.captured, self.run.small
+        known = set(state.stored)
+        hidden = []
+        for split in state.stage.splits:
+            for ref in captured.record.node[captured.node_of(split.op)].reads:
+                name = captured.places.get(ref)
+                if not isinstance(name, str) or name in known:
+                    continue
+                tensor = small.tensor(name)
+                if tensor.role != "state":
+                    continue
+                layout = (REPLICATE,) * len(state.axes)
+                op = small.op(split.op)
+                if op.kind == "batch_norm" and len(tensor.shape) == 1 and len(op.inputs) > 1:
+                    layout = placements(small.call(op), split.dims)[0][1]
+                known.add(name)
+                hidden.append(Value(name, layout, "parameter"))
+        return hidden
 
     def _body(self, stage: int, body: int) -> Program:
         return self.program if body < 0 else self.program.bodies[body].program

@@ -1,0 +1,86 @@
+"""The world of a run: one process per device of the plan, brought together by torchrun."""
+
+import datetime
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from partita.errors import InputError, PlanError
+
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def open_world(num_ranks: int, device: torch.device, timeout_s: float) -> bool:
+    """Bring all ranks together, unless the script has done so; True if it was done here."""
+    if dist.is_initialized():
+        check_world(num_ranks, dist.get_world_size())
+        return False
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
+        raise PlanError(
+            f"this process is none of several ({missing[0]} is not set)",
+            fix=f"start it with: torchrun --nproc-per-node {num_ranks} ...",
+            field="launch",
+        )
+    check_world(num_ranks, int(os.environ["WORLD_SIZE"]))
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store, rank = _meet(num_ranks, timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout
+    )
+    return True
+
+
+def check_world(num_ranks: int, world: int) -> None:
+    """A plan for so many devices runs on as many processes."""
+    if world != num_ranks:
+        raise PlanError(
+            f"the plan is for {num_ranks} device{'s' * (num_ranks != 1)} and {world} "
+            f"process{'es were' if world != 1 else ' was'} started",
+            fix=f"start it with --nproc-per-node {num_ranks} (times --nnodes), or plan for {world}",
+            field="world size",
+        )
+
+
+def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
+    """The store that all ranks share; who does not come is named."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        store, rank, _ = next(
+            iter(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout_s)))
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        text = str(error)
+        if "EADDRINUSE" in text or "address already in use" in text.lower():
+            raise InputError(
+                f"the port of {place} is in use", field="launch",
+                fix="choose another: torchrun --master-port PORT, or --standalone",
+            ) from None  # fmt: skip
+        raise InputError(
+            f"the other ranks cannot be reached at {place} ({text.splitlines()[0][:200]})",
+            fix="start all ranks, with the same --master-addr and --master-port",
+            field="launch",
+        ) from None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    shared = dist.PrefixStore(f"partita/{attempt}", store)
+    shared.set(f"here/{rank}", "1")
+    end = time.monotonic() + timeout_s
+    while True:
+        absent = [r for r in range(num_ranks) if not shared.check([f"here/{r}"])]
+        if not absent:
+            return shared, rank
+        if time.monotonic() > end:
+            who = ", ".join(map(str, absent))
+            raise InputError(
+                f"rank{'s' * (len(absent) > 1)} {who} did not come within {timeout_s:g} s",
+                fix=f"start all {num_ranks} ranks; look at what those that are missing printed",
+                field="launch",
+            )
+        time.sleep(0.05)

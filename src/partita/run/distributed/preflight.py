@@ -1,0 +1,104 @@
+"""What is refused before the first step, by all ranks with one sentence.
+
+Every rank checks what it can see; then all tell each other what they found and which versions, plan
+and model they have. A rank that stands alone is named.
+"""
+
+import hashlib
+import platform
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from partita import __version__
+from partita.capture.translate import DTYPES
+from partita.errors import PartitaError, PlanError
+from partita.graph.rebatch import batch_of
+from partita.graph.record import Graph
+from partita.plans import Plan
+
+R = TypeVar("R")
+
+
+def agree(check: Callable[[], R]) -> R:
+    """Run a check on every rank; if it fails on one, it fails on all, with that rank's words."""
+    error: PartitaError | None = None
+    result: R | None = None
+    try:
+        result = check()
+    except PartitaError as found:
+        error = found
+    said: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, None if error is None else str(error))
+    if error is not None:
+        raise error
+    for rank, text in enumerate(said):
+        if text is not None:
+            raise PlanError(f"rank {rank} cannot run the plan: {text}")
+    return result  # type: ignore[return-value]
+
+
+def check_alike(plan: Plan, graph: Graph, device: torch.device) -> None:
+    """All ranks must have one torch, one partita, one plan, one model, one kind of device."""
+    own = {
+        "torch": torch.__version__,
+        "partita": __version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "plan": hashlib.sha256(plan.to_json()).hexdigest()[:12],
+        "model": graph.fingerprint(),
+        "kind of device": device.type,
+    }
+    known: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(known, own)
+    for rank, theirs in enumerate(known):
+        for what, text in known[0].items():
+            if theirs[what] != text:
+                raise PlanError(
+                    f"rank {rank} has {what} {theirs[what]}, and rank 0 has {text}",
+                    fix="give all ranks the same",
+                    field="ranks",
+                )
+
+
+def check_model(plan: Plan, graph: Graph) -> None:
+    """The module must be the one that was planned, in its dtype, at its size of batch."""
+    dtype = graph.parameters[0].dtype if graph.parameters else plan.model.dtype
+    if dtype != plan.model.dtype:
+        wanted = next((str(key) for key, name in DTYPES.items() if name == plan.model.dtype), "")
+        raise PlanError(
+            f"the module's parameters are {dtype}, and the plan is for {plan.model.dtype}",
+            fix=f"cast the module with .to({wanted}), or plan it as it is",
+            field="dtype",
+        )
+    if batch_of(graph) != plan.model.batch:
+        raise PlanError(
+            f"the step has a batch of {batch_of(graph)}, and the plan one of {plan.model.batch}",
+            fix=f"give batches of {plan.model.batch} samples, or plan with --batch "
+            f"{batch_of(graph)}",
+            field="batch",
+        )
+    if graph.fingerprint() != plan.model.fingerprint:
+        raise PlanError(
+            f"the plan is for another model (fingerprint {plan.model.fingerprint}, this one has "
+            f"{graph.fingerprint()})",
+            fix=f"run the module that was planned ({plan.model.spec}), with its loss where it was "
+            "planned with one, or plan this one",
+            field="model",
+        )
+
+
+def check_training(plan: Plan, graph: Graph) -> None:
+    """A run trains: the model must give a loss to differentiate."""
+    loss = graph.tensor(graph.outputs[0])
+    if not plan.model.training:
+        raise PlanError(
+            "the plan is for inference", fix="plan without --inference to train", field="plan"
+        )
+    if loss.shape:
+        raise PlanError(
+            f"the module returns a tensor of {list(loss.shape)} first, and no loss",
+            fix="return the loss from the module, or plan and run partita.with_loss(module, loss)",
+            field="model",
+        )
