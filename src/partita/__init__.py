@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from partita.plans import read_plan as read_plan
     from partita.program import Program as Program
     from partita.program import ProgramBuilder as ProgramBuilder
+    from partita.run.distributed.engine import execute as execute
+    from partita.run.distributed.loss import with_loss as with_loss
     from partita.run.pipe import pipe as pipe
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
@@ -66,6 +68,7 @@ _PUBLIC = {
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
     "compare": "partita.jobs.compare",
+    "execute": "partita.run.distributed.engine",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
     "persistent": "partita.gpu.recurrent.api",
@@ -80,14 +83,15 @@ _PUBLIC = {
     "simulate": "partita.jobs.simulate",
     "streams": "partita.gpu.streams.api",
     "training_graph": "partita.graph",
+    "with_loss": "partita.run.distributed.loss",
 }
 
 __all__ = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
     "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
-    "simulate", "streams", "training_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "execute", "model",
+    "partition", "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks",
+    "schedule", "shard", "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 

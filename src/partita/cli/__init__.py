@@ -47,6 +47,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "verify": "Check a plan, program or timeline, whatever made it.",
     },
     "Run": {
+        "run": "Run a plan on torch.distributed, under torchrun.",
         "emit": "Write the stages of a plan as Python source.",
     },
     "Know": {

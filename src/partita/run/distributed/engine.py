@@ -193,6 +193,7 @@ class Engine:
             if state is not None:
                 torch.set_rng_state(state)
             self.board.is_busy = False
+            self.board.note("between steps")
         self.steps += 1
         return loss
 

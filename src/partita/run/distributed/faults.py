@@ -108,8 +108,8 @@ class FaultBoard:
                 return
 
     def _beat(self, count: int) -> None:
-        late = time.monotonic() - self.since if self.is_busy and not self.waiting.now else 0.0
-        sign = json.dumps([count, self.task, late, self.is_busy])
+        late = 0.0 if self.waiting.now else time.monotonic() - self.since
+        sign = json.dumps([count, self.task, late])
         self.store.set(f"partita/life/{self.rank}", sign)
 
     def _late(self) -> str | None:
@@ -123,13 +123,13 @@ class FaultBoard:
             before = self.seen.get(rank)
             if before is None or before[0] != text:
                 self.seen[rank] = (text, now)
-            _, task, late, busy = json.loads(text)
+            _, task, late = json.loads(text)
             if not self.is_busy:
                 continue
             silent = now - self.seen[rank][1]
             if silent > max(2 * GRACE_S, min(limit / 2, 10.0)):
                 return self.post(rank, task, f"no sign of life for {silent:.0f} s (killed?)")
-            if busy and late > limit:
+            if late > limit and self.waiting.now:  # who waits for it may say so
                 return self.post(rank, task, f"hangs there for {late:.0f} s")
         return None
 

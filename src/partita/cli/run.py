@@ -1,0 +1,134 @@
+"""`partita run`: a plan on torch.distributed, under torchrun."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from partita.cli.base import Output, common_options
+from partita.errors import InputError, RunError
+
+
+@click.command()
+@click.argument("plan")
+@click.option("--model", metavar="FILE.PY:NAME", help="The module; as in the plan if left out.")
+@click.option(
+    "--data", metavar="FILE.PY:NAME",
+    help="A function of the number of the step that gives its arguments; else the example's.",
+)  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True)
+@click.option("--device", metavar="DEVICE", help="cpu or cuda; this rank's GPU where there is one.")
+@click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints are, and go on from there.")
+@click.option("--checkpoint-every", type=click.IntRange(1), metavar="K", help="Save every K steps.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=300.0, show_default=True,
+    help="Seconds after which a rank that does not answer ends the run.",
+)  # fmt: skip
+@common_options
+def command(
+    plan: str,
+    model: str | None,
+    data: str | None,
+    steps: int,
+    lr: float,
+    device: str | None,
+    checkpoint: str | None,
+    checkpoint_every: int | None,
+    timeout: float,
+    out: Output,
+) -> int:
+    """Run a PLAN: one process per device, each walks its part of the program that was simulated.
+
+    Started by torchrun: torchrun --standalone --nproc-per-node 2 -m partita run plan.json. The
+    model of the plan must be file.py:function, which gives the module (its forward returns the
+    loss) and the arguments of one call. A plan for one kind of device runs on another. With
+    --checkpoint-every and torchrun's --max-restarts, a run that lost a rank goes on from the last
+    complete checkpoint.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        return _run(
+            plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank, out
+        )
+    except InputError as error:  # all ranks refuse alike: one says it
+        if rank and error.field != "launch" and "rank" not in error.found:
+            sys.exit(error.exit_code)
+        raise
+    except RunError as error:
+        click.echo(f"partita: {error}", err=True)
+        sys.stdout.flush()
+        os._exit(1)  # threads of the backend may wait for ranks that have gone
+
+
+def _run(
+    plan: str, model: str | None, data: str | None, steps: int, lr: float, device: str | None,
+    checkpoint: str | None, every: int | None, timeout: float, rank: int, out: Output,
+) -> int:  # fmt: skip
+    from partita.capture.installed import need_torch
+    from partita.capture.python_file import is_python_spec, read_module
+    from partita.plans import read_plan
+
+    need_torch("running a plan")
+    from partita.run.distributed.train import TrainSettings, train
+
+    record = read_plan(plan)
+    spec = model or record.model.spec
+    if not is_python_spec(spec):
+        raise InputError(
+            f"the plan is for {spec}, which is no module of yours",
+            fix="plan file.py:function, and run that plan",
+            field="--model",
+        )
+    if every and checkpoint is None:
+        raise InputError(
+            "does not say where checkpoints go", fix="add --checkpoint FOLDER",
+            field="--checkpoint-every",
+        )  # fmt: skip
+    module, args, kwargs = read_module(spec, record.model.batch)
+    if kwargs:
+        raise InputError(
+            "the example has keyword arguments", fix="give positional ones", field=spec
+        )
+    settings = TrainSettings(
+        steps, lr, device, None if checkpoint is None else Path(checkpoint), every or 0, timeout,
+        out.seed,
+    )  # fmt: skip
+    losses, seconds, start = [], 0.0, 0
+    for done in train(record, module, args, _batches(data, record.model.batch), settings):
+        losses.append(done.loss)
+        seconds, start = done.seconds, done.start
+        if rank == 0:
+            if done.number == start and start:
+                out.show(f"goes on after step {start}")
+            out.show(f"step {done.number + 1}: loss {done.loss:.6f}, {done.seconds:.3g} s")
+            sys.stdout.flush()
+    if rank == 0:
+        out.result({
+            "format": "partita/run@1", "plan": plan, "start": start, "steps": steps,
+            "losses": losses, "step_s": seconds, "predicted_step_s": record.prediction.step_s,
+        })  # fmt: skip
+    else:
+        out.result({"format": "partita/run@1", "rank": rank})
+    return 0
+
+
+def _batches(data: str | None, batch: int) -> Callable[[int], tuple[Any, ...]] | None:
+    """The function behind --data: of the step, and of `batch` where it takes that."""
+    if data is None:
+        return None
+    from partita.capture.python_file import _named, _run as run_file
+
+    path, _, name = data.rpartition(":")
+    function = _named(run_file(Path(path)), path, name)
+    takes_batch = "batch" in inspect.signature(function).parameters
+
+    def batches(step: int) -> tuple[Any, ...]:
+        given = function(step, batch=batch) if takes_batch else function(step)
+        return tuple(given) if isinstance(given, tuple | list) else (given,)
+
+    return batches
