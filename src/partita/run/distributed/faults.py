@@ -127,7 +127,7 @@ class FaultBoard:
             if not self.is_busy:
                 continue
             silent = now - self.seen[rank][1]
-            if silent > max(2 * GRACE_S, min(limit / 2, 10.0)):
+            if silent > max(2 * GRACE_S, min(limit / 2, 20.0)):
                 return self.post(rank, task, f"no sign of life for {silent:.0f} s (killed?)")
             if late > limit and self.waiting.now:  # who waits for it may say so
                 return self.post(rank, task, f"hangs there for {late:.0f} s")

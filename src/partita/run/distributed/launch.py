@@ -11,10 +11,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from partita.errors import InputError, PlanError
 
+MEET_S = 300.0  # a machine that starts many processes takes its time
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def open_world(num_ranks: int, device: torch.device, timeout_s: float) -> bool:
+def open_world(
+    num_ranks: int, device: torch.device, timeout_s: float, meet_s: float = MEET_S
+) -> bool:
     """Bring all ranks together, unless the script has done so; True if it was done here."""
     if dist.is_initialized():
         check_world(num_ranks, dist.get_world_size())
@@ -28,7 +31,7 @@ def open_world(num_ranks: int, device: torch.device, timeout_s: float) -> bool:
         )
     check_world(num_ranks, int(os.environ["WORLD_SIZE"]))
     timeout = datetime.timedelta(seconds=timeout_s)
-    store, rank = _meet(num_ranks, timeout_s)
+    store, rank = _meet(num_ranks, meet_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
