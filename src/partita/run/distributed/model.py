@@ -61,6 +61,12 @@ class RunModel:
         self.is_random = False
         self.moment = (0, 0, 0)  # seed, step, micro-batch
 
+    def changes_buffers(self, op: str) -> bool:
+        """Does an op leave something behind, such as a count of batches?"""
+        node = self.captured.record.node[self.captured.node_of(op)]
+        schema = getattr(node.target, "_schema", None)
+        return bool(schema is not None and schema.is_mutable)
+
     def reseed(self, node: str) -> None:
         """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
         text = "/".join(map(str, (node, *self.moment)))

@@ -50,12 +50,29 @@ class RankContext:
     keep_gradients: bool = False
     ops: dict[str, Op] = field(default_factory=dict)
     backward_of: dict[str, list[Op]] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)  # of gradients
+    live: set[str] = field(default_factory=set)  # tensors that the loss depends on
+    ops_of: dict[str, str] = field(default_factory=dict)  # by what they make, in the forward
 
     def __post_init__(self) -> None:
         self.ops = {op.name: op for op in self.small.ops}
         for op in self.small.ops:
             if op.forward:
                 self.backward_of.setdefault(op.forward, []).append(op)
+                origin = self.ops[op.forward]
+                for name, i in zip(op.outputs, self.small.call(op).wrt, strict=True):
+                    self.origin[name] = origin.inputs[i]
+
+        forward = [op for op in self.small.ops if op.phase == "forward"]
+        self.ops_of = {name: op.name for op in forward for name in op.outputs}
+        self.live = {self.small.outputs[0]}
+        for op in reversed(self.small.ops):
+            if op.phase == "forward" and not self.live.isdisjoint(op.outputs):
+                self.live.update(op.inputs)
+
+    def origin_of(self, gradient: str) -> str:
+        """The tensor that a gradient is the gradient of."""
+        return self.origin.get(gradient) or gradient.rpartition(".grad")[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +162,6 @@ class Frame:
         self.values: dict[int, Any] = {}
         self.received: dict[tuple[str, Layout], T] = {}
         self.records: dict[str, Record] = {}
-        self.further: dict[str, T] = {}  # results of nodes that are ops of their own
         self.late: list[tuple[int, Pending]] = []  # sums that are added when the block ends
         self.has_stepped = False
 
@@ -325,19 +341,16 @@ class Frame:
 
     def _more(self, work: Work, op: Op) -> None:
         """Further results of a node, beside those that its op in the graph gives."""
-        if op.name in self.run.backward_of:
+        if not self.run.live.isdisjoint(op.outputs):
             raise PlanError(
                 f"the loss depends on further results of {op.name.removesuffix('.more')!r}, which "
-                "a stage that is split op by op cannot differentiate",
+                "a stage that runs op by op does not have",
                 fix="plan with this op in a stage without splits inside",
                 field="stages",
             )
-        for value, name in zip(work.writes, op.outputs, strict=True):
-            own = self.further.pop(name, None)
-            if own is None:  # a part only was computed here, and no gradient depends on it
-                tensor = self.run.small.tensor(name)
-                own = torch.zeros(tensor.shape, device=self.run.device)
-            self.write(value, own)
+        for value, name in zip(work.writes, op.outputs, strict=True):  # nobody needs them
+            shape = self.run.small.tensor(name).shape
+            self.write(value, torch.zeros(shape, device=self.run.device))
 
     def _function(self, op: Op, plan: SharePlan) -> tuple[OpsFunction, list[int], list[str]]:
         batch = self.run.micro_batch if plan.is_whole else self._batch(op, plan)
@@ -520,6 +533,18 @@ class Frame:
         for made, pending in self.late:
             self.write(made, pending.wait())
         self.late.clear()
+
+    def leaving(self, value: Value) -> T:
+        """What the block has made, in the layout in which it is sent."""
+        same = [
+            k
+            for k, known in enumerate(self.program.values)
+            if (known.tensor, known.layout, known.flat) == (value.tensor, value.layout, ())
+        ]
+        there = [k for k in same if k in self.values] or same
+        if not there:
+            raise ProgramError(f"{value} is sent and not there", fix="verify the plan")
+        return self.read(there[-1])
 
     # The optimizer.
 

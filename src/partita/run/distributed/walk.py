@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 
 from partita.capture.translate import DTYPES
-from partita.errors import ProgramError
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE, placements
 from partita.lower.pipeline import Lowered
@@ -25,6 +24,7 @@ from partita.run.distributed.convert import MeshPlace
 from partita.run.distributed.held import MakeOptimizer, Shapes, StageState, roots
 from partita.run.distributed.messages import Mailbox, message_table, receives_of
 from partita.run.distributed.opwise import BodyPlan, Frame, RankContext, body_plan
+from partita.run.distributed.segments import SegmentFrame, SegmentPlan, segment_plan
 from partita.run.distributed.ties import tie
 
 T = torch.Tensor
@@ -65,6 +65,7 @@ class RankWalk:
     losses: list[T] = field(default_factory=list)
     current: str = "the start"
     note: Callable[[str], None] = lambda name: None
+    in_segments: bool = True
 
     def __post_init__(self) -> None:
         self.program, self.stages = self.lowered.program, self.lowered.stages
@@ -84,6 +85,8 @@ class RankWalk:
             self.program, self.stages, table, self.shapes, self.run.comm, dtypes, devices
         )
         self.tasks = self._own_tasks()
+        self.segments: dict[int, SegmentPlan | None] = {}
+        self.overlaps = self._overlaps() if self.run.small.is_training else {}
 
     # What a rank holds.
 
@@ -225,11 +228,15 @@ class RankWalk:
                 frame.received[value.tensor, value.layout] = tensor
         self._moment(m)
         kind = Kind(int(self.program.kind[task]))
-        frame.do_all(INSIDE[kind])
+        last = self._is_last(work.stage, kind)
+        reduces = last and self.overlaps.get(work.stage) == m
+        frame.do_all((*INSIDE[kind], Phase.REDUCE) if reduces else INSIDE[kind])
         frame.settle()
-        if self._is_last(work.stage, kind):
+        if last:
             self._note_loss(frame)
             self.ended.append((work.stage, m))
+        if reduces:
+            self.frames[work.stage, -1] = frame
 
     def _is_last(self, stage: int, kind: Kind) -> bool:
         """Does nothing of the micro-batch come after this block?"""
@@ -244,15 +251,66 @@ class RankWalk:
 
     def _frame(self, stage: int, m: int) -> Frame:
         if (stage, m) not in self.frames:
-            plan = self._plan(stage, self.steady[stage])
-            self.frames[stage, m] = Frame(self.run, self.states[stage], self.at[stage], plan, m)
+            self.frames[stage, m] = self._new_frame(stage, m)
         return self.frames[stage, m]
+
+    def _new_frame(self, stage: int, m: int) -> Frame:
+        state, at = self.states[stage], self.at[stage]
+        if self.overlaps.get(stage) == m:
+            return Frame(self.run, state, at, self._plan(stage, self.ending[stage]), m)
+        plan = self._plan(stage, self.steady[stage])
+        if stage not in self.segments:
+            leaving = [
+                self.program.values[number].tensor
+                for work in self.program.works
+                if work.purpose is Purpose.SEND
+                and work.stage == stage
+                and work.phase is Phase.FORWARD
+                for number in work.reads
+            ]
+            self.segments[stage] = (
+                segment_plan(self.run, state, at, plan.program, leaving) if self.in_segments
+                else None
+            )  # fmt: skip
+        segments = self.segments[stage]
+        if segments is not None:
+            return SegmentFrame(self.run, state, at, plan, m, segments)
+        return Frame(self.run, state, at, plan, m)
+
+    def _overlaps(self) -> dict[int, int]:
+        """The micro-batch of each stage during whose backward its gradients are reduced.
+
+        It is the last one, and its blocks run as those of the step's end: there the reductions
+        stand between the ops. Parameters that stages share are exchanged before, so theirs wait.
+        """
+        tied = {
+            stage
+            for work in self.program.works
+            if work.purpose is Purpose.GRADIENT_REDUCTION and work.peer >= 0
+            for stage in (work.stage, work.peer)
+        }
+        last: dict[int, int] = {}
+        for task in self.tasks:
+            work = self.program.work_of(task)
+            if work is not None and work.purpose is Purpose.COMPUTE:
+                last[work.stage] = int(self.program.microbatch[task])
+        overlaps = {}
+        for stage, body in self.ending.items():
+            inside = self.program.bodies[body].program.works
+            reduces = any(w.phase is Phase.REDUCE and w.collective for w in inside)
+            if stage in self.states and stage not in tied and reduces:
+                overlaps[stage] = last[stage]
+        return overlaps
 
     def _leaving(self, work: Work, m: int) -> list[T]:
         frame = self._frame(work.stage, m)
-        return [leaving_value(frame, self.program.values[number]) for number in work.reads]
+        return [frame.leaving(self.program.values[number]) for number in work.reads]
 
     def _note_loss(self, frame: Frame) -> None:
+        if isinstance(frame, SegmentFrame):
+            if isinstance(frame.loss, torch.Tensor):
+                self.losses.append(frame.loss)
+            return
         for name in self.run.small.outputs[:1]:
             number = settled_output(frame, name)
             if number >= 0:
@@ -266,7 +324,8 @@ class RankWalk:
             self.frames[key] = Frame(
                 self.run, self.states[work.stage], self.at[work.stage], plan, self.count - 1
             )
-        self.frames[key].do_all((work.phase,))
+        if work.phase is Phase.UPDATE or work.stage not in self.overlaps:
+            self.frames[key].do_all((work.phase,))
 
 
 def bodies_of(program: Program) -> tuple[dict[int, int], dict[int, int]]:
@@ -294,19 +353,6 @@ def _kept(program: Program, small: Graph) -> dict[int, frozenset[tuple[str, obje
             if value.tensor in outputs:
                 kept.setdefault(number, set()).add((value.tensor, value.layout))
     return {stage: frozenset(each) for stage, each in kept.items()}
-
-
-def leaving_value(frame: Frame, value: Value) -> T:
-    """What a block has made, in the layout in which it is sent."""
-    same = [
-        k
-        for k, known in enumerate(frame.program.values)
-        if (known.tensor, known.layout, known.flat) == (value.tensor, value.layout, ())
-    ]
-    there = [k for k in same if k in frame.values] or same
-    if not there:
-        raise ProgramError(f"{value} is sent and not there", fix="verify the plan")
-    return frame.read(there[-1])
 
 
 def settled_output(frame: Frame, name: str) -> int:

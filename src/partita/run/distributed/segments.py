@@ -1,0 +1,314 @@
+"""A block as segments under autograd: where nothing is sent inside, op by op is only overhead.
+
+A stage on one device, or one whose ops are all split along the batch and whose gradients are
+reduced once a step, runs its forward as one function and its backward as one call of autograd. With
+full checkpointing the forward keeps what passes from segment to segment, and the backward runs each
+segment again. Everything else (splits within ops, ZeRO 2 and 3, selective checkpointing, data and
+weight gradients apart) runs op by op.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from partita.graph.record import Graph
+from partita.meaning import Layout, Phase, Purpose, Value
+from partita.plans import Stage
+from partita.program import Program
+from partita.run.distributed.boxes import local_shape
+from partita.run.distributed.comm import Pending
+from partita.run.distributed.convert import MeshPlace, convert
+from partita.run.distributed.held import StageState
+from partita.run.distributed.model import OpsFunction
+from partita.run.distributed.opwise import BodyPlan, Frame, RankContext
+from partita.run.distributed.shares import share_plan
+
+T = torch.Tensor
+BLOCK_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentPlan:
+    """A stage's forward as functions, and how what it gives is called in the program."""
+
+    functions: tuple[OpsFunction, ...]
+    keeps: bool  # are activations kept for the backward, or run again?
+    scale: float  # of a loss that is a mean over a part of the batch
+    loss: str
+    inputs: dict[str, Value]  # what the model is fed with
+    gradients: dict[str, Value]  # by parameter
+    entering: tuple[str, ...]
+    settles: tuple[tuple[Value, Value], ...]  # conversions of the loss
+
+
+def segment_plan(
+    run: RankContext, state: StageState, at: MeshPlace, program: Program, leaving: Sequence[str]
+) -> SegmentPlan | None:
+    """How a stage runs in segments; None where it must run op by op."""
+    stage, small = state.stage, run.small
+    if stage.checkpointing == "selective" or not small.is_training:
+        return None
+    loss = small.outputs[0]
+    settles = []
+    for work in program.works:
+        if work.phase not in BLOCK_PHASES:
+            continue
+        if work.purpose is Purpose.CONVERSION:
+            have, need = program.values[work.reads[0]], program.values[work.writes[0]]
+            if have.tensor != loss:
+                return None
+            settles.append((have, need))
+        elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER):
+            return None
+        elif work.phase is Phase.WEIGHT and work.op:
+            return None
+    batch, scale = _share_of_batch(run, stage, at, loss)
+    if batch == 0:
+        return None
+    own = {name for split in stage.splits for name in small.op(split.op).outputs}
+    if any(name in own for name in small.outputs[1:]):
+        return None
+    gradients = {
+        name: value
+        for name, gradient in state.gradient_of.items()
+        for value in program.values
+        if value.tensor == gradient and value.source == "gradient" and value.of < 0
+    }
+    if gradients.keys() != state.gradient_of.keys():
+        return None
+    wanted = [*leaving, *([loss] if loss in own else [])]
+    return SegmentPlan(
+        _functions(run, stage, small, batch, wanted, program),
+        stage.checkpointing == "none",
+        scale,
+        loss if loss in own else "",
+        {v.tensor: v for v in program.values if v.source == "input" and v.of < 0},
+        gradients,
+        tuple({v.tensor: None for v in program.values if v.source == "received"}),
+        tuple(settles),
+    )
+
+
+def _share_of_batch(
+    run: RankContext, stage: Stage, at: MeshPlace, loss: str
+) -> tuple[int, float]:
+    """The batch that all ops of a stage have on this rank, and the scale of the loss; 0 if none."""
+    batches, scale = set(), 1.0
+    small = run.small
+    for split in stage.splits:
+        op = small.op(split.op)
+        if not any(d and a.size > 1 for d, a in zip(split.dims, at.axes, strict=True)):
+            carries = any(n in run.batch_dims for n in (*op.inputs, *op.outputs))
+            if carries or not at.axes:
+                batches.add(run.micro_batch)
+            continue
+        plan = share_plan(small.call(op), split.dims, at.axes, at.place, frozenset())
+        if plan.is_whole or plan.joined:
+            return 0, 1.0
+        for names, layouts in ((op.inputs, plan.layouts), (op.outputs, plan.out_layouts)):
+            for name, layout in zip(names, layouts, strict=True):
+                share = _batch_share(run, at, name, layout, small)
+                if share is None:
+                    continue
+                if share < 0 or (share == 0 and name != loss):
+                    return 0, 1.0
+                if share > 0:
+                    batches.add(share)
+        if plan.scale != 1.0:
+            if op.outputs != (loss,):
+                return 0, 1.0
+            scale = plan.scale
+    return (batches.pop(), scale) if len(batches) == 1 else (0, 1.0)
+
+
+def _batch_share(
+    run: RankContext, at: MeshPlace, name: str, layout: Layout, small: Graph
+) -> int | None:
+    """The batch of a shard along its batch dim; 0 for partial sums, -1 for any other split.
+
+    None is what has no batch dim and lies whole.
+    """
+    kinds = {p.kind for p, a in zip(layout, at.axes, strict=True) if a.size > 1}
+    if "partial" in kinds:
+        return 0
+    dim = run.batch_dims.get(name)
+    sharded = {p.dim for p, a in zip(layout, at.axes, strict=True) if a.size > 1 and p.dim >= 0}
+    if dim is None:
+        return -1 if sharded else None
+    if sharded - {dim}:
+        return -1
+    shape = small.tensor(name).shape
+    own = local_shape(shape, layout, at.axes, at.place)
+    share, rest = divmod(run.micro_batch * own[dim], shape[dim])
+    return -1 if rest or not share else share
+
+
+def _functions(
+    run: RankContext, stage: Stage, small: Graph, batch: int, wanted: list[str], program: Program
+) -> tuple[OpsFunction, ...]:
+    """The stage's ops as functions, one per checkpoint segment."""
+    named = {split.op for split in stage.splits}
+    ops = [
+        op
+        for op in small.ops
+        if op.name in named
+        and op.phase == "forward"
+        and (not run.live.isdisjoint(op.outputs) or run.model.changes_buffers(op.name))
+    ]
+    wanted = [name for name in wanted if name in run.live]
+    starts = set(stage.segments) if stage.checkpointing == "full" else set()
+    groups: list[list[str]] = [[]]
+    for op in ops:
+        if op.name in starts and groups[-1]:
+            groups.append([])
+        groups[-1].append(op.name)
+    given = frozenset(v.tensor for v in program.values if v.source == "received")
+    functions = []
+    for i, group in enumerate(groups):
+        later = {n for other in groups[i + 1 :] for name in other for n in small.op(name).inputs}
+        made = [n for name in group for n in small.op(name).outputs]
+        outputs = [n for n in made if n in later or n in wanted]
+        known = given | {n for other in groups[:i] for name in other for n in small.op(name).outputs}
+        functions.append(run.model.function(group, outputs, batch, given=frozenset(known)))
+    return tuple(functions)
+
+
+@dataclass(eq=False)
+class _Ran:
+    """A segment that ran: its leaves, and what it gave."""
+
+    leaves: dict[str, T]
+    outputs: dict[str, T] = field(default_factory=dict)
+
+
+class SegmentFrame(Frame):
+    """The values of one stage for one micro-batch, run in segments."""
+
+    def __init__(
+        self, run: RankContext, state: StageState, at: MeshPlace, plan: BodyPlan, m: int,
+        segments: SegmentPlan,
+    ) -> None:  # fmt: skip
+        super().__init__(run, state, at, plan, m)
+        self.segments = segments
+        self.ran: list[_Ran] = []
+        self.known: dict[str, T] = {}  # activations by tensor
+        self.backwards: dict[str, T] = {}  # gradients of what entered, by tensor
+        self.loss: T | Pending | None = None
+
+    def do_all(
+        self, phases: Sequence[Phase], *, purposes: frozenset[Purpose] | None = None
+    ) -> None:
+        """The forward, or the backward, of the block."""
+        if Phase.FORWARD in phases:
+            self._forward_block()
+        if Phase.BACKWARD in phases:
+            self._backward_block()
+
+    def _given(self, name: str) -> T:
+        if name in self.known:
+            return self.known[name]
+        stored = self.state.stored.get(name)
+        if stored is not None:
+            return stored.tensor
+        if name in self.segments.inputs:
+            own = self.run.inputs(name, self.segments.inputs[name], self.state, self.m)
+        else:
+            own = next(
+                (t for (tensor, _), t in self.received.items() if tensor == name), None
+            )  # type: ignore[assignment]
+            if own is None:
+                raise self._missing(Value(name, ()), None)
+        self.known[name] = own
+        return own
+
+    def _run_segment(self, function: OpsFunction, *, grad: bool, again: bool = False) -> _Ran:
+        leaves = {}
+        trained = self.segments.gradients
+        for name in function.inputs:
+            own = self._given(name)
+            stored = self.state.stored.get(name)
+            if stored is not None and name not in trained:
+                leaves[name] = own.clone() if again else own  # running statistics are taken once
+                continue
+            own = own.detach()
+            moves = name not in self.segments.inputs and own.is_floating_point()
+            leaves[name] = own.requires_grad_() if grad and moves else own
+        with torch.set_grad_enabled(grad):
+            results = function.run(*leaves.values())
+            outputs = dict(zip(function.outputs, results, strict=True))
+            if self.segments.scale != 1.0 and self.segments.loss in outputs:
+                outputs[self.segments.loss] = outputs[self.segments.loss] * self.segments.scale
+        return _Ran(leaves, outputs)
+
+    def _forward_block(self) -> None:
+        keeps = self.segments.keeps
+        for function in self.segments.functions:
+            ran = self._run_segment(function, grad=keeps)
+            if keeps:
+                self.ran.append(ran)
+            self.known.update({name: out.detach() for name, out in ran.outputs.items()})
+        if self.segments.loss:
+            self.loss = self.known[self.segments.loss]
+            for have, need in self.segments.settles:
+                assert isinstance(self.loss, torch.Tensor), "conversions follow one another"
+                self.loss = convert(
+                    self.run.comm, self.at, self.loss, (), have.layout, need.layout
+                ).wait()
+
+    def _backward_block(self) -> None:
+        given: dict[str, T] = {}
+        for (name, _), tensor in self.received.items():
+            origin, mark, _ = name.partition(".grad.from")
+            if mark:
+                given[origin] = given[origin] + tensor if origin in given else tensor
+        if self.segments.loss:
+            layout = next(v for v in self.program.values if v.tensor == self.segments.loss).layout
+            seed = Value(f"{self.segments.loss}.grad", layout, "input")
+            given[self.segments.loss] = self.run.inputs(seed.tensor, seed, self.state, self.m)
+        for i in reversed(range(len(self.segments.functions))):
+            if self.segments.keeps:
+                ran = self.ran.pop()
+            else:
+                ran = self._run_segment(self.segments.functions[i], grad=True, again=True)
+            self._differentiate(ran, given)
+        self.backwards = given
+        self.known = {}
+
+    def _differentiate(self, ran: _Ran, given: dict[str, T]) -> None:
+        """Gradients of a segment's leaves, added to those that are known."""
+        outputs = [
+            (out, given.pop(name))
+            for name, out in ran.outputs.items()
+            if name in given and out.requires_grad
+        ]
+        leaves = {name: leaf for name, leaf in ran.leaves.items() if leaf.requires_grad}
+        if not outputs or not leaves:
+            return
+        results = torch.autograd.grad(
+            [out for out, _ in outputs], list(leaves.values()), [g for _, g in outputs],
+            allow_unused=True,
+        )  # fmt: skip
+        for name, gradient in zip(leaves, results, strict=True):
+            value = self.segments.gradients.get(name)
+            if value is not None:
+                zero = torch.zeros_like(leaves[name]) if gradient is None else gradient
+                self.state.add_gradient(value, zero)
+            elif gradient is not None:
+                given[name] = given[name] + gradient if name in given else gradient
+
+    def leaving(self, value: Value) -> T:
+        """What is sent: an activation, or the gradient of one that entered."""
+        if value.tensor in self.known:
+            return self.known[value.tensor]
+        if value.tensor in self.run.ops_of and value.tensor not in self.run.live:
+            tensor = self.run.small.tensor(value.tensor)  # nobody needs it
+            shape = local_shape(tensor.shape, value.layout, self.at.axes, self.at.place)
+            return torch.zeros(shape, device=self.run.device)
+        origin = self.run.origin_of(value.tensor)
+        if origin in self.backwards:
+            return self.backwards[origin]
+        entered = next((t for (n, _), t in self.received.items() if n == origin), None)
+        if entered is None:
+            raise self._missing(value, None)
+        return torch.zeros_like(entered)  # nothing of the loss depends on it
