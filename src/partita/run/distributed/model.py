@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from partita.capture import export_module
 from partita.capture.eager import RULES
 from partita.capture.exported import Captured
-from partita.capture.torch_program import Ref, TorchNode, replaced
+from partita.capture.torch_program import Ref, TensorSpec, TorchNode, replaced
 from partita.errors import PlanError
 from partita.graph.rebatch import batch_of
 from partita.graph.record import Call, Graph, Op
@@ -176,7 +176,10 @@ class _FunctionBuilder:
                 fix="a model whose ops are run one by one has none; write it without torch.cond",
                 field="model",
             )
-        args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, self._ref)
+        ops = self.ops_of_node.get(node.name, ())
+        is_constant = bool(ops) and all(op.kind == "constant" for op in ops)
+        read = self._like if is_constant else self._ref
+        args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, read)
         args, kwargs = replaced((args, kwargs), torch.device, lambda _: self.model.device)
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             self.random = self.model.is_random = True
@@ -191,6 +194,15 @@ class _FunctionBuilder:
                 if name:
                     self.made[name] = self.graph.call_function(operator.getitem, (made, i))
         return made
+
+    def _like(self, ref: Ref) -> fx.Node | None:
+        """What a constant is made like (`zeros_like`): only its size counts."""
+        place = self.captured.places.get(ref.name)
+        spec = self.captured.record.values.get(ref.name)
+        if not isinstance(place, str) or place in self.made or not isinstance(spec, TensorSpec):
+            return self._ref(ref)
+        settings = {"dtype": spec.dtype, "device": self.model.device}
+        return self.graph.call_function(torch.zeros, (tuple(spec.shape),), settings)
 
     def _ref(self, ref: Ref) -> fx.Node | None:
         place = self.captured.places.get(ref.name)
