@@ -26,6 +26,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, positions, width] in and out."""
         batch, positions, width = x.shape
         parts = self.qkv(self.norm1(x)).chunk(3, -1)
         q, k, v = (p.view(batch, positions, self.heads, -1).transpose(1, 2) for p in parts)
@@ -48,6 +49,7 @@ class GPT2(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of one batch."""
         x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for layer in self.layers:
             x = layer(x)

@@ -10,7 +10,7 @@
     │   ├── ProblemError      a search problem whose numbers make no sense
     │   ├── ProgramError      tasks and lanes that cannot be run
     │   └── PlanError         a plan that does not belong to this model or machine
-    ├── RunError              a run on several ranks ended: which rank, which task, why (exit code 1)
+    ├── RunError              a run on several ranks ended: rank, task, cause (exit code 1)
     ├── MissingExtraError     an optional package is needed (exit code 2)
     └── VerificationError     the verifier refused a result (exit code 1)
 

@@ -53,6 +53,12 @@ def read_module(spec: str, batch: int | None = None) -> tuple[Any, tuple[Any, ..
     return _checked(made, path, name)
 
 
+def read_function(spec: str) -> Any:
+    """The function that `file.py:name` names."""
+    path, _, name = spec.rpartition(":")
+    return _named(_run(Path(path)), path, name)
+
+
 def python_graph(
     spec: str, batch: int | None = None, dtype: str | None = None, training: bool = True
 ) -> "Graph":

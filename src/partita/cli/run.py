@@ -121,10 +121,9 @@ def _batches(data: str | None, batch: int) -> Callable[[int], tuple[Any, ...]] |
     """The function behind --data: of the step, and of `batch` where it takes that."""
     if data is None:
         return None
-    from partita.capture.python_file import _named, _run as run_file
+    from partita.capture.python_file import read_function
 
-    path, _, name = data.rpartition(":")
-    function = _named(run_file(Path(path)), path, name)
+    function = read_function(data)
     takes_batch = "batch" in inspect.signature(function).parameters
 
     def batches(step: int) -> tuple[Any, ...]:

@@ -21,11 +21,11 @@ Box = tuple[tuple[int, int], ...]
 @functools.lru_cache(maxsize=65536)
 def box(shape: Shape, layout: Layout, axes: tuple[Axis, ...], place: Place) -> Box:
     """The part of a tensor that a rank holds; partial sums are as large as the whole."""
-    index = shard_index(shape, layout, axes, place)
-    return tuple(
-        own.indices(size)[:2]
-        for own, size in zip(index, shape, strict=True)  # type: ignore[union-attr]
-    )
+    intervals = []
+    for own, size in zip(shard_index(shape, layout, axes, place), shape, strict=True):
+        assert isinstance(own, slice), "only rows of gates are no intervals"
+        intervals.append(own.indices(size)[:2])
+    return tuple(intervals)
 
 
 def shape_of(own: Box) -> Shape:

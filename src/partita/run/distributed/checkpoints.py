@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from partita.errors import FileError, RunError
 from partita.meaning import Value
@@ -47,7 +49,7 @@ def save(walk: "RankWalk", names: dict[str, list[str]], steps: int, path: Path) 
     dist.barrier()
     try:
         with _quiet():
-            dcp.save(own, checkpoint_id=str(partial))
+            write_tensors(own, checkpoint_id=str(partial))
     except BaseException as error:
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -116,10 +118,14 @@ def _parts(state: StageState) -> dict[str, tuple[Value, T]]:
     parts: dict[str, tuple[Value, T]] = {}
     for name, stored in state.stored.items():
         parts[name] = (stored.value, stored.tensor.detach().cpu())
-        known = state.optimizer.state.get(stored.part, {}) if state.optimizer else {}
+        known: dict[str, Any] = {}
+        if state.optimizer is not None and stored.part is not None:
+            known = state.optimizer.state.get(stored.part, {})
         for key, value in known.items():
             where = Value(name, stored.value.layout, flat=stored.flat)
-            tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(value)
+            tensor = (
+                value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(value)
+            )
             parts[f"{name}\0{key}"] = (where, tensor)
     return parts
 
@@ -153,9 +159,7 @@ def _whole(
     if axes == () or len(gathered) == 1:
         place = next(iter(places(axes)))
         parts = {place: next(iter(parts.values()))}
-    return joined(
-        parts, first[0], walk.shapes.shape(tensor), axes, walk.shapes.num_gates(tensor)
-    )
+    return joined(parts, first[0], walk.shapes.shape(tensor), axes, walk.shapes.num_gates(tensor))
 
 
 def load(walk: "RankWalk", names: dict[str, list[str]], path: Path) -> int:
@@ -216,7 +220,7 @@ def metadata(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, by key."""
     try:
         with _quiet():
-            return dict(dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata)
+            return dict(FileSystemReader(str(path)).read_metadata().state_dict_metadata)
     except Exception as error:
         raise FileError(
             f"is no checkpoint ({type(error).__name__})",
@@ -231,7 +235,7 @@ def _read(path: Path, known: dict[str, Any], key: str) -> T:
     item = known[key]
     wanted = {key: torch.empty(tuple(item.size), dtype=item.properties.dtype)}
     with _quiet():
-        dcp.load(wanted, checkpoint_id=str(path), no_dist=True)
+        read_tensors(wanted, checkpoint_id=str(path), no_dist=True)
     return wanted[key]
 
 
@@ -245,7 +249,7 @@ def read_plain(path: str | Path) -> dict[str, T]:
         if key.startswith("model.")
     }
     with _quiet():
-        dcp.load(wanted, checkpoint_id=str(folder), no_dist=True)
+        read_tensors(wanted, checkpoint_id=str(folder), no_dist=True)
     return {key.removeprefix("model."): tensor for key, tensor in wanted.items()}
 
 

@@ -26,6 +26,7 @@ class MeshPlace:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
+        """The axes of the mesh."""
         return self.mesh.axes
 
     def line(self, axis: int) -> Line:

@@ -321,7 +321,8 @@ def _one_line_errors() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         if isinstance(error, RunError):
-            print(f"partita: {error}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"partita: {error}\n")
+            sys.stderr.flush()
             os._exit(1)  # others may be stuck in a collective with us
         before(kind, error, tb)
 

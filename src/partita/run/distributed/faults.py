@@ -136,7 +136,8 @@ class FaultBoard:
     def _end(self, fault: str) -> None:
         if self.closed.wait(GRACE_S):
             return
-        print(f"partita: {fault}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"partita: {fault}\n")
+        sys.stderr.flush()
         self.exit(1)
 
 

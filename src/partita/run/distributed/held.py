@@ -86,6 +86,7 @@ class StageState:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
+        """The axes of the stage's mesh."""
         return self.stage.mesh.axes
 
     def keep(self, value: Value, whole: T, device: torch.device) -> None:

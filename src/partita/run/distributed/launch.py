@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from partita.errors import InputError, PlanError
@@ -35,9 +36,7 @@ def open_world(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
     return True
 
 
@@ -72,7 +71,7 @@ def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
             field="launch",
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    shared = dist.PrefixStore(f"partita/{attempt}", store)
+    shared = PrefixStore(f"partita/{attempt}", store)
     shared.set(f"here/{rank}", "1")
     end = time.monotonic() + timeout_s
     while True:

@@ -22,8 +22,6 @@ class WithLoss(torch.nn.Module):
         return self.loss(self.module(*args[:-1]), args[-1])
 
 
-def with_loss(
-    module: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor]
-) -> torch.nn.Module:
+def with_loss(module: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor]) -> torch.nn.Module:
     """A module that returns the loss: `loss(module(*args[:-1]), args[-1])`."""
     return WithLoss(module, loss)

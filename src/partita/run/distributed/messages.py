@@ -119,7 +119,7 @@ class Mailbox:
         assert work is not None, "a send says what it is"
         dtype = self.dtypes[
             self.shapes.origin.get(name := self._value(work, message.tensor).tensor, name)
-        ]  # noqa: E501
+        ]
         like = torch.empty(shape_of(message.part), dtype=dtype, device=self.comm.device)
         self.posted[message] = self.comm.receive(like, message.source, message.number)
 

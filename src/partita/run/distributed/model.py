@@ -100,7 +100,7 @@ class RunModel:
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, T]:
         """The tensors of one call, by the names that the graph has for them."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        wanted, like = pytree.tree_flatten((self.args, self.kwargs))
+        like = pytree.tree_structure((self.args, self.kwargs))
         if spec != like:
             raise PlanError(
                 "the arguments of this step have another structure than the model was planned with",
@@ -201,7 +201,7 @@ class _FunctionBuilder:
         spec = self.captured.record.values.get(ref.name)
         if not isinstance(place, str) or place in self.made or not isinstance(spec, TensorSpec):
             return self._ref(ref)
-        settings = {"dtype": spec.dtype, "device": self.model.device}
+        settings: dict[str, Any] = {"dtype": spec.dtype, "device": self.model.device}
         return self.graph.call_function(torch.zeros, (tuple(spec.shape),), settings)
 
     def _ref(self, ref: Ref) -> fx.Node | None:
@@ -258,7 +258,7 @@ def _rule(call: Call, op: Op) -> Callable[..., tuple[T, ...]]:
 
     def run(*inputs: T) -> tuple[T, ...]:
         shaped = replace(call, inputs=tuple(tuple(each.shape) for each in inputs))
-        result = rule(module, shaped, *inputs)  # type: ignore[arg-type]
+        result = rule(module, shaped, *inputs)
         return result if isinstance(result, tuple) else (result,)
 
     return run

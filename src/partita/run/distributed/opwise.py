@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from partita.errors import PlanError, ProgramError
 from partita.graph.record import Graph, Op
@@ -99,16 +100,16 @@ def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
             while value >= 0:
                 last[value] = position
                 value = program.values[value].of
-    for number, value in enumerate(program.values):
-        if kept(value):
+    for number, known in enumerate(program.values):
+        if kept(known):
             root = number
             while root >= 0:
                 last[root] = len(works)
                 root = program.values[root].of
     added: dict[int, list[int]] = {}
-    for number, value in enumerate(program.values):
-        if value.source == "gradient" and value.of >= 0:
-            root = value.of
+    for number, known in enumerate(program.values):
+        if known.source == "gradient" and known.of >= 0:
+            root = known.of
             while program.values[root].of >= 0:
                 root = program.values[root].of
             added.setdefault(root, []).append(number)
@@ -360,7 +361,8 @@ class Frame:
                 batch = other
                 break
         function = self.run.model.function([op.name], op.outputs, batch, given=frozenset(op.inputs))
-        order, hidden = [], []
+        order: list[int] = []
+        hidden: list[str] = []
         for name in function.inputs:
             if name in op.inputs:
                 order.append(op.inputs.index(name))
@@ -456,7 +458,7 @@ class Frame:
         storage = leaf.untyped_storage()
         if storage.size() == 0:
             storage.resize_(tensor.numel() * tensor.element_size())
-            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(leaf):
+            with torch.no_grad(), _unsafe_preserve_version_counter(leaf):
                 leaf.data.copy_(tensor)
         record.released.discard(position)
 

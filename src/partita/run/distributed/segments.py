@@ -59,9 +59,9 @@ def segment_plan(
             if have.tensor != loss:
                 return None
             settles.append((have, need))
-        elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER):
-            return None
-        elif work.phase is Phase.WEIGHT and work.op:
+        elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER) or (
+            work.phase is Phase.WEIGHT and work.op
+        ):
             return None
     batch, scale = _share_of_batch(run, stage, at, loss)
     if batch == 0:
@@ -90,9 +90,7 @@ def segment_plan(
     )
 
 
-def _share_of_batch(
-    run: RankContext, stage: Stage, at: MeshPlace, loss: str
-) -> tuple[int, float]:
+def _share_of_batch(run: RankContext, stage: Stage, at: MeshPlace, loss: str) -> tuple[int, float]:
     """The batch that all ops of a stage have on this rank, and the scale of the loss; 0 if none."""
     batches, scale = set(), 1.0
     small = run.small
@@ -169,7 +167,9 @@ def _functions(
         later = {n for other in groups[i + 1 :] for name in other for n in small.op(name).inputs}
         made = [n for name in group for n in small.op(name).outputs]
         outputs = [n for n in made if n in later or n in wanted]
-        known = given | {n for other in groups[:i] for name in other for n in small.op(name).outputs}
+        known = given | {
+            n for other in groups[:i] for name in other for n in small.op(name).outputs
+        }
         functions.append(run.model.function(group, outputs, batch, given=frozenset(known)))
     return tuple(functions)
 
@@ -214,9 +214,7 @@ class SegmentFrame(Frame):
         if name in self.segments.inputs:
             own = self.run.inputs(name, self.segments.inputs[name], self.state, self.m)
         else:
-            own = next(
-                (t for (tensor, _), t in self.received.items() if tensor == name), None
-            )  # type: ignore[assignment]
+            own = next((t for (tensor, _), t in self.received.items() if tensor == name), None)  # type: ignore[assignment]
             if own is None:
                 raise self._missing(Value(name, ()), None)
         self.known[name] = own

@@ -193,9 +193,7 @@ def _seen(plan: SharePlan, position: int, own: T, gather: Gather) -> T:
     return _filled(own, shape, plan.wide[position], plan, plan.gates[position], fill)
 
 
-def _join(
-    own: T, shape: Shape, have: Layout, wide: Layout, gather: Gather, gates: int = 1
-) -> T:
+def _join(own: T, shape: Shape, have: Layout, wide: Layout, gather: Gather, gates: int = 1) -> T:
     for axis in reversed(range(len(have))):
         if have[axis] != wide[axis]:
             after = (*have[:axis], wide[axis], *have[axis + 1 :])

@@ -11,8 +11,9 @@ import torch
 
 from partita.errors import ProgramError
 from partita.meaning import Purpose, Value, Work
+from partita.plans import Axis, Mesh
 from partita.program import Program
-from partita.run.distributed.boxes import local_shape
+from partita.run.distributed.boxes import flat_size, local_shape
 from partita.run.distributed.held import cut, joined
 from partita.run.local.shards import Place, places
 
@@ -107,14 +108,14 @@ def _tie_one(walk: "RankWalk", work: Work, parameter: str, tag: int) -> None:
 
 def _take(
     walk: "RankWalk", stage: int, value: Value, held: dict[tuple[int, Place], T],
-    values: list[Value], meshes: list, alike: bool, shape: tuple[int, ...], gates: int,
+    values: list[Value], meshes: list[Mesh], alike: bool, shape: tuple[int, ...], gates: int,
 ) -> None:  # fmt: skip
     """The new gradient of this rank, from what all have."""
     state = walk.states[stage]
     if alike:
-        parts = [held[key] for key in sorted(held) if key[1] == state.place]
-        total = parts[0]
-        for part in parts[1:]:
+        mine = [held[key] for key in sorted(held) if key[1] == state.place]
+        total = mine[0]
+        for part in mine[1:]:
             total = total + part
     else:
         sums = [
@@ -128,23 +129,24 @@ def _take(
 
 
 def _is_copy(value: Value, place: Place) -> bool:
-    return not value.flat and any(c for c, p in zip(place, value.layout, strict=True) if p.kind == "replicate")
+    return not value.flat and any(
+        c for c, p in zip(place, value.layout, strict=True) if p.kind == "replicate"
+    )
 
 
-def _rank(walk: "RankWalk", mesh: object, place: Place) -> int:
+def _rank(walk: "RankWalk", mesh: Mesh, place: Place) -> int:
     index = 0
-    for coordinate, axis in zip(place, mesh.axes, strict=True):  # type: ignore[attr-defined]
+    for coordinate, axis in zip(place, mesh.axes, strict=True):
         index = index * axis.size + coordinate
-    return walk.rank_of[mesh.devices[index]]  # type: ignore[attr-defined]
+    return walk.rank_of[mesh.devices[index]]
 
 
-def _size(value: Value, shape: tuple[int, ...], axes: tuple, place: Place, gates: int) -> tuple:  # type: ignore[type-arg]
-    size = local_shape(shape, value.layout, axes, place, gates)
-    if not value.flat:
-        return size
-    from partita.run.distributed.boxes import flat_size
-
-    return (flat_size(value, shape, axes, place, gates),)
+def _size(
+    value: Value, shape: tuple[int, ...], axes: tuple[Axis, ...], place: Place, gates: int
+) -> tuple[int, ...]:
+    if value.flat:
+        return (flat_size(value, shape, axes, place, gates),)
+    return local_shape(shape, value.layout, axes, place, gates)
 
 
 def _dtype(walk: "RankWalk", parameter: str) -> torch.dtype:

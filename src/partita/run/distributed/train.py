@@ -19,7 +19,7 @@ from partita.run.distributed import checkpoints
 from partita.run.distributed.engine import execute
 from partita.run.distributed.walk import Recorder
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda ps, lr: torch.optim.SGD(ps, lr=lr, momentum=0.9),
     "adagrad": torch.optim.Adagrad,
@@ -82,9 +82,9 @@ def train(
             began = time.perf_counter()
             loss = engine.step(*(example if batches is None else batches(number)))
             yield StepDone(number, loss, time.perf_counter() - began, start)
-            if settings.folder is not None and settings.every:
-                if (number + 1) % settings.every == 0:
-                    os.makedirs(settings.folder, exist_ok=True)
-                    engine.save(checkpoints.place_of(settings.folder, number + 1))
-                    if engine.rank == 0:
-                        checkpoints.drop_old(settings.folder)
+            is_due = settings.every and (number + 1) % settings.every == 0
+            if settings.folder is not None and is_due:
+                os.makedirs(settings.folder, exist_ok=True)
+                engine.save(checkpoints.place_of(settings.folder, number + 1))
+                if engine.rank == 0:
+                    checkpoints.drop_old(settings.folder)

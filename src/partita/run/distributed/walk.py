@@ -8,6 +8,7 @@ their block has ended; gradients of tied parameters are exchanged, reduced and a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -156,7 +157,7 @@ class RankWalk:
             self._single()
         else:
             blocks = [t for t in self.tasks if self._is_block(t)]
-            following = dict(zip(blocks, blocks[1:], strict=False))
+            following = dict(pairwise(blocks))
             for task in self.tasks:
                 self._task(task, following)
         self.mail.finish()

@@ -1,0 +1,121 @@
+"""Plans of small models, and what a run of them is held against: the model in one process."""
+
+import random
+
+import torch
+from random_plans import random_plan
+
+from partita.capture import capture
+from partita.cluster import resolve
+from partita.graph import training_graph
+from partita.graph.loops import loop_nest
+from partita.plans import (
+    Axis,
+    ClusterRef,
+    Mesh,
+    ModelRef,
+    OpSplit,
+    Origin,
+    Plan,
+    Prediction,
+    Schedule,
+    Stage,
+)
+
+CLUSTER = "8xA100"
+
+
+def graph_of(module, args):
+    """The training graph of a module."""
+    return training_graph(capture(module, args), "sgd")
+
+
+def plan_of(graph, stages, schedule, batch=8):
+    """A plan with what a run does not look at left out."""
+    cluster = resolve(CLUSTER)
+    return Plan(
+        ModelRef("model.py:make", batch, "f32", True, "sgd", graph.fingerprint()),
+        ClusterRef(CLUSTER, cluster.num_devices, cluster.fingerprint()),
+        tuple(stages),
+        Prediction(1.0, 1.0, 1.0, 1.0, (1.0,), (1.0,)),
+        Origin("test", "feasible", "", 0, 0.0, ""),
+        schedule,
+    )
+
+
+def pipeline(
+    graph, groups, name, count, *, chunks=1, data_parallel=1, zero=0, waves=False, weights=(),
+    **settings,
+):  # fmt: skip
+    """Stages of equal numbers of ops, each on one device or split along the batch."""
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    number = groups * chunks
+    axes = (Axis("x", data_parallel, weights),) if data_parallel > 1 else ()
+    stages = []
+    for i in range(number):
+        chunk, group = divmod(i, groups)
+        group = groups - 1 - group if waves and chunk % 2 else group
+        first = group * data_parallel
+        mesh = Mesh(axes, tuple(range(first, first + data_parallel)))
+        own = ops[i * len(ops) // number : (i + 1) * len(ops) // number]
+        splits = tuple(OpSplit(op.name, _along_batch(graph, op, axes), zero) for op in own)
+        stages.append(Stage(f"stage{i}", mesh, splits, **settings))
+    return plan_of(graph, stages, Schedule(name, count))
+
+
+def _along_batch(graph, op, axes):
+    if not axes:
+        return ()
+    dims = [dim.name for dim in loop_nest(graph.call(op)).dims if not dim.whole]
+    return ("b",) if "b" in dims else ("",)
+
+
+def random_plan_on(world, seed, graph):
+    """A random plan that uses so many devices."""
+    chance = random.Random(seed)
+    while True:
+        plan = random_plan(chance, graph)
+        if len({d for stage in plan.stages for d in stage.mesh.devices}) == world:
+            return plan_of(graph, plan.stages, plan.schedule)
+
+
+def in_one_process(module, args, count, steps, make_optimizer):
+    """Losses, gradients of the last step and the state after it, of the module by itself."""
+    optimizer = make_optimizer(module.parameters())
+    losses, gradients = [], {}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for m in range(count):
+            part = [arg[m * len(arg) // count : (m + 1) * len(arg) // count] for arg in args]
+            loss = module(*part)
+            total += float(loss.detach())
+            (loss / count).backward()
+        gradients = {
+            name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None
+        }
+        optimizer.step()
+        losses.append(total / count)
+    return losses, gradients, {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def apart(found, expected):
+    """The largest difference relative to the size of a tensor.
+
+    What is zero but for rounding (a bias before a norm) is measured by the others' size.
+    """
+    largest = max(float(right.abs().max()) for right in expected.values())
+    worst = 0.0
+    for name, right in expected.items():
+        difference = (found[name].double() - right.double()).abs()
+        scale = max(float(right.abs().max()), 0.1 * largest)
+        worst = max(worst, float(difference.max()) / scale)
+    return worst
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)

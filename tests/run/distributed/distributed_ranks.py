@@ -1,0 +1,76 @@
+"""Several ranks on this machine: forked processes that meet at a store, as torchrun lets them."""
+
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import TCPStore
+
+LIMIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended: its exit code, what it gave back, and what it wrote to stderr."""
+
+    code: int | None
+    result: object
+    stderr: str
+
+
+def _child(rank, world, port, function, args, folder, pipe):
+    with open(folder / f"stderr{rank}", "w") as log:
+        os.dup2(log.fileno(), 2)
+        sys.stderr = log
+        os.environ.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
+            WORLD_SIZE=str(world), TORCHELASTIC_USE_AGENT_STORE="True",
+        )  # fmt: skip
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        try:
+            pipe.send(function(rank, *args))
+            log.flush()
+            os._exit(0)
+        except BaseException as error:
+            from partita.errors import PartitaError
+
+            text = str(error) if isinstance(error, PartitaError) else traceback.format_exc()
+            print(text, file=log, flush=True)
+            os._exit(1)
+
+
+def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S):
+    """Call `function(rank, *args)` on so many ranks at once."""
+    context = multiprocessing.get_context("fork")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = []
+    for rank in range(world):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_child, args=(rank, world, store.port, function, args, folder, theirs)
+        )
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    end = time.monotonic() + limit_s
+    ends = []
+    for rank, (process, pipe) in enumerate(ranks):
+        result = None
+        try:
+            if pipe.poll(max(0.1, end - time.monotonic())):
+                result = pipe.recv()
+        except EOFError:
+            pass
+        process.join(max(0.1, end - time.monotonic()))
+        code = process.exitcode
+        if code is None:
+            process.kill()
+            process.join()
+        ends.append(RankEnd(code, result, (folder / f"stderr{rank}").read_text()))
+    return ends

@@ -1,0 +1,156 @@
+"""A plan that runs gives the numbers of the model in one process, whatever the plan."""
+
+import functools
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "lower"))
+torch = pytest.importorskip("torch")
+
+from distributed_models import make  # noqa: E402
+from distributed_plans import (  # noqa: E402
+    adamw,
+    apart,
+    graph_of,
+    in_one_process,
+    pipeline,
+    random_plan_on,
+    sgd,
+)
+from distributed_ranks import run_on_ranks  # noqa: E402
+
+from partita.run.distributed import engine as engines  # noqa: E402
+from partita.run.distributed.model import RunModel  # noqa: E402
+
+CLOSE = 1e-5
+EXACT = 0.0
+OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
+
+# name -> (model, settings of the plan, optimizer, how close)
+TWO_RANKS = {
+    "1f1b": ("gpt", {"groups": 2, "name": "1f1b", "count": 4}, "adamw", CLOSE),
+    "fewer micro-batches than stages": (
+        "mlp", {"groups": 2, "name": "1f1b", "count": 1}, "sgd", EXACT,
+    ),
+    "gpipe of a residual network": (
+        "resnet", {"groups": 2, "name": "gpipe", "count": 4}, "sgd", EXACT,
+    ),
+    "skips between stages": ("unet", {"groups": 2, "name": "zb-h1", "count": 2}, "sgd", EXACT),
+    "zero bubble": ("gpt", {"groups": 2, "name": "zb-h2", "count": 4}, "adamw", CLOSE),
+    "interleaved": (
+        "mlp", {"groups": 2, "name": "interleaved", "count": 2, "chunks": 2}, "sgd", EXACT,
+    ),
+    "V": (
+        "unet", {"groups": 2, "name": "zb-v", "count": 4, "chunks": 2, "waves": True}, "sgd",
+        CLOSE,
+    ),
+    "full checkpointing": (
+        "gpt", {"groups": 2, "name": "1f1b", "count": 2, "checkpointing": "full"}, "sgd", CLOSE,
+    ),
+    "layers of an LSTM": ("lstm", {"groups": 2, "name": "1f1b", "count": 2}, "adamw", EXACT),
+    "encoder, decoder, tied weights": (
+        "t5", {"groups": 2, "name": "zb-h1", "count": 2}, "adamw", CLOSE,
+    ),
+    "experts": ("moe", {"groups": 2, "name": "zb-h1", "count": 2}, "sgd", CLOSE),
+    "data parallel": (
+        "mlp", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2}, "sgd", CLOSE,
+    ),
+    "shares of 3 to 1": (
+        "mlp",
+        {"groups": 1, "name": "1f1b", "count": 1, "data_parallel": 2, "weights": (3, 1)},
+        "sgd", CLOSE,
+    ),
+    "batch statistics of all replicas": (
+        "resnet", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2}, "sgd", CLOSE,
+    ),
+    "ZeRO 1": (
+        "gpt", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2, "zero": 1}, "adamw",
+        CLOSE,
+    ),
+    "ZeRO 2": (
+        "t5", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2, "zero": 2}, "adamw",
+        CLOSE,
+    ),
+    "ZeRO 3": (
+        "gpt", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2, "zero": 3}, "adamw",
+        CLOSE,
+    ),
+}  # fmt: skip
+
+
+EXPORTS: dict = {}
+
+
+def exported_once(module, args, kwargs, device):
+    """Exports of a model are made once for all cases of a process: every make() is the same."""
+    key = type(module).__name__
+    if key not in EXPORTS:
+        EXPORTS[key] = RunModel(module, args, kwargs, device)
+    return EXPORTS[key]
+
+
+def run_case(rank, model, plan, optimizer, steps=2):
+    """Errors of losses, gradients and parameters after some steps, on rank 0."""
+    module, args = make(model)
+    engine = engines.execute(
+        plan, module, optimizer=OPTIMIZERS[optimizer], device="cpu", keep_gradients=True
+    )
+    with mock.patch.object(engines, "RunModel", exported_once):
+        losses = [engine.step(*args) for _ in range(steps)]
+    state, gradients = engine.full_state_dict(), engine.full_gradients()
+    engine.board.close()
+    if rank:
+        return losses
+    alone = make(model)[0]
+    count = plan.schedule.num_microbatches
+    wanted, grads, after = in_one_process(alone, args, count, steps, OPTIMIZERS[optimizer])
+    off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
+    return {"loss": off, "gradients": apart(gradients, grads), "state": apart(state, after)}
+
+
+def run_cases(rank, cases):
+    graphs = functools.cache(lambda model: graph_of(*make(model)))
+    results = {}
+    for name, (model, settings, optimizer, _) in cases.items():
+        plan = pipeline(graphs(model), **settings)
+        results[name] = run_case(rank, model, plan, optimizer)
+    return results
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    ends = run_on_ranks(2, run_cases, TWO_RANKS, folder=tmp_path_factory.mktemp("ranks"))
+    assert [end.code for end in ends] == [0, 0], "\n".join(end.stderr for end in ends)
+    return ends[0].result
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
+    close = TWO_RANKS[name][3]
+    assert two_ranks[name]["state"] <= close
+    assert two_ranks[name]["gradients"] <= close
+    assert two_ranks[name]["loss"] <= (close and 5e-6)
+
+
+RANDOM = [("gpt", 4), ("gpt", 2), ("resnet", 6), ("lstm", 3), ("unet", 5), ("moe", 1)]
+
+
+def run_random(rank, world, cases):
+    graphs = functools.cache(lambda model: graph_of(*make(model)))
+    results = {}
+    for model, seed in cases:
+        plan = random_plan_on(world, seed, graphs(model))
+        results[model, seed] = run_case(rank, model, plan, "sgd")
+    return results
+
+
+def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path):
+    ends = run_on_ranks(4, run_random, 4, RANDOM, folder=tmp_path)
+    assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
+    for case, errors in ends[0].result.items():
+        assert errors["state"] <= CLOSE, case
+        assert errors["gradients"] <= CLOSE, case
+    assert ends[1].result == ends[2].result == ends[3].result  # losses are the same on every rank
