@@ -37,6 +37,7 @@ class FaultBoard:
         self.task = "the start"
         self.waiting = Waiting()
         self.since = time.monotonic()
+        self.silence_s = max(2 * GRACE_S, min(timeout_s / 2, 20.0))
         self.is_busy = False  # between steps nobody is late
         self.seen: dict[int, tuple[str, float]] = {}
         self.fault: str | None = None
@@ -79,7 +80,7 @@ class FaultBoard:
         lost = isinstance(error, RuntimeError) and any(word in text.lower() for word in LOST)
         if not lost:
             return RunError(self.post(self.rank, self.task, cause_of(error)))
-        end = time.monotonic() + self.timeout_s
+        end = time.monotonic() + self.timeout_s + self.silence_s
         while time.monotonic() < end:  # someone else is the cause: find out who
             try:
                 if (fault := self.known()) is not None:
@@ -127,7 +128,7 @@ class FaultBoard:
             if not self.is_busy:
                 continue
             silent = now - self.seen[rank][1]
-            if silent > max(2 * GRACE_S, min(limit / 2, 20.0)):
+            if silent > self.silence_s:
                 return self.post(rank, task, f"no sign of life for {silent:.0f} s (killed?)")
             if late > limit and self.waiting.now:  # who waits for it may say so
                 return self.post(rank, task, f"hangs there for {late:.0f} s")
@@ -144,7 +145,7 @@ class FaultBoard:
 def cause_of(error: BaseException) -> str:
     """The cause of a fault in a few words."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return f"out of memory ({str(error).splitlines()[0][:160] or 'no more words'})"
+        return f"out of memory ({(str(error).splitlines() or ['no more words'])[0][:160]})"
     if "allocate memory" in str(error):
         return f"out of memory ({str(error).splitlines()[0][:160]})"
     if isinstance(error, PartitaError):
