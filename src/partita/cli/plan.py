@@ -5,10 +5,12 @@ from pathlib import Path
 import click
 
 from partita import files, units
+from partita.capture.python_file import is_python_spec
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.cli.sizes import size_bytes
 from partita.jobs.constraints import DECISIONS
+from partita.plans import Plan
 
 
 @click.command()
@@ -84,6 +86,19 @@ def command(
         out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
+        if planned.plan is not None and (line := _run_line(planned.plan, str(written))):
+            out.show(line)
     answer = planned_json(planned, model, cluster, None if written is None else str(written))
     out.result({**answer, "space": planned.space})
     return 0 if planned.best is not None else 1
+
+
+def _run_line(plan: Plan, path: str) -> str:
+    """The command that runs a plan; a module of the user's that is trained can be run."""
+    if not is_python_spec(plan.model.spec) or not plan.model.training:
+        return ""
+    ranks = len({device for stage in plan.stages for device in stage.mesh.devices})
+    return (
+        f"run it with: torchrun --standalone --nproc-per-node {ranks} -m partita run {path} "
+        f"--model {plan.model.spec}"
+    )
