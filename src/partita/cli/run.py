@@ -29,6 +29,17 @@ from partita.errors import InputError, RunError
     "--timeout", type=click.FloatRange(1), default=300.0, show_default=True,
     help="Seconds after which a rank that does not answer ends the run.",
 )  # fmt: skip
+@click.option(
+    "--trace", metavar="FOLDER",
+    help="Record every task of some steps here, a file per rank; see partita compare-trace.",
+)  # fmt: skip
+@click.option(
+    "--trace-steps", type=click.IntRange(1), default=3, show_default=True, help="How many steps."
+)
+@click.option(
+    "--trace-warmup", type=click.IntRange(0), default=2, show_default=True,
+    help="Steps that are taken before the first that is recorded.",
+)  # fmt: skip
 @common_options
 def command(
     plan: str,
@@ -40,6 +51,9 @@ def command(
     checkpoint: str | None,
     checkpoint_every: int | None,
     timeout: float,
+    trace: str | None,
+    trace_steps: int,
+    trace_warmup: int,
     out: Output,
 ) -> int:
     """Run a PLAN: one process per device, each walks its part of the program that was simulated.
@@ -49,12 +63,16 @@ def command(
     loss) and the arguments of one call. A plan for one kind of device runs on another. With
     --checkpoint-every and torchrun's --max-restarts, a run that lost a rank goes on from the last
     complete checkpoint.
+
+    With --trace every rank records when each of its tasks starts and ends, on one clock:
+    partita compare-trace plan.json FOLDER lays that beside what was predicted.
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
         return _run(
-            plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank, out
-        )
+            plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank, out,
+            (trace, trace_steps, trace_warmup),
+        )  # fmt: skip
     except InputError as error:  # all ranks refuse alike: one says it
         if rank and error.field != "launch" and "rank" not in error.found:
             sys.exit(error.exit_code)
@@ -68,15 +86,27 @@ def command(
 def _run(
     plan: str, model: str | None, data: str | None, steps: int, lr: float, device: str | None,
     checkpoint: str | None, every: int | None, timeout: float, rank: int, out: Output,
+    tracing: tuple[str | None, int, int] = (None, 0, 0),
 ) -> int:  # fmt: skip
     from partita.capture.installed import need_torch
     from partita.capture.python_file import is_python_spec, read_module
     from partita.plans import read_plan
 
     need_torch("running a plan")
+    from partita.run.distributed.record import TraceRecorder
     from partita.run.distributed.train import TrainSettings, train
 
     record = read_plan(plan)
+    trace, trace_steps, warmup = tracing
+    if trace is not None and steps < warmup + trace_steps:
+        raise InputError(
+            f"{steps} steps are fewer than {warmup} of warm-up and {trace_steps} that are traced",
+            fix="take more --steps, or fewer --trace-steps or --trace-warmup",
+            field="--trace",
+        )
+    recorder = None
+    if trace is not None:
+        recorder = TraceRecorder(record, trace, rank, steps=trace_steps, warmup=warmup)
     spec = model or record.model.spec
     if not is_python_spec(spec):
         raise InputError(
@@ -99,7 +129,8 @@ def _run(
         out.seed,
     )  # fmt: skip
     losses, seconds, start = [], 0.0, 0
-    for done in train(record, module, args, _batches(data, record.model.batch), settings):
+    batches = _batches(data, record.model.batch)
+    for done in train(record, module, args, batches, settings, recorder):
         losses.append(done.loss)
         seconds, start = done.seconds, done.start
         if rank == 0:
@@ -107,6 +138,8 @@ def _run(
                 out.show(f"goes on after step {start}")
             out.show(f"step {done.number + 1}: loss {done.loss:.6f}, {done.seconds:.3g} s")
             sys.stdout.flush()
+    if rank == 0 and recorder is not None:
+        out.show(f"trace in {trace}; look at it with: partita compare-trace {plan} {trace}")
     if rank == 0:
         out.result({
             "format": "partita/run@1", "plan": plan, "start": start, "steps": steps,

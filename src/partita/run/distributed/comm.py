@@ -23,18 +23,27 @@ Line = tuple[int, ...]
 
 
 class Waiting:
-    """Does this rank wait for others right now?"""
+    """Does this rank wait for others right now? Whoever records a run takes its place."""
 
-    __slots__ = ("now",)
+    __slots__ = ("now", "task")
 
     def __init__(self) -> None:
+        self.now = False
+        self.task: Any = None  # what starts messages and collectives at the moment
+
+    def begin(self, task: Any) -> None:
+        """The result of what a task started is waited for."""
+        self.now = True  # whoever waits for others does not hang itself
+
+    def end(self, task: Any) -> None:
+        """It is there."""
         self.now = False
 
 
 class Pending:
     """Something that is on its way; `wait` gives what it becomes."""
 
-    __slots__ = ("finish", "handle", "keeps", "known", "waiting")
+    __slots__ = ("finish", "handle", "keeps", "known", "task", "waiting")
 
     def __init__(
         self, handle: Any, finish: Callable[[], Any], keeps: Any = None,
@@ -42,15 +51,16 @@ class Pending:
     ) -> None:  # fmt: skip
         self.handle, self.finish, self.keeps, self.waiting = handle, finish, keeps, waiting
         self.known: Any = None
+        self.task = None if waiting is None else waiting.task
 
     def wait(self) -> Any:
         """The result, once it is there."""
         if self.handle is not None:
             if self.waiting is not None:
-                self.waiting.now = True  # whoever waits for others does not hang itself
+                self.waiting.begin(self.task)
             self.handle.wait()
             if self.waiting is not None:
-                self.waiting.now = False
+                self.waiting.end(self.task)
             self.handle = None
             self.known = self.finish()
             self.keeps = None

@@ -139,6 +139,8 @@ class Engine:
             lowered, context, self.devices[self.rank], self.rank_of, shapes, self.recorder
         )
         walk.note = self.board.note
+        if walk.steps is not None:
+            walk.steps.attach(walk)
         agree(lambda: walk.hold(dict(model.held), self.optimizer))
         self._walk, self.model = walk, model
         self.names = self._module_names()

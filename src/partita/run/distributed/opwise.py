@@ -11,7 +11,7 @@ memory back after the forward and get it again from the gather of the backward.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -37,6 +37,16 @@ from partita.run.distributed.shares import (
 T = torch.Tensor
 
 
+class WorkRecorder(Protocol):
+    """What is told of every work of a block that runs op by op."""
+
+    def start_work(self, program: Program, number: int, microbatch: int) -> None:
+        """A work of a body begins."""
+
+    def end_work(self) -> None:
+        """The work that began last has ended."""
+
+
 @dataclass
 class RankContext:
     """What every block of a rank needs."""
@@ -49,6 +59,7 @@ class RankContext:
     micro_batch: int
     inputs: Callable[[str, Value, "StageState", int], T]  # what the model is fed with
     keep_gradients: bool = False
+    recorder: WorkRecorder | None = None
     ops: dict[str, Op] = field(default_factory=dict)
     backward_of: dict[str, list[Op]] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)  # of gradients
@@ -264,8 +275,12 @@ class Frame:
         for position, number in enumerate(self.plan.works):
             work = self.program.works[number]
             if work.phase in phases and (purposes is None or work.purpose in purposes):
+                if self.run.recorder is not None:
+                    self.run.recorder.start_work(self.program, number, self.m)
                 self._do(position, number, work)
                 self.drop(position, work)
+                if self.run.recorder is not None:
+                    self.run.recorder.end_work()
 
     def _do(self, position: int, number: int, work: Work) -> None:
         if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):

@@ -9,7 +9,7 @@ their block has ended; gradients of tied parameters are exchanged, reduced and a
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -46,6 +46,20 @@ class Recorder(Protocol):
 
     def end(self, task: int, name: str) -> None:
         """A task has ended."""
+
+
+@runtime_checkable
+class StepRecorder(Recorder, Protocol):
+    """A recorder that is told of steps too, and sees the walk before the first one."""
+
+    def attach(self, walk: "RankWalk") -> None:
+        """The rank is ready to take its first step."""
+
+    def begin_step(self) -> None:
+        """All tasks until `end_step` are of one step."""
+
+    def end_step(self) -> None:
+        """All tasks of a step have ended, and everything is sent."""
 
 
 @dataclass
@@ -86,6 +100,7 @@ class RankWalk:
             self.program, self.stages, table, self.shapes, self.run.comm, dtypes, devices
         )
         self.tasks = self._own_tasks()
+        self.steps = self.recorder if isinstance(self.recorder, StepRecorder) else None
         self.segments: dict[int, SegmentPlan | None] = {}
         self.overlaps = self._overlaps() if self.run.small.is_training else {}
 
@@ -153,6 +168,8 @@ class RankWalk:
     def step(self) -> list[T]:
         """Run all tasks of a step; the losses of the micro-batches that this rank knows."""
         self.losses = []
+        if self.steps is not None:
+            self.steps.begin_step()
         if self.is_single:
             self._single()
         else:
@@ -161,6 +178,8 @@ class RankWalk:
             for task in self.tasks:
                 self._task(task, following)
         self.mail.finish()
+        if self.steps is not None:
+            self.steps.end_step()
         self.frames.clear()
         for state in self.states.values():
             state.gradients.clear()
@@ -225,8 +244,12 @@ class RankWalk:
         for receive in incoming:
             got = self.program.work_of(receive)
             assert got is not None, "a receive says what it is"
+            if self.recorder is not None:
+                self.recorder.start(receive, self.program.task_name(receive))
             for value, tensor in self.mail.receive(receive, got):
                 frame.received[value.tensor, value.layout] = tensor
+            if self.recorder is not None:
+                self.recorder.end(receive, self.program.task_name(receive))
         self._moment(m)
         kind = Kind(int(self.program.kind[task]))
         last = self._is_last(work.stage, kind)

@@ -1,0 +1,287 @@
+"""Recording a run: the start and end of every task of a rank, on a clock that all ranks share.
+
+On a CPU a moment is read from the host's clock; on a GPU it is an event on the stream, so that
+what is measured is the device's time and nothing waits for it while the step runs. Before every
+traced step the ranks meet at a barrier; before the first one each measures how far its clock is
+from rank 0's, by messages there and back, of which the quickest counts. Whoever waits for a
+message or collective says so (`Waiting`), which tells waiting from computing and when results came.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from partita import __version__
+from partita.jobs.run_trace import (
+    RankTrace,
+    TaskTime,
+    TracedStep,
+    check_free,
+    plan_fingerprint,
+    write_trace,
+)
+from partita.meaning import Work
+from partita.plans import Plan
+from partita.program import Program
+from partita.run.distributed.comm import Waiting
+from partita.run.distributed.walk import RankWalk
+from partita.run.profile import environment_of
+
+ROUNDS = 8  # of messages by which clocks are compared
+
+
+class Clock(Protocol):
+    """Moments that are cheap to take and turned into seconds later."""
+
+    def now(self) -> Any:
+        """This moment."""
+
+    def begin(self) -> None:
+        """A step begins: moments until the next one are counted from here."""
+
+    def seconds(self, moment: Any) -> float:
+        """A moment in seconds of the host's clock; all of a step have passed."""
+
+
+class HostClock:
+    """The host's clock, for devices that compute while the host waits."""
+
+    def now(self) -> float:
+        """This moment."""
+        return time.perf_counter()
+
+    def begin(self) -> None:
+        """Nothing to do: the clock goes on."""
+
+    def seconds(self, moment: float) -> float:
+        """The moment itself."""
+        return moment
+
+
+class DeviceClock:
+    """Events on a GPU's stream, counted from one whose moment the host knows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.begin()
+
+    def now(self) -> torch.cuda.Event:
+        """An event on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> None:
+        """Both clocks at one moment, when the device has nothing to do."""
+        torch.cuda.synchronize(self.device)
+        self.base, self.host_s = self.now(), time.perf_counter()
+        torch.cuda.synchronize(self.device)
+
+    def seconds(self, moment: torch.cuda.Event) -> float:
+        """Seconds after the step began, by the device's own clock."""
+        moment.synchronize()
+        return self.host_s + float(self.base.elapsed_time(moment)) / 1e3
+
+
+class _Open:
+    """A task that is being recorded."""
+
+    __slots__ = ("body", "done", "end", "exposed", "microbatch", "start", "task", "waits", "work")
+
+    def __init__(self, task: int, body: int, work: int, microbatch: int, start: Any) -> None:
+        self.task, self.body, self.work, self.microbatch = task, body, work, microbatch
+        self.start, self.end = start, start
+        self.waits: list[tuple[Any, Any]] = []
+        self.done: Any = None
+        self.exposed: list[tuple[Any, Any]] = []
+
+
+class _TimedWaiting(Waiting):
+    """Says to the recorder who waits for what."""
+
+    __slots__ = ("recorder", "since")
+
+    def __init__(self, recorder: "TraceRecorder") -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.since: Any = None
+
+    def begin(self, task: Any) -> None:
+        super().begin(task)
+        if self.recorder.is_on:
+            self.since = self.recorder.clock.now()
+
+    def end(self, task: Any) -> None:
+        super().end(task)
+        if self.recorder.is_on and self.since is not None:
+            self.recorder.waited(task, self.since, self.recorder.clock.now())
+        self.since = None
+
+
+class TraceRecorder:
+    """Records some steps of a run after a warm-up, and writes them when the last has ended."""
+
+    def __init__(
+        self, plan: Plan, folder: str | Path, rank: int, *, steps: int = 3, warmup: int = 2,
+        told: Callable[[Path], None] = lambda path: None,
+    ) -> None:  # fmt: skip
+        check_free(folder, rank)
+        self.plan, self.folder, self.rank = plan, Path(folder), rank
+        self.num_steps, self.warmup, self.told = steps, warmup, told
+        self.is_on = False
+        self.taken = 0
+        self.offset_s = 0.0
+        self.clock: Clock = HostClock()
+        self.steps: list[TracedStep] = []
+        self.open: list[_Open] = []
+        self.recorded: list[_Open] = []
+        self.written: Path | None = None
+
+    def attach(self, walk: RankWalk) -> None:
+        """Look at what will run, and take the place of whom waits are told to."""
+        self.program, self.device = walk.program, walk.run.device
+        if self.device.type == "cuda":
+            self.clock = DeviceClock(self.device)
+        self.waiting = _TimedWaiting(self)
+        walk.run.comm.waiting = self.waiting
+        walk.run.recorder = self
+        self.body_of = {id(body.program): n for n, body in enumerate(self.program.bodies)}
+
+    # Steps.
+
+    def begin_step(self) -> None:
+        """Meet the others, so that the step begins everywhere at once."""
+        self.is_on = self.warmup <= self.taken < self.warmup + self.num_steps
+        if not self.is_on:
+            return
+        if not self.steps:
+            self.offset_s = clock_offset_s(self.rank, self.device)
+        dist.barrier()
+        self.clock.begin()
+        self.recorded, self.open = [], []
+        self.began = self.clock.now()
+
+    def end_step(self) -> None:
+        """Turn moments into seconds; after the last step write the file."""
+        if self.is_on:
+            ended = self.clock.now()
+            self.is_on = False
+            self.waiting.task = None
+            tasks = tuple(self._closed(each) for each in self.recorded)
+            step = TracedStep(self.taken, self._second(self.began), self._second(ended), tasks)
+            self.steps.append(step)
+            if len(self.steps) == self.num_steps:
+                self.finish()
+        self.taken += 1
+
+    def finish(self) -> None:
+        """Write what was recorded, once; nothing if no step was."""
+        if self.written is not None or not self.steps:
+            return
+        trace = RankTrace(
+            plan_fingerprint(self.plan), self.rank, dist.get_world_size(),
+            environment_of(self.device, True).device, str(torch.__version__), __version__,
+            self.offset_s, tuple(self.steps),
+        )  # fmt: skip
+        self.written = write_trace(self.folder, trace)
+        self.told(self.written)
+
+    # Tasks.
+
+    def start(self, task: int, name: str) -> None:
+        """A task of the program begins."""
+        if self.is_on:
+            is_whole = not self.program.bodies  # one stage that runs once: its works say all
+            self._push(-1 if is_whole else task, -1, -1, int(self.program.microbatch[task]))
+
+    def end(self, task: int, name: str) -> None:
+        """It has ended."""
+        if self.is_on:
+            self._pop()
+
+    def start_work(self, program: Program, number: int, microbatch: int) -> None:
+        """A work of a body begins."""
+        if self.is_on:
+            task = self.open[0].task if self.open else -1
+            self._push(task, self.body_of.get(id(program), -1), number, microbatch)
+
+    def end_work(self) -> None:
+        """It has ended."""
+        if self.is_on:
+            self._pop()
+
+    def waited(self, issuer: Any, since: Any, until: Any) -> None:
+        """This rank waited for what `issuer` had started."""
+        for each in self.open:
+            each.waits.append((since, until))
+        if isinstance(issuer, _Open):
+            issuer.done = until
+            issuer.exposed.append((since, until))
+
+    def _push(self, task: int, body: int, work: int, microbatch: int) -> None:
+        record = _Open(task, body, work, microbatch, self.clock.now())
+        self.open.append(record)
+        self.recorded.append(record)
+        self.waiting.task = record
+
+    def _pop(self) -> None:
+        self.open.pop().end = self.clock.now()
+        self.waiting.task = self.open[-1] if self.open else None
+
+    def _second(self, moment: Any) -> float:
+        return self.clock.seconds(moment) + self.offset_s
+
+    def _length(self, spans: list[tuple[Any, Any]]) -> float:
+        return sum(self.clock.seconds(b) - self.clock.seconds(a) for a, b in spans)
+
+    def _closed(self, each: _Open) -> TaskTime:
+        work = self._work(each)
+        name = self.program.task_name(each.task) if each.task >= 0 else "step"
+        return TaskTime(
+            each.task, each.body, each.work, each.microbatch,
+            self._second(each.start), self._second(each.end), self._length(each.waits),
+            None if each.done is None else self._second(each.done), self._length(each.exposed),
+            "step" if work is None else work.purpose.words,
+            "" if work is None else work.phase.name.lower(),
+            "" if work is None else work.op or work.collective,
+            -1 if work is None else work.stage, name,
+        )  # fmt: skip
+
+    def _work(self, each: _Open) -> Work | None:
+        if each.work < 0:
+            return self.program.work_of(each.task) if each.task >= 0 else None
+        inside = self.program if each.body < 0 else self.program.bodies[each.body].program
+        return inside.works[each.work]
+
+
+def clock_offset_s(rank: int, device: torch.device) -> float:
+    """What must be added to this rank's clock to have rank 0's; all ranks call it."""
+    world = dist.get_world_size()
+    offset = 0.0
+    for other in range(1, world):
+        if rank == 0:
+            for _ in range(ROUNDS):
+                dist.recv(torch.zeros(1, dtype=torch.float64, device=device), other)
+                answer = torch.tensor([time.perf_counter()], dtype=torch.float64, device=device)
+                dist.send(answer, other)
+        elif rank == other:
+            offset = _offset_from_zero(device)
+    return offset
+
+
+def _offset_from_zero(device: torch.device) -> float:
+    best, offset = float("inf"), 0.0
+    for _ in range(ROUNDS):
+        answer = torch.zeros(1, dtype=torch.float64, device=device)
+        asked = time.perf_counter()
+        dist.send(answer, 0)
+        dist.recv(answer, 0)
+        theirs = float(answer)
+        now = time.perf_counter()
+        if now - asked < best:
+            best, offset = now - asked, theirs - (asked + now) / 2
+    return offset
