@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from partita.cluster.calibration import calibrated, read_calibration
 from partita.cluster.catalogue import (
     Catalogue,
     Interconnect,
@@ -44,6 +45,9 @@ _GROUP = re.compile(r"(?:([+-]?[0-9]+)[x×*])?(?:([+-]?[0-9]+)[x×*])?(\S.*)", r
 
 def resolve(spec: str | PathLike[str]) -> Cluster:
     """The cluster that a preset name, a file or a shorthand such as `2x8xH100` stands for."""
+    base, plus, measured = str(spec).rpartition("+")
+    if plus and measured.lower().endswith(".json") and not Path(spec).exists():
+        return calibrated(resolve(base), read_calibration(measured))
     if isinstance(spec, PathLike) or str(spec).lower().endswith((".toml", ".json")):
         return _read_file(Path(spec))
     if not isinstance(spec, str) or not spec.strip():

@@ -69,6 +69,8 @@ class DeviceKind:
     shared_bytes_per_unit: int = 0
     registers_per_unit: int = 0  # of 32 bits
     source: str = ""
+    # (class of ops, factor on the roofline, seconds per launch); see calibration.py
+    measured: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "kinds", "a kind of device")
@@ -275,7 +277,7 @@ class Cluster:
         return {
             "format": "partita/cluster@1",
             "name": self.name,
-            "kinds": [asdict(kind) for kind in self.kinds],
+            "kinds": [_plain_kind(kind) for kind in self.kinds],
             "devices": [{"name": d.name, "kind": d.kind, "node": d.node} for d in self.devices],
             "switches": list(self.switches),
             "links": [
@@ -397,6 +399,14 @@ class Cluster:
                         fix="name one that exists, or add it",
                         field=f"links[{index}].{end}",
                     )
+
+
+def _plain_kind(kind: DeviceKind) -> dict[str, object]:
+    """A kind's figures; what was measured only where there is something: fingerprints stay."""
+    plain = asdict(kind)
+    if not kind.measured:
+        del plain["measured"]
+    return plain
 
 
 def _some(names: Iterable[str]) -> str:

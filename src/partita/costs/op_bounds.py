@@ -23,6 +23,7 @@ from partita.costs.roofline import (
     TILES,
     VECTOR_EFFICIENCY,
     as_product,
+    measured_scale,
 )
 from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
@@ -66,7 +67,7 @@ def op_lower_bound_s(graph: Graph, op: Op, kind: DeviceKind) -> float:
     elif kind.cache_bytes_per_s > 0:
         fastest = max(kind.cache_bytes_per_s, kind.memory_bytes_per_s * MEMORY_EFFICIENCY)
         memory += moved.computed / fastest
-    return max(compute, memory)
+    return max(compute, memory) * measured_scale(kind, call)[0]
 
 
 def _compute(call: Call, dtype: str, kind: DeviceKind) -> float:

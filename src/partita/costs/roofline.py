@@ -119,9 +119,28 @@ def _cost(
         return OpCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     compute_s = _compute_seconds(call, nest, dtype, device, factors, work)
     memory_s = _memory_seconds(moved, device) / ROW_EFFICIENCY.get(call.kind, 1.0)
-    launch_s = _launches(call) * device.launch_s
+    factor, launch_each_s = measured_scale(device, call)
+    compute_s, memory_s = compute_s * factor, memory_s * factor
+    launch_s = _launches(call) * launch_each_s
     seconds = launch_s + max(compute_s, memory_s)
     return OpCost(seconds, work, moved.total, compute_s, memory_s, launch_s)
+
+
+def op_class(call: Call) -> str:
+    """What a calibration tells apart: products, attention, and everything else."""
+    if call.kind in CONTRACTIONS or call.kind in RECURRENT:
+        return "product"
+    return "attention" if call.kind == "attention" else "elementwise"
+
+
+def measured_scale(device: DeviceKind, call: Call) -> tuple[float, float]:
+    """The factor on the roofline's seconds and the seconds of a launch, as far as measured."""
+    if device.measured:
+        name = f"{call.phase} {op_class(call)}"
+        for ops, factor, launch_s in device.measured:
+            if ops == name:
+                return factor, launch_s
+    return 1.0, device.launch_s
 
 
 def _launches(call: Call) -> int:

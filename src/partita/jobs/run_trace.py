@@ -54,6 +54,7 @@ class TracedStep:
     start: float
     end: float
     tasks: tuple[TaskTime, ...]
+    wait_s: float = 0.0  # between tasks: until everything was sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ class TraceRecorder:
         self.steps: list[TracedStep] = []
         self.open: list[_Open] = []
         self.recorded: list[_Open] = []
+        self.between: list[tuple[Any, Any]] = []  # waits outside of tasks
         self.written: Path | None = None
 
     def attach(self, walk: RankWalk) -> None:
@@ -162,7 +163,7 @@ class TraceRecorder:
             self.offset_s = clock_offset_s(self.rank, self.device)
         dist.barrier()
         self.clock.begin()
-        self.recorded, self.open = [], []
+        self.recorded, self.open, self.between = [], [], []
         self.began = self.clock.now()
 
     def end_step(self) -> None:
@@ -172,7 +173,10 @@ class TraceRecorder:
             self.is_on = False
             self.waiting.task = None
             tasks = tuple(self._closed(each) for each in self.recorded)
-            step = TracedStep(self.taken, self._second(self.began), self._second(ended), tasks)
+            step = TracedStep(
+                self.taken, self._second(self.began), self._second(ended), tasks,
+                self._length(self.between),
+            )  # fmt: skip
             self.steps.append(step)
             if len(self.steps) == self.num_steps:
                 self.finish()
@@ -218,6 +222,8 @@ class TraceRecorder:
         """This rank waited for what `issuer` had started."""
         for each in self.open:
             each.waits.append((since, until))
+        if not self.open:
+            self.between.append((since, until))
         if isinstance(issuer, _Open):
             issuer.done = until
             issuer.exposed.append((since, until))

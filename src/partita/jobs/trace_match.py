@@ -1,0 +1,279 @@
+"""A traced run laid over the program that it walked: every task with both its times.
+
+The plan is lowered as the runtime does. A block that ran op by op is told by the works inside it,
+one that ran as a whole by itself. What a rank computes is measured without its waits. A message or
+collective is measured from the last rank that started it until its result was there, and only
+where somebody waited for it: what came in while others computed is known to be hidden, no more.
+The first update of a step stands for all (the optimizer is called once).
+
+Of the recorded steps the quicker half counts, by means: what a machine did besides is left out, and
+parts still add up to the whole.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from partita.cluster import Cluster, resolve
+from partita.engine import run
+from partita.errors import FileError
+from partita.jobs.run_trace import RankTrace, TaskTime, check_plan_of
+from partita.jobs.workload import Workload, load_ref
+from partita.lower import Lowered, lower_plan
+from partita.meaning import COMMUNICATION, Purpose, Work
+from partita.plans import Plan
+from partita.program import Program
+from partita.timeline import Timeline
+
+Key = tuple[int, int, int]  # task, body, work (-1: the task itself; -2: all updates of a body)
+NOTICED_S = 5e-6  # a shorter wait is no wait: the result was there
+ALL_UPDATES = -2
+COMPUTE = frozenset({Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.UPDATE})
+
+
+@dataclass(frozen=True)
+class TaskMatch:
+    """One task of a step: seconds predicted and measured.
+
+    `measured_s` is None for what was hidden behind computing. A task of several ranks is one match;
+    `by_rank` has what each rank computed.
+    """
+
+    key: Key
+    name: str
+    work: Work
+    microbatch: int
+    predicted_s: float
+    measured_s: float | None
+    by_rank: Mapping[int, float]
+
+    @property
+    def is_communication(self) -> bool:
+        """Is something sent?"""
+        return self.work.purpose in COMMUNICATION
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Where the time of a rank goes in a step, in seconds."""
+
+    rank: int
+    step_s: float
+    compute_s: float
+    issue_s: float  # the host's time to start messages and collectives
+    wait_s: float
+    num_tasks: int
+
+    @property
+    def host_s(self) -> float:
+        """Between tasks: neither computing nor waiting."""
+        return max(0.0, self.step_s - self.compute_s - self.issue_s - self.wait_s)
+
+
+@dataclass(frozen=True)
+class MatchedRun:
+    """A plan's program and run, with what was measured."""
+
+    plan: Plan
+    workload: Workload
+    cluster: Cluster
+    lowered: Lowered
+    timeline: Timeline
+    traces: tuple[RankTrace, ...]
+    tasks: tuple[TaskMatch, ...]
+    ranks: tuple[RankTimes, ...]
+    step_s: float  # measured
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of the plan, by rank."""
+        return tuple(sorted({d for stage in self.plan.stages for d in stage.mesh.devices}))
+
+
+def match_run(plan: Plan, traces: tuple[RankTrace, ...]) -> MatchedRun:
+    """Lower the plan and match what was recorded of it."""
+    check_plan_of(plan, traces)
+    traces = quicker_half(traces)
+    cluster, workload = resolve(plan.cluster.spec), load_ref(plan.model)
+    lowered = lower_plan(plan.stages, plan.schedule, workload.graph, cluster, run)
+    _check_numbers(lowered.program, traces)
+    devices = sorted({d for stage in plan.stages for d in stage.mesh.devices})
+    records = _by_key(lowered.program, traces)
+    tasks = tuple(_matches(lowered.program, records, {d: r for r, d in enumerate(devices)}))
+    return MatchedRun(
+        plan, workload, cluster, lowered, run(lowered.program), traces, tasks,
+        tuple(_rank_times(trace) for trace in traces), statistics.fmean(step_lengths(traces)),
+    )  # fmt: skip
+
+
+def step_lengths(traces: Sequence[RankTrace]) -> list[float]:
+    """Seconds of each step, from the first rank that begins to the last that ends."""
+    steps = zip(*(trace.steps for trace in traces), strict=False)
+    return [max(s.end for s in step) - min(s.start for s in step) for step in steps]
+
+
+def quicker_half(traces: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
+    """The same traces with the quicker half of their steps (at least one)."""
+    lengths = step_lengths(traces)
+    ranked = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    kept = sorted(ranked[: (len(lengths) + 1) // 2])
+    return tuple(replace(each, steps=tuple(each.steps[i] for i in kept)) for each in traces)
+
+
+def inside(program: Program, body: int) -> Program:
+    """The program that a record's work is in."""
+    return program if body < 0 else program.bodies[body].program
+
+
+def _check_numbers(program: Program, traces: Sequence[RankTrace]) -> None:
+    for trace in traces:
+        for i, step in enumerate(trace.steps):
+            for k, each in enumerate(step.tasks):
+                body = each.body < len(program.bodies)
+                fits = body and each.work < len(inside(program, each.body).works)
+                if not fits or not -1 <= each.task < program.num_tasks:
+                    raise FileError(
+                        f"names task {each.task}, body {each.body}, work {each.work}, which the "
+                        "program of the plan does not have",
+                        fix="trace the run again with this version of partita",
+                        field=f"steps[{i}].tasks[{k}]",
+                        file=f"rank{trace.rank}.json",
+                    )
+
+
+Records = dict[Key, dict[int, list[list[TaskTime]]]]  # rank -> step -> records
+
+
+def containers(tasks: Iterable[TaskTime]) -> set[int]:
+    """The tasks whose works were recorded one by one."""
+    return {each.task for each in tasks if each.work >= 0}
+
+
+def _by_key(program: Program, traces: Sequence[RankTrace]) -> Records:
+    records: Records = {}
+    for trace in traces:
+        for i, step in enumerate(trace.steps):
+            opened = containers(step.tasks)
+            for each in step.tasks:
+                if each.work < 0 and each.task in opened:
+                    continue
+                work = _work(program, each)
+                if work is None:
+                    continue
+                number = each.work
+                if work.purpose is Purpose.UPDATE and number >= 0:
+                    number = ALL_UPDATES
+                own = records.setdefault((each.task, each.body, number), {})
+                own.setdefault(trace.rank, [[] for _ in trace.steps])[i].append(each)
+    return records
+
+
+def _work(program: Program, each: TaskTime) -> Work | None:
+    if each.work >= 0:
+        return inside(program, each.body).works[each.work]
+    return program.work_of(each.task) if each.task >= 0 else None
+
+
+def _matches(program: Program, records: Records, rank_of: Mapping[int, int]) -> Iterator[TaskMatch]:
+    durations = {body: _durations(inside(program, body)) for _, body, _ in records}
+    receive_of = {int(a): int(b) for a, b in program.pairs.tolist()}
+    for key, ranks in records.items():
+        task, body, number = key
+        first = next(each for steps in ranks.values() for step in steps for each in step)
+        work = _work(program, first)
+        assert work is not None, "records without a work are left out"
+        if work.purpose is Purpose.RECEIVE or (
+            number < 0 and work.purpose is Purpose.GRADIENT_REDUCTION and work.peer < 0
+        ):
+            continue  # told with its send; with what was reduced inside the last backward
+        within = inside(program, body)
+        if number == ALL_UPDATES:
+            wanted = [n for n, w in enumerate(within.works) if w.purpose is Purpose.UPDATE]
+            predicted = sum(durations[body].get(n, 0.0) for n in wanted)
+        elif number >= 0:
+            predicted = durations[body].get(number, 0.0)
+        else:
+            predicted = float(program.duration[task])
+        own = {
+            rank: statistics.fmean(sum(each.seconds for each in step) for step in steps)
+            for rank, steps in ranks.items()
+        }
+        measured: float | None = statistics.fmean(own.values())
+        if work.purpose is Purpose.SEND:
+            measured = _message_s(ranks, records.get((receive_of[task], -1, -1), {}))
+        elif work.purpose in COMMUNICATION:
+            groups = within.groups[work.group] if work.group >= 0 else ()
+            lines = [[rank_of[d] for d in group if d in rank_of] for group in groups]
+            measured = _collective_s(ranks, lines, is_tie=work.peer >= 0)
+        name = first.name if number < 0 else f"{first.name}: {work.op or work.purpose.words}"
+        yield TaskMatch(key, name, work, first.microbatch, predicted, measured, own)
+
+
+def _durations(program: Program) -> dict[int, float]:
+    """Seconds of each work: of the slowest of the ranks that are drawn."""
+    durations: dict[int, float] = {}
+    for task, number in enumerate(program.work.tolist()):
+        if number >= 0:
+            seconds = float(program.duration[task])
+            durations[number] = max(durations.get(number, 0.0), seconds)
+    return durations
+
+
+Ranks = Mapping[int, list[list[TaskTime]]]
+
+
+def _message_s(sends: Ranks, receives: Ranks) -> float | None:
+    """From when it was handed over until the receiver that waited has it."""
+    lengths = []
+    for step in range(len(next(iter(sends.values())))):
+        began = max(each.end for steps in sends.values() for each in steps[step])
+        ends = [
+            each.end
+            for steps in receives.values()
+            for each in steps[step]
+            if each.wait_s > NOTICED_S
+        ]
+        if ends:
+            lengths.append(max(0.0, max(ends) - began))
+    return statistics.fmean(lengths) if lengths else None
+
+
+def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool) -> float | None:
+    """From when the last rank of a line has started it until who waits for it has it."""
+    lengths = []
+    for line in lines if not is_tie and lines else [sorted(ranks)]:
+        own = [ranks[rank] for rank in line if rank in ranks]
+        for step in range(len(own[0]) if own else 0):
+            both = [each for steps in own for each in steps[step]]
+            known = [
+                each.done for each in both if each.done is not None and each.exposed_s > NOTICED_S
+            ]
+            if is_tie:  # it is over when its task is
+                lengths.append(max((each.wait_s for each in both), default=0.0))
+            elif known:
+                lengths.append(max(0.0, max(known) - max(each.end for each in both)))
+    return statistics.fmean(lengths) if lengths else None
+
+
+def _rank_times(trace: RankTrace) -> RankTimes:
+    columns: dict[str, list[float]] = defaultdict(list)
+    for step in trace.steps:
+        opened = containers(step.tasks)
+        finest = [each for each in step.tasks if each.work >= 0 or each.task not in opened]
+        words = {purpose.words for purpose in COMPUTE}
+        receive = Purpose.RECEIVE.words
+        columns["compute"].append(sum(t.seconds for t in finest if t.purpose in words))
+        columns["issue"].append(
+            sum(t.seconds for t in finest if t.purpose not in words and t.purpose != receive)
+        )
+        # A block that ran as a whole has waited for its messages itself.
+        top = [t for t in step.tasks if t.work < 0 and t.purpose != receive]
+        columns["wait"].append(sum(t.wait_s for t in top) + step.wait_s)
+        columns["step"].append(step.end - step.start)
+        columns["tasks"].append(len([t for t in finest if t.purpose != receive]))
+    middle = {name: statistics.fmean(values) for name, values in columns.items()}
+    return RankTimes(
+        trace.rank, middle["step"], middle["compute"], middle["issue"], middle["wait"],
+        int(middle["tasks"]),
+    )  # fmt: skip
