@@ -48,6 +48,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "run": "Run a plan on torch.distributed, under torchrun.",
+        "compare-trace": "A traced run beside its prediction; what was assumed wrong.",
         "emit": "Write the stages of a plan as Python source.",
     },
     "Know": {
@@ -85,7 +86,8 @@ class Partita(click.Group):
         """Import the command's module; None if there is no such command."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"partita.cli.{cmd_name}").command
+        module = f"partita.cli.{cmd_name.replace('-', '_')}"
+        command: click.Command = importlib.import_module(module).command
         return command
 
     def resolve_command(

@@ -68,6 +68,13 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
     return wrapped
 
 
+calibration_option = click.option(
+    "--calibration",
+    metavar="FILE",
+    help="What partita compare-trace measured of such devices and links: used for all costs.",
+)
+
+
 def dump_graph_option(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add `--dump-graph FILE`, handed on as `dump_graph: Path | None`."""
     return click.option(

@@ -7,7 +7,12 @@ import click
 from partita import files, units
 from partita.capture.python_file import is_python_spec
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.cli.model_options import ModelOptions, model_options, objective_option
+from partita.cli.model_options import (
+    ModelOptions,
+    calibration_option,
+    model_options,
+    objective_option,
+)
 from partita.cli.sizes import size_bytes
 from partita.jobs.constraints import DECISIONS
 from partita.plans import Plan
@@ -16,6 +21,7 @@ from partita.plans import Plan
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@calibration_option
 @objective_option
 @click.option("--pin", multiple=True, metavar="WHAT=VALUE", help=f"Decide {', '.join(DECISIONS)}.")
 @click.option("--forbid", multiple=True, metavar="WHAT=VALUE", help="Rule a value out.")
@@ -41,6 +47,7 @@ from partita.plans import Plan
 def command(
     model: str,
     cluster: str,
+    calibration: str | None,
     objective: str,
     pin: tuple[str, ...],
     forbid: tuple[str, ...],
@@ -67,6 +74,8 @@ def command(
     from partita.jobs.plan import plan
     from partita.report.planned import planned_json, planned_text
 
+    if calibration is not None:  # part of the machine's name, so that the plan says so
+        cluster = f"{cluster}+{calibration}"
     budget = None if max_memory is None else size_bytes(max_memory, "--max-memory")
     force = bool(click.get_current_context().params["force"])
     target = None if save is None else OutputFile(Path(save), force)

@@ -5,7 +5,13 @@ from pathlib import Path
 import click
 
 from partita.cli.base import Output, common_options
-from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
+from partita.cli.model_options import (
+    ModelOptions,
+    calibration_option,
+    dump_graph_option,
+    model_options,
+    write_dump,
+)
 from partita.errors import InputError
 from partita.files import write_atomically
 
@@ -13,6 +19,7 @@ from partita.files import write_atomically
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@calibration_option
 @click.option("--gantt", is_flag=True, help="Draw the timeline here.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace here.")
 @click.option("--top", type=click.IntRange(0), default=10, help="How many of the slowest ops.")
@@ -22,6 +29,7 @@ from partita.files import write_atomically
 def command(
     model: str,
     cluster: str | None,
+    calibration: str | None,
     gantt: bool,
     trace: Path | None,
     top: int,
@@ -37,13 +45,17 @@ def command(
 
     Exit code 1 says that it does not fit the memory.
     """
+    from partita.cluster.calibration import read_calibration
     from partita.jobs.simulate import simulate
     from partita.report.summary import simulation_json, simulation_text
 
     plan = _as_plan(model)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
-    simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())
+    measured = None if calibration is None else read_calibration(calibration)
+    simulation = simulate(
+        plan if plan is not None else model, cluster, calibration=measured, **options.as_dict()
+    )
     write_dump(dump_graph, simulation.workload.graph)
     if trace is not None:
         from partita.report.trace import chrome_trace

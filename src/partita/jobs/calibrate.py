@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from partita.cluster import Cluster, Link, resolve
+from partita.cluster import Cluster, Link
 from partita.cluster.calibration import (
     Calibration,
     KindCalibration,
@@ -31,6 +31,7 @@ from partita.cluster.calibration import (
 from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
+from partita.jobs.simulate import uncalibrated
 from partita.jobs.trace_match import ALL_UPDATES, MatchedRun, TaskMatch, inside
 from partita.lower import Lowered, lower_plan
 from partita.meaning import Phase, Purpose, Work
@@ -62,8 +63,7 @@ class LinkFit:
 
 def base_cluster(matched: MatchedRun) -> Cluster:
     """The machine of the plan without an earlier calibration."""
-    spec, plus, measured = matched.plan.cluster.spec.rpartition("+")
-    return resolve(spec) if plus and measured.endswith(".json") else matched.cluster
+    return uncalibrated(matched.plan, matched.cluster)
 
 
 def calibration_of(matched: MatchedRun) -> Calibration:

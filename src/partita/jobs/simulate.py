@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from partita.cluster import Cluster, resolve
+from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
 from partita.costs.roofline import OpCost, Split, op_cost
@@ -254,20 +255,28 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    calibration: Calibration | None = None,
 ) -> Simulation:
-    """Simulate a plan, or a model run data parallel on a cluster."""
+    """Simulate a plan, or a model run data parallel on a cluster; with what was measured of it."""
     if isinstance(model, Plan):
         machine = _machine(cluster if cluster is not None else model.cluster.spec)
-        return simulate_plan(model, machine)
+        return simulate_plan(model, machine, calibration)
     if cluster is None:
         raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
     machine = _machine(cluster)
+    if calibration is not None:
+        machine = calibrated(machine, calibration)
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
 
 
-def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
-    """Simulate a plan on its cluster; a plan for another machine is refused."""
+def simulate_plan(
+    plan: Plan, cluster: Cluster, calibration: Calibration | None = None
+) -> Simulation:
+    """Simulate a plan on its cluster; a plan for another machine is refused.
+
+    With a calibration the machine is the same, and its figures are those that were measured.
+    """
     if cluster.fingerprint() != plan.cluster.fingerprint:
         raise PlanError(
             f"the plan is for {plan.cluster.spec} (fingerprint {plan.cluster.fingerprint}), "
@@ -277,6 +286,8 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
         )
     workload = load_ref(plan.model)
     refuse_wrong_decisions(plan, workload.graph, cluster)
+    if calibration is not None:
+        cluster = calibrated(uncalibrated(plan, cluster), calibration)
     simulation = simulate_stages(workload, cluster, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
     return simulation.capped(allowed) if allowed > 0 else simulation
@@ -415,6 +426,12 @@ def _busiest_ops(
         whole = OpCost(*(getattr(cost, item.name) * times for item in fields(cost)))
         op_reports.append(OpReport(op.name, graph.op(origin).kind, op.phase, split, whole))
     return tuple(op_reports)
+
+
+def uncalibrated(plan: Plan, cluster: Cluster) -> Cluster:
+    """The machine of a plan as it is described, without what the plan knew of measurements."""
+    spec, plus, measured = plan.cluster.spec.rpartition("+")
+    return resolve(spec) if plus and measured.endswith(".json") else cluster
 
 
 def _machine(cluster: str | Cluster) -> Cluster:

@@ -28,6 +28,7 @@ from partita.timeline import Timeline
 
 Key = tuple[int, int, int]  # task, body, work (-1: the task itself; -2: all updates of a body)
 NOTICED_S = 5e-6  # a shorter wait is no wait: the result was there
+WATCHED = 0.5  # of its time that a message must have been waited for to be measured
 ALL_UPDATES = -2
 COMPUTE = frozenset({Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.UPDATE})
 
@@ -223,19 +224,22 @@ def _durations(program: Program) -> dict[int, float]:
 Ranks = Mapping[int, list[list[TaskTime]]]
 
 
+def _is_seen(length_s: float, wait_s: float) -> bool:
+    """Was it waited for most of its time? Else it may have been there long before."""
+    return wait_s > max(NOTICED_S, WATCHED * length_s)
+
+
 def _message_s(sends: Ranks, receives: Ranks) -> float | None:
     """From when it was handed over until the receiver that waited has it."""
     lengths = []
     for step in range(len(next(iter(sends.values())))):
         began = max(each.end for steps in sends.values() for each in steps[step])
-        ends = [
-            each.end
-            for steps in receives.values()
-            for each in steps[step]
-            if each.wait_s > NOTICED_S
-        ]
-        if ends:
-            lengths.append(max(0.0, max(ends) - began))
+        for steps in receives.values():
+            lengths += [
+                max(0.0, each.end - began)
+                for each in steps[step]
+                if _is_seen(each.end - began, each.wait_s)
+            ]
     return statistics.fmean(lengths) if lengths else None
 
 
@@ -246,13 +250,17 @@ def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool)
         own = [ranks[rank] for rank in line if rank in ranks]
         for step in range(len(own[0]) if own else 0):
             both = [each for steps in own for each in steps[step]]
-            known = [
-                each.done for each in both if each.done is not None and each.exposed_s > NOTICED_S
-            ]
             if is_tie:  # it is over when its task is
                 lengths.append(max((each.wait_s for each in both), default=0.0))
-            elif known:
-                lengths.append(max(0.0, max(known) - max(each.end for each in both)))
+                continue
+            began = max((each.end for each in both), default=0.0)
+            ends = [
+                each.done
+                for each in both
+                if each.done is not None and _is_seen(each.done - began, each.exposed_s)
+            ]
+            if ends:
+                lengths.append(max(0.0, max(ends) - began))
     return statistics.fmean(lengths) if lengths else None
 
 
