@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from partita.cli.base import Output, OutputFile, common_options
+from partita.errors import InputError
+from partita.plans import Plan, read_plan
 
 
 @click.command("compare-trace")
@@ -41,8 +43,6 @@ def command(
     partita simulate plan.json --calibration measured.json
     partita plan model.py:make -c 2xA100 --calibration measured.json -o better.json
     """
-    from partita.plans import read_plan
-
     record = read_plan(plan)
     files = [None if f is None else OutputFile(Path(f), force) for f in (calibration, trace_out)]
     if trace.is_file():
@@ -66,8 +66,7 @@ def command(
     return 0
 
 
-def _kineto(record, trace, files, out):  # type: ignore[no-untyped-def]
-    from partita.errors import InputError
+def _kineto(record: Plan, trace: Path, files: list[OutputFile | None], out: Output) -> int:
     from partita.jobs.kineto import compare_kineto, read_kineto
     from partita.report.compared_kineto import kineto_json, kineto_text
 

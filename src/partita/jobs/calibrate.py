@@ -38,7 +38,7 @@ from partita.meaning import Phase, Purpose, Work
 from partita.program import Kind, Program
 
 F64 = npt.NDArray[np.float64]
-PULL = 0.03  # of the prior, beside relative errors of 1
+PULL = 0.01  # of the prior, beside relative errors of 1
 ROUNDS = 2000
 CLASSES = ("product", "attention", "elementwise")
 PHASES = ("forward", "dgrad", "wgrad")
@@ -157,7 +157,7 @@ def _parts(
 def _op(work: Work, device: int, base: Lowered, cluster: Cluster) -> tuple[str, float, float]:
     """The class of an op, its roofline and its launches; no class for what is free."""
     graph, kind = base.graph, cluster.kind_of(device)
-    ops = graph.memo.setdefault(("ops by name",), {each.name: each for each in graph.ops})
+    ops = graph.memo.setdefault(("ops", "by name"), {each.name: each for each in graph.ops})
     op = ops.get(work.op)
     if op is None:
         return "", 0.0, 0.0

@@ -110,8 +110,8 @@ def read_kineto(path: str | Path) -> KinetoTrace:
 def _event(each: dict[str, Any], where: str, file: str) -> Event:
     for field in ("ts", "dur"):
         number = each.get(field)
-        wrong = not isinstance(number, int | float) or isinstance(number, bool)
-        if wrong or (field == "dur" and number < 0):
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or (field == "dur" and float(str(number)) < 0):
             raise FileError(
                 f"is {number!r}", fix="a number of microseconds is needed",
                 field=f"{where}.{field}", file=file,
