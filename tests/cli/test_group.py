@@ -57,7 +57,7 @@ def test_help_lists_every_command_in_its_section_with_examples(run, option):
     sections = re.split(rf"^({titles}):$", text, flags=re.M)
     outcome = dict(zip(sections[1::2], sections[2::2], strict=True))
     for section, commands in COMMANDS.items():
-        assert re.findall(r"^  (\w+) ", outcome[section], flags=re.M) == list(commands)
+        assert re.findall(r"^  ([\w-]+) ", outcome[section], flags=re.M) == list(commands)
     assert outcome["Examples"].count("  partita ") >= 3
 
 

@@ -1,0 +1,101 @@
+"""Calibrations: what they change of a machine, and what they leave."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partita.cluster import Cluster, resolve
+from partita.cluster.calibration import (
+    Calibration,
+    KindCalibration,
+    LinkCalibration,
+    OpScale,
+    calibrated,
+    read_calibration,
+)
+from partita.costs.collectives import Collectives
+from partita.costs.op_bounds import op_lower_bound_s
+from partita.costs.roofline import op_cost
+from partita.errors import ClusterError, FileError
+from partita.graph import GraphBuilder, training_graph
+
+
+def small_graph():
+    g = GraphBuilder("small")
+    hidden = g.relu(g.linear(g.input("x", (8, 64)), 64, "up"))
+    return training_graph(g.finish(g.linear(hidden, 64, "down")))
+
+
+def of_a100(*ops, links=()):
+    name = resolve("2xA100").kinds[0].name
+    return Calibration("a test", (KindCalibration(name, ops),), links)
+
+
+def test_a_factor_and_a_launch_replace_those_of_the_op():
+    graph, plain = small_graph(), resolve("2xA100")
+    measured = calibrated(plain, of_a100(OpScale("forward product", 3.0, 1e-3)))
+    for op in graph.ops:
+        before = op_cost(graph, op, plain.kinds[0])
+        after = op_cost(graph, op, measured.kinds[0])
+        if op.kind == "linear" and op.phase == "forward":
+            roofline = before.seconds - before.launch_s
+            assert after.seconds == pytest.approx(3.0 * roofline + 1e-3)
+            assert after.launch_s == 1e-3
+        else:
+            assert after == before
+
+
+@given(factor=st.floats(0.01, 100), launch=st.floats(0, 1e-3))
+def test_no_calibrated_op_is_below_its_lower_bound(factor, launch):
+    graph = small_graph()
+    scales = [
+        OpScale(f"{phase} {each}", factor, launch)
+        for phase in ("forward", "dgrad", "wgrad", "update")
+        for each in ("product", "attention", "elementwise")
+    ]
+    kind = calibrated(resolve("2xA100"), of_a100(*scales)).kinds[0]
+    for op in graph.ops:
+        assert op_lower_bound_s(graph, op, kind) <= op_cost(graph, op, kind).seconds * (1 + 1e-9)
+
+
+def test_links_of_the_same_figures_are_changed_in_machines_of_any_size():
+    plain = resolve("8xA100")
+    link = plain.links[0]
+    slow = LinkCalibration(link.latency_s, link.bytes_per_s, 1e-3, 1e6)
+    measured = calibrated(plain, of_a100(links=(slow,)))
+    assert measured.links[0].latency_s == 1e-3
+    assert measured.links[0].bytes_per_s == 1e6
+    assert Collectives(measured).send(1e6, 0, 1) > Collectives(plain).send(1e6, 0, 1)
+
+
+def test_what_was_measured_is_part_of_the_fingerprint_and_of_the_file():
+    plain = resolve("2xA100")
+    measured = calibrated(plain, of_a100(OpScale("forward product", 3.0, 0.0)))
+    assert measured.fingerprint() != plain.fingerprint()
+    assert Cluster.from_json(measured.to_json()) == measured
+    assert "measured" not in json.loads(plain.to_json())["kinds"][0]
+
+
+def test_a_calibration_is_read_as_it_was_written_and_named_after_a_plus(tmp_path):
+    own = of_a100(OpScale("forward product", 3.0, 1e-6))
+    file = tmp_path / "measured.json"
+    file.write_bytes(own.to_json())
+    assert read_calibration(file) == own
+    assert resolve(f"2xA100+{file}") == calibrated(resolve("2xA100"), own)
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ClusterError, match=r"ops 'x': has factor 0 .* a factor is above 0"):
+        OpScale("x", 0.0, 0.0)
+    with pytest.raises(ClusterError, match="links: measured -1 s"):
+        LinkCalibration(0.0, 1.0, -1.0, 1.0)
+    with pytest.raises(ClusterError, match="calibrate on a device of this kind"):
+        calibrated(resolve("2xH100"), of_a100())
+    with pytest.raises(FileError, match=r"none\.json: no such file"):
+        resolve(f"2xA100+{tmp_path}/none.json")
+    file = tmp_path / "broken.json"
+    file.write_text('{"format": "partita/plan@1"}')
+    with pytest.raises(FileError, match='"partita/calibration@1" is needed here'):
+        read_calibration(file)
