@@ -1,0 +1,143 @@
+"""Fit the parameter sets of `costs/physics.toml` to published runs.
+
+    python benchmarks/fit_physics.py ROWS.json [--kinds A100 H100] [--write]
+
+One set per kind of device; rows whose id hashes into the left-out third are never looked at while
+fitting and are reported apart. A parameter stays near what it is expected to be (a prior with its
+width) where the rows do not tell: least squares of log(forecast / measured) with a soft loss, every
+group of rows weighing the same, plus (log value - log expected) / width.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import zlib
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from partita.costs.physics import Physics, PhysicsSet, physics_of
+from partita.forecast import forecast
+from partita.forecast.predict import layer_seconds
+from partita.jobs.published import Row, read_rows
+
+# kind -> the presets whose rows it is fitted to
+FAMILIES = {
+    "A100": ("A100-80GB-SXM", "A100-40GB-SXM"),
+    "H100": ("H100-SXM",),
+    "GH200": ("GH200",),
+    "B200": ("B200", "B300", "GB200", "GB300"),
+}
+# parameter: expected value, relative width of the prior, least, most
+PRIOR = {
+    "products": (0.75, 0.15, 0.3, 0.98),
+    "half": (68, 0.7, 5, 400),
+    "attention_forward": (0.5, 0.3, 0.1, 0.9),
+    "attention_backward": (0.4, 0.3, 0.1, 0.9),
+    "memory": (0.85, 0.1, 0.5, 0.98),
+    "eager_traffic": (2.0, 0.5, 1, 8),
+    "host_s": (30e-6, 0.6, 1e-6, 200e-6),
+    "host_compiled_s": (8e-6, 0.6, 1e-6, 100e-6),
+    "gap_s": (3e-6, 0.7, 0.2e-6, 30e-6),
+    "inside": (0.75, 0.2, 0.2, 0.98),
+    "inside_s": (40e-6, 0.5, 3e-6, 300e-6),
+    "across": (0.8, 0.2, 0.2, 0.98),
+    "across_s": (60e-6, 0.7, 3e-6, 500e-6),
+    "hop_s": (3e-6, 0.7, 0.05e-6, 50e-6),
+    "interference": (0.5, 0.4, 0.02, 1.0),
+    "action_s": (60e-6, 1.0, 1e-6, 3e-3),
+    "optimizer": (1.5, 0.4, 0.5, 6),
+    "step_s": (5e-3, 1.0, 1e-5, 0.1),
+    "products_f8": (0.6, 0.2, 0.2, 0.95),
+    "products_f4": (0.45, 0.3, 0.1, 0.95),
+}
+WEIGHT = 12.0  # how much a whole group of rows outweighs one prior of unit width
+
+
+def left_out(row: Row) -> bool:
+    """Is the row kept from the fit?"""
+    return zlib.crc32(row.id.encode()) % 3 == 0
+
+
+def with_physics(row: Row, physics: Physics) -> Row:
+    """The row on a machine with other parameters."""
+    own = PhysicsSet(row.machine.kind.name, physics, ())
+    return replace(row, machine=replace(row.machine, physics_set=own))
+
+
+def log_error(row: Row) -> float:
+    """log(forecast / measured)."""
+    assert row.measured_s is not None
+    if row.layer_only:
+        predicted = layer_seconds(row.model, row.machine, row.strategy)
+    else:
+        predicted = forecast(row.model, row.machine, row.strategy).step_s
+    return math.log(predicted / row.measured_s)
+
+
+def fit(rows: list[Row], start: Physics, free: list[str]) -> Physics:
+    """The parameters that explain the rows best."""
+    sizes: dict[str, int] = {}
+    for row in rows:
+        sizes[row.group] = sizes.get(row.group, 0) + 1
+    weights = np.array([WEIGHT / math.sqrt(max(sizes[row.group], 5)) for row in rows])
+    centre = np.array([math.log(PRIOR[name][0]) for name in free])
+    width = np.array([PRIOR[name][1] for name in free])
+    low = np.array([math.log(PRIOR[name][2]) for name in free])
+    high = np.array([math.log(PRIOR[name][3]) for name in free])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        values = {name: math.exp(v) for name, v in zip(free, x, strict=True)}
+        physics = replace(start, **values)
+        errors = np.array([log_error(with_physics(row, physics)) for row in rows])
+        soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + (errors / 0.1) ** 2) - 1)) * 0.1
+        return np.concatenate([soft * weights, 0.2 * (x - centre) / width])
+
+    x = np.clip([math.log(getattr(start, name)) for name in free], low + 1e-6, high - 1e-6)
+    best = least_squares(residuals, x, bounds=(low, high), max_nfev=40, diff_step=1e-4)
+    return replace(start, **{n: math.exp(v) for n, v in zip(free, best.x, strict=True)})
+
+
+def report(rows: list[Row], physics: Physics, title: str) -> None:
+    """Errors by group, of fitted and left-out rows."""
+    print(title)
+    groups = sorted({row.group for row in rows})
+    for group in groups:
+        texts = []
+        for out in (False, True):
+            errors = [
+                math.exp(log_error(with_physics(row, physics))) - 1
+                for row in rows
+                if row.group == group and left_out(row) == out
+            ]
+            if errors:
+                mape = 100 * statistics.mean(abs(e) for e in errors)
+                bias = 100 * statistics.mean(errors)
+                texts.append(f"{'left out' if out else 'fitted'} {len(errors):4d} "
+                             f"MAPE {mape:5.1f} bias {bias:+5.1f}")  # fmt: skip
+        print(f"  {group:26s} {'   '.join(texts)}")
+
+
+def main() -> None:
+    """Fit and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows")
+    parser.add_argument("--kinds", nargs="*", default=list(FAMILIES))
+    options = parser.parse_args()
+    rows, _ = read_rows(options.rows)
+    timed = [row for row in rows if row.measured_s is not None]
+    for kind in options.kinds:
+        mine = [row for row in timed if row.machine.kind.name in FAMILIES[kind]]
+        fitted = [row for row in mine if not left_out(row)]
+        free = [n for n in PRIOR if not (n.startswith("products_f") and kind in ("A100", "GH200"))]
+        physics = fit(fitted, physics_of(kind).physics, free)
+        report(mine, physics, f"{kind}: {len(fitted)} rows fitted of {len(mine)}")
+        for name in free:
+            print(f"    {name:20s} {getattr(physics, name):.6g}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
