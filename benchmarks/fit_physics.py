@@ -11,14 +11,13 @@ group of rows weighing the same, plus (log value - log expected) / width.
 import argparse
 import math
 import statistics
-import sys
 import zlib
 from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from partita.costs.physics import Physics, PhysicsSet, physics_of
+from partita.costs.physics import DATA, Physics, PhysicsSet, physics_of
 from partita.forecast import forecast
 from partita.forecast.predict import layer_seconds
 from partita.jobs.published import Row, read_rows
@@ -28,14 +27,22 @@ FAMILIES = {
     "A100": ("A100-80GB-SXM", "A100-40GB-SXM"),
     "H100": ("H100-SXM",),
     "GH200": ("GH200",),
-    "B200": ("B200", "B300", "GB200", "GB300"),
+    "B200": ("B200",),
+    "B300": ("B300",),
+    "GB200": ("GB200",),
+    "GB300": ("GB300",),
 }
+# kinds whose parameters are expected to be near those of another
+LIKE = {"GH200": "H100", "B300": "B200", "GB200": "B200", "GB300": "B200"}
+# what a kind has not, or what its kernel of 2023 was tuned for
+FIXED = {"A100": ("products_f8", "products_f4", "flash_2"), "H100": ("products_f4",)}
 # parameter: expected value, relative width of the prior, least, most
 PRIOR = {
     "products": (0.75, 0.15, 0.3, 0.98),
     "half": (68, 0.7, 5, 400),
     "attention_forward": (0.5, 0.3, 0.1, 0.9),
     "attention_backward": (0.4, 0.3, 0.1, 0.9),
+    "flash_2": (0.7, 0.3, 0.3, 1.0),
     "memory": (0.85, 0.1, 0.5, 0.98),
     "eager_traffic": (2.0, 0.5, 1, 8),
     "host_s": (30e-6, 0.6, 1e-6, 200e-6),
@@ -52,6 +59,11 @@ PRIOR = {
     "step_s": (5e-3, 1.0, 1e-5, 0.1),
     "products_f8": (0.6, 0.2, 0.2, 0.95),
     "products_f4": (0.45, 0.3, 0.1, 0.95),
+}
+MARK = "# ---- fitted to published runs (written by benchmarks/fit_physics.py)"
+END = "# ---- end of fitted sets"
+WORKSPACE = {
+    "GH200": (4.5e9, "what published peaks of devices (sailor-gh200-opt) have more than tensors"),
 }
 WEIGHT = 12.0  # how much a whole group of rows outweighs one prior of unit width
 
@@ -77,13 +89,19 @@ def log_error(row: Row) -> float:
     return math.log(predicted / row.measured_s)
 
 
-def fit(rows: list[Row], start: Physics, free: list[str]) -> Physics:
-    """The parameters that explain the rows best."""
+def fit(
+    rows: list[Row], start: Physics, free: list[str], near: Physics | None
+) -> tuple[Physics, dict[str, tuple[float, bool]]]:
+    """The parameters that explain the rows best, their relative errors, whether rows told them.
+
+    `near` are those of a kind like it.
+    """
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row.group] = sizes.get(row.group, 0) + 1
     weights = np.array([WEIGHT / math.sqrt(max(sizes[row.group], 5)) for row in rows])
-    centre = np.array([math.log(PRIOR[name][0]) for name in free])
+    expected = {name: getattr(near, name) if near else PRIOR[name][0] for name in free}
+    centre = np.array([math.log(expected[name]) for name in free])
     width = np.array([PRIOR[name][1] for name in free])
     low = np.array([math.log(PRIOR[name][2]) for name in free])
     high = np.array([math.log(PRIOR[name][3]) for name in free])
@@ -97,7 +115,35 @@ def fit(rows: list[Row], start: Physics, free: list[str]) -> Physics:
 
     x = np.clip([math.log(getattr(start, name)) for name in free], low + 1e-6, high - 1e-6)
     best = least_squares(residuals, x, bounds=(low, high), max_nfev=40, diff_step=1e-4)
-    return replace(start, **{n: math.exp(v) for n, v in zip(free, best.x, strict=True)})
+    physics = replace(start, **{n: math.exp(v) for n, v in zip(free, best.x, strict=True)})
+    freedom = max(1, len(rows) - len(free))
+    inverse = np.linalg.pinv(best.jac.T @ best.jac)
+    scale = math.sqrt(2 * best.cost / freedom)
+    errors = np.sqrt(np.maximum(np.diag(inverse), 0.0)) * scale
+    untold = width / 0.2 * scale  # what the prior alone would leave
+    return physics, {
+        n: (max(0.01, float(e)), bool(e < 0.7 * u))
+        for n, e, u in zip(free, errors, untold, strict=True)
+    }
+
+
+def base_spread(rows: list[Row], physics: Physics) -> float:
+    """The spread that makes 80 % of the fitted rows lie in their intervals."""
+    low, high = 0.03, 0.15
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        inside = sum(_covered(row, replace(physics, spread=middle)) for row in rows)
+        low, high = (low, middle) if inside >= 0.8 * len(rows) else (middle, high)
+    return high
+
+
+def _covered(row: Row, physics: Physics) -> bool:
+    row = with_physics(row, physics)
+    assert row.measured_s is not None
+    if row.layer_only:
+        return True
+    least, most = forecast(row.model, row.machine, row.strategy).interval_s
+    return least <= row.measured_s <= most
 
 
 def report(rows: list[Row], physics: Physics, title: str) -> None:
@@ -120,23 +166,63 @@ def report(rows: list[Row], physics: Physics, title: str) -> None:
         print(f"  {group:26s} {'   '.join(texts)}")
 
 
+def table(
+    kind: str, physics: Physics, errors: dict[str, tuple[float, bool]], rows: list[Row]
+) -> str:
+    """A parameter set as text for the data file."""
+    groups = ", ".join(sorted({row.group for row in rows}))
+    lines = ["[[kinds]]", f'name = "{kind}"', f"kinds = {list(FAMILIES[kind])}".replace("'", '"')]
+    fitted = f"fitted to {len(rows)} published runs ({groups}) by benchmarks/fit_physics.py"
+    expected = "expected; the rows of this kind do not tell"
+    for name in errors:
+        error, told = errors[name]
+        source = fitted if told else expected
+        value, sure = f"{getattr(physics, name):.4g}", f"{min(error, 1.0):.2f}"
+        lines.append(f'{name} = {{ value = {value}, sure = {sure}, source = "{source}" }}')
+    spread = "80 % of the fitted rows lie within 1.28 of it, times 1.1"
+    lines.append(f'spread = {{ value = {physics.spread:.3g}, sure = 0.2, source = "{spread}" }}')
+    if kind in WORKSPACE:
+        value, source = WORKSPACE[kind]
+        lines.append(f'workspace_bytes = {{ value = {value}, sure = 0.2, source = "{source}" }}')
+    most = max(row.machine.num_devices for row in rows)
+    text = "the largest machine among the rows"
+    lines.append(f'most_devices = {{ value = {most}, sure = 0.0, source = "{text}" }}')
+    return "\n".join(lines) + "\n"
+
+
+def write(tables: list[str]) -> None:
+    """Replace the fitted sets, leave the others."""
+    text = DATA.read_text(encoding="utf-8")
+    head, _, rest = text.partition(MARK)
+    _, _, tail = rest.partition(END)
+    DATA.write_text(head + MARK + "\n\n" + "\n".join(tables) + "\n" + END + tail, encoding="utf-8")
+
+
 def main() -> None:
     """Fit and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
     parser.add_argument("--kinds", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--write", action="store_true", help="replace the sets in physics.toml")
     options = parser.parse_args()
     rows, _ = read_rows(options.rows)
     timed = [row for row in rows if row.measured_s is not None]
+    sets: dict[str, Physics] = {}
+    tables: list[str] = []
     for kind in options.kinds:
         mine = [row for row in timed if row.machine.kind.name in FAMILIES[kind]]
         fitted = [row for row in mine if not left_out(row)]
-        free = [n for n in PRIOR if not (n.startswith("products_f") and kind in ("A100", "GH200"))]
-        physics = fit(fitted, physics_of(kind).physics, free)
+        free = [n for n in PRIOR if n not in FIXED.get(kind, ())]
+        near = sets.get(LIKE.get(kind, ""))
+        physics, errors = fit(fitted, near or physics_of(kind).physics, free, near)
+        physics = sets[kind] = replace(physics, spread=1.1 * base_spread(fitted, physics))
+        tables.append(table(kind, physics, errors, fitted))
         report(mine, physics, f"{kind}: {len(fitted)} rows fitted of {len(mine)}")
         for name in free:
-            print(f"    {name:20s} {getattr(physics, name):.6g}")
-    sys.stdout.flush()
+            print(f"    {name:20s} {getattr(physics, name):.6g} +- {100 * errors[name][0]:.0f} %")
+        print(f"    {'spread':20s} {physics.spread:.3g}", flush=True)
+    if options.write:
+        write(tables)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Physics:
     half: float = 68.0  # size of a product's dim at which half of the rate is reached
     attention_forward: float = 0.45
     attention_backward: float = 0.35
+    flash_2: float = 1.0  # rate of the attention kernel of 2023 over one tuned for the kind
     memory: float = 0.85
     eager_traffic: float = 2.0  # bytes of eager elementwise ops over those of a fused graph
     host_s: float = 40e-6  # per kernel, eager
@@ -51,6 +52,7 @@ class Physics:
     step_s: float = 5e-3  # once a step
     workspace_bytes: float = 0.8e9
     spread: float = 0.08  # standard deviation of log(measured / forecast)
+    most_devices: float = 1.0  # beyond this many nobody compared
 
     def host(self, execution: str) -> float:
         """Seconds of the host per kernel: nothing inside a CUDA graph."""

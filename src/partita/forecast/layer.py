@@ -14,6 +14,8 @@ from partita.forecast.transformer import Transformer
 
 BYTES = {"f32": 4, "tf32": 4, "bf16": 2, "f16": 2, "f8": 1, "f4": 0.5}
 
+GRAPH_GAP = 0.3  # of the gap between two kernels that a CUDA graph leaves
+
 
 @dataclass(slots=True)
 class Tally:
@@ -85,7 +87,8 @@ class Tally:
         more = physics.eager_traffic if execution == "eager" else 1.0
         bandwidth = self.machine.kind.memory_bytes_per_s * physics.memory
         moving = (self.traffic_bytes * more + self.plain_bytes) / bandwidth
-        return self.products_s + self.attention_s + moving + self.kernels * physics.gap_s
+        gap = physics.gap_s * (GRAPH_GAP if execution == "graph" else 1.0)
+        return self.products_s + self.attention_s + moving + self.kernels * gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,7 @@ class LayerWork:
 def layer_work(model: Transformer, s: Strategy, machine: Machine, *, sparse: bool) -> LayerWork:
     """What one layer does for one micro-batch."""
     tokens = s.micro_batch * model.seq / s.cp
-    forward, data, weights, again = (
-        Tally(machine, s.dtype, s.product_dtype) for _ in range(4)
-    )
+    forward, data, weights, again = (Tally(machine, s.dtype, s.product_dtype) for _ in range(4))
     own = tokens / s.tp if s.sp else tokens  # of norms, residuals
     _attention(model, s, tokens, own, forward, data, weights)
     core_again = Tally(machine, s.dtype, s.product_dtype)
@@ -192,16 +193,20 @@ def _core(
     heads = model.heads / s.tp
     if s.fused_attention:
         flops = 2.0 * tokens * model.mean_context * heads * model.score_width
-        forward.attention(flops, physics.attention_forward)
+        tuned = physics.flash_2 if s.attention == "flash-2" else 1.0
+        forward.attention(flops, physics.attention_forward * tuned)
         if data is not None:
-            data.attention(2.5 * flops, physics.attention_backward)
+            data.attention(2.5 * flops, physics.attention_backward * tuned)
         return
     size, seq = model.size_of_head, float(model.seq)
     batch = s.micro_batch * heads
     rows = seq / s.cp
     scores = batch * rows * seq
     forward.product(rows, seq, size, batch, dtype=s.dtype)
-    forward.passes(scores, 2)
+    if s.attention == "eager":  # scaled, masked, cast to f32, softmax, cast back
+        forward.passes(scores, 2 + 3 + 3 + 4 + 3, kernels=6)
+    else:
+        forward.passes(scores, 2)
     if s.dropout:
         forward.passes(scores, 2.5)
     forward.product(rows, size, seq, batch, dtype=s.dtype)
@@ -211,7 +216,8 @@ def _core(
     for _ in range(2):
         data.product(rows, seq, size, batch, dtype=s.dtype)
         data.product(rows, size, seq, batch, dtype=s.dtype)
-    data.passes(scores, 3 + (2.5 if s.dropout else 0), kernels=2)
+    more = 11 if s.attention == "eager" else 3
+    data.passes(scores, more + (2.5 if s.dropout else 0), kernels=7 if more > 3 else 2)
     data.passes(tokens * heads * size, 6, kernels=4)
 
 

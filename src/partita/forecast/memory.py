@@ -7,7 +7,7 @@ but scores and softmax (selective); fused attention keeps no scores in any case.
 pipeline holds as many micro-batches as its schedule has in flight there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.forecast.layer import BYTES
 from partita.forecast.machine import Machine
@@ -134,8 +134,6 @@ def _activations(
     sparse = layer_bytes(model, s, tokens, sparse=True) if stage.sparse else 0.0
     total = held * (stage.dense * dense + stage.sparse * sparse)
     if s.recompute == "full":  # the layer that is computed again
-        from dataclasses import replace
-
         whole = replace(s, recompute="none")
         total += layer_bytes(model, whole, tokens, sparse=stage.sparse > 0)
     if stage.has_embedding and s.dropout:

@@ -1,8 +1,8 @@
 """The forecast: layers to stages, stages to a pipeline, the ends of a step, an interval.
 
-    pipeline     max over stages of (what earlier stages take for one micro-batch
-                 + micro-batches x what the stage takes), by the bubble of the schedule's kind
-    step         pipeline + exposed gradient reduction + optimizer
+pipeline     max over stages of (what earlier stages take for one micro-batch
+             + micro-batches x what the stage takes), by the bubble of the schedule's kind
+step         pipeline + exposed gradient reduction + optimizer
 """
 
 import math
@@ -106,9 +106,7 @@ class _Step:
         self.model, self.machine, self.s = model, machine, s
         self.exposed = dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), 0.0)
         self.dense = layer_work(model, s, machine, sparse=False)
-        self.sparse = (
-            layer_work(model, s, machine, sparse=True) if model.sparse_layers else None
-        )
+        self.sparse = layer_work(model, s, machine, sparse=True) if model.sparse_layers else None
         self.ends: EndWork = end_work(model, s, machine)
         node = machine.node_size
         self.near_tp = min(s.tp, node)
@@ -124,9 +122,7 @@ class _Step:
         ring = machine.collective(
             "all_gather", work.ring_bytes * s.cp, s.cp, self.near_cp
         )  # fmt: skip
-        forward, exposed_f = self._phase(
-            (work.forward,), tp * work.num_forward, 2 * exchange, ring
-        )
+        forward, exposed_f = self._phase((work.forward,), tp * work.num_forward, 2 * exchange, ring)
         data, exposed_d = self._phase(
             (work.data, work.again), tp * (work.num_backward + work.num_again),
             (4 if s.recompute == "full" else 2) * exchange, 2 * ring,
@@ -144,9 +140,9 @@ class _Step:
         if s.tp == 1:
             return 0.0
         if s.sp:
-            return machine.collective(
-                "all_gather", size, s.tp, self.near_tp
-            ) + machine.collective("reduce_scatter", size, s.tp, self.near_tp)
+            return machine.collective("all_gather", size, s.tp, self.near_tp) + machine.collective(
+                "reduce_scatter", size, s.tp, self.near_tp
+            )
         return machine.collective("all_reduce", size, s.tp, self.near_tp)
 
     def _phase(
@@ -161,8 +157,11 @@ class _Step:
             exposed_tp = machine.side_by_side(computing, tp) - computing
         attention = sum(tally.attention_s for tally in tallies)
         exposed_ring = machine.side_by_side(attention, ring) - attention
-        device = computing + exposed_tp + exposed_ring + exchange
-        return max(device, host), {"tp": exposed_tp, "cp": exposed_ring, "ep": exchange}
+        exposed_ep = exchange
+        if s.overlap_ep:
+            exposed_ep = machine.side_by_side(computing, exchange) - computing
+        device = computing + exposed_tp + exposed_ring + exposed_ep
+        return max(device, host), {"tp": exposed_tp, "cp": exposed_ring, "ep": exposed_ep}
 
     def _sharded(self, times: Times, work: LayerWork) -> tuple[Times, float]:
         """A layer whose parameters lie in shares: gathered forward and backward, reduced."""
@@ -224,11 +223,19 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     total = pipeline + reduction + optimizer + machine.physics.step_s
     bubble = pipeline - count * times[busiest].total - waits
     memory = fullest_rank(model, s, machine, stages)
+    spread = _spread(machine, sum(exposed.values()) / total)
     return Forecast(
-        model, s, machine, total, machine.physics_set.spread, max(0.0, bubble),
+        model, s, machine, total, spread, max(0.0, bubble),
         tuple(exposed.items()), _parts(step, stages[busiest], optimizer), memory,
         _hardware_flops(model, s),
     )  # fmt: skip
+
+
+def _spread(machine: Machine, exposed: float) -> float:
+    """Wider where communication is a large part, and on more devices than anyone compared."""
+    known = max(1.0, machine.physics.most_devices)
+    beyond = max(0.0, math.log2(machine.num_devices / known))
+    return math.hypot(machine.physics_set.spread, 0.45 * exposed, 0.03 * beyond)
 
 
 def layer_seconds(model: Transformer, machine: Machine, strategy: Strategy) -> float:

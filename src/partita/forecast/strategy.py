@@ -1,7 +1,7 @@
 """Strategy: how a transformer is spread over devices, in the field's words, and what is wrong.
 
-    world = tp x cp x dp x pp        experts are spread over ep ranks of the dp x cp x tp ones
-    batch = micro_batch x num_microbatches x dp
+world = tp x cp x dp x pp        experts are spread over ep ranks of the dp x cp x tp ones
+batch = micro_batch x num_microbatches x dp
 """
 
 import math
@@ -13,6 +13,9 @@ from partita.forecast.transformer import Transformer
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 EXECUTIONS = ("eager", "compiled", "graph")
+# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with the softmax
+# between them as one kernel; every op a kernel of its own, softmax in f32.
+ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
 DTYPES = ("f32", "bf16", "f16")
 MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
 
@@ -38,15 +41,21 @@ class Strategy:
     matmul_dtype: str = ""  # "": dtype
     grad_dtype: str = "f32"
     execution: str = "eager"
-    fused_attention: bool = True
+    attention: str = "flash"
     dropout: bool = False
     overlap_dp: bool = True  # gradient reduction and parameter gathering beside computing
     overlap_tp: bool = False  # collectives of tensor parallelism in pieces beside products
+    overlap_ep: bool = False  # exchanges of tokens between experts beside computing
     overlap_pp: bool = True  # sends and receives beside computing
     ends: int = 0  # layers fewer in the first and in the last stage than in the others
     master: bool = True  # f32 copies of parameters in the optimizer
     gathers: int = 1  # collectives in which a layer's parameters in shares are gathered
     fused_loss: bool = False  # the loss never writes logits in f32
+
+    @property
+    def fused_attention(self) -> bool:
+        """Is attention one kernel that keeps no scores?"""
+        return self.attention in ("flash", "flash-2")
 
     @property
     def world(self) -> int:
@@ -122,6 +131,7 @@ def _check_names(s: Strategy) -> None:
         ("schedule", s.schedule, SCHEDULES),
         ("recompute", s.recompute, RECOMPUTE),
         ("execution", s.execution, EXECUTIONS),
+        ("attention", s.attention, ATTENTION),
         ("dtype", s.dtype, DTYPES),
         ("matmul-dtype", s.product_dtype, MATMUL_DTYPES),
         ("grad-dtype", s.grad_dtype, DTYPES),
@@ -137,9 +147,7 @@ def _check_names(s: Strategy) -> None:
 def _check_layers(model: Transformer, s: Strategy) -> None:
     chunks = s.pp * s.vpp
     if s.vpp > 1 and s.pp == 1:
-        raise PlanError(
-            f"vpp={s.vpp} without a pipeline", fix="use pp of at least 2", field="vpp"
-        )
+        raise PlanError(f"vpp={s.vpp} without a pipeline", fix="use pp of at least 2", field="vpp")
     if chunks > model.layers + 2:  # the embedding and the output layer may be chunks, too
         raise PlanError(
             f"pp={s.pp} x vpp={s.vpp} are {chunks} chunks, the model has {model.layers} layers",

@@ -14,8 +14,6 @@ from typing import Any
 
 from partita.cluster import resolve
 from partita.cluster.presets import catalogue
-from partita.cluster.record import DeviceKind
-from partita.costs.physics import physics_of
 from partita.errors import FileError, PartitaError
 from partita.forecast import (
     Experts,
@@ -92,8 +90,8 @@ class Row:
     machine: Machine
     strategy: Strategy
     measured_s: float | None
-    memory_bytes: float | None = None  # of the fullest rank, as the framework reports it
-    reserved_bytes: float | None = None
+    memory_bytes: float | None = None  # of the fullest rank
+    with_workspace: bool = False  # is what drivers and libraries keep a part of that?
     out_of_memory: bool = False
     layer_only: bool = False  # one layer was timed, not a step
 
@@ -117,7 +115,9 @@ def read_rows(path: Path | str) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
     try:
         document = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise FileError(f"cannot be read ({error.strerror})", fix="give a file", file=file) from None
+        raise FileError(
+            f"cannot be read ({error.strerror})", fix="give a file", file=file
+        ) from None
     except ValueError as error:
         raise FileError(f"is not JSON ({error})", fix="give a row file", file=file) from None
     rows = document.get("rows") if isinstance(document, dict) else document
@@ -174,9 +174,7 @@ def _stated_chunks(rows: list[Any]) -> dict[tuple[object, ...], int]:
     return chunks
 
 
-def _row(
-    raw: dict[str, Any], name: str, group: str, chunks: dict[tuple[object, ...], int]
-) -> Row:
+def _row(raw: dict[str, Any], name: str, group: str, chunks: dict[tuple[object, ...], int]) -> Row:
     options = raw.get("options") if isinstance(raw.get("options"), dict) else {}
     assert isinstance(options, dict)
     model = _model(_table(raw, "model"), options)
@@ -190,12 +188,12 @@ def _row(
     check_strategy(model, strategy, machine.num_devices)
     layer_only = "layer_total_ms" in measured
     seconds = _seconds(measured, model, strategy, machine)
-    memory, reserved = _memory(measured)
+    memory, with_workspace = _memory(measured)
     oom = bool(measured.get("oom")) or str(measured.get("status", "")).lower() == "oom"
     if seconds is None and memory is None and not oom:
         raise _NotModelled("has no time and no memory that is compared")
     return Row(
-        name, group, model, machine, strategy, seconds, memory, reserved, oom, layer_only
+        name, group, model, machine, strategy, seconds, memory, with_workspace, oom, layer_only
     )  # fmt: skip
 
 
@@ -251,7 +249,11 @@ def _machine(table: dict[str, Any]) -> Machine:
         raise _NotModelled("the number of devices is not given")
     preset = catalogue().kind(kind)
     assert preset is not None
-    near = preset.node_size if preset.node_size > 8 else int(table.get("gpus_per_node") or preset.node_size)
+    near = (
+        preset.node_size
+        if preset.node_size > 8
+        else int(table.get("gpus_per_node") or preset.node_size)
+    )
     # A cluster of two nodes tells the bandwidths; the number of devices is the row's.
     small = machine_of(resolve(f"2x{near}x{kind}"))
     across = small.across_bytes_per_s
@@ -318,7 +320,7 @@ def _strategy(
         schedule=schedule, dtype=dtype, matmul_dtype=matmul, ends=ends,
         sp=_sequence_parallel(degrees, options, framework, tp),
     )  # fmt: skip
-    return _as_framework(strategy, framework, degrees, options)
+    return _as_framework(strategy, framework, degrees, raw)
 
 
 def _framework(raw: dict[str, Any], options: dict[str, Any], text: str, *, sharded: bool) -> str:
@@ -344,34 +346,47 @@ def _framework(raw: dict[str, Any], options: dict[str, Any], text: str, *, shard
 
 
 def _as_framework(
-    s: Strategy, framework: str, degrees: dict[str, Any], options: dict[str, Any]
+    s: Strategy, framework: str, degrees: dict[str, Any], raw: dict[str, Any]
 ) -> Strategy:
     """What a family of training code does without saying."""
     if framework in ("megatron", "megatron-2021"):
         early = framework == "megatron-2021" or s.zero == 3
         return replace(
-            s, fused_attention=False, dropout=True, overlap_dp=False, overlap_pp=False,
+            s, attention="fused-softmax", dropout=True, overlap_dp=False, overlap_pp=False,
             grad_dtype=s.dtype if early else "f32", gathers=12 if s.zero == 3 else 1,
         )  # fmt: skip
     if framework == "megatron-deepspeed":
         return replace(
-            s, fused_attention=False, dropout=True, overlap_dp=False, overlap_pp=False,
+            s, attention="fused-softmax", dropout=True, overlap_dp=False, overlap_pp=False,
             grad_dtype=s.dtype,
         )  # fmt: skip
     if framework == "zero-bubble":
-        return replace(s, fused_attention=False, dropout=True, overlap_pp=True)
+        return replace(s, attention="fused-softmax", dropout=True, overlap_pp=True)
     if framework == "sailor":
         return replace(
-            s, fused_attention=False, dropout=True, overlap_dp=False, overlap_pp=False, dtype="f16"
+            s, attention="eager", dropout=True, overlap_dp=False, overlap_pp=False, dtype="f16"
         )
     if framework == "fsdp":
         pure = str(degrees.get("mp_mode", "")).upper() == "PURE"
-        return replace(s, grad_dtype="bf16" if pure else "f32", master=not pure)
-    zero = s.zero or 1
+        attention = "flash-2" if "llm-foundry" in str(raw.get("source", "")) else "flash"
+        return replace(
+            s, grad_dtype="bf16" if pure else "f32", master=not pure, attention=attention
+        )
+    whole = framework == "bridge" and s.ep > 1 and _container(raw) >= (26, 6)
+    execution = "graph" if whole else "compiled" if framework == "bridge" else "eager"
     return replace(
-        s, zero=zero, execution="compiled" if framework == "bridge" else "eager",
-        fused_loss=True, overlap_tp=framework == "bridge",
+        s, zero=s.zero or 1, execution=execution, fused_loss=True,
+        overlap_tp=framework == "bridge", overlap_ep=whole,
     )  # fmt: skip
+
+
+def _container(raw: dict[str, Any]) -> tuple[int, int]:
+    """Year and month of the software; from 26.06 on layers with experts run in whole graphs."""
+    text = str(raw.get("options", {}).get("container", "")).split(" ")[0]
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+        return (0, 0)
+    return int(parts[0]), int(parts[1])
 
 
 def _vpp(degrees: dict[str, Any], options: dict[str, Any], model: Transformer, pp: int) -> int:
@@ -429,17 +444,9 @@ def _seconds(
     return None
 
 
-def _memory(measured: dict[str, Any]) -> tuple[float | None, float | None]:
+def _memory(measured: dict[str, Any]) -> tuple[float | None, bool]:
+    """Bytes of the fullest rank; frameworks report what they allocated, devices all of it."""
     for key, unit in (("mem_alloc_gib", 2**30), ("mem_gb", 1e9), ("peak_memory_bytes", 1)):
         if measured.get(key):
-            reserved = measured.get("mem_reserved_gib")
-            return float(measured[key]) * unit, float(reserved) * 2**30 if reserved else None
-    return None, None
-
-
-def kind_of_row(row: Row) -> DeviceKind:
-    """The kind of its devices."""
-    return row.machine.kind
-
-
-__all__ = ["FORMAT", "Row", "Skipped", "kind_of_row", "parse_rows", "physics_of", "read_rows"]
+            return float(measured[key]) * unit, key == "peak_memory_bytes"
+    return None, False
