@@ -11,6 +11,7 @@ clocks, power and temperature beside it twice a second (`states`).
 """
 
 import argparse
+import gc
 import os
 import warnings
 from collections.abc import Callable
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler is not to talk
+    gc.freeze()  # what was imported is not looked through again at every capture
     torch.manual_seed(0)
     clock = Clock(args.device, args.quick)
     results = Results(args.out, args.seconds, {"script": "device_kind", "quick": args.quick})

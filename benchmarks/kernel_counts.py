@@ -58,7 +58,7 @@ def phases_of(phases: dict[str, Callable[[], object]], clock: Clock) -> dict[str
 
 def _events(profiler: Any) -> Any:
     """(name, on the GPU?, start and length in ns) of all that was seen."""
-    cuda = torch._C._autograd.DeviceType.CUDA
+    cuda = torch.autograd.DeviceType.CUDA
     inner = getattr(profiler, "profiler", None)
     kineto = getattr(inner, "kineto_results", None)
     if kineto is not None and hasattr(kineto.events()[0], "duration_ns"):
