@@ -12,7 +12,7 @@ and what has changed in them is read before it is committed.
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,15 +58,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Let the garbage collector look at what tests make, not at modules and collected tests.
 
     With its own thresholds it walks a million objects that stay, again and again: an eighth of the
     time of the suite.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

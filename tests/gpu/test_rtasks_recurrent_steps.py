@@ -57,7 +57,7 @@ for module, shapes in (
     inputs = tuple(torch.randn(shape) for shape in shapes)
     with torch.no_grad():
         lowered = lower_flow(fold(captured(module, inputs)), inputs[0].device)
-        plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=1.0)
+        plans = plan_regions(lowered, resolve("H200").kinds[0], time_s=0.2)
         found, refused = recurrent_kernels(lowered, torch.device("cpu"))
         assert not refused and len(found) == len(shapes)
         outputs = RegionPipeline(lowered, interpreted(lowered, plans).launches, found)(*inputs)
