@@ -117,7 +117,6 @@ import torch
 from partita.errors import VerificationError
 from partita.gpu.rtasks.region import Region
 from partita.gpu.rtasks.tileops import tiles
-from in_interpreter import in_a_process, in_interpreter  # noqa: E402
 from rtasks_cases import CASES, Arena, program_of
 arena = Arena()
 ops, edges, _ = CASES[0](arena)
@@ -166,7 +165,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from partita.gpu.rtasks.generate import Source
 from partita.gpu.rtasks.tileops import tiles
-from in_interpreter import in_a_process, in_interpreter  # noqa: E402
 from rtasks_cases import CASES, Arena
 names = ("data", "wide", "table", "starts", "waits", "flags", "state")
 for case in CASES:
