@@ -79,7 +79,6 @@ class Result(Generic[S]):
         return relative_gap(self.objective, self.lower_bound)
 
 
-ROUNDING = 1e-9  # a gap below it is none: the same sum in another order
 UNTIL_DONE = Stop()  # no limit: the search ends when it has nothing left to do
 
 
@@ -150,10 +149,12 @@ class Run(Generic[S]):
             if stop.target is not None and self.objective <= stop.target:
                 return f"the target of {stop.target:g} is reached"
             gap = relative_gap(self.objective, self.lower_bound)
-            if gap is not None and gap <= ROUNDING:
-                return "the lower bound is reached"
             if gap is not None and gap <= stop.gap:
-                return f"within the asked gap of {stop.gap:.2%}"
+                return (
+                    f"within the asked gap of {stop.gap:.2%}"
+                    if gap
+                    else "the lower bound is reached"
+                )
         return None
 
     def result(self, status: Status | None = None, why: str = "") -> Result[S]:
@@ -161,7 +162,7 @@ class Run(Generic[S]):
         reason = self.reason()
         if status is None:
             gap = relative_gap(self.objective, self.lower_bound)
-            if gap is not None and gap <= ROUNDING:
+            if gap is not None and gap <= 1e-9:
                 status = Status.OPTIMAL
             else:
                 status = Status.STOPPED if reason else Status.FEASIBLE
