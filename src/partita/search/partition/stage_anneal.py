@@ -141,7 +141,8 @@ def anneal_stages(
     now = energy(net, state, scale)
     num_nodes, num_stages = len(staged.stage), len(staged.device_of)
     moved = np.zeros(_MOST, np.int64)
-    none = np.int64(-1)  # a plain -1 has a type of its own, for which moves are compiled again
+    # A plain -1 has a type of its own, for which moves would be compiled again.
+    none: int = np.int64(-1)  # type: ignore[assignment]
     temperature = hot
     for step in range(first, last):
         if (step - first) % 64 == 0:
