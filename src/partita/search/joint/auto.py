@@ -110,6 +110,7 @@ class Auto:
     far: float = 2.0  # doublings from the likely number of groups: beyond, one number will do
     more_cells: int = 4  # unlikely ones that are looked at, those with the least bounds first
     far_below: float = 0.9  # of the best plan: bounds from there on are no reason to look
+    cheap_levels: int = 3  # of bounds: those that cells are ruled out by
     # Which candidates are given up; factors of the best estimate.
     behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
     behind_heterogeneous: float = 1.3  # there estimates differ more
@@ -239,7 +240,7 @@ class _Search:
         if not self.made and not self._done():
             self._smallest_microbatches()
         if self.run.solution is not None:
-            self._raise_bound(2)
+            self._raise_bound(self.settings.cheap_levels)
 
     def _unlikely_cells(self) -> None:
         """Cells that were passed over, while their bounds are far below the best plan."""
@@ -251,7 +252,7 @@ class _Search:
             (bound, number)
             for number, cell in enumerate(self.problem.cells)
             if cell not in known and not self._done()
-            for bound in [self.bounds.at(cell, 0, best)]
+            for bound in [self.bounds.up_to(cell, 1, self.settings.far_below * best)]
             if bound < self.settings.far_below * best
         ]
         for _, number in sorted(left)[: self.settings.more_cells]:
@@ -358,7 +359,9 @@ class _Search:
     def _cannot_win(self, cell: Cell) -> bool:
         """Is everything in a cell slower than the best, by its bound?"""
         best = self.evaluator.incumbent_s()
-        if not math.isfinite(best) or not self.bounds.rules_out(cell, best):
+        if not math.isfinite(best) or not self.bounds.rules_out(
+            cell, best, self.settings.cheap_levels
+        ):
             return False
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
         return True

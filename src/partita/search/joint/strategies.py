@@ -8,7 +8,7 @@ checkpointing runs again is chosen for each strategy (`selective`).
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
     LEVELS,
@@ -33,15 +33,17 @@ from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
 from partita.graph.traffic import elements
-from partita.plans import Mesh, OpSplit
+from partita.plans import Axis, Mesh, OpSplit
 from partita.problems.joint import JointStrategy, TiedBytes
 from partita.problems.sharding import ShardingProblem
 from partita.search.joint.bound_segments import BoundSegments
 from partita.search.joint.bound_tables import bound_segments
+from partita.search.joint.line_bound import SegmentSeconds
 from partita.search.joint.selective import Again, Selective
 
 Floats = npt.NDArray[np.float64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
+PhaseSeconds = tuple[float, float, float, float]
 
 MULTIPLIERS = (0.0, 0.05, 0.5, 5.0)  # on a byte, in units of the model's time per byte
 
@@ -131,51 +133,29 @@ class MeshStrategies:
         )  # fmt: skip
 
     @functools.cached_property
-    def quickest(self) -> "Quickest":
-        """The least seconds of every segment of the chain, each op at its quickest split."""
+    def quickest(self) -> SegmentSeconds:
+        """The least seconds of every segment of the chain, each op at its quickest split.
+
+        Of heterogeneous devices `total` is that of the one with the most to do: each computes its
+        share of every op.
+        """
         rows = [
-            self._quickest(kind, place) for kind, place in heterogeneous(self.cluster, self.mesh)
+            self.distinct.quickest(self.graph, self.fold, kind, self.mesh.axes, place)
+            for kind, place in heterogeneous(self.cluster, self.mesh)
         ]
-        total = max((row[0] for row in rows), key=lambda row: float(row.sum()))
-        forward, backward = (np.min([row[k] for row in rows], axis=0) for k in (1, 2))
-        return Quickest(total, forward, backward)
+        if len(rows) == 1:
+            return rows[0]
+        return SegmentSeconds(
+            max((row.total for row in rows), key=lambda total: float(total.sum())),
+            np.min([row.forward for row in rows], axis=0),
+            np.min([row.backward for row in rows], axis=0),
+            np.min([row.gradients for row in rows], axis=0),
+        )
 
     @property
     def compute_bound(self) -> Floats:
-        """Per segment of the chain the seconds of computing, for all micro-batches.
-
-        A bound that takes next to no time. Of heterogeneous devices it is that of the one with the
-        most to do: each computes its share of every op.
-        """
+        """Per segment of the chain the seconds of computing, for all micro-batches."""
         return self.num_microbatches * self.quickest.total
-
-    def _quickest(self, kind: DeviceKind, place: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Of one device, at its place in the mesh: in all, forward, data gradients."""
-        graph, axes, distinct = self.graph, self.mesh.axes, self.distinct
-        values = np.zeros((3, len(distinct.phases)))
-        for number, phases in enumerate(distinct.phases):
-            call = graph.call(phases[0])
-            splits = {
-                tuple(sorted(ways_of(dims, axes, place).items())) for dims in dims_of(call, axes)
-            }
-            seconds = np.array([
-                [op_cost(graph, op, kind, split).seconds for op in phases]
-                for split in sorted(splits)
-            ])  # fmt: skip
-            back = [k for k, op in enumerate(phases) if op.phase == "dgrad"]
-            least = seconds.min(axis=0)
-            values[:, number] = seconds.sum(axis=1).min(), least[0], least[back].sum()
-        total, forward, backward = (values @ distinct.counts.T)[:, np.array(self.fold.like)]
-        return total, forward, backward
-
-
-@dataclass(frozen=True, eq=False)
-class Quickest:
-    """Seconds of one micro-batch, per segment: in all, of the forward, of the data gradients."""
-
-    total: Floats
-    forward: Floats
-    backward: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +164,8 @@ class DistinctOps:
 
     phases: tuple[tuple[Op, ...], ...]  # the forward op first
     counts: Floats  # of every segment of the folded chain, how many of each
+    # By kind of device and op, what was asked of `quickest`: meshes have many splits in common.
+    seconds_of: dict[str, list[dict[Split, PhaseSeconds]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, fold: Folded) -> "DistinctOps":
@@ -210,6 +192,43 @@ class DistinctOps:
         for k, number in places:
             counts[k, number] += 1
         return cls(tuple(found), counts)
+
+    def per_segment(self, values: Floats, fold: Folded) -> SegmentSeconds:
+        """Sums per segment of the chain; rows are fields, columns the distinct ops."""
+        return SegmentSeconds(*(values @ self.counts.T)[:, np.array(fold.like)])
+
+    def quickest(
+        self, graph: Graph, fold: Folded, kind: DeviceKind, axes: tuple[Axis, ...],
+        place: tuple[int, ...],
+    ) -> SegmentSeconds:  # fmt: skip
+        """Of a device at its place in a mesh, every op at its quickest split."""
+        values = np.zeros((4, len(self.phases)))
+        known = self.seconds_of.setdefault(kind.name, [{} for _ in self.phases])
+        for number, phases in enumerate(self.phases):
+            mine = known[number]
+            rows = []
+            for dims in dims_of(graph.call(phases[0]), axes):
+                split = tuple(sorted(ways_of(dims, axes, place).items()))
+                row = mine.get(split)
+                if row is None:
+                    row = mine[split] = _phase_seconds(graph, phases, kind, split)
+                rows.append(row)
+            values[:, number] = np.min(rows, axis=0)
+        return self.per_segment(values, fold)
+
+
+def _phase_seconds(
+    graph: Graph, phases: Sequence[Op], kind: DeviceKind, split: Split
+) -> PhaseSeconds:
+    """Seconds of an op under a split: in all, forward, data gradients, all gradients."""
+    seconds = [op_cost(graph, op, kind, split).seconds for op in phases]
+    return by_phase(phases, seconds)
+
+
+def by_phase(phases: Sequence[Op], seconds: Sequence[float]) -> PhaseSeconds:
+    """Of the seconds of an op's phases: in all, forward, data gradients, all gradients."""
+    back = sum(own for op, own in zip(phases, seconds, strict=True) if op.phase == "dgrad")
+    return sum(seconds), seconds[0], back, sum(seconds[1:])
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
