@@ -462,7 +462,7 @@ class _Search:
         pipelines = [out for out in self.ruled_out if groupings[out[1].grouping].num_groups > 1]
         if self.evaluator.is_cheap or self.made[1:] or not pipelines or not self.problem.training:
             return
-        _, cell = min(pipelines, key=lambda out: (float(f"{out[0]:.3g}"), self._order(out[1])))
+        _, cell = min(pipelines, key=lambda out: (float(f"{out[0]:.4g}"), self._order(out[1])))
         if not self.plain:
             return
         candidate = self.candidates.best(cell, self.plain[0])
