@@ -137,7 +137,7 @@ class CellBound:
         """May the ranks hold what must lie there, each segment on the mesh where it is least?"""
         held = np.full(len(self.meshes[0].fold.like), math.inf)
         for mesh in self.meshes:
-            held = np.minimum(held, mesh.bounds.least_bytes())
+            held = np.minimum(held, mesh.quick_bounds.least_bytes())
             if float(held.sum()) / self.num_ranks <= self.budget:
                 return True
         return False
@@ -181,7 +181,9 @@ class CellBound:
         """Ranks in a line, each with one layer range."""
         assert self.line is not None, "families are those that there are"
         own = self._least(
-            Multipliers(network, multiplier, 1.0, sync=self.training, busy_only=self.busy_only)
+            Multipliers(
+                network, multiplier, sync=self.training and network > 0, busy_only=self.busy_only
+            )
         )
         costs = self.line.paths.start + range_sums(own) - multiplier * self.budget
         return least_cuts_s([np.maximum(self.line.costs, costs)] * self.num_ranks)
@@ -214,11 +216,12 @@ class CellBound:
     def _least(self, at: Multipliers) -> Floats:
         """Per segment the least of all meshes; one that computes no less is not asked further."""
         if at not in self._known:
-            first, *others = self.meshes
-            least = first.bounds.least(at)
-            for mesh in others:
+            free = not at.network and not at.s_per_byte
+            least = np.full(len(self.meshes[0].fold.like), math.inf)
+            for mesh in self.meshes:
                 if ((1 - at.network) * mesh.compute_bound < least).any():
-                    least = np.minimum(least, mesh.bounds.least(at))
+                    bounds = mesh.quick_bounds if free else mesh.bounds
+                    least = np.minimum(least, bounds.least(at))
             self._known[at] = least
         return self._known[at]
 

@@ -8,7 +8,7 @@ checkpointing runs again is chosen for each strategy (`selective`).
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,17 @@ class MeshStrategies:
             self.graph, self.fold, self.cluster, self.model, self.num_microbatches,
             self.collectives, self.prove,
         )  # fmt: skip
+
+    @functools.cached_property
+    def quick_bounds(self) -> BoundSegments:
+        """The same where neither bytes nor the network have a multiplier.
+
+        Then the ZeRO stage that shards most is no worse than the others, which leaves a third of
+        the choices.
+        """
+        if "model" in self.__dict__ or len(self.levels) == 1:
+            return self.bounds  # made already, or no larger
+        return replace(self, levels=(max(self.levels),)).bounds
 
     @functools.cached_property
     def quickest(self) -> SegmentSeconds:
