@@ -170,7 +170,8 @@ def test_a_line_of_two_with_one_micro_batch_waits_for_most_of_it():
     paths = paths_of(seconds, chain(4), chain(4), training=True)
     costs = range_costs(paths, seconds, 1, training=True)
     # One segment on the first: 1 + 3 forward, 3 + 1 back and its weights, or 1 + 3 x 3.
-    assert costs[0, 1] == 9 and costs[1, 4] == 10
+    assert costs[0, 1] == 9
+    assert costs[1, 4] == 10
     assert least_cuts_s([costs, costs]) == 10
 
 

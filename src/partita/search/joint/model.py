@@ -48,12 +48,7 @@ from partita.search.joint.groupings import (
 )
 from partita.search.joint.orders import in_flight, joint_schedule, refused
 from partita.search.joint.stage_bound import StageBound
-from partita.search.joint.strategies import (
-    MULTIPLIERS,
-    DistinctOps,
-    MeshStrategies,
-    SplitStrategy,
-)
+from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
 
 K = TypeVar("K")
@@ -101,6 +96,9 @@ class ModelSettings:
     most_weighted: int = 4  # micro-batches of one stage over heterogeneous devices
     close: float = 1e-5  # splits so near to the best are good enough
     most_sweeps: int = 400  # of the sharding search for one mesh and multiplier; most need a few
+    # Lagrange multipliers on bytes, each with its strategies: by the model's time per byte.
+    multipliers: tuple[float, ...] = (0.0, 0.05, 0.5, 5.0)
+    inference_multipliers: tuple[float, ...] = (0.0, 0.05, 0.5)  # it keeps less
     half: float = 0.5  # of a node's memory: what parameters and states should fill
 
 
@@ -290,7 +288,7 @@ class JointModel:
             if key.in_flight == 1 and self._replicas_matter(self._first[key.pattern]):
                 # Splits for parameters that are not sharded at all differ, and may be quicker.
                 split_strategies += replace(
-                    on_mesh, levels=REPLICATED, multipliers=MULTIPLIERS[:1]
+                    on_mesh, levels=REPLICATED, multipliers=self.settings.multipliers[:1]
                 ).strategies
             self._splits[key] = tuple(split_strategies)
         return self._splits[key]
@@ -311,10 +309,12 @@ class JointModel:
         key = (mesh.axes, self.patterns.pattern(mesh.devices), num_microbatches, flight)
         if key not in self._meshes:
             graph, distinct = self.micro(num_microbatches), self.distinct_ops(num_microbatches)
+            settings = self.settings
             self._meshes[key] = MeshStrategies(
                 graph, self.fold, self.cluster, mesh, num_microbatches, flight, self._solve,
                 self._prove, self.collectives, distinct,
-                MULTIPLIERS if self.training else MULTIPLIERS[:3], self.levels,
+                settings.multipliers if self.training else settings.inference_multipliers,
+                self.levels,
                 self.allow("recompute", "selective"),
             )  # fmt: skip
         return self._meshes[key]

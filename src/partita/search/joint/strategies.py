@@ -45,8 +45,6 @@ Floats = npt.NDArray[np.float64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
 PhaseSeconds = tuple[float, float, float, float]
 
-MULTIPLIERS = (0.0, 0.05, 0.5, 5.0)  # on a byte, in units of the model's time per byte
-
 
 @dataclass(frozen=True, eq=False)
 class SplitStrategy:
@@ -83,7 +81,7 @@ class MeshStrategies:
     prove: Solve
     collectives: Collectives
     distinct: "DistinctOps"
-    multipliers: Sequence[float] = MULTIPLIERS
+    multipliers: Sequence[float]  # on a byte, in units of the model's time per byte
     levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
