@@ -11,8 +11,8 @@ from partita.jobs.workload import load
 from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.auto import Auto
-from partita.search.joint.likely_cells import LikelyCells
 from partita.search.joint.candidates import Candidates
+from partita.search.joint.likely_cells import LikelyCells
 from partita.search.joint.model import JointModel
 
 

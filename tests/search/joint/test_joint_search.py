@@ -24,7 +24,8 @@ from tests.search.joint.joint_problems import chain, tiny_problems
 
 WEAK = Auto(
     likely=LikelyCells(per_stage=1), evaluated=1, promising=0, kept_interleaved=1, leaders=0,
-    retries=1, slacks=(1.0,), interleaving=InterleavedSettings(multipliers=(0.0, 1.0)), exhaustive=0,
+    retries=1, slacks=(1.0,), interleaving=InterleavedSettings(multipliers=(0.0, 1.0)),
+    exhaustive=0,
 )  # fmt: skip
 METHODS = {**SEARCHES, "weak": WEAK}
 

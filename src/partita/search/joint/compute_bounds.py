@@ -16,10 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from partita.cluster import DeviceKind
-from partita.costs.op_bounds import op_lower_bound_s
-from partita.costs.roofline import op_cost
-from partita.graph.record import Op
 from partita.problems.joint import Cell
 from partita.search.joint.line_bound import (
     Floats,
@@ -32,7 +28,7 @@ from partita.search.joint.line_bound import (
 )
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import refused
-from partita.search.joint.strategies import MeshStrategies, by_phase
+from partita.search.joint.strategies import MeshStrategies
 from partita.search.joint.virtual_bound import VirtualOrders
 
 
@@ -171,22 +167,11 @@ class ComputeBounds:
             graph, kind = self.model.micro(count), self.model.cluster.kinds[0]
             distinct = self.model.distinct_ops(count)
 
-            def per_segment(seconds: Sequence[Sequence[float]]) -> SegmentSeconds:
-                rows = [
-                    by_phase(phases, own)
-                    for phases, own in zip(distinct.phases, seconds, strict=True)
-                ]
-                return distinct.per_segment(np.array(rows).T, self.model.fold)
-
+            work, launches = zip(*distinct.ideal(graph, kind), strict=True)
             self._ideal[count] = (
-                per_segment([
-                    [op_lower_bound_s(graph, op, kind) for op in ops] for ops in distinct.phases
-                ]),
-                per_segment([
-                    [_launch_s(self.model, count, op, kind) for op in ops]
-                    for ops in distinct.phases
-                ]),
-            )  # fmt: skip
+                distinct.per_segment(np.array(work).T, self.model.fold),
+                distinct.per_segment(np.array(launches).T, self.model.fold),
+            )
         return self._ideal[count]
 
     # Heterogeneous devices.
@@ -272,10 +257,6 @@ class ComputeBounds:
             tuple(sorted({maker[name] for name in names if name in maker} - {number}))
             for number, names in enumerate(reads)
         )
-
-
-def _launch_s(model: JointModel, count: int, op: Op, kind: DeviceKind) -> float:
-    return op_cost(model.micro(count), op, kind).launch_s
 
 
 def _least(rows: Sequence[SegmentSeconds]) -> SegmentSeconds:

@@ -7,6 +7,7 @@ checkpointing runs again is chosen for each strategy (`selective`).
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
+from partita.costs.op_bounds import op_lower_bound_s
 from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
@@ -175,6 +177,7 @@ class DistinctOps:
     counts: Floats  # of every segment of the folded chain, how many of each
     # By kind of device and op, what was asked of `quickest`: meshes have many splits in common.
     seconds_of: dict[str, list[dict[Split, PhaseSeconds]]] = field(default_factory=dict)
+    ideal_of: dict[str, list[tuple[PhaseSeconds, PhaseSeconds]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, fold: Folded) -> "DistinctOps":
@@ -206,6 +209,18 @@ class DistinctOps:
         """Sums per segment of the chain; rows are fields, columns the distinct ops."""
         return SegmentSeconds(*(values @ self.counts.T)[:, np.array(fold.like)])
 
+    def ideal(self, graph: Graph, kind: DeviceKind) -> list[tuple[PhaseSeconds, PhaseSeconds]]:
+        """Of every op: device seconds of its work however it is shared, and of its launches."""
+        if kind.name not in self.ideal_of:
+            self.ideal_of[kind.name] = [
+                (
+                    by_phase(ops, [op_lower_bound_s(graph, op, kind) for op in ops]),
+                    by_phase(ops, [op_cost(graph, op, kind).launch_s for op in ops]),
+                )
+                for ops in self.phases
+            ]
+        return self.ideal_of[kind.name]
+
     def quickest(
         self, graph: Graph, fold: Folded, kind: DeviceKind, axes: tuple[Axis, ...],
         place: tuple[int, ...],
@@ -214,16 +229,34 @@ class DistinctOps:
         values = np.zeros((4, len(self.phases)))
         known = self.seconds_of.setdefault(kind.name, [{} for _ in self.phases])
         for number, phases in enumerate(self.phases):
-            mine = known[number]
-            rows = []
-            for dims in dims_of(graph.call(phases[0]), axes):
-                split = tuple(sorted(ways_of(dims, axes, place).items()))
-                row = mine.get(split)
-                if row is None:
-                    row = mine[split] = _phase_seconds(graph, phases, kind, split)
-                rows.append(row)
-            values[:, number] = np.min(rows, axis=0)
+            dims = dims_of(graph.call(phases[0]), axes)
+            splits = {tuple(sorted(ways_of(each, axes, place).items())) for each in dims}
+            values[:, number] = _least_of_splits(
+                graph, phases, kind, splits, known[number], self.ideal(graph, kind)[number]
+            )
         return self.per_segment(values, fold)
+
+
+def _least_of_splits(
+    graph: Graph, phases: Sequence[Op], kind: DeviceKind, splits: set[Split],
+    known: dict[Split, PhaseSeconds], ideal: tuple[PhaseSeconds, PhaseSeconds],
+) -> PhaseSeconds:  # fmt: skip
+    """The least seconds of an op over its splits, each figure by itself.
+
+    A split that leaves an axis idle need not be costed where even a part of the work without any
+    loss takes longer than what others take.
+    """
+    least: PhaseSeconds = (math.inf,) * 4
+    ways = {split: math.prod(factor for _, factor in split) for split in splits}
+    for split in sorted(splits, key=lambda each: (-ways[each], each)):
+        row = known.get(split)
+        if row is None:
+            bound = (work / ways[split] + launch for work, launch in zip(*ideal, strict=True))
+            if all(own >= best for own, best in zip(bound, least, strict=True)):
+                continue
+            row = known[split] = _phase_seconds(graph, phases, kind, split)
+        least = tuple(map(min, least, row))  # type: ignore[assignment]
+    return least
 
 
 def _phase_seconds(
