@@ -20,7 +20,7 @@ from partita.lower import Memo
 from partita.plans import Schedule, Stage, device_groups
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import Improvement, Stop, relative_gap
-from partita.search.joint.auto import Evaluation
+from partita.search.joint.evaluator import Evaluation
 from partita.search.joint.model import JointModel
 from partita.search.joint.plan_bounds import PlanBounds
 from partita.timeline import Timeline
