@@ -12,8 +12,8 @@ network cards slow each other down as they do in reality. With p devices and n b
 
 The fastest algorithm is taken, as communication libraries do. Whatever it is, a collective has a
 fixed cost and reaches a part of the bandwidth, both by the kind of the devices and by whether it
-leaves a node (`costs/physics.py`); across nodes every rank that it passes adds a little. A kind that
-nobody compared with real runs has no fixed cost and reaches 85 % of its links.
+leaves a node (`costs/physics.py`); across nodes every rank that it passes adds a little. A kind
+that nobody compared with real runs has no fixed cost and reaches 85 % of its links.
 """
 
 import math
@@ -29,6 +29,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 EFFICIENCY = 0.85  # of a link's bandwidth that large messages reach
 ALL_PAIRS_LIMIT = 4096  # with more pairs than this, all-to-all is estimated from the levels
+HUGE_BYTES = 1e12  # of a collective so large that only bandwidth counts
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo")
 
 
@@ -103,6 +104,10 @@ class Collectives:
                 moving = self._by_name(collective, size_bytes, groups, p)
                 self._times[key] = self.fixed_s(groups) + moving
         return self._times[key]
+
+    def by_bandwidth(self, collective: str, size_bytes: float, groups: Groups) -> float:
+        """The part of a collective's time that grows with its size."""
+        return self.seconds(collective, HUGE_BYTES, groups) * size_bytes / HUGE_BYTES
 
     def fixed_s(self, groups: Groups) -> float:
         """What any collective in these groups costs before a byte is moved."""

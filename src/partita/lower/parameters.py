@@ -112,8 +112,28 @@ def join_bucket(w: Writer, gradient: Buffer) -> None:
     key = (level, sums)
     bucket = w.buckets.setdefault(key, [])
     bucket.append(gradient)
+    _pay_for_reduction(w, gradient, level)
     if sum(item.size_bytes for item in bucket) >= context.stage.bucket_bytes:
         _flush(w, key)
+
+
+def _pay_for_reduction(w: Writer, gradient: Buffer, level: int) -> None:
+    """Reducing a gradient slows computing down beside it, by bandwidth: what made it pays.
+
+    It pays itself, so that no gradient is left unpaid at the end of a phase.
+    """
+    context = w.context
+    share = context.collectives.interference
+    made = {d: t for d, t in gradient.made_by.items() if w.tasks[t].kind is not Kind.COLLECTIVE}
+    if not share or not made:
+        return
+    name = "all_reduce" if level == 0 else "reduce_scatter"
+    seconds = sum(
+        context.collectives.by_bandwidth(name, gradient.size_bytes, context.groups[axis])
+        for axis, place in enumerate(gradient.layout)
+        if place == PARTIAL and context.axes[axis].size > 1
+    )
+    w.slow_down(made, share * seconds)
 
 
 def flush_all(w: Writer) -> None:
@@ -162,7 +182,7 @@ def _reduce(w: Writer, bucket: list[Buffer], level: int, axes: Sequence[int]) ->
                 Purpose.GRADIENT_REDUCTION, phase, stage=context.number, collective=collective,
                 axis=axis, size_bytes=size, reads=tuple(before), writes=tuple(now),
             )  # fmt: skip
-            made = w.beside(work, ready)
+            made = w.collective(work, ready)
             ready = after(made)
     final = [
         _whole_sum(w, value, gradient, level) for value, gradient in zip(now, bucket, strict=True)

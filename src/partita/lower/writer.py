@@ -99,12 +99,8 @@ class Writer:
         self.order.written(lanes, seconds, ordered)
         return len(self.tasks) - 1
 
-    def slowed(self, device: int, seconds: float) -> float:
-        """Seconds of computing on a device, and what collectives beside it cost it by now."""
-        return seconds + self.interfered.pop(device, 0.0)
-
     def beside(self, work: Work, ready: Ready) -> Made:
-        """A collective that nobody waits for yet: it slows down what is computed meanwhile.
+        """A gather that nobody waits for yet: it slows down what is computed meanwhile.
 
         Two things side by side take max(a, b) + interference min(a, b): computing pays that part of
         a collective with its next task.
@@ -116,6 +112,16 @@ class Writer:
                 slow = share * self.tasks[task].seconds
                 self.interfered[device] = self.interfered.get(device, 0.0) + slow
         return made
+
+    def slowed(self, device: int, seconds: float) -> float:
+        """Seconds of computing on a device, and what gathers beside it cost it by now."""
+        return seconds + self.interfered.pop(device, 0.0)
+
+    def slow_down(self, made: Made, seconds: float) -> None:
+        """What was computed last takes longer: its result is reduced beside what comes next."""
+        for task in made.values():
+            self.tasks[task].seconds += seconds
+            self.order.slowed(self.tasks[task].lanes, task, seconds)
 
     def collective(self, work: Work, ready: Ready) -> Made:
         """One task per line of the work's axis; every drawn member waits for it."""
