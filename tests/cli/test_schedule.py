@@ -162,7 +162,7 @@ class TestOrders:
         file.write_text("0F0,0B0\n1B0,1F0\n")
         result = run("schedule", str(file))
         assert result.exit_code == 1
-        assert "error: not verified: deadlock" in result.stderr
+        assert f"error: not verified: {file}: row 2 (rank 1), cell 1, 1B0: stands" in result.stderr
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -182,7 +182,7 @@ class TestOrders:
         file.write_text("0F0,whatever\n")
         result = run("schedule", str(file))
         assert result.exit_code == 2
-        assert f"error: {file}: row 1, cell 2: 'whatever' is no action" in result.stderr
+        assert f"error: {file}: row 1 (rank 0), cell 2: 'whatever' is no action" in result.stderr
 
 
 class TestText:
