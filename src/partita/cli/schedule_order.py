@@ -55,16 +55,14 @@ def order_of_file(path: Path) -> GivenOrder:
 
 def order_of_plan(path: str | Path) -> GivenOrder:
     """The order that a plan's schedule is, a row for each group of devices."""
-    from partita.lower.orders import order_of
-    from partita.plans import device_groups, read_plan
+    from partita.jobs.torch_schedule import schedule_of_plan
+    from partita.plans import read_plan
 
-    plan = read_plan(path)
-    groups = device_groups(plan.stages)
     try:
-        order = order_of(plan.schedule, groups, training=plan.model.training)
+        schedule = schedule_of_plan(read_plan(path))
     except PlanError as error:
         raise error.within(str(path)) from None
-    return _judged(Path(path).stem, torch_schedule(order), str(path))
+    return _judged(Path(path).stem, schedule, str(path))
 
 
 def order_of_name(name: str, devices: int, chunks: int, microbatches: int) -> GivenOrder:
