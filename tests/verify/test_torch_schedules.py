@@ -323,7 +323,7 @@ class TestLockstep:
         verdict = verify_torch_schedule(schedule)
         assert verdict.refusals == ()
         assert [str(refusal) for refusal in verdict.lockstep] == [
-            "row 2 (rank 1): holds stages 1 and 2, would send to itself and wait for ever; "
+            "row 2 (rank 1): holds stages 1 and 2, would send to itself and fail, and others wait; "
             "use a runtime with messages of its own: _PipelineScheduleRuntime"
         ]
 

@@ -504,7 +504,8 @@ def _check_lockstep(schedule: TorchSchedule) -> Iterator[ScheduleRefusal]:
         if rank_of[stage] == rank_of[stage + 1]:
             yield ScheduleRefusal(
                 f"row {rank_of[stage] + 1} (rank {rank_of[stage]})",
-                f"holds stages {stage} and {stage + 1}, would send to itself and wait for ever",
+                f"holds stages {stage} and {stage + 1}, would send to itself and fail, "
+                "and others wait",
                 "use a runtime with messages of its own: _PipelineScheduleRuntime",
             )  # fmt: skip
     columns: dict[tuple[int, str, int | None], int] = {}
