@@ -11,7 +11,7 @@ from partita.graph import GraphBuilder, training_graph
 from partita.graph.loops import loop_nest
 from partita.lower import lower_plan
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
-from partita.run.local.shards import places, shard
+from partita.run.local.shards import flat_part, places, shard
 from partita.run.sequential import load_source
 
 
@@ -41,17 +41,18 @@ MEGATRON = {
 }  # fmt: skip
 
 
-def lowered(graph, axes, dims_of):
+def lowered(graph, axes, dims_of, zero=lambda: 0):
     """The program of one stage on a mesh; `dims_of(op)` is a loop dim per axis."""
     count = 1
     for axis in axes:
         count *= axis.size
-    splits = tuple(OpSplit(op.name, dims_of(op)) for op in graph.ops if op.phase == "forward")
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    splits = tuple(OpSplit(op.name, dims_of(op), zero=zero()) for op in ops)
     stage = Stage("model", Mesh(tuple(axes), tuple(range(count))), splits)
     return lower_plan((stage,), Schedule(), graph, resolve(f"{count}xA100"), run)
 
 
-def megatron(graph, dp=1, tp=2):
+def megatron(graph, dp=1, tp=2, zero=0):
     """Batches along dp, columns then rows along tp."""
 
     def dims(op):
@@ -59,7 +60,7 @@ def megatron(graph, dp=1, tp=2):
         along_tp = MEGATRON.get(op.name, "")
         return ("b" if "b" in names else "", along_tp if along_tp in names else "")
 
-    return lowered(graph, (Axis("dp", dp), Axis("tp", tp)), dims)
+    return lowered(graph, (Axis("dp", dp), Axis("tp", tp)), dims, lambda: zero)
 
 
 def at_random(graph, axes, random):
@@ -79,7 +80,7 @@ def at_random(graph, axes, random):
             chosen.append(random.choice(["", *free]))
         return tuple(chosen)
 
-    return lowered(graph, axes, dims)
+    return lowered(graph, axes, dims, lambda: random.choice([0, 0, 1, 2, 3]))
 
 
 class ThreadRanks:
@@ -160,10 +161,12 @@ def worst_error(emitted, results, axes, whole):
     for source, (outputs, gradients), place in zip(emitted, results, places(axes), strict=True):
         pairs = [(outputs, source.outputs, whole.outputs[0])]
         pairs.append((gradients, source.gradients, whole.gradients))
-        for found, layouts, right in pairs:
-            assert found.keys() == layouts.keys()
-            for name, layout in layouts.items():
-                wanted = shard(right[name], layout, axes, place)
+        for found, values, right in pairs:
+            assert found.keys() == values.keys()
+            for name, value in values.items():
+                wanted = shard(right[name], value.layout, axes, place)
+                for axis in value.flat:
+                    wanted = flat_part(wanted, place[axis], axes[axis].size)
                 assert found[name].shape == wanted.shape, name
                 scale = right[name].abs().max() + 1e-30
                 worst = max(worst, ((found[name] - wanted).abs().max() / scale).item())

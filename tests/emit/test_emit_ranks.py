@@ -42,6 +42,17 @@ def test_tensor_and_data_parallel_steps_give_the_numbers_of_the_model(model, dp,
     assert error_of(megatron(graph, dp, tp), graph) < 1e-9
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("model", [perceptron, block])
+def test_sharded_parameters_are_gathered_and_gradients_kept_in_parts(model, zero):
+    graph = model()
+    plan = megatron(graph, 2, 2, zero)
+    assert error_of(plan, graph) < 1e-9
+    source = emitted_ranks(plan, graph)[1].source
+    assert ("all_gather(up_weight, 0, dp).reshape([" in source) == (zero == 3)
+    assert ("reduce_scatter(up_weight_grad.flatten(), 0, dp)" in source) == (zero >= 1)
+
+
 def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
     rng = random.Random(3)
     right = refused = 0

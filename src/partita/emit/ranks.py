@@ -9,10 +9,12 @@ down for one rank, in its order:
 
 `load_shards` cuts the rank's parameters out of the model's state dict, `groups` makes the process
 groups, `step` runs forward and backward and gives outputs and gradients, as shards. The optimizer
-is the user's. For one stage that runs its batch at once; ZeRO, uneven shares and what exchanges
-statistics or borders are refused with the op.
+is the user's: where ZeRO shards gradients it gets parts, and gathers what it has updated. For one
+stage that runs its batch at once; uneven shares and what exchanges statistics or borders are
+refused with the op.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,8 +70,8 @@ class EmittedRank:
     """The source for one rank, and how what `step` returns lies on the mesh."""
 
     source: str
-    outputs: dict[str, Layout]
-    gradients: dict[str, Layout]
+    outputs: dict[str, Value]
+    gradients: dict[str, Value]  # by parameter; in flat parts where ZeRO shards them
 
 
 def emit_rank(program: Program, graph: Graph, stage: Stage, rank: int) -> EmittedRank:
@@ -114,7 +116,8 @@ class _RankSource:
     def emit(self) -> EmittedRank:
         self.taken |= {*HELPERS, *COLLECTIVES, *OWN_NAMES, *(variable(a.name) for a in self.axes)}
         done: set[int] = set()
-        for task in range(len(self.program.duration)):
+        order = self.program.order
+        for task in range(self.program.num_tasks) if order is None else order.tolist():
             number = int(self.program.work[task])
             if number >= 0 and number not in done:
                 done.add(number)
@@ -125,8 +128,8 @@ class _RankSource:
                 raise self._refused(f"{tensor} is not made")
         return EmittedRank(
             self._source(),
-            {name: values[number].layout for name, number in self.outputs.items()},
-            {name: values[number].layout for name, number in self.gradients.items()},
+            {name: values[number] for name, number in self.outputs.items()},
+            {name: values[number] for name, number in self.gradients.items()},
         )
 
     # Works.
@@ -136,6 +139,8 @@ class _RankSource:
             raise self._refused("it has blocks of a pipeline")
         if work.purpose in (Purpose.RESIDENT, Purpose.OTHER):
             return
+        if work.phase is Phase.UPDATE and work.purpose is Purpose.PARAMETER_GATHER:
+            return  # of what the optimizer made, which is the user's
         if work.purpose is Purpose.UPDATE:
             for parameter, gradient in zip(work.reads[::2], work.reads[1::2], strict=True):
                 self._variable(gradient)
@@ -144,13 +149,16 @@ class _RankSource:
         self._begin(work.phase)
         if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):
             self._compute(work)
-        elif work.purpose in (Purpose.CONVERSION, Purpose.GRADIENT_REDUCTION):
-            for read, made in zip(work.reads, work.writes, strict=True):
-                self._convert(work, read, made)
         elif work.purpose is Purpose.EXCHANGE:
             raise self._refused(f"op {work.op!r} exchanges statistics or borders")
         else:
-            raise self._refused(f"it has a {work.purpose.words}, as ZeRO does")
+            write = {
+                Purpose.CONVERSION: self._convert,
+                Purpose.GRADIENT_REDUCTION: self._reduce,
+                Purpose.PARAMETER_GATHER: self._gather,
+            }[work.purpose]
+            for read, made in zip(work.reads, work.writes, strict=True):
+                write(work, read, made)
 
     def _compute(self, work: Work) -> None:
         op = self.graph.op(work.op)
@@ -191,8 +199,6 @@ class _RankSource:
 
     def _convert(self, work: Work, read: int, made: int) -> None:
         have, need = self.program.values[read], self.program.values[made]
-        if have.flat or need.flat:
-            raise self._refused(f"{have.tensor} is kept in parts, as ZeRO does")
         x = self._variable(read)
         changed = [i for i, pair in enumerate(zip(have.layout, need.layout, strict=True))
                    if pair[0] != pair[1]]  # fmt: skip
@@ -213,6 +219,22 @@ class _RankSource:
                 raise self._refused(f"{have} becomes {need}")
         self._made((made,), x)
 
+    def _reduce(self, work: Work, read: int, made: int) -> None:
+        """Gradients added up along an axis; with ZeRO each rank keeps its part."""
+        x, group = self._variable(read), variable(self.axes[work.axis].name)
+        if work.collective == "reduce_scatter":
+            self._made((made,), self._helped("reduce_scatter", f"{x}.flatten(), 0, {group}"))
+        else:
+            self._made((made,), self._helped("all_reduce", f"{x}, {group}"))
+
+    def _gather(self, work: Work, read: int, made: int) -> None:
+        """Parameters put together from the parts that ZeRO keeps."""
+        value = self.program.values[made]
+        x, group = self._variable(read), variable(self.axes[work.axis].name)
+        line = self._helped("all_gather", f"{x}, 0, {group}")
+        shape = list(self._local(self.graph.tensor(value.tensor).shape, value.layout))
+        self._made((made,), line if value.flat else f"{line}.reshape({shape})")
+
     def _helped(self, helper: str, arguments: str) -> str:
         self.used.add(helper)
         return f"{helper}({arguments})"
@@ -223,8 +245,6 @@ class _RankSource:
         if number in self.variables:
             return self.variables[number]
         value = self.program.values[number]
-        if value.flat:
-            raise self._refused(f"{value.tensor} is kept in parts, as ZeRO does")
         if value.of >= 0:
             line = self._sliced(value)
         elif value.source == "parameter":
@@ -252,6 +272,12 @@ class _RankSource:
                 line = line if place == 0 else f"torch.zeros_like({line})"
             else:
                 raise self._refused(f"{have} is read as {value}")
+        return self._parted(line, value.flat[len(have.flat) :])
+
+    def _parted(self, line: str, flat: Sequence[int]) -> str:
+        """This rank's part of a shard, flattened, along the axes where ZeRO keeps parts."""
+        for axis in flat:
+            line = f"{line}.flatten().chunk({self.axes[axis].size})[{self.place[axis]}]"
         return line
 
     def _cut(self, line: str, value: Value) -> str:
@@ -261,7 +287,7 @@ class _RankSource:
                 line = f"{line}.chunk({axis.size}, {placement.dim})[{place}]"
             elif placement.kind == "partial" and place:
                 line = f"torch.zeros_like({line})"
-        return line
+        return self._parted(line, value.flat)
 
     def _made(self, numbers: Sequence[int], line: Expr) -> None:
         """A line that makes values, with their shapes and layouts beside it."""
@@ -288,6 +314,11 @@ class _RankSource:
     def _comment(self, value: Value) -> str:
         whole = self.graph.tensor(value.tensor).shape
         local = self._local(whole, value.layout)
+        for axis in value.flat:
+            size, count = math.prod(local), self.axes[axis].size
+            if size % count:
+                raise self._refused(f"{size} elements of {value.tensor} in {count} parts of ZeRO")
+            local = (size // count,)
         of = f" of {list(whole)}" if local != whole else ""
         lies = ", ".join(
             f"{variable(axis.name)} {placement}"
