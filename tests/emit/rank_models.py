@@ -11,6 +11,7 @@ from partita.graph import GraphBuilder, training_graph
 from partita.graph.loops import loop_nest
 from partita.lower import lower_plan
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
+from partita.run.local.compute import constant
 from partita.run.local.shards import flat_part, places, shard
 from partita.run.sequential import load_source
 
@@ -157,17 +158,31 @@ def run_threads(emitted, inputs, parameters):
 
 def worst_error(emitted, results, axes, whole):
     """How far what the ranks have is from shards of the whole model's numbers, relatively."""
-    worst = 0.0
-    for source, (outputs, gradients), place in zip(emitted, results, places(axes), strict=True):
-        pairs = [(outputs, source.outputs, whole.outputs[0])]
-        pairs.append((gradients, source.gradients, whole.gradients))
-        for found, values, right in pairs:
-            assert found.keys() == values.keys()
-            for name, value in values.items():
-                wanted = shard(right[name], value.layout, axes, place)
-                for axis in value.flat:
-                    wanted = flat_part(wanted, place[axis], axes[axis].size)
-                assert found[name].shape == wanted.shape, name
-                scale = right[name].abs().max() + 1e-30
-                worst = max(worst, ((found[name] - wanted).abs().max() / scale).item())
+    return max(
+        rank_error(source, result, axes, rank, whole)
+        for rank, (source, result) in enumerate(zip(emitted, results, strict=True))
+    )
+
+
+def rank_error(source, result, axes, rank, whole):
+    """The same of one rank."""
+    place, worst = places(axes)[rank], 0.0
+    pairs = ((source.outputs, whole.outputs[0]), (source.gradients, whole.gradients))
+    for found, (values, right) in zip(result, pairs, strict=True):
+        assert found.keys() == values.keys()
+        largest = max((tensor.abs().max() for tensor in right.values()), default=0.0)
+        for name, value in values.items():
+            wanted = shard(right[name], value.layout, axes, place)
+            for axis in value.flat:
+                wanted = flat_part(wanted, place[axis], axes[axis].size)
+            assert found[name].shape == wanted.shape, name
+            # A gradient may be zero but for rounding: that of a bias of keys is.
+            scale = max(right[name].abs().max(), 1e-4 * largest)
+            worst = max(worst, ((found[name] - wanted).abs().max() / scale).item())
     return worst
+
+
+def constants(graph):
+    """What constants of a graph hold: `step` is given them with the inputs."""
+    ops = [op for op in graph.ops if op.kind == "constant" and op.phase == "forward"]
+    return {op.outputs[0]: constant(graph, op) for op in ops}

@@ -13,6 +13,7 @@ from partita.run.local.reference import example, reference
 from tests.emit.rank_models import (
     at_random,
     block,
+    constants,
     lowered,
     megatron,
     perceptron,
@@ -20,6 +21,11 @@ from tests.emit.rank_models import (
     worst_error,
 )
 from tests.emit.transparency import assert_ruff_has_nothing_to_say
+from tests.run.local.small_models import MODELS
+
+
+def gpt():
+    return training_graph(MODELS["gpt"]())
 
 
 def emitted_ranks(plan, graph):
@@ -30,12 +36,12 @@ def emitted_ranks(plan, graph):
 def error_of(plan, graph):
     emitted = emitted_ranks(plan, graph)
     given = example(graph)
-    results = run_threads(emitted, given.inputs, given.parameters)
+    results = run_threads(emitted, given.inputs | constants(graph), given.parameters)
     whole = reference(graph, given.inputs, given.parameters)
     return worst_error(emitted, results, plan.stages[0].mesh.axes, whole)
 
 
-@pytest.mark.parametrize("model", [perceptron, block])
+@pytest.mark.parametrize("model", [perceptron, block, gpt])
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 1), (2, 2), (1, 4)])
 def test_tensor_and_data_parallel_steps_give_the_numbers_of_the_model(model, dp, tp):
     graph = model()
@@ -57,7 +63,7 @@ def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
     rng = random.Random(3)
     right = refused = 0
     for trial in range(24):
-        graph = (perceptron, block)[trial % 2]()
+        graph = (perceptron, block, gpt)[trial % 3]()
         axes = rng.choice([(Axis("a", 2),), (Axis("a", 4),), (Axis("a", 2), Axis("b", 2))])
         try:
             plan = at_random(graph, axes, rng)
@@ -85,6 +91,13 @@ def test_ruff_has_nothing_to_say(tmp_path):
     assert_ruff_has_nothing_to_say(tmp_path)
 
 
+def test_a_rank_looks_up_the_rows_of_its_part_of_a_table():
+    graph = block()
+    plan = lowered(graph, (Axis("tp", 4),), lambda op: ("v" if op.name == "table" else "",))
+    assert error_of(plan, graph) < 1e-9
+    assert "vocab_embedding(ids, table_weight, 12)" in emitted_ranks(plan, graph)[2].source
+
+
 def test_gradients_are_reduced_where_the_batch_is_split():
     graph = perceptron()
     source = emitted_ranks(megatron(graph, 2, 2), graph)[3].source
@@ -107,13 +120,19 @@ class TestRefusals:
         message = self.of(block(), (Axis("tp", 2),), dims)
         assert "'norm_1' (layer_norm) exchanges statistics where c is split" in message
 
-    def test_a_part_of_a_table(self):
+    def test_a_split_sequence_of_attention(self):
         def dims(op):
-            return ("v" if op.name == "table" else "",)
+            return ("s" if op.name == "attention" else "",)
 
-        assert "'table' (embedding) looks up a part of its table" in self.of(
-            block(), (Axis("tp", 2),), dims
+        assert "'attention' (attention) is split along s" in self.of(
+            block(), (Axis("cp", 2),), dims
         )
+
+    def test_masks_that_are_drawn(self):
+        g = GraphBuilder("dropped")
+        graph = training_graph(g.finish(g.dropout(g.linear(g.input("x", (4, 8)), 8, "up"))))
+        message = self.of(graph, (Axis("dp", 2),), lambda op: ("b",))
+        assert "draws a mask that ranks would have to share" in message
 
     def test_uneven_shares(self):
         message = self.of(perceptron(), (Axis("dp", 2, (3, 1)),), lambda op: ("b",))

@@ -45,7 +45,8 @@ def outcomes(planned, tmp_path_factory):
     """What four ranks found, all cases in one start."""
     folder = tmp_path_factory.mktemp("ranks")
     write_atomically(folder / "plan.json", planned.to_json())
-    path = os.pathsep.join([str(SCRIPT.parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
+    root = SCRIPT.parents[2]
+    path = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=200,
         env=os.environ | {"PYTHONPATH": path},
@@ -67,6 +68,11 @@ def test_losses_and_gradients_are_those_of_the_whole_model(outcomes, case):
 def test_what_the_verifier_refuses_is_wrong_when_torch_runs_it(outcomes):
     # Deferred receives of a there-and-back schedule: gradients and activations change places.
     assert max(outcome["deferred"]["worst"] for outcome in outcomes[:2]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["tensor and data parallel", "any split"])
+def test_steps_written_for_single_ranks_give_the_numbers_of_the_model(outcomes, name):
+    assert max(outcome["emitted"][name] for outcome in outcomes) < 1e-9
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ FOLDER/plan.json is a plan of the model `example` here, for two devices.
 import functools
 import json
 import multiprocessing
+import random
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +18,13 @@ import torch.distributed as dist
 from torch import nn
 
 from partita.capture import export_module
+from partita.emit.ranks import emit_rank
 from partita.emit.stages import emit
 from partita.jobs.schedule import schedule
-from partita.plans import read_plan
-from partita.run.sequential import SequentialStages
+from partita.plans import Axis, read_plan
+from partita.run.local.reference import example as example_of
+from partita.run.local.reference import reference
+from partita.run.sequential import SequentialStages, load_source
 from partita.run.torch_pipelining import (
     ChainStage,
     TorchPipeline,
@@ -33,8 +37,10 @@ from partita.schedules.order_problem import order_of_solution
 from partita.schedules.shapes import ShapeOptions, shape
 from partita.schedules.torch_comms import in_loss_order, with_comms
 from partita.schedules.torch_csv import TorchSchedule, torch_schedule
+from tests.emit import rank_models
 
 LAYERS, WIDTH = 8, 6
+RANDOM_SPLIT = 0  # a seed whose splits can be written and need every collective
 
 
 class Model(nn.Module):
@@ -148,6 +154,35 @@ def run_plan(file: Path, rank: int, group: dist.ProcessGroup) -> dict[str, objec
     return compare(pipeline, ["x", "target"])
 
 
+@functools.cache
+def rank_sources() -> dict[str, object]:
+    """Steps written for single ranks of a mesh of four: by name, graph, axes, sources."""
+    graph = rank_models.block()
+    axes = (Axis("a", 2), Axis("b", 2))
+    plans = {
+        "tensor and data parallel": rank_models.megatron(graph, 2, 2, zero=2),
+        "any split": rank_models.at_random(graph, axes, random.Random(RANDOM_SPLIT)),
+    }
+    return {
+        name: (graph, plan.stages[0].mesh.axes,
+               [emit_rank(plan.program, graph, plan.stages[0], rank) for rank in range(4)])
+        for name, plan in plans.items()
+    }  # fmt: skip
+
+
+def run_emitted(rank: int) -> dict[str, float]:
+    """How far this rank's outputs and gradients are from shards of the whole model's."""
+    errors = {}
+    for name, (graph, axes, emitted) in rank_sources().items():
+        given = example_of(graph)
+        module = load_source(emitted[rank].source)
+        shards = module.load_shards(given.parameters)
+        outcome = module.step(given.inputs, shards, module.make_groups())
+        whole = reference(graph, given.inputs, given.parameters)
+        errors[name] = rank_models.rank_error(emitted[rank], outcome, axes, rank, whole)
+    return errors
+
+
 def rank_main(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=4,
@@ -159,6 +194,7 @@ def rank_main(rank: int, folder: str) -> None:
         if rank < len(order.rows):
             group = two if len(order.rows) == 2 else dist.group.WORLD
             outcome[name] = run_case(order, rank, group)
+    outcome["emitted"] = run_emitted(rank)
     if rank < 2:
         outcome["plan on 2"] = run_plan(Path(folder, "plan.json"), rank, two)
         outcome["deferred"] = run_deferred(rank, two)
@@ -171,6 +207,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for stages in {case.num_stages for case in cases().values()}:
         stages_of(stages)  # once, before the ranks part
+    rank_sources()
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=rank_main, args=(rank, sys.argv[1])) for rank in range(4)]
     for process in ranks:

@@ -26,7 +26,6 @@ UNARY = {
     "sigmoid": "torch.sigmoid({0})",
 }
 BINARY = {
-    "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
@@ -47,6 +46,20 @@ HELPERS = {
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
     return out.transpose(1, 2).flatten(2)
 ''',
+    "vocab_embedding": '''def vocab_embedding(ids, table, first):
+    """The rows that this rank has, from row `first` on; zeros for the others."""
+    own = (ids >= first) & (ids < first + table.shape[0])
+    return F.embedding((ids - first) * own, table) * own[..., None]
+''',
+    "rope": '''def rope(x, heads):
+    """Pairs of values of each head turned by angles that grow with the position."""
+    size, length = x.shape[-1] // heads, x.shape[-2]
+    speed = 10000.0 ** (-2 * torch.arange(size // 2, device=x.device) / size)
+    angle = torch.arange(length, device=x.device)[:, None] * speed
+    cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
+    a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+''',
     "gradients": '''def gradients(function, inputs, grad):
     """The gradients of all inputs, from that of the output."""
     return torch.func.vjp(function, *inputs)[1](grad)
@@ -66,6 +79,7 @@ class RankOp:
     ways: tuple[tuple[str, int, int], ...]
     inputs: tuple[Shape, ...]  # of the forward op
     outputs: tuple[Shape, ...]
+    training: bool = True
 
     def refused(self, why: str) -> PlanError:
         """This op cannot be written."""
@@ -86,8 +100,6 @@ class RankOp:
         for dim, _, _ in self.ways:
             if dim in stats:
                 raise self.refused(f"exchanges statistics where {dim} is split")
-            if self.call.kind == "embedding" and nest.is_reduction(dim):
-                raise self.refused("looks up a part of its table")
             if self.call.kind == "attention" and dim not in ("b", "h"):
                 raise self.refused(f"is split along {dim}")
 
@@ -172,11 +184,41 @@ def _elementwise(op: RankOp, names: list[str]) -> str:
     fn = op.call.text("fn")
     if fn in UNARY and len(names) == 1:
         return UNARY[fn].format(*names)
+    if fn == "add":
+        return " + ".join(names)
     if fn in BINARY and len(names) == 2:
         return BINARY[fn].format(*names)
     if fn == "scale":
         return f"{names[0]} * {op.call.inputs[0][-1]} ** -0.5"
+    if fn == "dropout" and not op.training:
+        return names[0]
+    if fn == "dropout":
+        raise op.refused("draws a mask that ranks would have to share")
+    if fn == "rope":
+        return _rope(op, names)
     raise op.refused(f"computes {fn!r} of {len(names)} inputs, which has no line yet")
+
+
+def _rope(op: RankOp, names: list[str]) -> str:
+    """Positions are those of the whole sequence; heads may be shared out."""
+    whole, local = op.call.inputs[0], op.inputs[0]
+    heads = op.call.whole("heads", 1)
+    share = whole[-1] // local[-1]
+    if whole[-2] != local[-2] or heads % share:
+        raise op.refused("turns by positions or heads that are split")
+    return f"rope({names[0]}, {heads // share})"
+
+
+def _embedding(op: RankOp, names: list[str]) -> str:
+    if op.inputs[1][0] == op.call.inputs[1][0]:
+        return f"F.embedding({', '.join(names)})"
+    nest = loop_nest(Call("embedding", op.call.attrs, op.call.inputs, op.call.outputs))
+    first, rows = 0, op.call.inputs[1][0]
+    for dim, size, place in op.ways:
+        if nest.is_reduction(dim):
+            rows //= size
+            first += rows * place
+    return f"vocab_embedding({', '.join(names)}, {first})"
 
 
 def _layer_norm(op: RankOp, names: list[str]) -> str:
@@ -225,7 +267,7 @@ _FORWARD: dict[str, Callable[[RankOp, list[str]], str]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "softmax": lambda op, names: f"torch.softmax({names[0]}, {op.call.whole('axis', -1)})",
-    "embedding": lambda op, names: f"F.embedding({names[0]}, {names[1]})",
+    "embedding": _embedding,
     "attention": _attention,
     "reshape": lambda op, names: f"{names[0]}.reshape({list(op.outputs[0])})",
     "transpose": lambda op, names: f"{names[0]}.permute({list(op.call.ints('perm'))})",

@@ -174,8 +174,13 @@ class _RankSource:
             if dim and axis.size > 1
         )
         inputs, outputs = self._forward_shapes(call, work)
-        here = RankOp(forward.name, call, ways, inputs, outputs)
-        if op.forward:
+        here = RankOp(forward.name, call, ways, inputs, outputs, self.graph.is_training)
+        if (
+            call.kind == "constant"
+        ):  # the graph does not hold its numbers: it is given as inputs are
+            value = self.program.values[work.writes[0]]
+            lines: list[Expr] = [self._cut(f"inputs[{quoted(value.tensor)}]", value)]
+        elif op.forward:
             if len(set(forward.inputs)) < len(forward.inputs):
                 raise here.refused("reads a tensor twice")
             lines = backward_lines(here, dict(zip(call.reads, reads, strict=True)))
