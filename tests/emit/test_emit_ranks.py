@@ -1,15 +1,19 @@
 """A plan's step written for one rank: local shapes, explicit collectives, the model's numbers."""
 
+import json
 import random
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from partita.cli import partita
 from partita.emit.ranks import emit_rank
 from partita.errors import PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.plans import Axis
 from partita.run.local.reference import example, reference
+from tests.emit.plans import plan_in_parts
 from tests.emit.rank_models import (
     at_random,
     block,
@@ -149,3 +153,35 @@ class TestRefusals:
         plan = megatron(graph, 1, 2)
         with pytest.raises(PlanError, match="rank: found 2; ranks are 0 to 1"):
             emit_rank(plan.program, graph, plan.stages[0], 2)
+
+
+class TestCommand:
+    def run(self, *words):
+        return CliRunner().invoke(partita, ["emit", *map(str, words)])
+
+    def plan(self, folder, parts=1, **options):
+        path = folder / "plan.json"
+        path.write_bytes(plan_in_parts("gpt2@16", parts, batch=2, **options).to_json())
+        return path
+
+    def test_a_rank_is_written_into_a_file(self, tmp_path):
+        target = tmp_path / "rank0.py"
+        result = self.run(self.plan(tmp_path), "--rank", 0, "-o", target)
+        assert result.exit_code == 0, result.output
+        assert "use it with: step(inputs, load_shards(model.state_dict()), make_groups())" in (
+            result.stdout
+        )
+        source = target.read_text()
+        assert "h_11_mlp_gelu = F.gelu(h_11_mlp_c_fc)  # [2, 16, 3072]" in source
+        answer = self.run(self.plan(tmp_path), "--rank", 0, "--json")
+        found = json.loads(answer.stdout)
+        assert (found["format"], found["rank"], found["source"]) == (
+            "partita/emitted@1", 0, source
+        )  # fmt: skip
+
+    def test_pipelines_are_refused(self, tmp_path):
+        result = self.run(self.plan(tmp_path, 2), "--rank", 0)
+        assert result.exit_code == 2
+        assert "rank: the plan has 2 stages and 1 micro-batches; a rank is written for one" in (
+            result.stderr
+        )

@@ -104,7 +104,7 @@ class RankOp:
                 raise self.refused(f"is split along {dim}")
 
 
-def forward_line(op: RankOp, names: Sequence[str]) -> str:
+def forward_line(op: RankOp, names: Sequence[str]) -> Expr:
     """What computes a rank's share of a forward op."""
     op.check()
     if op.call.kind not in _FORWARD:
@@ -146,7 +146,7 @@ def backward_lines(op: RankOp, reads: dict[str, str]) -> list[Expr]:
 def _by_vjp(op: RankOp, reads: dict[str, str]) -> Expr:
     """The forward's line differentiated; what the gradient does not depend on is zero."""
     names = [f"x{i}" for i in range(len(op.inputs))]
-    line = forward_line(op, names)
+    line = str(forward_line(op, names))
     at = []
     for i, shape in enumerate(op.inputs):
         at.append(reads.get(f"i{i}") or f"{reads['g0']}.new_zeros({list(shape)})")
@@ -166,12 +166,12 @@ def _replaced(line: str, name: str, value: str) -> str:
     return re.sub(rf"\b{name}\b", value, line)
 
 
-def _linear(op: RankOp, names: list[str]) -> str:
+def _linear(op: RankOp, names: list[str]) -> Expr:
     if len(names) > ADDED_FROM["linear"]:
         nest = loop_nest(Call("linear", op.call.attrs, op.call.inputs, op.call.outputs))
         if any(place and nest.is_reduction(dim) for dim, _, place in op.ways):
             names = names[:2]  # the first rank of the reduction adds the bias
-    return f"F.linear({', '.join(names)})"
+    return Bracket("F.linear(", tuple(names))
 
 
 def _matmul(op: RankOp, names: list[str]) -> str:
@@ -260,7 +260,7 @@ def _mse(op: RankOp, names: list[str]) -> str:
     return f'F.mse_loss({names[0]}, {names[1]}, reduction="sum") / {count}'
 
 
-_FORWARD: dict[str, Callable[[RankOp, list[str]], str]] = {
+_FORWARD: dict[str, Callable[[RankOp, list[str]], Expr]] = {
     "linear": _linear,
     "matmul": _matmul,
     "elementwise": _elementwise,

@@ -19,9 +19,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partita.emit.names import unused, variable
+from partita.emit.names import MOST, unused, variable
 from partita.emit.rank_ops import HELPERS, RankOp, backward_lines, forward_line
-from partita.emit.text import WIDTH, Expr, docstring, quoted, statement
+from partita.emit.text import WIDTH, Bracket, Expr, docstring, quoted, statement
 from partita.errors import PlanError
 from partita.graph.record import Call, Graph
 from partita.graph.splits import placements
@@ -179,7 +179,7 @@ class _RankSource:
             call.kind == "constant"
         ):  # the graph does not hold its numbers: it is given as inputs are
             value = self.program.values[work.writes[0]]
-            lines: list[Expr] = [self._cut(f"inputs[{quoted(value.tensor)}]", value)]
+            lines = [self._cut(f"inputs[{quoted(value.tensor)}]", value)]
         elif op.forward:
             if len(set(forward.inputs)) < len(forward.inputs):
                 raise here.refused("reads a tensor twice")
@@ -236,9 +236,10 @@ class _RankSource:
         """Parameters put together from the parts that ZeRO keeps."""
         value = self.program.values[made]
         x, group = self._variable(read), variable(self.axes[work.axis].name)
-        line = self._helped("all_gather", f"{x}, 0, {group}")
         shape = list(self._local(self.graph.tensor(value.tensor).shape, value.layout))
-        self._made((made,), line if value.flat else f"{line}.reshape({shape})")
+        self.used.add("all_gather")
+        after = ")" if value.flat else f").reshape({shape})"
+        self._made((made,), Bracket("all_gather(", (x, "0", group), after))
 
     def _helped(self, helper: str, arguments: str) -> str:
         self.used.add(helper)
@@ -299,7 +300,7 @@ class _RankSource:
         names, comments = [], []
         for number in numbers:
             value = self.program.values[number]
-            name = unused(variable(value.tensor), self.taken)
+            name = unused(_short_name(value.tensor), self.taken)
             self.taken.add(name)
             self.variables[number] = name
             names.append(name)
@@ -329,7 +330,9 @@ class _RankSource:
             f"{variable(axis.name)} {placement}"
             for axis, placement in zip(self.axes, value.layout, strict=True)
         )
-        return f"{list(local)}{of}, {lies}"
+        names = ", ".join(variable(self.axes[axis].name) for axis in value.flat)
+        parts = f", in parts along {names}" if names else ""
+        return f"{list(local)}{of}, {lies}{parts}"
 
     def _local(self, shape: Shape, layout: Layout) -> Shape:
         sizes = list(shape)
@@ -444,6 +447,14 @@ class _RankSource:
     def _ranks(self, axis: int) -> list[list[int]]:
         rank = {device: k for k, device in enumerate(self.stage.mesh.devices)}
         return [[rank[device] for device in group] for group in self.stage.mesh.groups(axis)]
+
+
+def _short_name(tensor: str) -> str:
+    """A variable for a tensor: its name without the outer modules, where it is long."""
+    parts = tensor.split(".")
+    while len(parts) > 2 and len(".".join(parts)) > MOST:
+        parts = parts[1:]
+    return variable(".".join(parts))
 
 
 def _without_strings(text: str) -> str:
