@@ -175,9 +175,8 @@ class _RankSource:
         )
         inputs, outputs = self._forward_shapes(call, work)
         here = RankOp(forward.name, call, ways, inputs, outputs, self.graph.is_training)
-        if (
-            call.kind == "constant"
-        ):  # the graph does not hold its numbers: it is given as inputs are
+        lines: list[Expr]
+        if call.kind == "constant":  # its numbers are not in the graph: given as inputs are
             value = self.program.values[work.writes[0]]
             lines = [self._cut(f"inputs[{quoted(value.tensor)}]", value)]
         elif op.forward:
