@@ -102,6 +102,18 @@ def test_a_rank_looks_up_the_rows_of_its_part_of_a_table():
     assert "vocab_embedding(ids, table_weight, 12)" in emitted_ranks(plan, graph)[2].source
 
 
+def test_heads_are_turned_by_the_positions_of_the_whole_sequence():
+    g = GraphBuilder("turned")
+    q = g.linear(g.input("x", (2, 8, 16)), 16, "q")
+    graph = training_graph(
+        g.finish(g.linear(g.one("elementwise", q, name="turn", fn="rope", heads=4), 8, "out"))
+    )
+    dims = {"q": ("b", "n"), "turn": ("b", "h"), "out": ("b", "k")}
+    plan = lowered(graph, (Axis("dp", 2), Axis("tp", 2)), lambda op: dims[op.name])
+    assert error_of(plan, graph) < 1e-6  # angles are single precision in the reference
+    assert "turn = rope(q, 2)" in emitted_ranks(plan, graph)[1].source
+
+
 def test_gradients_are_reduced_where_the_batch_is_split():
     graph = perceptron()
     source = emitted_ranks(megatron(graph, 2, 2), graph)[3].source
