@@ -164,7 +164,9 @@ def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
     close(states if rule != "lion" else {}, right.states if rule != "lion" else {}, "state")
 
 
-@pytest.mark.parametrize("model", ["convolutions", "spelled", "gpt", "mixtral", "rnnlm", "lstm"])
+@pytest.mark.parametrize(
+    "model", ["convolutions", "spelled", "gpt", "mixtral", "rnnlm", "lstm", "layers"]
+)
 def test_every_exchange_that_is_left_out_is_noticed(model):
     """As many ops as can be are split along a dim that needs one; each is forgotten once."""
     graph, axes = training_graph(MODELS[model](), "sgd"), (Axis("x", 2),)
