@@ -204,7 +204,11 @@ def _alternatives(
             alone += problem.matrices[m][chosen[u], :]
     now = alone[chosen[index]]
     memory = model.tables[index].memory
-    order = [int(x) for x in np.argsort(alone, kind="stable") if x != chosen[index]]
+    order = [  # without what the splits of other ops rule out, such as a dispatch's its combine's
+        int(x)
+        for x in np.argsort(alone, kind="stable")
+        if x != chosen[index] and np.isfinite(alone[x])
+    ]
     best = _solve(problem, index, chosen[index])
     alternatives = []
     for rank, x in enumerate(order):

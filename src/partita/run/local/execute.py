@@ -14,11 +14,12 @@ import torch
 
 from partita.errors import ProgramError
 from partita.graph.record import Graph, Op
+from partita.graph.routing import routed_pairs
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Axis, Stage
 from partita.program import Kind, Program
 from partita.run.local import ops
-from partita.run.local.compute import Groups, routing_groups
+from partita.run.local.compute import ROUTED, Groups, routing_groups
 from partita.run.local.reference import (
     Example,
     Values,
@@ -80,14 +81,20 @@ def execute(
 
 
 def plan_routing(graph: Graph, stages: Sequence[Stage], num_microbatches: int) -> dict[str, Groups]:
-    """In which groups of tokens the experts of a plan choose, for the reference."""
+    """In which groups of tokens the experts of a plan choose, for the reference.
+
+    The groups are those of the dispatches; a combine has those of the dispatch it belongs to,
+    however the plan splits it: the whole model knows one routing.
+    """
     small = microbatch_graph(graph, num_microbatches)
     groups = {}
     for stage in stages:
         for split in stage.splits:
             call = small.call(small.op(split.op))
-            if call.kind in ("moe_dispatch", "moe_combine"):
+            if call.kind in ROUTED:
                 groups[split.op] = routing_groups(call, split.dims, stage.mesh.axes)
+    for dispatch, combine in routed_pairs(small):
+        groups[combine.name] = groups[dispatch.name]
     return groups
 
 
