@@ -101,7 +101,7 @@ def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tu
     With `batch_first`, ops that no dense layer comes before are split by batch there too.
     """
     lies: dict[str, TensorPlacement] = {}  # how each tensor lies on the last axis
-    splits = []
+    splits: list[OpSplit] = []
     for op in graph.ops:
         if op.phase != "forward":
             continue
