@@ -8,7 +8,7 @@ import pytest
 from partita.cluster import resolve
 from partita.errors import InputError, PlanError
 from partita.jobs.check_plan import check_plan
-from partita.jobs.shard import meshes, shard
+from partita.jobs.shard import ShardSettings, meshes, shard
 from partita.jobs.simulate import simulate
 from partita.jobs.workload import load
 from partita.plans import plan_from_json
@@ -152,3 +152,11 @@ class TestChecking:
             simulate(plan, "4xH100")
         moved = replace(plan, cluster=replace(plan.cluster, spec="4xH100"))
         assert "is not the one the plan was made for" in check_plan(moved)[0]
+
+
+def test_settings_say_how_much_is_tried():
+    none = ShardSettings(looked_at_closely=0, strategy_stages=0)
+    found = shard("gpt2@32", "2xA100", batch=4, settings=none)
+    assert {candidate.name for candidate in found.tried} <= {"data", "zero1", "fsdp"}
+    one = shard("gpt2@32", "2xA100", batch=4, settings=ShardSettings(closer=()))
+    assert one.best.step_s <= found.best.step_s
