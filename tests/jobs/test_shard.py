@@ -7,6 +7,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import InputError, PlanError
+from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
 from partita.jobs.shard import ShardSettings, meshes, shard
 from partita.jobs.simulate import simulate
@@ -155,8 +156,12 @@ class TestChecking:
 
 
 def test_settings_say_how_much_is_tried():
+    g = GraphBuilder("layers")
+    y = g.relu(g.linear(g.input("x", (4, 512)), 2048, "up"))
+    graph = g.finish(g.linear(y, 512, "down"))
     none = ShardSettings(looked_at_closely=0, strategy_stages=0)
-    found = shard("gpt2@32", "2xA100", batch=4, settings=none)
-    assert {candidate.name for candidate in found.tried} <= {"data", "zero1", "fsdp"}
-    one = shard("gpt2@32", "2xA100", batch=4, settings=ShardSettings(closer=()))
-    assert one.best.step_s <= found.best.step_s
+    named = shard(graph, "2xA100", settings=none)
+    assert {candidate.name for candidate in named.tried} <= {"data", "zero1", "fsdp"}
+    one = shard(graph, "2xA100", settings=ShardSettings(closer=()))
+    assert "exact" in {candidate.name for candidate in one.tried}
+    assert one.best.step_s <= named.best.step_s

@@ -292,9 +292,9 @@ def test_weight_gradients_without_data_gradients_exchange_what_those_would(kind,
     assert any("statistics" in sentence for sentence in right.refused(wrong))
 
 
-def routed(dispatch, combine, axes, stages=1, model="mixtral"):
+def routed(dispatch, combine, axes, stages=1):
     """A model with experts in which every dispatch and combine is split as said."""
-    graph = training(model)
+    graph = training("mixtral")
     pairs = routed_pairs(graph)
     dims = {
         op.name: way for pair in pairs for op, way in zip(pair, (dispatch, combine), strict=True)
@@ -355,6 +355,6 @@ def test_a_combine_that_routes_other_groups_than_its_dispatch_is_caught_by_both_
 @pytest.mark.parametrize("stages", [1, 2])
 def test_equal_groups_over_other_axes_are_the_same_routing(stages):
     for dispatch, combine in ((("b", ""), ("", "b")), (("b", "k"), ("e", "b"))):
-        outcome = trial(routed(dispatch, combine, SQUARE, stages, "moe"))
+        outcome = trial(routed(dispatch, combine, SQUARE, stages))
         assert outcome.refused() == ()
         assert outcome.error() < TOLERANCE
