@@ -33,6 +33,7 @@ ORDER = [
     "zoo",
     "capture",
     "costs",
+    "compiled",
     "search",
     "lower",
     "engine",
@@ -52,7 +53,7 @@ HEAVY = {
     "triton": ("gpu",),
     "ortools": ("search",),
     "pymetis": ("search",),
-    "numba": ("costs", "search", "engine", "cli/doctor.py"),
+    "numba": ("compiled.py", "cli/doctor.py"),
     "rich": ("report", "cli"),
     "click": ("cli",),
 }

@@ -13,9 +13,9 @@ the whole problem instead (`model`).
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.partition.anneal import State, inner, keep, recount, start
@@ -170,7 +170,7 @@ def _clear(tree: State) -> None:
     tree.held_bytes[:] = 0.0
 
 
-@numba.njit(cache=True)
+@compiled()
 def _search(
     net: PartitionNetwork,
     tree: State,

@@ -8,9 +8,9 @@ device. Energy and acceptance are those of `anneal`.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.search.partition.anneal import (
     State,
     accepts,
@@ -99,7 +99,7 @@ def _gather(net: PartitionNetwork, staged: Stages, node: int, onward: bool, move
     return count
 
 
-@numba.njit(cache=True)
+@compiled()
 def _place(
     net: PartitionNetwork, state: State, staged: Stages, moved: I64, count: int, to: int
 ) -> None:
@@ -112,7 +112,7 @@ def _place(
             shift(net, state, moved[index], staged.device_of[to])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _redevice(net: PartitionNetwork, state: State, staged: Stages, one: int, device: int) -> None:
     """Give a stage a device; on a straight pipeline its holder gets the other one."""
     staged.device_of[one] = device
@@ -121,7 +121,7 @@ def _redevice(net: PartitionNetwork, state: State, staged: Stages, one: int, dev
             shift(net, state, node, device)
 
 
-@numba.njit(cache=True)
+@compiled()
 def anneal_stages(
     net: PartitionNetwork,
     state: State,
