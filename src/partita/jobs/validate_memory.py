@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from partita.forecast import MemoryParts, forecast
 from partita.jobs.published import Row
 
+UNSAID = {"recompute": "what is recomputed", "micro-batch": "the micro-batch"}
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryErrors:
@@ -92,4 +94,4 @@ def _least_memory(row: Row) -> MemoryParts:
 
 
 def _unsaid(row: Row) -> str:
-    return f"the source does not print the {' and the '.join(row.assumed)}"
+    return f"the source does not print {' and '.join(UNSAID[name] for name in row.assumed)}"
