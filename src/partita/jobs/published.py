@@ -15,11 +15,12 @@ from typing import Any
 
 from partita.errors import FileError, PartitaError
 from partita.forecast import Machine, Strategy, Transformer, check_strategy
-from partita.jobs.published_sizes import NotModelledError, machine_of_row, model_of, positive
+from partita.jobs.published_sizes import NotModelledError, machine_of_row, model_of, positive, shown
 from partita.jobs.published_strategy import strategy_of, table_of
 
 FORMAT = "partita/measured-runs@1"
 MOST_BYTES = 200_000_000  # of a row file
+NO_GROUP = "(no group)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,15 @@ def parse_rows(rows: Iterable[Any]) -> tuple[tuple[Row, ...], tuple[Skipped, ...
     chunks = _stated_chunks(rows)
     for index, raw in enumerate(rows):
         if not isinstance(raw, dict):
-            skipped.append(Skipped(f"row {index}", "", "is not a table"))
+            skipped.append(Skipped(f"row {index}", NO_GROUP, "is not a table"))
             continue
-        name, group = str(raw.get("id", f"row {index}")), str(raw.get("group", ""))
+        name, group = shown(raw.get("id") or f"row {index}"), shown(raw.get("group") or NO_GROUP)
         try:
             kept.append(_row(raw, name, group, chunks))
         except (NotModelledError, PartitaError) as error:
             skipped.append(Skipped(name, group, str(error)))
+        except RecursionError:
+            skipped.append(Skipped(name, group, "is nested too deeply"))
     return tuple(kept), tuple(skipped)
 
 
@@ -111,7 +114,7 @@ def _row(raw: dict[str, Any], name: str, group: str, chunks: dict[str, int]) -> 
 
 
 def _same_pipeline(raw: dict[str, Any]) -> str:
-    model, degrees = raw["model"], raw["parallelism"]
+    model, degrees = table_of(raw, "model"), table_of(raw, "parallelism")
     sizes = tuple(model.get(key) for key in ("layers", "hidden", "seq_len"))
     return repr((raw.get("group"), *sizes, degrees.get("tp"), degrees.get("pp")))
 
@@ -124,7 +127,7 @@ def _stated_chunks(rows: list[Any]) -> dict[str, int]:
             stated = raw["parallelism"].get("vpp")
             if isinstance(stated, int) and stated > 1 and "schedule" not in raw["parallelism"]:
                 chunks[_same_pipeline(raw)] = stated
-        except (KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError, NotModelledError):
             continue  # the row itself is skipped with its reason
     return chunks
 

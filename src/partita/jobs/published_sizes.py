@@ -70,6 +70,7 @@ DEVICES = {
 } | {"gh96": "gh200"}  # fmt: skip
 VOCAB = 51200  # of GPT-2 as Megatron pads it, where a source gives none
 MOST = 10**9  # of any count in a row
+MOST_LAYERS = 100_000
 MOST_IN_NODE = 256
 
 
@@ -82,6 +83,12 @@ def plain(name: object) -> str:
     return "".join(c for c in str(name).lower() if c.isalnum())
 
 
+def shown(name: object) -> str:
+    """A name as it can be printed anywhere: on one line, of a sensible length."""
+    text = " ".join(str(name).split())[:120]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def whole(table: dict[str, Any], key: str, default: int | None = None, most: int = MOST) -> int:
     """A count of at least 1 (0 or nothing: the default); what is no number is refused by name."""
     value = table.get(key)
@@ -91,7 +98,7 @@ def whole(table: dict[str, Any], key: str, default: int | None = None, most: int
         return default
     number = positive(table, key)
     if number != int(number) or number > most:
-        raise NotModelledError(f"{key} is {_shown(value)}, a whole number up to {most} is needed")
+        raise NotModelledError(f"{key} is {_quoted(value)}, a whole number up to {most} is needed")
     return int(number)
 
 
@@ -105,11 +112,11 @@ def positive(table: dict[str, Any], key: str) -> float:
         except (ValueError, OverflowError):
             number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise NotModelledError(f"{key} is {_shown(value)}, a number above 0 is needed")
+        raise NotModelledError(f"{key} is {_quoted(value)}, a number above 0 is needed")
     return number
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:39] + "…"
 
@@ -127,13 +134,14 @@ def model_of(table: dict[str, Any]) -> Transformer:
                        ("heads", "number of heads"), ("seq_len", "sequence length")):  # fmt: skip
         if key not in sizes:
             raise NotModelledError(f"the {words} is not given")
-    layers, hidden, heads = (whole(sizes, key) for key in ("layers", "hidden", "heads"))
+    layers = whole(sizes, "layers", most=MOST_LAYERS)
+    hidden, heads = whole(sizes, "hidden"), whole(sizes, "heads")
     if heads > hidden:
         raise NotModelledError(f"{heads} heads are more than the hidden size of {hidden}")
     family = any(word in name for word in GATED)
     latent = next((LATENT[key] for key in LATENT if name.startswith(key)), None)
     return Transformer(
-        str(table.get("name", "transformer")), layers, hidden, heads,
+        shown(table.get("name") or "transformer"), layers, hidden, heads,
         whole(sizes, "ffn", 4 * hidden), whole(sizes, "vocab", VOCAB), whole(sizes, "seq_len"),
         whole(sizes, "kv_heads", 0), whole(sizes, "head_size", 0),
         gated=bool(sizes.get("gated_mlp", family)), biases=not family, tied=not family,
@@ -165,9 +173,12 @@ def machine_of_row(table: dict[str, Any]) -> Machine:
     if not name:
         raise NotModelledError("the kind of device is not given")
     kind = _kind(str(name))
-    if table.get("n_gpus") is None and not kinds:
+    if table.get("n_gpus") is not None:
+        count = whole(table, "n_gpus")
+    elif kinds:
+        count = whole(kinds, next(iter(kinds)))
+    else:
         raise NotModelledError("the number of devices is not given")
-    count = whole(table, "n_gpus") if table.get("n_gpus") else whole(kinds, next(iter(kinds)))
     preset = catalogue().kind(kind)
     assert preset is not None
     near = preset.node_size
@@ -195,5 +206,5 @@ def _kind(text: str) -> str:
         near = next((DEVICES[start] for start in DEVICES if words.startswith(start)), "")
         preset = catalogue().kind(near) if near else None
     if preset is None:
-        raise NotModelledError(f"no device kind is called {_shown(text)}")
+        raise NotModelledError(f"no device kind is called {_quoted(text)}")
     return preset.kind.name

@@ -44,7 +44,7 @@ def group_rows(validation: Validation) -> list[tuple[str, ...]]:
 def _group_row(group: GroupErrors) -> tuple[str, ...]:
     both, fitted, apart = group.both, group.fitted, group.left_out
     return (
-        group.name or "(no group)", f"{both.n:,}", number(both.mape), number(both.bias, sign="+"),
+        group.name, f"{both.n:,}", number(both.mape), number(both.bias, sign="+"),
         number(both.spearman, 3), f"{fitted.n:,}", number(fitted.mape), f"{apart.n:,}",
         number(apart.mape), f"{group.skipped:,}",
     )  # fmt: skip
@@ -99,8 +99,8 @@ def coverage_rows(validation: Validation) -> list[tuple[str, ...]]:
     """A row for all and one per kind of device."""
     return [
         (
-            one.name, f"{one.fitted:,}", number(_share(one.fitted_inside, one.fitted), 0) + " %",
-            f"{one.left_out:,}", number(_share(one.left_out_inside, one.left_out), 0) + " %",
+            one.name, f"{one.fitted:,}", _percent(one.fitted_inside, one.fitted),
+            f"{one.left_out:,}", _percent(one.left_out_inside, one.left_out),
         )
         for one in validation.coverage
     ]  # fmt: skip
@@ -127,6 +127,10 @@ def reason_rows(validation: Validation) -> list[tuple[str, ...]]:
 
 def _share(part: int, whole: int) -> float | None:
     return 100 * part / whole if whole else None
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "–"
 
 
 def validation_text(validation: Validation, worst: int) -> str:

@@ -166,7 +166,7 @@ def _percent(value: float | None, digits: int = 1) -> str:
 def _buttons(names: Sequence[str]) -> str:
     buttons = "".join(
         f'<button type="button" aria-pressed="true"><i style="background:{color_of(i)}"></i>'
-        f"{escape(name or '(no group)')}</button>"
+        f"{escape(name)}</button>"
         for i, name in enumerate(names)
     )
     tip = "click hides a group, double click shows it alone"
