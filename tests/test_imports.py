@@ -32,6 +32,7 @@ ORDER = [
     "zoo",
     "capture",
     "costs",
+    "forecast",
     "search",
     "lower",
     "engine",
