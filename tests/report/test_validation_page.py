@@ -12,6 +12,7 @@ from partita.report.scatter import Cloud, CloudPoint, error_chart, ratio_chart, 
 from partita.report.validation_page import validation_page
 from tests.report.browser import needs_chromium, opened
 
+GOLDEN = Path(__file__).parent / "golden"
 FILE = Path(__file__).parents[1] / "data" / "validate" / "rows.json"
 
 
@@ -53,7 +54,8 @@ def test_charts_of_nothing_and_of_one_point_are_drawn():
 def test_a_point_outside_its_interval_is_hollow(rows):
     row = rows["vtrain-single-000"]
     far = validation_page(validate([replace(row, measured_s=1e-3)]), "rows.json", 1)
-    near = validation_page(validate([row]), "rows.json", 1)
+    exact = replace(row, measured_s=validate([row]).checked[0].predicted_s)
+    near = validation_page(validate([exact]), "rows.json", 1)
     assert far.count('fill="#fff" fill-opacity') == 2
     assert near.count('fill="#fff" fill-opacity') == 0
 
@@ -66,3 +68,16 @@ def test_a_click_hides_a_group_in_all_charts(validation, tmp_path):
     assert "Uncaught" not in said
     hidden = re.findall(r'<g data-group="(\d+)"[^>]* style="display: none;">', document)
     assert hidden == ["0"] * 4
+
+
+def test_charts_are_as_they_were(is_golden):
+    clouds = [
+        Cloud("first", (CloudPoint("a & b", 0.1, 0.12), CloudPoint("c", 3.0, 2.5, far=True))),
+        Cloud("second", (CloudPoint("d", 20.0, 21.0),)),
+    ]
+    texts = (
+        scatter_chart("scatter", clouds, "measured, s", "predicted, s", band=1.2),
+        ratio_chart("ratio", clouds, "measured, s", "ratio", band=1.2),
+        error_chart("errors", [("first", [20.0, -16.7]), ("second", [5.0, 99.0])], "per cent"),
+    )
+    is_golden(GOLDEN / "scatter.html", "".join(texts))

@@ -8,6 +8,7 @@ from html import escape
 
 from partita import units
 from partita.jobs.validate import Checked, Validation
+from partita.report.html_parts import cards, document, table
 from partita.report.scatter import (
     Cloud,
     CloudPoint,
@@ -38,22 +39,9 @@ from partita.report.validation import (
 )
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--card:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#8d96a0;--line:#30363d;--card:#161b22}
-body{background:#0d1117}}
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:var(--ink);
-max-width:1100px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-.soft{color:var(--soft)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:.6rem}
-.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.6rem .7rem;
-font-size:.9rem}
-.card b{display:block;font-size:1.25rem}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.88rem}
-th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-tr.total td{font-weight:600}td.long{white-space:normal}
+.cards{grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:.6rem}
+.card{padding:.6rem .7rem;font-size:.9rem}.card b{font-size:1.25rem}
+tr.total td{font-weight:600}
 figure{margin:1rem 0;border:1px solid var(--line);border-radius:8px;overflow:hidden;background:#fff}
 figure svg{display:block;width:100%;height:auto}
 .groups{display:flex;flex-wrap:wrap;gap:.4rem;margin:.8rem 0;font-size:.85rem}
@@ -102,7 +90,7 @@ def validation_page(validation: Validation, source: str, worst: int) -> str:
         *_times(validation, names),
         f"<figure>{_errors(validation, names)}</figure>",
         "<h2>Errors by group</h2>",
-        _table(GROUPS, group_rows(validation), range(1, 10), total=True),
+        table(GROUPS, group_rows(validation), range(1, 10), total=True),
         *_section("regret", REGRETS, regret_rows(validation), range(1, 5)),
         *_section("duels", DUELS, duel_rows(validation), (2, 3, 4, 5)),
         *_memory(validation, names),
@@ -111,13 +99,7 @@ def validation_page(validation: Validation, source: str, worst: int) -> str:
         *_section("reasons", REASONS, reason_rows(validation), (0,)),
         f"<script>{_SCRIPT}</script>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)} · partita</title><style>{_STYLE}</style></head><body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return document(title, _STYLE, "\n".join(body))
 
 
 def _subtitle(validation: Validation) -> str:
@@ -134,7 +116,7 @@ def _cards(validation: Validation) -> str:
     inside = validation.coverage[0] if validation.coverage else None
     choices = sum(one.groups for one in validation.regret)
     loss = sum(one.mean * one.groups for one in validation.regret) / choices if choices else None
-    cards = [
+    figures = [
         ("mean error", _percent(total.both.mape), f"bias {number(total.both.bias, sign='+')} %"),
         ("mean error, left out", _percent(total.left_out.mape), f"of {total.left_out.n:,} rows"),
         ("rank correlation", number(total.both.spearman, 3), "Spearman"),
@@ -150,13 +132,8 @@ def _cards(validation: Validation) -> str:
     ]  # fmt: skip
     if inside is not None:
         share = 100 * inside.left_out_inside / inside.left_out if inside.left_out else None
-        cards.append(("80 % interval", _percent(share, 0), "of left-out rows inside"))
-    inner = "".join(
-        f'<div class="card"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
-        f'<span class="soft">{escape(note)}</span></div>'
-        for name, value, note in cards
-    )
-    return f'<div class="cards">{inner}</div>'
+        figures.append(("80 % interval", _percent(share, 0), "of left-out rows inside"))
+    return cards(figures)
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
@@ -241,8 +218,8 @@ def _memory(validation: Validation, names: Sequence[str]) -> tuple[str, ...]:
     ]
     title = "Memory of the fullest rank; shaded: within 10 %"
     chart = scatter_chart(title, clouds, "measured, GB", "predicted, GB", band=1.1, height=440)
-    table = _table(MEMORY, memory_rows(validation), range(1, 4), total=True)
-    return heading, verdicts, f"<figure>{chart}</figure>", table
+    errors = table(MEMORY, memory_rows(validation), range(1, 4), total=True)
+    return heading, verdicts, f"<figure>{chart}</figure>", errors
 
 
 def _section(
@@ -250,24 +227,4 @@ def _section(
 ) -> tuple[str, ...]:
     if not rows:
         return ()
-    return f"<h2>{escape(SECTIONS[name])}</h2>", _table(header, rows, numbers)
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int], *,
-    total: bool = False,
-) -> str:  # fmt: skip
-    """With `total` the last row stands out."""
-    lines = [f"<tr>{_cells('th', header, numbers)}</tr>"]
-    for index, row in enumerate(rows):
-        mark = ' class="total"' if total and index == len(rows) - 1 else ""
-        lines.append(f"<tr{mark}>{_cells('td', row, numbers)}</tr>")
-    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
-
-
-def _cells(tag: str, row: Sequence[str], numbers: Sequence[int]) -> str:
-    cells = ""
-    for index, cell in enumerate(row):
-        kind = " class=n" if index in numbers else " class=long" if len(cell) > 44 else ""
-        cells += f"<{tag}{kind}>{escape(cell)}</{tag}>"
-    return cells
+    return f"<h2>{escape(SECTIONS[name])}</h2>", table(header, rows, numbers)
