@@ -17,7 +17,7 @@ DUELS = (
 MEMORY = ("group", "rows", "MAPE %", "bias %")
 COVERAGE = ("kind", "fitted", "inside", "left out", "inside")
 WORST = (
-    "group", "row", "model", "strategy", "devices", "predicted", "measured", "error",
+    "group", "row", "error", "predicted", "measured", "devices", "model", "strategy",
 )  # fmt: skip
 REASONS = ("rows", "skipped because")
 SECTIONS = {
@@ -110,10 +110,10 @@ def worst_rows(validation: Validation, most: int) -> list[tuple[str, ...]]:
     """The runs with the largest errors, by group."""
     return [
         (
-            name, one.row.id, one.row.model.name, str(one.row.strategy),
-            f"{one.row.machine.num_devices:,} {one.row.machine.kind.name}",
+            name, one.row.id, f"{number(100 * (one.error or 0.0), sign='+')} %",
             units.seconds(one.predicted_s), units.seconds(one.row.measured_s or 0.0),
-            f"{number(100 * (one.error or 0.0), sign='+')} %",
+            f"{one.row.machine.num_devices:,} {one.row.machine.kind.name}",
+            one.row.model.name, str(one.row.strategy),
         )
         for name, some in validation.worst(most).items()
         for one in some
@@ -141,7 +141,7 @@ def validation_text(validation: Validation, worst: int) -> str:
         ("duels", DUELS, duel_rows(validation), (2, 3, 4, 5)),
         ("memory", MEMORY, memory_rows(validation), range(1, 4)),
         ("coverage", COVERAGE, coverage_rows(validation), range(1, 5)),
-        ("worst", WORST, worst_rows(validation, worst), (5, 6, 7)),
+        ("worst", WORST, worst_rows(validation, worst), (2, 3, 4)),
         ("reasons", REASONS, reason_rows(validation), (0,)),
     )
     for name, header, rows, numbers in tables:

@@ -95,7 +95,7 @@ def validation_page(validation: Validation, source: str, worst: int) -> str:
         *_section("duels", DUELS, duel_rows(validation), (2, 3, 4, 5)),
         *_memory(validation, names),
         *_section("coverage", COVERAGE, coverage_rows(validation), range(1, 5)),
-        *_section("worst", WORST, worst_rows(validation, worst), (5, 6, 7)),
+        *_section("worst", WORST, worst_rows(validation, worst), (2, 3, 4)),
         *_section("reasons", REASONS, reason_rows(validation), (0,)),
         f"<script>{_SCRIPT}</script>",
     ]
