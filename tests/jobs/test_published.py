@@ -181,6 +181,16 @@ def test_megatron_has_fused_softmax_dropout_and_blocking_reduction():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("heads", "micro", "attention"), [
+    (16, 2, "fused-softmax"), (12, 2, "fused-softmax"), (12, 1, "eager"), (2, 1, "eager"),
+])  # fmt: skip
+def test_the_fused_softmax_of_megatron_needs_a_multiple_of_four_heads_times_micro_batch(
+    heads, micro, attention
+):
+    raw = changed(model={"heads": heads}, batch={"micro": micro}, options={"precision": "fp16"})
+    assert row_of(raw).strategy.attention == attention
+
+
 def test_zero_3_beside_megatron_is_gathered_in_pieces_and_sums_in_16_bits():
     s = published("megatron-sc21-t2-003").strategy
     assert (s.zero, s.gathers, s.grad_dtype) == (3, 12, "f16")

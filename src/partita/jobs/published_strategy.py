@@ -84,7 +84,10 @@ def strategy_of(
         ends=1 if "fewer" in str(options.get("first_and_last_stage", "")) else 0,
         sp=_sequence_parallel(degrees, options, framework, tp),
     )  # fmt: skip
-    return Inferred(_as_framework(strategy, framework, degrees, raw, options), framework, assumed)
+    strategy = _as_framework(strategy, framework, degrees, raw, options)
+    if strategy.attention == "fused-softmax" and not _is_softmax_fused(model, strategy):
+        strategy = replace(strategy, attention="eager")
+    return Inferred(strategy, framework, assumed)
 
 
 def table_of(raw: dict[str, Any], name: str) -> dict[str, Any]:
@@ -143,6 +146,12 @@ def _as_framework(
         s, zero=s.zero or 1, execution=execution, fused_loss=True,
         overlap_tp=framework == "bridge", overlap_ep=whole_layers,
     )  # fmt: skip
+
+
+def _is_softmax_fused(model: Transformer, s: Strategy) -> bool:
+    """Megatron's kernel takes certain shapes; the softmax of others goes op by op, in f32."""
+    batches = s.micro_batch * (model.heads // s.tp)
+    return 16 < model.seq <= 4096 and model.seq % 4 == 0 and batches % 4 == 0
 
 
 def _container(options: dict[str, Any]) -> tuple[int, int]:
