@@ -172,7 +172,8 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
         split = tuple(sorted(ways_of(work.dims, context.axes, context.places[device]).items()))
         cost = op_cost(context.graph, op, context.kinds[device], split)
         w.note(op, device, split, cost)
-        made[device] = w.task(work, (context.index[device],), cost.seconds, ready[device], kind)
+        seconds = w.slowed(device, cost.seconds)
+        made[device] = w.task(work, (context.index[device],), seconds, ready[device], kind)
     w.use(buffers, made)
     if _reads_sharded(w, op):
         w.last_sharded = made

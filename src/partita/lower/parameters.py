@@ -72,7 +72,7 @@ def _gather(
             Purpose.PARAMETER_GATHER, w.phase, stage=w.context.number, collective="all_gather",
             axis=axis, size_bytes=size, reads=tuple(held), writes=tuple(whole),
         )  # fmt: skip
-        made = w.collective(work, ready)
+        made = w.beside(work, ready)
         ready, held = after(made), whole
     for key, buffer, value in zip(keys, buffers, held, strict=True):
         whole_buffer = Buffer(buffer.name, buffer.layout, buffer.size_bytes, value, made)
@@ -162,7 +162,7 @@ def _reduce(w: Writer, bucket: list[Buffer], level: int, axes: Sequence[int]) ->
                 Purpose.GRADIENT_REDUCTION, phase, stage=context.number, collective=collective,
                 axis=axis, size_bytes=size, reads=tuple(before), writes=tuple(now),
             )  # fmt: skip
-            made = w.collective(work, ready)
+            made = w.beside(work, ready)
             ready = after(made)
     final = [
         _whole_sum(w, value, gradient, level) for value, gradient in zip(now, bucket, strict=True)
