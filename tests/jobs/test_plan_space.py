@@ -58,12 +58,22 @@ class Everything:
         self.models = {}
         self.plans = [
             (features, simulation.step_s)
-            for features, stages, schedule in self._plans()
-            for simulation in [
-                simulate_stages(self.work, self.cluster, stages, schedule, self.memo)
-            ]
+            for i, (features, stages, schedule) in enumerate(self._plans())
+            for simulation in [self._simulation(i, stages, schedule)]
             if simulation.fits
         ]
+
+    def _simulation(self, i, stages, schedule):
+        """Block by block, as the search does it; every fourth op by op too, and proved."""
+        simulate = functools.partial(
+            simulate_stages, self.work, self.cluster, stages, schedule, self.memo
+        )
+        blocks = simulate(quick=True)
+        if i % 4 == 0:
+            ops = simulate()
+            assert blocks.step_s == pytest.approx(ops.step_s, rel=1e-9)
+            assert blocks.peak_bytes == pytest.approx(ops.peak_bytes, rel=1e-9)
+        return blocks
 
     def least(self, constraints):
         """The least step of all plans that keep to constraints; infinite without any."""
@@ -205,6 +215,9 @@ def test_the_answer_says_which_space_its_bound_is_for():
 def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipeline(model, batch):
     planned = plan(model, "4xA100", batch=batch, pin=["pp=4"], stop=Stop(gap=0.01))
     simulation = planned.best.simulation
+    cluster = simulation.cluster
+    memo = Memo(Collectives(cluster))
+    near = 0
     for candidate in (planned.best, *planned.others):
         stages = candidate.simulation.stages
         for count in divisors(batch):
@@ -214,7 +227,14 @@ def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipelin
                 if refused(name, 4, chunks, count):
                     continue  # not in the space
                 if len(groups) == 4 and not refusal(name, groups, count):
-                    other = simulate_stages(
-                        simulation.workload, simulation.cluster, stages, Schedule(name, count)
-                    )
-                    assert planned.lower_bound_s <= other.step_s * (1 + 1e-9)
+                    simulate = functools.partial(
+                        simulate_stages, simulation.workload, cluster, stages,
+                        Schedule(name, count), memo,
+                    )  # fmt: skip
+                    other_s = simulate(quick=True).step_s
+                    assert planned.lower_bound_s <= other_s * (1 + 1e-9)
+                    # A line through two shallow stages times a deep one: not to the last digit.
+                    if other_s < 1.02 * planned.best.step_s:
+                        near += 1
+                        assert planned.lower_bound_s <= simulate().step_s * (1 + 1e-9)
+    assert near > 0

@@ -89,7 +89,8 @@ def _max_flow(heads: I64, capacities: F64, starts: I64, arcs: I64, source: int, 
                     end += 1
         if level[sink] < 0:
             return flow
-        at[:] = starts[:-1]
+        for vertex in range(count):  # `at[:] = starts[:-1]` takes seconds more to compile
+            at[vertex] = starts[vertex]
         vertex, depth = source, 0
         while True:
             if vertex == sink:

@@ -18,7 +18,7 @@ import numpy as np
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.anneal import State, inner, recount, start
+from partita.search.partition.anneal import State, inner, keep, recount, start
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.model import PartitionCpModel
 from partita.search.partition.network import F64, I64, PartitionNetwork
@@ -204,7 +204,7 @@ def _search(
             continue
         if node + 1 == num_nodes:
             tree.best_ms[0] = tree.time_ms.max()
-            tree.best_device[:] = tree.device
+            keep(tree.best_device, tree.device)
         else:
             cursor[0] = node + 1
     return visited

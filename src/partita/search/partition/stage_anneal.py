@@ -18,6 +18,7 @@ from partita.search.partition.anneal import (
     energy,
     fits,
     inner,
+    keep,
     rebuild,
     shift,
 )
@@ -140,6 +141,8 @@ def anneal_stages(
     now = energy(net, state, scale)
     num_nodes, num_stages = len(staged.stage), len(staged.device_of)
     moved = np.zeros(_MOST, np.int64)
+    # A plain -1 has a type of its own, for which moves would be compiled again.
+    none: int = np.int64(-1)  # type: ignore[assignment]
     temperature = hot
     for step in range(first, last):
         if (step - first) % 64 == 0:
@@ -149,7 +152,7 @@ def anneal_stages(
         here = staged.stage[node]
         onward = draw(state) < 0.5
         to = here + 1 if onward else here - 1
-        count, one, other, before, holder_before = 0, -1, -1, -1, -1
+        count, one, other, before, holder_before = 0, none, none, none, none
         if kind < _TOGETHER:
             if kind < _SINGLE:
                 low, high = _window(net, staged, node)
@@ -183,8 +186,8 @@ def anneal_stages(
             largest = state.time_ms.max()
             if largest < state.best_ms[0] and fits(net, state):
                 state.best_ms[0] = largest
-                staged.best_stage[:] = staged.stage
-                staged.best_device_of[:] = staged.device_of
+                keep(staged.best_stage, staged.stage)
+                keep(staged.best_device_of, staged.device_of)
         elif one >= 0:
             _redevice(net, state, staged, one, before)
             if other >= 0:
