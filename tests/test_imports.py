@@ -34,6 +34,7 @@ ORDER = [
     "capture",
     "costs",
     "compiled",
+    "forecast",
     "search",
     "lower",
     "engine",
