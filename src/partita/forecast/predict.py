@@ -5,17 +5,15 @@ pipeline     max over stages of (what earlier stages take for one micro-batch
 step         pipeline + exposed gradient reduction + optimizer
 """
 
-import math
 from dataclasses import dataclass
 
+from partita.costs.uncertainty import around, spread_of
 from partita.forecast.layer import BYTES, EndWork, LayerWork, Tally, end_work, layer_work
 from partita.forecast.machine import Machine
 from partita.forecast.memory import MemoryParts, fullest_rank
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
-
-QUANTILE = 1.2816  # of the normal distribution: 80 % lie within it on both sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,7 @@ class Forecast:
     @property
     def interval_s(self) -> tuple[float, float]:
         """The step lies in here with 80 %."""
-        wide = math.exp(QUANTILE * self.spread)
-        return self.step_s / wide, self.step_s * wide
+        return around(self.step_s, self.spread)
 
     @property
     def tokens_per_s(self) -> float:
@@ -223,19 +220,12 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     total = pipeline + reduction + optimizer + machine.physics.step_s
     bubble = pipeline - count * times[busiest].total - waits
     memory = fullest_rank(model, s, machine, stages)
-    spread = _spread(machine, sum(exposed.values()) / total)
+    spread = spread_of((machine.physics_set,), machine.num_devices, sum(exposed.values()) / total)
     return Forecast(
         model, s, machine, total, spread, max(0.0, bubble),
         tuple(exposed.items()), _parts(step, stages[busiest], optimizer), memory,
         _hardware_flops(model, s),
     )  # fmt: skip
-
-
-def _spread(machine: Machine, exposed: float) -> float:
-    """Wider where communication is a large part, and on more devices than anyone compared."""
-    known = max(1.0, machine.physics.most_devices)
-    beyond = max(0.0, math.log2(machine.num_devices / known))
-    return math.hypot(machine.physics_set.spread, 0.45 * exposed, 0.03 * beyond)
 
 
 def layer_seconds(model: Transformer, machine: Machine, strategy: Strategy) -> float:
