@@ -112,28 +112,34 @@ def join_bucket(w: Writer, gradient: Buffer) -> None:
     key = (level, sums)
     bucket = w.buckets.setdefault(key, [])
     bucket.append(gradient)
-    _pay_for_reduction(w, gradient, level)
     if sum(item.size_bytes for item in bucket) >= context.stage.bucket_bytes:
         _flush(w, key)
 
 
-def _pay_for_reduction(w: Writer, gradient: Buffer, level: int) -> None:
-    """Reducing a gradient slows computing down beside it, by bandwidth: what made it pays.
+def owe_reductions(w: Writer, made: Sequence[int]) -> None:
+    """Gradients that are about to be made are reduced beside computing, which pays for it.
 
-    It pays itself, so that no gradient is left unpaid at the end of a phase.
+    By bandwidth, since gradients share buckets. What makes a gradient may pay for it already.
     """
     context = w.context
     share = context.collectives.interference
-    made = {d: t for d, t in gradient.made_by.items() if w.tasks[t].kind is not Kind.COLLECTIVE}
-    if not share or not made:
+    if not share:
         return
-    name = "all_reduce" if level == 0 else "reduce_scatter"
-    seconds = sum(
-        context.collectives.by_bandwidth(name, gradient.size_bytes, context.groups[axis])
-        for axis, place in enumerate(gradient.layout)
-        if place == PARTIAL and context.axes[axis].size > 1
-    )
-    w.slow_down(made, share * seconds)
+    for value in (w.values[number] for number in made):
+        if value.tensor not in context.update_of:
+            continue
+        level = context.levels[context.update_of[value.tensor].inputs[0]]
+        if level not in SHARDED_GRADIENTS and not w.reduces_now:
+            continue
+        name = "all_reduce" if level == 0 else "reduce_scatter"
+        size = context.held_bytes(value.tensor, value.layout)
+        seconds = sum(
+            context.collectives.by_bandwidth(name, size, context.groups[axis])
+            for axis, place in enumerate(value.layout)
+            if place == PARTIAL and context.axes[axis].size > 1
+        )
+        for device in context.devices:
+            w.owe(device, share * seconds)
 
 
 def flush_all(w: Writer) -> None:

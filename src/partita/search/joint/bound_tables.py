@@ -5,6 +5,7 @@ Read off a mesh's sharding model, the roofline and the order of the ops; the bac
 the model share their rows here, and edges between equal ops their matrices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -146,13 +147,37 @@ class _BoundBuilder:
             for x, choice in enumerate(choices):
                 split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
-                network, sync, gradients, paid = self._parameters(op, choice)
-                beside, once = (network, 0.0) if choice.zero == 3 else (0.0, paid)
+                network, sync, gradients, sums = self._parameters(op, choice)
+                beside, once = self._beside(op, choice, network, sums)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
                 found.append((seconds, network, sync, gradients, saved, beside, once))
             self.known[key] = found
         return self.known[key]
+
+    def _beside(
+        self, op: Op, choice: SplitChoice, network: float, sums: float
+    ) -> tuple[float, float]:
+        """What computing pays for collectives beside it, as parts of them: always, and if once.
+
+        Every task pays for no more than its own time: the forward for a gather, the gradients for
+        another one and for sums. What one cannot pay another may, which does not count here.
+        """
+        if not self.collectives.interference or not (network or sums):
+            return 0.0, 0.0
+        split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
+
+        def seconds(ops: Sequence[Op]) -> float:
+            return sum(op_cost(self.graph, each, self.kind, split).seconds for each in ops)
+
+        gradients = self.gradient_ops[op.name]
+        weights = seconds([each for each in gradients if each.phase == "wgrad"])
+        if choice.zero != 3:
+            return 0.0, min(sums, weights)
+        data = [each for each in gradients if each.phase == "dgrad"]
+        gather = (network - sums) / (1 + bool(data))
+        paid = min(gather, seconds((op,))) + min(sums, weights)
+        return paid + (min(gather, seconds(data)) if data else 0.0), 0.0
 
     def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float, float]:
         """Network seconds for each micro-batch and once a step; bytes of gradients; the sums."""
