@@ -72,7 +72,7 @@ def _of_stage(
     output = 0.0
     if stage.has_output:
         per_logit = 4 if s.fused_loss else 2 + 4 + (4 if s.dtype != "f32" else 0)
-        output = tokens * model.vocab / s.tp * per_logit
+        output = tokens * model.output_share * model.vocab / s.tp * per_logit
     activations = _activations(model, s, stage, num_stages, tokens)
     return MemoryParts(
         parameters, gradients, optimizer, activations, output,

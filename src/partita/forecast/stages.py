@@ -57,7 +57,7 @@ def _stage(model: Transformer, s: Strategy, index: int, dense: int, sparse: int)
     if first:
         shared += model.embedding_parameters
     if last:
-        shared += 2 * model.hidden
+        shared += model.output_parameters
         if not first or not model.tied:
             shared += model.vocab * model.hidden
     largest = (model.attention_parameters + model.dense_parameters) / s.tp
