@@ -110,8 +110,8 @@ def _refused(spec: str, why: str) -> ModelError:
     return ModelError(
         why,
         fix=f"strategies by name are for {', '.join(_kinds())} and config.json of "
-        f"{', '.join(sorted({*FAMILIES, *LATER} - {'t5'}))}; `partita plan`, and `partita simulate` "
-        "without a strategy, take any graph",
+        f"{', '.join(_families())}; `partita plan`, and `partita simulate` without a strategy, "
+        "take any graph",
         field=spec,
     )
 
@@ -119,6 +119,11 @@ def _refused(spec: str, why: str) -> ModelError:
 def _kinds() -> list[str]:
     """The families of the zoo by the beginning of their names."""
     return ["gpt2*", "gpt3-*", "llama-*", "mixtral-*", "bert-*", "vit-*", *KNOWN]
+
+
+def _families() -> list[str]:
+    """The families whose configurations are read; T5 has two stacks."""
+    return sorted({*FAMILIES, *LATER} - {"t5"})
 
 
 def _with_known(error: ModelError, name: str) -> ModelError:
@@ -197,7 +202,7 @@ def from_config(config: dict[str, Any], name: str = "", seq: int | None = None) 
     if kind not in FAMILIES:
         raise ModelError(
             f"is {str(kind)[:60]!r}, a family that is not read",
-            fix=f"read are {', '.join(sorted({*FAMILIES, *LATER} - {'t5'}))}",
+            fix=f"read are {', '.join(_families())}",
             field="model_type",
         )
     sizes, usual_seq = read_config(config)

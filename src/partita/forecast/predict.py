@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from partita.forecast.layer import BYTES, EndWork, LayerWork, Tally, end_work, layer_work
 from partita.forecast.machine import Machine
-from partita.forecast.memory import MemoryParts, fullest_rank
+from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
@@ -65,6 +65,21 @@ class Forecast:
         """The step lies in here with 80 %."""
         wide = math.exp(QUANTILE * self.spread)
         return self.step_s / wide, self.step_s * wide
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Memory of one device."""
+        return float(self.machine.kind.memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Does the fullest rank have the memory it needs?"""
+        return self.memory.total <= self.capacity_bytes
+
+    @property
+    def memory_of_stages(self) -> tuple[MemoryParts, ...]:
+        """Memory of one rank of each stage."""
+        return every_stage(self.model, self.strategy, self.machine)
 
     @property
     def tokens_per_s(self) -> float:

@@ -27,7 +27,7 @@ class StageLayers:
 
 def stage_layers(model: Transformer, s: Strategy) -> tuple[StageLayers, ...]:
     """As even as they can be; with `ends`, so many fewer at both ends."""
-    counts = _counts(model.layers, s.pp, s.ends)
+    counts = list(s.layers) or _counts(model.layers, s.pp, s.ends)
     dense_first = model.layers - model.sparse_layers
     stages, before = [], 0
     for index, count in enumerate(counts):
