@@ -98,8 +98,10 @@ def in_flight(s: Strategy, stage: int, num_stages: int) -> float:
         chunks = min(count * s.vpp, (s.vpp - 1) * p + 2 * (p - stage - 1) + 1)
         return chunks / s.vpp
     if s.schedule == "zb-h2":
-        return min(count, 2 * (p - stage) - 1 if stage else 2 * p - 1)
-    if s.schedule in ("zb-v", "dualpipe-v"):
+        return min(count, 2 * p - 1)  # late ranks wait with weight gradients, see schedules/named
+    if s.schedule == "dualpipe-v":
+        return min(count, p + 0.5)
+    if s.schedule == "zb-v":
         return min(count, p)
     if s.schedule == "zb-h1":
         return min(count, p)

@@ -187,6 +187,14 @@ class _Step:
         gather = pieces * machine.collective("all_gather", size / pieces, ranks, near)
         grads = work.weight_bytes / 2 * BYTES[s.grad_dtype]
         scatter = pieces * machine.collective("reduce_scatter", grads / pieces, ranks, near)
+        if work.expert_bytes:  # experts lie in shares over the ranks that hold the same ones
+            few = max(1, s.dp * s.cp * s.tp // s.ep)
+            near_few = max(1, min(few, machine.node_size // s.ep))
+            count = work.expert_bytes / 2
+            gather += machine.collective("all_gather", count * BYTES[s.dtype], few, near_few)
+            scatter += machine.collective(
+                "reduce_scatter", count * BYTES[s.grad_dtype], few, near_few
+            )
         forward = machine.side_by_side(times.forward, gather)
         backward = machine.side_by_side(times.backward, gather + scatter)
         longer = forward + backward - times.total
@@ -282,8 +290,26 @@ def _pipeline(s: Strategy, times: list[Times], send: float) -> tuple[float, int,
 
 
 def _fill(s: Strategy, times: list[Times], send: float) -> list[float]:
-    """For each stage, seconds in which it cannot work: the bubble of the schedule."""
+    """For each stage, seconds in which it cannot work: the bubble of the schedule.
+
+    With F, B, W of equal stages, from a rank's first start to its last end, p - 1 times
+
+        gpipe, 1f1b, interleaved    (F + B + W) / vpp       exact; gpipe of unequal stages, too
+        zb-h1, zb-h2                F + B - W, F + B - 2 W   exact where W is the smallest
+        zb-v                        max(F, B) - W            within 0.1 F
+        dualpipe-v                  (F + B - W) / 2          within a tenth, B and W near F
+
+    Stages that differ by 30 % move the step by at most 8 % from this (tests/forecast), always fewer
+    where there are many micro-batches. Zero-bubble ranks do not wait for each other at the end of a
+    step: their optimizers run when their own gradients are there.
+    """
     p = len(times)
+    if s.schedule == "gpipe":
+        more = s.num_microbatches - 1
+        forward = sum(t.forward for t in times) + more * max(t.forward for t in times)
+        backward = sum(t.backward for t in times) + more * max(t.backward for t in times)
+        both = forward + backward + 2 * (p - 1) * send
+        return [both - s.num_microbatches * t.total for t in times]
     mean = Times().plus(
         Times(sum(t.forward for t in times), sum(t.data for t in times),
               sum(t.weights for t in times)), 1 / p,
@@ -293,8 +319,12 @@ def _fill(s: Strategy, times: list[Times], send: float) -> list[float]:
         others = [t for j, t in enumerate(times) if j != i]
         whole = sum(t.total for t in others)
         if s.schedule in ("zb-h1", "zb-h2", "zb-v", "dualpipe-v"):
-            times_w = 1 if s.schedule == "zb-h1" else 2
-            bubble = (p - 1) * max(0.0, mean.forward + mean.data - times_w * mean.weights)
+            f, b, w = mean.forward, mean.data, mean.weights
+            each = {
+                "zb-h1": f + b - w, "zb-h2": f + b - 2 * w, "zb-v": max(f, b) - w,
+                "dualpipe-v": (f + b - w) / 2,
+            }[s.schedule]  # fmt: skip
+            bubble = (p - 1) * max(0.0, each)
         else:
             bubble = whole / (s.vpp if s.vpp > 1 else 1)
         fills.append(bubble + 2 * (p - 1) * send)
@@ -375,7 +405,7 @@ def _hardware_flops(model: Transformer, s: Strategy) -> float:
     if s.recompute == "full":
         layers = dense * (model.layers - model.sparse_layers) + sparse * model.sparse_layers
         return flops + layers * tokens
-    if s.recompute == "selective" and not s.fused_attention:
+    if s.recompute == "selective":
         core = 2.0 * model.mean_context * model.heads * model.score_width * model.layers
         return flops + core * tokens
     return flops

@@ -222,6 +222,12 @@ def _check_widths(model: Transformer, s: Strategy) -> None:
             fix=f"use a divisor of {math.gcd(heads, model.inner)}",
             field="tp",
         )
+    if model.latent is None and model.groups % s.tp and s.tp % model.groups:
+        raise PlanError(
+            f"tp={s.tp} neither divides {model.groups} heads of keys and values nor is a multiple",
+            fix=f"use a divisor of {model.groups}",
+            field="tp",
+        )
     if s.sp and s.tp == 1:
         raise PlanError(
             "sequence parallelism splits what tensor parallelism repeats, and tp is 1",
@@ -242,9 +248,11 @@ def _check_widths(model: Transformer, s: Strategy) -> None:
             fix="choose a divisor",
             field="ep",
         )
-    if s.ep > s.dp * s.cp * s.tp:
+    if s.dp * s.cp * s.tp % s.ep:
         raise PlanError(
-            f"ep={s.ep} is more than the {s.dp * s.cp * s.tp} ranks of one stage",
-            fix="use fewer",
+            f"ep={s.ep} does not divide the {s.dp * s.cp * s.tp} ranks of one stage",
+            fix=f"choose a divisor of {math.gcd(s.dp * s.cp * s.tp, model.experts.count)}"
+            if model.experts
+            else "leave it out",
             field="ep",
         )
