@@ -16,7 +16,7 @@ from partita.schedules.named import NAMED
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v")
 # How far a closed form may be off, of equal stages and of stages that differ by up to 30 %.
-EXACT = {name: 1e-9 for name in SCHEDULES} | {"zb-v": 0.005, "dualpipe-v": 0.02}
+EXACT = dict.fromkeys(SCHEDULES, 1e-9) | {"zb-v": 0.005, "dualpipe-v": 0.02}
 UNEVEN = {
     "gpipe": (-1e-9, 1e-9),
     "1f1b": (-0.001, 0.05),

@@ -373,8 +373,7 @@ def _optimizer(machine: Machine, s: Strategy, stage: StageLayers) -> float:
     count = stage.shared_parameters / shards + stage.expert_parameters / few
     per = BYTES[s.grad_dtype] * 3 + 24 + BYTES[s.dtype]
     physics = machine.physics
-    moving = count * per * physics.optimizer / (machine.kind.memory_bytes_per_s * physics.memory)
-    return moving
+    return count * per * physics.optimizer / (machine.kind.memory_bytes_per_s * physics.memory)
 
 
 def _parts(step: _Step, stage: StageLayers, optimizer: float) -> tuple[tuple[str, float], ...]:

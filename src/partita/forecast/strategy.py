@@ -13,8 +13,8 @@ from partita.forecast.transformer import Transformer
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 EXECUTIONS = ("eager", "compiled", "graph")
-# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with the softmax
-# between them as one kernel; every op a kernel of its own, softmax in f32.
+# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with the
+# softmax between them as one kernel; every op a kernel of its own, softmax in f32.
 ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
 DTYPES = ("f32", "bf16", "f16")
 MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
@@ -141,13 +141,13 @@ def check_divisions(model: Transformer, strategy: Strategy) -> None:
     chunks = s.pp * s.vpp
     ends = {0, 1, 2}  # of the embedding and the output layer, those that count as a layer
     if s.vpp > 1 and all((model.layers + more) % chunks for more in ends):
-        whole = [n for n in range(1, model.layers + 1) if model.layers % n == 0 and n % s.pp == 0]
-        fix = f"use vpp of {_either([n // s.pp for n in whole if n > s.pp])}"
-        if len(whole) < 2:
-            fix = f"use pp x vpp that divides {model.layers}, or leave vpp out"
+        each = model.layers // s.pp if model.layers % s.pp == 0 else 1
+        legal = [vpp for vpp in range(2, each + 1) if each % vpp == 0]
         raise PlanError(
             f"{model.layers} layers are not divided by pp={s.pp} x vpp={s.vpp} = {chunks} chunks",
-            fix=fix,
+            fix=f"use vpp of {_either(legal)}"
+            if legal
+            else f"use pp x vpp that divides {model.layers}, or leave vpp out",
             field="vpp",
         )
     if s.hsdp and s.zero == 0:
