@@ -11,7 +11,6 @@ group of rows weighing the same, plus (log value - log expected) / width.
 import argparse
 import math
 import statistics
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from scipy.optimize import least_squares
 from partita.costs.physics import DATA, Physics, PhysicsSet, physics_of
 from partita.forecast import forecast
 from partita.forecast.predict import layer_seconds
-from partita.jobs.published import Row, read_rows
+from partita.jobs.published import Row, left_out, read_rows
 
 # kind -> the presets whose rows it is fitted to
 FAMILIES = {
@@ -75,11 +74,6 @@ WORKSPACE = {
     "GH200": (4.5e9, "what published peaks of devices (sailor-gh200-opt) have more than tensors"),
 }
 WEIGHT = 20.0  # how much a whole group of rows outweighs one prior of unit width
-
-
-def left_out(row: Row) -> bool:
-    """Is the row kept from the fit?"""
-    return zlib.crc32(row.id.encode()) % 3 == 0
 
 
 def with_physics(row: Row, physics: Physics) -> Row:

@@ -30,6 +30,7 @@ from partita.files import write_atomically
 def command(
     model: str,
     cluster: str | None,
+    schedule: str | None,
     gantt: bool,
     trace: Path | None,
     top: int,
@@ -48,12 +49,25 @@ def command(
     With any option of a strategy (--micro-batch, --tp, --pp, --zero, ...) the answer is a forecast
     of one training step of a transformer: zoo names, deepseek-v3 and the like, or a config.json.
 
+    --schedule NAME is that of a strategy; --schedule FILE.csv runs the stages of a plan in the order of a file of
+    torch.distributed.pipelining (compute_only or compute_comms), with the plan's times and memory.
+
     Exit code 1 says that it does not fit the memory.
     """
     from partita.jobs.simulate import simulate
     from partita.report.summary import simulation_json, simulation_text
 
     plan = _as_plan(model)
+    if schedule is not None:
+        from partita.jobs.torch_schedule import plan_with_schedule
+        from partita.schedules.torch_csv import read_torch_csv
+
+        if plan is None:
+            raise InputError(
+                "is for plans", fix="plan the model with: partita plan -o plan.json",
+                field="--schedule",
+            )  # fmt: skip
+        plan = plan_with_schedule(plan, read_torch_csv(schedule), schedule)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
     if strategy is not None or sensitivity:

@@ -8,6 +8,7 @@ import click
 
 from partita.errors import InputError
 from partita.forecast.strategy import ATTENTION, EXECUTIONS, RECOMPUTE, SCHEDULES
+from partita.suggest import suggest
 
 NODE = "node"
 ZERO = ("0", "1", "2", "3")
@@ -27,7 +28,10 @@ NAMES = (
 
 
 def strategy_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the options, handed on as `strategy`: what was given, or None if nothing was."""
+    """Add the options, handed on as `strategy`: what was given, or None if nothing was.
+
+    A schedule that is a file of torch's pipelining is of a plan: it is handed on as `schedule`.
+    """
 
     @click.option("--micro-batch", type=click.IntRange(1), help="Sequences that run at once.")
     @_degrees
@@ -42,7 +46,11 @@ def strategy_options(command: Callable[..., int | None]) -> Callable[..., int | 
     )
     @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where uneven.")
     @click.option("--recompute", type=click.Choice(RECOMPUTE), help="What the backward repeats.")
-    @click.option("--schedule", type=click.Choice(SCHEDULES), help="Of the pipeline.")
+    @click.option(
+        "--schedule",
+        metavar="NAME|FILE.csv",
+        help=f"{', '.join(SCHEDULES)}; or a file: run a plan's stages in this order.",
+    )
     @click.option("--matmul-dtype", metavar="DTYPE", help="Of matrix products: fp8, fp4, bf16, ...")
     @click.option("--grad-dtype", metavar="DTYPE", help="Of gradient sums; f32 unless given.")
     @click.option("--execution", type=click.Choice(EXECUTIONS), help="eager unless given.")
@@ -52,7 +60,8 @@ def strategy_options(command: Callable[..., int | None]) -> Callable[..., int | 
     def wrapped(*args: Any, **options: Any) -> int | None:
         given = {name: options.pop(name) for name in NAMES}
         chosen = {name: value for name, value in given.items() if value not in (None, False)}
-        return command(*args, strategy=_read(chosen) or None, **options)
+        file = chosen.pop("schedule") if str(chosen.get("schedule")).endswith(".csv") else None
+        return command(*args, schedule=file, strategy=_read(chosen) or None, **options)
 
     return wrapped  # fmt: skip
 
@@ -67,6 +76,9 @@ def _read(chosen: dict[str, Any]) -> dict[str, Any]:
     """Texts as numbers."""
     from partita.jobs.forecast import NODE as NODE_RANKS
 
+    if chosen.get("schedule", SCHEDULES[0]) not in SCHEDULES:
+        name = chosen["schedule"]
+        raise InputError(f"found {name!r}", fix=suggest(name, SCHEDULES), field="--schedule")
     if "zero" in chosen:
         chosen["zero"] = int(chosen["zero"])
     if "hsdp" in chosen:

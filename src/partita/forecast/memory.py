@@ -71,11 +71,13 @@ def _of_stage(
     states = 8 + (4 if s.master and s.dtype != "f32" else 0)
     size = BYTES[s.dtype]
     parameters = (spread if s.zero >= 3 else count) * size
-    if s.zero >= 3:  # the layers that are gathered: the one computed and the next
-        parameters += 2 * stage.largest_layer * size
+    # What is gathered at once: a layer, or where it is gathered in pieces its largest matrix.
+    gathered = stage.largest_layer / min(3, s.gathers) * size
+    if s.zero >= 3:  # what is computed and what comes next
+        parameters += 2 * gathered
     gradients = (spread if s.zero >= 2 else count) * grad
     if s.zero >= 3:
-        gradients += stage.largest_layer * size
+        gradients += gathered
     optimizer = (spread if s.zero >= 1 else count) * states
     tokens = s.micro_batch * model.seq / s.cp
     output = 0.0
@@ -97,8 +99,8 @@ def in_flight(s: Strategy, stage: int, num_stages: int) -> float:
     if s.vpp > 1 or s.schedule == "interleaved":
         chunks = min(count * s.vpp, (s.vpp - 1) * p + 2 * (p - stage - 1) + 1)
         return chunks / s.vpp
-    if s.schedule == "zb-h2":
-        return min(count, 2 * p - 1)  # late ranks wait with weight gradients, see schedules/named
+    if s.schedule == "zb-h2":  # every stage fills the memory that the first one needs
+        return min(count, 2 * p - 1)
     if s.schedule == "dualpipe-v":
         return min(count, p + 0.5)
     if s.schedule == "zb-v":

@@ -15,13 +15,14 @@ from partita.costs.op_bounds import work_bound_s
 from partita.jobs.constraints import Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.plan_order import searched_schedule
+from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import Memo
 from partita.plans import Schedule, Stage, device_groups
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import Improvement, Stop, relative_gap
-from partita.search.joint.auto import Evaluation
+from partita.search.joint.evaluator import Evaluation
 from partita.search.joint.model import JointModel
 from partita.search.joint.plan_bounds import PlanBounds
 from partita.timeline import Timeline
@@ -89,6 +90,7 @@ class Simulator:
     memo: Memo
     clock: Clock
     seed: int = 0
+    settings: PlanSettings = USUAL
     enough: int = 5  # plans to show; from there on those that cannot win are not simulated
     candidates: list[SimulatedPlan] = field(default_factory=list)
     history: list[Improvement] = field(default_factory=list)
@@ -140,7 +142,9 @@ class Simulator:
         for candidate in self.candidates:
             simulation = candidate.simulation
             if simulation.stages == stages and simulation.schedule == schedule:
-                order = searched_schedule(simulation, self.memo, self.left(), self.seed)
+                order = searched_schedule(
+                    simulation, self.memo, self.left(), self.seed, self.settings
+                )
                 if order is not None:
                     self.add("search", stages, order)
                 return

@@ -33,6 +33,9 @@ class NetworkOrder(Protocol):
     def written(self, lanes: tuple[int, ...], seconds: float, waits: Sequence[int]) -> None:
         """A task was written."""
 
+    def slowed(self, lanes: tuple[int, ...], task: int, seconds: float) -> None:
+        """The last task of some lanes takes longer than was said."""
+
     def before_blocking(self, writer: "Writer", ready: Ready) -> None:
         """A blocking collective comes next: write what goes before it."""
 
@@ -64,6 +67,9 @@ class Recorded:
 
     def written(self, lanes: tuple[int, ...], seconds: float, waits: Sequence[int]) -> None:
         """Times do not matter: all is decided."""
+
+    def slowed(self, lanes: tuple[int, ...], task: int, seconds: float) -> None:
+        """Nor here."""
 
     def before_blocking(self, writer: "Writer", ready: Ready) -> None:
         """Write all that stands before the next blocking collective."""

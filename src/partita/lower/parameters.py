@@ -72,7 +72,7 @@ def _gather(
             Purpose.PARAMETER_GATHER, w.phase, stage=w.context.number, collective="all_gather",
             axis=axis, size_bytes=size, reads=tuple(held), writes=tuple(whole),
         )  # fmt: skip
-        made = w.collective(work, ready)
+        made = w.beside(work, ready)
         ready, held = after(made), whole
     for key, buffer, value in zip(keys, buffers, held, strict=True):
         whole_buffer = Buffer(buffer.name, buffer.layout, buffer.size_bytes, value, made)
@@ -112,8 +112,28 @@ def join_bucket(w: Writer, gradient: Buffer) -> None:
     key = (level, sums)
     bucket = w.buckets.setdefault(key, [])
     bucket.append(gradient)
+    _pay_for_reduction(w, gradient, level)
     if sum(item.size_bytes for item in bucket) >= context.stage.bucket_bytes:
         _flush(w, key)
+
+
+def _pay_for_reduction(w: Writer, gradient: Buffer, level: int) -> None:
+    """Reducing a gradient slows computing down beside it, by bandwidth: what made it pays.
+
+    It pays itself, so that no gradient is left unpaid at the end of a phase.
+    """
+    context = w.context
+    share = context.collectives.interference
+    made = {d: t for d, t in gradient.made_by.items() if w.tasks[t].kind is not Kind.COLLECTIVE}
+    if not share or not made:
+        return
+    name = "all_reduce" if level == 0 else "reduce_scatter"
+    seconds = sum(
+        context.collectives.by_bandwidth(name, gradient.size_bytes, context.groups[axis])
+        for axis, place in enumerate(gradient.layout)
+        if place == PARTIAL and context.axes[axis].size > 1
+    )
+    w.slow_down(made, share * seconds)
 
 
 def flush_all(w: Writer) -> None:

@@ -72,6 +72,7 @@ class Writer:
     reductions: list[Deferred] = field(default_factory=list)
     num_reductions: int = 0
     keeps_gradients: bool = True  # have reduced gradients memory of their own?
+    interfered: dict[int, float] = field(default_factory=dict)  # seconds that computing owes
     splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
     costs: dict[str, OpCost] = field(default_factory=dict)
 
@@ -97,6 +98,30 @@ class Writer:
         self.tasks.append(StageTask(work, lanes, seconds, ordered, kind))
         self.order.written(lanes, seconds, ordered)
         return len(self.tasks) - 1
+
+    def beside(self, work: Work, ready: Ready) -> Made:
+        """A gather that nobody waits for yet: it slows down what is computed meanwhile.
+
+        Two things side by side take max(a, b) + interference min(a, b): computing pays that part of
+        a collective with its next task.
+        """
+        made = self.collective(work, ready)
+        share = self.context.collectives.interference
+        if share:
+            for device, task in made.items():
+                slow = share * self.tasks[task].seconds
+                self.interfered[device] = self.interfered.get(device, 0.0) + slow
+        return made
+
+    def slowed(self, device: int, seconds: float) -> float:
+        """Seconds of computing on a device, and what gathers beside it cost it by now."""
+        return seconds + self.interfered.pop(device, 0.0)
+
+    def slow_down(self, made: Made, seconds: float) -> None:
+        """What was computed last takes longer: its result is reduced beside what comes next."""
+        for task in made.values():
+            self.tasks[task].seconds += seconds
+            self.order.slowed(self.tasks[task].lanes, task, seconds)
 
     def collective(self, work: Work, ready: Ready) -> Made:
         """One task per line of the work's axis; every drawn member waits for it."""

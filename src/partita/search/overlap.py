@@ -69,6 +69,12 @@ class FillGaps:
             free[lane] = end
         ends.append(end)
 
+    def slowed(self, lanes: tuple[int, ...], task: int, seconds: float) -> None:
+        """The last task of some lanes ends later."""
+        self.ends[task] += seconds
+        for lane in lanes:
+            self.free[lane] += seconds
+
     def before_blocking(self, writer: Any, ready: dict[int, list[int]]) -> None:
         """Gathers in their order, then reductions, as long as they go well before."""
         moment = self._moment(ready.values())
