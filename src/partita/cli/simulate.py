@@ -49,8 +49,9 @@ def command(
     With any option of a strategy (--micro-batch, --tp, --pp, --zero, ...) the answer is a forecast
     of one training step of a transformer: zoo names, deepseek-v3 and the like, or a config.json.
 
-    --schedule NAME is that of a strategy; --schedule FILE.csv runs the stages of a plan in the order of a file of
-    torch.distributed.pipelining (compute_only or compute_comms), with the plan's times and memory.
+    --schedule NAME is of a strategy. --schedule FILE.csv runs the stages of a plan in the order of
+    a file of torch.distributed.pipelining (compute_only or compute_comms), with the plan's times
+    and memory.
 
     Exit code 1 says that it does not fit the memory.
     """

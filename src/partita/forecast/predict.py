@@ -255,10 +255,15 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
 
 
 def _spread(machine: Machine, exposed: float) -> float:
-    """Wider where communication is a large part, and on more devices than anyone compared."""
+    """Wider where communication is a large part."""
+    return math.hypot(base_spread(machine), 0.45 * exposed)
+
+
+def base_spread(machine: Machine) -> float:
+    """Of steps without communication; wider on more devices than anyone compared."""
     known = max(1.0, machine.physics.most_devices)
     beyond = max(0.0, math.log2(machine.num_devices / known))
-    return math.hypot(machine.physics_set.spread, 0.45 * exposed, 0.03 * beyond)
+    return math.hypot(machine.physics_set.spread, 0.03 * beyond)
 
 
 def layer_seconds(model: Transformer, machine: Machine, strategy: Strategy) -> float:
