@@ -6,7 +6,7 @@ from typing import Any
 
 from partita import units
 from partita.degrees import TITLES
-from partita.forecast import Forecast
+from partita.forecast import Forecast, equal
 from partita.forecast.fitting import Shortage, Way, shortages, ways_to_fit
 from partita.forecast.memory import MemoryParts
 from partita.forecast.sensitivity import Sensitivity, Shift
@@ -242,15 +242,13 @@ def sensitivity_text(result: Sensitivity) -> str:
     """The step with each parameter worse, and who would win then."""
     rows = [_shift_row(result, shift) for shift in result.shifts]
     header = ("if worse", "by", "step", "", "fastest near it then")
-    lines = [units.table(header, rows, numbers=(1, 2, 3)), ""]
     best = result.winner
     if best.strategy == result.forecast.strategy:
-        lines.append("no strategy that differs in one decision and fits is predicted to be faster")
+        now = "no strategy that differs in one decision and fits is predicted to be faster"
     else:
-        lines.append(
-            f"fastest near it now: {units.seconds(best.step_s)} {strategy_words(best.strategy)}"
-        )
-    return "\n".join(lines)
+        told = " (equal within the error)" if equal(result.forecast, best) else ""
+        now = f"fastest near it: {units.seconds(best.step_s)} {strategy_words(best.strategy)}{told}"
+    return "\n".join((now, "", units.table(header, rows, numbers=(1, 2, 3))))
 
 
 def _shift_row(result: Sensitivity, shift: Shift) -> tuple[str, ...]:
@@ -258,7 +256,9 @@ def _shift_row(result: Sensitivity, shift: Shift) -> tuple[str, ...]:
     if shift.winner == result.forecast.strategy:
         told = "this one"
     else:
-        told = f"{units.seconds(shift.winner_s)} {strategy_words(shift.winner)}"
+        known = shift.winner == result.winner.strategy
+        words = "the same as now" if known else strategy_words(shift.winner)
+        told = f"{units.seconds(shift.winner_s)} {words}"
         told += " (equal within the error)" if shift.equal else ""
     return (
         f"{shift.name}: {shift.words}", f"{shift.factor - 1:.0%}", units.seconds(shift.step_s),
