@@ -112,7 +112,7 @@ class MeshStrategies:
         unit = 0.0
         for multiplier in self.multipliers:
             weights = Weights(
-                hidden=self.overlapped_counts,
+                hidden=max(self.overlapped_counts, self.collectives.interference),
                 s_per_byte=multiplier * unit,
                 in_flight=self.in_flight,
                 selective=self.selective,
@@ -138,12 +138,14 @@ class MeshStrategies:
     def quick_bounds(self) -> BoundSegments:
         """The same where neither bytes nor the network have a multiplier.
 
-        Then the ZeRO stage that shards most is no worse than the others, which leaves a third of
-        the choices.
+        Then one ZeRO stage is no worse than the others, which leaves a third of the choices: the
+        one that shards most, or, where computing pays for gathers beside it, the one that shards
+        all but parameters.
         """
-        if "model" in self.__dict__ or len(self.levels) == 1:
+        best = 1 if self.collectives.interference else max(self.levels)
+        if "model" in self.__dict__ or len(self.levels) == 1 or best not in self.levels:
             return self.bounds  # made already, or no larger
-        return replace(self, levels=(max(self.levels),)).bounds
+        return replace(self, levels=(best,)).bounds
 
     @functools.cached_property
     def quickest(self) -> SegmentSeconds:
@@ -320,6 +322,8 @@ class _StrategyReader:
         hidden = np.array([table.hidden[x] for table, x in rows])
         ends = np.array([table.ends[x] for table, x in rows])
         sharded = np.array([choice.zero == 3 for choice in choices])
+        beside = sharded | (self.num_microbatches == 1)  # else gradients are reduced at the end
+        compute = compute + np.where(beside, self.collectives.interference * hidden, 0.0)
         static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
         kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
         dims_of = {op: choice.dims for op, choice in kept.items()}
