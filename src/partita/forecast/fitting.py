@@ -20,7 +20,7 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FittingChange:
     """A strategy that fits, and what it changes."""
 
     change: str
@@ -43,7 +43,7 @@ def shortages(of: Forecast) -> tuple[Shortage, ...]:
     )  # fmt: skip
 
 
-def ways_to_fit(of: Forecast, most: int = MOST_WAYS) -> tuple[Way, ...]:
+def ways_to_fit(of: Forecast, most: int = MOST_WAYS) -> tuple[FittingChange, ...]:
     """Strategies that fit, fastest first: one decision changed, or two where one is not enough."""
     near = _forecasts(of, [("", of)])
     fitting = {words: one for words, one in near if one.fits}
@@ -51,7 +51,9 @@ def ways_to_fit(of: Forecast, most: int = MOST_WAYS) -> tuple[Way, ...]:
         smaller = [(words, one) for words, one in near if one.memory.total < of.memory.total]
         fitting = {words: one for words, one in _forecasts(of, smaller) if one.fits}
     words_of = {id(one): words for words, one in fitting.items()}
-    return tuple(Way(words_of[id(r.forecast)], r) for r in ranked(fitting.values())[:most])
+    return tuple(
+        FittingChange(words_of[id(r.forecast)], r) for r in ranked(fitting.values())[:most]
+    )
 
 
 def _forecasts(of: Forecast, starts: list[tuple[str, Forecast]]) -> list[tuple[str, Forecast]]:

@@ -7,7 +7,7 @@ from typing import Any
 from partita import units
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
-from partita.forecast.fitting import Shortage, Way, shortages, ways_to_fit
+from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit
 from partita.forecast.memory import MemoryParts
 from partita.forecast.sensitivity import Sensitivity, Shift
 from partita.forecast.stages import StageLayers, stage_layers
@@ -26,7 +26,7 @@ MOST_SHORT = 4
 MOST_ROWS = 11  # stages whose memory is shown: the first ones, which hold most, and the last three
 
 
-def forecast_text(forecast: Forecast, cluster: str, ways: Sequence[Way] = ()) -> str:
+def forecast_text(forecast: Forecast, cluster: str, ways: Sequence[FittingChange] = ()) -> str:
     """What to know of a forecast, in a screenful."""
     return "\n".join(
         (
@@ -131,7 +131,7 @@ def _memory_row(
     )
 
 
-def _fit(forecast: Forecast, ways: Sequence[Way]) -> tuple[str, ...]:
+def _fit(forecast: Forecast, ways: Sequence[FittingChange]) -> tuple[str, ...]:
     """What is missing where, and what would help."""
     missing = shortages(forecast)
     if not missing:
@@ -182,7 +182,9 @@ def _basis(forecast: Forecast) -> tuple[str, ...]:
     return (f"{told}; --json lists each with its source",)
 
 
-def forecast_json(forecast: Forecast, cluster: str, ways: Sequence[Way] = ()) -> dict[str, Any]:
+def forecast_json(
+    forecast: Forecast, cluster: str, ways: Sequence[FittingChange] = ()
+) -> dict[str, Any]:
     """The same for programs."""
     low, high = forecast.interval_s
     return {
@@ -289,6 +291,6 @@ def sensitivity_json(result: Sensitivity) -> dict[str, Any]:
     }
 
 
-def fitting_ways(forecast: Forecast) -> tuple[Way, ...]:
+def fitting_ways(forecast: Forecast) -> tuple[FittingChange, ...]:
     """What would make it fit; nothing where it does."""
     return () if forecast.fits else ways_to_fit(forecast)

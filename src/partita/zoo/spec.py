@@ -39,7 +39,7 @@ def build(
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """What a spec names, before anything is built: an entry of the zoo, or a configuration."""
 
     name: str
@@ -48,7 +48,7 @@ class Named:
     value: int | None  # what stands after the `@`
 
 
-def named(spec: str) -> Named:
+def named(spec: str) -> NamedModel:
     """The entry or the Hugging Face configuration that `spec` names; graphs are refused."""
     file = _file(spec)
     if file is None:
@@ -57,7 +57,7 @@ def named(spec: str) -> Named:
         number = _number(value, spec, model.option) if at else None
         if number is not None:
             _check(model.name, model.options(), {model.option: number})
-        return Named(model.name, model, None, number)
+        return NamedModel(model.name, model, None, number)
     path, value_text = file
     config = {} if path.suffix == ".txt" else decode_json(read_bytes(path), str(path))
     if "model_type" not in config:
@@ -69,7 +69,7 @@ def named(spec: str) -> Named:
     number = None if value_text is None else _number(value_text, spec, "seq")
     if number is not None:
         _check(str(path), {"seq": 1}, {"seq": number})
-    return Named(_config_name(path), None, config, number)
+    return NamedModel(_config_name(path), None, config, number)
 
 
 def find(name: str) -> ZooModel:
