@@ -8,13 +8,14 @@ step         pipeline + exposed gradient reduction + optimizer
 import math
 from dataclasses import dataclass
 
-from partita.forecast.layer import BYTES, EndWork, LayerWork, Tally, end_work, layer_work
+from partita.forecast.layer import BYTES, GRAPH_GAP, EndWork, LayerWork, Tally, end_work, layer_work
 from partita.forecast.machine import Machine
 from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
 
+HIDDEN = "behind the host"  # communication that runs while the device waits for the host
 QUANTILE = 1.2816  # of the normal distribution: 80 % lie within it on both sides
 
 
@@ -59,6 +60,11 @@ class Forecast:
     parts_s: tuple[tuple[str, float], ...]  # computing of the busiest rank by what bounds it
     memory: MemoryParts
     hardware_flops: float  # of the whole step, recomputing counted
+
+    @property
+    def communication_spread(self) -> float:
+        """The part of the spread that communication makes."""
+        return math.sqrt(max(0.0, self.spread**2 - base_spread(self.machine) ** 2))
 
     @property
     def interval_s(self) -> tuple[float, float]:
@@ -176,7 +182,13 @@ class _Step:
         if s.overlap_ep:
             exposed_ep = machine.side_by_side(computing, exchange) - computing
         device = computing + exposed_tp + exposed_ring + exposed_ep
-        return max(device, host), {"tp": exposed_tp, "cp": exposed_ring, "ep": exposed_ep}
+        seconds = max(device, host)
+        # What the host takes longer than the device hides communication, too. It is no less unsure.
+        whole = device - computing
+        left = (seconds - max(computing, host)) / whole if whole > 0 else 0.0
+        exposed = {"tp": exposed_tp, "cp": exposed_ring, "ep": exposed_ep}
+        hidden = {HIDDEN: whole * (1 - left)}
+        return seconds, {name: part * left for name, part in exposed.items()} | hidden
 
     def _sharded(self, times: Times, work: LayerWork) -> tuple[Times, float]:
         """A layer whose parameters lie in shares: gathered forward and backward, reduced."""
@@ -197,7 +209,7 @@ class _Step:
             )
         forward = machine.side_by_side(times.forward, gather)
         backward = machine.side_by_side(times.backward, gather + scatter)
-        longer = forward + backward - times.total
+        longer = max(0.0, forward + backward - times.total)
         data = max(0.0, backward - times.weights)
         return Times(forward, data, times.weights), longer
 
@@ -233,7 +245,7 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     ]  # fmt: skip
     send = _send(model, machine, s)
     pipeline, busiest, waits = _pipeline(s, times, send)
-    exposed = dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), 0.0)
+    exposed = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", HIDDEN), 0.0)
     count = s.num_microbatches
     for exposed_each, layers in ((exposed_dense, stages[busiest].dense),
                                  (exposed_sparse, stages[busiest].sparse)):  # fmt: skip
@@ -247,6 +259,7 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     bubble = pipeline - count * times[busiest].total - waits
     memory = fullest_rank(model, s, machine, stages)
     spread = _spread(machine, sum(exposed.values()) / total)
+    del exposed[HIDDEN]
     return Forecast(
         model, s, machine, total, spread, max(0.0, bubble),
         tuple(exposed.items()), _parts(step, stages[busiest], optimizer), memory,
@@ -382,24 +395,34 @@ def _optimizer(machine: Machine, s: Strategy, stage: StageLayers) -> float:
 
 
 def _parts(step: _Step, stage: StageLayers, optimizer: float) -> tuple[tuple[str, float], ...]:
-    """Computing seconds of a stage over the step by what bounds them."""
-    s, physics = step.s, step.machine.physics
+    """Computing seconds of a stage over the step by what bounds them; `fixed` is once a step."""
+    s, physics, ends = step.s, step.machine.physics, step.ends
     bandwidth = step.machine.kind.memory_bytes_per_s * physics.memory
     more = physics.eager_traffic if s.execution == "eager" else 1.0
-    parts = dict.fromkeys(("products", "attention", "memory", "gaps", "host"), 0.0)
+    gap_s = physics.gap_s * (GRAPH_GAP if s.execution == "graph" else 1.0)
+    phases: list[tuple[tuple[Tally, ...], int]] = []  # what host and device do side by side
     for work, layers in ((step.dense, stage.dense), (step.sparse, stage.sparse)):
-        if work is None or not layers:
-            continue
-        for tally in (work.forward, work.data, work.weights, work.again):
-            times = layers * s.num_microbatches
+        if work is not None and layers:
+            backward = (work.data, work.again)
+            phases += [((work.forward,), layers), (backward, layers), ((work.weights,), layers)]
+    if stage.has_embedding:
+        phases += [((ends.embedding,), 1), ((ends.embedding_backward,), 1)]
+    if stage.has_output:
+        phases += [((each,), 1) for each in (ends.output, ends.output_data, ends.output_weights)]
+    parts = dict.fromkeys(("products", "attention", "memory", "gaps", "host"), 0.0)
+    for tallies, layers in phases:
+        times, host = layers * s.num_microbatches, 0.0
+        for tally in tallies:
             parts["products"] += tally.products_s * times
             parts["attention"] += tally.attention_s * times
             moved = tally.traffic_bytes * more + tally.plain_bytes
             parts["memory"] += moved / bandwidth * times
-            parts["gaps"] += tally.kernels * physics.gap_s * times
-            host = tally.kernels * physics.host(s.execution) - tally.device_s(s.execution)
-            parts["host"] += max(0.0, host) * times
-    return (*parts.items(), ("optimizer", optimizer))
+            parts["gaps"] += tally.kernels * gap_s * times
+            host += tally.kernels * physics.host(s.execution) - tally.device_s(s.execution)
+        parts["host"] += max(0.0, host) * times
+    if s.pp > 1:  # forward and backward of every chunk are told to start
+        parts["host"] += 2 * physics.action_s * s.vpp * s.num_microbatches
+    return (*parts.items(), ("optimizer", optimizer), ("fixed", physics.step_s))
 
 
 def _hardware_flops(model: Transformer, s: Strategy) -> float:

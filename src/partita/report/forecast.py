@@ -15,7 +15,10 @@ from partita.forecast.strategy import Strategy
 
 FORMAT = "partita/forecast@1"
 CONFIDENCE = 0.8
-WORDS = {"products": "matrix products", "gaps": "gaps between kernels", "memory": "memory traffic"}
+WORDS = {
+    "products": "matrix products", "gaps": "gaps between kernels", "memory": "memory traffic",
+    "fixed": "fixed cost of a step",
+}  # fmt: skip
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "output", "workspace")
 MEMORY_HEADER = (
     "stage", "ranks", "layers", "parameters", "gradients", "optimizer", "activations", "logits",
