@@ -133,6 +133,11 @@ SMALL = ("simulate", "gpt2", "-c", "8xA100")
         ((*SMALL, "-b", "8", "--hsdp", "many"), "--hsdp: found 'many'; give the number of ranks"),
         ((*SMALL, "-b", "8", "--pp", "2", "--layers", "6;6"), "--layers: found '6;6'; give a"),
         ((*SMALL, "-b", "8", "--matmul-dtype", "int8"), "matmul-dtype: is 'int8'; use one of"),
+        ((*SMALL, "-b", "8", "--matmul-dtype", "fp8"), "A100-80GB-SXM has no products in f8; use"),
+        (
+            ("simulate", "gpt2", "-c", "8xH100", "-b", "8", "--matmul-dtype", "fp4"),
+            "matmul-dtype: H100-SXM has no products in f4; use fp8 or bf16",
+        ),
         ((*SMALL, "-b", "8", "--schedule", "fast"), "--schedule: found 'fast'; known are"),
         (("simulate", "resnet50", "-c", "8xA100", "-b", "8", "--tp", "2"), "is not a stack"),
         (("simulate", "gpt2", "--tp", "2", "-b", "8"), "no cluster is given"),

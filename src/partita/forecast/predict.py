@@ -105,8 +105,15 @@ class Forecast:
     @property
     def mfu(self) -> float:
         """Model FLOPs by peak."""
-        peak = self.machine.kind.peak(self.strategy.dtype)
-        return self.tflops_per_device * 1e12 / peak
+        return self.tflops_per_device * 1e12 / self.machine.kind.peak(self.peak_dtype)
+
+    @property
+    def peak_dtype(self) -> str:
+        """Whose peak MFU is of: that of products, but never less than 16 bits, as is usual."""
+        dtype = self.strategy.product_dtype
+        if dtype not in ("f8", "f4"):
+            return dtype
+        return "f16" if self.strategy.dtype == "f16" else "bf16"
 
     @property
     def hfu(self) -> float:

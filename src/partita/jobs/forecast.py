@@ -30,6 +30,8 @@ DTYPES = {
     "bfloat16": "bf16", "fp8": "f8", "float8": "f8", "mxfp8": "f8", "e4m3": "f8", "fp4": "f4",
     "nvfp4": "f4", "float4": "f4",
 }  # fmt: skip
+# Kinds with 8-bit products and none of 4 bits; datasheets here do not list the latter.
+WITHOUT_F4 = ("H100", "H200", "H800", "GH200", "L4", "RTX-4090", "MI300")
 NODE = -1  # as hsdp: shares within each node, copies across nodes
 
 
@@ -49,6 +51,7 @@ def forecast_model(
     chosen = strategy if strategy is not None else strategy_of(machine, **keys)
     check_strategy(transformer, chosen, machine.num_devices)
     check_divisions(transformer, chosen)
+    _check_products(machine, chosen)
     return predict(transformer, machine, chosen)
 
 
@@ -78,6 +81,18 @@ def strategy_of(machine: Machine, **keys: Any) -> Strategy:
             inside = machine.node_size // (given.get("tp", 1) * given.get("cp", 1))
             given["hsdp"] = max(1, min(inside, given["dp"]))
     return Strategy(**given)
+
+
+def _check_products(machine: Machine, strategy: Strategy) -> None:
+    """Refuse products in a type that the devices do not have."""
+    kind, dtype = machine.kind, strategy.product_dtype
+    narrow = dtype in ("f8", "f4") and "f8" not in dict(kind.flops_per_s)
+    if narrow or (dtype == "f4" and kind.name.startswith(WITHOUT_F4)):
+        raise PlanError(
+            f"{kind.name} has no products in {dtype}",
+            fix="use bf16" if narrow else "use fp8 or bf16",
+            field="matmul-dtype",
+        )
 
 
 def _left(machine: Machine, given: dict[str, Any]) -> int:

@@ -205,6 +205,7 @@ def forecast_json(
         "tflops_per_device": forecast.tflops_per_device,
         "mfu": forecast.mfu,
         "hfu": forecast.hfu,
+        "mfu_of_peak": forecast.peak_dtype,
         "bubble_s": forecast.bubble_s,
         "exposed_s": dict(forecast.exposed_s),
         "parts_s": dict(forecast.parts_s),
