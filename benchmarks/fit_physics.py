@@ -73,6 +73,7 @@ END = "# ---- end of fitted sets"
 WORKSPACE = {
     "GH200": (4.5e9, "what published peaks of devices (sailor-gh200-opt) have more than tensors"),
 }
+ENOUGH = 25  # rows, to speak of the best that anyone reached
 WEIGHT = 20.0  # how much a whole group of rows outweighs one prior of unit width
 
 
@@ -180,7 +181,8 @@ def table(
     """A parameter set as text for the data file."""
     groups = ", ".join(sorted({row.group for row in rows}))
     lines = ["[[kinds]]", f'name = "{kind}"', f"kinds = {list(FAMILIES[kind])}".replace("'", '"')]
-    fitted = f"fitted to {len(rows)} published runs ({groups}) by benchmarks/fit_physics.py"
+    kept = [row for row in rows if not left_out(row)]
+    fitted = f"fitted to {len(kept)} published runs ({groups}) by benchmarks/fit_physics.py"
     expected = "expected; the rows of this kind do not tell"
     for name in errors:
         error, told = errors[name]
@@ -195,7 +197,28 @@ def table(
     most = max(row.machine.num_devices for row in rows)
     text = "the largest machine among the rows"
     lines.append(f'most_devices = {{ value = {most}, sure = 0.0, source = "{text}" }}')
+    for name, several in (("best_mfu", False), ("best_mfu_nodes", True)):
+        best = highest_mfu(rows, several=several)
+        if best is not None:
+            value, row = best
+            text = f"{row.model.name} on {row.machine.num_devices} ({row.group})"
+            lines.append(f'{name} = {{ value = {value:.3f}, sure = 0.0, source = "{text}" }}')
     return "\n".join(lines) + "\n"
+
+
+def highest_mfu(rows: list[Row], *, several: bool) -> tuple[float, Row] | None:
+    """The highest measured MFU with products in 16 bits, on several nodes or on any."""
+    found: list[tuple[float, Row]] = []
+    for row in rows:
+        machine, s = row.machine, row.strategy
+        many = machine.num_devices > machine.node_size
+        if row.measured_s and not row.layer_only and s.product_dtype in ("bf16", "f16"):
+            if many or not several:
+                rate = row.model.step_flops(s.batch) / row.measured_s / machine.num_devices
+                found.append((rate / machine.kind.peak(s.dtype), row))
+    if len(found) < ENOUGH:
+        return None
+    return max(found, key=lambda pair: pair[0])
 
 
 def write(tables: list[str]) -> None:
@@ -225,7 +248,7 @@ def main() -> None:
         start = near or physics_of(kind).physics
         physics, errors = fit(fitted, start, free, near, measured=kind in NEAR_MEASURED)
         physics = sets[kind] = replace(physics, spread=1.1 * base_spread(fitted, physics))
-        tables.append(table(kind, physics, errors, fitted))
+        tables.append(table(kind, physics, errors, mine))
         report(mine, physics, f"{kind}: {len(fitted)} rows fitted of {len(mine)}")
         for name in free:
             print(f"    {name:20s} {getattr(physics, name):.6g} +- {100 * errors[name][0]:.0f} %")

@@ -53,6 +53,8 @@ class Physics:
     workspace_bytes: float = 0.8e9
     spread: float = 0.08  # standard deviation of log(measured / forecast)
     most_devices: float = 1.0  # beyond this many nobody compared
+    best_mfu: float = 1.0  # the highest that anyone published, products in 16 bits
+    best_mfu_nodes: float = 1.0  # the same on several nodes
 
     def host(self, execution: str) -> float:
         """Seconds of the host per kernel: nothing inside a CUDA graph."""

@@ -18,7 +18,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partita.forecast.predict import QUANTILE, Forecast, base_spread
+from partita.costs.uncertainty import alike
+from partita.forecast.predict import Forecast
 
 OWN_LEAST = 0.5  # of independent errors, between steps that are composed alike
 OWN_SLOPE = 6.0
@@ -35,7 +36,7 @@ class Ranked:
 
 def equal(a: Forecast, b: Forecast) -> bool:
     """May both take the same time, with 80 %?"""
-    return abs(math.log(a.step_s / b.step_s)) <= QUANTILE * difference_spread(a, b)
+    return alike(a.step_s, b.step_s, difference_spread(a, b))
 
 
 def difference_spread(a: Forecast, b: Forecast) -> float:
@@ -44,7 +45,7 @@ def difference_spread(a: Forecast, b: Forecast) -> float:
         return 0.0
     if a.model != b.model or a.machine != b.machine:
         return math.hypot(a.spread, b.spread)
-    own = math.hypot(base_spread(a.machine), base_spread(b.machine))
+    own = math.hypot(a.base_spread, b.base_spread)
     own *= min(1.0, OWN_LEAST + OWN_SLOPE * composition_difference(a, b))
     return math.hypot(own, COMMUNICATION * (a.communication_spread - b.communication_spread))
 

@@ -5,9 +5,9 @@ pipeline     max over stages of (what earlier stages take for one micro-batch
 step         pipeline + exposed gradient reduction + optimizer
 """
 
-import math
 from dataclasses import dataclass
 
+from partita.costs.uncertainty import around, spread_of
 from partita.forecast.layer import BYTES, GRAPH_GAP, EndWork, LayerWork, Tally, end_work, layer_work
 from partita.forecast.machine import Machine
 from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
@@ -16,7 +16,6 @@ from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
 
 HIDDEN = "behind the host"  # communication that runs while the device waits for the host
-QUANTILE = 1.2816  # of the normal distribution: 80 % lie within it on both sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,17 @@ class Forecast:
     @property
     def communication_spread(self) -> float:
         """The part of the spread that communication makes."""
-        return math.sqrt(max(0.0, self.spread**2 - base_spread(self.machine) ** 2))
+        return math.sqrt(max(0.0, self.spread**2 - self.base_spread**2))
+
+    @property
+    def base_spread(self) -> float:
+        """The spread of a step without communication."""
+        return spread_of((self.machine.physics_set,), self.machine.num_devices, 0.0)
 
     @property
     def interval_s(self) -> tuple[float, float]:
         """The step lies in here with 80 %."""
-        wide = math.exp(QUANTILE * self.spread)
-        return self.step_s / wide, self.step_s * wide
+        return around(self.step_s, self.spread)
 
     @property
     def capacity_bytes(self) -> float:
@@ -265,25 +268,13 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     total = pipeline + reduction + optimizer + machine.physics.step_s
     bubble = pipeline - count * times[busiest].total - waits
     memory = fullest_rank(model, s, machine, stages)
-    spread = _spread(machine, sum(exposed.values()) / total)
+    spread = spread_of((machine.physics_set,), machine.num_devices, sum(exposed.values()) / total)
     del exposed[HIDDEN]
     return Forecast(
         model, s, machine, total, spread, max(0.0, bubble),
         tuple(exposed.items()), _parts(step, stages[busiest], optimizer), memory,
         _hardware_flops(model, s),
     )  # fmt: skip
-
-
-def _spread(machine: Machine, exposed: float) -> float:
-    """Wider where communication is a large part."""
-    return math.hypot(base_spread(machine), 0.45 * exposed)
-
-
-def base_spread(machine: Machine) -> float:
-    """Of steps without communication; wider on more devices than anyone compared."""
-    known = max(1.0, machine.physics.most_devices)
-    beyond = max(0.0, math.log2(machine.num_devices / known))
-    return math.hypot(machine.physics_set.spread, 0.03 * beyond)
 
 
 def layer_seconds(model: Transformer, machine: Machine, strategy: Strategy) -> float:

@@ -13,8 +13,10 @@ from typing import Any, overload
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
+from partita.costs.physics import PhysicsSet
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
+from partita.costs.uncertainty import MEMORY, around, sets_of, spread_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
 from partita.errors import PlanError
@@ -165,6 +167,35 @@ class Simulation:
     def step_s(self) -> float:
         """Seconds of one step (or one inference)."""
         return self.timeline.makespan
+
+    @property
+    def spread(self) -> float:
+        """How far the truth is from the prediction: standard deviation of log(measured / step)."""
+        exposed = 0.0
+        if not self.is_pipelined and self.step_s:
+            exposed = max(0.0, self.exposed_s) / self.step_s
+        return spread_of(self.physics_sets, self.num_devices, exposed)
+
+    @property
+    def physics_sets(self) -> list[PhysicsSet]:
+        """The parameter sets of the kinds of devices that are used."""
+        used = {device for stage in self.stages for device in stage.mesh.devices}
+        return sets_of(self.cluster.devices[device].kind for device in used)
+
+    @property
+    def likely_step_s(self) -> tuple[float, float]:
+        """The step lies in here with 80 %."""
+        return around(self.step_s, self.spread)
+
+    @property
+    def likely_mfu(self) -> tuple[float, float]:
+        """And the MFU in here."""
+        return around(self.mfu, self.spread)
+
+    @property
+    def likely_peak_bytes(self) -> tuple[float, float]:
+        """And the peak memory of the fullest device in here."""
+        return around(self.fullest[0], MEMORY)
 
     @property
     def interval_s(self) -> float:

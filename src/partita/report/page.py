@@ -101,12 +101,15 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     gap = 1 - bound / objective if objective else 0.0
     peak, capacity = simulation.fullest
     rate = throughput(simulation, objective)
+    likely = "80 % interval " + " to ".join(map(units.seconds, simulation.likely_step_s))
+    mfu = " to ".join(f"{part:.0%}" for part in simulation.likely_mfu)
+    memory = " to ".join(map(units.size, simulation.likely_peak_bytes))
     every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
     figures = (
-        ("step", units.seconds(step), f"{every}{rate}"),
+        ("step (predicted)", units.seconds(step), f"{likely}; {every}{rate}"),
         ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
-        ("MFU", f"{simulation.mfu:.0%}", "of the peak FLOP/s of all devices"),
-        ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
+        ("MFU", f"{simulation.mfu:.0%}", f"{mfu} of the peak FLOP/s of all devices"),
+        ("memory", units.size(peak), f"{memory} of {units.size(capacity)} per device"),
         _waiting_card(simulation),
     )  # fmt: skip
     return cards(figures)
