@@ -5,6 +5,7 @@ pipeline     max over stages of (what earlier stages take for one micro-batch
 step         pipeline + exposed gradient reduction + optimizer
 """
 
+import math
 from dataclasses import dataclass
 
 from partita.costs.uncertainty import around, spread_of
