@@ -212,10 +212,10 @@ def highest_mfu(rows: list[Row], *, several: bool) -> tuple[float, Row] | None:
     for row in rows:
         machine, s = row.machine, row.strategy
         many = machine.num_devices > machine.node_size
-        if row.measured_s and not row.layer_only and s.product_dtype in ("bf16", "f16"):
-            if many or not several:
-                rate = row.model.step_flops(s.batch) / row.measured_s / machine.num_devices
-                found.append((rate / machine.kind.peak(s.dtype), row))
+        counts = not row.layer_only and s.product_dtype in ("bf16", "f16")
+        if row.measured_s and counts and (many or not several):
+            rate = row.model.step_flops(s.batch) / row.measured_s / machine.num_devices
+            found.append((rate / machine.kind.peak(s.dtype), row))
     if len(found) < ENOUGH:
         return None
     return max(found, key=lambda pair: pair[0])

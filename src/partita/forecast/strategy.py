@@ -13,8 +13,8 @@ from partita.forecast.transformer import Transformer
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 EXECUTIONS = ("eager", "compiled", "graph")
-# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with the
-# softmax between them as one kernel; every op a kernel of its own, softmax in f32.
+# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with softmax as
+# one kernel between them; every op a kernel of its own, softmax in f32.
 ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
 DTYPES = ("f32", "bf16", "f16")
 MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
