@@ -26,6 +26,7 @@ step time; and with a price per byte, that value less price * cap is below every
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,7 @@ from partita.problems.sharding import ShardingProblem
 STAT_BYTES = 4
 LEVELS = (0, 1, 3)  # what a search may choose for an op's parameters
 Dims = tuple[str, ...]  # one loop dim per mesh axis, '' for none
+Keep = Callable[[Call, Dims], bool]  # may an op be split like this?
 Floats = npt.NDArray[np.float64]
 DimsParts = tuple[list[float], float, float, float, float]  # see _ShardingBuilder._dims_parts
 
@@ -185,13 +187,15 @@ def sharding_model(
     levels: tuple[int, ...] = LEVELS,
     collectives: Collectives | None = None,
     num_microbatches: int = 1,
+    keep: Keep | None = None,
 ) -> ShardingModel:
     """All ways to split every forward op of a (training) graph over a mesh.
 
-    With several micro-batches the graph is one's, and what a step does once counts in part.
+    With several micro-batches the graph is one's, and what a step does once counts in part. With
+    `keep` only the splits that it keeps; all of an op of which it keeps none.
     """
     times = collectives or Collectives(cluster)
-    return _ShardingBuilder(graph, cluster, mesh, levels, times, num_microbatches).build()
+    return _ShardingBuilder(graph, cluster, mesh, levels, times, num_microbatches, keep).build()
 
 
 @functools.lru_cache(maxsize=65536)
@@ -286,9 +290,9 @@ class _Facts:
 class _ShardingBuilder:
     def __init__(
         self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[int, ...],
-        collectives: Collectives, num_microbatches: int,
+        collectives: Collectives, num_microbatches: int, keep: Keep | None = None,
     ) -> None:  # fmt: skip
-        self.graph, self.mesh, self.levels = graph, mesh, levels
+        self.graph, self.mesh, self.levels, self.keep = graph, mesh, levels, keep
         self.once = 1 / num_microbatches  # a micro-batch's part of what a step does once
         self.axes = mesh.axes
         self.ways = tuple(axis.ways() for axis in mesh.axes)
@@ -349,7 +353,11 @@ class _ShardingBuilder:
     def _choices(self, op: Op) -> tuple[SplitChoice, ...]:
         mine = [name for name in op.inputs if self.owner.get(name) == op.name]
         choices: list[SplitChoice] = []
-        for dims in dims_of(self.graph.call(op), self.axes):
+        call = self.graph.call(op)
+        legal = dims_of(call, self.axes)
+        if self.keep is not None:
+            legal = tuple(dims for dims in legal if self.keep(call, dims)) or legal
+        for dims in legal:
             copied = any(self._replicas(op, name, dims) > 1 for name in mine)
             levels = self.levels if copied else (0,)
             choices.extend(SplitChoice(dims, n) for n in levels if n != 1 or self.update_of)

@@ -18,12 +18,12 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import model_memory, workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.costs.roofline import op_cost
-from partita.costs.sharding import LEVELS
+from partita.costs.sharding import LEVELS, Keep
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
-from partita.plans import CHECKPOINTING, Axis, Mesh, Schedule, Stage
+from partita.plans import CHECKPOINTING, Axis, Mesh, OpSplit, Schedule, Stage
 from partita.problems.joint import (
     Cell,
     FlightKey,
@@ -118,6 +118,9 @@ class JointModel:
     pinned_schedule: str | None = None
     pinned_stages: int | None = None
     name: str = ""
+    # Which splits of an op may be on a mesh of these axes, the strictest last; none: all may.
+    keeps: Callable[[Sequence[Axis]], tuple[Keep, ...]] = field(default=lambda axes: ())
+    suits: Callable[[Mesh, Sequence[OpSplit]], bool] = field(default=lambda mesh, splits: True)
     settings: ModelSettings = ModelSettings()
     chain: Chain = field(init=False)
     fold: Folded = field(init=False)
@@ -186,10 +189,12 @@ class JointModel:
         pinned = self.pinned_schedule
         if pinned is not None and pinned not in (*names, *virtual):
             names = [pinned] if NAMED[pinned].layout == "line" else []
+        names = names if self.allow("vpp", 1) else []
         joint_schedules = [joint_schedule(name) for name in names if self.allow("schedule", name)]
         for name, chunks in virtual.items() if self.training else ():
             if self.allow("schedule", name):
-                joint_schedules += [joint_schedule(name, count) for count in chunks]
+                counts = [count for count in chunks if self.allow("vpp", count)]
+                joint_schedules += [joint_schedule(name, count) for count in counts]
         return tuple(joint_schedules)
 
     def _counts(self) -> list[int]:
@@ -290,8 +295,15 @@ class JointModel:
                 split_strategies += replace(
                     on_mesh, levels=REPLICATED, multipliers=self.settings.multipliers[:1]
                 ).strategies
-            self._splits[key] = tuple(split_strategies)
+            for keep in self.keeps(self._mesh(key).axes)[1:]:
+                split_strategies += replace(on_mesh, keep=keep).strategies
+            self._splits[key] = tuple(filter(self._suitable, split_strategies))
         return self._splits[key]
+
+    def _suitable(self, strategy: SplitStrategy) -> bool:
+        """Is it what was asked for, on the model as a whole?"""
+        ops = [op for segment in self.fold.segments for op in segment]
+        return self.suits(strategy.mesh, strategy.splits(ops, self.fold))
 
     def _replicas_matter(self, group: tuple[int, ...]) -> bool:
         """May a device of a single stage hold everything, and as much again?"""
@@ -316,6 +328,7 @@ class JointModel:
                 settings.multipliers if self.training else settings.inference_multipliers,
                 self.levels,
                 self.allow("recompute", "selective"),
+                keep=next(iter(self.keeps(mesh.axes)), None),
             )  # fmt: skip
         return self._meshes[key]
 

@@ -22,6 +22,7 @@ from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
     LEVELS,
+    Keep,
     ShardingModel,
     SplitChoice,
     Weights,
@@ -87,13 +88,14 @@ class MeshStrategies:
     levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
+    keep: Keep | None = None  # which splits of an op may be
 
     @functools.cached_property
     def model(self) -> ShardingModel:
         """What every choice costs."""
         return sharding_model(
             self.graph, self.cluster, self.mesh, self.levels, self.collectives,
-            self.num_microbatches,
+            self.num_microbatches, self.keep,
         )  # fmt: skip
 
     @functools.cached_property
