@@ -5,12 +5,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partita.cli.base import Output, common_options
 from partita.errors import InputError, RunError
+from partita.plans import Plan
+
+if TYPE_CHECKING:
+    from partita.run.distributed.record import TraceRecorder
 
 
 @click.command()
@@ -93,20 +97,10 @@ def _run(
     from partita.plans import read_plan
 
     need_torch("running a plan")
-    from partita.run.distributed.record import TraceRecorder
     from partita.run.distributed.train import TrainSettings, train
 
     record = read_plan(plan)
-    trace, trace_steps, warmup = tracing
-    if trace is not None and steps < warmup + trace_steps:
-        raise InputError(
-            f"{steps} steps are fewer than {warmup} of warm-up and {trace_steps} that are traced",
-            fix="take more --steps, or fewer --trace-steps or --trace-warmup",
-            field="--trace",
-        )
-    recorder = None
-    if trace is not None:
-        recorder = TraceRecorder(record, trace, rank, steps=trace_steps, warmup=warmup)
+    recorder = _recorder(record, steps, rank, *tracing)
     spec = model or record.model.spec
     if not is_python_spec(spec):
         raise InputError(
@@ -138,8 +132,10 @@ def _run(
                 out.show(f"goes on after step {start}")
             out.show(f"step {done.number + 1}: loss {done.loss:.6f}, {done.seconds:.3g} s")
             sys.stdout.flush()
-    if rank == 0 and recorder is not None:
-        out.show(f"trace in {trace}; look at it with: partita compare-trace {plan} {trace}")
+    if recorder is not None:
+        recorder.finish()  # a run that goes on from a checkpoint may take fewer steps
+        if rank == 0:
+            out.show(_traced(plan, recorder))
     if rank == 0:
         out.result({
             "format": "partita/run@1", "plan": plan, "start": start, "steps": steps,
@@ -148,6 +144,30 @@ def _run(
     else:
         out.result({"format": "partita/run@1", "rank": rank})
     return 0
+
+
+def _recorder(
+    plan: Plan, steps: int, rank: int, trace: str | None, trace_steps: int, warmup: int
+) -> "TraceRecorder | None":
+    """What records the run, if it was asked for."""
+    if trace is None:
+        return None
+    if steps < warmup + trace_steps:
+        raise InputError(
+            f"{steps} steps are fewer than {warmup} of warm-up and {trace_steps} that are traced",
+            fix="take more --steps, or fewer --trace-steps or --trace-warmup",
+            field="--trace",
+        )
+    from partita.run.distributed.record import TraceRecorder
+
+    return TraceRecorder(plan, trace, rank, steps=trace_steps, warmup=warmup)
+
+
+def _traced(plan: str, recorder: "TraceRecorder") -> str:
+    trace = recorder.folder
+    if recorder.written is None:
+        return "nothing was traced: no step was left after the warm-up"
+    return f"trace in {trace}; look at it with: partita compare-trace {plan} {trace}"
 
 
 def _batches(data: str | None, batch: int) -> Callable[[int], tuple[Any, ...]] | None:

@@ -5,6 +5,7 @@
 devices and by links of equal figures, so that what two devices showed holds for sixty-four of them.
 
     op         roofline seconds x factor + launch_s, by phase and class of op ("forward product")
+    collective what each costs before a byte is moved, inside a node and across nodes
     link       latency and bytes per second, for links of the figures that they had before
 
 All else of the machine stays as it is. A calibrated machine has another fingerprint: plans say
@@ -18,6 +19,8 @@ from partita.cluster.record import Cluster
 from partita.errors import ClusterError
 
 KIND = "calibration"
+FIXED_INSIDE = "collective inside a node"  # entries whose launch_s is a collective's fixed cost
+FIXED_ACROSS = "collective across nodes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Call, Shape
 from partita.graph.shapes import attention_heads, axis_of, einsum_terms, gates, per_space
@@ -38,6 +38,9 @@ PLAIN = {
 }
 # Kinds that add up terms: a reduction belongs to one product, and the other terms do not have it.
 SUMS = frozenset({*ADDED_FROM, "lstm", "gru", "lstm_cell", "gru_cell"})
+# Kinds whose weight gradient follows from what the data gradient has exchanged: the gradients of
+# the gates of every step, of the logits before the softmax.
+FROM_DATA_GRADIENT = frozenset({"lstm", "gru", "moe_router"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,16 @@ class Access:
     dims: tuple[tuple[str, ...], ...]
     halo: tuple[int, ...]
     repeats: tuple[str, ...] = ()
+    _position: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        last_first = reversed(list(enumerate(self.dims)))
+        known = {name: position for position, names in last_first for name in names}
+        object.__setattr__(self, "_position", known)
 
     def position(self, dim: str) -> int | None:
         """The tensor dim that a loop dim indexes; None if it does not."""
-        for position, names in enumerate(self.dims):
-            if dim in names:
-                return position
-        return None
+        return self._position.get(dim)  # asked for each split of each op: millions of times
 
     def __str__(self) -> str:
         parts = []
@@ -130,7 +136,8 @@ def _backward(call: Call, nest: Nest) -> Nest:
     """The nest of a gradient: the forward's dims, with what is read and written exchanged.
 
     Sums and statistics of the forward are kept for the backward. What a data gradient exchanges
-    are the matching sums of the gradient, along the dims that index the forward's output.
+    are the matching sums of the gradient, along the dims that index the forward's output; a weight
+    gradient that follows from them exchanges them itself where there is no data gradient.
     The gradient of a term that is only added does not depend on the dims of the other terms.
     """
     sides = {"g": nest.outputs, "o": nest.outputs, "i": nest.inputs}
@@ -141,7 +148,8 @@ def _backward(call: Call, nest: Nest) -> Nest:
         replace(access, repeats=tuple(n for n in added if access.position(n) is None))
         for access in (nest.inputs[i] for i in call.wrt)
     )
-    stats = nest.stats if call.phase == "dgrad" else ()
+    exchanges = call.phase == "dgrad" or (call.alone and call.kind in FROM_DATA_GRADIENT)
+    stats = nest.stats if exchanges else ()
     return Nest(nest.dims, reads, outputs, tuple(s for s in stats if s.dim not in summed))
 
 

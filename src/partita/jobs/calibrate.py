@@ -23,11 +23,14 @@ import numpy.typing as npt
 
 from partita.cluster import Cluster, Link
 from partita.cluster.calibration import (
+    FIXED_ACROSS,
+    FIXED_INSIDE,
     Calibration,
     KindCalibration,
     LinkCalibration,
     OpScale,
 )
+from partita.costs.collectives import reached
 from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
@@ -74,6 +77,13 @@ def calibration_of(matched: MatchedRun) -> Calibration:
     kinds = sorted({cluster.kind_of(d).name for d in matched.devices})
     scales = _op_scales(matched, base, cluster)
     link = link_fit(matched, base, cluster)
+    if link is not None:
+        known = reached(cluster)
+        scales = (
+            *scales,
+            OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.latency),
+            OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.latency),
+        )
     return Calibration(
         f"{matched.traces[0].device}, torch {matched.traces[0].torch}",
         tuple(KindCalibration(kind, scales) for kind in kinds),

@@ -89,7 +89,7 @@ def check_free(folder: str | Path, rank: int) -> None:
     """Refuse before a run what could not be written after it."""
     if trace_path(folder, rank).exists():
         raise FileError(
-            "exists already", fix="choose another folder, or remove it",
+            f"the trace of rank {rank} exists already", fix="choose another folder, or remove it",
             file=str(trace_path(folder, rank)),
         )  # fmt: skip
 

@@ -175,6 +175,18 @@ def test_a_trace_is_not_overwritten(traced):
         TraceRecorder(plan, folder, 0)
 
 
+def test_fewer_steps_than_are_traced_are_refused(traced, tmp_path):
+    from click.testing import CliRunner
+
+    from partita.cli import partita
+
+    (tmp_path / "plan.json").write_bytes(traced["pipeline"][0].to_json())
+    words = ["run", str(tmp_path / "plan.json"), "--steps", "4", "--trace", str(tmp_path / "t")]
+    result = CliRunner().invoke(partita, words)
+    assert result.exit_code == 2
+    assert "4 steps are fewer than 2 of warm-up and 3 that are traced" in result.output
+
+
 def test_a_trace_of_another_plan_is_refused(traced):
     with pytest.raises(PlanError, match="the trace is of another plan"):
         compare_trace(traced["zero"][0], read_traces(traced["pipeline"][1]))

@@ -8,7 +8,6 @@ message or collective says so (`Waiting`), which tells waiting from computing an
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,11 +126,10 @@ class TraceRecorder:
 
     def __init__(
         self, plan: Plan, folder: str | Path, rank: int, *, steps: int = 3, warmup: int = 2,
-        told: Callable[[Path], None] = lambda path: None,
     ) -> None:  # fmt: skip
         check_free(folder, rank)
         self.plan, self.folder, self.rank = plan, Path(folder), rank
-        self.num_steps, self.warmup, self.told = steps, warmup, told
+        self.num_steps, self.warmup = steps, warmup
         self.is_on = False
         self.taken = 0
         self.offset_s = 0.0
@@ -145,6 +143,7 @@ class TraceRecorder:
     def attach(self, walk: RankWalk) -> None:
         """Look at what will run, and take the place of whom waits are told to."""
         self.program, self.device = walk.program, walk.run.device
+        self.world = dist.get_world_size()
         if self.device.type == "cuda":
             self.clock = DeviceClock(self.device)
         self.waiting = _TimedWaiting(self)
@@ -187,12 +186,11 @@ class TraceRecorder:
         if self.written is not None or not self.steps:
             return
         trace = RankTrace(
-            plan_fingerprint(self.plan), self.rank, dist.get_world_size(),
+            plan_fingerprint(self.plan), self.rank, self.world,
             environment_of(self.device, True).device, str(torch.__version__), __version__,
             self.offset_s, tuple(self.steps),
         )  # fmt: skip
         self.written = write_trace(self.folder, trace)
-        self.told(self.written)
 
     # Tasks.
 
