@@ -68,7 +68,7 @@ class FaultBoard:
         text = f"rank {rank} failed in {task}: {cause}"
         try:
             self.store.compare_set("fault", "", text)
-            return self.store.get("fault").decode()  # type: ignore[no-any-return]
+            return self.store.get("fault").decode()
         except Exception:
             return text
 
