@@ -114,8 +114,8 @@ def run_case(rank, model, plan, optimizer, steps=2, without=None):
 def run_cases(rank, cases):
     graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
-    for name, (model, settings, optimizer, _) in cases.items():
-        plan = pipeline(graphs(model), **settings)
+    for name, (model, plan_settings, optimizer, _) in cases.items():
+        plan = pipeline(graphs(model), **plan_settings)
         results[name] = run_case(rank, model, plan, optimizer)
     return results
 
