@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
 
 from partita.errors import PartitaError, RunError
 from partita.run.distributed.comm import Waiting
@@ -33,7 +34,10 @@ class FaultBoard:
     """What the ranks of a run know of each other's faults."""
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float) -> None:
-        self.store, self.rank, self.world, self.timeout_s = store, rank, world, timeout_s
+        # Every rank makes its engines in the same order: the count tells their keys apart.
+        number = store.add(f"partita/engines/{rank}", 1)
+        self.store = PrefixStore(f"partita/engine{number}", store)
+        self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.task = "the start"
         self.waiting = Waiting()
         self.since = time.monotonic()
@@ -63,15 +67,15 @@ class FaultBoard:
         """Tell all; the first fault is the one that counts."""
         text = f"rank {rank} failed in {task}: {cause}"
         try:
-            self.store.compare_set("partita/fault", "", text)
-            return self.store.get("partita/fault").decode()  # type: ignore[no-any-return]
+            self.store.compare_set("fault", "", text)
+            return self.store.get("fault").decode()
         except Exception:
             return text
 
     def known(self) -> str | None:
         """The fault that was posted, if any."""
-        if self.fault is None and self.store.check(["partita/fault"]):
-            self.fault = self.store.get("partita/fault").decode()
+        if self.fault is None and self.store.check(["fault"]):
+            self.fault = self.store.get("fault").decode()
         return self.fault
 
     def explain(self, error: BaseException) -> RunError:
@@ -111,16 +115,16 @@ class FaultBoard:
     def _beat(self, count: int) -> None:
         late = 0.0 if self.waiting.now else time.monotonic() - self.since
         sign = json.dumps([count, self.task, late])
-        self.store.set(f"partita/life/{self.rank}", sign)
+        self.store.set(f"life/{self.rank}", sign)
 
     def _late(self) -> str | None:
         """Who gives no sign of life, or stays in a task without waiting for anybody."""
         now = time.monotonic()
         limit = self.timeout_s
         for rank in range(self.world):
-            if rank == self.rank or not self.store.check([f"partita/life/{rank}"]):
+            if rank == self.rank or not self.store.check([f"life/{rank}"]):
                 continue
-            text = self.store.get(f"partita/life/{rank}").decode()
+            text = self.store.get(f"life/{rank}").decode()
             before = self.seen.get(rank)
             if before is None or before[0] != text:
                 self.seen[rank] = (text, now)
@@ -146,7 +150,7 @@ def cause_of(error: BaseException) -> str:
     """The cause of a fault in a few words."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return f"out of memory ({(str(error).splitlines() or ['no more words'])[0][:160]})"
-    if "allocate memory" in str(error):
+    if "t allocate memory" in str(error) or "cannot allocate memory" in str(error).lower():
         return f"out of memory ({str(error).splitlines()[0][:160]})"
     if isinstance(error, PartitaError):
         return str(error)
