@@ -7,8 +7,10 @@ Devices. Each measured block is a sum over its ops,
 with classes product, attention and elementwise. Factors and launches are the non-negative least
 squares of relative errors; each is drawn lightly towards what fits all blocks at once, so that what
 a run does not tell apart stays equal. Then all are scaled alike, so that the whole host's time of a
-step (computing, starting collectives, gaps between tasks) is in the sum. The step that results is
-that of the run; it is told apart into causes only as far as blocks differ.
+step (computing, starting collectives, gaps between tasks) is in the sum. What is still missing of
+the measured step (ranks that wait for each other by chance, collectives that do not overlap as they
+should) is spread over the ops by a last factor. So the step that results is that of the run; it is
+told apart into causes only as far as blocks differ.
 
 Links. A message or collective is a * latency part + b * bandwidth part of what was predicted; the
 parts come from lowering the plan once more on links of no size-dependent time.
@@ -29,6 +31,7 @@ from partita.cluster.calibration import (
     KindCalibration,
     LinkCalibration,
     OpScale,
+    calibrated,
 )
 from partita.costs.collectives import reached
 from partita.costs.roofline import op_class, op_cost
@@ -43,6 +46,7 @@ from partita.program import Kind, Program
 F64 = npt.NDArray[np.float64]
 PULL = 0.01  # of the prior, beside relative errors of 1
 ROUNDS = 2000
+CORRECTIONS, CLOSE, MOST = 4, 0.02, 1.5  # of the step: how often, how close, by how much at once
 CLASSES = ("product", "attention", "elementwise")
 PHASES = ("forward", "dgrad", "wgrad")
 UPDATE = "update elementwise"
@@ -84,11 +88,20 @@ def calibration_of(matched: MatchedRun) -> Calibration:
             OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.latency),
             OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.latency),
         )
-    return Calibration(
-        f"{matched.traces[0].device}, torch {matched.traces[0].torch}",
-        tuple(KindCalibration(kind, scales) for kind in kinds),
-        () if link is None else _links(matched, cluster, link),
-    )
+    fixed = tuple(scale for scale in scales if scale.ops in (FIXED_INSIDE, FIXED_ACROSS))
+    ops = tuple(scale for scale in scales if scale not in fixed)
+    links = () if link is None else _links(matched, cluster, link)
+    where = f"{matched.traces[0].device}, torch {matched.traces[0].torch}"
+    for _ in range(CORRECTIONS):
+        own = Calibration(where, tuple(KindCalibration(k, (*ops, *fixed)) for k in kinds), links)
+        machine = calibrated(cluster, own)
+        step_s = run(lower_plan(base.stages, plan.schedule, graph, machine, run).program).makespan
+        ratio = matched.step_s / step_s if step_s > 0 else 1.0
+        if abs(ratio - 1) < CLOSE:
+            break
+        ratio = min(max(ratio, 1 / MOST), MOST)
+        ops = tuple(OpScale(o.ops, o.factor * ratio, o.launch_s * ratio) for o in ops)
+    return own
 
 
 # Devices.
