@@ -254,19 +254,25 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    execution: str = "graph",
 ) -> Simulation:
-    """Simulate a plan, or a model run data parallel on a cluster."""
+    """Simulate a plan, or a model run data parallel on a cluster.
+
+    `execution`: `graph` (kernels in a CUDA graph, the host costs nothing), `eager` (PyTorch op by
+    op, as fast as its host starts kernels) or `compiled` (chains of cheap ops fused).
+    """
     if isinstance(model, Plan):
         machine = _machine(cluster if cluster is not None else model.cluster.spec)
-        return simulate_plan(model, machine)
+        return simulate_plan(model, machine, execution)
     if cluster is None:
         raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
     machine = _machine(cluster)
-    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
+                    execution=execution)  # fmt: skip
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
 
 
-def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
+def simulate_plan(plan: Plan, cluster: Cluster, execution: str = "graph") -> Simulation:
     """Simulate a plan on its cluster; a plan for another machine is refused."""
     if cluster.fingerprint() != plan.cluster.fingerprint:
         raise PlanError(
@@ -275,7 +281,7 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
             fix="plan again for this machine",
             field="cluster",
         )
-    workload = load_ref(plan.model)
+    workload = replace(load_ref(plan.model), execution=execution)
     refuse_wrong_decisions(plan, workload.graph, cluster)
     simulation = simulate_stages(workload, cluster, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
@@ -299,7 +305,7 @@ def simulate_stages(
     """
     lowered = lower_plan(
         stages, schedule, workload.graph, cluster, run, memo, quick=quick,
-        most_devices=most_devices,
+        most_devices=most_devices, execution=workload.execution,
     )  # fmt: skip
     once = runs_once(stages, schedule)
     result = Simulation(
@@ -308,7 +314,9 @@ def simulate_stages(
         stages,
         schedule,
         run(lowered.program),
-        _reports(lowered) if once else _busiest_ops(lowered, stages, schedule, cluster),
+        _reports(lowered) if once else _busiest_ops(
+            lowered, stages, schedule, cluster, workload.execution
+        ),
         model_memory(workload.graph),
         decided=tuple(_named(stage, workload.graph) for stage in lowered.stages),
     )
@@ -393,8 +401,9 @@ def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
 
 
 def _busiest_ops(
-    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
-) -> tuple[OpReport, ...]:
+    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster,
+    execution: str,
+) -> tuple[OpReport, ...]:  # fmt: skip
     """What one device of the busiest group does in a step, op by op (without the updates)."""
     groups = device_groups(stages)
     busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
@@ -408,7 +417,7 @@ def _busiest_ops(
         stage, dims = of_op[origin]
         kind = cluster.kind_of(stage.mesh.devices[0])
         split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
-        cost = op_cost(graph, op, kind, split)
+        cost = op_cost(graph, op, kind, split, execution)
         again = (stage.checkpointing == "full") or op.name in stage.recomputed
         twice = again and graph.is_training and op.phase == "forward"
         times = schedule.num_microbatches * (2 if twice else 1)

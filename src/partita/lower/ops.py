@@ -170,8 +170,9 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
     kind = PHASE_KINDS[op.phase]
     for device in context.devices:
         split = tuple(sorted(ways_of(work.dims, context.axes, context.places[device]).items()))
-        cost = op_cost(context.graph, op, context.kinds[device], split)
+        cost = op_cost(context.graph, op, context.kinds[device], split, context.execution)
         w.note(op, device, split, cost)
+        w.host(device, cost.host_s)
         made[device] = w.task(work, (context.index[device],), cost.seconds, ready[device], kind)
     w.use(buffers, made)
     if _reads_sharded(w, op):

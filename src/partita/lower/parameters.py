@@ -239,8 +239,10 @@ def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
         kind = context.kinds[device]
         seconds = kind.launch_s
         for op, buffer in zip(ops, stored, strict=True):
-            cost = op_cost(context.graph, op, kind).scaled(_share(context, op, buffer.layout))
+            whole = op_cost(context.graph, op, kind, (), context.execution)
+            cost = whole.scaled(_share(context, op, buffer.layout))
             w.note(op, device, (), cost)
+            w.host(device, cost.host_s)
             seconds += cost.seconds
         made[device] = w.task(work, (context.index[device],), seconds, ready[device], Kind.UPDATE)
     w.use([w.buffers[gradient.name] for gradient in gradients], made)
