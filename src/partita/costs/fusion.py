@@ -1,9 +1,11 @@
 """What a compiler that fuses chains of cheap ops leaves to be read and written.
 
 Ops without a product loop (elementwise functions, norms, softmax, losses, views) that follow each
-other become one kernel: what one of them makes for the next stays in registers. A tensor is written
-where something else reads it: a product, attention, the backward, or whoever gets the model's
-outputs. What only elementwise functions made is not kept for the backward but made again there.
+other become one kernel: what one of them makes for the next stays in registers. Two such ops are in
+one kernel where one reads what the other makes and nothing that cannot be fused (a product,
+attention) lies between: where both have the same *level*, the most such ops on a way to them. A
+tensor is written where something outside of its kernel reads it. What an elementwise function makes
+of one tensor is not kept for the backward but made again there.
 """
 
 from dataclasses import replace
@@ -43,37 +45,51 @@ def is_fused(graph: Graph, op: Op) -> bool:
 
 
 def starts_kernel(graph: Graph, op: Op) -> bool:
-    """Is something written by it, so that a kernel ends here?"""
-    return any(is_written(graph, op, name) for name in op.outputs)
+    """Is it by itself, or the first of its kernel?"""
+    if not is_fused(graph, op):
+        return True
+    if graph.call(op).kind in VIEWS:
+        return False
+    return not any(_is_inside(graph, name, op) for name in op.inputs)
 
 
 def is_written(graph: Graph, op: Op, name: str) -> bool:
     """Does something read a tensor that is not in the same kernel as the op that makes it?"""
-    if not is_fused(graph, op):
-        return True
     readers = graph.consumers(name)
-    if name in graph.outputs or not readers:
+    if name in graph.outputs or not readers or not is_fused(graph, op):
         return True
-    cheap = graph.call(op).kind in VIEWS or graph.call(op).kind == "elementwise"
+    kind = graph.call(op).kind
+    cheap = kind in VIEWS or (kind == "elementwise" and len(op.inputs) == 1)
+    own = levels(graph)[op.name]
     for reader in readers:
-        if not is_fused(graph, reader):
-            if not _is_again(op, reader, cheap):
+        if _part(reader) != _part(op):
+            if not (cheap and is_fused(graph, reader)):
                 return True
-        elif _part(reader) != _part(op) and not cheap:
+        elif not is_fused(graph, reader) or levels(graph)[reader.name] != own:
             return True
     return False
 
 
-def _is_again(op: Op, reader: Op, cheap: bool) -> bool:
-    """Is the tensor made again for this reader?"""
-    return cheap and _part(op) != _part(reader) and reader.phase == "dgrad"
+def levels(graph: Graph) -> dict[str, int]:
+    """The most ops that cannot be fused on a way to each op, within its pass."""
+    key = ("fusion levels", "")
+    if key not in graph.memo:
+        found: dict[str, int] = {}
+        for op in graph.ops:
+            makers = [maker for maker in graph.predecessors(op) if _part(maker) == _part(op)]
+            found[op.name] = max(
+                (found[maker.name] + (not is_fused(graph, maker)) for maker in makers), default=0
+            )
+        graph.memo[key] = found
+    by_op: dict[str, int] = graph.memo[key]
+    return by_op
 
 
 def _is_inside(graph: Graph, name: str, reader: Op) -> bool:
     maker = graph.producer(name)
-    if maker is None or not is_fused(graph, maker):
+    if maker is None or not is_fused(graph, maker) or _part(maker) != _part(reader):
         return False
-    return _part(maker) == _part(reader)
+    return levels(graph)[maker.name] == levels(graph)[reader.name]
 
 
 def _part(op: Op) -> str:

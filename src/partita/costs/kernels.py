@@ -23,6 +23,7 @@ from partita.graph.traffic import VIEWS, passes_through
 HOST_S = 40e-6  # per kernel, on the host that the table was measured on
 HALF = frozenset({"f16", "bf16"})
 MICRO = 1e-6
+UPDATE_S = 350e-6  # of the host, before an optimizer's first kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Kernels:
     """What an op starts: how many kernels, how well they use memory, what else they move.
 
     `share` is of the plain bandwidth, for the bytes that the op has to move. `more_bytes` are moved
-    in addition, at the plain bandwidth; `more_s` passes where neither matters. `f32_flops` are
-    computed by plain f32 arithmetic in place of the op's own products.
+    in addition, at the plain bandwidth; `more_s` passes where neither matters. `unfused` attention
+    is computed by products of plain f32 arithmetic.
     """
 
     count: float = 1.0
@@ -182,7 +183,7 @@ def _loss(call: Call, dtype: str, training: bool) -> Kernels:
     rows = math.prod(call.inputs[0][:-1])
     if call.phase == "forward":
         return Kernels(2.0, 40 * MICRO, 0.36, more_s=0.6e-9 * rows)
-    return Kernels(3.0, 60 * MICRO, 0.48)
+    return Kernels(3.0, 200 * MICRO, 0.48)
 
 
 def _embedding(call: Call, dtype: str, training: bool) -> Kernels:
@@ -224,17 +225,17 @@ def _view(call: Call, dtype: str, training: bool) -> Kernels:
     host_s = _host(call, 6, 18)
     if call.phase == "forward" or call.kind in ("reshape", "expand"):
         return Kernels(0.0, host_s)
-    return Kernels(2.0, host_s, 0.15)
+    return Kernels(2.0, host_s, 0.12)
 
 
 def _concat(call: Call, dtype: str, training: bool) -> Kernels:
     """Pieces lie in strides; gradients are views that the next op reads in strides."""
-    return Kernels(1.0, _host(call, 20, 25), 0.4 if call.phase == "forward" else 0.3)
+    return Kernels(1.0, _host(call, 20, 25), 0.4 if call.phase == "forward" else 0.12)
 
 
 def _optimizer(call: Call, dtype: str, training: bool) -> Kernels:
     """One fused kernel for many tensors; each of them costs the host."""
-    return Kernels(1 / 24, 9 * MICRO, 0.68 if dtype in HALF else 0.85, more_s=0.6 * MICRO)
+    return Kernels(1 / 24, 7 * MICRO, 0.68 if dtype in HALF else 0.85, more_s=0.6 * MICRO)
 
 
 def _plain(forward: float, backward: float, share: float = 1.0) -> "Rule":

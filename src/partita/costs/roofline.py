@@ -29,6 +29,7 @@ from partita.cluster import DeviceKind
 from partita.costs.fusion import FUSED, fused_elements, starts_kernel
 from partita.costs.kernels import HOST_S, Kernels, kernels
 from partita.costs.physics import Physics, physics_of
+from partita.graph.dtypes import dtype_bytes
 from partita.graph.flops import attended_pairs, flops
 from partita.graph.loops import ADDED_FROM, Access, Nest, loop_nest
 from partita.graph.record import Call, Graph, Op
@@ -59,7 +60,7 @@ MAX_K_SPLITS = 16
 WGRAD_K_SPLITS = 256  # a weight gradient contracts the batch: few tiles, long k
 TILE_OVERHEAD_K = 96  # prologue and epilogue of a tile, as extra k
 VECTOR_EFFICIENCY = 0.7
-FUSED_SHARE = 0.85  # of the bandwidth, of kernels that a compiler writes
+FUSED_SHARE = 0.55  # of the bandwidth, of kernels that a compiler writes
 # Matrix units read 16 bytes at a time; rows of another length go through plain loads instead,
 # which feed a unit this many FLOP/s per element that lies together.
 UNALIGNED_FLOPS_PER_S = 0.73e12
@@ -211,14 +212,22 @@ def _started(call: Call, dtype: str, mode: Mode, rates: Rates) -> Kernels:
     eager = kernels(call, dtype, mode.training)
     if mode.execution == "eager":
         return replace(eager, host_s=eager.host_s * rates.host)
-    return _compiled(call, eager, rates, mode)
+    return _compiled(call, dtype, eager, rates, mode)
 
 
-def _compiled(call: Call, eager: Kernels, rates: Rates, mode: Mode) -> Kernels:
+def _compiled(
+    call: Call, dtype: str, eager: Kernels, rates: Rates, mode: Mode
+) -> Kernels:
+    """A fused kernel, a part of one, or a library's kernel between them."""
+    size = float(math.prod(call.inputs[0]) * dtype_bytes(dtype)) if call.inputs else 0.0
+    slower = 1.0 if not mode.training else 1.6 if call.phase == "forward" else 1.4
+    each = rates.host_compiled_s * slower
+    if call.kind == "batch_norm" and mode.training and call.phase != "dgrad":
+        # Statistics need kernels of their own, two for a long reduction.
+        more = size / FUSED_SHARE if call.phase == "forward" else 0.0
+        return Kernels(2.0 + (not mode.inside), (2 + (not mode.inside)) * each, FUSED_SHARE, more)
     if mode.inside or eager.count == 0:
         return Kernels(0.0, 0.0, FUSED_SHARE)
-    slower = 1.0 if not mode.training else 1.5 if call.phase == "forward" else 1.3
-    each = rates.host_compiled_s * slower
     if call.phase == "update" or call.kind in RECURRENT or call.kind.endswith("_cell"):
         return replace(eager, host_s=eager.host_s * rates.host)
     if call.kind in FUSED:
@@ -228,8 +237,11 @@ def _compiled(call: Call, eager: Kernels, rates: Rates, mode: Mode) -> Kernels:
     if call.kind == "pool":
         return Kernels(1.0, each, 0.5)
     count = min(eager.count, 2.0)
-    biased = call.phase == "wgrad" and call.kind in ADDED_FROM
-    return Kernels(count, each * count, more_bytes=eager.more_bytes / 2 * biased)
+    more = eager.more_bytes / 2 if call.phase == "wgrad" else 0.0  # the gradient of a bias
+    if call.kind == "linear" and dtype in HALF and any(n % 8 for n in call.inputs[1]):
+        padded = math.prod(call.inputs[1]) + math.prod(call.outputs[0])
+        more += 2.0 * dtype_bytes(dtype) * padded
+    return Kernels(count, each * count, more_bytes=more)
 
 
 def _launches(call: Call) -> int:

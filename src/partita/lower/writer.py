@@ -76,6 +76,7 @@ class Writer:
     num_reductions: int = 0
     keeps_gradients: bool = True  # have reduced gradients memory of their own?
     host_s: list[float] = field(default_factory=list)  # of each device's host, since the barrier
+    extras: dict[str, Buffer] = field(default_factory=dict)  # kept for gradients, by forward op
     splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
     costs: dict[str, OpCost] = field(default_factory=dict)
 
@@ -180,6 +181,13 @@ class Writer:
             takes[memory] = takes.get(memory, 0.0) + buffer.size_bytes
             buffer.last_use[device] = max(task, buffer.last_use.get(device, -1))
         self.occupied.append(buffer)
+
+    def temporary(self, size_bytes: float, made: Made) -> None:
+        """Memory that tasks need only while they run."""
+        for device, task in made.items():
+            memory = self.context.index[device]
+            for effects in (self.tasks[task].takes, self.tasks[task].gives):
+                effects[memory] = effects.get(memory, 0.0) + size_bytes
 
     def use(self, buffers: Iterable[Buffer], made: Made) -> None:
         """Buffers are needed until some tasks end."""
