@@ -6,6 +6,7 @@ import click
 
 from partita.cli.base import Output, common_options
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
+from partita.costs.physics import EXECUTIONS
 from partita.errors import InputError
 from partita.files import write_atomically
 
@@ -13,6 +14,13 @@ from partita.files import write_atomically
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@click.option(
+    "--execution",
+    type=click.Choice(EXECUTIONS),
+    default="graph",
+    show_default=True,
+    help="How kernels are started: PyTorch op by op, its compiler, or a CUDA graph.",
+)
 @click.option("--gantt", is_flag=True, help="Draw the timeline here.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace here.")
 @click.option("--top", type=click.IntRange(0), default=10, help="How many of the slowest ops.")
@@ -22,6 +30,7 @@ from partita.files import write_atomically
 def command(
     model: str,
     cluster: str | None,
+    execution: str,
     gantt: bool,
     trace: Path | None,
     top: int,
@@ -35,6 +44,10 @@ def command(
     file, file.py:function (which gives a PyTorch module and the arguments of a call), or a plan
     made by partita. A model without a plan is run data parallel over all devices.
 
+    Execution: graph is the least a framework can take (every op one good kernel, and a host that
+    costs nothing: what plans are made for), eager has the kernels of PyTorch and a device that
+    waits where its host is slower, compiled fuses chains of cheap ops.
+
     Exit code 1 says that it does not fit the memory.
     """
     from partita.jobs.simulate import simulate
@@ -43,7 +56,9 @@ def command(
     plan = _as_plan(model)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
-    simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())
+    simulation = simulate(
+        plan if plan is not None else model, cluster, execution=execution, **options.as_dict()
+    )
     write_dump(dump_graph, simulation.workload.graph)
     if trace is not None:
         from partita.report.trace import chrome_trace

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+EXECUTIONS = ("eager", "compiled", "graph")
 DATA = Path(__file__).with_name("physics.toml")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from partita import zoo
 from partita.capture.onnx_file import is_onnx_spec, onnx_graph
 from partita.capture.python_file import is_python_spec, python_graph
+from partita.costs.physics import EXECUTIONS
 from partita.errors import ModelError, PlanError
 from partita.files import decode_json, read_bytes
 from partita.graph import Graph, training_graph
@@ -14,7 +15,6 @@ from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.files import unknown_kinds
 from partita.plans import ModelRef
 
-EXECUTIONS = ("eager", "compiled", "graph")
 log = logging.getLogger("partita")
 
 
