@@ -86,7 +86,11 @@ def attention_ratios(records: list[Record], kind: DeviceKind, phase: str) -> lis
     """Predicted over measured of fused attention, of the backend that PyTorch chooses."""
     ratios = []
     for record in records:
-        if record["kind"] != "attention" or record["backend"] != "default" or "seconds" not in record:
+        if (
+            record["kind"] != "attention"
+            or record["backend"] != "default"
+            or "seconds" not in record
+        ):
             continue
         graph = _attention(record)
         cost = op_cost(graph, graph.op("a" if phase == "forward" else "a.dgrad"), kind)

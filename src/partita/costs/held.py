@@ -24,6 +24,9 @@ def kept_bytes(call: Call, dtype: str, execution: str) -> float:
     if call.kind in ("lstm", "gru"):
         steps = math.prod(call.inputs[0][:2])
         return 1.5 * size * steps * call.inputs[1][0]  # gates, and the cell's states
+    if call.kind in ("lstm_cell", "gru_cell"):
+        states = len(call.outputs)
+        return float(size * call.inputs[0][0] * call.inputs[1 + states][0])  # its gates
     if execution != "eager":
         return 0.0
     if call.kind == "pool" and call.text("mode") == "max" and call.attr("output") is None:

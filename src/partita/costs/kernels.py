@@ -12,7 +12,7 @@ kinds of devices whose sets give another `host_s` have them scaled.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import ADDED_FROM
@@ -41,6 +41,8 @@ class Kernels:
     more_bytes: float = 0.0
     more_s: float = 0.0
     unfused: bool = False
+    compute: float = 1.0  # times as long as the roofline says
+    of_peak: float = 0.0  # the part of the peak that its arithmetic reaches, where that is known
 
 
 NONE = Kernels(0.0)
@@ -111,7 +113,7 @@ def _batch_norm(call: Call, dtype: str, training: bool) -> Kernels:
         return Kernels(2.0, 0.0, 0.50)
     if call.phase == "dgrad":
         return Kernels(1.0, 55 * MICRO, 0.54)
-    if not training:
+    if not (training and call.flag("training", True)):
         return Kernels(3.0, 57 * MICRO, 0.5)
     return Kernels(5.0, 75 * MICRO, 0.19)
 
@@ -124,12 +126,34 @@ def _bias_elements(call: Call) -> float:
 
 def _conv(call: Call, dtype: str, training: bool) -> Kernels:
     size = _bias_elements(call) * dtype_bytes(dtype)
+    speed = Kernels(compute=_conv_stretch(call), of_peak=_grouped_share(call))
     if call.phase == "forward":  # cuDNN leaves the bias to a kernel of its own
-        return Kernels(1.2 + (size > 0), (70 if training else 58) * MICRO, more_bytes=2 * size / 0.45)
+        host_s = (70 if training else 58) * MICRO
+        return replace(speed, count=1.2 + (size > 0), host_s=host_s, more_bytes=2 * size / 0.45)
     if call.phase == "dgrad":
-        return Kernels(1.3, 60 * MICRO)
+        return replace(speed, count=1.3, host_s=60 * MICRO)
     biased = 2 in call.wrt
-    return Kernels(2.0 + biased, (50 + 20 * biased) * MICRO, more_bytes=biased * size / 0.4)
+    host_s = (50 + 20 * biased) * MICRO
+    return replace(speed, count=2.0 + biased, host_s=host_s, more_bytes=biased * size / 0.4)
+
+
+def _conv_stretch(call: Call) -> float:
+    """One by one is a plain product; gradients of strided windows are put together from parts."""
+    window = math.prod(call.inputs[1][2:])
+    strided = any(step > 1 for step in call.ints("stride"))
+    if window == 1 and not strided:
+        return 0.87
+    return 1.45 if strided and window > 1 and call.phase == "dgrad" else 1.0
+
+
+def _grouped_share(call: Call) -> float:
+    """The part of the peak that a grouped convolution reaches: tiles are padded to 64 channels."""
+    groups = call.whole("groups", 1)
+    if groups == 1:
+        return 0.0
+    share = 0.28 * min(1.0, call.inputs[1][1] / 64)
+    slow = call.phase == "wgrad" and call.inputs[0][0] < 128
+    return share / 8 if slow else share
 
 
 def _linear(call: Call, dtype: str, training: bool) -> Kernels:
@@ -210,6 +234,7 @@ def _recurrent(call: Call, dtype: str, training: bool) -> Kernels:
     if call.phase == "wgrad":
         return Kernels(8.0, 100 * MICRO)
     each = 2.0 if call.phase == "forward" else 3.0
+    each *= 2 if call.flag("bidirectional") else 1
     return Kernels(each * steps, (9 if call.phase == "forward" else 11) * MICRO * each * steps)
 
 

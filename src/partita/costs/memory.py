@@ -17,8 +17,8 @@ from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Graph
 
 GPU_WORKSPACE_BYTES = 1024**3  # context, library workspaces, communication buffers
-# The part of the workspace that libraries take from PyTorch's allocator (two of 32 MiB for cuBLAS):
-# what `torch.cuda.max_memory_allocated` counts beside tensors.
+# The part of the workspace that libraries take from PyTorch's allocator (32 MiB for cuBLAS in each
+# thread, of which training has two): what `torch.cuda.max_memory_allocated` counts beside tensors.
 LIBRARY_BYTES = 64 * 1024**2
 
 

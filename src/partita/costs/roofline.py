@@ -194,6 +194,9 @@ def _cost(
         return OpCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, host_s)
     aligned = mode.execution == "compiled"  # a compiler pads what is not
     compute_s = _compute_seconds(call, nest, dtype, device, factors, work, aligned=aligned)
+    compute_s *= started.compute
+    if started.of_peak:
+        compute_s = work / (device.peak(dtype) * started.of_peak)
     if started.unfused:
         again = 1.0 if call.phase == "forward" else 0.8  # scores are not computed again
         compute_s = work * again / (device.peak("f32") * F32_PRODUCTS)
@@ -215,9 +218,7 @@ def _started(call: Call, dtype: str, mode: Mode, rates: Rates) -> Kernels:
     return _compiled(call, dtype, eager, rates, mode)
 
 
-def _compiled(
-    call: Call, dtype: str, eager: Kernels, rates: Rates, mode: Mode
-) -> Kernels:
+def _compiled(call: Call, dtype: str, eager: Kernels, rates: Rates, mode: Mode) -> Kernels:
     """A fused kernel, a part of one, or a library's kernel between them."""
     size = float(math.prod(call.inputs[0]) * dtype_bytes(dtype)) if call.inputs else 0.0
     slower = 1.0 if not mode.training else 1.6 if call.phase == "forward" else 1.4
@@ -241,7 +242,7 @@ def _compiled(
     if call.kind == "linear" and dtype in HALF and any(n % 8 for n in call.inputs[1]):
         padded = math.prod(call.inputs[1]) + math.prod(call.outputs[0])
         more += 2.0 * dtype_bytes(dtype) * padded
-    return Kernels(count, each * count, more_bytes=more)
+    return replace(eager, count=count, host_s=each * count, more_bytes=more)
 
 
 def _launches(call: Call) -> int:
@@ -303,9 +304,7 @@ def as_products(call: Call, nest: Nest, factors: Factors) -> tuple[Product, ...]
     return tuple(products)
 
 
-def _product(
-    nest: Nest, first: Access, second: Access, out: Access, factors: Factors
-) -> Product:
+def _product(nest: Nest, first: Access, second: Access, out: Access, factors: Factors) -> Product:
     """Which dims make m, n, k and the batch.
 
     A dim of the output that indexes both inputs is batch, only the first m, only the second n;
@@ -429,6 +428,6 @@ def _recurrent_seconds(
         return seconds * 2 / len(sizes)
     once = x[1] * product_seconds(step, peak, device.num_units)
     once += product_seconds(inputs, peak, device.num_units)
-    return max(once, work / device.peak(dtype)) + x[1] * batch * gates(call.kind) * w_rec[1] * 8.0 / (
-        device.peak("f32") * VECTOR_EFFICIENCY
-    )
+    return max(once, work / device.peak(dtype)) + x[1] * batch * gates(call.kind) * w_rec[
+        1
+    ] * 8.0 / (device.peak("f32") * VECTOR_EFFICIENCY)

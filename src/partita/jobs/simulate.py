@@ -314,9 +314,9 @@ def simulate_stages(
         stages,
         schedule,
         run(lowered.program),
-        _reports(lowered) if once else _busiest_ops(
-            lowered, stages, schedule, cluster, workload.execution
-        ),
+        _reports(lowered)
+        if once
+        else _busiest_ops(lowered, stages, schedule, cluster, workload.execution),
         model_memory(workload.graph),
         decided=tuple(_named(stage, workload.graph) for stage in lowered.stages),
     )

@@ -108,9 +108,7 @@ def stage_bodies(
     """The blocks of a stage together with the programs they were read off."""
     local = part.local(stage)
     devices = drawn_devices(local, cluster, 1)
-    context = context_of(
-        local, part.graph, cluster, devices, collectives, number, part, execution
-    )
+    context = context_of(local, part.graph, cluster, devices, collectives, number, part, execution)
     recorded = (None, None) if stage.overlap is None else (stage.overlap.order, stage.overlap.last)
     w = Writer(context, network_order(stage, recorded[0], len(devices)))
     w.keeps_gradients = False

@@ -109,7 +109,12 @@ def _timed_blocks(
     graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter, cluster: Cluster,
     run: Run, memo: Memo, apart: bool,
 ) -> Blocks:  # fmt: skip
-    key = (memo.execution, apart, signature(graph, stage, number, where, part), memo.geometry(stage.mesh))
+    key = (
+        memo.execution,
+        apart,
+        signature(graph, stage, number, where, part),
+        memo.geometry(stage.mesh),
+    )
     if key not in memo.blocks:
         own = piece(graph, stage, number, where, part)
         block = stage_blocks(

@@ -14,8 +14,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partita.costs.layouts import num_shards
 from partita.costs.kernels import UPDATE_S
+from partita.costs.layouts import num_shards
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph.record import Op

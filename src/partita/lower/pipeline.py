@@ -121,9 +121,15 @@ def _bodies(
     """Every stage op by op, however deep it is."""
     return tuple(
         stage_bodies(
-            piece(micro, stage, i, where), stage, i, cluster, run, known.collectives, apart=apart,
+            piece(micro, stage, i, where),
+            stage,
+            i,
+            cluster,
+            run,
+            known.collectives,
+            apart=apart,
             execution=known.execution,
-        )  # fmt: skip
+        )
         for i, stage in enumerate(stages)
     )
 

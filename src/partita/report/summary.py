@@ -99,7 +99,8 @@ def _busy_text(simulation: Simulation) -> str:
     idle = units.seconds(max(0.0, simulation.exposed_s))
     waits = _waits_for(simulation)
     if simulation.is_pipelined:
-        return f"stages     {busy} with their collectives   sends between stages {sent}; {waits} {idle}"
+        sends = f"sends between stages {sent}"
+        return f"stages     {busy} with their collectives   {sends}; {waits} {idle}"
     return f"compute    {busy}   communication {sent}; {waits} {idle}"
 
 
