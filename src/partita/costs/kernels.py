@@ -100,10 +100,8 @@ def _norm(call: Call, dtype: str, training: bool) -> Kernels:
         return Kernels(1.5, 0.0, 0.8 if parallel else min(0.8, 0.21 * wide))
     if call.phase == "dgrad":
         return Kernels(1.0, 85 * MICRO, 0.7)
-    if call.kind == "rms_norm":
-        share = 0.66 * math.pow(wide, 0.2)
-    else:
-        share = 0.36 * math.pow(wide, 0.35)
+    base, power = (0.66, 0.2) if call.kind == "rms_norm" else (0.36, 0.35)
+    share = base * math.pow(wide, power)
     share *= 1.0 if dtype in HALF else 1.4
     return Kernels(1.0, (48 if training else 40) * MICRO, min(0.9, share))
 

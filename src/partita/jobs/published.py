@@ -303,7 +303,7 @@ def _strategy(
     zero = int(degrees.get("zero") or (0 if not sharded else 2 if "GRAD" in str(fsdp) else 3))
     framework = _framework(raw, options, text, sharded=sharded)
     precision = str(options.get("precision", "")).lower()
-    dtype = "f16" if ("fp16" in precision or precision == "f16") else "bf16"
+    dtype = "f16" if ("fp16" in precision or "f16" == precision) else "bf16"
     if precision in ("fp32", "f32", "float32"):
         dtype = "f32"
     matmul = PRECISIONS.get(precision.split()[0] if precision else "", "")
