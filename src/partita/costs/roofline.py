@@ -274,6 +274,9 @@ def _compute_seconds(
                 product_seconds(p, peak, device.num_units, splits, fine=rates.fine_tiles)
                 for p in products
             )
+            # A router computes a little more than its product.
+            points = sum(float(p.batch * p.m) * p.n * p.k for p in products)
+            once *= max(1.0, work / (2.0 * points))
             slow = 1 / rates.conv if call.kind == "conv" else 1.0
             halves = dtype in HALF and not (aligned and call.kind != "conv")
             floor = _unaligned_seconds(call, work, device) if halves else 0.0
