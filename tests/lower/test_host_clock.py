@@ -1,15 +1,16 @@
 """The host: a device's kernels begin when they have been started, and hosts run ahead."""
 
+from dataclasses import replace
+
 import pytest
 
 from partita.cluster import resolve
-from partita.engine import run
+from partita.costs.roofline import op_cost
 from partita.errors import ModelError
-from partita.graph import training_graph
-from partita.jobs.simulate import data_parallel, simulate
-from partita.lower.stage import lower_stage
+from partita.jobs.simulate import data_splits, simulate, simulate_stages
+from partita.jobs.workload import load
+from partita.plans import Axis, Mesh, Schedule, Stage
 from partita.report.summary import simulation_text
-from partita.zoo import build
 
 H200 = resolve("1xH200")
 
@@ -52,13 +53,34 @@ def test_executions_are_ordered():
     assert steps["graph"] < steps["compiled"] <= steps["eager"] * 1.1
 
 
-def test_blocks_of_a_pipeline_count_the_host_from_their_own_begin():
-    graph = training_graph(build("gpt2", batch=8, dtype="bf16"))
-    cluster = resolve("1xH200")
-    stage = data_parallel(graph, cluster)
-    slow = run(lower_stage(stage, graph, cluster, execution="eager").program).makespan
-    fast = run(lower_stage(stage, graph, cluster).program).makespan
-    assert slow > fast
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("quick", [False, True])
+def test_blocks_of_a_pipeline_wait_for_their_hosts(quick, recompute):
+    workload = load("gpt2", batch=8, dtype="bf16")
+    cluster = resolve("2xH200")
+    ops = [op.name for op in workload.graph.ops if op.phase == "forward"]
+    half = len(ops) // 2
+    stages = []
+    for number, mine in enumerate((ops[:half], ops[half:])):
+        mesh = Mesh((Axis("data", 1),), (number,))
+        splits = {split.op: split for split in data_splits(workload.graph, mesh)}
+        own = tuple(splits[name] for name in mine)
+        kept = ("full", tuple(mine[::40])) if recompute else ("none", ())
+        stages.append(Stage(f"stage{number}", mesh, own, *kept))
+    steps = {
+        execution: simulate_stages(
+            replace(workload, execution=execution), cluster, tuple(stages), Schedule("1f1b", 4),
+            quick=quick,
+        ).step_s
+        for execution in ("graph", "eager")
+    }  # fmt: skip
+    host_s = sum(
+        op_cost(workload.graph, op, cluster.kind_of(0), (), "eager").host_s
+        for op in workload.graph.ops
+        if op.phase != "update"
+    )
+    assert steps["eager"] > steps["graph"]
+    assert steps["eager"] > 4 * host_s / 2  # four micro-batches of two stages side by side
 
 
 def test_several_devices_each_have_a_host():
