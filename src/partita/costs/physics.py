@@ -58,6 +58,8 @@ class Physics:
     attention_start: float = 0.0  # op by op: keys that a block of queries costs before the first
     spread: float = 0.08  # standard deviation of log(measured / forecast)
     most_devices: float = 1.0  # beyond this many nobody compared
+    best_mfu: float = 1.0  # the highest that anyone published, products in 16 bits
+    best_mfu_nodes: float = 1.0  # the same on several nodes
 
     def host(self, execution: str) -> float:
         """Seconds of the host per kernel: nothing inside a CUDA graph."""

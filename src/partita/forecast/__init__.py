@@ -5,10 +5,11 @@ priced once. The parameters (how much of its peak a kind of device reaches, what
 the host, how overlapped communication slows computing) are those of `costs/physics.py`.
 """
 
+from partita.forecast.compare import equal, ranked
 from partita.forecast.machine import Machine, machine_of
 from partita.forecast.memory import MemoryParts
 from partita.forecast.predict import Forecast, forecast
-from partita.forecast.strategy import SCHEDULES, Strategy, check_strategy
+from partita.forecast.strategy import SCHEDULES, Strategy, check_divisions, check_strategy
 from partita.forecast.transformer import Experts, Latent, Transformer
 
 __all__ = [
@@ -20,7 +21,10 @@ __all__ = [
     "MemoryParts",
     "Strategy",
     "Transformer",
+    "check_divisions",
     "check_strategy",
+    "equal",
     "forecast",
     "machine_of",
+    "ranked",
 ]

@@ -292,14 +292,22 @@ def end_work(model: Transformer, s: Strategy, machine: Machine) -> EndWork:
     work = tuple(Tally(machine, s.dtype, s.dtype) for _ in range(5))
     h, vocab = model.hidden, model.vocab / s.tp
     embedding, embedding_backward, output, output_data, output_weights = work
+    rows = tokens * model.output_share
+    if model.patch_features:
+        embedding.product(tokens, h, model.patch_features)
+        embedding_backward.product(h, model.patch_features, tokens, out_bytes=_sum_bytes(s))
     embedding.passes(tokens * h, 3, kernels=4)
     embedding_backward.passes(tokens * h, 4, kernels=4)
     output.passes(tokens * h, 2)
-    output.product(tokens, vocab, h)
-    output_data.product(tokens, h, vocab)
-    output_weights.product(vocab, h, tokens, out_bytes=_sum_bytes(s))
-    output.plain_bytes += tokens * vocab * (6 if s.fused_loss else 16)
-    output_data.plain_bytes += tokens * vocab * (4 if s.fused_loss else 8)
+    if model.transform:
+        output.product(rows, h, h)
+        output_data.product(rows, h, h)
+        output_weights.product(h, h, rows, out_bytes=_sum_bytes(s))
+    output.product(rows, vocab, h)
+    output_data.product(rows, h, vocab)
+    output_weights.product(vocab, h, rows, out_bytes=_sum_bytes(s))
+    output.plain_bytes += rows * vocab * (6 if s.fused_loss else 16)
+    output_data.plain_bytes += rows * vocab * (4 if s.fused_loss else 8)
     output.kernels += 2 if s.fused_loss else 8
     output_data.kernels += 2
     output_data.passes(tokens * h, 4)

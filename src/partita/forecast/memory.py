@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from partita.forecast.layer import BYTES
 from partita.forecast.machine import Machine
-from partita.forecast.stages import StageLayers
+from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
 
@@ -39,11 +39,20 @@ class MemoryParts:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.output
 
 
+def every_stage(model: Transformer, s: Strategy, machine: Machine) -> tuple[MemoryParts, ...]:
+    """The components of one rank of each stage; all ranks of a stage need the same."""
+    stages = stage_layers(model, s)
+    return tuple(_of_stage(model, s, machine, stage, len(stages)) for stage in stages)
+
+
 def fullest_rank(
     model: Transformer, s: Strategy, machine: Machine, stages: tuple[StageLayers, ...]
 ) -> MemoryParts:
     """The components of the rank that needs most."""
+    # Of stages with equal layers an early one holds most micro-batches; the last has the logits.
     candidates = {0, len(stages) - 1, min(1, len(stages) - 1)}
+    if len({(stage.dense, stage.sparse) for stage in stages}) > 1:
+        candidates = set(range(len(stages)))
     return max(
         (_of_stage(model, s, machine, stages[i], len(stages)) for i in sorted(candidates)),
         key=lambda parts: parts.total,
@@ -62,17 +71,19 @@ def _of_stage(
     states = 8 + (4 if s.master and s.dtype != "f32" else 0)
     size = BYTES[s.dtype]
     parameters = (spread if s.zero >= 3 else count) * size
-    if s.zero >= 3:  # the layers that are gathered: the one computed and the next
-        parameters += 2 * stage.largest_layer * size
+    # What is gathered at once: a layer, or where it is gathered in pieces its largest matrix.
+    gathered = stage.largest_layer / min(3, s.gathers) * size
+    if s.zero >= 3:  # what is computed and what comes next
+        parameters += 2 * gathered
     gradients = (spread if s.zero >= 2 else count) * grad
     if s.zero >= 3:
-        gradients += stage.largest_layer * size
+        gradients += gathered
     optimizer = (spread if s.zero >= 1 else count) * states
     tokens = s.micro_batch * model.seq / s.cp
     output = 0.0
     if stage.has_output:
         per_logit = 4 if s.fused_loss else 2 + 4 + (4 if s.dtype != "f32" else 0)
-        output = tokens * model.vocab / s.tp * per_logit
+        output = tokens * model.output_share * model.vocab / s.tp * per_logit
     activations = _activations(model, s, stage, num_stages, tokens)
     return MemoryParts(
         parameters, gradients, optimizer, activations, output,
@@ -88,9 +99,11 @@ def in_flight(s: Strategy, stage: int, num_stages: int) -> float:
     if s.vpp > 1 or s.schedule == "interleaved":
         chunks = min(count * s.vpp, (s.vpp - 1) * p + 2 * (p - stage - 1) + 1)
         return chunks / s.vpp
-    if s.schedule == "zb-h2":
-        return min(count, 2 * (p - stage) - 1 if stage else 2 * p - 1)
-    if s.schedule in ("zb-v", "dualpipe-v"):
+    if s.schedule == "zb-h2":  # every stage fills the memory that the first one needs
+        return min(count, 2 * p - 1)
+    if s.schedule == "dualpipe-v":
+        return min(count, p + 0.5)
+    if s.schedule == "zb-v":
         return min(count, p)
     if s.schedule == "zb-h1":
         return min(count, p)

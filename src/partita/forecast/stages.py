@@ -27,7 +27,7 @@ class StageLayers:
 
 def stage_layers(model: Transformer, s: Strategy) -> tuple[StageLayers, ...]:
     """As even as they can be; with `ends`, so many fewer at both ends."""
-    counts = _counts(model.layers, s.pp, s.ends)
+    counts = list(s.layers) or _counts(model.layers, s.pp, s.ends)
     dense_first = model.layers - model.sparse_layers
     stages, before = [], 0
     for index, count in enumerate(counts):
@@ -57,7 +57,7 @@ def _stage(model: Transformer, s: Strategy, index: int, dense: int, sparse: int)
     if first:
         shared += model.embedding_parameters
     if last:
-        shared += 2 * model.hidden
+        shared += model.output_parameters
         if not first or not model.tied:
             shared += model.vocab * model.hidden
     largest = (model.attention_parameters + model.dense_parameters) / s.tp

@@ -13,8 +13,8 @@ from partita.forecast.transformer import Transformer
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 EXECUTIONS = ("eager", "compiled", "graph")
-# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with the softmax
-# between them as one kernel; every op a kernel of its own, softmax in f32.
+# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with softmax as
+# one kernel between them; every op a kernel of its own, softmax in f32.
 ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
 DTYPES = ("f32", "bf16", "f16")
 MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
@@ -51,6 +51,7 @@ class Strategy:
     master: bool = True  # f32 copies of parameters in the optimizer
     gathers: int = 1  # collectives in which a layer's parameters in shares are gathered
     fused_loss: bool = False  # the loss never writes logits in f32
+    layers: tuple[int, ...] = ()  # of each stage; (): as even as they can be, see `ends`
 
     @property
     def fused_attention(self) -> bool:
@@ -119,6 +120,49 @@ def check_strategy(model: Transformer, strategy: Strategy, num_devices: int) -> 
     _check_widths(model, s)
 
 
+def check_divisions(model: Transformer, strategy: Strategy) -> None:
+    """Refuse what frameworks refuse though a forecast could be made of it.
+
+    Published runs have layouts of stages that no rule here knows, so `check_strategy` lets them be.
+    """
+    s = strategy
+    if s.vpp > 1 and s.schedule != "interleaved":
+        raise PlanError(
+            f"vpp={s.vpp}, and {s.schedule} does not interleave chunks",
+            fix="use schedule interleaved, or leave vpp out",
+            field="vpp",
+        )
+    if s.schedule == "interleaved" and s.vpp == 1:
+        raise PlanError(
+            "interleaving needs several chunks on each rank",
+            fix="use vpp of at least 2, or schedule 1f1b",
+            field="schedule",
+        )
+    chunks = s.pp * s.vpp
+    ends = {0, 1, 2}  # of the embedding and the output layer, those that count as a layer
+    if s.vpp > 1 and all((model.layers + more) % chunks for more in ends):
+        each = model.layers // s.pp if model.layers % s.pp == 0 else 1
+        legal = [vpp for vpp in range(2, each + 1) if each % vpp == 0]
+        raise PlanError(
+            f"{model.layers} layers are not divided by pp={s.pp} x vpp={s.vpp} = {chunks} chunks",
+            fix=f"use vpp of {_either(legal)}"
+            if legal
+            else f"use pp x vpp that divides {model.layers}, or leave vpp out",
+            field="vpp",
+        )
+    if s.hsdp and s.zero == 0:
+        raise PlanError(
+            f"hsdp={s.hsdp} says how many ranks share one copy in shares, and zero=0 has no shares",
+            fix="use zero=3 (or 1, 2), or leave hsdp out",
+            field="hsdp",
+        )
+
+
+def _either(numbers: list[int]) -> str:
+    texts = [str(number) for number in numbers]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
 def _degrees_that_fit(s: Strategy, num_devices: int) -> str:
     others = s.tp * s.cp * s.pp
     if num_devices % others == 0:
@@ -146,6 +190,13 @@ def _check_names(s: Strategy) -> None:
 
 def _check_layers(model: Transformer, s: Strategy) -> None:
     chunks = s.pp * s.vpp
+    if s.layers and (len(s.layers) != s.pp or sum(s.layers) != model.layers or min(s.layers) < 0):
+        raise PlanError(
+            f"{','.join(map(str, s.layers))} are {sum(s.layers)} layers in {len(s.layers)} stages, "
+            f"the model has {model.layers} and pp is {s.pp}",
+            fix=f"give {s.pp} numbers that add up to {model.layers}",
+            field="layers",
+        )
     if s.vpp > 1 and s.pp == 1:
         raise PlanError(f"vpp={s.vpp} without a pipeline", fix="use pp of at least 2", field="vpp")
     if chunks > model.layers + 2:  # the embedding and the output layer may be chunks, too
@@ -171,6 +222,12 @@ def _check_widths(model: Transformer, s: Strategy) -> None:
             fix=f"use a divisor of {math.gcd(heads, model.inner)}",
             field="tp",
         )
+    if model.latent is None and model.groups % s.tp and s.tp % model.groups:
+        raise PlanError(
+            f"tp={s.tp} neither divides {model.groups} heads of keys and values nor is a multiple",
+            fix=f"use a divisor of {model.groups}",
+            field="tp",
+        )
     if s.sp and s.tp == 1:
         raise PlanError(
             "sequence parallelism splits what tensor parallelism repeats, and tp is 1",
@@ -191,9 +248,11 @@ def _check_widths(model: Transformer, s: Strategy) -> None:
             fix="choose a divisor",
             field="ep",
         )
-    if s.ep > s.dp * s.cp * s.tp:
+    if s.dp * s.cp * s.tp % s.ep:
         raise PlanError(
-            f"ep={s.ep} is more than the {s.dp * s.cp * s.tp} ranks of one stage",
-            fix="use fewer",
+            f"ep={s.ep} does not divide the {s.dp * s.cp * s.tp} ranks of one stage",
+            fix=f"choose a divisor of {math.gcd(s.dp * s.cp * s.tp, model.experts.count)}"
+            if model.experts
+            else "leave it out",
             field="ep",
         )

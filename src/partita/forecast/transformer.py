@@ -53,6 +53,10 @@ class Transformer:
     latent: Latent | None = None
     window: int = 0  # tokens that a windowed layer looks back; 0: all
     windowed_share: float = 0.0  # the part of the layers with a window
+    num_positions: int = 0  # that are learned; 0: as many as a sequence has
+    transform: bool = False  # a product and a norm before the logits: BERT's head
+    patch_features: int = 0  # numbers of one patch of an image, embedded by a product; 0: words
+    classifies: bool = False  # one position of a sequence alone reaches the output layer
 
     @property
     def groups(self) -> int:
@@ -135,8 +139,20 @@ class Transformer:
 
     @property
     def embedding_parameters(self) -> float:
-        """Of tokens and learned positions."""
-        return float(self.vocab * self.hidden + (self.seq * self.hidden if self.positions else 0))
+        """Of tokens (or patches and the class token) and learned positions."""
+        rows = (self.num_positions or self.seq) if self.positions else 0
+        rows += self.patch_features + 2 if self.patch_features else self.vocab
+        return float(rows * self.hidden)
+
+    @property
+    def output_parameters(self) -> float:
+        """Of the last norm and what stands before the logits; the table of words apart."""
+        return 2.0 * self.hidden + (self.hidden * (self.hidden + 3.0) if self.transform else 0.0)
+
+    @property
+    def output_share(self) -> float:
+        """The part of all positions that reaches the output layer."""
+        return 1.0 / self.seq if self.classifies else 1.0
 
     @property
     def parameters(self) -> float:
@@ -145,7 +161,7 @@ class Transformer:
         total = self.layers * self.attention_parameters + dense * self.dense_parameters
         total += self.sparse_layers * (self.expert_parameters + self.shared_parameters)
         head = 0.0 if self.tied else self.vocab * self.hidden
-        return total + self.embedding_parameters + head + 2 * self.hidden
+        return total + self.embedding_parameters + head + self.output_parameters
 
     @property
     def layer_flops(self) -> tuple[float, float]:
@@ -162,7 +178,13 @@ class Transformer:
 
     def step_flops(self, sequences: float) -> float:
         """Forward and backward of so many sequences, each operation counted once."""
+        return 3.0 * self.forward_flops * sequences * self.seq
+
+    @property
+    def forward_flops(self) -> float:
+        """Forward FLOPs per token: layers, embedding and output layer."""
         dense, sparse = self.layer_flops
         per_token = dense * (self.layers - self.sparse_layers) + sparse * self.sparse_layers
-        per_token += 2.0 * self.hidden * self.vocab
-        return 3.0 * per_token * sequences * self.seq
+        wide = self.vocab + (self.hidden if self.transform else 0)
+        per_token += 2.0 * self.hidden * wide * self.output_share
+        return per_token + 2.0 * self.hidden * self.patch_features
