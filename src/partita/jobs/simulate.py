@@ -291,6 +291,7 @@ def simulate(
     training: bool = True,
     optimizer: str = "adamw",
     calibration: Calibration | None = None,
+    execution: str = "graph",
 ) -> Simulation: ...
 
 
@@ -320,6 +321,7 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    execution: str | None = None,
     strategy: Strategy | None = None,
     calibration: Calibration | None = None,
     **keys: Any,
@@ -330,6 +332,10 @@ def simulate(
 
     With a strategy, or any of its keys (`tp=8, pp=4, micro_batch=1`), the answer is the forecast of
     one training step of a transformer instead.
+
+    `execution`: `graph` (kernels in a CUDA graph, the host costs nothing: what op by op is without
+    it), `eager` (PyTorch op by op, as fast as its host starts kernels) or `compiled` (chains of
+    cheap ops fused).
     """
     if strategy is not None or keys or isinstance(model, Transformer):
         if not training or optimizer not in ("adam", "adamw"):
@@ -338,16 +344,20 @@ def simulate(
                 fix="leave training and optimizer out",
                 field="strategy",
             )
-        return _by_strategy(model, cluster, strategy, {"batch": batch, "dtype": dtype, **keys})
+        return _by_strategy(model, cluster, strategy, {
+            "batch": batch, "dtype": dtype, "execution": execution, **keys,
+        })  # fmt: skip
+    execution = execution or "graph"
     if isinstance(model, Plan):
         machine = _machine(cluster if cluster is not None else model.cluster.spec)
-        return simulate_plan(model, machine, calibration)
+        return simulate_plan(model, machine, execution, calibration)
     if cluster is None:
         raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
     machine = _machine(cluster)
     if calibration is not None:
         machine = calibrated(machine, calibration)
-    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
+                    execution=execution)  # fmt: skip
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
 
 
@@ -367,7 +377,7 @@ def _by_strategy(
 
 
 def simulate_plan(
-    plan: Plan, cluster: Cluster, calibration: Calibration | None = None
+    plan: Plan, cluster: Cluster, execution: str = "graph", calibration: Calibration | None = None
 ) -> Simulation:
     """Simulate a plan on its cluster; a plan for another machine is refused.
 
@@ -380,7 +390,7 @@ def simulate_plan(
             fix="plan again for this machine",
             field="cluster",
         )
-    workload = load_ref(plan.model)
+    workload = replace(load_ref(plan.model), execution=execution)
     refuse_wrong_decisions(plan, workload.graph, cluster)
     if calibration is not None:
         cluster = calibrated(uncalibrated(plan, cluster), calibration)
@@ -406,7 +416,7 @@ def simulate_stages(
     """
     lowered = lower_plan(
         stages, schedule, workload.graph, cluster, run, memo, quick=quick,
-        most_devices=most_devices,
+        most_devices=most_devices, execution=workload.execution,
     )  # fmt: skip
     once = runs_once(stages, schedule)
     result = Simulation(
@@ -415,7 +425,9 @@ def simulate_stages(
         stages,
         schedule,
         run(lowered.program),
-        _reports(lowered) if once else _busiest_ops(lowered, stages, schedule, cluster),
+        _reports(lowered)
+        if once
+        else _busiest_ops(lowered, stages, schedule, cluster, workload.execution),
         model_memory(workload.graph),
         decided=tuple(_named(stage, workload.graph) for stage in lowered.stages),
     )
@@ -500,8 +512,9 @@ def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
 
 
 def _busiest_ops(
-    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
-) -> tuple[OpReport, ...]:
+    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster,
+    execution: str,
+) -> tuple[OpReport, ...]:  # fmt: skip
     """What one device of the busiest group does in a step, op by op (without the updates)."""
     groups = device_groups(stages)
     busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
@@ -515,7 +528,7 @@ def _busiest_ops(
         stage, dims = of_op[origin]
         kind = cluster.kind_of(stage.mesh.devices[0])
         split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
-        cost = op_cost(graph, op, kind, split)
+        cost = op_cost(graph, op, kind, split, execution)
         again = (stage.checkpointing == "full") or op.name in stage.recomputed
         twice = again and graph.is_training and op.phase == "forward"
         times = schedule.num_microbatches * (2 if twice else 1)
