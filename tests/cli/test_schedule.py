@@ -162,7 +162,87 @@ class TestOrders:
         file.write_text("0F0,0B0\n1B0,1F0\n")
         result = run("schedule", str(file))
         assert result.exit_code == 1
-        assert "error: not verified: deadlock" in result.stderr
+        assert f"error: not verified: {file}: row 2 (rank 1), cell 1, 1B0: stands" in result.stderr
+
+    def test_what_torch_makes_of_it_is_said(self, run, run_json, order):
+        lines = run("schedule", order, "-q").stdout.splitlines()
+        assert "in flight 2, 1 micro-batches at most on each rank" in lines
+        assert (
+            "torch     compute_only, 2 ranks, 2 stages, 3 micro-batches: messages match, "
+            "nobody waits for ever, gradients are complete"
+        ) in lines
+        assert any(line.startswith("  older   PipelineScheduleMulti cannot") for line in lines)
+        torch = run_json("schedule", order)["torch"]
+        assert (torch["form"], torch["verified"], torch["nccl"]) == ("compute_only", True, [])
+        assert (torch["ranks"], torch["stages"], torch["microbatches"]) == (2, 2, 3)
+        assert torch["in_flight"] == [2, 1]
+
+    def test_messages_are_written_and_read(self, run, run_json, order, tmp_path):
+        file = tmp_path / "comms.csv"
+        first = run_json("schedule", order, "--csv", str(file), "--comms")
+        assert file.read_text().startswith("0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0")
+        again = run_json("schedule", str(file))
+        assert again["torch"]["form"] == "compute_comms"
+        assert again["makespan"] == first["makespan"]
+        back = tmp_path / "back.csv"
+        run("schedule", str(file), "--csv", str(back), "-q")
+        assert back.read_text() == Path(order).read_text()
+
+    def test_messages_that_hang_with_nccl_are_told(self, run, tmp_path):
+        file = tmp_path / "o.csv"
+        file.write_text(
+            "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+            "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"
+        )
+        for command in ("schedule", "verify"):
+            result = run(command, str(file))
+            assert result.exit_code == 0
+            assert "NCCL" in result.stdout
+            assert "a circle of waits: the message 1SEND_B0 (rank 1, cell 4)" in result.stdout
+
+    def test_a_published_schedule_is_an_order(self, run, run_json, tmp_path):
+        file = tmp_path / "zbv.csv"
+        words = ("--devices", "2", "--microbatches", "3", "--weight-span", "1")
+        answer = run_json("schedule", "zb-v", *words, "--csv", str(file))
+        assert answer["torch"]["stages"] == 4
+        assert file.read_text().startswith("0F0,0F1,0F2,3F0,3I0,3W0")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("zb-v",), "--microbatches: zb-v is for a number of them; add --microbatches 8"),
+            (("chimera", "--microbatches", "4"), "PLACEMENT: Chimera (direct) holds the model"),
+            (("zb-v", "--microbatches", "4", "--chunks", "3"), "PLACEMENT: ZB-V needs two chunks"),
+            (("1f1b", "--microbatches", "4", "--chunks", "3"), "--chunks: says nothing to 1f1b"),
+            (("1f1b", "--microbatches", "0"), "--microbatches: found 0; give 1 or more"),
+            (("1f1b", "--microbatches", "4", "--devices", "0"), "--devices: found 0; give 1"),
+            (("vshape", "--microbatches", "4", "--comms"), "--comms: is for --csv; add --csv"),
+        ],
+    )
+    def test_what_an_order_cannot_be_is_refused(self, run, words, message):
+        result = run("schedule", *words)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {message}")
+
+    def test_forwards_alone_run_as_inference(self, run, tmp_path):
+        file = tmp_path / "o.csv"
+        file.write_text("0F0,0F1\n1F0,1F1\n")
+        result = run("schedule", str(file))
+        assert result.exit_code == 0
+        assert "torch     torch's runtime asks for a backward of every forward" in result.stdout
+
+    def test_the_verifier_lists_what_is_wrong_with_a_file(self, run, run_json, order, tmp_path):
+        answer = run_json("verify", order)
+        assert (answer["kind"], answer["verified"]) == ("torch-schedule", True)
+        file = tmp_path / "o.csv"
+        file.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        result = run("verify", str(file))
+        assert result.exit_code == 1
+        lines = result.stdout.splitlines()
+        assert lines[0] == (
+            "not verified: compute_only schedule of 2 stages, 2 micro-batches, 2 ranks"
+        )
+        assert lines[1].startswith("  a circle of waits: 0B0 (rank 0, cell 2) waits for 1B0")
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -182,7 +262,7 @@ class TestOrders:
         file.write_text("0F0,whatever\n")
         result = run("schedule", str(file))
         assert result.exit_code == 2
-        assert f"error: {file}: row 1, cell 2: 'whatever' is no action" in result.stderr
+        assert f"error: {file}: row 1 (rank 0), cell 2: 'whatever' is no action" in result.stderr
 
 
 class TestText:

@@ -2,11 +2,13 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from partita.cluster import resolve
+from partita.costs.routing import token_groups
 from partita.costs.sharding import SplitChoice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split
@@ -90,8 +92,65 @@ def test_the_compute_bound_is_below_every_assignment():
 def test_costs_are_finite_and_no_choice_is_free():
     model = sharding_model(training_graph(build("moe@64", batch=8)), CLUSTER, LINE)
     assert all(np.isfinite(cost).all() for cost in model.problem().costs)
-    assert all(np.isfinite(matrix).all() and (matrix >= 0).all() for matrix in model.matrices)
+    assert all((matrix >= 0).all() for matrix in model.matrices)
+    forbids = {edge for edge, m in zip(model.edges, model.matrix_of, strict=True)
+               if np.isinf(model.matrices[m]).any()}  # fmt: skip
+    names = {(model.ops[u].rsplit(".", 1)[1], model.ops[v].rsplit(".", 1)[1]) for u, v in forbids}
+    assert names == {("dispatch", "combine")}
     assert all(len(set(c)) == len(c) for c in model.choices)
+
+
+def experts(batch=4):
+    """Tokens routed to two experts and back, with little else."""
+    g = GraphBuilder("experts")
+    x = g.input("x", (batch, 6))
+    gates = g.one("moe_router", x, g.parameter("gate.weight", (2, 6)), name="gate", top_k=1)
+    tokens = g.one("moe_dispatch", x, gates, name="dispatch", top_k=1)
+    y = g.one("expert_linear", tokens, g.parameter("up.weight", (2, 6, 6)), name="up")
+    return training_graph(g.finish(g.one("moe_combine", y, gates, name="combine", top_k=1)))
+
+
+class TestRouting:
+    """A dispatch to experts and its combine route the same groups of tokens."""
+
+    @pytest.mark.parametrize("search", SEARCHES)
+    @pytest.mark.parametrize("blocking", [0.0, 1.0])
+    def test_no_search_takes_them_apart(self, search, blocking):
+        line = Mesh((Axis("x", 2),), (0, 1))
+        model = sharding_model(experts(), CLUSTER, line, levels=(0,))
+        # Cheap one way there, cheap another way back: only the tie keeps them together.
+        problem = model.problem(Weights(compute=0.0, hidden=0.0, blocking=blocking))
+        costs = list(problem.costs)
+        numbers = [model.ops.index(op) for op in ("dispatch", "combine")]
+        for number, liked in zip(numbers, ("b", "e"), strict=True):
+            own = np.array([choice.dims != (liked,) for choice in model.choices[number]])
+            costs[number] = own * 1e3
+        solution = SEARCHES[search](replace(problem, costs=tuple(costs))).solution
+        groups = self.groups(model, line, solution.assignment)
+        assert groups["dispatch"] == groups["combine"]
+
+    def groups(self, model, mesh, assignment):
+        graph = experts()
+        return {
+            split.op: token_groups(graph.call(graph.op(split.op)), split.dims, mesh.axes)
+            for split in model.splits(assignment)
+            if split.op in ("dispatch", "combine")
+        }
+
+    def test_exactly_the_pairs_of_equal_groups_are_allowed(self):
+        model = sharding_model(experts(), CLUSTER, SQUARE)
+        index = {name: i for i, name in enumerate(model.ops)}
+        edge = (index["dispatch"], index["combine"])
+        (number,) = [m for e, m in zip(model.edges, model.matrix_of, strict=True) if e == edge]
+        for i, row in enumerate(model.choices[edge[0]]):
+            for j, column in enumerate(model.choices[edge[1]]):
+                alike = row.dims.count("b") == column.dims.count("b")  # the shares are even
+                assert model.matrices[number][i, j] == (0 if alike else np.inf)
+
+    def test_weights_of_nothing_keep_what_is_forbidden(self):
+        problem = sharding_model(experts(), CLUSTER, LINE).problem(Weights(blocking=0.0))
+        assert not any(np.isnan(matrix).any() for matrix in problem.matrices)
+        assert any(np.isinf(matrix).any() for matrix in problem.matrices)
 
 
 def test_tied_weights_bind_their_two_users():

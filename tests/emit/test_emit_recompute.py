@@ -1,5 +1,6 @@
 """Stages that run something again: the same numbers, and less kept."""
 
+import functools
 import random
 from dataclasses import replace
 
@@ -274,6 +275,17 @@ def recomputed(plan, **decisions):
     return replace(plan, stages=(replace(first, **decisions), *rest))
 
 
+@functools.cache
+def trained_gpt2():
+    """A module, what it reads, its loss, and the gradient of every parameter."""
+    graph = build("gpt2@16", batch=1, loss=True)
+    module, args = reference_module(graph).train(), example_inputs(graph)
+    loss = module(*args)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    return module, args, loss.detach(), gradients
+
+
 @pytest.mark.parametrize("level", ["yes", "light"])
 def test_a_plan_is_emitted_with_what_it_runs_again(level):
     plan = plan_in_parts("gpt2@16", 2, batch=1)
@@ -292,11 +304,7 @@ def test_a_plan_is_emitted_with_what_it_runs_again(level):
     assert "in the backward" in first.split("class Stage0(")[1]
     assert "in the backward" not in second
     loaded = load_source(emitted.source)
-    graph = build("gpt2@16", batch=1, loss=True)
-    module, args = reference_module(graph).train(), example_inputs(graph)
-    wanted = module(*args)
-    wanted.backward()
-    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    module, args, wanted, gradients = trained_gpt2()
     module.zero_grad(set_to_none=True)
     stages = loaded.build_stages(dict(module.named_parameters()))
     outcome = loaded.run_stages(stages, *args)

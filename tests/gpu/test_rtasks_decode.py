@@ -1,14 +1,11 @@
 """Greedy decoding as one persistent kernel: in Triton's interpreter, and on a GPU if any."""
 
 import faulthandler
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from counted_turns import too_early
+from in_interpreter import in_interpreter
 
 from partita.errors import ProblemError
 from partita.gpu.recurrent.program import decoder_rprogram
@@ -194,13 +191,7 @@ print("all right")
 
 def test_interpreted_kernels_choose_the_tokens_of_the_module_in_any_order_that_waits_allow():
     pytest.importorskip("triton")
-    source = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
-    chosen = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", CASES], env=chosen, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == "all right\n", done.stderr
+    assert in_interpreter(CASES) == "all right\n"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

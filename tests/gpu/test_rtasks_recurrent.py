@@ -1,16 +1,13 @@
 """Recurrent layers as persistent kernels: in Triton's interpreter, and on a GPU if any."""
 
 import faulthandler
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from counted_turns import too_early
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_interpreter import in_interpreter
 
 from partita.errors import ProblemError
 from partita.gpu.recurrent.program import recurrent_rprogram
@@ -289,20 +286,9 @@ print("all right")
 """
 
 
-def interpreted(cases):
-    """What a script prints that runs kernels in Triton's interpreter."""
-    source = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
-    chosen = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", cases], env=chosen, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == "all right\n", done.stderr
-
-
 def test_interpreted_kernels_agree_with_pytorch_in_any_order_that_waits_allow():
     pytest.importorskip("triton")
-    interpreted(CASES)
+    assert in_interpreter(CASES) == "all right\n"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

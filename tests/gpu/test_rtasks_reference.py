@@ -1,16 +1,12 @@
 """Tile ops in plain PyTorch against PyTorch's own operators, in every tile shape; kernels too."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from in_interpreter import in_interpreter  # noqa: E402
 from rtasks_modules import examples, lower_module  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as nnf  # noqa: E402
@@ -19,8 +15,6 @@ from partita.gpu.reference_output import as_tuple, relative  # noqa: E402
 from partita.gpu.rtasks.execute import RegionPipeline  # noqa: E402
 from partita.gpu.rtasks.reference import FUNCTIONS, Tiles  # noqa: E402
 from partita.gpu.rtasks.tileops import ACTS, num_tiles, tiles  # noqa: E402
-
-HERE = Path(__file__).parents[2]
 
 
 def in_every_shape(lowered, *inputs):
@@ -201,18 +195,8 @@ print("all agree")
 
 def test_the_kernels_agree_on_whole_models(tmp_path):
     pytest.importorskip("triton")
-    path = os.pathsep.join(
-        [str(HERE / "src"), str(HERE / "tests" / "gpu"), os.environ.get("PYTHONPATH", "")]
-    )
-    everything = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": "1",
-        "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS], env=everything, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "all agree\n"
+    said = in_interpreter(KERNELS, CUDA_VISIBLE_DEVICES="", XDG_CACHE_HOME=str(tmp_path))
+    assert said == "all agree\n"
 
 
 def test_the_examples_have_every_kind():

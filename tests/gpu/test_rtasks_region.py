@@ -1,15 +1,12 @@
 """Regions as one kernel: the table of tasks, the generated source, and what every kind computes."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from in_interpreter import in_a_process, in_interpreter  # noqa: E402
 from rtasks_cases import CASES, Arena, program_of, run_cases  # noqa: E402
 
 from partita.errors import ProblemError  # noqa: E402
@@ -17,20 +14,6 @@ from partita.gpu.rtasks.generate import Source  # noqa: E402
 from partita.gpu.rtasks.region import WIDTH, _queues, _table  # noqa: E402
 from partita.gpu.rtasks.tileops import Place, Tile, TileOp, num_tiles, rectangle, tiles  # noqa: E402
 from partita.problems.rprogram import Instruction, RProgram  # noqa: E402
-
-HERE = Path(__file__).parents[2]
-
-
-def in_a_process(code: str, **settings: str) -> str:
-    path = os.pathsep.join(
-        [str(HERE / "src"), str(HERE / "tests" / "gpu"), os.environ.get("PYTHONPATH", "")]
-    )
-    everything = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **settings}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=everything, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -123,7 +106,7 @@ def test_every_kind_computes_what_pytorch_does_in_the_interpreter(tmp_path):
         "import torch; from rtasks_cases import run_cases; "
         "run_cases('cpu', torch.float32, 1e-5); print('all right')"
     )
-    said = in_a_process(code, TRITON_INTERPRET="1", XDG_CACHE_HOME=str(tmp_path))
+    said = in_interpreter(code, XDG_CACHE_HOME=str(tmp_path))
     assert said == "all right\n"
 
 
@@ -145,7 +128,7 @@ try:
 except VerificationError as caught:
     print(caught)
 """
-    said = in_a_process(code, TRITON_INTERPRET="1", XDG_CACHE_HOME=str(tmp_path))
+    said = in_interpreter(code, XDG_CACHE_HOME=str(tmp_path))
     assert "before what it waits for" in said
 
 
@@ -172,7 +155,7 @@ def test_a_small_tanh_has_all_its_digits(tmp_path):
     pytest.importorskip("triton")
     file = tmp_path / "small.py"  # Triton reads the source of a kernel from a file
     file.write_text(TANH)
-    said = in_a_process(f"import runpy; runpy.run_path({str(file)!r})", TRITON_INTERPRET="1")
+    said = in_interpreter(f"import runpy; runpy.run_path({str(file)!r})")
     assert float(said) < 4e-7
 
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.chain import chain_of, folded, longest_repeat, runs
+from partita.graph.routing import routed_pairs
 from partita.zoo import build
+from partita.zoo.llama import DecoderSizes, Experts, decoder
 
 MODELS = ("gpt2", "t5-small", "unet", "inception_v3", "moe", "resnet50", "transformer-base")
 
@@ -92,3 +94,14 @@ def test_the_longest_repeat_can_be_left_out():
 def test_ops_without_a_pattern_have_no_repeat():
     ops = [op for op in build("unet", batch=1).ops if op.phase == "forward"]
     assert longest_repeat(build("unet", batch=1), ops) is None
+
+
+def test_no_cut_lies_between_a_dispatch_and_its_combine():
+    """The narrowest place of a layer with small experts is inside of them."""
+    sizes = DecoderSizes(2, 64, 96, 4, vocab=50, experts=Experts(8, 4, 8, 16))
+    graph = decoder("narrow", sizes, 4, 8, "f32", True)
+    segment_of = {op: i for i, s in enumerate(chain_of(graph).segments) for op in s.ops}
+    pairs = routed_pairs(graph)
+    assert len(pairs) == 2
+    for dispatch, combine in pairs:
+        assert segment_of[dispatch.name] == segment_of[combine.name]

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import GraphError
+from partita.graph import GraphBuilder, training_graph
+from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call
 from partita.graph.splits import (
@@ -355,3 +357,27 @@ def test_an_unknown_kind_has_nothing_to_split():
     assert splittable(call) == ()
     with pytest.raises(GraphError, match="its dims are none"):
         check_split(call, {"b": 2})
+
+
+def lstm_gradients(*, reads_data):
+    """The calls of an LSTM's gradients, right after the input or behind a linear layer."""
+    g = GraphBuilder("recurrent")
+    x = g.input("x", (4, 3, 8))
+    weights = [g.parameter(f"{name}.weight", (32, 8)) for name in ("in", "state")]
+    y = g.one("lstm", g.linear(x, 8, "first") if reads_data else x, *weights, name="lstm")
+    graph = training_graph(g.finish(y))
+    return {op.phase: graph.call(op) for op in graph.ops if op.forward == "lstm"}
+
+
+def test_one_of_the_gradients_of_a_recurrent_layer_exchanges_its_states():
+    both, alone = lstm_gradients(reads_data=True), lstm_gradients(reads_data=False)
+    gathered = (Exchange("all_gather", 4 * 3 * 8),)
+    assert communication(both["dgrad"], {"h": 2})[:1] == gathered
+    assert communication(both["wgrad"], {"h": 2}) == ()
+    assert alone.keys() == {"wgrad"}
+    assert communication(alone["wgrad"], {"h": 2}) == gathered
+
+
+def test_a_weight_gradient_that_goes_back_through_the_steps_itself_computes_more():
+    both, alone = lstm_gradients(reads_data=True), lstm_gradients(reads_data=False)
+    assert flops(alone["wgrad"]) - flops(both["wgrad"]) == 4 * 3 * 2 * 32 * 8

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from partita.jobs.plan import plan
+from partita.jobs.plan_settings import AdviceSettings, PlanSettings
 from partita.search.base import Status, Stop
 
 GIB = 2.0**30
@@ -37,8 +38,8 @@ def test_the_number_of_devices_that_is_said_to_be_enough_is():
     assert plan("gpt2-xl@128", f"{said[1]}xV100-16GB", batch=4, stop=SHORT).plan is not None
 
 
-def test_advice_that_takes_too_long_is_left_out(monkeypatch):
-    monkeypatch.setattr("partita.jobs.advice.ADVICE_S", -1.0)
-    planned = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT)
+def test_advice_that_takes_too_long_is_left_out():
+    hurried = PlanSettings(advice=AdviceSettings(seconds=-1.0))
+    planned = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT, settings=hurried)
     assert planned.status is Status.INFEASIBLE
     assert planned.why.endswith("use many more or larger devices, or a smaller batch")

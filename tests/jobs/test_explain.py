@@ -1,16 +1,28 @@
 """Explaining a plan: the prices of alternatives are those of the problem, the layouts DTensor's."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from partita.cluster import resolve
 from partita.errors import PlanError
+from partita.graph.routing import routed_pairs
+from partita.jobs.check_plan import check_plan
 from partita.jobs.explain import describe, explain, op_layouts, parameter_placements
 from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel
-from partita.jobs.workload import load_ref
-from partita.plans import Axis, Mesh, OpSplit, Stage
+from partita.jobs.workload import load, load_ref
+from partita.plans import (
+    Axis,
+    ClusterRef,
+    Mesh,
+    OpSplit,
+    Origin,
+    Plan,
+    Prediction,
+    Stage,
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +100,40 @@ def test_parameters_in_shares_are_sharded_where_they_would_be_copied(alexnet):
     assert placements["classifier.1.bias"] == ("Shard(0)", "Replicate()")
     assert placements["features.3.weight"] == ("Replicate()", "Replicate()")
     assert set(placements) == {parameter.name for parameter in graph.parameters}
+
+
+@pytest.fixture(scope="module")
+def experts():
+    """A data-parallel plan of a model with experts, its graph and machine."""
+    machine, work = resolve("2xA100"), load("moe@16", batch=4)
+    stage = data_parallel(work.graph, machine)
+    plan = Plan(
+        work.ref(),
+        ClusterRef("2xA100", 2, machine.fingerprint()),
+        (stage,),
+        Prediction(1.0, 0.0, 1.0, 0.0, (1.0, 1.0), (1.0, 1.0)),
+        Origin("data", "feasible", "as said", 0, 0.0, "0"),
+    )
+    return plan, work.graph, machine
+
+
+def test_a_dispatch_to_experts_changes_together_with_its_combine(experts):
+    dispatch, combine = routed_pairs(experts[1])[0]
+    for op in (dispatch.name, combine.name):
+        told = explain(*experts, op)
+        assert {other.choice.dims for other in told.alternatives} == {("e",), ("k",), ("",)}
+        assert all(math.isfinite(other.alone_s) for other in told.alternatives)
+        # The tokens are cut: every other split asks the other op to follow.
+        assert all(o.together_s == pytest.approx(o.alone_s) for o in told.alternatives)
+
+
+def test_verifying_a_plan_names_the_dispatch_and_combine_that_are_split_unlike(experts):
+    plan, graph, _ = experts
+    dispatch, combine = routed_pairs(graph)[0]
+    (stage,) = plan.stages
+    splits = tuple(replace(s, dims=("",)) if s.op == combine.name else s for s in stage.splits)
+    wrong = replace(plan, stages=(replace(stage, splits=splits),))
+    assert check_plan(wrong) == (
+        f"{dispatch.name} routes tokens in 2 groups and {combine.name} gives them back in one "
+        "group; split both along 'b' into the same shares",
+    )

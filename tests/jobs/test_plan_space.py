@@ -28,6 +28,7 @@ from partita.search.joint.orders import refused
 
 BATCH = 4
 ORDERS = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2))
+TIED = ("dispatch", "combine")
 MOST_SPLITS = 20  # of a stage: where there are more, these are drawn at random
 
 
@@ -46,6 +47,17 @@ def towers():
     return g.finish(g.linear(g.add(left, right, name="sum"), 64, "head", bias=False))
 
 
+def experts():
+    """A layer of experts and a layer behind it; dispatch and combine are split alike."""
+    g = GraphBuilder("experts")
+    x = g.input("x", (BATCH, 512))
+    gates = g.one("moe_router", x, g.parameter("gate.weight", (4, 512)), name="gate", top_k=1)
+    tokens = g.one("moe_dispatch", x, gates, name="dispatch", top_k=1)
+    y = g.one("expert_linear", tokens, g.parameter("up.weight", (4, 512, 512)), name="up")
+    y = g.one("moe_combine", y, gates, name="combine", top_k=1)
+    return g.finish(g.linear(y, 4, "head", bias=False))
+
+
 class Everything:
     """Every plan of a tiny model, simulated: what constraints ask about it, and its step."""
 
@@ -58,12 +70,22 @@ class Everything:
         self.models = {}
         self.plans = [
             (features, simulation.step_s)
-            for features, stages, schedule in self._plans()
-            for simulation in [
-                simulate_stages(self.work, self.cluster, stages, schedule, self.memo)
-            ]
+            for i, (features, stages, schedule) in enumerate(self._plans())
+            for simulation in [self._simulation(i, stages, schedule)]
             if simulation.fits
         ]
+
+    def _simulation(self, i, stages, schedule):
+        """Block by block, as the search does it; every fourth op by op too, and proved."""
+        simulate = functools.partial(
+            simulate_stages, self.work, self.cluster, stages, schedule, self.memo
+        )
+        blocks = simulate(quick=True)
+        if i % 4 == 0:
+            ops = simulate()
+            assert blocks.step_s == pytest.approx(ops.step_s, rel=1e-9)
+            assert blocks.peak_bytes == pytest.approx(ops.peak_bytes, rel=1e-9)
+        return blocks
 
     def least(self, constraints):
         """The least step of all plans that keep to constraints; infinite without any."""
@@ -147,12 +169,16 @@ class Everything:
         every = [
             tuple(OpSplit(op, c.dims, c.zero) for op, c in zip(ops, chosen, strict=True))
             for chosen in itertools.product(*(model.choices[number[op]] for op in ops))
+            if len({c.dims.count("b") for op, c in zip(ops, chosen, strict=True) if op in TIED}) < 2
         ]
         return every if len(every) <= MOST_SPLITS else self.rng.sample(every, MOST_SPLITS)
 
 
 everything = functools.cache(Everything)
-CASES = ((layers, "2xA100"), (layers, "4xV100"), (towers, "2xA100"), (layers, "1xA100+1xV100"))
+CASES = (
+    (layers, "2xA100"), (layers, "4xV100"), (towers, "2xA100"), (layers, "1xA100+1xV100"),
+    (experts, "2xA100"),
+)  # fmt: skip
 
 
 @st.composite
@@ -172,7 +198,7 @@ def pins(draw):
 def test_no_plan_of_the_space_is_below_the_bound(case):
     known = everything(*case)
     planned = plan(known.graph, known.cluster, stop=Stop(gap=0.0))
-    assert len(known.plans) > 200
+    assert len(known.plans) > 150
     assert planned.lower_bound_s <= known.least(parse_constraints()) * (1 + 1e-9)
 
 
@@ -205,6 +231,9 @@ def test_the_answer_says_which_space_its_bound_is_for():
 def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipeline(model, batch):
     planned = plan(model, "4xA100", batch=batch, pin=["pp=4"], stop=Stop(gap=0.01))
     simulation = planned.best.simulation
+    cluster = simulation.cluster
+    memo = Memo(Collectives(cluster))
+    near = 0
     for candidate in (planned.best, *planned.others):
         stages = candidate.simulation.stages
         for count in divisors(batch):
@@ -214,7 +243,14 @@ def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipelin
                 if refused(name, 4, chunks, count):
                     continue  # not in the space
                 if len(groups) == 4 and not refusal(name, groups, count):
-                    other = simulate_stages(
-                        simulation.workload, simulation.cluster, stages, Schedule(name, count)
-                    )
-                    assert planned.lower_bound_s <= other.step_s * (1 + 1e-9)
+                    simulate = functools.partial(
+                        simulate_stages, simulation.workload, cluster, stages,
+                        Schedule(name, count), memo,
+                    )  # fmt: skip
+                    other_s = simulate(quick=True).step_s
+                    assert planned.lower_bound_s <= other_s * (1 + 1e-9)
+                    # A line through two shallow stages times a deep one: not to the last digit.
+                    if other_s < 1.02 * planned.best.step_s:
+                        near += 1
+                        assert planned.lower_bound_s <= simulate().step_s * (1 + 1e-9)
+    assert near > 0

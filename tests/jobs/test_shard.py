@@ -7,8 +7,9 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import InputError, PlanError
+from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
-from partita.jobs.shard import meshes, shard
+from partita.jobs.shard import ShardSettings, meshes, shard
 from partita.jobs.simulate import simulate
 from partita.jobs.workload import load
 from partita.plans import plan_from_json
@@ -152,3 +153,15 @@ class TestChecking:
             simulate(plan, "4xH100")
         moved = replace(plan, cluster=replace(plan.cluster, spec="4xH100"))
         assert "is not the one the plan was made for" in check_plan(moved)[0]
+
+
+def test_settings_say_how_much_is_tried():
+    g = GraphBuilder("layers")
+    y = g.relu(g.linear(g.input("x", (4, 512)), 2048, "up"))
+    graph = g.finish(g.linear(y, 512, "down"))
+    none = ShardSettings(looked_at_closely=0, strategy_stages=0)
+    named = shard(graph, "2xA100", settings=none)
+    assert {candidate.name for candidate in named.tried} <= {"data", "zero1", "fsdp"}
+    one = shard(graph, "2xA100", settings=ShardSettings(closer=()))
+    assert "exact" in {candidate.name for candidate in one.tried}
+    assert one.best.step_s <= named.best.step_s

@@ -9,6 +9,7 @@ from partita.jobs.simulate import simulate_stage
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import load
 from partita.program import Kind
+from partita.verify.routing import unlike_routings
 
 CLUSTER = resolve("4xA100")
 
@@ -90,3 +91,13 @@ def test_every_strategy_runs_on_every_kind_of_model(name, model):
     workload = load(model, batch=8)
     stage = STRATEGIES[name].stages(workload.graph, 4)[0]
     assert simulate_stage(workload, CLUSTER, stage, 1).step_s > 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("batch", "size"), [(8, 4), (2, 4), (6, 4), (4, 8)])
+def test_dispatches_and_combines_of_every_strategy_route_the_same_groups(strategy, batch, size):
+    graph = load("moe@32", batch=batch).graph
+    stages = STRATEGIES[strategy].stages(graph, size)
+    assert stages
+    for stage in stages:
+        assert unlike_routings(graph, [stage]) == []

@@ -1,10 +1,12 @@
 """Random plans of small models: any cut, mesh, split, ZeRO level, checkpointing and schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.cluster import resolve
+from partita.costs.routing import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.rebatch import batch_of, rebatch
+from partita.graph.routing import routed_pairs
 from partita.lower.orders import refusal
 from partita.plans import ZERO_STAGES, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 
@@ -63,8 +65,30 @@ def random_plan(random, graph, *, most_groups=4):
         chunk, rank = divmod(number, groups)
         group = groups - 1 - rank if waves and chunk % 2 else rank
         stages.append(_stage(random, micro, number, meshes[group], ops, graph.is_training))
-    stages = tuple(stages)
+    stages = _routed_alike(random, micro, tuple(stages))
     return RandomPlan(graph, cluster, stages, _schedule(random, stages, count, graph.is_training))
+
+
+def _routed_alike(random, micro, stages):
+    """The stages with every combine split so that it routes the groups of its dispatch."""
+    where = {split.op: (i, k) for i, s in enumerate(stages) for k, split in enumerate(s.splits)}
+    splits = [list(stage.splits) for stage in stages]
+    for dispatch, combine in routed_pairs(micro):
+        (i, k), (j, n) = where[dispatch.name], where[combine.name]
+        ways = [
+            {
+                dims: token_groups(micro.call(op), dims, axes)
+                for dims in dims_of(micro.call(op), axes)
+            }
+            for op, axes in ((dispatch, stages[i].mesh.axes), (combine, stages[j].mesh.axes))
+        ]
+        kept, own = splits[i][k].dims, splits[j][n].dims
+        if ways[0][kept] not in ways[1].values():  # the other stage's mesh has no such shares
+            kept = random.choice([dims for dims, groups in ways[0].items() if len(groups) == 1])
+        alike = [dims for dims, groups in ways[1].items() if groups == ways[0][kept]]
+        splits[i][k] = replace(splits[i][k], dims=kept)
+        splits[j][n] = replace(splits[j][n], dims=own if own in alike else random.choice(alike))
+    return tuple(replace(s, splits=tuple(own)) for s, own in zip(stages, splits, strict=True))
 
 
 def _size(shape):

@@ -1,5 +1,6 @@
 """Lowering: what each way of splitting turns into, in tasks, waits, bytes and collectives."""
 
+import functools
 from collections import Counter
 
 import pytest
@@ -233,11 +234,16 @@ class TestRefusals:
             lower_stage(stage(graph, {"up": ("z",)}, line(4)), graph, CLUSTER)
 
 
+@functools.cache
+def transformer():
+    return training_graph(build("t5-small@16", batch=4))
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_legal_splits_of_a_transformer_run_and_verify(data):
     """Whatever is chosen op by op, the program has no deadlock and the verifier is content."""
-    graph = training_graph(build("t5-small@16", batch=4))
+    graph = transformer()
     mesh = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
     splits = []
     for op in graph.ops:

@@ -8,22 +8,36 @@ import pytest
 from partita.errors import FileError, InputError, ProblemError
 from partita.jobs.baselines import named_schedule, run_order
 from partita.jobs.schedule import schedule
-from partita.problems.schedule import ScheduleSolution
-from partita.report.schedule_csv import (
-    csv_pipeline,
-    num_microbatches,
-    parse_csv,
-    placement_of_order,
-    read_order,
-    schedule_csv,
-)
-from partita.schedules.actions import order_text
+from partita.problems.schedule import ScheduleProblem, ScheduleSolution
+from partita.schedules.actions import Order, order_text
 from partita.schedules.named import NAMED
+from partita.schedules.order_problem import (
+    csv_pipeline,
+    in_flight,
+    order_of_solution,
+    placement_of_order,
+)
 from partita.schedules.shapes import ShapeOptions, shape
+from partita.schedules.torch_comms import in_loss_order, with_comms
+from partita.schedules.torch_csv import parse_torch_csv, read_torch_csv, torch_schedule
+from partita.verify.torch_schedules import torch_refusals
+from tests.schedules.torch_lowering import lowered_by_torch
 
 SPLIT = ShapeOptions(backward_span=1, weight_span=1)
 COMPUTED = ["F", "I", "W", "B"]
 MESSAGES = ["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+
+
+def schedule_csv(problem: ScheduleProblem, solution: ScheduleSolution) -> str:
+    return torch_schedule(order_of_solution(problem, solution)).to_csv()
+
+
+def parse_csv(text: str) -> Order:
+    return parse_torch_csv(text).order
+
+
+def num_microbatches(order: Order) -> int:
+    return torch_schedule(order).num_microbatches
 
 
 def written(name: str, options: ShapeOptions | None = None) -> str:
@@ -114,12 +128,16 @@ class TestReading:
         [
             ("", "has no actions; give a row per rank"),
             (",,\n\n", "has no actions"),
-            ("0F0,F0", "row 1, cell 2: 'F0' is no action; write stage, one of FBIW"),
-            ("0F0\n1F0,1X0", "row 2, cell 2: '1X0' is no action"),
-            ("0F0,0F", "row 1, cell 2: '0F' is no action"),
-            ("0F0,(0F1;0Z1)OVERLAP_F_B", "row 1, cell 2: '0Z1' is no action"),
-            ("0F-1", "row 1, cell 1: '0F-1' is no action"),
-            ("0F" + "9" * 30, "row 1, cell 1: '0F99999"),
+            ("0F0,F0", "row 1 (rank 0), cell 2: 'F0' is no action; write stage, one of F B I W"),
+            ("0F0\n1F0,1X0", "row 2 (rank 1), cell 2: '1X0' is no action"),
+            ("0F0,0F", "row 1 (rank 0), cell 2: '0F' is no action"),
+            ("0F0,(0F1;0Z1)OVERLAP_F_B", "row 1 (rank 0), cell 2: '0Z1' is no action"),
+            ("0F-1", "row 1 (rank 0), cell 1: '0F-1' is no action"),
+            ("0F" + "9" * 30, "row 1 (rank 0), cell 1: '0F99999"),
+            ("0SEND_F", "row 1 (rank 0), cell 1: '0SEND_F' is no action; SEND_F has its micro"),
+            ("0UNSHARD1", "row 1 (rank 0), cell 1: '0UNSHARD1' is no action; UNSHARD has no micro"),
+            ("0BW1", "row 1 (rank 0), cell 1: '0BW1' is no action; early torch wrote it so"),
+            ("(0F1;0W0)OVERLAP_F_B", "row 1 (rank 0), cell 1: '(0F1;0W0)OVERLAP_F_B' is no forw"),
         ],
     )
     def test_what_is_no_order_is_refused_by_row_and_cell(self, text, message):
@@ -142,11 +160,108 @@ class TestReading:
     def test_errors_name_the_file(self, tmp_path):
         file = tmp_path / "order.csv"
         file.write_text("0F0,zzz")
-        with pytest.raises(FileError, match=r"order\.csv: row 1, cell 2: 'zzz' is no action"):
-            read_order(file)
+        with pytest.raises(
+            FileError, match=r"order\.csv: row 1 \(rank 0\), cell 2: 'zzz' is no action"
+        ):
+            read_torch_csv(file)
         file.write_bytes(b"\xff\xfe0F0")
         with pytest.raises(FileError, match=r"order\.csv: is not text"):
-            read_order(file)
+            read_torch_csv(file)
+
+
+class TestRoundTrip:
+    """What torch has is read, and written again cell by cell."""
+
+    CLASSES = (
+        ("ScheduleInterleaved1F1B", 4, 2, 8, {"microbatches_per_round": 4}),
+        ("ScheduleLoopedBFS", 2, 2, 4, {}),
+        ("ScheduleInterleavedZeroBubble", 2, 2, 4, {"microbatches_per_round": 2}),
+        ("ScheduleZBVZeroBubble", 4, 2, 8, {}),
+        ("ScheduleDualPipeV", 4, 2, 10, {}),
+    )
+
+    @pytest.mark.parametrize(("kind", "ranks", "held", "count", "more"), CLASSES)
+    def test_every_schedule_class_of_torch(self, kind, ranks, held, count, more, tmp_path):
+        torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+        made = object.__new__(getattr(torch, kind))
+        made.__dict__ |= {
+            "_n_microbatches": count, "n_local_stages": held, "_stages": [None] * held,
+            "pp_group_size": ranks, "_num_stages": held * ranks, "num_stages": held * ranks,
+            "_defer_pp_recv": False, **more,
+        }  # fmt: skip
+        made.stage_index_to_group_rank = torch.generate_stage_to_rank_mapping(
+            ranks, held * ranks, style="v" if "V" in kind else "loop"
+        )
+        rows = {rank: made._calculate_single_rank_operations(rank) for rank in range(ranks)}
+        made.pipeline_order = rows
+        if hasattr(made, "_add_bubbles_to_actions"):
+            made.pipeline_order = made._add_bubbles_to_actions(held * ranks)
+        made._stages = []
+        made._prepare_schedule_with_comms(made.pipeline_order)
+        for form in ("compute_only", "compute_comms"):
+            file = tmp_path / f"{form}.csv"
+            made._dump_csv(str(file), format=form)
+            read = read_torch_csv(file)
+            assert read.form == form
+            assert read.to_csv() == file.read_bytes().decode().replace("\r\n", "\n")
+            assert torch_refusals(read) == torch_refusals(read, in_order=True) == ()
+            assert (read.num_stages, read.num_microbatches) == (held * ranks, count)
+        assert {rank: len(row) for rank, row in enumerate(read.rows)} == {
+            rank: len(row) for rank, row in made.pipeline_order_with_comms.items()
+        }
+
+    SIZES = (
+        (name, p, v if NAMED[name].layout in ("looped", "wave") else 1, n)
+        for name in NAMED
+        for p, v, n in [(2, 2, 2), (3, 2, 9), (4, 3, 8), (1, 2, 3)]
+        if NAMED[name].layout != "two-way"
+    )
+
+    @pytest.mark.parametrize(
+        ("name", "p", "v", "n"), [size for size in SIZES if not NAMED[size[0]].refuses(*size[1:])]
+    )
+    def test_messages_are_those_of_torch_cell_by_cell(self, name, p, v, n):
+        computed = in_loss_order(torch_schedule(NAMED[name].order(p, v, n)))
+        ours = with_comms(computed)
+        assert ours.to_csv() == lowered_by_torch(computed).to_csv()
+        assert with_comms(ours) == ours
+        assert ours.compute_only() == computed
+        assert torch_refusals(ours, in_order=True) == ()
+
+    @pytest.mark.parametrize("options", [ShapeOptions(), SPLIT])
+    @pytest.mark.parametrize("name", ["vshape", "looped", "wave"])
+    def test_schedules_that_were_searched_are_right_in_both_forms(self, name, options):
+        result = schedule(shape(name, 3, options), memory=6, microbatches=5, method="greedy")
+        order = order_of_solution(result.problem, result.found.solution)
+        computed = in_loss_order(torch_schedule(order))
+        for wanted in (computed, with_comms(computed)):
+            assert parse_torch_csv(wanted.to_csv()) == wanted
+            assert torch_refusals(wanted, in_order=True) == ()
+
+    def test_stages_may_be_on_any_rank(self):
+        schedule_ = parse_torch_csv("1F0,2F0,2B0,1B0\n0F0,3F0,3B0,0B0\n")
+        assert schedule_.rank_of == {1: 0, 2: 0, 0: 1, 3: 1}
+        assert with_comms(schedule_) == lowered_by_torch(schedule_)
+
+    def test_micro_batches_are_numbered_as_the_last_stage_runs_them(self):
+        swapped = parse_torch_csv("0F1,0F0,0B1,0B0\n1F1,1B1,1F0,1B0\n")
+        assert "torch finds losses by it" in str(torch_refusals(swapped)[0])
+        numbered = in_loss_order(swapped)
+        assert numbered.to_csv() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+        assert torch_refusals(numbered) == ()
+
+    def test_waiting_and_pairs_are_kept(self):
+        text = "0F0,,(0F1;0B0)OVERLAP_F_B,0B1\n"
+        assert parse_torch_csv(text).to_csv() == text
+
+    def test_one_that_waits_for_ever_has_no_messages(self):
+        with pytest.raises(ProblemError, match="rank 0 waits for ever before 0B0; let every"):
+            with_comms(parse_torch_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"))
+
+    def test_micro_batches_in_flight_are_counted_once_a_rank(self):
+        assert in_flight(NAMED["1f1b"].order(4, 1, 8)) == (4, 3, 2, 1)
+        assert in_flight(NAMED["gpipe"].order(2, 1, 5)) == (5, 5)
+        assert in_flight(parse_csv("0F0,3F0,3I0,3W0,0I0,0W0\n1F0,2F0,2B0,1B0")) == (1, 1)
 
 
 class TestTorch:

@@ -10,6 +10,7 @@ from partita.errors import InputError, ProblemError
 from partita.jobs.baselines import Baseline, named_schedule
 from partita.schedules.actions import Action, Order, order_text
 from partita.schedules.named import NAMED
+from partita.schedules.torch_csv import parse_torch_csv
 
 SPANS = [(1, 1, 1), (2, 3, 1), (3, 4, 2), (1, 2, 2), (4, 1, 3)]
 
@@ -247,10 +248,8 @@ class TestTorch:
 
     @staticmethod
     def actions(row: list[object]) -> tuple[Action, ...]:
-        from partita.report.schedule_csv import parse_csv
-
         text = ",".join("" if action is None else str(action) for action in row)
-        return parse_csv(text)[0]
+        return parse_torch_csv(text).order[0]
 
     @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 12), (3, 9)])
     @pytest.mark.parametrize("chunks", [2, 3])

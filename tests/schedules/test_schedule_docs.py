@@ -33,7 +33,7 @@ def test_python_blocks_print_what_stands_under_them():
 def test_commands_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    (partita schedule .*)$", PAGE, re.M)
-    assert len(commands) == 5
+    assert len(commands) == 6
     for line in commands:
         words = shlex.split(line)[1:]
         result = CliRunner().invoke(partita, [*words, "-q", "--time-limit", "1"])

@@ -1,16 +1,22 @@
 """`partita emit`: a plan as Python source."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.units import count
 
+if TYPE_CHECKING:
+    from partita.plans import Plan
+
 
 @click.command()
 @click.argument("plan")
 @output_option("Write the module here: stages.py. Without it, it goes to the terminal.")
+@click.option("--rank", metavar="R", type=int, help="Write what one rank does, splits included.")
 @common_options
-def command(plan: str, output: OutputFile | None, out: Output) -> int:
+def command(plan: str, output: OutputFile | None, rank: int | None, out: Output) -> int:
     """Write the stages of a PLAN as one Python module that needs nothing but PyTorch.
 
     A class per stage holds its parameters under the original names; build_stages(state_dict)
@@ -18,6 +24,10 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
     the plan is built again: a zoo model as its reference module, file.py:function as it is. The
     code is for one micro-batch, and whole: splits within a stage are not written out; what a stage
     runs again in the backward is, by torch.utils.checkpoint.
+
+    With --rank R it is the step of one rank of a plan of one stage, forward and backward, op by op:
+    a line for each, with the shape of the rank's shard, and the collectives between them as calls
+    of torch.distributed. load_shards(state_dict) cuts the rank's parameters out.
     """
     from partita.capture.installed import need_torch
     from partita.plans import read_plan
@@ -26,6 +36,8 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
     from partita.emit.plans import emit_plan
 
     record = read_plan(plan)
+    if rank is not None:
+        return _emit_rank(record, plan, rank, output, out)
     emitted = emit_plan(record)
     lines = emitted.source.count("\n")
     if output is None:
@@ -47,6 +59,32 @@ def command(plan: str, output: OutputFile | None, out: Output) -> int:
             "stages": list(emitted.class_names),
             "lines": lines,
             "constants": list(emitted.constants),
+            "source": emitted.source if output is None else None,
+            "output": None if output is None else str(output.path),
+        }
+    )
+    return 0
+
+
+def _emit_rank(record: "Plan", plan: str, rank: int, output: OutputFile | None, out: Output) -> int:
+    from partita.emit.plans import emit_plan_rank
+
+    emitted = emit_plan_rank(record, rank)
+    lines = emitted.source.count("\n")
+    if output is None:
+        out.show(emitted.source.rstrip("\n"))
+    else:
+        output.write(emitted.source)
+        out.show(f"rank {rank} of {record.model.spec} in {output.path}, {count(lines)} lines")
+        out.show("use it with: step(inputs, load_shards(model.state_dict()), make_groups())")
+    out.result(
+        {
+            "format": "partita/emitted@1",
+            "plan": plan,
+            "model": record.model.spec,
+            "rank": rank,
+            "lines": lines,
+            "gradients": sorted(emitted.gradients),
             "source": emitted.source if output is None else None,
             "output": None if output is None else str(output.path),
         }

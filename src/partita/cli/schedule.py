@@ -12,13 +12,24 @@ import click
 
 from partita import files
 from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.schedule_order import (
+    GivenOrder,
+    is_plan,
+    order_of_file,
+    order_of_name,
+    order_of_plan,
+    order_text,
+)
 from partita.errors import InputError, ProblemError
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.problems import schedule as problems
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution, work_per_device
-from partita.schedules.actions import Order
+from partita.schedules.named import NAMED
+from partita.schedules.order_problem import csv_pipeline, order_of_solution, placement_of_order
 from partita.schedules.placement import asked
 from partita.schedules.shapes import SHAPES, ShapeOptions, shape
+from partita.schedules.torch_comms import in_loss_order, with_comms
+from partita.schedules.torch_csv import torch_schedule
 from partita.search.base import Result, Status, Stop
 from partita.units import number, seconds, table
 
@@ -63,7 +74,7 @@ class Asked:
     """What is to be scheduled: the problem, and the order where that is given as well."""
 
     problem: ScheduleProblem
-    order: Order | None = None
+    given: GivenOrder | None = None
 
 
 def _number(text: str) -> float:
@@ -124,6 +135,7 @@ def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @_figures
 @click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the order for torch pipelining.")
+@click.option("--comms", is_flag=True, help="With sends, receives, gathers in that CSV.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write a picture here.")
 @click.option("--trace", "trace_file", metavar="FILE", help="Write a Perfetto trace here.")
 @output_option("Write the result here, as with --json.")
@@ -139,6 +151,7 @@ def command(
     comparing: bool,
     save: str | None,
     csv_file: str | None,
+    comms: bool,
     svg_file: str | None,
     trace_file: str | None,
     output: OutputFile | None,
@@ -148,8 +161,12 @@ def command(
     """Find the best order of micro-batches for PLACEMENT under a memory cap.
 
     PLACEMENT is a shape (vshape, xshape, mshape, nnshape, kshape, interlace_mlm, mllm, finetune,
-    alphafold, looped, wave), a problem file (.json), or an order to be checked (.csv, as torch
-    writes it). Nothing is shown that the verifier refuses. Ctrl-C stops with the best so far.
+    alphafold, looped, wave) or a problem file (.json). Nothing is shown that the verifier refuses.
+    Ctrl-C stops with the best so far.
+
+    An order is not searched but checked and run: a .csv of torch.distributed.pipelining, with or
+    without messages; the name of a schedule (1f1b, zb-v, ...); a plan. --csv FILE writes any of
+    them, and what is found, for torch; with --comms as it will run, messages included.
     """
     force = bool(click.get_current_context().params["force"])
     wanted = {"save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file}
@@ -158,27 +175,29 @@ def command(
     given = {flag: value for flag, value in given.items() if value is not None}
     if devices is not None:
         given["--devices"] = devices
-    what = _with_limits(_asked(placement, given, infer), memory, microbatches)
+    if comms and csv_file is None:
+        raise InputError("is for --csv", fix="add --csv FILE, or leave it out", field="--comms")
+    what = _with_limits(_asked(placement, given, infer, microbatches), memory, microbatches)
     if "csv" in targets:
-        from partita.report.schedule_csv import csv_pipeline
-
         csv_pipeline(what.problem)  # refused before the work begins
     if "save" in targets:
         targets["save"].write(files.encode_json(what.problem.to_json()))
     compared = None
     with out.stop(time_s=time_limit) as stop:
-        if what.order is not None:
-            result = _given_order(what.problem, what.order)
+        if what.given is not None:
+            result = _given_order(what.problem, what.given)
         else:
             result = _searched(what.problem, method, stop, out.seed)
         if comparing and result.found.solution is not None:
             compared = _compared(result, stop, out.seed)
     rows = None if compared is None else compared.rows
     data = {**result.to_json(), "compare": rows}
+    if what.given is not None:
+        data["torch"] = what.given.to_json()
     if output is not None:
         output.write(files.encode_json(data))
-    written = _write(targets, result)
-    out.show(_as_text(result, compared))
+    written = _write(targets, result, what.given, comms)
+    out.show(_as_text(result, compared, what.given))
     for path in written if output is None else [*written, output.path]:
         out.show(f"written to {path}")
     out.result(data)
@@ -188,11 +207,16 @@ def command(
 # --- what is asked -------------------------------------------------------------------------------
 
 
-def _asked(placement: str, given: dict[str, Any], infer: bool) -> Asked:
+def _asked(placement: str, given: dict[str, Any], infer: bool, microbatches: int | None) -> Asked:
     """The problem (and the order) that the words on the command line name."""
     path = Path(placement)
-    if placement.endswith(".csv"):
-        return _asked_order(path, given, infer)
+    if placement in NAMED:
+        return _asked_named(placement, given, infer, microbatches)
+    if placement.endswith(".csv") or is_plan(path):
+        if microbatches is not None:
+            _refuse("--microbatches", {"--microbatches": 1}, False, "an order, which has its own")
+        order = order_of_file(path) if placement.endswith(".csv") else order_of_plan(path)
+        return _asked_order(order, placement, given, infer)
     if placement.endswith(".json") or path.is_file() or "/" in placement:
         if given or infer:
             flag = next(iter(given), "--infer")
@@ -219,19 +243,34 @@ def _asked_shape(name: str, given: dict[str, Any], infer: bool) -> ScheduleProbl
         raise _typed(error, flags | _flags()) from None
 
 
-def _asked_order(path: Path, given: dict[str, Any], infer: bool) -> Asked:
-    from partita.report.schedule_csv import placement_of_order, read_order
+def _asked_named(name: str, given: dict[str, Any], infer: bool, microbatches: int | None) -> Asked:
+    """A published schedule by its name."""
+    if microbatches is None:
+        raise InputError(
+            f"{name} is for a number of them", fix="add --microbatches 8", field="--microbatches"
+        )
+    chunked = NAMED[name].layout in ("looped", "wave")
+    _refuse("--chunks", given, chunked, name)
+    devices, chunks = given.get("--devices", DEVICES), given.get("--chunks", 2 if chunked else 1)
+    for flag, count in (("--devices", devices), ("--chunks", chunks)):
+        if count < 1:
+            raise InputError(f"found {count}", fix="give 1 or more", field=flag)
+    if microbatches < 1:
+        raise InputError(f"found {microbatches}", fix="give 1 or more", field="--microbatches")
+    rest = {flag: value for flag, value in given.items() if flag not in ("--devices", "--chunks")}
+    return _asked_order(order_of_name(name, devices, chunks, microbatches), name, rest, infer)
 
+
+def _asked_order(order: GivenOrder, source: str, given: dict[str, Any], infer: bool) -> Asked:
     for flag in ("--devices", "--chunks", *SHARED):
-        _refuse(flag, given, False, str(path))
+        _refuse(flag, given, False, source)
     if infer:
-        _refuse("--infer", {"--infer": True}, False, str(path))
-    order = read_order(path)
+        _refuse("--infer", {"--infer": True}, False, source)
     try:
-        problem = placement_of_order(order, _options(given, infer)).problem()
+        problem = placement_of_order(order.order, _options(given, infer)).problem()
     except InputError as error:
-        raise error.within(str(path)) from None
-    return Asked(replace(problem, name=path.stem), order)
+        raise error.within(source) from None
+    return Asked(replace(problem, name=order.name), order)
 
 
 def _options(given: dict[str, Any], infer: bool) -> ShapeOptions:
@@ -245,12 +284,8 @@ def _options(given: dict[str, Any], infer: bool) -> ShapeOptions:
 def _with_limits(
     what: Asked, memory: float | tuple[float, ...] | None, microbatches: int | None
 ) -> Asked:
-    if what.order is not None:
-        from partita.report.schedule_csv import num_microbatches
-
-        if microbatches is not None:
-            _refuse("--microbatches", {"--microbatches": 1}, False, "an order, which has its own")
-        microbatches = num_microbatches(what.order)
+    if what.given is not None:
+        microbatches = what.given.schedule.num_microbatches
     try:
         return replace(what, problem=asked(what.problem, memory, microbatches))
     except InputError as error:
@@ -286,12 +321,12 @@ def _searched(
         raise _typed(error, {"method": "--method"}) from None
 
 
-def _given_order(problem: ScheduleProblem, order: Order) -> ScheduleResult:
+def _given_order(problem: ScheduleProblem, given: GivenOrder) -> ScheduleResult:
     """The order as a result: it runs as early as it can, and no one has searched."""
     from partita.jobs.baselines import run_order
 
     assert problem.num_microbatches is not None
-    timeline = run_order(problem, order, problem.num_microbatches)
+    timeline = run_order(problem, given.order, problem.num_microbatches)
     blocks = len(problem.blocks)
     table_ = timeline.start.reshape(-1, blocks).tolist()
     plain = [[int(t) if t == int(t) else t for t in row] for row in table_]
@@ -363,15 +398,15 @@ def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, A
     }
 
 
-def _write(targets: dict[str, OutputFile], result: ScheduleResult) -> list[Path]:
+def _write(
+    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None, comms: bool
+) -> list[Path]:
     """Write what was asked for; without a schedule only the problem is there to be written."""
     written = [targets["save"].path] if "save" in targets else []
     if result.found.solution is None:
         return written
     if "csv" in targets:
-        from partita.report.schedule_csv import schedule_csv
-
-        written.append(targets["csv"].write(schedule_csv(result.problem, result.found.solution)))
+        written.append(targets["csv"].write(_torch_csv(result, given, comms)))
     if "svg" in targets:
         from partita.report.svg_timeline import timeline_svg
 
@@ -384,16 +419,30 @@ def _write(targets: dict[str, OutputFile], result: ScheduleResult) -> list[Path]
     return written
 
 
+def _torch_csv(result: ScheduleResult, given: GivenOrder | None, comms: bool) -> str:
+    """The order as torch reads it; one that was given keeps its pairs and messages."""
+    if given is not None:
+        schedule = given.schedule
+    else:
+        assert result.found.solution is not None
+        schedule = torch_schedule(order_of_solution(result.problem, result.found.solution))
+    schedule = in_loss_order(schedule)
+    return (with_comms(schedule) if comms else schedule.compute_only()).to_csv()
+
+
 # --- what is shown -------------------------------------------------------------------------------
 
 
-def _as_text(result: ScheduleResult, compared: ScheduleTable | None) -> str:
+def _as_text(
+    result: ScheduleResult, compared: ScheduleTable | None, given: GivenOrder | None
+) -> str:
     lines = [_headline(result)]
     if result.found.solution is None:
         ended = result.status is Status.INFEASIBLE
         lines.append("infeasible" if ended else "no schedule found")
         return "\n".join([*lines, result.why])
-    lines += [*_facts(result), "", _drawn(result)]
+    facts = [*_facts(result), *(order_text(given) if given is not None else ())]
+    lines += [*facts, "", _drawn(result)]
     if compared is not None:
         lines += [*_comparison(result, compared), ""]
     return "\n".join([*lines, _ending(result)])

@@ -13,6 +13,7 @@ from partita.files import write_atomically
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@click.option("--schedule", metavar="FILE.csv", help="Run a plan's stages in this order.")
 @click.option("--gantt", is_flag=True, help="Draw the timeline here.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace here.")
 @click.option("--top", type=click.IntRange(0), default=10, help="How many of the slowest ops.")
@@ -22,6 +23,7 @@ from partita.files import write_atomically
 def command(
     model: str,
     cluster: str | None,
+    schedule: str | None,
     gantt: bool,
     trace: Path | None,
     top: int,
@@ -35,12 +37,25 @@ def command(
     file, file.py:function (which gives a PyTorch module and the arguments of a call), or a plan
     made by partita. A model without a plan is run data parallel over all devices.
 
+    --schedule FILE.csv runs the stages of a plan in the order of a file of
+    torch.distributed.pipelining (compute_only or compute_comms), with the plan's times and memory.
+
     Exit code 1 says that it does not fit the memory.
     """
     from partita.jobs.simulate import simulate
     from partita.report.summary import simulation_json, simulation_text
 
     plan = _as_plan(model)
+    if schedule is not None:
+        from partita.jobs.torch_schedule import plan_with_schedule
+        from partita.schedules.torch_csv import read_torch_csv
+
+        if plan is None:
+            raise InputError(
+                "is for plans", fix="plan the model with: partita plan -o plan.json",
+                field="--schedule",
+            )  # fmt: skip
+        plan = plan_with_schedule(plan, read_torch_csv(schedule), schedule)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
     simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())

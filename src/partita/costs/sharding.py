@@ -1,7 +1,9 @@
 """The sharding problem of a model on a mesh: a split for every op at the least total time.
 
 Each forward op chooses one splittable loop dim (or none) per mesh axis, and whether its parameters
-are kept replicated or sharded; its backward follows. What a choice costs is kept in five parts,
+are kept replicated or sharded; its backward follows. A dispatch to experts and its combine must
+route the same groups of tokens: other pairs of their choices are forbidden (infinite along an
+edge). What a choice costs is kept in five parts,
 
     compute    all phases and the update, per kind of device
     blocking   statistics and halos, and along edges the conversion of layouts: somebody waits;
@@ -40,9 +42,11 @@ from partita.costs.layouts import (
     num_shards,
 )
 from partita.costs.roofline import Split, op_cost
+from partita.costs.routing import token_groups
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import Access, Nest, loop_nest
 from partita.graph.record import Call, Graph, Op, Tensor
+from partita.graph.routing import routed_pairs
 from partita.graph.splits import (
     PARTIAL,
     REPEAT,
@@ -129,7 +133,7 @@ class ShardingModel:
             costs=tuple(table.cost(weights) for table in self.tables),
             edges=self.edges,
             matrix_of=self.matrix_of,
-            matrices=tuple(weights.blocking * matrix for matrix in self.matrices),
+            matrices=tuple(_weighted(matrix, weights.blocking) for matrix in self.matrices),
             names=self.ops,
         )
 
@@ -163,6 +167,14 @@ class ShardingModel:
         """What the busiest kind of device computes even if every op is at its best."""
         least = sum(table.compute.min(axis=0) for table in self.tables)
         return float(np.max(least, initial=0.0))
+
+
+def _weighted(matrix: Floats, weight: float) -> Floats:
+    """A part of the seconds of pairs; a pair that is forbidden stays so."""
+    if weight > 0:
+        return weight * matrix
+    none: Floats = np.where(np.isinf(matrix), matrix, 0.0)
+    return none
 
 
 def sharding_model(
@@ -235,6 +247,7 @@ class _Facts:
         }
         self.again = recomputable(graph, self.saved)
         self.pairs = self._pairs(graph)
+        self.routed = routed_pairs(graph)
         numbers: dict[tuple[object, ...], int] = {}
         self.signature = {  # ops with equal signatures have equal choices and costs
             op.name: numbers.setdefault(
@@ -288,6 +301,7 @@ class _ShardingBuilder:
         self.forward, self.phases, self.update_of = facts.forward, facts.phases, facts.update_of
         self.owner, self.saved, self.users = facts.owner, facts.saved, facts.users
         self.signature, self.pairs, self.again = facts.signature, facts.pairs, facts.again
+        self.routed = facts.routed
         self.known: dict[int, tuple[tuple[SplitChoice, ...], OpTable]] = {}
         self.by_dims: dict[tuple[int, Dims], tuple[list[float], float, float]] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
@@ -304,6 +318,10 @@ class _ShardingBuilder:
             u, v = index[source.name], index[target.name]
             edges.append((u, v))
             matrix_of.append(self._matrix(source, target, tensor, own[u][0], own[v][0]))
+        for dispatch, combine in self.routed:
+            u, v = index[dispatch.name], index[combine.name]
+            edges.append((u, v))
+            matrix_of.append(self._routing_matrix(dispatch, combine, own[u][0], own[v][0]))
         return ShardingModel(
             self.mesh,
             tuple(op.name for op in self.forward),
@@ -481,6 +499,28 @@ class _ShardingBuilder:
         if key not in self.matrices:
             self.matrices[key] = len(self.stored)
             self.stored.append(self._conversion_matrix(tensor, out, into))
+        return self.matrices[key]
+
+    def _routing_matrix(
+        self, dispatch: Op, combine: Op, rows: tuple[SplitChoice, ...],
+        columns: tuple[SplitChoice, ...],
+    ) -> int:  # fmt: skip
+        """The number of the matrix that forbids pairs which route unlike groups of tokens."""
+        key = ("routing", self.signature[dispatch.name], self.signature[combine.name])
+        if key not in self.matrices:
+            numbers: dict[object, int] = {}
+            sides = [
+                [
+                    numbers.setdefault(
+                        token_groups(self.graph.call(op), choice.dims, self.axes), len(numbers)
+                    )
+                    for choice in choices
+                ]
+                for op, choices in ((dispatch, rows), (combine, columns))
+            ]
+            unlike = np.not_equal.outer(*map(np.array, sides))
+            self.matrices[key] = len(self.stored)
+            self.stored.append(np.where(unlike, np.inf, 0.0))
         return self.matrices[key]
 
     def _side(

@@ -17,14 +17,18 @@ from partita.capture.exported import Captured
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
+from partita.cluster import resolve
+from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import Emitted, emit
+from partita.engine import run
 from partita.errors import ModelError, PlanError
 from partita.graph.backward import forward_part
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
 from partita.jobs.workload import load_ref
-from partita.plans import Plan
+from partita.lower import lower_plan
+from partita.plans import Plan, runs_once
 
 _MARK = "partita_op"
 
@@ -43,6 +47,21 @@ def emit_plan(plan: Plan) -> Emitted:
     if is_python_spec(spec):
         return _emit_module(plan, batch, stage_of)
     return _emit_reference(plan, rebatch(forward_part(graph), batch), stage_of)
+
+
+def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
+    """The step of one rank of a plan, its splits and collectives written out."""
+    if not runs_once(plan.stages, plan.schedule):
+        raise PlanError(
+            f"the plan has {len(plan.stages)} stages and {plan.schedule.num_microbatches} "
+            "micro-batches",
+            fix="a rank is written for one stage that runs its batch at once: "
+            "plan with --pin pp=1 --pin micro-batches=1",
+            field="rank",
+        )
+    graph, cluster = load_ref(plan.model).graph, resolve(plan.cluster.spec)
+    lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, run)
+    return emit_rank(lowered.program, graph, lowered.stages[0], rank)
 
 
 def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted:

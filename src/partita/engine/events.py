@@ -25,9 +25,9 @@ per task with one lane and two waits; a static program in a good order needs non
 
 from typing import Any, Literal
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.errors import ProgramError
 from partita.program import F64, I32, Program
 from partita.timeline import Timeline
@@ -71,7 +71,7 @@ def run(program: Program, mode: Mode = "static") -> Timeline:
 # --- static order -------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True)
+@compiled()
 def evaluate_static(
     duration: F64,
     lane_start: I32,
@@ -116,7 +116,7 @@ def evaluate_static(
     return makespan
 
 
-@numba.njit(cache=True)
+@compiled()
 def _sorted_static(
     duration: F64,
     lane_start: I32,
@@ -167,7 +167,7 @@ def _sorted_static(
     return makespan if num_run == num_tasks else np.inf
 
 
-@numba.njit(cache=True)
+@compiled()
 def _lane_succession(
     lane_start: I32, lane_of: I32, wait_start: I32, order: I32, num_lanes: int
 ) -> tuple[I32, I32]:
@@ -188,7 +188,7 @@ def _lane_succession(
     return left, next_on_lane
 
 
-@numba.njit(cache=True)
+@compiled()
 def followers(wait_start: I32, wait_on: I32, wait_delay: F64) -> tuple[I32, I32, F64]:
     """The waits the other way round: for each task, who waits for it and with what delay.
 
@@ -218,7 +218,7 @@ def followers(wait_start: I32, wait_on: I32, wait_delay: F64) -> tuple[I32, I32,
 # they join, and each starts when its lanes have finished those that joined before it.
 
 
-@numba.njit(cache=True)
+@compiled()
 def evaluate_fifo(
     duration: F64,
     lane_start: I32,
@@ -281,7 +281,7 @@ def evaluate_fifo(
     return makespan if num_run == num_tasks else np.inf
 
 
-@numba.njit(cache=True)
+@compiled()
 def _push(key_time: F64, key_task: I32, size: int, time: float, task: int) -> int:
     """Add to a heap by (time, task), each node with four below it; returns its size."""
     at = size
@@ -297,7 +297,7 @@ def _push(key_time: F64, key_task: I32, size: int, time: float, task: int) -> in
     return size + 1
 
 
-@numba.njit(cache=True)
+@compiled()
 def _pop(key_time: F64, key_task: I32, size: int) -> int:
     """Remove the first of such a heap; returns its size.
 
@@ -328,7 +328,7 @@ def _pop(key_time: F64, key_task: I32, size: int) -> int:
 # the task plus the number of tasks). One heap of waiting tasks per lane, all in one array.
 
 
-@numba.njit(cache=True)
+@compiled()
 def _priority(
     duration: F64,
     lane_start: I32,
@@ -420,7 +420,7 @@ def _priority(
     return makespan if num_run == num_tasks else np.inf
 
 
-@numba.njit(cache=True)
+@compiled()
 def _queue_places(lane_of: I32, num_lanes: int) -> I32:
     """Where each lane's queue begins in an array with room for all tasks of all lanes."""
     places = np.zeros(num_lanes + 1, np.int32)
@@ -431,7 +431,7 @@ def _queue_places(lane_of: I32, num_lanes: int) -> I32:
     return places
 
 
-@numba.njit(cache=True)
+@compiled()
 def _startable(
     lane: int,
     lane_start: I32,
@@ -452,7 +452,7 @@ def _startable(
     return int(head)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _goes_first(priority: F64, joined: F64, a: int, b: int) -> bool:
     """Does task a go before task b in a priority queue?"""
     if len(priority) > 0 and priority[a] != priority[b]:
@@ -460,7 +460,7 @@ def _goes_first(priority: F64, joined: F64, a: int, b: int) -> bool:
     return bool(joined[a] < joined[b] or (joined[a] == joined[b] and a < b))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _enqueue(queue: I32, base: int, size: int, priority: F64, joined: F64, task: int) -> None:
     """Add a task to the priority queue of `size` tasks that begins at `base`."""
     at = size
@@ -473,7 +473,7 @@ def _enqueue(queue: I32, base: int, size: int, priority: F64, joined: F64, task:
     queue[base + at] = task
 
 
-@numba.njit(cache=True)
+@compiled()
 def _dequeue(queue: I32, base: int, size: int, priority: F64, joined: F64) -> None:
     """Remove the head of a priority queue; `size` tasks are left."""
     task = queue[base + size]

@@ -3,7 +3,8 @@
 A cut lies between two ops of the graph's order; what crosses it are the activations made before and
 read after. Cuts are kept where little crosses: fewer bytes than at the cuts next to it. Residual
 streams, modules with branches, encoders whose output every decoder layer reads, and long skips all
-become chains in this way; what lives long simply crosses many cuts.
+become chains in this way; what lives long simply crosses many cuts. No cut lies between a dispatch
+to experts and its combine: the tokens of both are routed together, by one stage.
 
 Segments with equal ops, hanging together in the same way, are of one class. Where a pattern of
 classes repeats, `folded` keeps its first, one middle and its last run: a graph that is small for a
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from partita.graph.flops import flops
 from partita.graph.record import Graph, Op, Tensor
+from partita.graph.routing import routed_pairs
 
 MOST_SEGMENTS = 128
 UNIT_BEYOND = 64  # with more segments than this, a repeated pattern becomes one segment
@@ -98,13 +100,26 @@ def _small(
 ) -> list[int]:
     """The cuts that fewer bytes cross than those beside them, or one tensor before a layer."""
     cuts = [0]
+    routed = _inside_routings(graph, ops)
     for i in range(1, len(sizes)):
+        if i in routed:
+            continue
         after = sizes[i + 1] if i + 1 < len(sizes) else None
         small = sizes[i] <= sizes[i - 1] and (after is None or sizes[i] < after)
         layer = any(graph.tensor(name).role == "parameter" for name in ops[i].inputs)
         if small or (len(crossing[i]) == 1 and layer):
             cuts.append(i)
     return cuts
+
+
+def _inside_routings(graph: Graph, ops: Sequence[Op]) -> set[int]:
+    """The cuts between a dispatch and its combine."""
+    place = {op.name: i for i, op in enumerate(ops)}
+    inside: set[int] = set()
+    for dispatch, combine in routed_pairs(graph):
+        if dispatch.name in place and combine.name in place:
+            inside.update(range(place[dispatch.name] + 1, place[combine.name] + 1))
+    return inside
 
 
 def _kinds(

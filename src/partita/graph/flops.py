@@ -138,7 +138,9 @@ def _recurrent(call: Call) -> float:
     steps = x[0] * x[1]
     # Weights that are computed are differentiated together with the data, at twice the cost.
     both = 2 if 0 in call.wrt and (1 in call.wrt or 2 in call.wrt) else 1
-    return both * steps * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0])
+    # Without a data gradient the weight gradient goes back through the steps by itself.
+    back = 2.0 * math.prod(w_rec) if call.alone else 0.0
+    return steps * (both * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0]) + back)
 
 
 def _cell(call: Call) -> float:

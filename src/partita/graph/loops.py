@@ -38,6 +38,9 @@ PLAIN = {
 }
 # Kinds that add up terms: a reduction belongs to one product, and the other terms do not have it.
 SUMS = frozenset({*ADDED_FROM, "lstm", "gru", "lstm_cell", "gru_cell"})
+# Kinds whose weight gradient follows from what the data gradient has exchanged: the gradients of
+# the gates of every step, of the logits before the softmax.
+FROM_DATA_GRADIENT = frozenset({"lstm", "gru", "moe_router"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,8 @@ def _backward(call: Call, nest: Nest) -> Nest:
     """The nest of a gradient: the forward's dims, with what is read and written exchanged.
 
     Sums and statistics of the forward are kept for the backward. What a data gradient exchanges
-    are the matching sums of the gradient, along the dims that index the forward's output.
+    are the matching sums of the gradient, along the dims that index the forward's output; a weight
+    gradient that follows from them exchanges them itself where there is no data gradient.
     The gradient of a term that is only added does not depend on the dims of the other terms.
     """
     sides = {"g": nest.outputs, "o": nest.outputs, "i": nest.inputs}
@@ -141,7 +145,8 @@ def _backward(call: Call, nest: Nest) -> Nest:
         replace(access, repeats=tuple(n for n in added if access.position(n) is None))
         for access in (nest.inputs[i] for i in call.wrt)
     )
-    stats = nest.stats if call.phase == "dgrad" else ()
+    exchanges = call.phase == "dgrad" or (call.alone and call.kind in FROM_DATA_GRADIENT)
+    stats = nest.stats if exchanges else ()
     return Nest(nest.dims, reads, outputs, tuple(s for s in stats if s.dim not in summed))
 
 

@@ -125,7 +125,7 @@ class Call:
 
     For a backward op this is the call of its forward op with the phase, the inputs it
     differentiates (`wrt`), and what it reads: `g0` the gradient of output 0, `i1` input 1 and
-    `o0` output 0 of the forward op.
+    `o0` output 0 of the forward op. `alone` is a weight gradient whose op has no data gradient.
     """
 
     kind: str
@@ -135,11 +135,13 @@ class Call:
     phase: str = "forward"
     wrt: tuple[int, ...] = ()
     reads: tuple[str, ...] = ()
+    alone: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = (self.kind, self.attrs, self.inputs, self.outputs, self.phase, self.wrt, self.reads)
-        object.__setattr__(self, "_hash", hash(parts))
+        shapes = (self.inputs, self.outputs)
+        backward = (self.phase, self.wrt, self.reads, self.alone)
+        object.__setattr__(self, "_hash", hash((self.kind, self.attrs, *shapes, *backward)))
 
     def __hash__(self) -> int:
         return self._hash  # a key of many tables: worked out once
@@ -366,7 +368,16 @@ class Graph:
             op.phase,
             _positions(op, "wrt", len(origin.inputs)),
             tuple(reads),
+            op.phase == "wgrad" and op.forward not in self._with_data_gradient(),
         )
+
+    def _with_data_gradient(self) -> frozenset[str]:
+        """The forward ops that have a data gradient."""
+        key = ("data gradients", "")
+        if key not in self.memo:
+            self.memo[key] = frozenset(op.forward for op in self.ops if op.phase == "dgrad")
+        known: frozenset[str] = self.memo[key]
+        return known
 
     def dtype(self, op: Op) -> str:
         """The element type an op computes in: that of its widest floating tensor."""

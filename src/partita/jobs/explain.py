@@ -205,13 +205,20 @@ def _alternatives(
     now = alone[chosen[index]]
     memory = model.tables[index].memory
     order = [int(x) for x in np.argsort(alone, kind="stable") if x != chosen[index]]
+    # A dispatch to experts cannot change without its combine: some splits are forbidden alone.
+    possible = sum(1 for x in order if np.isfinite(alone[x]))
+    order = order[: possible + FOLLOWED]
     best = _solve(problem, index, chosen[index])
     alternatives = []
     for rank, x in enumerate(order):
         together = None
-        if rank < FOLLOWED and best is not None:
+        if (rank < FOLLOWED or rank >= possible) and best is not None:
             forced = _solve(problem, index, x)
             together = None if forced is None else forced - best
+        if rank >= possible:
+            if together is None:
+                continue
+            alone[x] = now + together
         alternatives.append(
             OtherSplit(
                 model.choices[index][x],

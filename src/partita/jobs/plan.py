@@ -25,6 +25,7 @@ from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import Constraints, parse_constraints
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned, rejection
+from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
@@ -62,12 +63,14 @@ def plan(
     stop: Stop = DEFAULT_STOP,
     seed: int = 0,
     search: Auto | None = None,
+    settings: PlanSettings = USUAL,
 ) -> Planned:
     """Find the fastest way to run a model on a cluster.
 
     `objective` matters for inference: `latency` is the time of one batch, `throughput` the time
     from one batch to the next. `max_memory` is bytes per device; `pin` and `forbid` hold texts
-    such as `stages=4` or `schedule=gpipe`. `search` is the joint search with other settings.
+    such as `stages=4` or `schedule=gpipe`. `search` is the joint search with other settings,
+    `settings` are those of what comes before and after it.
     """
     if objective not in OBJECTIVES:
         raise InputError(
@@ -91,6 +94,7 @@ def plan(
         Memo(joint.collectives),
         clock,
         seed,
+        settings,
     )
     something_at_once(simulator)
     result = (search or Auto())(

@@ -10,16 +10,16 @@ from partita.jobs.shard import shard
 from partita.jobs.strategies import STRATEGIES
 from partita.plans import Schedule, Stage
 
-FIRST = ("data", "zero1", "fsdp")
-SMALL_OPS, SMALL_DEVICES = 1000, 64  # up to this size the sharding search is asked as well
+TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none of
 
 
 def something_at_once(simulator: Simulator) -> None:
     """Named ways on one stage, of a large model the first that fits: something to show."""
     graph, size = simulator.workload.graph, simulator.cluster.num_devices
-    small = len(graph.ops) <= SMALL_OPS
-    for name in STRATEGIES if small else FIRST:
-        if simulator.workload.training or name not in FIRST[1:]:
+    settings = simulator.settings
+    small = len(graph.ops) <= settings.small_ops
+    for name in STRATEGIES if small else settings.first:
+        if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in STRATEGIES[name].stages(graph, size):
                 if simulator.allowed((stage,), Schedule()):
                     simulator.add(name, (stage,), Schedule())
@@ -40,7 +40,7 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
     graph, size = simulator.workload.graph, simulator.cluster.num_devices
     chain = chain_of(graph)
     for name, strategy in STRATEGIES.items():
-        if simulator.workload.training or name not in FIRST[1:]:
+        if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in strategy.stages(graph, size):
                 yield name, (stage,), Schedule()
     for name, pipeline in PIPELINES.items():
@@ -51,8 +51,9 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
 
 def splits_alone(simulator: Simulator) -> None:
     """What the search for splits alone finds on one stage, where that is quick."""
-    graph = simulator.workload.graph
-    small = len(graph.ops) <= SMALL_OPS and simulator.cluster.num_devices <= SMALL_DEVICES
+    graph, settings = simulator.workload.graph, simulator.settings
+    small = len(graph.ops) <= settings.small_ops
+    small &= simulator.cluster.num_devices <= settings.small_devices
     if not small or simulator.constraints or simulator.max_memory < math.inf:
         return
     sharding = shard(

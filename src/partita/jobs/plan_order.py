@@ -6,6 +6,7 @@ schedule searches solve. The order found becomes the plan's schedule, action by 
 """
 
 from partita.engine import run
+from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation
 from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_text
@@ -15,16 +16,17 @@ from partita.schedules.stages import StageCost, StageLink, placement_from_stages
 from partita.search import searches
 from partita.search.base import Stop
 
-LARGEST = 160  # blocks in all: beyond, published orders are tried only
-METHOD = "auto"
-NAME = "searched"
+NAME = "searched"  # what such a schedule is called in a plan
+BLOCKS = 3  # of a stage and micro-batch: forward, data gradients, weight gradients
 
 
-def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int) -> Schedule | None:
+def searched_schedule(
+    simulation: Simulation, memo: Memo, stop: Stop, seed: int, settings: PlanSettings = USUAL
+) -> Schedule | None:
     """A better order for the stages of a simulated plan, if the search finds any order."""
     stages, count = simulation.stages, simulation.schedule.num_microbatches
     groups = device_groups(stages)
-    if len(groups) != len(stages) or 3 * len(stages) * count > LARGEST:
+    if len(groups) != len(stages) or BLOCKS * len(stages) * count > settings.largest_order:
         return None
     graph = simulation.workload.graph
     apart = Schedule("zb-h1", count)
@@ -43,7 +45,8 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
             return None
         costs.append(StageCost(number, *seconds, held + entering, kept, stages[number].name))
         always = max(blocks.static_bytes) + (2 * entering + max(0.0, peak))
-        budgets.append(capacity[min(number, len(capacity) - 1)] * 0.98 - always - 2**30)
+        budget = capacity[min(number, len(capacity) - 1)] * settings.order_fills
+        budgets.append(budget - settings.order_reserve_bytes - always)
     back = lowered.sends.backward
     links = [
         StageLink(i, j, sent.seconds, back[j, i].seconds if (j, i) in back else 0)
@@ -53,7 +56,7 @@ def searched_schedule(simulation: Simulation, memo: Memo, stop: Stop, seed: int)
     if len(links) != len(lowered.sends.forward) or min(budgets) <= 0:
         return None  # skips between stages far apart are no chain
     problem = placement_from_stages(costs, links).problem(budgets, count)
-    found = searches("schedule")[METHOD](problem, stop, seed).solution
+    found = searches("schedule")[settings.order_method](problem, stop, seed).solution
     if found is None:
         return None
     order = order_of(pipeline_of(problem), found.starts)

@@ -9,8 +9,6 @@ from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
 
-NEXT_BEST = 10
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -52,7 +50,7 @@ def planned(simulator: Simulator, result: Result[JointSolution], spec: str) -> P
     plan = None if best is None else _plan(simulator, best, said, bound, spec)
     ranked = sorted((c for c in simulator.candidates if c.fits), key=rank)
     return Planned(
-        status, why, plan, best, tuple(ranked[1 : NEXT_BEST + 1]), bound,
+        status, why, plan, best, tuple(ranked[1 : simulator.settings.next_best + 1]), bound,
         simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
         len(simulator.candidates), result.evaluations, simulator.objective, problem.space(),
         problem,
@@ -132,14 +130,14 @@ def _alternatives(simulator: Simulator, best: SimulatedPlan) -> tuple[Alternativ
         for other in others
         if not _alike(other, best)
     )
-    return tuple(dict.fromkeys(generator))[:NEXT_BEST]
+    return tuple(dict.fromkeys(generator))[: simulator.settings.next_best]
 
 
 def _why_not(simulator: Simulator) -> str:
     if simulator.constraints:
         asked = f"nothing fits with what was asked for ({simulator.constraints})"
         return f"{asked}; drop one of these constraints"
-    return what_would_fit(simulator.model, simulator.max_memory)
+    return what_would_fit(simulator.model, simulator.max_memory, simulator.settings.advice)
 
 
 def _alike(one: SimulatedPlan, other: SimulatedPlan) -> bool:

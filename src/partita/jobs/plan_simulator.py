@@ -14,6 +14,7 @@ from partita.cluster import Cluster
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.constraints import Constraints
 from partita.jobs.plan_order import searched_schedule
+from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import Memo
@@ -88,6 +89,7 @@ class Simulator:
     memo: Memo
     clock: Clock
     seed: int = 0
+    settings: PlanSettings = USUAL
     enough: int = 5  # plans to show; from there on those that cannot win are not simulated
     candidates: list[SimulatedPlan] = field(default_factory=list)
     history: list[Improvement] = field(default_factory=list)
@@ -137,7 +139,9 @@ class Simulator:
         for candidate in self.candidates:
             simulation = candidate.simulation
             if simulation.stages == stages and simulation.schedule == schedule:
-                order = searched_schedule(simulation, self.memo, self.left(), self.seed)
+                order = searched_schedule(
+                    simulation, self.memo, self.left(), self.seed, self.settings
+                )
                 if order is not None:
                     self.add("search", stages, order)
                 return

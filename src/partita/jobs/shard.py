@@ -12,7 +12,7 @@ sharded by
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
@@ -32,16 +32,31 @@ from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
 
 AXIS_NAMES = ("x", "y")
-FIRST = Weights(hidden=0.2)
-CLOSER = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
-BOUND_MIX = 0.35  # the weight of communication in the mixed lower bound
-LOOKED_AT_CLOSELY = 3
-MULTIPLIER_STEPS = 7
-BISECTIONS = 5
-CLEARLY = 1.2
-TRANSIENT_SHARE = 0.93  # of the memory, before what is live only for a moment is known
-MAX_STRATEGY_STAGES = 2
-MOST_DEVICES = 1024  # looked at when asked how many would be enough
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """What `shard` decides: how communication counts, how many meshes it looks at closely."""
+
+    # Most of the hidden communication is hidden.
+    first: Weights = field(default_factory=lambda: Weights(hidden=0.2))
+    closer: tuple[Weights, ...] = (Weights(hidden=1.0), Weights(blocking=0.6, hidden=0.05))
+    bound_mix: float = 0.35  # the weight of communication in the mixed lower bound
+    looked_at_closely: int = 3  # meshes, those with the best estimates
+    clearly: float = 1.2  # a mesh whose estimate is so many times the best is not made to fit
+    strategy_stages: int = 2  # meshes on which the strategy `tensor` is simulated
+
+    # How a cap on memory is kept to.
+    multiplier_steps: int = 7  # until the multiplier on bytes is large enough, 8 times each
+    bisections: int = 5  # between too small and large enough
+    transient: float = 0.93  # of the memory, before what is live only for a moment is known
+    repairs: int = 3  # answers made again with less, where a simulation says too much is held
+    margin: float = 1.02  # how much less than that simulation asks for
+
+    most_devices: int = 1024  # looked at when nothing fits, to say how many would be enough
+
+
+USUAL = ShardSettings()
 
 
 @dataclass(frozen=True)
@@ -85,12 +100,13 @@ def shard(
     method: str | None = None,
     stop: Stop = UNTIL_DONE,
     seed: int = 0,
+    settings: ShardSettings = USUAL,
 ) -> Sharding:
     """Find the fastest split of every op of a model over the devices of a cluster."""
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     spec = cluster if isinstance(cluster, str) else machine.name
-    return _ShardJob(workload, machine, spec, method, stop, seed).run()
+    return _ShardJob(workload, machine, spec, method, stop, seed, settings).run()
 
 
 def meshes(cluster: Cluster, graph: Graph) -> tuple[Mesh, ...]:
@@ -144,7 +160,7 @@ class _Look:
 class _ShardJob:
     def __init__(
         self, workload: Workload, cluster: Cluster, spec: str, method: str | None, stop: Stop,
-        seed: int,
+        seed: int, settings: ShardSettings,
     ) -> None:  # fmt: skip
         self.workload, self.cluster, self.spec = workload, cluster, spec
         known = searches("sharding")
@@ -156,7 +172,7 @@ class _ShardJob:
                 field="method",
             )
         self.search = known[self.method]
-        self.stop, self.seed = stop, seed
+        self.stop, self.seed, self.settings = stop, seed, settings
         self.started = time.perf_counter()
         self.collectives = Collectives(cluster)
         self.tried: list[SimulatedSharding] = []
@@ -176,7 +192,7 @@ class _ShardJob:
                 break
             looks.append(self._look(mesh))
         looks.sort(key=lambda look: look.estimate_s)
-        for look in looks[:LOOKED_AT_CLOSELY]:
+        for look in looks[: self.settings.looked_at_closely]:
             self._look_closely(look)
         if any(op.kind == "conv" for op in self.workload.graph.ops):
             self._strategies("one-weird-trick", "spatial")
@@ -203,8 +219,9 @@ class _ShardJob:
             self.workload.graph, self.cluster, mesh, collectives=self.collectives
         )
         self.bound = min(self.bound, self._lower_bound(model))
-        for part in (TRANSIENT_SHARE, 1.0):
-            assignment = self._solve_within(model, FIRST, self.room * part, self.least_estimate)
+        for part in (self.settings.transient, 1.0):
+            room, first = self.room * part, self.settings.first
+            assignment = self._solve_within(model, first, room, self.least_estimate)
             if assignment is not None:
                 self.least_estimate = min(self.least_estimate, assignment[1])
                 return _Look(model, *assignment)
@@ -212,25 +229,29 @@ class _ShardJob:
 
     def _lower_bound(self, model: ShardingModel) -> float:
         """Compute alone, or a mix of compute and communication: both are below any step."""
-        mix = Weights(compute=1 - BOUND_MIX, blocking=BOUND_MIX, hidden=BOUND_MIX)
+        w = self.settings.bound_mix
+        mix = Weights(compute=1 - w, blocking=w, hidden=w)
         mixed = self._solve(model, mix).lower_bound or 0.0
         return max(model.compute_bound_s(), mixed if self.cluster.is_homogeneous else 0.0)
 
     def _look_closely(self, look: _Look) -> None:
         if look.assignment is None:
             return
-        room = self.room * TRANSIENT_SHARE
+        settings = self.settings
+        room = self.room * settings.transient
         simulation = self._offer(self.method, look.model, look.assignment)
-        for _ in range(3):  # what is live only for a moment is known now: leave room for it
+        for _ in range(
+            settings.repairs
+        ):  # what is live only for a moment is known now: leave room for it
             over = max(simulation.peak_bytes) / min(simulation.capacity_bytes)
             if over <= 1 or self._out_of_time():
                 break
-            room /= over * 1.02
-            again = self._solve_within(look.model, FIRST, room)
+            room /= over * settings.margin
+            again = self._solve_within(look.model, settings.first, room)
             if again is None:
                 break
             simulation = self._offer(self.method, look.model, again[0])
-        for weights in CLOSER:
+        for weights in settings.closer:
             if self._out_of_time():
                 return
             assignment = self._solve_within(look.model, weights, room)
@@ -242,7 +263,7 @@ class _ShardJob:
     ) -> tuple[tuple[int, ...], float] | None:
         """The best assignment by weights that holds at most `room` bytes, and its cost.
 
-        Where even without the limit it costs more than `CLEARLY` times `hopeless`, no answer.
+        Where even without the limit it costs more than `clearly` times `hopeless`, no answer.
         """
         best = self._priced(model, weights, 0.0)
         if best is None or model.memory_bound_bytes() > room:
@@ -250,11 +271,11 @@ class _ShardJob:
         cost = self._cost(model, weights, best)
         if model.memory_bytes(best) <= room:
             return best, cost
-        if cost > CLEARLY * hopeless:
+        if cost > self.settings.clearly * hopeless:
             return None
         low, high = 0.0, cost / room
         feasible = None
-        for _ in range(MULTIPLIER_STEPS):
+        for _ in range(self.settings.multiplier_steps):
             priced = self._priced(model, weights, high)
             if priced is not None and model.memory_bytes(priced) <= room:
                 feasible = priced
@@ -262,7 +283,7 @@ class _ShardJob:
             low, high = high, high * 8
         if feasible is None:
             return None
-        for _ in range(BISECTIONS):
+        for _ in range(self.settings.bisections):
             middle = (low + high) / 2 if low == 0 else math.sqrt(low * high)
             priced = self._priced(model, weights, middle)
             if priced is not None and model.memory_bytes(priced) <= room:
@@ -312,8 +333,10 @@ class _ShardJob:
             if model is not None:
                 chosen = model.assignment(stage.splits)
                 over = model.memory_bytes(chosen) > self.room
-                ranked.append((over, self._cost(model, FIRST, chosen), len(ranked), stage))
-        for *_, stage in sorted(ranked, key=lambda item: item[:3])[:MAX_STRATEGY_STAGES]:
+                cost = self._cost(model, self.settings.first, chosen)
+                ranked.append((over, cost, len(ranked), stage))
+        ranked.sort(key=lambda item: item[:3])
+        for *_, stage in ranked[: self.settings.strategy_stages]:
             if not self._out_of_time():
                 self._simulate("tensor", stage)
 
@@ -392,9 +415,10 @@ class _ShardJob:
         if not self.cluster.is_homogeneous:
             return None
         low, high = self.cluster.num_devices, self.cluster.num_devices * 2
-        while high <= MOST_DEVICES and not self._fits_on(high):
+        most = self.settings.most_devices
+        while high <= most and not self._fits_on(high):
             low, high = high, high * 2
-        if high > MOST_DEVICES:
+        if high > most:
             return None
         while high - low > 1:  # low does not fit, high does
             middle = (low + high) // 2

@@ -16,9 +16,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from partita.costs.routing import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op
+from partita.graph.routing import routed_pairs
 from partita.graph.splits import REPLICATE, TensorPlacement, output_placement
 from partita.jobs.simulate import data_splits
 from partita.plans import Axis, Mesh, OpSplit, Stage
@@ -99,11 +101,11 @@ def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tu
     With `batch_first`, ops that no dense layer comes before are split by batch there too.
     """
     lies: dict[str, TensorPlacement] = {}  # how each tensor lies on the last axis
-    splits = []
+    splits: list[OpSplit] = []
     for op in graph.ops:
         if op.phase != "forward":
             continue
-        legal = dims_of(graph.call(op), mesh.axes)
+        legal = _routed_alike(graph, op, dims_of(graph.call(op), mesh.axes), mesh, splits)
         inner = _follow(graph, op, lies, mesh.axes[-1].parts)
         if not inner and batch_first and _all_replicated(graph, op, lies):
             inner = "b"
@@ -135,6 +137,23 @@ def _follow(graph: Graph, op: Op, lies: dict[str, TensorPlacement], parts: int) 
     else:
         return ""
     return next((d for d in candidates if d in extents and extents[d] % parts == 0), "")
+
+
+def _routed_alike(
+    graph: Graph, op: Op, legal: tuple[tuple[str, ...], ...], mesh: Mesh, splits: list[OpSplit]
+) -> tuple[tuple[str, ...], ...]:
+    """Of a combine's splits those that route the groups of tokens that its dispatch does.
+
+    Dispatches that one combine joins route alike, too.
+    """
+    pairs = routed_pairs(graph) if op.kind in ("moe_dispatch", "moe_combine") else ()
+    combines = {combine.name for pair in pairs for combine in pair[1:] if op in pair}
+    related = {dispatch.name for dispatch, combine in pairs if combine.name in combines}
+    for split in splits:
+        if split.op in related:
+            groups = token_groups(graph.call(graph.op(split.op)), split.dims, mesh.axes)
+            legal = tuple(d for d in legal if token_groups(graph.call(op), d, mesh.axes) == groups)
+    return legal
 
 
 def _all_replicated(graph: Graph, op: Op, lies: dict[str, TensorPlacement]) -> bool:

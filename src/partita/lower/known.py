@@ -23,17 +23,19 @@ from partita.lower.pieces import WHOLE, Homes, Shorter, piece, shortened
 from partita.lower.transfer import transfer_seconds
 from partita.plans import Mesh, Stage
 
-COMPARED_BY_LINKS = 64  # devices; larger clusters are compared by their hierarchy
-DEEP_OPS, DEEP_RUNS = 100, 6  # from so many forward ops and runs on, a stage is timed in part
-RUNS_TIMED = (2, 3)  # with so many runs of its pattern; time and memory are lines from there on
+RUNS_TIMED = (2, 3)  # a deep stage with so many runs of its pattern: a line has two points
+# Collectives that tell meshes apart: one is all latency, one all bandwidth.
 PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
 
 
 @dataclass
 class Memo:
-    """What lowering many plans of one model on one cluster may remember."""
+    """What lowering many plans of one model on one cluster may remember, and how it is quick."""
 
     collectives: Collectives
+    by_links: int = 64  # devices: meshes of larger clusters are compared by their hierarchy
+    deep_ops: int = 100  # from so many forward ops on, and
+    deep_runs: int = 6  # so many runs of its pattern, a stage is timed by two shorter ones
     blocks: dict[tuple[object, ...], Blocks] = field(default_factory=dict)
     graphs: dict[int, Graph] = field(default_factory=dict)
     sent: dict[tuple[object, ...], float] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Memo:
     def geometry(self, mesh: Mesh) -> tuple[object, ...]:
         """Equal for meshes of like devices on which collectives take the same."""
         cluster, times = self.collectives.cluster, self.collectives
-        if cluster.num_devices > COMPARED_BY_LINKS:
+        if cluster.num_devices > self.by_links:
             return mesh.axes, self.patterns.pattern(mesh.devices)
         kinds = tuple(cluster.devices[device].kind for device in mesh.devices)
         probes = tuple(
@@ -61,7 +63,7 @@ class Memo:
     ) -> float:
         """Seconds to bring a tensor from one mesh to another; pairs that lie alike once."""
         place: tuple[object, ...] = (*source.devices, *target.devices)
-        if self.collectives.cluster.num_devices > COMPARED_BY_LINKS:
+        if self.collectives.cluster.num_devices > self.by_links:
             place = self.patterns.pattern((*source.devices, *target.devices))
         key = (size_bytes, source.axes, target.axes, have, need, len(source.devices), place)
         if key not in self.sent:
@@ -92,7 +94,7 @@ def known_blocks(
     """The blocks of the `number`-th stage."""
     drawn = drawn_devices(stage, cluster, 1)
     # Of heterogeneous devices now one is the last to be done and now another, which makes no line.
-    short = None if len(drawn) > 1 else _shorter(graph, stage, number, where)
+    short = None if len(drawn) > 1 else _shorter(graph, stage, number, where, memo)
     if short is None:
         block = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
@@ -122,17 +124,17 @@ class _Short:
     times: int
 
 
-def _shorter(graph: Graph, stage: Stage, number: int, where: Homes) -> _Short | None:
+def _shorter(graph: Graph, stage: Stage, number: int, where: Homes, memo: Memo) -> _Short | None:
     """Two shorter stages that a deep one is extended from; None where it is not worth it.
 
     What leaves the stage must not come from what is left out, everything that enters it must still
     be read, and splits and checkpoints must repeat as the ops do.
     """
     ops = where.forward[number]
-    if len(ops) < DEEP_OPS:
+    if len(ops) < memo.deep_ops:
         return None
     repeat = longest_repeat(graph, ops)
-    if repeat is None or repeat.times < DEEP_RUNS or not _same_runs(stage, ops, repeat):
+    if repeat is None or repeat.times < memo.deep_runs or not _same_runs(stage, ops, repeat):
         return None
     entering, leaving = where.borders(number)
     parts = []

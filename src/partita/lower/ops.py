@@ -125,7 +125,11 @@ def _run_op(w: Writer, op: Op, received: Received, accumulate: Collect) -> None:
     ]
     purpose = Purpose.RECOMPUTE if op.name in context.recomputed else Purpose.COMPUTE
     reads = tuple(buffer.value for buffer in buffers)
-    outputs = [_new(w, name, layout) for name, layout in zip(op.outputs, given, strict=True)]
+    shared = _has_statistics(w, op, dims, factors)
+    outputs = [
+        _new(w, name, layout, complete=not shared)
+        for name, layout in zip(op.outputs, given, strict=True)
+    ]
     writes = tuple(buffer.value for buffer in outputs)
     work = Work(purpose, w.phase, _name(w, op), dims, context.number, reads=reads, writes=writes)
     ready = _exchange(w, op, work, factors, w.ready(buffers), halos=True)
@@ -179,11 +183,19 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
     return made
 
 
-def _new(w: Writer, name: str, layout: Layout) -> Buffer:
+def _has_statistics(w: Writer, op: Op, dims: tuple[str, ...], factors: dict[str, float]) -> bool:
+    """Is what an op makes complete only after an exchange?"""
+    call = w.context.graph.call(op)
+    exchanges = (e for dim in dims if dim for e in communication(call, factors, along=dim))
+    return any(e.tensor < 0 and e.collective != "halo" for e in exchanges)
+
+
+def _new(w: Writer, name: str, layout: Layout, *, complete: bool = True) -> Buffer:
     """What an op is about to make."""
     context = w.context
     source = "task"
-    if name in context.update_of:  # micro-batches add to it, unless it is reduced first
+    # Micro-batches add to it, unless it is reduced first or statistics complete it.
+    if complete and name in context.update_of:
         level = context.levels[context.update_of[name].inputs[0]]
         source = "gradient" if level in (0, 1) and _lies_as_stored(w, name, layout) else "task"
     return Buffer(name, layout, context.held_bytes(name, layout), w.value(name, layout, source))
@@ -219,11 +231,12 @@ def _as_stored(w: Writer, gradient: Buffer, made: Made) -> Buffer:
     """A gradient as its parameter lies; only parameters with several readers differ."""
     stored = w.buffers[w.context.update_of[gradient.name].inputs[0]].layout
     target = gradient_target(gradient.layout, stored)
-    if target == gradient.layout:
+    level = w.context.levels[w.context.update_of[gradient.name].inputs[0]]
+    is_added_to = w.values[gradient.value].source == "gradient"
+    if target == gradient.layout and (is_added_to or level not in (0, 1)):
         return gradient
     w.take(gradient, made)
     moved = _convert(w, gradient, target)
-    level = w.context.levels[w.context.update_of[gradient.name].inputs[0]]
     if level in (0, 1):
         value = w.value(moved.name, target, "gradient", of=moved.value)
         moved = Buffer(moved.name, target, moved.size_bytes, value, moved.made_by, moved)

@@ -2,6 +2,7 @@
 
 timelines   is this timeline a true run of this program, and can the program run at all?
 layouts     does every tensor of a stage lie as its reader needs it, are partial sums reduced?
+routing     do dispatches to experts and their combines route the same groups of tokens?
 pipelines   what passes between stages, what is inside blocks, how a step ends
 """
 

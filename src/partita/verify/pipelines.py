@@ -26,6 +26,7 @@ from partita.plans import Schedule, Stage
 from partita.program import Body, Kind, Memory, Program
 from partita.timeline import Timeline
 from partita.verify.layouts import Fact, ModelFacts, StageCheck, model_facts
+from partita.verify.routing import unlike_routings
 from partita.verify.timelines import verify_timeline
 
 TOLERANCE = 1e-9
@@ -56,10 +57,13 @@ def verify_meaning(
     count = schedule.num_microbatches
     if not program.works:
         return ("the tasks of the program do not say what they are",)
-    if len(stages) == count == 1 and not program.bodies:
-        return tuple(StageCheck(program, model_facts(graph), stages[0]).run()[:FEW])
     micro = graph if count == 1 else rebatch(graph, batch_of(graph) // count)
-    return tuple(_PipelineCheck(program, model_facts(micro), tuple(stages), count).run()[:FEW])
+    wrong = unlike_routings(micro, stages)
+    if len(stages) == count == 1 and not program.bodies:
+        wrong += StageCheck(program, model_facts(graph), stages[0]).run()
+    else:
+        wrong += _PipelineCheck(program, model_facts(micro), tuple(stages), count).run()
+    return tuple(wrong[:FEW])
 
 
 @dataclass

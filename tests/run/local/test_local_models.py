@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.graph.backward import training_graph
+from partita.graph.routing import routed_pairs
 from partita.graph.splits import placements
 from partita.plans import Axis
 
@@ -123,12 +124,13 @@ MESHES = [
 
 
 def groups_of(graph, dims_of, axes):
-    """In which groups the split ops route their tokens."""
-    return {
+    """In which groups the dispatches route their tokens, and their combines with them."""
+    groups = {
         op.name: routing_groups(graph.call(op), dims_of(graph, op), axes)
         for op in graph.ops
         if op.phase == "forward"
     }
+    return groups | {combine.name: groups[d.name] for d, combine in routed_pairs(graph)}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -147,7 +149,13 @@ def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
             return ("",) * len(axes)
         name = op.forward or op.name
         if name not in chosen:
-            chosen[name] = draws.choice(legal_dims(small.call(small.op(name)), axes))
+            ways = legal_dims(small.call(small.op(name)), axes)
+            for dispatch, combine in routed_pairs(small):
+                if combine.name == name:
+                    groups = routing_groups(small.call(dispatch), chosen[dispatch.name], axes)
+                    call = small.call(combine)
+                    ways = [way for way in ways if routing_groups(call, way, axes) == groups]
+            chosen[name] = draws.choice(ways)
         return chosen[name]
 
     given = example(graph, 1)
@@ -164,7 +172,9 @@ def test_a_model_on_a_mesh_trains_as_the_whole_model_does(model, data):
     close(states if rule != "lion" else {}, right.states if rule != "lion" else {}, "state")
 
 
-@pytest.mark.parametrize("model", ["convolutions", "spelled", "gpt", "mixtral", "rnnlm", "lstm"])
+@pytest.mark.parametrize(
+    "model", ["convolutions", "spelled", "gpt", "mixtral", "rnnlm", "lstm", "layers"]
+)
 def test_every_exchange_that_is_left_out_is_noticed(model):
     """As many ops as can be are split along a dim that needs one; each is forgotten once."""
     graph, axes = training_graph(MODELS[model](), "sgd"), (Axis("x", 2),)

@@ -15,6 +15,8 @@ from partita.cluster import resolve
 from partita.errors import PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.rebatch import rebatch
+from partita.graph.routing import routed_pairs
+from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 from partita.schedules.named import NAMED
 from partita.zoo import MODELS as ZOO
@@ -243,3 +245,116 @@ def test_a_stage_that_only_reads_what_another_trains_is_refused():
         "stages: s0 reads w, which other stages train, and gives it no gradient; put the ops that "
         "read it into one stage"
     )
+
+
+def recurrent(kind):
+    """A layer right after the input: its weights have a gradient, what it reads has none."""
+    g = GraphBuilder("first")
+    x = g.input("x", (4, 3, 4))
+    if kind == "moe_router":
+        y = g.one("moe_router", x, g.parameter("gate.weight", (4, 4)), name="layer", top_k=1)
+    else:
+        gates = {"lstm": 4, "gru": 3}[kind]
+        weights = [g.parameter(f"{name}.weight", (gates * 4, 4)) for name in ("in", "state")]
+        y = g.one(kind, x, *weights, name="layer")
+    return training_graph(g.finish(g.linear(y, 2, "head")))
+
+
+def without_exchange(program, op):
+    """The program without what an op exchanges."""
+    bodies = tuple(replace(b, program=without_exchange(b.program, op)) for b in program.bodies)
+    gone = [
+        n
+        for n, work in enumerate(program.works)
+        if work.purpose is Purpose.EXCHANGE and work.op == op
+    ]
+    works = list(program.works)
+    for number in gone:
+        works[number] = replace(works[number], purpose=Purpose.OTHER)
+    return replace(program, works=tuple(works), bodies=bodies)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("level", [0, 2, 3])
+@pytest.mark.parametrize(("kind", "dim"), [("lstm", "h"), ("gru", "h"), ("moe_router", "e")])
+def test_weight_gradients_without_data_gradients_exchange_what_those_would(kind, dim, level, count):
+    graph = recurrent(kind)
+    schedule = Schedule("1f1b", count) if count > 1 else Schedule()
+    plan = one_axis(graph, {"layer": dim}, schedule)
+    stage = plan.stages[0]
+    kept = tuple(replace(split, zero=level) for split in stage.splits)
+    right = trial(replace(plan, stages=(replace(stage, splits=kept),)))
+    assert right.refused() == ()
+    assert right.error() < TOLERANCE
+    wrong = without_exchange(right.lowered.program, "layer.wgrad")
+    assert wrong != right.lowered.program
+    assert right.error(wrong) > TOLERANCE
+    assert any("statistics" in sentence for sentence in right.refused(wrong))
+
+
+def routed(dispatch, combine, axes, stages=1):
+    """A model with experts in which every dispatch and combine is split as said."""
+    graph = training("mixtral")
+    pairs = routed_pairs(graph)
+    dims = {
+        op.name: way for pair in pairs for op, way in zip(pair, (dispatch, combine), strict=True)
+    }
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    cut = ops.index(pairs[0][1].name)  # the second stage begins with a combine
+    parts, size = [ops] if stages == 1 else [ops[:cut], ops[cut:]], 1
+    for axis in axes:
+        size *= axis.size
+    whole = ("",) * len(axes)
+    return RandomPlan(
+        graph,
+        resolve("8xA100"),
+        tuple(
+            Stage(
+                f"s{i}",
+                Mesh(axes, tuple(range(i * size, (i + 1) * size))),
+                tuple(OpSplit(op, dims.get(op, whole)) for op in own),
+            )
+            for i, own in enumerate(parts)
+        ),
+        Schedule(),
+    )
+
+
+LINE, UNEVEN = (Axis("x", 2),), (Axis("x", 2, (1, 3)),)
+SQUARE, MIXED = (Axis("x", 2), Axis("y", 2)), (Axis("x", 2), Axis("y", 2, (1, 3)))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("dispatch", "combine", "axes", "words"),
+    [
+        (("b",), ("",), LINE, "2 groups|one group"),
+        (("",), ("b",), LINE, "one group|2 groups"),
+        (("b",), ("e",), LINE, "2 groups|one group"),
+        (("k",), ("b",), UNEVEN, "one group|groups of 1:3"),
+        (("b", "b"), ("b", "e"), SQUARE, "4 groups|2 groups"),
+        (("b", ""), ("", "b"), MIXED, "2 groups|groups of 1:3"),
+    ],
+)
+def test_a_combine_that_routes_other_groups_than_its_dispatch_is_caught_by_both_judges(
+    dispatch, combine, axes, words, stages
+):
+    wrong = trial(routed(dispatch, combine, axes, stages))
+    sent, back = words.split("|")
+    (first, second), *_ = routed_pairs(wrong.plan.graph)
+    assert wrong.refused() == (
+        f"{first.name} routes tokens in {sent} and {second.name} gives them back in {back}; split "
+        "both along 'b' into the same shares",
+    )
+    assert wrong.error() > TOLERANCE
+    right = trial(routed(dispatch, dispatch, axes, stages))
+    assert right.refused() == ()
+    assert right.error() < TOLERANCE
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_equal_groups_over_other_axes_are_the_same_routing(stages):
+    for dispatch, combine in ((("b", ""), ("", "b")), (("b", "k"), ("e", "b"))):
+        outcome = trial(routed(dispatch, combine, SQUARE, stages))
+        assert outcome.refused() == ()
+        assert outcome.error() < TOLERANCE

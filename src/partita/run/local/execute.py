@@ -14,11 +14,12 @@ import torch
 
 from partita.errors import ProgramError
 from partita.graph.record import Graph, Op
+from partita.graph.routing import routed_pairs
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Axis, Stage
 from partita.program import Kind, Program
 from partita.run.local import ops
-from partita.run.local.compute import Groups, routing_groups
+from partita.run.local.compute import ROUTED, Groups, routing_groups
 from partita.run.local.reference import (
     Example,
     Values,
@@ -80,14 +81,20 @@ def execute(
 
 
 def plan_routing(graph: Graph, stages: Sequence[Stage], num_microbatches: int) -> dict[str, Groups]:
-    """In which groups of tokens the experts of a plan choose, for the reference."""
+    """In which groups of tokens the experts of a plan choose, for the reference.
+
+    The groups are those of the dispatches; a combine has those of the dispatch it belongs to,
+    however the plan splits it: the whole model knows one routing.
+    """
     small = microbatch_graph(graph, num_microbatches)
     groups = {}
     for stage in stages:
         for split in stage.splits:
             call = small.call(small.op(split.op))
-            if call.kind in ("moe_dispatch", "moe_combine"):
+            if call.kind in ROUTED:
                 groups[split.op] = routing_groups(call, split.dims, stage.mesh.axes)
+    for dispatch, combine in routed_pairs(small):
+        groups[combine.name] = groups[dispatch.name]
     return groups
 
 
@@ -109,6 +116,8 @@ class _Rank:
     stage: Stage
     parameters: Values  # whole, before the step
     gradients: dict[str, tuple[Value, Shards]] = field(default_factory=dict)  # by gradient tensor
+    # What each micro-batch has added to a gradient, by the value that holds it.
+    parts: dict[str, dict[tuple["_StageFrame", int], Shards]] = field(default_factory=dict)
     updated: dict[str, tuple[Value, Shards]] = field(default_factory=dict)
     read_gradients: dict[str, T] = field(default_factory=dict)  # by parameter, whole
 
@@ -186,23 +195,29 @@ class _StageFrame:
         gates = self.run.num_gates(tensor)
         return convert(shards, shape, have, need, self.mesh.axes, gates)
 
-    def write(self, number: int, shards: Shards) -> None:
+    def write(self, number: int, shards: Shards, *, anew: bool = False) -> None:
+        """A value is there, or it is there anew, now that statistics have arrived."""
         value = self.program.values[number]
         if value.source == "gradient":
-            self._accumulate(value, shards)
+            self._accumulate(number, shards, anew=anew)
         else:
             self.shards[number] = shards
         for other in self.added.get(number, ()):
             # What is added to is the slice itself, not the sum so far.
             known = self.program.values[other]
-            self._accumulate(known, self._resolve(known.of, known))
+            self._accumulate(other, self._resolve(known.of, known), anew=anew)
 
     def _resolve(self, base: int, need: Value) -> Shards:
         return self._sliced(self.read(base), self.program.values[base], need)
 
-    def _accumulate(self, value: Value, shards: Shards) -> None:
-        known = self.mesh.gradients.get(value.tensor)
-        total = shards if known is None else [a + b for a, b in zip(known[1], shards, strict=True)]
+    def _accumulate(self, number: int, shards: Shards, *, anew: bool) -> None:
+        value = self.program.values[number]
+        parts = self.mesh.parts.setdefault(value.tensor, {})
+        before = parts.get((self, number))
+        if before is not None and not anew:  # an op that runs twice adds twice
+            shards = [a + b for a, b in zip(before, shards, strict=True)]
+        parts[self, number] = shards
+        total = [_sum(own) for own in zip(*parts.values(), strict=True)]
         self.mesh.gradients[value.tensor] = (value, total)
 
     # Works.
@@ -235,14 +250,14 @@ class _StageFrame:
         self.pending[work.writes[0]] = pending
         self._compute(pending)
 
-    def _compute(self, pending: _PendingOp) -> None:
+    def _compute(self, pending: _PendingOp, *, anew: bool = False) -> None:
         step = ops.backward if pending.op.forward else ops.forward
         results = step(
             self.run.small, pending.op, pending.work.dims, self.mesh.axes, pending.inputs,
             pending.axes, microbatch=self.m, seed=self.run.seed,
         )  # fmt: skip
         for k, value in enumerate(pending.work.writes):
-            self.write(value, [own[k] for own in results])
+            self.write(value, [own[k] for own in results], anew=anew)
 
     def _exchange(self, work: Work) -> None:
         self._lines(work)
@@ -259,7 +274,7 @@ class _StageFrame:
                 f"{work.op} exchanges statistics of a sum", fix="correct the program"
             )
         pending.axes.add(work.axis)
-        self._compute(pending)
+        self._compute(pending, anew=True)
 
     def _lines(self, work: Work) -> list[list[int]]:
         """The ranks of a collective's groups; the groups must be lines of the mesh."""

@@ -43,7 +43,8 @@ Axes = tuple[Axis, ...]
 Shards = Sequence[Sequence[T]]  # per rank, the tensors that it holds
 
 WINDOWED = frozenset({"conv", "pool", "resize"})
-# Kinds whose weight gradient follows from gradients that the data gradient has exchanged already.
+# Kinds whose weight gradient follows from gradients that the data gradient has exchanged already;
+# without a data gradient the nest of the weight gradient has that exchange.
 KEEP_GRADIENTS = frozenset({"lstm", "gru", "moe_router"})
 
 

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from partita.compiled import compiled
 from partita.search.partition.network import F64, I64, PartitionNetwork
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -30,8 +30,14 @@ _TO_NEIGHBOUR, _ANYWHERE, _SWAP = 0.80, 0.83, 0.89  # shares of steps, summed up
 def inner(function: _Function) -> _Function:
     """Compile a function that only compiled code calls: without wrappers, in half the time."""
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: _Function = numba.njit(cache=True, forceinline=True, **options)(function)
-    return compiled
+    return compiled(forceinline=True, **options)(function)
+
+
+@inner
+def keep(kept: I64, now: I64) -> None:
+    """Copy a row; `kept[:] = now` takes seconds more to compile."""
+    for i in range(len(now)):
+        kept[i] = now[i]
 
 
 class State(NamedTuple):
@@ -68,7 +74,7 @@ def start(net: PartitionNetwork, device: I64, seed: int) -> State:
     return state
 
 
-@numba.njit(cache=True)
+@compiled()
 def rebuild(net: PartitionNetwork, state: State) -> None:
     """Set counts, sizes and times from the labelling; takes rounding errors away, too."""
     state.consumers[:] = 0
@@ -124,7 +130,7 @@ def charge(
     state.held_bytes[there] += sign * net.kept_received * fwd
 
 
-@numba.njit(cache=True, forceinline=True)
+@compiled(forceinline=True)
 def shift(net: PartitionNetwork, state: State, node: int, to: int) -> None:
     """Move one node to a device."""
     frm = state.device[node]
@@ -274,7 +280,7 @@ def _propose(net: PartitionNetwork, state: State, moved: I64, target: I64) -> in
     return count
 
 
-@numba.njit(cache=True)
+@compiled()
 def anneal(
     net: PartitionNetwork, state: State, first: int, last: int, steps: int, hot: float, cold: float
 ) -> None:
@@ -302,7 +308,7 @@ def anneal(
             largest = state.time_ms.max()
             if largest < state.best_ms[0] and fits(net, state):
                 state.best_ms[0] = largest
-                state.best_device[:] = state.device
+                keep(state.best_device, state.device)
         else:
             for index in range(count - 1, -1, -1):
                 shift(net, state, moved[index], target[index])

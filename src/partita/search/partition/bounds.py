@@ -10,9 +10,9 @@ its price (two extra vertices per net; Lawler 1973). It beats the longest node w
 node cannot shed its neighbours for free. Dinic's algorithm on some 3 (nodes + nets) arcs.
 """
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.partition import PartitionProblem, lower_bound
 from partita.search.partition.network import F64, I64, PartitionNetwork, network
 
@@ -63,7 +63,7 @@ def _flow_network(net: PartitionNetwork) -> tuple[I64, F64, I64, I64, int]:
     return np.array(heads), np.array(capacities), starts, order, sink
 
 
-@numba.njit(cache=True)
+@compiled()
 def _max_flow(heads: I64, capacities: F64, starts: I64, arcs: I64, source: int, sink: int) -> float:
     """Dinic: augment along shortest paths, level by level."""
     count = len(starts) - 1
@@ -89,7 +89,8 @@ def _max_flow(heads: I64, capacities: F64, starts: I64, arcs: I64, source: int, 
                     end += 1
         if level[sink] < 0:
             return flow
-        at[:] = starts[:-1]
+        for vertex in range(count):  # `at[:] = starts[:-1]` takes seconds more to compile
+            at[vertex] = starts[vertex]
         vertex, depth = source, 0
         while True:
             if vertex == sink:

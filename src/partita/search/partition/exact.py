@@ -13,12 +13,12 @@ the whole problem instead (`model`).
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
-from partita.search.partition.anneal import State, inner, recount, start
+from partita.search.partition.anneal import State, inner, keep, recount, start
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.model import PartitionCpModel
 from partita.search.partition.network import F64, I64, PartitionNetwork
@@ -170,7 +170,7 @@ def _clear(tree: State) -> None:
     tree.held_bytes[:] = 0.0
 
 
-@numba.njit(cache=True)
+@compiled()
 def _search(
     net: PartitionNetwork,
     tree: State,
@@ -204,7 +204,7 @@ def _search(
             continue
         if node + 1 == num_nodes:
             tree.best_ms[0] = tree.time_ms.max()
-            tree.best_device[:] = tree.device
+            keep(tree.best_device, tree.device)
         else:
             cursor[0] = node + 1
     return visited

@@ -8,9 +8,9 @@ device. Energy and acceptance are those of `anneal`.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.search.partition.anneal import (
     State,
     accepts,
@@ -18,6 +18,7 @@ from partita.search.partition.anneal import (
     energy,
     fits,
     inner,
+    keep,
     rebuild,
     shift,
 )
@@ -98,7 +99,7 @@ def _gather(net: PartitionNetwork, staged: Stages, node: int, onward: bool, move
     return count
 
 
-@numba.njit(cache=True)
+@compiled()
 def _place(
     net: PartitionNetwork, state: State, staged: Stages, moved: I64, count: int, to: int
 ) -> None:
@@ -111,7 +112,7 @@ def _place(
             shift(net, state, moved[index], staged.device_of[to])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _redevice(net: PartitionNetwork, state: State, staged: Stages, one: int, device: int) -> None:
     """Give a stage a device; on a straight pipeline its holder gets the other one."""
     staged.device_of[one] = device
@@ -120,7 +121,7 @@ def _redevice(net: PartitionNetwork, state: State, staged: Stages, one: int, dev
             shift(net, state, node, device)
 
 
-@numba.njit(cache=True)
+@compiled()
 def anneal_stages(
     net: PartitionNetwork,
     state: State,
@@ -140,6 +141,8 @@ def anneal_stages(
     now = energy(net, state, scale)
     num_nodes, num_stages = len(staged.stage), len(staged.device_of)
     moved = np.zeros(_MOST, np.int64)
+    # A plain -1 has a type of its own, for which moves would be compiled again.
+    none: int = np.int64(-1)  # type: ignore[assignment]
     temperature = hot
     for step in range(first, last):
         if (step - first) % 64 == 0:
@@ -149,7 +152,7 @@ def anneal_stages(
         here = staged.stage[node]
         onward = draw(state) < 0.5
         to = here + 1 if onward else here - 1
-        count, one, other, before, holder_before = 0, -1, -1, -1, -1
+        count, one, other, before, holder_before = 0, none, none, none, none
         if kind < _TOGETHER:
             if kind < _SINGLE:
                 low, high = _window(net, staged, node)
@@ -183,8 +186,8 @@ def anneal_stages(
             largest = state.time_ms.max()
             if largest < state.best_ms[0] and fits(net, state):
                 state.best_ms[0] = largest
-                staged.best_stage[:] = staged.stage
-                staged.best_device_of[:] = staged.device_of
+                keep(staged.best_stage, staged.stage)
+                keep(staged.best_device_of, staged.device_of)
         elif one >= 0:
             _redevice(net, state, staged, one, before)
             if other >= 0:

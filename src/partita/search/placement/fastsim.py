@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.errors import ProblemError
 from partita.problems.placement import PlacementEvaluation, PlacementProblem
 from partita.search.placement.tables import F64, I32, I64, PlacementArrays, tables
@@ -35,8 +35,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def inner(function: _Function) -> _Function:
     """Compile a function that only compiled code calls."""
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: _Function = numba.njit(cache=True, nogil=True, **options)(function)
-    return compiled
+    return compiled(nogil=True, **options)(function)
 
 
 INVALID = 1e300  # the cost of a placement that breaks a rule, times the number of rules broken
@@ -194,7 +193,7 @@ class Pool:
             done.result()
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def evaluate_many(net: PlacementArrays, work: PlacementWork, placements: I64, array: F64) -> None:
     """Fill a row of `found` for every row of `placements`; the score of an invalid one is inf."""
     for index in range(len(placements)):

@@ -18,9 +18,9 @@ keeps every bound valid. Alike stretches and alike devices are done once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.search.placement.feasible import joined
 from partita.search.placement.symmetry import Symmetry
 from partita.search.placement.tables import B1, F64, I64, PlacementArrays
@@ -405,7 +405,7 @@ def _cheap_first(rows: F64) -> F64:
     return array
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _undercut(rows: F64, most: int) -> I64:
     """Per row: dropped because one kept before is no worse; kept; or left when `most` are kept."""
     kind = np.zeros(len(rows), np.int64)

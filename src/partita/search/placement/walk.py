@@ -12,9 +12,9 @@ count as results.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.search.placement.fastsim import INVALID, PlacementWork, cost_of, workspace
 from partita.search.placement.moves import ALL_MOVES, move, random_state, uniform
 from partita.search.placement.tables import F64, I64, U64, PlacementArrays
@@ -81,7 +81,7 @@ def best_of(walk: Walker) -> tuple[I64, float]:
     return walk.best, float(walk.floats[_BEST])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def advance(net: PlacementArrays, line: I64, walk: Walker, count: int) -> int:
     """Make at most `count` evaluations of the episode; how many were made.
 

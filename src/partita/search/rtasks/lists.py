@@ -9,10 +9,10 @@ O(log tiles) plus the aligned tiles that it frees; 100,000 tiles take a few hund
 import heapq
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from partita.compiled import compiled
 from partita.problems.rtasks import RtasksProblem, RtasksSolution
 
 I64 = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def list_schedule(
     counts = np.array([tile.num_tiles for tile in tiles], np.int64)
     times = np.array([tile.tile_us for tile in tiles])
     num_veus = min(problem.num_veus(tilings), int(counts.sum()))
-    makespan, order, veu_of = _list(
+    makespan, order, veu_of = _list(  # type: ignore[no-untyped-call]
         num_veus, counts, times, tables.edge_start, tables.edge_dst, tables.edge_aligned,
         priority, problem.device.signal_us,
     )  # fmt: skip
@@ -75,7 +75,7 @@ def list_schedule(
     return float(makespan), RtasksSolution(tilings, kept)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _list(num_veus, counts, times, edge_start, edge_dst, edge_aligned, priority, signal):  # type: ignore[no-untyped-def] # pragma: no cover # fmt: skip
     num_ops = len(counts)
     first = np.zeros(num_ops + 1, np.int64)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from partita.compiled import compiled
 
 NONE = 2**30
 
 
-@numba.njit(cache=True)
+@compiled()
 def advance(
     states: Any, which: Any, grown: Any, ahead: Any, bounds: Any, best: Any, parent: Any
 ) -> None:
@@ -45,7 +46,7 @@ def advance(
                 parent[choice, first] = index
 
 
-@numba.njit(cache=True)
+@compiled()
 def collected(best: Any, parent: Any, low: int) -> Any:
     """The states in `best`, none that is no better than another one of its choice."""
     collected = np.empty((best.size, 4), np.int64)

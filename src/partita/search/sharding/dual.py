@@ -24,9 +24,9 @@ O(cells of the tables of all edges); it can be done in parts.
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import Flags, ShardingNetwork, add_costs, copy_costs, lists
 
@@ -69,7 +69,7 @@ def _dual(network: ShardingNetwork, sent: Floats, left: Floats, grain: Floats) -
     )
 
 
-@numba.njit(cache=True)
+@compiled()
 def sweep(
     network: ShardingNetwork, dual: Dual, forward: bool, begin: int, budget: int, best: float
 ) -> int:
@@ -98,7 +98,7 @@ def sweep(
     return done
 
 
-@numba.njit(cache=True)
+@compiled()
 def _collect(
     network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Floats, value: Floats
 ) -> int:
@@ -123,14 +123,14 @@ def _collect(
     return read
 
 
-@numba.njit(cache=True)
+@compiled()
 def _subtract(values: Floats, sent: Floats) -> None:
     """values -= sent"""
     for x in range(len(values)):
         values[x] -= sent[x]
 
 
-@numba.njit(cache=True)
+@compiled()
 def _take_back(network: ShardingNetwork, dual: Dual, end: int, sent: Floats) -> int:
     """sent(x) = - min over y of (table(x, y) + sent(y)); how many cells were read."""
     tables, edge, other = network.tables, end >> 1, end ^ 1
@@ -154,7 +154,7 @@ def _take_back(network: ShardingNetwork, dual: Dual, end: int, sent: Floats) -> 
 
 # There are no NaNs here, and no zero whose sign matters: knowing that, the compiler can use vector
 # instructions for the minima. Their order does not matter, so that results are the same anywhere.
-@numba.njit(cache=True, fastmath={"nnan", "nsz", "reassoc"})
+@compiled(fastmath={"nnan", "nsz", "reassoc"})
 def _least_of_rows(cells: Floats, given: Floats, taken: Floats) -> None:
     """taken[r] = min over c of cells[r, c] + given[c]."""
     for r in range(cells.shape[0]):
@@ -164,7 +164,7 @@ def _least_of_rows(cells: Floats, given: Floats, taken: Floats) -> None:
         taken[r] = least
 
 
-@numba.njit(cache=True, fastmath={"nnan", "nsz"})
+@compiled(fastmath={"nnan", "nsz"})
 def _least_of_columns(cells: Floats, given: Floats, taken: Floats) -> None:
     """taken[c] = min over r of cells[r, c] + given[r]."""
     taken[:] = np.inf
@@ -174,7 +174,7 @@ def _least_of_columns(cells: Floats, given: Floats, taken: Floats) -> None:
                 taken[c] = min(taken[c], cells[r, c] + given[r])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _keep(network: ShardingNetwork, dual: Dual, op: int, left: Floats) -> bool:
     """Keep the least of what is left as the op's part of the bound; False if no choice lives."""
     best = _least_alive(left, dual.alive[network.first[op] :])
@@ -188,7 +188,7 @@ def _keep(network: ShardingNetwork, dual: Dual, op: int, left: Floats) -> bool:
     return True
 
 
-@numba.njit(cache=True)
+@compiled()
 def _least_alive(values: Floats, alive: Flags) -> int:
     """The first living choice of least value, -1 where none lives."""
     best = -1
@@ -198,7 +198,7 @@ def _least_alive(values: Floats, alive: Flags) -> int:
     return best
 
 
-@numba.njit(cache=True)
+@compiled()
 def _rule_out(network: ShardingNetwork, dual: Dual, op: int, left: Floats, room: float) -> None:
     """Bury the choices with more left above the least than there is room."""
     alive = dual.alive[network.first[op] : network.first[op + 1]]
@@ -207,7 +207,7 @@ def _rule_out(network: ShardingNetwork, dual: Dual, op: int, left: Floats, room:
         alive[x] = alive[x] and left[x] <= room
 
 
-@numba.njit(cache=True)
+@compiled()
 def _lend(network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Floats) -> None:
     """Lend what is left above the least, in equal parts, to the edges towards later ops."""
     ends = network.near[network.near_at[op] : network.near_at[op + 1]]
@@ -225,7 +225,7 @@ def _lend(network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Fl
                 sent[x] += share * left[x]
 
 
-@numba.njit(cache=True)
+@compiled()
 def improve(network: ShardingNetwork, labels: Ints, rounds: int, value: Floats) -> float:
     """Let one op after another take what is best with its neighbours' choices; the cost.
 

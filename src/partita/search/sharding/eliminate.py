@@ -17,9 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import Ask, Pairwise, SearchStopped, ShardingNetwork
 from partita.search.sharding.order import Scope, Step
@@ -203,7 +203,7 @@ def _sum(
     return total
 
 
-@numba.njit(cache=True, fastmath={"nnan", "nsz"})
+@compiled(fastmath={"nnan", "nsz"})
 def _min_plus(a: Floats, b: Floats, out: Floats, begin: int, end: int, tile: int) -> None:
     """out[i, r, c] = min(that, a[i, r, x] + b[i, x, c]) for all x; rows `begin` to `end` of all."""
     rows = a.shape[1]

@@ -11,10 +11,10 @@ op with the lower number, and ops with a single choice have none. Equal edges sh
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 
 Flags = npt.NDArray[np.bool_]
@@ -132,14 +132,14 @@ def both_ends(edges: Ints) -> Ints:
 
 # Loops where numpy has one expression: numba takes seconds to compile `a[:] = b` and `a += b`, most
 # of them for the message about shapes that do not fit.
-@numba.njit(cache=True)
+@compiled()
 def copy_costs(network: ShardingNetwork, op: int, costs: Floats) -> None:
     """What each choice of an op costs by itself."""
     for x in range(len(costs)):
         costs[x] = network.costs[network.first[op] + x]
 
 
-@numba.njit(cache=True)
+@compiled()
 def add_costs(network: ShardingNetwork, end: int, label: int, costs: Floats) -> None:
     """Add what each choice at this end of an edge costs with one choice at the other end."""
     tables, edge, other = network.tables, end >> 1, end ^ 1

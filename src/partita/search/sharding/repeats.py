@@ -4,10 +4,10 @@ Rows are hashed and compared with the first row of the same hash, so that equal 
 one reading and unequal ones never taken for equal. O(cells).
 """
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import Flags, ShardingNetwork
 
@@ -27,7 +27,7 @@ def compact(cells: Floats, sides: Ints, class_of: Ints, num_classes: Ints) -> in
     return count
 
 
-@numba.njit(cache=True)
+@compiled()
 def _compact(bits: Hashes, sides: Ints, weights: Hashes, class_of: Ints, num_classes: Ints) -> int:
     read = end = place = 0
     for table in range(len(sides) // 2):
@@ -46,7 +46,7 @@ def _compact(bits: Hashes, sides: Ints, weights: Hashes, class_of: Ints, num_cla
     return end
 
 
-@numba.njit(cache=True)
+@compiled()
 def _different_rows(bits: Hashes, weights: Hashes, number: Ints) -> Ints:
     """Number the different rows; where each is first."""
     hashes = np.zeros(bits.shape[0], np.uint64)
@@ -64,7 +64,7 @@ def _different_rows(bits: Hashes, weights: Hashes, number: Ints) -> Ints:
     return _numbered(first, number)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _different_columns(bits: Hashes, rows: Ints, weights: Hashes, number: Ints) -> Ints:
     """Number the columns that differ in these rows; where each is first."""
     hashes = np.zeros(bits.shape[1], np.uint64)
@@ -79,13 +79,13 @@ def _different_columns(bits: Hashes, rows: Ints, weights: Hashes, number: Ints) 
     return _numbered(first, number)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _mixed(bits: np.uint64) -> np.uint64:
     """Round numbers have zeros in their lower bits; bring the upper ones down."""
     return bits ^ (bits >> np.uint64(32))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _first_with_hash(hashes: Hashes) -> Ints:
     """For each entry the first one with the same hash, by open addressing."""
     size = 2
@@ -103,7 +103,7 @@ def _first_with_hash(hashes: Hashes) -> Ints:
     return first
 
 
-@numba.njit(cache=True)
+@compiled()
 def _numbered(first: Ints, number: Ints) -> Ints:
     """Number the entries that are first themselves, and give the others their first one's."""
     kept = np.empty(len(first), np.int64)
@@ -118,7 +118,7 @@ def _numbered(first: Ints, number: Ints) -> Ints:
     return kept[:count].copy()
 
 
-@numba.njit(cache=True)
+@compiled()
 def rule_out_equal_choices(network: ShardingNetwork, alive: Flags) -> None:
     """Of choices that are of the same classes, only the first of the cheapest lives on."""
     class_of = network.tables.class_of

@@ -7,9 +7,9 @@ other end. What was lent along the edges that remain stays as it is. O(edges + c
 
 import itertools
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import (
     EdgeTables,
@@ -98,7 +98,7 @@ def _shared(whole: ShardingNetwork, alive: Flags, edges: Ints) -> tuple[Ints, In
     return np.array(table_of, np.int64), np.array(like, np.int64)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _absorb(whole: ShardingNetwork, ends: Ints, only: Ints, costs: Floats) -> None:
     """Add what edges cost with the only choice at the other end to the costs at these ends."""
     for end in ends:
@@ -107,7 +107,7 @@ def _absorb(whole: ShardingNetwork, ends: Ints, only: Ints, costs: Floats) -> No
         add_costs(whole, end, label, costs[whole.first[op] : whole.first[op + 1]])
 
 
-@numba.njit(cache=True)
+@compiled()
 def _renumber(class_of: Ints, class_at: Ints, most: int) -> tuple[Ints, Ints]:
     """Number the classes in use in each list, in place; how many these are, and which they were."""
     count, used = np.zeros(len(class_at) - 1, np.int64), np.empty(len(class_of), np.int64)
@@ -125,7 +125,7 @@ def _renumber(class_of: Ints, class_at: Ints, most: int) -> tuple[Ints, Ints]:
     return count, used
 
 
-@numba.njit(cache=True)
+@compiled()
 def _copied(
     cells: Floats, cells_at: Ints, columns: Ints, used: Ints, used_at: Ints, num_used: Ints,
     size: int,

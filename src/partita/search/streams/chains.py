@@ -9,15 +9,16 @@ producers of all its ops is then fixed by how many ops of each chain it holds.
     matching  O(n^3) at worst, with n^2 bytes of memory
 """
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from partita.compiled import compiled
 
 I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@numba.njit(cache=True)
+@compiled()
 def reachable(start: I64, pred: I64) -> Flags:
     """What follows from each op, itself included; `pred[start[i]:start[i + 1]]` feed op i."""
     count = len(start) - 1
@@ -31,7 +32,7 @@ def reachable(start: I64, pred: I64) -> Flags:
     return reach
 
 
-@numba.njit(cache=True)
+@compiled()
 def fewest_chains(reach: Flags) -> I64:
     """The number of the chain of each op; chains are numbered by their first op."""
     count = len(reach)

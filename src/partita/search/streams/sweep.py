@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from partita.compiled import compiled
 from partita.problems.streams import BYTES_PER_VALUE, StreamsConstants, StreamStage
 from partita.search.streams.chains import I64, Flags
 from partita.search.streams.piece import F64, NO_CLASS, U64, SweepPiece
@@ -196,7 +196,7 @@ def stage_hash(op_hash: dict[int, int], stage: StreamStage) -> int:
     return sum(int(_mix(np.uint64(each))) for each in sums) & bits
 
 
-@numba.njit(cache=True)
+@compiled()
 def _mix(value: np.uint64) -> np.uint64:
     """Spread the bits (the finisher of SplitMix64)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -204,7 +204,7 @@ def _mix(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _lookup(slots: I64, keys: I64, key: int) -> int:
     mask = len(slots) - 1
     at = np.int64(_mix(np.uint64(key)) & np.uint64(mask))
@@ -215,7 +215,7 @@ def _lookup(slots: I64, keys: I64, key: int) -> int:
     return int(-1 - at)  # where it would go
 
 
-@numba.njit(cache=True)
+@compiled()
 def _insert(slots: I64, keys: I64, index: int) -> bool:
     at = _lookup(slots, keys, keys[index])
     if at >= 0:
@@ -224,14 +224,14 @@ def _insert(slots: I64, keys: I64, index: int) -> bool:
     return True
 
 
-@numba.njit(cache=True)
+@compiled()
 def for_all(slots: I64, keys: I64) -> None:
     """Make every key findable."""
     for index in range(len(keys)):
         _insert(slots, keys, index)
 
 
-@numba.njit(cache=True)
+@compiled()
 def _collect(
     chains: I64,
     strides: I64,
@@ -268,7 +268,7 @@ def _collect(
     return head, tail
 
 
-@numba.njit(cache=True)
+@compiled()
 def _measured(known: Known, stage: np.uint64) -> float:
     """What is known of a stage; negative if nothing is."""
     mask = np.uint64(len(known.keys) - 1)
@@ -280,7 +280,7 @@ def _measured(known: Known, stage: np.uint64) -> float:
     return -1.0
 
 
-@numba.njit(cache=True)
+@compiled()
 def _merged_us(given: Rules, shape: F64, cout: float, kh: float, kw: float) -> float:
     """The time of one conv by itself, as `partita.problems.streams.solo_us` has it."""
     cin, hin, win = shape[0], shape[1], shape[2]
@@ -297,7 +297,7 @@ def _merged_us(given: Rules, shape: F64, cout: float, kh: float, kw: float) -> f
     return float(given.launch_us + max(computing, moving))
 
 
-@numba.njit(cache=True)
+@compiled()
 def _sweep(
     chains: I64,
     strides: I64,
@@ -451,7 +451,7 @@ def _sweep(
     return at, states, transitions, singles
 
 
-@numba.njit(cache=True)
+@compiled()
 def _complete(chains: I64, needs: I64, count: I64) -> bool:
     """Does the set hold the producers of all its ops?"""
     for chain in range(len(count)):

@@ -1,38 +1,21 @@
-"""Orders as torch.distributed.pipelining reads them: a CSV row per rank, a cell per action.
+"""From an order to the problem it is an order of, and from a solution to its order.
 
-    0F0,0F1,0B0,0B1
-    1F0,1B0,1F1,1B1
-
-Cells are those of `partita.schedules.actions`. What is written here, torch's multi-stage schedules
-load with `_load_csv(file, format="compute_only")`. Read are these files, and those torch writes
-itself: empty cells are passed over, actions that only communicate or gather weights too, and an
-overlapped pair `(0F1;3B0)OVERLAP_F_B` is its two actions.
+An order says which rank runs which stage; with spans and memory of a stage it is a schedule problem
+that can be simulated, searched and compared. The other way round, a schedule that was found is an
+order where its blocks are one pipeline, which is what torch.distributed.pipelining can run.
 """
 
-import csv
-import io
-import re
-from pathlib import Path
-
-from partita import files
-from partita.errors import FileError, InputError, ProblemError
+from partita.errors import ProblemError
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution
-from partita.schedules.actions import Action, Order, parse_action
+from partita.schedules.actions import Order
 from partita.schedules.pipeline import Pipeline, order_of, pipeline_of
 from partita.schedules.placement import Block, Placement
 from partita.schedules.shapes import BACKWARD_SPAN, ShapeOptions
 
-MAX_CELLS = 5_000_000
-_NO_COMPUTE = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])[0-9]*")
-_PAIR = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 
-
-def schedule_csv(problem: ScheduleProblem, solution: ScheduleSolution) -> str:
-    """The order of a schedule as CSV; refused where torch has no words for the placement."""
-    text = io.StringIO()
-    order = order_of(csv_pipeline(problem), solution.starts)
-    csv.writer(text, lineterminator="\n").writerows(order)
-    return text.getvalue()
+def order_of_solution(problem: ScheduleProblem, solution: ScheduleSolution) -> Order:
+    """The order of a schedule that was found; refused where torch has no words for it."""
+    return order_of(csv_pipeline(problem), solution.starts)
 
 
 def csv_pipeline(problem: ScheduleProblem) -> Pipeline:
@@ -50,34 +33,6 @@ def csv_pipeline(problem: ScheduleProblem) -> Pipeline:
         fix = "use --trace or --svg, which draw any placement"
         raise ProblemError(error.found, fix=fix, field="CSV") from None
     return pipeline
-
-
-def read_order(path: str | Path) -> Order:
-    """The order in a CSV file; a cell that is no action is named by row and column."""
-    data = files.read_bytes(path)
-    try:
-        return parse_csv(data.decode())
-    except UnicodeDecodeError:
-        raise FileError("is not text", fix="give a CSV of actions", file=str(path)) from None
-    except InputError as error:
-        raise FileError(error.found, fix=error.fix, field=error.field, file=str(path)) from None
-
-
-def parse_csv(text: str) -> Order:
-    """The order in the text of such a file."""
-    rows = []
-    cells = 0
-    try:
-        for number, cells_of_row in enumerate(csv.reader(io.StringIO(text)), start=1):
-            cells += len(cells_of_row)
-            if cells > MAX_CELLS:
-                raise InputError(f"has more than {MAX_CELLS:,} cells", fix="give a smaller order")
-            rows.append(tuple(_row(cells_of_row, number)))
-    except csv.Error as error:
-        raise InputError(f"is not CSV ({error})", fix="give a CSV of actions") from None
-    if not any(rows):
-        raise InputError("has no actions", fix="give a row per rank: 0F0,0B0")
-    return tuple(rows)
 
 
 def placement_of_order(order: Order, options: ShapeOptions | None = None) -> Placement:
@@ -109,9 +64,26 @@ def placement_of_order(order: Order, options: ShapeOptions | None = None) -> Pla
     return place
 
 
-def num_microbatches(order: Order) -> int:
-    """How many micro-batches an order is for."""
-    return 1 + max(action.microbatch for row in order for action in row)
+def in_flight(order: Order) -> tuple[int, ...]:
+    """The most micro-batches of each rank whose forward has begun and whose backward has not ended.
+
+    A micro-batch counts once, however many stages of the rank hold it.
+    """
+    most = []
+    for row in order:
+        held: dict[int, int] = {}  # micro-batch -> stages that hold it
+        peak = 0
+        split = {(action.stage, action.microbatch) for action in row if action.kind == "W"}
+        for stage, kind, microbatch in row:
+            if kind == "F":
+                held[microbatch] = held.get(microbatch, 0) + 1
+            elif kind in ("B", "W") or (stage, microbatch) not in split:
+                held[microbatch] -= 1
+                if not held[microbatch]:
+                    del held[microbatch]
+            peak = max(peak, len(held))
+        most.append(peak)
+    return tuple(most)
 
 
 def _add_backward(
@@ -139,23 +111,6 @@ def _add_line(place: Placement, blocks: list[Block], ranks: list[int], delay: fl
         if index:
             across = ranks[index - 1] != rank
             place.depends(blocks[index - 1], block, delay if across else 0)
-
-
-def _row(cells: list[str], number: int) -> list[Action]:
-    actions = []
-    for column, cell in enumerate(cells, start=1):
-        text = cell.strip()
-        pair = _PAIR.fullmatch(text)
-        parts = pair["parts"].split(";") if pair else [text]
-        for part in map(str.strip, parts):
-            if not part or _NO_COMPUTE.fullmatch(part):
-                continue
-            try:
-                actions.append(parse_action(part))
-            except InputError as error:
-                where = f"row {number}, cell {column}"
-                raise InputError(error.found, fix=error.fix, field=where) from None
-    return actions
 
 
 def _no_csv(why: str) -> ProblemError:

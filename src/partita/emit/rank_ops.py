@@ -1,0 +1,276 @@
+"""One op on one rank's shards as a line of PyTorch: its forward, and its gradients.
+
+Written are ops whose share is the same op on shards: a split dim that needs neither statistics of
+other ranks, nor borders, nor the place of the shard in the whole. Everything else is refused with
+the op. A term that is only added (a bias) is added by the first rank of a split reduction, and
+means divide by the number of elements of the whole: partial sums add up to the op's result.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from partita.emit.text import Bracket, Expr
+from partita.errors import PlanError
+from partita.graph.loops import ADDED_FROM, loop_nest
+from partita.graph.record import Call
+
+Shape = tuple[int, ...]
+
+UNARY = {
+    "relu": "F.relu({0})",
+    "gelu": "F.gelu({0})",
+    "silu": "F.silu({0})",
+    "tanh": "torch.tanh({0})",
+    "sigmoid": "torch.sigmoid({0})",
+}
+BINARY = {
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "max": "torch.maximum({0}, {1})",
+    "swiglu": "F.silu({0}) * {1}",
+    "geglu": "F.gelu({0}) * {1}",
+}
+FROM_OUTPUT = {
+    "relu": "{g} * ({o} > 0)",
+    "sigmoid": "{g} * {o} * (1 - {o})",
+    "tanh": "{g} * (1 - {o} * {o})",
+}  # gradients of functions whose backward reads the output
+HELPERS = {
+    "attention": '''def attention(q, k, v, heads, kv_heads, causal):
+    """Attention of [batch, sequence, width] tensors, head by head."""
+    q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k, v = (x.unflatten(-1, (kv_heads, -1)).transpose(1, 2) for x in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+    return out.transpose(1, 2).flatten(2)
+''',
+    "vocab_embedding": '''def vocab_embedding(ids, table, first):
+    """The rows that this rank has, from row `first` on; zeros for the others."""
+    own = (ids >= first) & (ids < first + table.shape[0])
+    return F.embedding((ids - first) * own, table) * own[..., None]
+''',
+    "rope": '''def rope(x, heads):
+    """Pairs of values of each head turned by angles that grow with the position."""
+    size, length = x.shape[-1] // heads, x.shape[-2]
+    speed = 10000.0 ** (-2 * torch.arange(size // 2, device=x.device) / size)
+    angle = torch.arange(length, device=x.device)[:, None] * speed
+    cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
+    a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+''',
+    "gradients": '''def gradients(function, inputs, grad):
+    """The gradients of all inputs, from that of the output."""
+    return torch.func.vjp(function, *inputs)[1](grad)
+''',
+}  # by the name that a line calls
+
+
+@dataclass(frozen=True, slots=True)
+class RankOp:
+    """An op on a rank: how it is split here, and the shapes of the rank's shards.
+
+    `ways` are (loop dim, size of the axis, place on it) of the axes that split it.
+    """
+
+    name: str
+    call: Call
+    ways: tuple[tuple[str, int, int], ...]
+    inputs: tuple[Shape, ...]  # of the forward op
+    outputs: tuple[Shape, ...]
+    training: bool = True
+
+    def refused(self, why: str) -> PlanError:
+        """This op cannot be written."""
+        return PlanError(
+            f"op {self.name!r} ({self.call.kind}) {why}",
+            fix="ops are written for a rank that are the same on shards; emit without --rank",
+            field="emit",
+        )
+
+    def share(self, dim: str) -> int:
+        """Into how many parts a loop dim is split."""
+        return math.prod(size for name, size, _ in self.ways if name == dim)
+
+    def check(self) -> None:
+        """Refuse splits under which a share is not the same op on shards."""
+        nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
+        stats = {stat.dim for stat in nest.stats}
+        for dim, _, _ in self.ways:
+            if dim in stats:
+                raise self.refused(f"exchanges statistics where {dim} is split")
+            if self.call.kind == "attention" and dim not in ("b", "h"):
+                raise self.refused(f"is split along {dim}")
+
+
+def forward_line(op: RankOp, names: Sequence[str]) -> Expr:
+    """What computes a rank's share of a forward op."""
+    op.check()
+    if op.call.kind not in _FORWARD:
+        raise op.refused("has no line yet")
+    return _FORWARD[op.call.kind](op, list(names))
+
+
+def backward_lines(op: RankOp, reads: dict[str, str]) -> list[Expr]:
+    """What computes a rank's share of the gradients `call.wrt`: one for each, or one for all.
+
+    `reads` are variables by code: `g0`, `i1`, `o0`.
+    """
+    op.check()
+    kind, wrt = op.call.kind, op.call.wrt
+    if kind == "linear":
+        g, x, w = reads["g0"], reads.get("i0", ""), reads.get("i1", "")
+        lines = {
+            0: f"{g} @ {w}",
+            1: f"{g}.flatten(0, -2).mT @ {x}.flatten(0, -2)",
+            2: f"{g}.flatten(0, -2).sum(0)",
+        }
+        return [lines[i] for i in wrt]
+    if kind == "elementwise" and op.call.text("fn") in FROM_OUTPUT and "o0" in reads:
+        return [FROM_OUTPUT[op.call.text("fn")].format(g=reads["g0"], o=reads["o0"])]
+    if kind == "elementwise" and op.call.text("fn") == "add":
+        return [
+            reads["g0"] if op.inputs[i] == op.outputs[0]
+            else f"{reads['g0']}.sum_to_size({list(op.inputs[i])})"
+            for i in wrt
+        ]  # fmt: skip
+    if kind == "softmax":
+        g, o, axis = reads["g0"], reads["o0"], op.call.whole("axis", -1)
+        return [f"{o} * ({g} - ({o} * {g}).sum({axis}, keepdim=True))"]
+    if kind == "reshape":
+        return [f"{reads['g0']}.reshape({list(op.inputs[0])})"]
+    return [_by_vjp(op, reads)]
+
+
+def _by_vjp(op: RankOp, reads: dict[str, str]) -> Expr:
+    """The forward's line differentiated; what the gradient does not depend on is zero."""
+    names = [f"x{i}" for i in range(len(op.inputs))]
+    line = str(forward_line(op, names))
+    at = []
+    for i, shape in enumerate(op.inputs):
+        at.append(reads.get(f"i{i}") or f"{reads['g0']}.new_zeros({list(shape)})")
+    wrt = list(op.call.wrt)
+    moved = [names[i] for i in wrt]
+    # Inputs that are not differentiated stand as they are; ids have no gradient at all.
+    for i, name in enumerate(names):
+        if i not in wrt:
+            line = _replaced(line, name, at[i])
+    values = Bracket("(", tuple(at[i] for i in wrt), display=True)
+    function = f"lambda {', '.join(moved)}: {line}"
+    one = ("[0]",) if len(wrt) == 1 else ()
+    return Bracket("gradients(", (function, values, reads["g0"]), f"){''.join(one)}")
+
+
+def _replaced(line: str, name: str, value: str) -> str:
+    return re.sub(rf"\b{name}\b", value, line)
+
+
+def _linear(op: RankOp, names: list[str]) -> Expr:
+    if len(names) > ADDED_FROM["linear"]:
+        nest = loop_nest(Call("linear", op.call.attrs, op.call.inputs, op.call.outputs))
+        if any(place and nest.is_reduction(dim) for dim, _, place in op.ways):
+            names = names[:2]  # the first rank of the reduction adds the bias
+    return Bracket("F.linear(", tuple(names))
+
+
+def _matmul(op: RankOp, names: list[str]) -> str:
+    a, b = names
+    a = f"{a}.mT" if op.call.flag("transpose_a") else a
+    return f"{a} @ {b}.mT" if op.call.flag("transpose_b") else f"{a} @ {b}"
+
+
+def _elementwise(op: RankOp, names: list[str]) -> str:
+    fn = op.call.text("fn")
+    if fn in UNARY and len(names) == 1:
+        return UNARY[fn].format(*names)
+    if fn == "add":
+        return " + ".join(names)
+    if fn in BINARY and len(names) == 2:
+        return BINARY[fn].format(*names)
+    if fn == "scale":
+        return f"{names[0]} * {op.call.inputs[0][-1]} ** -0.5"
+    if fn == "dropout" and not op.training:
+        return names[0]
+    if fn == "dropout":
+        raise op.refused("draws a mask that ranks would have to share")
+    if fn == "rope":
+        return _rope(op, names)
+    raise op.refused(f"computes {fn!r} of {len(names)} inputs, which has no line yet")
+
+
+def _rope(op: RankOp, names: list[str]) -> str:
+    """Positions are those of the whole sequence; heads may be shared out."""
+    whole, local = op.call.inputs[0], op.inputs[0]
+    heads = op.call.whole("heads", 1)
+    share = whole[-1] // local[-1]
+    if whole[-2] != local[-2] or heads % share:
+        raise op.refused("turns by positions or heads that are split")
+    return f"rope({names[0]}, {heads // share})"
+
+
+def _embedding(op: RankOp, names: list[str]) -> str:
+    if op.inputs[1][0] == op.call.inputs[1][0]:
+        return f"F.embedding({', '.join(names)})"
+    nest = loop_nest(Call("embedding", op.call.attrs, op.call.inputs, op.call.outputs))
+    first, rows = 0, op.call.inputs[1][0]
+    for dim, size, place in op.ways:
+        if nest.is_reduction(dim):
+            rows //= size
+            first += rows * place
+    return f"vocab_embedding({', '.join(names)}, {first})"
+
+
+def _layer_norm(op: RankOp, names: list[str]) -> str:
+    dims = op.call.whole("dims", 1)
+    shape = list(op.inputs[0][len(op.inputs[0]) - dims :])
+    return f"F.layer_norm({names[0]}, {shape}, {', '.join(names[1:])})"
+
+
+def _rms_norm(op: RankOp, names: list[str]) -> str:
+    dims = op.call.whole("dims", 1)
+    shape = list(op.inputs[0][len(op.inputs[0]) - dims :])
+    weight = names[1] if len(names) > 1 else None
+    return f"F.rms_norm({names[0]}, {shape}, {weight}, 1e-05)"
+
+
+def _attention(op: RankOp, names: list[str]) -> str:
+    q, k = op.call.inputs[0], op.call.inputs[1]
+    if len(names) != 3 or len(q) != 3 or op.call.whole("window", 0) or q[1] != k[1]:
+        raise op.refused("has a mask, a window, or keys of another length")
+    heads = op.call.whole("heads", 1)
+    groups = op.call.whole("kv_heads", heads)
+    share = op.share("h")
+    if heads % share or groups % share:
+        raise op.refused(f"has {groups} heads for {share} ranks")
+    causal = op.call.flag("causal")
+    return f"attention({', '.join(names)}, {heads // share}, {groups // share}, {causal})"
+
+
+def _cross_entropy(op: RankOp, names: list[str]) -> str:
+    count = math.prod(op.call.inputs[1])
+    return (
+        f"F.cross_entropy({names[0]}.flatten(0, -2), {names[1]}.flatten(), "
+        f'reduction="sum") / {count}'
+    )
+
+
+def _mse(op: RankOp, names: list[str]) -> str:
+    count = math.prod(op.call.inputs[0])
+    return f'F.mse_loss({names[0]}, {names[1]}, reduction="sum") / {count}'
+
+
+_FORWARD: dict[str, Callable[[RankOp, list[str]], Expr]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "elementwise": _elementwise,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "softmax": lambda op, names: f"torch.softmax({names[0]}, {op.call.whole('axis', -1)})",
+    "embedding": _embedding,
+    "attention": _attention,
+    "reshape": lambda op, names: f"{names[0]}.reshape({list(op.outputs[0])})",
+    "transpose": lambda op, names: f"{names[0]}.permute({list(op.call.ints('perm'))})",
+    "cross_entropy": _cross_entropy,
+    "mse_loss": _mse,
+}

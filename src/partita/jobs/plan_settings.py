@@ -1,0 +1,40 @@
+"""What `plan` decides beside the joint search, whose own settings are the fields of `Auto`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceSettings:
+    """How far to look for changes that would make a model fit; each kind of them by itself."""
+
+    seconds: float = 5.0  # for each kind of advice
+    more_memory: tuple[float, ...] = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)  # times what there is
+    halvings: int = 3  # between the last that was too little and the first that was enough
+    more_devices: tuple[int, ...] = (2, 4, 8, 16)  # times what there are
+    most_devices: int = 1024  # in all
+    batches: int = 6  # smaller ones, the largest first
+    groupings: int = 3  # of the devices: so many, evenly from all
+    rounding: float = 1.005  # a peak is told a little larger, to be shown rounded
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """Settings of `plan`: named strategies, searched orders, and what is told in the end."""
+
+    # Named strategies. Of a small model all of one stage are simulated before the search.
+    small_ops: int = 1000  # a model of up to so many ops, backward and updates included, is small
+    first: tuple[str, ...] = ("data", "zero1", "fsdp")  # of a large one, until one of these fits
+    small_devices: int = 64  # a small model on so many: the sharding search is asked as well
+
+    # Orders that are searched for exactly the stages of a plan.
+    largest_order: int = 160  # blocks in all: beyond, published orders are tried only
+    order_method: str = "auto"  # of the schedule searches
+    order_fills: float = 0.98  # of the memory
+    order_reserve_bytes: float = 2**30  # of that, left for what is live only for a moment
+
+    # What is told.
+    next_best: int = 10  # other plans that are listed
+    advice: AdviceSettings = AdviceSettings()
+
+
+USUAL = PlanSettings()

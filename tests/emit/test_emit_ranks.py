@@ -1,0 +1,199 @@
+"""A plan's step written for one rank: local shapes, explicit collectives, the model's numbers."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from partita.cli import partita
+from partita.emit.ranks import emit_rank
+from partita.errors import PlanError
+from partita.graph import GraphBuilder, training_graph
+from partita.plans import Axis
+from partita.run.local.reference import example, reference
+from tests.emit.plans import plan_in_parts
+from tests.emit.rank_models import (
+    at_random,
+    block,
+    constants,
+    lowered,
+    megatron,
+    perceptron,
+    run_threads,
+    worst_error,
+)
+from tests.emit.transparency import assert_ruff_has_nothing_to_say
+from tests.run.local.small_models import MODELS
+
+
+def gpt():
+    return training_graph(MODELS["gpt"]())
+
+
+def emitted_ranks(plan, graph):
+    stage = plan.stages[0]
+    return [emit_rank(plan.program, graph, stage, r) for r in range(len(stage.mesh.devices))]
+
+
+def error_of(plan, graph):
+    emitted = emitted_ranks(plan, graph)
+    given = example(graph)
+    results = run_threads(emitted, given.inputs | constants(graph), given.parameters)
+    whole = reference(graph, given.inputs, given.parameters)
+    return worst_error(emitted, results, plan.stages[0].mesh.axes, whole)
+
+
+@pytest.mark.parametrize("model", [perceptron, block, gpt])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 1), (2, 2), (1, 4)])
+def test_tensor_and_data_parallel_steps_give_the_numbers_of_the_model(model, dp, tp):
+    graph = model()
+    assert error_of(megatron(graph, dp, tp), graph) < 1e-9
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("model", [perceptron, block])
+def test_sharded_parameters_are_gathered_and_gradients_kept_in_parts(model, zero):
+    graph = model()
+    plan = megatron(graph, 2, 2, zero)
+    assert error_of(plan, graph) < 1e-9
+    source = emitted_ranks(plan, graph)[1].source
+    assert ("all_gather(up_weight, 0, dp).reshape([" in source) == (zero == 3)
+    assert ("reduce_scatter(up_weight_grad.flatten(), 0, dp)" in source) == (zero >= 1)
+
+
+def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
+    rng = random.Random(3)
+    right = refused = 0
+    for trial in range(24):
+        graph = (perceptron, block, gpt)[trial % 3]()
+        axes = rng.choice([(Axis("a", 2),), (Axis("a", 4),), (Axis("a", 2), Axis("b", 2))])
+        try:
+            plan = at_random(graph, axes, rng)
+            emitted_ranks(plan, graph)
+        except PlanError:
+            refused += 1
+            continue
+        assert error_of(plan, graph) < 1e-9, trial
+        right += 1
+    assert right >= 8, refused
+
+
+def test_a_rank_is_written_line_by_line(is_golden):
+    graph = perceptron()
+    plan = megatron(graph, 2, 2)
+    text = emit_rank(plan.program, graph, plan.stages[0], 1).source
+    is_golden(Path(__file__).parent / "golden" / "rank.py.txt", text)
+
+
+def test_ruff_has_nothing_to_say(tmp_path):
+    for model in (perceptron, block):
+        graph = model()
+        for number, rank in enumerate(emitted_ranks(megatron(graph, 2, 2), graph)):
+            (tmp_path / f"{graph.name}_{number}.py").write_text(rank.source)
+    assert_ruff_has_nothing_to_say(tmp_path)
+
+
+def test_a_rank_looks_up_the_rows_of_its_part_of_a_table():
+    graph = block()
+    plan = lowered(graph, (Axis("tp", 4),), lambda op: ("v" if op.name == "table" else "",))
+    assert error_of(plan, graph) < 1e-9
+    assert "vocab_embedding(ids, table_weight, 12)" in emitted_ranks(plan, graph)[2].source
+
+
+def test_heads_are_turned_by_the_positions_of_the_whole_sequence():
+    g = GraphBuilder("turned")
+    q = g.linear(g.input("x", (2, 8, 16)), 16, "q")
+    graph = training_graph(
+        g.finish(g.linear(g.one("elementwise", q, name="turn", fn="rope", heads=4), 8, "out"))
+    )
+    dims = {"q": ("b", "n"), "turn": ("b", "h"), "out": ("b", "k")}
+    plan = lowered(graph, (Axis("dp", 2), Axis("tp", 2)), lambda op: dims[op.name])
+    assert error_of(plan, graph) < 1e-6  # angles are single precision in the reference
+    assert "turn = rope(q, 2)" in emitted_ranks(plan, graph)[1].source
+
+
+def test_gradients_are_reduced_where_the_batch_is_split():
+    graph = perceptron()
+    source = emitted_ranks(megatron(graph, 2, 2), graph)[3].source
+    assert "up_weight_grad_2 = all_reduce(up_weight_grad, dp)" in source
+    assert "dp, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])" in source
+    assert "down_bias" not in source.partition("def step")[2].partition("# backward")[0]
+
+
+class TestRefusals:
+    def of(self, graph, axes, dims_of):
+        plan = lowered(graph, axes, dims_of)
+        with pytest.raises(PlanError) as refused:
+            emit_rank(plan.program, graph, plan.stages[0], 0)
+        return str(refused.value)
+
+    def test_statistics_of_other_ranks(self):
+        def dims(op):
+            return ("c" if op.name == "norm_1" else "",)
+
+        message = self.of(block(), (Axis("tp", 2),), dims)
+        assert "'norm_1' (layer_norm) exchanges statistics where c is split" in message
+
+    def test_a_split_sequence_of_attention(self):
+        def dims(op):
+            return ("s" if op.name == "attention" else "",)
+
+        assert "'attention' (attention) is split along s" in self.of(
+            block(), (Axis("cp", 2),), dims
+        )
+
+    def test_masks_that_are_drawn(self):
+        g = GraphBuilder("dropped")
+        graph = training_graph(g.finish(g.dropout(g.linear(g.input("x", (4, 8)), 8, "up"))))
+        message = self.of(graph, (Axis("dp", 2),), lambda op: ("b",))
+        assert "draws a mask that ranks would have to share" in message
+
+    def test_uneven_shares(self):
+        message = self.of(perceptron(), (Axis("dp", 2, (3, 1)),), lambda op: ("b",))
+        assert "8 elements along dp=2 are uneven; emit without --rank" in message
+
+    def test_ops_that_have_no_line(self):
+        g = GraphBuilder("images")
+        graph = training_graph(g.finish(g.conv(g.input("x", (2, 3, 8, 8)), 4, 3)))
+        message = self.of(graph, (Axis("dp", 2),), lambda op: ("b",))
+        assert "'conv' (conv) has no line yet" in message
+
+    def test_ranks_that_are_not_there(self):
+        graph = perceptron()
+        plan = megatron(graph, 1, 2)
+        with pytest.raises(PlanError, match="rank: found 2; ranks are 0 to 1"):
+            emit_rank(plan.program, graph, plan.stages[0], 2)
+
+
+class TestCommand:
+    def run(self, *words):
+        return CliRunner().invoke(partita, ["emit", *map(str, words)])
+
+    def plan(self, folder, parts=1, **options):
+        path = folder / "plan.json"
+        path.write_bytes(plan_in_parts("gpt2@16", parts, batch=2, **options).to_json())
+        return path
+
+    def test_a_rank_is_written_into_a_file(self, tmp_path):
+        target = tmp_path / "rank0.py"
+        result = self.run(self.plan(tmp_path), "--rank", 0, "-o", target)
+        assert result.exit_code == 0, result.output
+        assert "use it with: step(inputs, load_shards(model.state_dict()), make_groups())" in (
+            result.stdout
+        )
+        source = target.read_text()
+        assert "h_11_mlp_gelu = F.gelu(h_11_mlp_c_fc)  # [2, 16, 3072]" in source
+        answer = self.run(self.plan(tmp_path), "--rank", 0, "--json")
+        found = json.loads(answer.stdout)
+        assert (found["format"], found["rank"], found["source"]) == (
+            "partita/emitted@1", 0, source
+        )  # fmt: skip
+
+    def test_pipelines_are_refused(self, tmp_path):
+        result = self.run(self.plan(tmp_path, 2), "--rank", 0)
+        assert result.exit_code == 2
+        assert "rank: the plan has 2 stages and 1 micro-batches; a rank is written for one" in (
+            result.stderr
+        )

@@ -1,0 +1,123 @@
+"""What numba has kept on disk is used again for the same sources, and never for others."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita.compiled import compiled, fingerprint
+
+SOURCE = Path(partita.__file__).parent
+
+MODULE = """
+from typing import NamedTuple
+
+from partita.compiled import compiled
+
+
+class {name}(NamedTuple):
+    number: int
+
+
+@compiled()
+def doubled(pair):
+    return {factor} * pair.number
+
+
+def result():
+    return doubled({name}(3))
+"""
+
+
+@pytest.fixture
+def version(tmp_path, monkeypatch):
+    """Writes a version of a module in place of the last one and gives what its function gives."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(name, factor):
+        sys.modules.pop("upgraded", None)
+        (tmp_path / "upgraded.py").write_text(MODULE.format(name=name, factor=factor))
+        importlib.invalidate_caches()
+        return importlib.import_module("upgraded").result()
+
+    yield write
+    sys.modules.pop("upgraded", None)
+
+
+def kept(folder):
+    return {path.name for path in (folder / "__pycache__").glob("*.nbi")}
+
+
+def test_a_class_that_is_renamed_in_place_does_no_harm(version, tmp_path):
+    """numba alone reads the old index first, and fails at the name of the class that is gone."""
+    assert version("Old", 2) == 6
+    (old,) = kept(tmp_path)
+    assert version("New", 2) == 6
+    assert len(kept(tmp_path)) == 2
+    assert version("Old", 2) == 6
+    assert old in kept(tmp_path)
+    assert len(kept(tmp_path)) == 2  # what was compiled once is found again
+
+
+def test_the_name_says_what_a_function_is_made_of(version, tmp_path):
+    version("Old", 2)
+    (name,) = kept(tmp_path)
+    assert fingerprint(tmp_path / "upgraded.py") in name
+
+
+class TestFingerprint:
+    """Of a module and of all that it imports of the package."""
+
+    @pytest.fixture
+    def package(self, tmp_path):
+        files = {
+            "hot.py": "from partita.tables import (\n    A,\n    B,\n)\n\n\ndef f(): ...\n",
+            "tables.py": "import os\n\nfrom partita.deep import numbers\n",
+            "deep/__init__.py": "",
+            "deep/numbers.py": "C = 1\n",
+            "other.py": "D = 1\n",
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("changed", "differs"),
+        [("hot.py", True), ("tables.py", True), ("deep/numbers.py", True), ("other.py", False)],
+    )
+    def test_changes_with_what_can_be_compiled_in(
+        self, package, tmp_path_factory, changed, differs
+    ):
+        again = tmp_path_factory.mktemp("again")
+        for path in package.rglob("*.py"):
+            copy = again / path.relative_to(package)
+            copy.parent.mkdir(exist_ok=True)
+            text = path.read_text()
+            copy.write_text(text + "E = 2\n" if path == package / changed else text)
+        before = fingerprint(package / "hot.py", package)
+        assert (fingerprint(again / "hot.py", again) != before) is differs
+
+    def test_a_module_that_is_no_file_has_one_too(self, tmp_path):
+        assert len(fingerprint(tmp_path / "nowhere.py")) == 12
+
+
+def test_functions_of_the_package_are_compiled_in_no_other_way():
+    others = [
+        str(path.relative_to(SOURCE))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if "import numba" in path.read_text() and path.name != "compiled.py"
+    ]
+    assert others == ["cli/doctor.py"]  # which tries whether numba can keep anything at all
+
+
+def test_options_are_those_of_numba():
+    @compiled(fastmath=True)
+    def half(x):
+        return x / 2
+
+    assert half(3.0) == 1.5
+    assert half.targetoptions["fastmath"] is True
