@@ -1,6 +1,7 @@
 """`partita plan`: how to run a model on a cluster, everything decided in one search."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.cli.sizes import size_bytes
 from partita.jobs.constraints import DECISIONS
+
+if TYPE_CHECKING:
+    from partita.jobs.plan_result import Planned
 
 
 @click.command()
@@ -84,6 +88,21 @@ def command(
         out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
+    run = _run_command(planned, written)
+    if run is not None:
+        first = "" if written is not None else "-o plan.json keeps the plan; "
+        out.show(f"{first}run it with: {run}")
     answer = planned_json(planned, model, cluster, None if written is None else str(written))
-    out.result({**answer, "space": planned.space})
+    out.result({**answer, "space": planned.space, "run": run if written is not None else None})
     return 0 if planned.best is not None else 1
+
+
+def _run_command(planned: "Planned", written: Path | None) -> str | None:
+    """What starts the plan; None for one that cannot be run."""
+    from partita.jobs.launch_command import run_command, run_refusal
+
+    if planned.plan is None or planned.best is None:
+        return None
+    if run_refusal(planned.plan, planned.best.simulation.workload.graph) is not None:
+        return None
+    return run_command(planned.plan, written or "plan.json")
