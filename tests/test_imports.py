@@ -65,9 +65,9 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 PUBLIC = [
     "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
     "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "model", "partition",
-    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
-    "simulate", "streams", "training_graph",
+    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "execute", "model",
+    "partition", "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks",
+    "schedule", "shard", "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

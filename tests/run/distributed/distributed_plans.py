@@ -3,7 +3,6 @@
 import random
 
 import torch
-from random_plans import random_plan
 
 from partita.capture import capture
 from partita.cluster import resolve
@@ -72,6 +71,8 @@ def _along_batch(graph, op, axes):
 
 def random_plan_on(world, seed, graph):
     """A random plan that uses so many devices."""
+    from tests.lower.random_plans import random_plan
+
     chance = random.Random(seed)
     while True:
         plan = random_plan(chance, graph)

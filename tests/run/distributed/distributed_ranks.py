@@ -1,4 +1,8 @@
-"""Several ranks on this machine: forked processes that meet at a store, as torchrun lets them."""
+"""Several ranks on this machine: processes that meet at a store, as torchrun lets them.
+
+They are forked off a server that has imported what they need and done nothing else: a process that
+has used autograd must not be forked.
+"""
 
 import multiprocessing
 import os
@@ -47,7 +51,10 @@ def _child(rank, world, port, function, args, folder, pipe):
 
 def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S):
     """Call `function(rank, *args)` on so many ranks at once."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "torch.export", "partita.run.distributed.engine", "distributed_plans"]
+    )
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(world):

@@ -1,13 +1,10 @@
 """A plan that runs gives the numbers of the model in one process, whatever the plan."""
 
 import functools
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "lower"))
 torch = pytest.importorskip("torch")
 
 from distributed_models import make  # noqa: E402
@@ -135,7 +132,7 @@ def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
     assert two_ranks[name]["loss"] <= (close and 5e-6)
 
 
-RANDOM = [("gpt", 4), ("gpt", 2), ("resnet", 6), ("lstm", 3), ("unet", 5), ("moe", 1)]
+RANDOM = [("gpt", 4), ("resnet", 6), ("lstm", 3), ("moe", 1)]
 
 
 def run_random(rank, world, cases):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
 
 from partita.errors import PartitaError, RunError
 from partita.run.distributed.comm import Waiting
@@ -33,10 +34,14 @@ class FaultBoard:
     """What the ranks of a run know of each other's faults."""
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float) -> None:
-        self.store, self.rank, self.world, self.timeout_s = store, rank, world, timeout_s
+        # Every rank makes its engines in the same order: the count tells their keys apart.
+        number = store.add(f"partita/engines/{rank}", 1)
+        self.store = PrefixStore(f"partita/engine{number}", store)
+        self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.task = "the start"
         self.waiting = Waiting()
         self.since = time.monotonic()
+        self.silence_s = max(2 * GRACE_S, min(timeout_s / 2, 20.0))
         self.is_busy = False  # between steps nobody is late
         self.seen: dict[int, tuple[str, float]] = {}
         self.fault: str | None = None
@@ -62,15 +67,15 @@ class FaultBoard:
         """Tell all; the first fault is the one that counts."""
         text = f"rank {rank} failed in {task}: {cause}"
         try:
-            self.store.compare_set("partita/fault", "", text)
-            return self.store.get("partita/fault").decode()  # type: ignore[no-any-return]
+            self.store.compare_set("fault", "", text)
+            return self.store.get("fault").decode()
         except Exception:
             return text
 
     def known(self) -> str | None:
         """The fault that was posted, if any."""
-        if self.fault is None and self.store.check(["partita/fault"]):
-            self.fault = self.store.get("partita/fault").decode()
+        if self.fault is None and self.store.check(["fault"]):
+            self.fault = self.store.get("fault").decode()
         return self.fault
 
     def explain(self, error: BaseException) -> RunError:
@@ -79,7 +84,7 @@ class FaultBoard:
         lost = isinstance(error, RuntimeError) and any(word in text.lower() for word in LOST)
         if not lost:
             return RunError(self.post(self.rank, self.task, cause_of(error)))
-        end = time.monotonic() + self.timeout_s
+        end = time.monotonic() + self.timeout_s + self.silence_s
         while time.monotonic() < end:  # someone else is the cause: find out who
             try:
                 if (fault := self.known()) is not None:
@@ -110,16 +115,16 @@ class FaultBoard:
     def _beat(self, count: int) -> None:
         late = 0.0 if self.waiting.now else time.monotonic() - self.since
         sign = json.dumps([count, self.task, late])
-        self.store.set(f"partita/life/{self.rank}", sign)
+        self.store.set(f"life/{self.rank}", sign)
 
     def _late(self) -> str | None:
         """Who gives no sign of life, or stays in a task without waiting for anybody."""
         now = time.monotonic()
         limit = self.timeout_s
         for rank in range(self.world):
-            if rank == self.rank or not self.store.check([f"partita/life/{rank}"]):
+            if rank == self.rank or not self.store.check([f"life/{rank}"]):
                 continue
-            text = self.store.get(f"partita/life/{rank}").decode()
+            text = self.store.get(f"life/{rank}").decode()
             before = self.seen.get(rank)
             if before is None or before[0] != text:
                 self.seen[rank] = (text, now)
@@ -127,7 +132,7 @@ class FaultBoard:
             if not self.is_busy:
                 continue
             silent = now - self.seen[rank][1]
-            if silent > max(2 * GRACE_S, min(limit / 2, 20.0)):
+            if silent > self.silence_s:
                 return self.post(rank, task, f"no sign of life for {silent:.0f} s (killed?)")
             if late > limit and self.waiting.now:  # who waits for it may say so
                 return self.post(rank, task, f"hangs there for {late:.0f} s")
@@ -144,7 +149,7 @@ class FaultBoard:
 def cause_of(error: BaseException) -> str:
     """The cause of a fault in a few words."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return f"out of memory ({str(error).splitlines()[0][:160] or 'no more words'})"
+        return f"out of memory ({(str(error).splitlines() or ['no more words'])[0][:160]})"
     if "allocate memory" in str(error):
         return f"out of memory ({str(error).splitlines()[0][:160]})"
     if isinstance(error, PartitaError):
