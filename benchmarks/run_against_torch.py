@@ -229,13 +229,16 @@ def alone(batch, count):
 
 
 def seconds(step, repeats):
-    """Seconds of one step; all ranks begin and end together."""
+    """Seconds of one step, and of the processors of all ranks; all begin and end together."""
     dist.barrier()
-    start = time.perf_counter()
+    start, own = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         step()
+    used = torch.tensor(time.process_time() - own)
     dist.barrier()
-    return (time.perf_counter() - start) / repeats
+    took = time.perf_counter() - start
+    dist.all_reduce(used)
+    return took / repeats, float(used) / repeats
 
 
 def in_turn(contenders, options):
@@ -246,19 +249,24 @@ def in_turn(contenders, options):
 
 
 def told(what, rounds, rank, names):
-    """Medians, and the ratio of neighbours with its spread."""
-    ratios = sorted(first / second for first, second, *_ in rounds)
-    medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
-    if rank == 0:
-        times = ", ".join(
-            f"{name} {1e3 * value:.1f} ms" for name, value in zip(names, medians, strict=True)
-        )
-        print(
-            f"{what:<12} {times}; {names[0]} / {names[1]} {statistics.median(ratios):.3f} "
-            f"({ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} pairs)",
-            flush=True,
-        )
-    return medians
+    """Medians, and the ratio of neighbours with its spread: by the clock and by processor time.
+
+    On a machine that others use, too, the second says more.
+    """
+    for kind, words in enumerate(("", "processors")):
+        ratios = sorted(first[kind] / second[kind] for first, second in rounds)
+        medians = [statistics.median(pair[kind] for pair in c) for c in zip(*rounds, strict=True)]
+        if rank == 0:
+            times = ", ".join(
+                f"{name} {1e3 * value:.1f} ms" for name, value in zip(names, medians, strict=True)
+            )
+            print(
+                f"{words or what:<12} {times}; {names[0]} / {names[1]} "
+                f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, "
+                f"{len(ratios)} pairs)",
+                flush=True,
+            )
+    return [statistics.median(pair[0] for pair in c) for c in zip(*rounds, strict=True)]
 
 
 def stage_times(plan, batch, options):
@@ -402,7 +410,7 @@ def overhead(rank, options, port):
             optimizer.step()
 
         rounds = in_turn([lambda engine=engine: engine.step(x), plain], options)
-        both, own = (statistics.median(column) for column in zip(*rounds, strict=True))
+        both, own = (statistics.median(p[1] for p in c) for c in zip(*rounds, strict=True))
         tasks = sum(1 for task in engine.walk.tasks if engine.walk._is_block(task))
         ops = sum(1 for op in graph.ops) * count
         print(
