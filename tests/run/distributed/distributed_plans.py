@@ -44,7 +44,7 @@ def plan_of(graph, stages, schedule, batch=8):
 
 def pipeline(
     graph, groups, name, count, *, chunks=1, data_parallel=1, zero=0, waves=False, weights=(),
-    **settings,
+    batch=8, **settings,
 ):  # fmt: skip
     """Stages of equal numbers of ops, each on one device or split along the batch."""
     ops = [op for op in graph.ops if op.phase == "forward"]
@@ -59,7 +59,7 @@ def pipeline(
         own = ops[i * len(ops) // number : (i + 1) * len(ops) // number]
         splits = tuple(OpSplit(op.name, _along_batch(graph, op, axes), zero) for op in own)
         stages.append(Stage(f"stage{i}", mesh, splits, **settings))
-    return plan_of(graph, stages, Schedule(name, count))
+    return plan_of(graph, stages, Schedule(name, count), batch)
 
 
 def _along_batch(graph, op, axes):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import TCPStore
 
-LIMIT_S = 240.0
+LIMIT_S = 180.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import functools
 from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -89,7 +91,7 @@ def exported_once(module, args, kwargs, device):
     return EXPORTS[key]
 
 
-def run_case(rank, model, plan, optimizer, steps=2):
+def run_case(rank, model, plan, optimizer, steps=2, without=None):
     """Errors of losses, gradients and parameters after some steps, on rank 0."""
     module, args = make(model)
     engine = engines.execute(
@@ -104,6 +106,7 @@ def run_case(rank, model, plan, optimizer, steps=2):
     alone = make(model)[0]
     count = plan.schedule.num_microbatches
     wanted, grads, after = in_one_process(alone, args, count, steps, OPTIMIZERS[optimizer])
+    after = {name: tensor for name, tensor in after.items() if not without or without not in name}
     off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
     return {"loss": off, "gradients": apart(gradients, grads), "state": apart(state, after)}
 
@@ -111,8 +114,8 @@ def run_case(rank, model, plan, optimizer, steps=2):
 def run_cases(rank, cases):
     graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
-    for name, (model, settings, optimizer, _) in cases.items():
-        plan = pipeline(graphs(model), **settings)
+    for name, (model, plan_settings, optimizer, _) in cases.items():
+        plan = pipeline(graphs(model), **plan_settings)
         results[name] = run_case(rank, model, plan, optimizer)
     return results
 
@@ -132,22 +135,23 @@ def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
     assert two_ranks[name]["loss"] <= (close and 5e-6)
 
 
-RANDOM = [("gpt", 4), ("resnet", 6), ("lstm", 3), ("moe", 1)]
-
-
-def run_random(rank, world, cases):
+def run_random(rank, world, models, seed):
     graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
-    for model, seed in cases:
+    for model in models:
         plan = random_plan_on(world, seed, graphs(model))
-        results[model, seed] = run_case(rank, model, plan, "sgd")
+        # Running statistics depend on the order of micro-batches, which these plans choose.
+        results[model] = run_case(rank, model, plan, "sgd", without="running_")
     return results
 
 
-def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path):
-    ends = run_on_ranks(4, run_random, 4, RANDOM, folder=tmp_path)
+@settings(max_examples=1, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_factory, seed):
+    folder = tmp_path_factory.mktemp("ranks")
+    ends = run_on_ranks(4, run_random, 4, ("gpt", "resnet", "lstm", "moe"), seed, folder=folder)
     assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
-    for case, errors in ends[0].result.items():
-        assert errors["state"] <= CLOSE, case
-        assert errors["gradients"] <= CLOSE, case
+    for model, errors in ends[0].result.items():
+        assert errors["state"] <= CLOSE, model
+        assert errors["gradients"] <= CLOSE, model
     assert ends[1].result == ends[2].result == ends[3].result  # losses are the same on every rank

@@ -146,6 +146,9 @@ class Engine:
         agree(lambda: walk.hold(dict(model.held), self.optimizer))
         self._walk, self.model = walk, model
         self.names = self._module_names()
+        maker = context.ops_of[small.outputs[0]]
+        home = next(s for s in lowered.stages if any(each.op == maker for each in s.splits))
+        self.speaker = self.rank_of[home.mesh.devices[0]]  # the rank that tells the loss
         self.board.waiting = comm.waiting
         self.board.start()
         return self
@@ -203,14 +206,8 @@ class Engine:
 
     def _shared_loss(self, losses: list[T]) -> float:
         """The mean over the micro-batches, from the first rank that knows it to all."""
-        output = self.walk.run.small.outputs[0]
-        home = next(
-            stage
-            for stage in self.walk.stages
-            if any(output in self.walk.run.ops[split.op].outputs for split in stage.splits)
-        )
         total = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if self.rank == self.rank_of[home.mesh.devices[0]]:
+        if self.rank == self.speaker:
             total += sum(float(loss) for loss in losses) / len(losses)
         self.board.note("sharing the loss")
         self.walk.run.comm.waiting.now = True

@@ -150,7 +150,7 @@ def cause_of(error: BaseException) -> str:
     """The cause of a fault in a few words."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return f"out of memory ({(str(error).splitlines() or ['no more words'])[0][:160]})"
-    if "allocate memory" in str(error):
+    if "t allocate memory" in str(error) or "cannot allocate memory" in str(error).lower():
         return f"out of memory ({str(error).splitlines()[0][:160]})"
     if isinstance(error, PartitaError):
         return str(error)

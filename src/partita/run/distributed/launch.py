@@ -71,7 +71,9 @@ def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
             field="launch",
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    shared = PrefixStore(f"partita/{attempt}", store)
+    # A world that is opened again, by a restart or in one process, must not read old addresses.
+    number = store.add(f"partita/{attempt}/opened/{rank}", 1)
+    shared = PrefixStore(f"partita/{attempt}/{number}", store)
     shared.set(f"here/{rank}", "1")
     end = time.monotonic() + timeout_s
     while True:

@@ -448,6 +448,8 @@ class Frame:
                 continue
             last = self.plan.last_read.get(value, -1)
             leaf = record.leaves[i]
+            if any(_same_memory(leaf, out) for out in record.outputs):
+                continue  # a view of it goes on
             if last <= position and leaf.data_ptr() == self.values[value].data_ptr():
                 record.released.add(i)
                 self.values.pop(value, None)
@@ -599,6 +601,10 @@ class _Shared:
         if len(self.parts) == 1:
             return self.parts[0][k]
         return torch.cat([member[k] for member in self.parts])
+
+
+def _same_memory(a: T, b: T) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _reshape(shape: torch.Size) -> Callable[[T], T]:

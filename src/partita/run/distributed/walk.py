@@ -87,6 +87,10 @@ class RankWalk:
         )
         self.tasks = self._own_tasks()
         self.segments: dict[int, SegmentPlan | None] = {}
+        self.phases: dict[int, frozenset[Phase]] = {}  # that the ops of each stage have
+        blocks = [task for task in self.tasks if self._is_block(task)]
+        self.following = dict(pairwise(blocks))
+        self.incoming = {task: receives_of(self.program, task) for task in blocks}
         self.overlaps = self._overlaps() if self.run.small.is_training else {}
 
     # What a rank holds.
@@ -156,10 +160,8 @@ class RankWalk:
         if self.is_single:
             self._single()
         else:
-            blocks = [t for t in self.tasks if self._is_block(t)]
-            following = dict(pairwise(blocks))
             for task in self.tasks:
-                self._task(task, following)
+                self._task(task)
         self.mail.finish()
         self.frames.clear()
         for state in self.states.values():
@@ -194,7 +196,7 @@ class RankWalk:
         seed, step, _ = self.run.model.moment
         self.run.model.moment = (seed, step, m)
 
-    def _task(self, task: int, following: dict[int, int]) -> None:
+    def _task(self, task: int) -> None:
         work = self.program.work_of(task)
         assert work is not None, "own tasks say what they are"
         m = int(self.program.microbatch[task])
@@ -205,21 +207,19 @@ class RankWalk:
         if work.purpose is Purpose.SEND:
             self.mail.send(task, work, self._leaving(work, m))
         elif work.purpose is Purpose.COMPUTE:
-            self._block(task, work, m, following.get(task))
+            self._block(task, work, m)
         elif work.peer >= 0:
             tie(self, work)
         elif work.body >= 0 and work.stage in self.states:
             self._finish(work)
         self._end(task, name)
 
-    def _block(self, task: int, work: Work, m: int, following: int | None) -> None:
+    def _block(self, task: int, work: Work, m: int) -> None:
         for key in self.ended:
             self.frames.pop(key, None)
         self.ended.clear()
-        incoming = receives_of(self.program, task)
-        for receive in incoming:
-            self.mail.post(receive)
-        for receive in receives_of(self.program, following) if following is not None else ():
+        incoming = self.incoming[task]
+        for receive in (*incoming, *self.incoming.get(self.following.get(task, -1), ())):
             self.mail.post(receive)
         frame = self._frame(work.stage, m)
         for receive in incoming:
@@ -243,9 +243,11 @@ class RankWalk:
         """Does nothing of the micro-batch come after this block?"""
         if not self.run.small.is_training:
             return True
-        body = self._body(stage, self.steady[stage])
-        has_backward = any(w.phase is Phase.BACKWARD and w.op for w in body.works)
-        has_weight = any(w.phase is Phase.WEIGHT and w.op for w in body.works)
+        if stage not in self.phases:
+            works = self._body(stage, self.steady[stage]).works
+            self.phases[stage] = frozenset(work.phase for work in works if work.op)
+        has_backward = Phase.BACKWARD in self.phases[stage]
+        has_weight = Phase.WEIGHT in self.phases[stage]
         if kind is Kind.FORWARD:
             return not (has_backward or has_weight)
         return kind is not Kind.DGRAD or not has_weight

@@ -1,0 +1,120 @@
+"""What users hold: steps on parts of a batch, a loss beside the module, a recorder, dropout."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from distributed_models import make  # noqa: E402
+from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_ranks import run_on_ranks  # noqa: E402
+
+from partita.errors import PartitaError  # noqa: E402
+from partita.run.distributed.engine import execute  # noqa: E402
+from partita.run.distributed.loss import with_loss  # noqa: E402
+
+ROWS = {0: [0, 1, 2, 6, 7, 8], 1: [3, 4, 5, 9, 10, 11]}
+
+
+class Seen:
+    """A recorder that remembers what it was told."""
+
+    def __init__(self):
+        self.events = []
+
+    def start(self, task, name):
+        self.events.append(("start", name))
+
+    def end(self, task, name):
+        self.events.append(("end", name))
+
+
+def on_parts(rank):
+    """Losses of the whole batch and of a rank's own rows of both micro-batches."""
+    module, (x, y) = make("mlp")
+    args = torch.cat([x, x[:4] + 1]), torch.cat([y, y[:4]])
+    graph = graph_of(module, args)
+    plan = pipeline(graph, 1, "1f1b", 2, data_parallel=2, batch=12)
+    whole = execute(plan, make("mlp")[0], optimizer=sgd, device="cpu", example=args)
+    wanted = [whole.step(*args) for _ in range(2)]
+    whole.board.close()
+    parts = execute(plan, make("mlp")[0], optimizer=sgd, device="cpu", example=args)
+    own = tuple(arg[ROWS[rank]] for arg in args)
+    losses = [parts.step(*own, local=True) for _ in range(2)]
+    try:
+        parts.step(own[0][:5], own[1][:5], local=True)
+    except PartitaError as error:
+        refusal = str(error)
+    parts.board.close()
+    return wanted, losses, refusal
+
+
+def with_a_loss(rank):
+    """The names in the state dict, and the tasks that were recorded."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    args = torch.randn(8, 4), torch.randn(8, 2)
+    loss = torch.nn.functional.mse_loss
+    plan = pipeline(graph_of(with_loss(module, loss), args), 2, "1f1b", 2)
+    seen = Seen()
+    with execute(
+        plan, module, optimizer=sgd, loss=loss, device="cpu", recorder=seen
+    ) as engine:  # the world stays open: this one opened it not
+        first, second = engine.step(*args), engine.step(*args)
+        state = engine.full_state_dict()
+        count = len(engine.optimizers)
+        engine.owns_world = False
+    return first > second, None if state is None else list(state), seen.events, count
+
+
+def with_dropout(rank):
+    """Losses of one model under two plans."""
+    graph = graph_of(*make("gpt-dropout"))
+    losses = []
+    for plan in (
+        pipeline(graph, 2, "1f1b", 2, checkpointing="full"),
+        pipeline(graph, 1, "1f1b", 2, data_parallel=2),
+    ):
+        module, args = make("gpt-dropout")
+        engine = execute(plan, module, optimizer=sgd, device="cpu", seed=7)
+        losses.append([engine.step(*args) for _ in range(2)])
+        engine.board.close()
+    return losses
+
+
+def everything(rank):
+    return on_parts(rank), with_a_loss(rank), with_dropout(rank)
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    ends = run_on_ranks(2, everything, folder=tmp_path_factory.mktemp("engine"))
+    assert [end.code for end in ends] == [0, 0], ends[0].stderr + ends[1].stderr
+    return ends
+
+
+def test_a_rank_may_give_its_own_rows_only(ends):
+    for end in ends:
+        wanted, losses, refusal = end.result[0]
+        assert losses == pytest.approx(wanted, rel=1e-6)
+        assert "gives 5 rows of x, and 6 rows are this rank's part" in refusal
+
+
+def test_a_loss_beside_the_module_leaves_its_names(ends):
+    improves, names, _, _ = ends[0].result[1]
+    assert improves
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert ends[1].result[1][1] is None
+
+
+def test_a_recorder_is_told_of_every_task(ends):
+    for rank, end in enumerate(ends):
+        _, _, events, optimizers = end.result[1]
+        assert optimizers == 1
+        assert [what for what, _ in events] == ["start", "end"] * (len(events) // 2)
+        names = [name for what, name in events if what == "start"]
+        assert names.count(f"F0@stage{rank}") == names.count(f"B1@stage{rank}") == 2
+
+
+def test_dropout_is_the_same_under_every_plan(ends):
+    pipelined, parallel = ends[0].result[2]
+    assert parallel == pytest.approx(pipelined, rel=1e-5)
