@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "lower"), str(TESTS / "run" / "distributed")]
+sys.path[:0] = [str(TESTS.parent), str(TESTS / "lower"), str(TESTS / "run" / "distributed")]
 
 from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
@@ -225,7 +225,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as place:
         tell_numbers(*numbers(options, Path(place)))
     counts: Counter[str] = Counter()
