@@ -34,6 +34,7 @@ ORDER = [
     "capture",
     "costs",
     "compiled",
+    "forecast",
     "search",
     "lower",
     "engine",
@@ -63,11 +64,12 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [
-    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
-    "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "execute", "model",
-    "partition", "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks",
-    "schedule", "shard", "simulate", "streams", "training_graph", "with_loss",
+    "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
+    "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
+    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "capture", "check_plan",
+    "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe", "place",
+    "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate", "streams",
+    "training_graph", "with_loss",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from partita.errors import InputError as InputError
     from partita.errors import PartitaError as PartitaError
     from partita.errors import VerificationError as VerificationError
+    from partita.forecast import Forecast as Forecast
+    from partita.forecast import Strategy as Strategy
+    from partita.forecast import Transformer as Transformer
     from partita.gpu.recurrent.api import persistent as persistent
     from partita.gpu.recurrent.decode import GreedyDecoder as GreedyDecoder
     from partita.gpu.rtasks.api import rtasks as rtasks
@@ -51,6 +54,7 @@ _PUBLIC = {
     "Block": "partita.schedules.placement",
     "CaptureError": "partita.errors",
     "Cluster": "partita.cluster",
+    "Forecast": "partita.forecast",
     "Graph": "partita.graph",
     "GraphBuilder": "partita.graph",
     "GreedyDecoder": "partita.gpu.recurrent.decode",
@@ -62,7 +66,9 @@ _PUBLIC = {
     "ProgramBuilder": "partita.program",
     "Result": "partita.search.base",
     "Stop": "partita.search.base",
+    "Strategy": "partita.forecast",
     "Timeline": "partita.timeline",
+    "Transformer": "partita.forecast",
     "VerificationError": "partita.errors",
     "capture": "partita.capture",
     "check_plan": "partita.jobs.check_plan",
@@ -87,11 +93,12 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "Block", "CaptureError", "Cluster", "Graph", "GraphBuilder", "GreedyDecoder", "InputError",
-    "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result", "Stop", "Timeline",
-    "VerificationError", "capture", "check_plan", "cluster_from", "compare", "execute", "model",
-    "partition", "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks",
-    "schedule", "shard", "simulate", "streams", "training_graph", "with_loss",
+    "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
+    "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
+    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "capture", "check_plan",
+    "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe", "place",
+    "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate", "streams",
+    "training_graph", "with_loss",
 ]  # fmt: skip
 
 

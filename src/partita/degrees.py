@@ -260,7 +260,7 @@ def _mesh_words(stage: StageLike, graph: Graph | None) -> str:
         if extra:
             extras.append("sp" if extra == "sp" else f"{extra}={axis.size}")
     told = [f"{word}={degrees[word]}{ragged[word]}" for word in DEGREES if word in degrees]
-    return " ".join((*told, *extras, *mixed))
+    return " ".join((*told, *dict.fromkeys(extras), *mixed))
 
 
 def _what(stage: StageLike, index: int, graph: Graph | None) -> str:
@@ -273,6 +273,25 @@ def _what(stage: StageLike, index: int, graph: Graph | None) -> str:
     counts = Counter(split.dims[index] for split in stage.splits if split.dims[index])
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3])
+
+
+def stage_degrees(stage: StageLike, names: Sequence[str]) -> dict[str, int]:
+    """The degrees of a stage as a summary prints them, 1 where there is none, by axis names.
+
+    `sp` is 1 where norms are split along the sequence on a tp axis, else 0. An axis along which
+    features and experts are split is of both.
+    """
+    degrees = {**dict.fromkeys(DEGREES, 1), "sp": 0}
+    for name, axis in zip(names, stage.mesh.axes, strict=True):
+        word, _, extra = _plain(name).partition("_")
+        if axis.size == 1 or word not in DEGREES:
+            continue
+        degrees[word] *= axis.size
+        if extra == "sp":
+            degrees["sp"] = 1
+        elif extra:
+            degrees[extra] *= axis.size
+    return degrees
 
 
 def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:

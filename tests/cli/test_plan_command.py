@@ -85,8 +85,9 @@ def test_plans_for_batches_in_a_row_show_both_times(run):
 
 
 def test_parameters_in_shares_are_called_so_though_most_ops_have_none(run_json, run):
-    words = ("gpt2@64", "--cluster", "2xA100", "--batch", "4", "--quiet", "--time-limit", "10")
-    text = run("plan", *words, "--pin", "pp=1", "--pin", "zero=3").stdout
+    words = ("gpt2@64", "--cluster", "2xA100-80GB-PCIe", "--batch", "4", "--quiet")
+    limit = ("--time-limit", "10")
+    text = run("plan", *words, *limit, "--pin", "pp=1", "--pin", "zero=3").stdout
     assert "sharded (ZeRO 3)" in text
 
 

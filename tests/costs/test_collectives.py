@@ -1,15 +1,18 @@
 """Collectives follow the links: formulas on a switch, contention on shared links, hierarchy."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cluster import Cluster, Device, Link, resolve
 from partita.costs.collectives import COLLECTIVES, EFFICIENCY, Collectives
+from partita.costs.physics import physics_of
 
 ONE_NODE = resolve("4xA100")
 TWO_NODES = resolve("2x8xA100")
-KIND = resolve("1xA100").kinds[0]
+KIND = replace(resolve("1xA100").kinds[0], name="plain")  # of which nobody knows what it reaches
 ALL4 = ((0, 1, 2, 3),)
 
 
@@ -22,6 +25,33 @@ def star(count, bytes_per_s=1e9, latency_s=1e-6, lane=""):
         links.append(Link("switch", name, latency_s / 2, bytes_per_s, lane))
     devices = tuple(Device(name, KIND.name) for name in names)
     return Cluster("star", (KIND,), devices, ("switch",), tuple(links))
+
+
+class TestWhatKindsReach:
+    """A kind that was compared with real runs pays for every collective and reaches a part."""
+
+    PHYSICS = physics_of("A100-80GB-SXM").physics
+
+    def test_a_tiny_collective_costs_the_fixed_price_of_its_span(self):
+        inside = Collectives(ONE_NODE).seconds("all_gather", 1.0, ALL4)
+        assert inside == pytest.approx(self.PHYSICS.inside_s, rel=0.1)
+        every = (tuple(range(16)),)
+        across = Collectives(TWO_NODES).seconds("all_gather", 1.0, every)
+        least = self.PHYSICS.across_s + 15 * self.PHYSICS.hop_s
+        assert least <= across < 1.3 * least
+
+    def test_a_large_one_reaches_its_part_of_the_bandwidth(self):
+        seconds = Collectives(ONE_NODE).seconds("all_gather", 4e10, ALL4)
+        assert seconds == pytest.approx(3e10 / (300e9 * self.PHYSICS.inside), rel=0.01)
+
+    def test_kinds_that_differ_pay_as_the_slowest_of_them(self):
+        mixed = Collectives(resolve("2xA100+2xH100")).reached
+        both = [physics_of(kind).physics for kind in ("A100-80GB-SXM", "H100-SXM")]
+        assert mixed.across_s == max(physics.across_s for physics in both)
+        assert mixed.interference == max(physics.interference for physics in both)
+
+    def test_beside_a_kind_that_nobody_measured_there_is_no_fixed_price(self):
+        assert Collectives(resolve("2xA100+2xP100")).fixed_s(ALL4) == 0.0
 
 
 class TestFormulas:

@@ -145,8 +145,8 @@ def test_where_nothing_is_cheap_enough_a_pinned_light_recompute_keeps_all():
 
 def test_light_recompute_makes_room_for_less_than_recomputing_all():
     room = {"batch": 32, "max_memory": 5.6e9, "stop": QUICK}
-    light = plan("gpt2", "2xA100", **room)
-    without = plan("gpt2", "2xA100", **room, forbid=["recompute=selective"])
+    light = plan("gpt2", "2xA100-80GB-PCIe", **room)
+    without = plan("gpt2", "2xA100-80GB-PCIe", **room, forbid=["recompute=selective"])
     assert any(stage.recomputed for stage in light.plan.stages)
     assert light.best.step_s < without.best.step_s
 

@@ -12,6 +12,7 @@ from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.candidates import Candidates
+from partita.search.joint.likely_cells import LikelyCells
 from partita.search.joint.model import JointModel
 
 
@@ -46,8 +47,8 @@ def test_an_interrupted_candidate_ends_inside_its_searches():
 
 
 def test_micro_batches_are_some_for_each_stage():
-    assert Auto().wanted_count(1) == 1
-    assert Auto().wanted_count(4) == 16
+    assert LikelyCells().wanted(1) == 1
+    assert LikelyCells().wanted(4) == 16
     model, known = joint()
     looked_at = []
 

@@ -105,7 +105,7 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_as_many_as_there_are_stages():
     outcome, _ = lowered(graph, staged(graph, 4), count=8)
     each = outcome.blocks[0].forward.held_bytes[0]
     assert each > 0
-    assert held_beyond("gpipe", 12) - held_beyond("gpipe", 8) == pytest.approx(4 * each, rel=0.3)
+    assert held_beyond("gpipe", 12) - held_beyond("gpipe", 8) == pytest.approx(4 * each, rel=0.5)
     assert held_beyond("1f1b", 12) == held_beyond("1f1b", 8)
 
 
@@ -273,7 +273,7 @@ def test_a_deep_stage_is_estimated_by_two_shorter_ones():
         assert short.blocks != whole.blocks
         # Gradients are synchronised in buckets of a size, not layer by layer: the end of the step
         # is no exact line.
-        assert quick.makespan == pytest.approx(exact.makespan, rel=0.01)
+        assert quick.makespan == pytest.approx(exact.makespan, rel=0.02)
         assert quick.peaks() == pytest.approx(exact.peaks(), rel=1e-3)
         for a, b in zip(short.blocks, whole.blocks, strict=True):
             assert a.busy_s == pytest.approx(b.busy_s, rel=1e-3)

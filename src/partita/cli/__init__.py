@@ -45,6 +45,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "diff": "What two plans do differently, and what it is worth.",
         "report": "Draw a plan: text here, HTML or a trace in a file.",
         "verify": "Check a plan, program or timeline, whatever made it.",
+        "validate": "Predictions against measured runs of a file.",
     },
     "Run": {
         "run": "Run a plan on torch.distributed, under torchrun.",

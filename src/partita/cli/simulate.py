@@ -1,11 +1,17 @@
-"""`partita simulate`: time, bounds and memory of a model (or a plan) on a cluster."""
+"""`partita simulate`: time, bounds and memory of a model (or a plan) on a cluster.
+
+Without a strategy the graph is simulated op by op. With one (`--tp 8 --pp 4 ...`) the answer is a
+forecast of the training step of a transformer, with an interval.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from partita.cli.base import Output, common_options
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
+from partita.cli.strategy_options import strategy_options
 from partita.errors import InputError
 from partita.files import write_atomically
 
@@ -13,10 +19,11 @@ from partita.files import write_atomically
 @click.command()
 @click.argument("model")
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
-@click.option("--schedule", metavar="FILE.csv", help="Run a plan's stages in this order.")
 @click.option("--gantt", is_flag=True, help="Draw the timeline here.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace here.")
 @click.option("--top", type=click.IntRange(0), default=10, help="How many of the slowest ops.")
+@click.option("--sensitivity", is_flag=True, help="What a strategy's forecast hangs on.")
+@strategy_options
 @dump_graph_option
 @model_options
 @common_options
@@ -27,6 +34,8 @@ def command(
     gantt: bool,
     trace: Path | None,
     top: int,
+    sensitivity: bool,
+    strategy: dict[str, Any] | None,
     dump_graph: Path | None,
     options: ModelOptions,
     out: Output,
@@ -37,8 +46,12 @@ def command(
     file, file.py:function (which gives a PyTorch module and the arguments of a call), or a plan
     made by partita. A model without a plan is run data parallel over all devices.
 
-    --schedule FILE.csv runs the stages of a plan in the order of a file of
-    torch.distributed.pipelining (compute_only or compute_comms), with the plan's times and memory.
+    With any option of a strategy (--micro-batch, --tp, --pp, --zero, ...) the answer is a forecast
+    of one training step of a transformer: zoo names, deepseek-v3 and the like, or a config.json.
+
+    --schedule NAME is of a strategy. --schedule FILE.csv runs the stages of a plan in the order of
+    a file of torch.distributed.pipelining (compute_only or compute_comms), with the plan's times
+    and memory.
 
     Exit code 1 says that it does not fit the memory.
     """
@@ -58,6 +71,10 @@ def command(
         plan = plan_with_schedule(plan, read_torch_csv(schedule), schedule)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
+    if strategy is not None or sensitivity:
+        _refuse_beside_strategy(plan is not None, gantt, trace, dump_graph, options)
+        assert cluster is not None
+        return _forecast(model, cluster, strategy or {}, options, sensitivity, out)
     simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())
     write_dump(dump_graph, simulation.workload.graph)
     if trace is not None:
@@ -72,6 +89,57 @@ def command(
         out.show("\n" + draw(simulation.timeline))
     out.result(simulation_json(simulation))
     return 0 if simulation.fits else 1
+
+
+def _refuse_beside_strategy(
+    is_plan: bool, gantt: bool, trace: Path | None, dump: Path | None, options: ModelOptions
+) -> None:
+    """Refuse what a forecast by strategy does not have."""
+    if is_plan:
+        raise InputError(
+            "is a plan, which has its own strategy", fix="leave the strategy out", field="MODEL"
+        )
+    for name, given in (("--gantt", gantt), ("--trace", trace), ("--dump-graph", dump)):
+        if given:
+            raise InputError(
+                "a forecast by strategy has no ops to show",
+                fix="leave it out, or leave the strategy out",
+                field=name,
+            )
+    if not options.training:
+        raise InputError(
+            "a forecast by strategy is of a training step",
+            fix="leave --infer or the strategy out",
+            field="--infer",
+        )
+    if options.optimizer not in ("adam", "adamw"):
+        raise InputError(
+            f"a forecast by strategy is with Adam, not {options.optimizer}",
+            fix="leave it out, or leave the strategy out",
+            field="--optimizer",
+        )
+
+
+def _forecast(
+    model: str, cluster: str, strategy: dict[str, Any], options: ModelOptions, sensitivity: bool,
+    out: Output,
+) -> int:  # fmt: skip
+    """The answer of a strategy by name."""
+    from partita.forecast.sensitivity import sensitivity as examine
+    from partita.jobs.forecast import forecast_model
+    from partita.report import forecast as report
+
+    keys = {**strategy, "batch": options.batch, "dtype": options.dtype}
+    forecast = forecast_model(model, cluster, **keys)
+    ways = report.fitting_ways(forecast)
+    out.show(report.forecast_text(forecast, cluster, ways))
+    result = report.forecast_json(forecast, cluster, ways)
+    if sensitivity:
+        examined = examine(forecast)
+        out.show("\n" + report.sensitivity_text(examined))
+        result["sensitivity"] = report.sensitivity_json(examined)
+    out.result(result)
+    return 0 if forecast.fits else 1
 
 
 def _as_plan(model: str):  # type: ignore[no-untyped-def]

@@ -10,7 +10,10 @@ network cards slow each other down as they do in reality. With p devices and n b
     hierarchical           reduce-scatter inside, all-reduce across, all-gather inside
     all-to-all             (p - 1) latency + n/p * load of all pairs
 
-The fastest algorithm is taken, as communication libraries do.
+The fastest algorithm is taken, as communication libraries do. Whatever it is, a collective has a
+fixed cost and reaches a part of the bandwidth, both by the kind of the devices and by whether it
+leaves a node (`costs/physics.py`); across nodes every rank that it passes adds a little. A kind
+that nobody compared with real runs has no fixed cost and reaches 85 % of its links.
 """
 
 import math
@@ -20,12 +23,43 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from partita.cluster import Cluster
+from partita.costs.physics import physics_sets
 
 Groups = tuple[tuple[int, ...], ...]
 
 EFFICIENCY = 0.85  # of a link's bandwidth that large messages reach
 ALL_PAIRS_LIMIT = 4096  # with more pairs than this, all-to-all is estimated from the levels
+HUGE_BYTES = 1e12  # of a collective so large that only bandwidth counts
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What collectives of a cluster's devices reach and cost: inside a node, across nodes."""
+
+    inside: float = EFFICIENCY
+    across: float = EFFICIENCY
+    inside_s: float = 0.0
+    across_s: float = 0.0
+    hop_s: float = 0.0
+    interference: float = 0.0
+
+
+def reached(cluster: Cluster) -> Reached:
+    """By the parameter sets of the kinds; the least of them where kinds differ."""
+    names = {cluster.kind_of(device).name for device in range(cluster.num_devices)}
+    sets = [physics_sets().get(name) for name in sorted(names)]
+    known = [record.physics for record in sets if record is not None]
+    if not known or len(known) < len(sets):
+        return Reached()
+    return Reached(
+        min(physics.inside for physics in known),
+        min(physics.across for physics in known),
+        max(physics.inside_s for physics in known),
+        max(physics.across_s for physics in known),
+        max(physics.hop_s for physics in known),
+        max(physics.interference for physics in known),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +75,7 @@ class Collectives:
     """Times of collectives on one cluster; remembers routes and rings."""
 
     cluster: Cluster
+    assumed: Reached | None = None  # instead of what the kinds of the devices are known to reach
     _paths: dict[tuple[str, int], Path] = field(default_factory=dict, repr=False, compare=False)
     _cuts: dict[int, tuple[Groups, Groups] | None] = field(
         default_factory=dict, repr=False, compare=False
@@ -65,22 +100,54 @@ class Collectives:
         key = (collective, size_bytes, self._known(groups))
         if key not in self._times:
             p = max((len(group) for group in groups), default=1)
-            self._times[key] = self._by_name(collective, size_bytes, groups, p) if p > 1 else 0.0
+            self._times[key] = 0.0
+            if p > 1:
+                moving = self._by_name(collective, size_bytes, groups, p)
+                self._times[key] = self.fixed_s(groups) + moving
         return self._times[key]
+
+    def by_bandwidth(self, collective: str, size_bytes: float, groups: Groups) -> float:
+        """The part of a collective's time that grows with its size."""
+        return self.seconds(collective, HUGE_BYTES, groups) * size_bytes / HUGE_BYTES
+
+    def fixed_s(self, groups: Groups) -> float:
+        """What any collective in these groups costs before a byte is moved."""
+        p = max((len(group) for group in groups), default=1)
+        if p < 2:
+            return 0.0
+        if not self._leaves_node(groups):
+            return self.reached.inside_s
+        return self.reached.across_s + (p - 1) * self.reached.hop_s
+
+    @cached_property
+    def reached(self) -> Reached:
+        """What the devices of the cluster reach."""
+        return self.assumed or reached(self.cluster)
+
+    @property
+    def interference(self) -> float:
+        """How much of a collective beside computing the computing pays for."""
+        return self.reached.interference
+
+    def _leaves_node(self, groups: Groups) -> bool:
+        devices = self.cluster.devices
+        return any(devices[d].node != devices[group[0]].node for group in groups for d in group)
 
     def send(self, size_bytes: float, source: int, target: int) -> float:
         """Time of one message between two devices."""
         if source == target:
             return 0.0
         path = self._measure([(source, target)])
-        return path.latency_s + size_bytes * path.s_per_byte
+        fixed = self.fixed_s(((source, target),))
+        return fixed + path.latency_s + size_bytes * path.s_per_byte
 
     def exchange(self, size_bytes: float, pairs: tuple[tuple[int, int], ...]) -> float:
         """Time of a message of `size_bytes` from each source to its target, all at once."""
         if pairs not in self._pairs:
             self._pairs[pairs] = self._measure((a, b) for a, b in pairs if a != b)
         path = self._pairs[pairs]
-        return path.latency_s + size_bytes * path.s_per_byte
+        fixed = max((self.fixed_s((pair,)) for pair in pairs if pair[0] != pair[1]), default=0.0)
+        return fixed + path.latency_s + size_bytes * path.s_per_byte
 
     def algorithm(self, size_bytes: float, groups: Groups) -> str:
         """Which all-reduce is the fastest here."""
@@ -164,15 +231,16 @@ class Collectives:
 
     def _measure(self, pairs: Iterable[tuple[int, int]]) -> Path:
         loads: Counter[tuple[str, int]] = Counter()
-        latency = 0.0
-        links = self.cluster.links
+        latency, far = 0.0, False
+        links, devices = self.cluster.links, self.cluster.devices
         for source, target in pairs:
+            far = far or devices[source].node != devices[target].node
             route = self.cluster.route(source, target)
             latency = max(latency, sum(links[i].latency_s for i in route))
             for i in route:
                 loads[(links[i].lane, -1) if links[i].lane else ("", i)] += 1
         worst = max((count / self._rates[key] for key, count in loads.items()), default=0.0)
-        return Path(latency, worst / EFFICIENCY)
+        return Path(latency, worst / (self.reached.across if far else self.reached.inside))
 
     @cached_property
     def _rates(self) -> dict[tuple[str, int], float]:

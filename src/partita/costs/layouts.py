@@ -11,6 +11,7 @@ first cuts it and the second cuts its parts, so that a change along the first ne
 along the second: it is gathered there before, and cut again after.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +55,20 @@ def conversion(
     whole_bytes: float, sizes: Sequence[float], have: Layout, need: Layout
 ) -> tuple[ConversionStep, ...]:
     """The steps from one layout to another, for a tensor of `whole_bytes` in all."""
-    steps: list[ConversionStep] = []
+    return tuple(
+        ConversionStep(
+            axis, name, whole_bytes / sent if name else 0.0, whole_bytes / held, layout
+        )
+        for axis, name, sent, held, layout in _conversion_shape(tuple(sizes), have, need)
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=65536)
+def _conversion_shape(
+    sizes: tuple[float, ...], have: Layout, need: Layout
+) -> tuple[tuple[int, str, float, float, Layout], ...]:
+    """Axis, collective, parts of the tensor that it counts and that lie there after, layout."""
+    steps: list[tuple[int, str, float, float, Layout]] = []
     left = [i for i in range(len(need)) if have[i] != need[i]]
     while left:
         axis = min(left, key=lambda i: (have[i] != PARTIAL, i))
@@ -67,19 +81,19 @@ def conversion(
         if inner:
             axis, after = inner[-1], REPLICATE
             before = have[axis]
-        held_before = whole_bytes / num_shards(have, sizes)
+        shards_before = num_shards(have, sizes)
         have = (*have[:axis], after, *have[axis + 1 :])
-        held = whole_bytes / num_shards(have, sizes)
+        shards = num_shards(have, sizes)
         if before == REPLICATE:
-            steps.append(ConversionStep(axis, "", 0.0, held, have))
+            steps.append((axis, "", shards, shards, have))
         elif before == PARTIAL:
-            name, size = (
-                ("all_reduce", held) if after == REPLICATE else ("reduce_scatter", held_before)
+            name, sent = (
+                ("all_reduce", shards) if after == REPLICATE else ("reduce_scatter", shards_before)
             )
-            steps.append(ConversionStep(axis, name, size, held, have))
+            steps.append((axis, name, sent, shards, have))
         else:
             name = "all_gather" if after == REPLICATE else "all_to_all"
-            steps.append(ConversionStep(axis, name, held, held, have))
+            steps.append((axis, name, shards, shards, have))
         left = [i for i in range(len(need)) if have[i] != need[i]]
     return tuple(steps)
 
@@ -94,9 +108,9 @@ def conversion_seconds(
 ) -> float:
     """Time of a conversion on a mesh: ways of each axis, and its lines of devices."""
     return sum(
-        collectives.seconds(step.collective, step.size_bytes, groups[step.axis])
-        for step in conversion(whole_bytes, sizes, have, need)
-        if step.collective
+        collectives.seconds(name, whole_bytes / sent, groups[axis])
+        for axis, name, sent, _, _ in _conversion_shape(tuple(sizes), have, need)
+        if name
     )
 
 

@@ -26,6 +26,7 @@ step time; and with a price per byte, that value less price * cap is below every
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,9 @@ from partita.problems.sharding import ShardingProblem
 STAT_BYTES = 4
 LEVELS = (0, 1, 3)  # what a search may choose for an op's parameters
 Dims = tuple[str, ...]  # one loop dim per mesh axis, '' for none
+Keep = Callable[[Call, Dims], bool]  # may an op be split like this?
 Floats = npt.NDArray[np.float64]
+DimsParts = tuple[list[float], float, float, float, float]  # see _ShardingBuilder._dims_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +187,15 @@ def sharding_model(
     levels: tuple[int, ...] = LEVELS,
     collectives: Collectives | None = None,
     num_microbatches: int = 1,
+    keep: Keep | None = None,
 ) -> ShardingModel:
     """All ways to split every forward op of a (training) graph over a mesh.
 
-    With several micro-batches the graph is one's, and what a step does once counts in part.
+    With several micro-batches the graph is one's, and what a step does once counts in part. With
+    `keep` only the splits that it keeps; all of an op of which it keeps none.
     """
     times = collectives or Collectives(cluster)
-    return _ShardingBuilder(graph, cluster, mesh, levels, times, num_microbatches).build()
+    return _ShardingBuilder(graph, cluster, mesh, levels, times, num_microbatches, keep).build()
 
 
 @functools.lru_cache(maxsize=65536)
@@ -285,9 +290,9 @@ class _Facts:
 class _ShardingBuilder:
     def __init__(
         self, graph: Graph, cluster: Cluster, mesh: Mesh, levels: tuple[int, ...],
-        collectives: Collectives, num_microbatches: int,
+        collectives: Collectives, num_microbatches: int, keep: Keep | None = None,
     ) -> None:  # fmt: skip
-        self.graph, self.mesh, self.levels = graph, mesh, levels
+        self.graph, self.mesh, self.levels, self.keep = graph, mesh, levels, keep
         self.once = 1 / num_microbatches  # a micro-batch's part of what a step does once
         self.axes = mesh.axes
         self.ways = tuple(axis.ways() for axis in mesh.axes)
@@ -303,8 +308,10 @@ class _ShardingBuilder:
         self.signature, self.pairs, self.again = facts.signature, facts.pairs, facts.again
         self.routed = facts.routed
         self.known: dict[int, tuple[tuple[SplitChoice, ...], OpTable]] = {}
-        self.by_dims: dict[tuple[int, Dims], tuple[list[float], float, float]] = {}
+        self.by_dims: dict[tuple[int, Dims], DimsParts] = {}
         self.sides: dict[tuple[object, ...], tuple[tuple[Layout, Layout | None], ...]] = {}
+        self.read_layouts: dict[int, tuple[Access, dict[Dims, Layout]]] = {}
+        self.made_layouts: dict[int, tuple[Access, dict[Dims, Layout]]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
         self.conversions = Conversions(self.ways, self.groups, collectives)
@@ -346,7 +353,11 @@ class _ShardingBuilder:
     def _choices(self, op: Op) -> tuple[SplitChoice, ...]:
         mine = [name for name in op.inputs if self.owner.get(name) == op.name]
         choices: list[SplitChoice] = []
-        for dims in dims_of(self.graph.call(op), self.axes):
+        call = self.graph.call(op)
+        legal = dims_of(call, self.axes)
+        if self.keep is not None:
+            legal = tuple(dims for dims in legal if self.keep(call, dims)) or legal
+        for dims in legal:
             copied = any(self._replicas(op, name, dims) > 1 for name in mine)
             levels = self.levels if copied else (0,)
             choices.extend(SplitChoice(dims, n) for n in levels if n != 1 or self.update_of)
@@ -357,28 +368,38 @@ class _ShardingBuilder:
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
             self.by_dims[key] = self._dims_parts(op, choice)
-        seconds, blocking, activations = self.by_dims[key]
+        seconds, blocking, also_hidden, activations, selectively = self.by_dims[key]
         compute = [
-            own
-            + self.once * sum(op_cost(self.graph, u, kind).scaled(s).seconds for u, s in updates)
+            own + self.once * sum(part * self._update_s(update, kind) for update, part in updates)
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
-        settling = self._settling(op, choice.dims)
-        if self.graph.is_training:  # a loss is added up while the backward goes on
-            hidden += settling
-        else:
-            blocking += settling
-        selectively = 0.0 if self._is_recomputable(op, choice.dims) else activations
-        return compute, blocking, hidden, ends, memory + activations, activations, selectively
+        held = memory + activations
+        return compute, blocking, hidden + also_hidden, ends, held, activations, selectively
 
-    def _dims_parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], float, float]:
-        """What does not depend on how parameters are kept: seconds of all phases, and so on."""
+    def _update_s(self, update: Op, kind: DeviceKind) -> float:
+        """Seconds of a whole update, started by somebody else's launch."""
+        cost = op_cost(self.graph, update, kind)
+        return cost.seconds - cost.launch_s
+
+    def _dims_parts(self, op: Op, choice: SplitChoice) -> DimsParts:
+        """What does not depend on how parameters are kept.
+
+        Seconds of all phases, blocking and hidden communication, activations, and of these what
+        selective checkpointing keeps.
+        """
         compute = []
         for kind, place in self.devices:
             split: Split = tuple(sorted(ways_of(choice.dims, self.axes, place).items()))
             phases = self.phases[op.name]
             compute.append(sum(op_cost(self.graph, phase, kind, split).seconds for phase in phases))
-        return compute, self._blocking(op, choice.dims), self._activations(op, choice)
+        blocking, hidden = self._blocking(op, choice.dims), 0.0
+        if self.graph.is_training:  # a loss is added up while the backward goes on
+            hidden = self._settling(op, choice.dims)
+        else:
+            blocking += self._settling(op, choice.dims)
+        activations = self._activations(op, choice)
+        selectively = 0.0 if self._is_recomputable(op, choice.dims) else activations
+        return compute, blocking, hidden, activations, selectively
 
     def _blocking(self, op: Op, dims: Dims) -> float:
         """Statistics and halos of all phases."""
@@ -400,7 +421,7 @@ class _ShardingBuilder:
         seconds = 0.0
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             if name in self.graph.outputs:
-                made = tuple(output_placement(nest, access, dim) for dim in dims)
+                made = self._makes(nest, access, dims)
                 whole = tuple(REPLICATE if p == PARTIAL else p for p in made)
                 seconds += conversion_seconds(
                     self.graph.tensor(name).size_bytes, self.ways, self.groups, self.collectives,
@@ -420,7 +441,7 @@ class _ShardingBuilder:
             if self.owner.get(name) != op.name:
                 continue
             tensor = self.graph.tensor(name)
-            layout = tuple(input_placement(access, dim) for dim in choice.dims)
+            layout = self._reads(access, choice.dims)
             copied = copied_axes(layout, self.axes)
             copies = 1
             for axis in copied:
@@ -453,7 +474,7 @@ class _ShardingBuilder:
                 continue
             nest = loop_nest(self.graph.call(phase))
             for name, access in zip(phase.outputs, nest.outputs, strict=True):
-                have = tuple(output_placement(nest, access, dim) for dim in choice.dims)
+                have = self._makes(nest, access, choice.dims)
                 size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
                 collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
                 seconds += sum(
@@ -469,7 +490,7 @@ class _ShardingBuilder:
         total = 0.0
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             if name in self.saved:
-                layout = tuple(output_placement(nest, access, dim) for dim in choice.dims)
+                layout = self._makes(nest, access, choice.dims)
                 total += self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
         return total
 
@@ -538,18 +559,32 @@ class _ShardingBuilder:
     def _made(self, op: Op, position: int, dims: Dims) -> tuple[Layout, Layout | None]:
         nest = loop_nest(self.graph.call(op))
         access = nest.outputs[position]
-        made = tuple(output_placement(nest, access, dim) for dim in dims)
+        made = self._makes(nest, access, dims)
         if len(self.phases[op.name]) == 1:
             return made, None
-        return made, tuple(input_placement(access, dim) for dim in dims)
+        return made, self._reads(access, dims)
 
     def _wanted(self, op: Op, position: int, dims: Dims) -> tuple[Layout, Layout | None]:
         access = loop_nest(self.graph.call(op)).inputs[position]
-        wanted = tuple(input_placement(access, dim) for dim in dims)
+        wanted = self._reads(access, dims)
         gradient = self._gradient_nest(op, position)
         if gradient is None:
             return wanted, None
-        return wanted, tuple(output_placement(*gradient, dim) for dim in dims)
+        return wanted, self._makes(*gradient, dims)
+
+    def _reads(self, access: Access, dims: Dims) -> Layout:
+        """How a tensor must lie for an op with these dims to read it."""
+        known = self.read_layouts.setdefault(id(access), (access, {}))[1]  # kept: ids stay unique
+        if dims not in known:
+            known[dims] = tuple(input_placement(access, dim) for dim in dims)
+        return known[dims]
+
+    def _makes(self, nest: Nest, access: Access, dims: Dims) -> Layout:
+        """How an output of an op with these dims comes to lie."""
+        known = self.made_layouts.setdefault(id(access), (access, {}))[1]
+        if dims not in known:
+            known[dims] = tuple(output_placement(nest, access, dim) for dim in dims)
+        return known[dims]
 
     def _gradient_nest(self, op: Op, position: int) -> tuple[Nest, Access] | None:
         for phase in self.phases[op.name][1:]:

@@ -20,7 +20,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partita.graph.record import Call, Shape
 from partita.graph.shapes import attention_heads, axis_of, einsum_terms, gates, per_space
@@ -64,13 +64,16 @@ class Access:
     dims: tuple[tuple[str, ...], ...]
     halo: tuple[int, ...]
     repeats: tuple[str, ...] = ()
+    _position: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        last_first = reversed(list(enumerate(self.dims)))
+        known = {name: position for position, names in last_first for name in names}
+        object.__setattr__(self, "_position", known)
 
     def position(self, dim: str) -> int | None:
         """The tensor dim that a loop dim indexes; None if it does not."""
-        for position, names in enumerate(self.dims):
-            if dim in names:
-                return position
-        return None
+        return self._position.get(dim)  # asked for each split of each op: millions of times
 
     def __str__(self) -> str:
         parts = []

@@ -203,6 +203,7 @@ class Graph:
     _producer: dict[str, str] = field(init=False, repr=False, compare=False)
     _consumers: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _calls: dict[str, Call] = field(init=False, repr=False, compare=False)
+    is_training: bool = field(init=False, repr=False, compare=False)  # is there a backward pass?
     memo: dict[tuple[str, str], Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -211,6 +212,7 @@ class Graph:
         put(self, "_tensor", _by_name(self.tensors, "tensor"))
         put(self, "_op", _by_name(self.ops, "op"))
         put(self, "_calls", {})
+        put(self, "is_training", any(op.phase != "forward" for op in self.ops))
         put(self, "memo", {})  # what tables have worked out: (table, op) -> value
         producer: dict[str, str] = {}
         consumers: dict[str, list[str]] = {}
@@ -323,11 +325,6 @@ class Graph:
     def num_parameters(self) -> int:
         """How many numbers are learned."""
         return sum(tensor.num_elements for tensor in self.parameters)
-
-    @property
-    def is_training(self) -> bool:
-        """True if the graph holds a backward pass."""
-        return any(op.phase != "forward" for op in self.ops)
 
     def call(self, op: Op) -> Call:
         """What the tables need to know of an op; worked out once."""

@@ -1,8 +1,11 @@
 """Constraints that no plan can meet, whatever fits: told before the search, both sides named."""
 
+from collections.abc import Sequence
+
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.jobs.constraints import Constraints
+from partita.jobs.constraints import DEGREES, Constraints
+from partita.jobs.degree_pins import pinned_degrees, roles
 from partita.schedules.named import NAMED
 from partita.search.joint.groupings import device_groupings, divisors, mesh_shapes
 
@@ -12,13 +15,18 @@ CHUNKS = (1, 2, 3, 4)  # stages on each group of devices: an order that needs mo
 
 def check_constraints(
     constraints: Constraints, *, batch: int, cluster: Cluster, num_segments: int, inner_size: int,
-    training: bool,
+    training: bool, virtual_stages: Sequence[int] = CHUNKS, has_experts: bool = True,
 ) -> None:  # fmt: skip
-    """Refuse pins that contradict the model, the machine or each other."""
+    """Refuse pins that contradict the model, the machine or each other.
+
+    `virtual_stages` are the numbers of stages on a group of devices that the search knows.
+    """
     _check_count(constraints, batch)
     _check_stages(constraints, cluster, num_segments)
     _check_mesh(constraints, cluster, num_segments, inner_size)
+    _check_degrees(constraints, cluster, num_segments, inner_size, has_experts)
     _check_order(constraints, training)
+    _check_virtual(constraints, virtual_stages, training)
 
 
 def _check_count(constraints: Constraints, batch: int) -> None:
@@ -74,6 +82,79 @@ def _check_mesh(
             f"pp={stages} and mesh={wanted} contradict each other on {cluster.num_devices} devices"
         )
     raise InputError(what, fix=f"give mesh={_either(list(shapes)[:MOST_SHOWN])}", field="pin")
+
+
+def _check_degrees(
+    constraints: Constraints, cluster: Cluster, num_segments: int, inner_size: int,
+    has_experts: bool,
+) -> None:  # fmt: skip
+    pinned, stages = pinned_degrees(constraints), constraints.pinned_to("pp")
+    if constraints.pinned_to("sp") == "yes" and pinned.get("tp", 1) == 1:
+        raise InputError(
+            "sp=yes splits what tensor parallelism repeats, and tp is not pinned to 2 or more",
+            fix="add --pin tp=8, or leave sp out",
+            field="pin",
+        )
+    if pinned.get("ep", 1) > 1 and not has_experts:
+        raise InputError(
+            f"ep={pinned['ep']}, but the model has no experts", fix="leave it out", field="pin"
+        )
+    several = [f"{name}={pinned[name]}" for name in DEGREES if pinned.get(name, 1) > 1]
+    if len(several) > 2:
+        raise InputError(
+            f"{', '.join(several)} at once: a stage of a plan has two axes at the most",
+            fix="pin two of them; `partita simulate` forecasts any such strategy of a transformer",
+            field="pin",
+        )
+    if not pinned:
+        return
+    mesh = constraints.pinned_to("mesh")
+    shapes = dict.fromkeys(
+        shape
+        for groups in device_groupings(cluster, num_segments)
+        if stages is None or len(groups) == int(stages)
+        for group in groups
+        for shape in mesh_shapes(len(group), inner_size)
+        if mesh is None or mesh == "x".join(map(str, shape))
+    )
+    if any(roles(constraints, shape) is not None for shape in shapes):
+        return
+    asked = [f"pp={stages}"] * (stages is not None) + [f"mesh={mesh}"] * (mesh is not None)
+    asked += [f"{name}={value}" for name, value in pinned.items()]
+    known = ["x".join(map(str, shape)) for shape in shapes][:MOST_SHOWN]
+    raise InputError(
+        f"{' and '.join(asked)} cannot be made of {cluster.num_devices} devices",
+        fix=f"choose degrees that are the sizes of one of these meshes: {_either(known)}",
+        field="pin",
+    )
+
+
+def _check_virtual(constraints: Constraints, known: Sequence[int], training: bool) -> None:
+    wanted, name = constraints.pinned_to("vpp"), constraints.pinned_to("schedule")
+    if wanted is None:
+        return
+    if wanted != "1" and not training:
+        raise InputError(
+            f"vpp={wanted}, but inference is not interleaved", fix="leave it out", field="pin"
+        )
+    if wanted != "1" and constraints.pinned_to("pp") == "1":
+        raise InputError(
+            f"pp=1 and vpp={wanted} contradict each other: one group has nothing to interleave",
+            fix="give more stages, or leave vpp out",
+            field="pin",
+        )
+    if int(wanted) not in (1, *known):
+        raise InputError(
+            f"vpp={wanted} is not among the numbers of stages on a group that are tried",
+            fix=f"give {_either(sorted({1, *known}))}",
+            field="pin",
+        )
+    if name is not None and (NAMED[name].layout == "line") != (wanted == "1"):
+        raise InputError(
+            f"schedule={name} and vpp={wanted} contradict each other",
+            fix="change one of the two",
+            field="pin",
+        )
 
 
 def _check_order(constraints: Constraints, training: bool) -> None:

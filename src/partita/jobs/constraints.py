@@ -1,10 +1,10 @@
 """What the user has decided or ruled out before the search: `--pin` and `--forbid`.
 
-    pp=4                   micro-batches=16    schedule=1f1b
-    recompute=selective    mesh=16x8           zero=1
+    pp=4    vpp=2    dp=8    tp=2    cp=1    ep=1    sp=yes
+    micro-batches=16    schedule=1f1b    recompute=selective    mesh=16x8    zero=1
 
-A pin leaves one value of that decision, a ban all others. Two constraints that contradict each
-other are refused, both named.
+A pin leaves one value of that decision, a ban all others. Degrees are those that a plan's summary
+prints (`degrees.py`). Two constraints that contradict each other are refused, both named.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,15 @@ from partita.plans import CHECKPOINTING, ZERO_STAGES
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
 
-DECISIONS = ("pp", "micro-batches", "schedule", "recompute", "mesh", "zero")
+DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
+DECISIONS = (
+    "pp", "vpp", *DEGREES, "sp", "micro-batches", "schedule", "recompute", "mesh", "zero",
+)  # fmt: skip
+COUNTS = ("pp", "vpp", *DEGREES, "micro-batches")
+FLAGS = {
+    **dict.fromkeys(("yes", "true", "on", "1"), "yes"),
+    **dict.fromkeys(("no", "false", "off", "0"), "no"),
+}
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
 EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
 EARLIER_RECOMPUTE = {
@@ -84,10 +92,20 @@ def _parse(text: str, field: str) -> tuple[str, str]:
     if key not in DECISIONS or not equals:
         fix = suggest(key, DECISIONS) if equals else f"write one of {', '.join(DECISIONS)}=value"
         raise InputError(f"found {text!r}", fix=fix, field=field)
-    if key in ("pp", "micro-batches"):
+    if key in COUNTS:
         if not value.isdecimal() or int(value) < 1:
             raise InputError(f"found {text!r}", fix="give a whole number from 1 on", field=field)
         value = str(int(value))
+        if field == "forbid" and key in DEGREES and value == "1":
+            raise InputError(
+                f"found {text!r}, which leaves all other degrees",
+                fix=f"pin the degree that is wanted: --pin {key}=2",
+                field=field,
+            )
+    elif key == "sp":
+        if value not in FLAGS:
+            raise InputError(f"found {text!r}", fix="write sp=yes or sp=no", field=field)
+        value = FLAGS[value]
     elif key == "recompute":
         if value not in CHECKPOINTING:
             known = EARLIER_RECOMPUTE.get(value)

@@ -23,12 +23,14 @@ from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import Constraints, parse_constraints
+from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned, rejection
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
+from partita.plans import Stage
 from partita.search.base import Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.model import JointModel
@@ -112,16 +114,31 @@ def joint_model(
 ) -> JointModel:  # fmt: skip
     """The joint problem of a workload on a cluster; refuses constraints that no plan can meet."""
     level, stages = constraints.pinned_to("zero"), constraints.pinned_to("pp")
+
+    def allow(decision: str, value: object) -> bool:
+        if decision == "mesh" and isinstance(value, tuple) and roles(constraints, value) is None:
+            return False
+        return constraints.allow(decision, value)
+
     joint = JointModel(
-        workload.graph, workload.optimizer, cluster, Collectives(cluster), constraints.allow,
+        workload.graph, workload.optimizer, cluster, Collectives(cluster), allow,
         LEVELS if level is None else (int(level),), max_memory,
         interrupted=clock.must_end if clock else lambda: False,
         constraints=str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
         pinned_stages=None if stages is None else int(stages), name=workload.spec,
+        keeps=lambda axes: keep_splits(constraints, axes),
+        suits=lambda mesh, splits: keeps_degrees(
+            constraints, workload.graph, [Stage("", mesh, tuple(splits))]
+        ),
     )  # fmt: skip
     check_constraints(
         constraints, batch=workload.batch, cluster=cluster,
         num_segments=joint.chain.num_segments, inner_size=joint.patterns.inner_size,
-        training=workload.training,
+        training=workload.training, has_experts=_has_experts(workload.graph),
+        virtual_stages=sorted({c for _, counts in joint.settings.virtual for c in counts}),
     )  # fmt: skip
     return joint
+
+
+def _has_experts(graph: Graph) -> bool:
+    return any(op.kind == "expert_linear" for op in graph.ops)

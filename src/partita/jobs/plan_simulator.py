@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from partita.cluster import Cluster
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.constraints import Constraints
+from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
@@ -21,7 +22,7 @@ from partita.lower import Memo
 from partita.plans import Schedule, Stage, device_groups
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import Improvement, Stop, relative_gap
-from partita.search.joint.auto import Evaluation
+from partita.search.joint.evaluator import Evaluation
 from partita.search.joint.model import JointModel
 from partita.search.joint.plan_bounds import PlanBounds
 from partita.timeline import Timeline
@@ -121,6 +122,8 @@ class Simulator:
     def __call__(self, solution: JointSolution) -> Evaluation | None:
         """Lower and simulate a solution of the joint problem."""
         stages, schedule = self.model.stages(solution), self.model.schedule(solution)
+        if not self._keeps(stages):
+            return None
         candidate = self.add("search", stages, schedule)
         if candidate is None:
             return None
@@ -196,6 +199,14 @@ class Simulator:
             and all(allow("recompute", stage.checkpointing) for stage in stages)
             and all(allow("mesh", shape) for shape in shapes)
             and all(allow("zero", level) for level in levels)
+            and self._keeps(stages)
+        )
+
+    def _keeps(self, stages: tuple[Stage, ...]) -> bool:
+        """Are degrees and virtual stages what was asked for? Meshes and splits alone do not say."""
+        chunks = math.ceil(len(stages) / len(device_groups(stages)))
+        return self.constraints.allow("vpp", chunks) and keeps_degrees(
+            self.constraints, self.workload.graph, stages
         )
 
     def raise_bound(self, bound_s: float) -> None:

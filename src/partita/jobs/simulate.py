@@ -8,18 +8,23 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, overload
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
+from partita.costs.physics import PhysicsSet
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
+from partita.costs.uncertainty import MEMORY, around, sets_of, spread_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
 from partita.errors import PlanError
+from partita.forecast import Forecast, Strategy, Transformer
 from partita.graph.flops import flops
 from partita.graph.record import Graph
 from partita.jobs.check_plan import refuse_wrong_decisions
+from partita.jobs.forecast import forecast_model
 from partita.jobs.workload import Workload, load, load_ref
 from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
 from partita.plans import (
@@ -164,6 +169,35 @@ class Simulation:
         return self.timeline.makespan
 
     @property
+    def spread(self) -> float:
+        """How far the truth is from the prediction: standard deviation of log(measured / step)."""
+        exposed = 0.0
+        if not self.is_pipelined and self.step_s:
+            exposed = max(0.0, self.exposed_s) / self.step_s
+        return spread_of(self.physics_sets, self.num_devices, exposed)
+
+    @property
+    def physics_sets(self) -> list[PhysicsSet]:
+        """The parameter sets of the kinds of devices that are used."""
+        used = {device for stage in self.stages for device in stage.mesh.devices}
+        return sets_of(self.cluster.devices[device].kind for device in used)
+
+    @property
+    def likely_step_s(self) -> tuple[float, float]:
+        """The step lies in here with 80 %."""
+        return around(self.step_s, self.spread)
+
+    @property
+    def likely_mfu(self) -> tuple[float, float]:
+        """And the MFU in here."""
+        return around(self.mfu, self.spread)
+
+    @property
+    def likely_peak_bytes(self) -> tuple[float, float]:
+        """And the peak memory of the fullest device in here."""
+        return around(self.fullest[0], MEMORY)
+
+    @property
     def interval_s(self) -> float:
         """Seconds from one batch to the next when many follow: what the busiest lane needs."""
         return float(self.timeline.busy().max())
@@ -246,6 +280,7 @@ class Simulation:
         )
 
 
+@overload
 def simulate(
     model: str | Graph | Plan,
     cluster: str | Cluster | None = None,
@@ -254,8 +289,51 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
-) -> Simulation:
-    """Simulate a plan, or a model run data parallel on a cluster."""
+) -> Simulation: ...
+
+
+@overload
+def simulate(
+    model: str | Transformer, cluster: str | Cluster, *, strategy: Strategy
+) -> Forecast: ...
+
+
+@overload
+def simulate(
+    model: str | Transformer,
+    cluster: str | Cluster,
+    *,
+    batch: int,
+    micro_batch: int,
+    dtype: str | None = None,
+    **keys: Any,
+) -> Forecast: ...
+
+
+def simulate(
+    model: str | Graph | Plan | Transformer,
+    cluster: str | Cluster | None = None,
+    *,
+    batch: int | None = None,
+    dtype: str | None = None,
+    training: bool = True,
+    optimizer: str = "adamw",
+    strategy: Strategy | None = None,
+    **keys: Any,
+) -> Simulation | Forecast:
+    """Simulate a plan, or a model run data parallel on a cluster, op by op.
+
+    With a strategy, or any of its keys (`tp=8, pp=4, micro_batch=1`), the answer is the forecast of
+    one training step of a transformer instead.
+    """
+    if strategy is not None or keys or isinstance(model, Transformer):
+        if not training or optimizer not in ("adam", "adamw"):
+            raise PlanError(
+                "a forecast by strategy is of a training step with Adam",
+                fix="leave training and optimizer out",
+                field="strategy",
+            )
+        return _by_strategy(model, cluster, strategy, {"batch": batch, "dtype": dtype, **keys})
     if isinstance(model, Plan):
         machine = _machine(cluster if cluster is not None else model.cluster.spec)
         return simulate_plan(model, machine)
@@ -264,6 +342,21 @@ def simulate(
     machine = _machine(cluster)
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
+
+
+def _by_strategy(
+    model: object, cluster: str | Cluster | None, strategy: Strategy | None, keys: dict[str, Any]
+) -> Forecast:
+    if not isinstance(model, str | Transformer):
+        raise PlanError(
+            f"a {type(model).__name__} cannot be forecast by strategy",
+            fix="name a transformer, or leave the strategy out",
+            field="model",
+        )
+    if cluster is None:
+        raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
+    given = {name: value for name, value in keys.items() if value is not None}
+    return forecast_model(model, cluster, strategy, **given)
 
 
 def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:

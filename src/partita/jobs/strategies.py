@@ -31,7 +31,7 @@ OPENS = {"moe_dispatch": "e", "embedding": "v"}  # ops that may start a split of
 
 
 @dataclass(frozen=True)
-class Strategy:
+class NamedStrategy:
     """A named way; `stages` gives it on every mesh it knows for so many devices."""
 
     name: str
@@ -83,15 +83,15 @@ def _spatial(graph: Graph, size: int) -> tuple[Stage, ...]:
     return (Stage("model", mesh, tuple(splits)),)
 
 
-STRATEGIES: dict[str, Strategy] = {
-    "data": Strategy("data", "data parallel", _data(0)),
-    "zero1": Strategy("zero1", "data parallel, states sharded", _data(1)),
-    "fsdp": Strategy("fsdp", "fully sharded data parallel", _data(3)),
-    "tensor": Strategy("tensor", "Megatron-style tensor parallel", _tensor),
-    "one-weird-trick": Strategy(
+STRATEGIES: dict[str, NamedStrategy] = {
+    "data": NamedStrategy("data", "data parallel", _data(0)),
+    "zero1": NamedStrategy("zero1", "data parallel, states sharded", _data(1)),
+    "fsdp": NamedStrategy("fsdp", "fully sharded data parallel", _data(3)),
+    "tensor": NamedStrategy("tensor", "Megatron-style tensor parallel", _tensor),
+    "one-weird-trick": NamedStrategy(
         "one-weird-trick", "batch for convolutions, features for dense layers", _one_weird_trick
     ),
-    "spatial": Strategy("spatial", "images by rows", _spatial),
+    "spatial": NamedStrategy("spatial", "images by rows", _spatial),
 }
 
 

@@ -176,7 +176,7 @@ def _write(
     """One micro-batch, phase by phase; with `ends`, the step's end after it. The phases' ends."""
     ops, first = w.context.graph.ops, part.num_forward
     received: Received = dict.fromkeys(part.entering, ())
-    accumulate = _accumulating(ends)
+    accumulate, w.reduces_now = _accumulating(ends), ends
     cuts: list[int] = []
     run_ops(w, ops[:first], received, accumulate)
     layouts.leaving |= settle(w, part.leaving)

@@ -17,7 +17,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Op
 from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement, communication, placements
 from partita.graph.traffic import VIEWS, passes_through
-from partita.lower.parameters import ask_for, collect, gathered
+from partita.lower.parameters import ask_for, collect, gathered, owe_reductions
 from partita.lower.writer import Buffer, Made, Writer, after, last_of
 from partita.meaning import Layout, Purpose, Work
 from partita.program import Kind
@@ -172,11 +172,13 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
     context = w.context
     made = {}
     kind = PHASE_KINDS[op.phase]
+    owe_reductions(w, work.writes)
     for device in context.devices:
         split = tuple(sorted(ways_of(work.dims, context.axes, context.places[device]).items()))
         cost = op_cost(context.graph, op, context.kinds[device], split)
         w.note(op, device, split, cost)
-        made[device] = w.task(work, (context.index[device],), cost.seconds, ready[device], kind)
+        seconds = w.slowed(device, cost.seconds)
+        made[device] = w.task(work, (context.index[device],), seconds, ready[device], kind)
     w.use(buffers, made)
     if _reads_sharded(w, op):
         w.last_sharded = made

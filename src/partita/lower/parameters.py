@@ -72,7 +72,7 @@ def _gather(
             Purpose.PARAMETER_GATHER, w.phase, stage=w.context.number, collective="all_gather",
             axis=axis, size_bytes=size, reads=tuple(held), writes=tuple(whole),
         )  # fmt: skip
-        made = w.collective(work, ready)
+        made = w.beside(work, ready)
         ready, held = after(made), whole
     for key, buffer, value in zip(keys, buffers, held, strict=True):
         whole_buffer = Buffer(buffer.name, buffer.layout, buffer.size_bytes, value, made)
@@ -114,6 +114,32 @@ def join_bucket(w: Writer, gradient: Buffer) -> None:
     bucket.append(gradient)
     if sum(item.size_bytes for item in bucket) >= context.stage.bucket_bytes:
         _flush(w, key)
+
+
+def owe_reductions(w: Writer, made: Sequence[int]) -> None:
+    """Gradients that are about to be made are reduced beside computing, which pays for it.
+
+    By bandwidth, since gradients share buckets. What makes a gradient may pay for it already.
+    """
+    context = w.context
+    share = context.collectives.interference
+    if not share:
+        return
+    for value in (w.values[number] for number in made):
+        if value.tensor not in context.update_of:
+            continue
+        level = context.levels[context.update_of[value.tensor].inputs[0]]
+        if level not in SHARDED_GRADIENTS and not w.reduces_now:
+            continue
+        name = "all_reduce" if level == 0 else "reduce_scatter"
+        size = context.held_bytes(value.tensor, value.layout)
+        seconds = sum(
+            context.collectives.by_bandwidth(name, size, context.groups[axis])
+            for axis, place in enumerate(value.layout)
+            if place == PARTIAL and context.axes[axis].size > 1
+        )
+        for device in context.devices:
+            w.owe(device, share * seconds)
 
 
 def flush_all(w: Writer) -> None:

@@ -70,7 +70,7 @@ def _write(w: Writer, num_forward: int) -> None:
     run_ops(w, ops[:num_forward], {})
     settle_outputs(w, graph.outputs)
     w.gathered.clear()  # what is gathered for the forward is not kept for the backward
-    w.phase = Phase.BACKWARD
+    w.phase, w.reduces_now = Phase.BACKWARD, True
     run_ops(w, ops[num_forward:], {})
     flush_all(w)
     update_all(w)

@@ -71,7 +71,9 @@ class Writer:
     gathers: list[Deferred] = field(default_factory=list)  # asked for, in order, not yet written
     reductions: list[Deferred] = field(default_factory=list)
     num_reductions: int = 0
+    reduces_now: bool = False  # are all gradients reduced in this step, not when others ended?
     keeps_gradients: bool = True  # have reduced gradients memory of their own?
+    owed: dict[int, float] = field(default_factory=dict)  # seconds by which computing is slowed
     splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
     costs: dict[str, OpCost] = field(default_factory=dict)
 
@@ -97,6 +99,32 @@ class Writer:
         self.tasks.append(StageTask(work, lanes, seconds, ordered, kind))
         self.order.written(lanes, seconds, ordered)
         return len(self.tasks) - 1
+
+    def beside(self, work: Work, ready: Ready) -> Made:
+        """A gather that nobody waits for yet: it slows down what is computed meanwhile.
+
+        Two things side by side take max(a, b) + interference min(a, b). So computing owes that part
+        of a collective, and every task pays what it can: that part of its own time at most.
+        """
+        made = self.collective(work, ready)
+        share = self.context.collectives.interference
+        if share:
+            for device, task in made.items():
+                self.owe(device, share * self.tasks[task].seconds)
+        return made
+
+    def owe(self, device: int, seconds: float) -> None:
+        """Computing on a device is slowed down by so much, from now on."""
+        self.owed[device] = self.owed.get(device, 0.0) + seconds
+
+    def slowed(self, device: int, seconds: float) -> float:
+        """Seconds of computing on a device, with what it pays for collectives beside it."""
+        owed = self.owed.get(device, 0.0)
+        if not owed:
+            return seconds
+        paid = min(owed, self.context.collectives.interference * seconds)
+        self.owed[device] = owed - paid
+        return seconds + paid
 
     def collective(self, work: Work, ready: Ready) -> Made:
         """One task per line of the work's axis; every drawn member waits for it."""

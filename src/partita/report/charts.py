@@ -35,7 +35,9 @@ class ChartLine:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
+    """Where values lie in a picture, linear or logarithmic."""
+
     low: float
     high: float
     log: bool
@@ -44,6 +46,7 @@ class _Axis:
     given: tuple[float, ...] = ()  # ticks, where they are known
 
     def at(self, value: float) -> float:
+        """Where a value lies; at the nearer end if it is outside."""
         low, high, value = (self._scaled(x) for x in (self.low, self.high, value))
         part = (value - low) / (high - low) if high > low else 0.5
         return self.start + min(1.0, max(0.0, part)) * self.length
@@ -52,6 +55,7 @@ class _Axis:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self) -> list[float]:
+        """Round values inside."""
         if self.given:
             return list(self.given)
         if not self.log or self.high < 8 * self.low:
@@ -77,12 +81,12 @@ def line_chart(
     """Lines over common axes; the legend stands at the right."""
     points = [point for line in lines for point in line.points]
     if not points:
-        return _frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
+        return frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
     log_x = log_x and min(x for x, _ in points) > 0
     x, y = _axes([p[0] for p in points], [p[1] for p in points], log_x, log_y)
     if marks:
         x = replace(x, given=tuple(sorted({a for a, _ in points})))
-    parts = _grid(x, y, x_name, y_name)
+    parts = grid(x, y, x_name, y_name)
     groups = list(dict.fromkeys(line.group or line.name for line in lines))
     for line in lines:
         color = COLORS[groups.index(line.group or line.name) % len(COLORS)]
@@ -100,7 +104,7 @@ def line_chart(
             ]
     dashed = {line.group or line.name: line.dashed for line in lines}
     parts += _legend(groups, dashed)
-    return _frame(title, parts)
+    return frame(title, parts)
 
 
 def bar_chart(
@@ -109,7 +113,7 @@ def bar_chart(
     """A bar per (name, mean, least, largest), with a whisker; a dashed line at the bound."""
     high = max((row[3] for row in rows), default=1.0) * 1.05 or 1.0
     height = TOP + 30 * len(rows) + BOTTOM
-    axis = _Axis(0.0, high, False, 160.0, WIDTH - 160.0 - 90)
+    axis = Axis(0.0, high, False, 160.0, WIDTH - 160.0 - 90)
     parts = []
     for tick in axis.ticks():
         at = axis.at(tick)
@@ -119,7 +123,7 @@ def bar_chart(
         y = TOP + 30 * number + 5
         color = COLORS[number % len(COLORS)]
         parts += [
-            f'<text class="e" x="152" y="{y + 14}">{escape(_cut(name, 24))}</text>',
+            f'<text class="e" x="152" y="{y + 14}">{escape(cut(name, 24))}</text>',
             f'<rect x="160" y="{y}" width="{axis.at(mean) - 160:.1f}" height="19" rx="3" '
             f'fill="{color}"/>',
             f'<path d="M{axis.at(least):.1f} {y + 9.5}H{axis.at(most):.1f}" stroke="#222"/>',
@@ -133,7 +137,7 @@ def bar_chart(
             f'<text class="m s" x="{at:.1f}" y="{TOP - 4}">bound</text>'
         )
     parts.append(f'<text class="m s" x="400" y="{height - 8}">{escape(x_name)}</text>')
-    return _frame(title, parts, height)
+    return frame(title, parts, height)
 
 
 def heat_map(
@@ -162,7 +166,7 @@ def heat_map(
         ]
     for row, column, value, good in cells:
         color = shade(value, low, high) if good else "#d5d9de"
-        text = _short(value) if good else f"({_short(value)})"
+        text = short(value) if good else f"({short(value)})"
         x, y = left + wide * column, TOP + tall * (len(row_names) - 1 - row)
         parts.append(
             f'<g><rect x="{x:.1f}" y="{y:.1f}" width="{wide - 2:.1f}" height="{tall - 2}" rx="4" '
@@ -182,7 +186,7 @@ def heat_map(
         f'<text class="m s" transform="translate(18 {TOP + tall * len(row_names) / 2:.0f}) '
         f'rotate(-90)">{escape(row_title)}</text>',
     ]
-    return _frame(title, parts, height, width)
+    return frame(title, parts, height, width)
 
 
 def diagonal_chart(
@@ -191,12 +195,12 @@ def diagonal_chart(
     """Points (name, x, y) about the line y = x, on equal logarithmic axes."""
     values = [value for _, *both in points for value in both if value > 0]
     if not values:
-        return _frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
+        return frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
     low, high = min(values) / 1.4, max(values) * 1.4
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    x = _Axis(low, high, True, LEFT, width)
-    y = _Axis(low, high, True, HEIGHT - BOTTOM, -height)
-    parts = _grid(x, y, x_name, y_name)
+    x = Axis(low, high, True, LEFT, width)
+    y = Axis(low, high, True, HEIGHT - BOTTOM, -height)
+    parts = grid(x, y, x_name, y_name)
     for factor, dash in ((1.0, ""), (1.2, "4 4"), (1 / 1.2, "4 4")):
         a, b = max(low, low / factor), min(high, high / factor)
         parts.append(
@@ -210,7 +214,7 @@ def diagonal_chart(
             f"<title>{escape(name)}: {a:.4g} and {b:.4g}</title></circle>"
         )
     parts += _legend([name for name, *_ in points], {})
-    return _frame(title, parts)
+    return frame(title, parts)
 
 
 def shade(value: float, low: float, high: float) -> str:
@@ -220,9 +224,7 @@ def shade(value: float, low: float, high: float) -> str:
     return f"hsl({hue:.0f},62%,74%)"
 
 
-def _axes(
-    xs: Sequence[float], ys: Sequence[float], log_x: bool, log_y: bool
-) -> tuple[_Axis, _Axis]:
+def _axes(xs: Sequence[float], ys: Sequence[float], log_x: bool, log_y: bool) -> tuple[Axis, Axis]:
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     low, high = min(ys), max(ys)
     log_y = log_y and low > 0
@@ -231,32 +233,34 @@ def _axes(
     else:
         room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
         low, high = max(0.0, low - room), high + room
-    x = _Axis(min(xs), max(xs), log_x, LEFT, width)
-    return x, _Axis(low, high, log_y, HEIGHT - BOTTOM, -height)
+    x = Axis(min(xs), max(xs), log_x, LEFT, width)
+    return x, Axis(low, high, log_y, HEIGHT - BOTTOM, -height)
 
 
-def _grid(x: _Axis, y: _Axis, x_name: str, y_name: str) -> list[str]:
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+def grid(x: Axis, y: Axis, x_name: str, y_name: str) -> list[str]:
+    """Lines at the ticks of both axes, and what they show."""
+    left, right = x.start, x.start + x.length
+    bottom, top = y.start, y.start + y.length
     parts = []
     for tick in x.ticks():
         at = x.at(tick)
-        parts.append(f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{bottom}"/>')
-        parts.append(f'<text class="m s" x="{at:.1f}" y="{bottom + 18}">{_short(tick)}</text>')
+        parts.append(f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{bottom}"/>')
+        parts.append(f'<text class="m s" x="{at:.1f}" y="{bottom + 18}">{short(tick)}</text>')
     for tick in y.ticks():
         at = y.at(tick)
-        parts.append(f'<line class="g" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="e s" x="{LEFT - 8}" y="{at + 4:.1f}">{_short(tick)}</text>')
-    middle = (LEFT + right) / 2
+        parts.append(f'<line class="g" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="e s" x="{left - 8}" y="{at + 4:.1f}">{short(tick)}</text>')
+    middle = (left + right) / 2
     parts += [
-        f'<path class="a" d="M{LEFT} {TOP}V{bottom}H{right}" fill="none"/>',
-        f'<text class="m s" x="{middle:.0f}" y="{HEIGHT - 14}">{escape(x_name)}</text>',
-        f'<text class="m s" transform="translate(18 {(TOP + bottom) / 2:.0f}) rotate(-90)">'
+        f'<path class="a" d="M{left} {top}V{bottom}H{right}" fill="none"/>',
+        f'<text class="m s" x="{middle:.0f}" y="{bottom + 42}">{escape(x_name)}</text>',
+        f'<text class="m s" transform="translate(18 {(top + bottom) / 2:.0f}) rotate(-90)">'
         f"{escape(y_name)}</text>",
     ]
     return parts
 
 
-def _path(line: ChartLine, x: _Axis, y: _Axis) -> str:
+def _path(line: ChartLine, x: Axis, y: Axis) -> str:
     parts = []
     for number, (a, b) in enumerate(line.points):
         if number == 0:
@@ -276,12 +280,13 @@ def _legend(names: Sequence[str], dashed: dict[str, bool]) -> list[str]:
         parts.append(
             f'<path d="M{WIDTH - RIGHT + 12} {y}h18" stroke="{COLORS[number % len(COLORS)]}" '
             f'stroke-width="3"{dash}/><text x="{WIDTH - RIGHT + 36}" y="{y + 4}">'
-            f"{escape(_cut(name, 19))}<title>{escape(name)}</title></text>"
+            f"{escape(cut(name, 19))}<title>{escape(name)}</title></text>"
         )
     return parts
 
 
-def _frame(title: str, parts: Sequence[str], height: float = HEIGHT, width: float = WIDTH) -> str:
+def frame(title: str, parts: Sequence[str], height: float = HEIGHT, width: float = WIDTH) -> str:
+    """A picture of its parts under a title."""
     width = max(width, 9.0 * len(title) + 40)
     return "\n".join(
         (
@@ -296,11 +301,12 @@ def _frame(title: str, parts: Sequence[str], height: float = HEIGHT, width: floa
     )
 
 
-def _cut(name: str, most: int) -> str:
+def cut(name: str, most: int) -> str:
+    """A name that is not longer than that."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """At most four digits, thousands as k, millions as M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "")):
         if letter and abs(value) >= size:

@@ -4,7 +4,6 @@ Every name is escaped, so that whatever a model or machine is called shows as te
 """
 
 import base64
-from collections.abc import Sequence
 from html import escape
 
 from partita import units
@@ -14,6 +13,7 @@ from partita.jobs.simulate import Simulation, slowest_groups
 from partita.meaning import Purpose
 from partita.plans import Plan, Progress
 from partita.report.charts import ChartLine, line_chart
+from partita.report.html_parts import cards, document, table
 from partita.report.live_timeline import live_timeline, timeline_colors, timeline_script
 from partita.report.planned import STAGE_HEADER, stage_rows
 from partita.report.summary import (
@@ -33,22 +33,8 @@ MOST_OPS = 25
 MOST_BOXES = 160  # of the model, before modules are folded
 
 _STYLE = """
-:root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--card:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#8d96a0;--line:#30363d;--card:#161b22}
-body{background:#0d1117}}
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:var(--ink);
-max-width:1100px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-.soft{color:var(--soft)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:.8rem}
-.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.7rem .9rem}
-.card b{display:block;font-size:1.35rem}
 .bar{display:flex;height:14px;border-radius:7px;overflow:hidden;background:var(--line)}
 .bar i{display:block}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.88rem}
-th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 details summary{cursor:pointer}
 .timeline{position:relative;--held:#8250df}
 .timeline canvas{display:block;width:100%;touch-action:pan-y}
@@ -95,13 +81,7 @@ def plan_page(plan: Plan, simulation: Simulation) -> str:
             timeline_script(),
         )
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)} · partita</title><style>{_STYLE}\n"
-        f".timeline{{{timeline_colors()}}}</style></head>"
-        f"<body>\n{body}\n</body></html>\n"
-    )
+    return document(title, f"{_STYLE}\n.timeline{{{timeline_colors()}}}", body)
 
 
 def _subtitle(plan: Plan, simulation: Simulation) -> str:
@@ -121,20 +101,18 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     gap = 1 - bound / objective if objective else 0.0
     peak, capacity = simulation.fullest
     rate = throughput(simulation, objective)
+    likely = "80 % interval " + " to ".join(map(units.seconds, simulation.likely_step_s))
+    mfu = " to ".join(f"{part:.0%}" for part in simulation.likely_mfu)
+    memory = " to ".join(map(units.size, simulation.likely_peak_bytes))
     every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
-    cards = (
-        ("step", units.seconds(step), f"{every}{rate}"),
+    figures = (
+        ("step (predicted)", units.seconds(step), f"{likely}; {every}{rate}"),
         ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
-        ("MFU", f"{simulation.mfu:.0%}", "of the peak FLOP/s of all devices"),
-        ("memory", units.size(peak), f"of {units.size(capacity)} per device"),
+        ("MFU", f"{simulation.mfu:.0%}", f"{mfu} of the peak FLOP/s of all devices"),
+        ("memory", units.size(peak), f"{memory} of {units.size(capacity)} per device"),
         _waiting_card(simulation),
     )  # fmt: skip
-    inner = "".join(
-        f'<div class="card"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
-        f'<span class="soft">{escape(note)}</span></div>'
-        for name, value, note in cards
-    )
-    return f'<div class="cards">{inner}</div>'
+    return cards(figures)
 
 
 def _waiting_card(simulation: Simulation) -> tuple[str, str, str]:
@@ -192,10 +170,10 @@ def _stages(simulation: Simulation) -> tuple[str, ...]:
     """Who runs what; of one stage alone the lines above say it all."""
     if len(simulation.stages) < 2:
         return ()
-    table = _table(STAGE_HEADER, stage_rows(simulation, MOST_STAGES), numbers=(3,))
+    shown = table(STAGE_HEADER, stage_rows(simulation, MOST_STAGES), numbers=(3,))
     left = len(simulation.stages) - MOST_STAGES
     more = f'<p class="soft">{left:,} more stages are in the plan file.</p>' if left > 0 else ""
-    return "<h2>The stages</h2>", table + more
+    return "<h2>The stages</h2>", shown + more
 
 
 def _model(plan: Plan, simulation: Simulation) -> str:
@@ -218,7 +196,7 @@ def _model(plan: Plan, simulation: Simulation) -> str:
 def _slowest(simulation: Simulation) -> str:
     total = sum(op.cost.seconds for op in simulation.ops) or 1.0
     rows = [op_row(group, total) for group in slowest_groups(simulation.ops, MOST_OPS)]
-    return _table(OP_HEADER, rows, numbers=(3, 4, 5, 7))
+    return table(OP_HEADER, rows, numbers=(3, 4, 5, 7))
 
 
 def _splits(plan: Plan, simulation: Simulation) -> str:
@@ -244,7 +222,7 @@ def _splits(plan: Plan, simulation: Simulation) -> str:
     more = f'<p class="soft">{left:,} more ops are in the plan file.</p>' if left > 0 else ""
     return (
         f"<details><summary>{total:,} ops, the loop dim each mesh axis splits"
-        f"</summary>{_table(header, rows)}{more}</details>"
+        f"</summary>{table(header, rows)}{more}</details>"
     )
 
 
@@ -268,7 +246,7 @@ def _search(plan: Plan) -> tuple[str, ...]:
         ]
         what = "step" if plan.prediction.interval_s is None else "steady state"
         header = ("found by", "plan", what, "", "memory", "why not")
-        sections += ["<h2>What else was tried</h2>", _table(header, rows, numbers=(2, 3, 4))]
+        sections += ["<h2>What else was tried</h2>", table(header, rows, numbers=(2, 3, 4))]
     return tuple(sections)
 
 
@@ -307,17 +285,3 @@ def _origin(plan: Plan) -> str:
         f"{origin.status}: {origin.why}. Found in {units.seconds(origin.seconds)} by "
         f"partita {origin.version}, seed {origin.seed}."
     )
-
-
-def _table(
-    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: tuple[int, ...] = ()
-) -> str:
-    def cells(tag: str, row: tuple[str, ...]) -> str:
-        return "".join(
-            f"<{tag}{' class=n' if i in numbers else ''}>{escape(cell)}</{tag}>"
-            for i, cell in enumerate(row)
-        )
-
-    head = f"<tr>{cells('th', header)}</tr>"
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table>{head}{body}</table></div>'

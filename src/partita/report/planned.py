@@ -3,6 +3,7 @@
 from typing import Any
 
 from partita import units
+from partita.costs.uncertainty import alike
 from partita.graph.record import Graph
 from partita.jobs.plan import Planned, SimulatedPlan
 from partita.jobs.simulate import Simulation
@@ -101,10 +102,17 @@ def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, in_a_row: bool)
         simulation.arrangement,
         units.seconds(candidate.step_s),
         *((units.seconds(candidate.objective_s),) if in_a_row else ()),
-        f"x{candidate.objective_s / best.objective_s:.2f}",
+        f"x{candidate.objective_s / best.objective_s:.2f}{_equal(candidate, best)}",
         units.size(simulation.fullest[0]),
         f"{simulation.bubble:.0%}",
     )
+
+
+def _equal(candidate: SimulatedPlan, best: SimulatedPlan) -> str:
+    """Plans within each other's 80 % intervals are called equal."""
+    spread = best.simulation.spread
+    same = candidate is not best and alike(candidate.objective_s, best.objective_s, spread)
+    return " equal" if same else ""
 
 
 def _interval(planned: Planned) -> tuple[str, ...]:

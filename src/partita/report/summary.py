@@ -33,7 +33,7 @@ def simulation_text(simulation: Simulation, slowest: int = SLOWEST) -> str:
 def headline(simulation: Simulation) -> tuple[str, ...]:
     """What it is, how long it takes, what bounds it, whether it fits."""
     parts = ", ".join(f"{name} {share:.0%}" for name, share in bound_shares(simulation))
-    peak, capacity = simulation.fullest
+    _, capacity = simulation.fullest
     verdict = "" if simulation.fits else "   DOES NOT FIT"
     machine = simulation.cluster.name
     return (
@@ -43,9 +43,23 @@ def headline(simulation: Simulation) -> tuple[str, ...]:
         step_line(simulation),
         _busy_text(simulation),
         f"bound by   {parts}",
-        f"memory     {units.size(peak)} of {units.size(capacity)} per device{verdict}",
+        f"memory     {likely_memory(simulation)} of {units.size(capacity)} per device{verdict}",
         f"           whole model: {_memory_text(simulation)}",
+        *_doubt(simulation),
     )
+
+
+def _doubt(simulation: Simulation) -> tuple[str, ...]:
+    """A word where a prediction is better than what anyone has measured on such devices."""
+    several = len({device.node for device in simulation.cluster.devices}) > 1
+    best = min(
+        (record.physics.best_mfu_nodes if several else record.physics.best_mfu)
+        for record in simulation.physics_sets
+    )
+    if not simulation.workload.training or simulation.mfu <= best:
+        return ()
+    where = "several nodes of such devices" if several else "such devices"
+    return (f"doubt      no run that was published of {where} reached more than {best:.0%} MFU",)
 
 
 def job_line(simulation: Simulation) -> str:
@@ -62,7 +76,21 @@ def step_line(simulation: Simulation) -> str:
     """How long a step takes, and what that makes."""
     step = simulation.step_s
     rate = throughput(simulation, step, digits=1)
-    return f"step       {units.seconds(step)}   ({rate}, MFU {simulation.mfu:.0%})"
+    low, high = simulation.likely_mfu
+    mfu = f"MFU {simulation.mfu:.0%}, {low:.0%} to {min(high, 1.0):.0%}"
+    return f"step       {likely_seconds(simulation)}   ({rate}, {mfu})"
+
+
+def likely_seconds(simulation: Simulation) -> str:
+    """A predicted step with its 80 % interval."""
+    low, high = map(units.seconds, simulation.likely_step_s)
+    return f"{units.seconds(simulation.step_s)}, predicted; 80 % interval {low} to {high}"
+
+
+def likely_memory(simulation: Simulation) -> str:
+    """The predicted peak of the fullest device with its 80 % interval."""
+    low, high = map(units.size, simulation.likely_peak_bytes)
+    return f"{units.size(simulation.fullest[0])} ({low} to {high})"
 
 
 def throughput(simulation: Simulation, seconds: float, digits: int = 0) -> str:
@@ -164,6 +192,11 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "communication_s": simulation.communication_s,
         "exposed_s": max(0.0, simulation.exposed_s),
         "mfu": simulation.mfu,
+        "interval_80": {
+            "step_s": list(simulation.likely_step_s),
+            "mfu": list(simulation.likely_mfu),
+            "peak_memory_bytes": list(simulation.likely_peak_bytes),
+        },
         "tokens": tokens_of(simulation.workload.graph),
         "bounds_s": simulation.bounds(),
         "fits": simulation.fits,

@@ -86,6 +86,25 @@ def build_config(
     dtype: str | None = None, loss: bool = True, fused_attention: bool = True,
 ) -> Graph:  # fmt: skip
     """The graph of a configuration; `seq` and `dtype` are the configuration's unless given."""
+    sizes, usual_seq = read_config(config)
+    length = seq or usual_seq
+    element = dtype or _dtype(Fields(config))
+    label = name or str(config["model_type"])
+    if isinstance(sizes, T5Sizes):
+        return encoder_decoder(label, sizes, batch, length, length, element, loss, fused_attention)
+    if isinstance(sizes, GptSizes):
+        return gpt(label, sizes, batch, length, element, loss, fused_attention)
+    if isinstance(sizes, BertSizes):
+        return encoder(label, sizes, batch, length, element, loss, fused_attention)
+    return decoder(label, sizes, batch, length, element, loss, fused_attention)
+
+
+Sizes = GptSizes | BertSizes | DecoderSizes | T5Sizes
+Read = tuple[Sizes, int]  # and the sequence length that is meant where none is given
+
+
+def read_config(config: dict[str, Any]) -> Read:
+    """The sizes that a configuration gives, and its usual sequence length."""
     fields = Fields(config)
     kind = fields.text("model_type", "")
     if kind not in FAMILIES:
@@ -94,11 +113,7 @@ def build_config(
             fix=f"read are {', '.join(FAMILIES)}",
             field="model_type",
         )
-    make = FAMILIES[kind](fields)
-    return make(name or kind, batch, seq, dtype or _dtype(fields), loss, fused_attention)
-
-
-Make = Callable[[str, int, int | None, str, bool, bool], Graph]
+    return FAMILIES[kind](fields)
 
 
 def _dtype(fields: Fields) -> str:
@@ -109,7 +124,7 @@ def _dtype(fields: Fields) -> str:
     return DTYPES[text]
 
 
-def _gpt2(fields: Fields) -> Make:
+def _gpt2(fields: Fields) -> Read:
     sizes = GptSizes(
         layers=fields.whole("n_layer", 12, most=MAX_LAYERS),
         width=fields.whole("n_embd", 768),
@@ -121,14 +136,10 @@ def _gpt2(fields: Fields) -> Make:
     )
     fields.divides("n_head", "n_embd", sizes.heads, sizes.width)
 
-    def make(name: str, batch: int, seq: int | None, dtype: str, loss: bool, fused: bool) -> Graph:
-        length = seq or min(sizes.positions, USUAL_SEQ)
-        return gpt(name, sizes, batch, length, dtype, loss, fused)
-
-    return make
+    return sizes, min(sizes.positions, USUAL_SEQ)
 
 
-def _bert(fields: Fields) -> Make:
+def _bert(fields: Fields) -> Read:
     sizes = BertSizes(
         layers=fields.whole("num_hidden_layers", 12, most=MAX_LAYERS),
         width=fields.whole("hidden_size", 768),
@@ -141,14 +152,10 @@ def _bert(fields: Fields) -> Make:
     )
     fields.divides("num_attention_heads", "hidden_size", sizes.heads, sizes.width)
 
-    def make(name: str, batch: int, seq: int | None, dtype: str, loss: bool, fused: bool) -> Graph:
-        length = seq or min(sizes.positions, USUAL_SEQ)
-        return encoder(name, sizes, batch, length, dtype, loss, fused)
-
-    return make
+    return sizes, min(sizes.positions, USUAL_SEQ)
 
 
-def _t5(fields: Fields) -> Make:
+def _t5(fields: Fields) -> Read:
     activation = fields.text("feed_forward_proj", "relu")
     gated = activation.startswith("gated-")
     layers = fields.whole("num_layers", 6, most=MAX_LAYERS)
@@ -166,11 +173,7 @@ def _t5(fields: Fields) -> Make:
         tied=fields.flag("tie_word_embeddings", True),
     )
 
-    def make(name: str, batch: int, seq: int | None, dtype: str, loss: bool, fused: bool) -> Graph:
-        length = seq or fields.whole("n_positions", 512)
-        return encoder_decoder(name, sizes, batch, length, length, dtype, loss, fused)
-
-    return make
+    return sizes, fields.whole("n_positions", 512)
 
 
 def _activation(name: str, field: str) -> str:
@@ -204,55 +207,50 @@ def _decoder(
     return sizes
 
 
-def _make(fields: Fields, sizes: DecoderSizes, positions: int) -> Make:
-    limit = fields.whole("max_position_embeddings", positions)
-
-    def make(name: str, batch: int, seq: int | None, dtype: str, loss: bool, fused: bool) -> Graph:
-        return decoder(name, sizes, batch, seq or min(limit, USUAL_SEQ), dtype, loss, fused)
-
-    return make
+def _read(fields: Fields, sizes: DecoderSizes, positions: int) -> Read:
+    return sizes, min(fields.whole("max_position_embeddings", positions), USUAL_SEQ)
 
 
-def _llama(fields: Fields) -> Make:
+def _llama(fields: Fields) -> Read:
     bias = fields.flag("attention_bias", False)
     sizes = replace(
         _decoder(fields), qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False)
     )
-    return _make(fields, sizes, 2048)
+    return _read(fields, sizes, 2048)
 
 
-def _mistral(fields: Fields) -> Make:
+def _mistral(fields: Fields) -> Read:
     sizes = _decoder(fields, inner=14336, kv_heads=8)
     # Here null means no window, and only a missing key the default.
     default = None if "sliding_window" in fields.values else 4096
     window = fields.maybe("sliding_window", default) or 0
-    return _make(fields, replace(sizes, windows=(window,) * sizes.layers), 131072)
+    return _read(fields, replace(sizes, windows=(window,) * sizes.layers), 131072)
 
 
-def _mixtral(fields: Fields) -> Make:
+def _mixtral(fields: Fields) -> Read:
     sizes = _decoder(fields, inner=14336, kv_heads=8)
     experts = _experts(fields, "num_local_experts", 8, 2, sizes.inner, 0)
     window = fields.maybe("sliding_window") or 0
-    return _make(fields, replace(sizes, experts=experts, windows=(window,) * sizes.layers), 131072)
+    return _read(fields, replace(sizes, experts=experts, windows=(window,) * sizes.layers), 131072)
 
 
-def _qwen2(fields: Fields) -> Make:
+def _qwen2(fields: Fields) -> Read:
     sizes = _decoder(fields, vocab=151936, inner=22016, kv_heads=32)
     sizes = replace(sizes, qkv_bias=True, windows=_qwen_windows(fields, sizes.layers))
-    return _make(fields, sizes, 32768)
+    return _read(fields, sizes, 32768)
 
 
-def _qwen3(fields: Fields) -> Make:
+def _qwen3(fields: Fields) -> Read:
     sizes = _decoder(fields, vocab=151936, inner=22016, kv_heads=32)
     bias = fields.flag("attention_bias", False)
     sizes = replace(
         sizes, head_size=sizes.head_size or 128, qkv_bias=bias, output_bias=bias, query_norm=True,
         windows=_qwen_windows(fields, sizes.layers),
     )  # fmt: skip
-    return _make(fields, sizes, 32768)
+    return _read(fields, sizes, 32768)
 
 
-def _qwen2_moe(fields: Fields) -> Make:
+def _qwen2_moe(fields: Fields) -> Read:
     sizes = _decoder(fields, vocab=151936, inner=5632, kv_heads=16, layers=24, width=2048, heads=16)
     inner = fields.whole("moe_intermediate_size", 1408)
     shared = fields.whole("shared_expert_intermediate_size", 5632)
@@ -264,7 +262,7 @@ def _qwen2_moe(fields: Fields) -> Make:
         sizes, qkv_bias=fields.flag("qkv_bias", True), experts=experts,
         dense_layers=tuple(sorted(dense)), windows=_qwen_windows(fields, sizes.layers),
     )  # fmt: skip
-    return _make(fields, sizes, 32768)
+    return _read(fields, sizes, 32768)
 
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
@@ -288,7 +286,7 @@ def _experts(fields: Fields, key: str, count: int, top_k: int, inner: int, share
     return Experts(number, each, inner, shared)
 
 
-FAMILIES: dict[str, Callable[[Fields], Make]] = {
+FAMILIES: dict[str, Callable[[Fields], Read]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,

@@ -5,6 +5,7 @@ sequence length. A path ending in .json or .txt (or a folder with a config.json 
 graph or a Hugging Face configuration. Everything that can be wrong is an `InputError` naming it.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,40 @@ def build(
     _check(model.name, model.options(), chosen)
     chosen |= _common(model.name, batch, dtype)
     return _built(model.name, model, {**chosen, "loss": loss})
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """What a spec names, before anything is built: an entry of the zoo, or a configuration."""
+
+    name: str
+    model: ZooModel | None
+    config: dict[str, Any] | None
+    value: int | None  # what stands after the `@`
+
+
+def named(spec: str) -> NamedModel:
+    """The entry or the Hugging Face configuration that `spec` names; graphs are refused."""
+    file = _file(spec)
+    if file is None:
+        name, at, value = spec.partition("@")
+        model = find(name)
+        number = _number(value, spec, model.option) if at else None
+        if number is not None:
+            _check(model.name, model.options(), {model.option: number})
+        return NamedModel(model.name, model, None, number)
+    path, value_text = file
+    config = {} if path.suffix == ".txt" else decode_json(read_bytes(path), str(path))
+    if "model_type" not in config:
+        raise ModelError(
+            "is a graph, not a name or a Hugging Face config.json",
+            fix="name a model whose layers are known",
+            file=str(path),
+        )
+    number = None if value_text is None else _number(value_text, spec, "seq")
+    if number is not None:
+        _check(str(path), {"seq": 1}, {"seq": number})
+    return NamedModel(_config_name(path), None, config, number)
 
 
 def find(name: str) -> ZooModel:

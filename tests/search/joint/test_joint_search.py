@@ -17,13 +17,15 @@ from partita.search.joint.auto import Auto
 from partita.search.joint.brute import Brute, num_solutions, solutions
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.interleaved import InterleavedSettings
+from partita.search.joint.likely_cells import LikelyCells
 from partita.search.joint.space_bound import SpaceBound
 from tests.search.contract import SearchContract
 from tests.search.joint.joint_problems import chain, tiny_problems
 
 WEAK = Auto(
-    per_stage=1, evaluated=1, promising=0, kept_interleaved=1, leaders=0, retries=1,
-    slacks=(1.0,), interleaving=InterleavedSettings(multipliers=(0.0, 1.0)), exhaustive=0,
+    likely=LikelyCells(per_stage=1), evaluated=1, promising=0, kept_interleaved=1, leaders=0,
+    retries=1, slacks=(1.0,), interleaving=InterleavedSettings(multipliers=(0.0, 1.0)),
+    exhaustive=0,
 )  # fmt: skip
 METHODS = {**SEARCHES, "weak": WEAK}
 

@@ -94,7 +94,7 @@ def test_bytes_count_where_selective_checkpointing_keeps_them():
 
     With a multiplier they are split along the sequence, though if all is kept that takes no less.
     """
-    mesh = on_all_devices("gpt3-175b", "8x8xA100", 96, (32, 2))
+    mesh = on_all_devices("gpt3-175b", "8x8xA100-80GB-PCIe", 96, (32, 2))
     selective, all_kept = (
         min(float(s.figures.again_saved[list(mesh.fold.like)].sum()) for s in known.strategies)
         for known in (mesh, replace(mesh, selective=False))

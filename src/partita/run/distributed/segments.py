@@ -40,6 +40,7 @@ class SegmentPlan:
     gradients: dict[str, Value]  # by parameter
     entering: tuple[str, ...]
     settles: tuple[tuple[Value, Value], ...]  # conversions of the loss
+    split_axes: tuple[int, ...]  # along which the batch is split
 
 
 def segment_plan(
@@ -56,9 +57,10 @@ def segment_plan(
             continue
         if work.purpose is Purpose.CONVERSION:
             have, need = program.values[work.reads[0]], program.values[work.writes[0]]
-            if have.tensor != loss:
-                return None
-            settles.append((have, need))
+            if have.tensor == loss:
+                settles.append((have, need))
+            elif work.collective != "all_reduce" or run.origin_of(have.tensor) in run.batch_dims:
+                return None  # else a sum over the batch on its way to a parameter: see below
         elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER) or (
             work.phase is Phase.WEIGHT and work.op
         ):
@@ -87,6 +89,11 @@ def segment_plan(
         gradients,
         tuple({v.tensor: None for v in program.values if v.source == "received"}),
         tuple(settles),
+        tuple(
+            i
+            for i, axis in enumerate(at.axes)
+            if axis.size > 1 and any(split.dims[i] for split in stage.splits)
+        ),
     )
 
 
@@ -291,9 +298,21 @@ class SegmentFrame(Frame):
             value = self.segments.gradients.get(name)
             if value is not None:
                 zero = torch.zeros_like(leaves[name]) if gradient is None else gradient
-                self.state.add_gradient(value, zero)
+                self.state.add_gradient(value, self._whole_sum(value, zero))
             elif gradient is not None:
                 given[name] = given[name] + gradient if name in given else gradient
+
+    def _whole_sum(self, value: Value, gradient: T) -> T:
+        """A gradient that the program has summed over the batch by now.
+
+        What has no batch, such as positions, is summed before its op's gradients; here autograd has
+        gone on to the parameter, which is summed instead.
+        """
+        for axis in self.segments.split_axes:
+            if value.layout[axis].kind == "replicate":
+                own = gradient.clone(memory_format=torch.contiguous_format)
+                gradient = self.run.comm.all_reduce(own, self.at.line(axis)).wait()
+        return gradient
 
     def leaving(self, value: Value) -> T:
         """What is sent: an activation, or the gradient of one that entered."""
@@ -305,7 +324,8 @@ class SegmentFrame(Frame):
             return torch.zeros(shape, device=self.run.device)
         origin = self.run.origin_of(value.tensor)
         if origin in self.backwards:
-            return self.backwards[origin]
+            own = self.backwards[origin]
+            return own if origin in self.run.batch_dims else self._whole_sum(value, own)
         entered = next((t for (n, _), t in self.received.items() if n == origin), None)
         if entered is None:
             raise self._missing(value, None)

@@ -13,103 +13,28 @@ problem is solved by the same steps. The bound is that of the whole space (`spac
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from partita.problems.joint import (
-    Cell,
-    JointProblem,
-    JointSolution,
-    cell_bound,
-    check,
-    objective_s,
-)
+from partita.problems.joint import Cell, JointProblem, JointSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
 from partita.search.joint.brute import num_solutions, solutions
 from partita.search.joint.candidates import Candidates, JointCandidate
 from partita.search.joint.cuts import SLACKS
+from partita.search.joint.evaluator import Evaluation, Evaluator, Formula
 from partita.search.joint.interleaved import USUAL, InterleavedSettings
-from partita.search.joint.space_bound import CellBounds, SpaceBound
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a plan really takes."""
-
-    objective_s: float
-    over: float = 1.0  # the most that a device holds, by what it has: above 1 it does not fit
-    order_bound_s: float = 0.0  # no order of the same stages is below
-
-    @property
-    def fits(self) -> bool:
-        """Does every device hold what it has to?"""
-        return self.over <= 1.0
-
-
-class Evaluator(CellBounds, Protocol):
-    """Has the last word on what a plan takes: a simulator, or the record's formula."""
-
-    @property
-    def is_cheap(self) -> bool:
-        """May every cell be looked at?"""
-        ...
-
-    def __call__(self, solution: JointSolution) -> Evaluation | None:
-        """Evaluate a plan; None where it is known already, cannot fit or cannot be the best."""
-        ...
-
-    def reorder(self, solution: JointSolution) -> None:
-        """Try orders of its own for the stages of a plan."""
-        ...
-
-    def incumbent_s(self) -> float:
-        """The best plan it knows of, also from elsewhere; infinite without one."""
-        ...
-
-
-@dataclass
-class Formula:
-    """The record's own objective and bound: what a saved problem is solved by."""
-
-    problem: JointProblem
-    is_cheap: bool = True
-    num_levels: int = 1
-    best_s: float = math.inf
-
-    def __call__(self, solution: JointSolution) -> Evaluation | None:
-        """The objective of a solution that keeps to the budgets."""
-        if check(self.problem, solution):
-            return None
-        value = objective_s(self.problem, solution)
-        self.best_s = min(self.best_s, value)
-        return Evaluation(value)
-
-    def bound(self, cell: Cell, level: int, enough: float) -> float:
-        """The record's bound of a cell."""
-        return cell_bound(self.problem, cell)
-
-    def reorder(self, solution: JointSolution) -> None:
-        """There are no orders but those of the record."""
-
-    def incumbent_s(self) -> float:
-        """The best so far."""
-        return self.best_s
+from partita.search.joint.likely_cells import USUAL_CELLS, LikelyCells, likely_groupings
+from partita.search.joint.space_bound import SpaceBound
 
 
 @dataclass(frozen=True, slots=True)
 class Auto:
     """Dynamic programming over cuts in likely cells, the best evaluated, bounds for all cells."""
 
-    # Which numbers of micro-batches are looked at, for a number of groups p.
-    per_stage: int = 4  # micro-batches a group to begin with: small bubbles, shares not yet tiny
-    samples: tuple[int, ...] = (1, 2, 4, 8)  # per data-parallel share of a micro-batch
-    most_counts: int = 3  # numbers for each p; one less on a large cluster
-    large: int = 128  # devices of a large cluster
-    deepest: int = 64  # micro-batches a group at most
-    far: float = 2.0  # doublings from the likely number of groups: beyond, one number will do
+    likely: LikelyCells = USUAL_CELLS  # which numbers of micro-batches are looked at
     more_cells: int = 4  # unlikely ones that are looked at, those with the least bounds first
     far_below: float = 0.9  # of the best plan: bounds from there on are no reason to look
+    cheap_levels: int = 3  # of bounds: those that cells are ruled out by
     # Which candidates are given up; factors of the best estimate.
     behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
     behind_heterogeneous: float = 1.3  # there estimates differ more
@@ -141,10 +66,6 @@ class Auto:
     ) -> Result[JointSolution]:
         """Search until done or stopped; deterministic for a seed."""
         return _Search(self, problem, stop, seed, evaluator or Formula(problem)).result()
-
-    def wanted_count(self, num_groups: int) -> int:
-        """Micro-batches to begin with. A single stage has no bubble: more only for memory."""
-        return 1 if num_groups == 1 else self.per_stage * num_groups
 
 
 @dataclass
@@ -216,8 +137,10 @@ class _Search:
 
     def _every_cell(self) -> None:
         """Every number of stages with likely numbers of micro-batches, likely ones first."""
-        for grouping in self._groupings():
-            counts = self._counts(grouping)
+        for grouping in likely_groupings(self.problem, self.counts_of):
+            counts = self.settings.likely.counts(
+                self.problem, grouping, self.counts_of, everything=self.evaluator.is_cheap
+            )
             few, many = 0.0, math.inf  # numbers beyond these need not be tried
             for count in counts:
                 if self._done():
@@ -239,7 +162,7 @@ class _Search:
         if not self.made and not self._done():
             self._smallest_microbatches()
         if self.run.solution is not None:
-            self._raise_bound(2)
+            self._raise_bound(self.settings.cheap_levels)
 
     def _unlikely_cells(self) -> None:
         """Cells that were passed over, while their bounds are far below the best plan."""
@@ -251,7 +174,7 @@ class _Search:
             (bound, number)
             for number, cell in enumerate(self.problem.cells)
             if cell not in known and not self._done()
-            for bound in [self.bounds.at(cell, 0, best)]
+            for bound in [self.bounds.up_to(cell, 1, self.settings.far_below * best)]
             if bound < self.settings.far_below * best
         ]
         for _, number in sorted(left)[: self.settings.more_cells]:
@@ -263,7 +186,7 @@ class _Search:
 
     def _smallest_microbatches(self) -> None:
         """Nothing fits yet: the smallest micro-batches hold least; larger ones while they fit."""
-        for grouping in self._groupings():
+        for grouping in likely_groupings(self.problem, self.counts_of):
             least = min(self.problem.groupings[grouping].num_groups, self.problem.batch)
             for count in sorted(self.counts_of[grouping], reverse=True):
                 if self._done():
@@ -272,76 +195,6 @@ class _Search:
                     break
             if self.run.solution is not None:
                 return
-
-    def _groupings(self) -> list[int]:
-        """One group first: nothing waits there. On heterogeneous devices, few groups first."""
-        likely = self.problem.likely_stages
-
-        def likely_first(grouping: int) -> tuple[float, ...]:
-            p = self.problem.groupings[grouping].num_groups
-            if not self.problem.homogeneous:
-                return (p, grouping)
-            return (p > 1, abs(math.log2(p / likely)), p, grouping)
-
-        return sorted(self.counts_of, key=likely_first)
-
-    def _counts(self, grouping: int) -> list[int]:
-        """Numbers of micro-batches to look at: shares of one, two, ... samples on some mesh."""
-        settings, mine = self.settings, sorted(self.counts_of[grouping])
-        p = self.problem.groupings[grouping].num_groups
-        wanted = settings.wanted_count(p)
-
-        def likely_first(count: int) -> tuple[float, int]:
-            return abs(math.log2(count / wanted)), count
-
-        if self.evaluator.is_cheap:
-            return sorted(mine, key=likely_first)
-        whole = set(self._whole_shares(grouping))
-        if p == 1 or not whole:
-            whole |= {count for count in mine if count <= 8}
-        last = max(whole, default=0)
-        good = [
-            count
-            for count in mine
-            if count in whole
-            and count <= settings.deepest * p
-            and (count >= p or p == 1 or count == last)
-        ]
-        size = sum(map(len, self.problem.groupings[grouping].devices))
-        most = settings.most_counts - (size > settings.large)
-        ranked = sorted(good or mine[-1:], key=likely_first)[:most]
-        if self._is_far(p):
-            del ranked[1:]
-        weighted = [
-            count
-            for count in mine
-            if count not in ranked
-            and any(mesh.weights for mesh in self.problem.meshes_of(Cell(grouping, count), 0))
-        ]
-        return [*ranked, *weighted]
-
-    def _whole_shares(self, grouping: int) -> Iterator[int]:
-        """Numbers of micro-batches with whole samples for every data-parallel share."""
-        patterns = set(self.problem.groupings[grouping].patterns)
-        shapes = {
-            mesh.sizes
-            for (pattern, _), meshes in self.problem.meshes.items()
-            if pattern in patterns
-            for mesh in meshes
-        }
-        for shape in sorted(shapes):
-            for ways in (shape[0], math.prod(shape)):
-                for samples in self.settings.samples:
-                    count, rest = divmod(self.problem.batch, ways * samples)
-                    if not rest and count:
-                        yield count
-
-    def _is_far(self, num_groups: int) -> bool:
-        """Is the number of groups so unlikely that one number of micro-batches will do?"""
-        known = {self.problem.groupings[grouping].num_groups for grouping in self.counts_of}
-        if not self.problem.homogeneous or len(known) == 1:
-            return False
-        return abs(math.log2(num_groups / self.problem.likely_stages)) > self.settings.far
 
     def _is_behind(self, candidate: JointCandidate) -> bool:
         """Is a candidate so slow, waiting or not, that its kin need not be looked at?"""
@@ -358,7 +211,9 @@ class _Search:
     def _cannot_win(self, cell: Cell) -> bool:
         """Is everything in a cell slower than the best, by its bound?"""
         best = self.evaluator.incumbent_s()
-        if not math.isfinite(best) or not self.bounds.rules_out(cell, best):
+        if not math.isfinite(best) or not self.bounds.rules_out(
+            cell, best, self.settings.cheap_levels
+        ):
             return False
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
         return True
@@ -459,7 +314,7 @@ class _Search:
         pipelines = [out for out in self.ruled_out if groupings[out[1].grouping].num_groups > 1]
         if self.evaluator.is_cheap or self.made[1:] or not pipelines or not self.problem.training:
             return
-        _, cell = min(pipelines, key=lambda out: (float(f"{out[0]:.3g}"), self._order(out[1])))
+        _, cell = min(pipelines, key=lambda out: (float(f"{out[0]:.4g}"), self._order(out[1])))
         if not self.plain:
             return
         candidate = self.candidates.best(cell, self.plain[0])

@@ -3,7 +3,7 @@
 For a Lagrange multiplier c on every byte that lies on a device, and a weight w on the network, the
 least over all splits of a segment's ops of
 
-    m ((1 - w) (compute + waits) + w network) + c (static + k saved)
+    m ((1 - w) (compute + beside + waits) + w network) + c (static + k saved)
 
 with m micro-batches, of which k are in flight at least; or, with full checkpointing, the forward
 twice and nothing saved; or, with selective checkpointing, cheap ops twice and what they make not
@@ -13,6 +13,8 @@ they count or the waits of the backward, whichever is more. Below every plan, by
     waits    a device runs its ops in order, so where an op reads what the op right before it made,
              it waits for the conversion between them: forward, twice if all runs again; in the
              backward less the weight gradients that run meanwhile (`bound_backward`)
+    beside   what computing pays for collectives that run at the same time: gathers of parameters,
+             and by bandwidth sums of gradients
     network  conversions, parameters gathered for each micro-batch and sums of their gradients; sums
              that go in buckets count by bandwidth only
     saved    what a gradient reads is kept at least as large as its forward read it
@@ -61,6 +63,8 @@ class BoundSegments:
     waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
     sync: Floats  # once a step
+    beside: Floats  # what computing pays for gathers and sums of every micro-batch beside it
+    beside_once: Floats  # and for sums beside the backward of a stage that runs once
     static: Floats
     gradients: Floats  # of static, the gradients
     saved: Floats
@@ -95,7 +99,9 @@ class BoundSegments:
         """Counted is that all runs again, cheap ops do, the waits of the backward, or no waits."""
         m, w, c = self.num_microbatches, at.network, at.s_per_byte
         times = {"all again": 2, "busy": 0}.get(counted, 1)
-        own = m * (1 - w) * (self.compute + times * self.waited)
+        own = m * (1 - w) * (self.compute + self.beside + times * self.waited)
+        if at.sync and not at.gradients:
+            own = own + (1 - w) * self.beside_once
         held = self.static if at.gradients else self.static - self.gradients
         if counted == "all again":
             own = own + m * (1 - w) * self.forward

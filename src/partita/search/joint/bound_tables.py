@@ -5,6 +5,7 @@ Read off a mesh's sharding model, the roofline and the order of the ops; the bac
 the model share their rows here, and edges between equal ops their matrices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,8 +23,6 @@ from partita.graph.splits import PARTIAL, communication, placements
 from partita.search.joint.bound_backward import BACKWARD, Backward, Near
 from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
 from partita.search.joint.bound_selective import Cheap, Freed
-
-HUGE_BYTES = 1e12  # of a sum so large that only bandwidth counts
 
 
 def bound_segments(
@@ -85,7 +84,7 @@ class _BoundBuilder:
             for i, name in enumerate(self.model.ops)
         ]
         columns = np.array([row for own in rows for row in own])
-        forward, network, sync, gradients, saved = columns.T
+        forward, network, sync, gradients, saved, beside, beside_once = columns.T
         edges = self._edges()
         sums = self.back.sums(self._look)
         for number, total in enumerate(sums, start=len(rows)):
@@ -103,6 +102,8 @@ class _BoundBuilder:
             np.concatenate([*self._waited(), none]),
             np.concatenate([network, none]),
             np.concatenate([sync, none]),
+            np.concatenate([beside, none]) * self.collectives.interference,
+            np.concatenate([beside_once, none]) * self.collectives.interference,
             np.concatenate([*(t.memory - t.activations for t in self.model.tables), none]),
             np.concatenate([gradients, none]),
             np.concatenate([saved, none]),
@@ -135,7 +136,7 @@ class _BoundBuilder:
     # What a choice costs by itself.
 
     def _rows(self, number: int, name: str, again: bool) -> list[tuple[float, ...]]:
-        """(forward, network, sync, gradients, saved) of every choice of an op."""
+        """What every choice of an op costs by itself: see the columns in `build`."""
         op, choices = self.graph.op(name), self.model.choices[number]
         kept = tuple(self.kept.get(name, ()))
         owned = tuple(p for p in op.inputs if self.owner.get(p) == name)
@@ -146,15 +147,40 @@ class _BoundBuilder:
             for x, choice in enumerate(choices):
                 split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
-                network, sync, gradients = self._parameters(op, choice)
+                network, sync, gradients, sums = self._parameters(op, choice)
+                beside, once = self._beside(op, choice, network, sums)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
-                found.append((seconds, network, sync, gradients, saved))
+                found.append((seconds, network, sync, gradients, saved, beside, once))
             self.known[key] = found
         return self.known[key]
 
-    def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float]:
-        """Network seconds for each micro-batch and once a step; bytes of gradients."""
+    def _beside(
+        self, op: Op, choice: SplitChoice, network: float, sums: float
+    ) -> tuple[float, float]:
+        """What computing pays for collectives beside it, as parts of them: always, and if once.
+
+        Every task pays for no more than its own time: the forward for a gather, the gradients for
+        another one and for sums. What one cannot pay another may, which does not count here.
+        """
+        if not self.collectives.interference or not (network or sums):
+            return 0.0, 0.0
+        split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
+
+        def seconds(ops: Sequence[Op]) -> float:
+            return sum(op_cost(self.graph, each, self.kind, split).seconds for each in ops)
+
+        gradients = self.gradient_ops[op.name]
+        weights = seconds([each for each in gradients if each.phase == "wgrad"])
+        if choice.zero != 3:
+            return 0.0, min(sums, weights)
+        data = [each for each in gradients if each.phase == "dgrad"]
+        gather = (network - sums) / (1 + bool(data))
+        paid = min(gather, seconds((op,))) + min(sums, weights)
+        return paid + (min(gather, seconds(data)) if data else 0.0), 0.0
+
+    def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float, float]:
+        """Network seconds for each micro-batch and once a step; bytes of gradients; the sums."""
         sync = gradients = 0.0
         shared = choice.zero == 3
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
@@ -180,7 +206,8 @@ class _BoundBuilder:
             for axis in axes
         )
         sums = self._sums(op, choice)
-        return network + (sums if shared else 0.0), sync + (0.0 if shared else sums), gradients
+        each, once = network + (sums if shared else 0.0), sync + (0.0 if shared else sums)
+        return each, once, gradients, sums
 
     def _sums(self, op: Op, choice: SplitChoice) -> float:
         """Seconds to add up an op's gradients, by bandwidth alone."""
@@ -197,8 +224,7 @@ class _BoundBuilder:
         return seconds
 
     def _bandwidth(self, collective: str, size: float, axis: int) -> float:
-        whole = self.collectives.seconds(collective, HUGE_BYTES, self.groups[axis])
-        return size * whole / HUGE_BYTES
+        return self.collectives.by_bandwidth(collective, size, self.groups[axis])
 
     def _saved_bytes(
         self, op: Op, choice: SplitChoice, gradient: Call, place: int, most: int

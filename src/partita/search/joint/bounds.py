@@ -11,8 +11,8 @@ with T the least of `bound_segments`, which adds up over segments. The bound let
 to the rank where it is cheapest; mu makes all ranks about equally cheap. Families of orders:
 
     single       one stage, so one mesh for all segments
-    one stage    rank r waits for a forward of the segments before it that its first needs, one
-                 after the other; k_r = 1 holds for every order
+    one stage    rank r has a layer range: the least over all cuts of the most over the ranks
+                 (`line_bound`) is no less than with any weights mu; k_r = 1 holds for every order
     interleaved  k_r is the most micro-batches that all virtual stages of a rank hold at a moment,
                  read off the orders; first stages may be as short as a segment, so that rank r
                  waits for r of them
@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from partita.schedules.named import NAMED
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
+from partita.search.joint.line_bound import Paths, least_cuts_s, range_sums
 from partita.search.joint.strategies import MeshStrategies
 
 Floats = npt.NDArray[np.float64]
@@ -48,6 +49,14 @@ class AscentSettings:
     most_tried: int = 24
 
 
+@dataclass(frozen=True, eq=False)
+class LineRanges:
+    """Of every layer range of a line: longest paths, and what a step takes by computing alone."""
+
+    paths: Paths
+    costs: Floats
+
+
 @dataclass
 class CellBound:
     """The question: strategies on every mesh, the ranks, the budget of a device."""
@@ -57,10 +66,11 @@ class CellBound:
     num_microbatches: int
     budget: float
     training: bool
-    waits_from: int = 0  # segments before this one may run beside it: they are not waited for
+    line: LineRanges | None = None  # where there are orders with one stage on each rank
+    # Where there are orders with several: the bound for what segments take in a step.
+    virtual: Callable[[Floats], float] | None = None
+    first_waits: Floats | None = None  # of each rank in these orders
     busy_only: bool = False
-    plain: bool = True  # are there orders with one stage on each rank?
-    interleaved: bool = True  # are there orders with several?
     ascent: AscentSettings = AscentSettings()
     _known: dict[Multipliers, Floats] = field(default_factory=dict)
 
@@ -109,9 +119,9 @@ class CellBound:
                 for mesh in self.meshes
             ]
         families: list[Family] = []
-        if self.plain and self.training:
+        if self.line is not None:
             families.append(self._one_stage)
-        if self.interleaved or not self.training:
+        if self.virtual is not None:
             families.append(self._interleaved)
         families = families if self._may_fit() else []
         families.sort(key=lambda family: family(0.0, 0.0))
@@ -127,16 +137,10 @@ class CellBound:
         """May the ranks hold what must lie there, each segment on the mesh where it is least?"""
         held = np.full(len(self.meshes[0].fold.like), math.inf)
         for mesh in self.meshes:
-            held = np.minimum(held, mesh.bounds.least_bytes())
+            held = np.minimum(held, mesh.quick_bounds.least_bytes())
             if float(held.sum()) / self.num_ranks <= self.budget:
                 return True
         return False
-
-    @functools.cached_property
-    def _forward(self) -> Floats:
-        """Per segment, the least seconds of one forward."""
-        forward: Floats = np.min([mesh.quickest.forward for mesh in self.meshes], axis=0)
-        return forward
 
     def _climbed(self, family: Family, enough: float) -> float:
         """The best of a family's bounds: dual ascent on a grid that becomes finer.
@@ -174,18 +178,23 @@ class CellBound:
         return float(mesh.least(at).sum()) - multiplier * self.budget
 
     def _one_stage(self, network: float, multiplier: float) -> float:
-        """Ranks in a line, each with one stage: rank r waits for a forward of those before it."""
-        own = self._least(Multipliers(network, multiplier, 1.0, sync=True))
-        forward = self._forward.copy()
-        forward[: self.waits_from] = 0.0
-        return waiting_bound_s(own, forward, self.num_ranks) - multiplier * self.budget
+        """Ranks in a line, each with one layer range."""
+        assert self.line is not None, "families are those that there are"
+        own = self._least(
+            Multipliers(
+                network, multiplier, sync=self.training and network > 0, busy_only=self.busy_only
+            )
+        )
+        costs = self.line.paths.start + range_sums(own) - multiplier * self.budget
+        return least_cuts_s([np.maximum(self.line.costs, costs)] * self.num_ranks)
 
     def _interleaved(self, network: float, multiplier: float) -> float:
         """Ranks with several virtual stages: what they hold at a time counts."""
+        assert self.virtual is not None, "families are those that there are"
+        if not network and not multiplier:  # then bubbles are known, too
+            return self.virtual(self._least(Multipliers(busy_only=self.busy_only)))
         p, m = self.num_ranks, self.num_microbatches
-        flights = [1.0] * p
-        if self.training and multiplier:
-            flights = fewest_in_flight(p, m)
+        flights = fewest_in_flight(p, m) if multiplier else [1.0] * p
         low, high = min(flights), max(flights)
         at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
         at_high = (
@@ -201,56 +210,24 @@ class CellBound:
         scale = 1 / sum(1 / total for total in totals)
         weights = [scale / total for total in totals]
         weighted = [weight * cost for weight, cost in zip(weights, costs, strict=True)]
-        waits = float(np.array(weights) @ self._first_waits())
+        waits = 0.0 if self.first_waits is None else float(np.array(weights) @ self.first_waits)
         return float(np.min(weighted, axis=0).sum()) + waits - multiplier * self.budget
-
-    def _first_waits(self) -> Floats:
-        """What each rank waits for at least: r stages come before its first, each with a segment.
-
-        Only where every segment reads from the one before it: else a later stage may be first.
-        """
-        if self.waits_from or self.busy_only or not self.training:
-            return np.zeros(self.num_ranks)
-        array: Floats = np.concatenate(([0.0], np.cumsum(self._forward)))[: self.num_ranks]
-        return array
 
     def _least(self, at: Multipliers) -> Floats:
         """Per segment the least of all meshes; one that computes no less is not asked further."""
         if at not in self._known:
-            first, *others = self.meshes
-            least = first.bounds.least(at)
-            for mesh in others:
+            free = not at.network and not at.s_per_byte
+            least = np.full(len(self.meshes[0].fold.like), math.inf)
+            for mesh in self.meshes:
                 if ((1 - at.network) * mesh.compute_bound < least).any():
-                    least = np.minimum(least, mesh.bounds.least(at))
+                    bounds = mesh.quick_bounds if free else mesh.bounds
+                    least = np.minimum(least, bounds.least(at))
             self._known[at] = least
         return self._known[at]
 
 
 def _itself(family: Family) -> Family:
     return family
-
-
-def waiting_bound_s(own: Floats, forward: Floats, num_ranks: int) -> float:
-    """The least over segments on ranks in a line, where a rank waits for forwards before it.
-
-    `own` is what a segment takes of a rank in a step; `forward` what ranks behind wait for it.
-    Weights of the ranks make all of them about equally dear.
-    """
-    total = float(own.sum())
-    if total <= 0:
-        return 0.0
-    share = float(forward.sum()) / total  # of a forward in all that a rank does in a step
-    after = 0.0  # weight of the ranks behind, as a part of what all ranks cost alike
-    weights, behind = [], []
-    for _ in range(num_ranks):
-        behind.append(after)
-        weights.append(max(0.0, 1.0 - share * after))
-        after += weights[-1]
-    costs = [
-        (weight * own + later * forward) / after
-        for weight, later in zip(weights, behind, strict=True)
-    ]
-    return float(np.min(costs, axis=0).sum())
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.memory import model_memory, workspace_bytes
-from partita.costs.op_bounds import op_lower_bound_s
 from partita.costs.patterns import Patterns
 from partita.costs.roofline import op_cost
-from partita.costs.sharding import LEVELS
+from partita.costs.sharding import LEVELS, Keep
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph
-from partita.plans import CHECKPOINTING, Axis, Mesh, Schedule, Stage
+from partita.plans import CHECKPOINTING, Axis, Mesh, OpSplit, Schedule, Stage
 from partita.problems.joint import (
     Cell,
     FlightKey,
@@ -42,7 +39,6 @@ from partita.problems.joint import (
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
-from partita.search.joint.bounds import CellBound, waiting_bound_s
 from partita.search.joint.groupings import (
     device_groupings,
     divisors,
@@ -52,12 +48,7 @@ from partita.search.joint.groupings import (
 )
 from partita.search.joint.orders import in_flight, joint_schedule, refused
 from partita.search.joint.stage_bound import StageBound
-from partita.search.joint.strategies import (
-    MULTIPLIERS,
-    DistinctOps,
-    MeshStrategies,
-    SplitStrategy,
-)
+from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
 
 K = TypeVar("K")
@@ -105,6 +96,9 @@ class ModelSettings:
     most_weighted: int = 4  # micro-batches of one stage over heterogeneous devices
     close: float = 1e-5  # splits so near to the best are good enough
     most_sweeps: int = 400  # of the sharding search for one mesh and multiplier; most need a few
+    # Lagrange multipliers on bytes, each with its strategies: by the model's time per byte.
+    multipliers: tuple[float, ...] = (0.0, 0.05, 0.5, 5.0)
+    inference_multipliers: tuple[float, ...] = (0.0, 0.05, 0.5)  # it keeps less
     half: float = 0.5  # of a node's memory: what parameters and states should fill
 
 
@@ -124,6 +118,9 @@ class JointModel:
     pinned_schedule: str | None = None
     pinned_stages: int | None = None
     name: str = ""
+    # Which splits of an op may be on a mesh of these axes, the strictest last; none: all may.
+    keeps: Callable[[Sequence[Axis]], tuple[Keep, ...]] = field(default=lambda axes: ())
+    suits: Callable[[Mesh, Sequence[OpSplit]], bool] = field(default=lambda mesh, splits: True)
     settings: ModelSettings = ModelSettings()
     chain: Chain = field(init=False)
     fold: Folded = field(init=False)
@@ -192,10 +189,12 @@ class JointModel:
         pinned = self.pinned_schedule
         if pinned is not None and pinned not in (*names, *virtual):
             names = [pinned] if NAMED[pinned].layout == "line" else []
+        names = names if self.allow("vpp", 1) else []
         joint_schedules = [joint_schedule(name) for name in names if self.allow("schedule", name)]
         for name, chunks in virtual.items() if self.training else ():
             if self.allow("schedule", name):
-                joint_schedules += [joint_schedule(name, count) for count in chunks]
+                counts = [count for count in chunks if self.allow("vpp", count)]
+                joint_schedules += [joint_schedule(name, count) for count in counts]
         return tuple(joint_schedules)
 
     def _counts(self) -> list[int]:
@@ -294,10 +293,17 @@ class JointModel:
             if key.in_flight == 1 and self._replicas_matter(self._first[key.pattern]):
                 # Splits for parameters that are not sharded at all differ, and may be quicker.
                 split_strategies += replace(
-                    on_mesh, levels=REPLICATED, multipliers=MULTIPLIERS[:1]
+                    on_mesh, levels=REPLICATED, multipliers=self.settings.multipliers[:1]
                 ).strategies
-            self._splits[key] = tuple(split_strategies)
+            for keep in self.keeps(self._mesh(key).axes)[1:]:
+                split_strategies += replace(on_mesh, keep=keep).strategies
+            self._splits[key] = tuple(filter(self._suitable, split_strategies))
         return self._splits[key]
+
+    def _suitable(self, strategy: SplitStrategy) -> bool:
+        """Is it what was asked for, on the model as a whole?"""
+        ops = [op for segment in self.fold.segments for op in segment]
+        return self.suits(strategy.mesh, strategy.splits(ops, self.fold))
 
     def _replicas_matter(self, group: tuple[int, ...]) -> bool:
         """May a device of a single stage hold everything, and as much again?"""
@@ -314,12 +320,15 @@ class JointModel:
         """What is known of one mesh, shared by all that lie alike."""
         key = (mesh.axes, self.patterns.pattern(mesh.devices), num_microbatches, flight)
         if key not in self._meshes:
-            graph, distinct = self.micro(num_microbatches), self._distinct_ops(num_microbatches)
+            graph, distinct = self.micro(num_microbatches), self.distinct_ops(num_microbatches)
+            settings = self.settings
             self._meshes[key] = MeshStrategies(
                 graph, self.fold, self.cluster, mesh, num_microbatches, flight, self._solve,
                 self._prove, self.collectives, distinct,
-                MULTIPLIERS if self.training else MULTIPLIERS[:3], self.levels,
+                settings.multipliers if self.training else settings.inference_multipliers,
+                self.levels,
                 self.allow("recompute", "selective"),
+                keep=next(iter(self.keeps(mesh.axes)), None),
             )  # fmt: skip
         return self._meshes[key]
 
@@ -329,7 +338,8 @@ class JointModel:
             self._graphs[num_microbatches] = rebatch(self.base, self.batch // num_microbatches)
         return self._graphs[num_microbatches]
 
-    def _distinct_ops(self, num_microbatches: int) -> DistinctOps:
+    def distinct_ops(self, num_microbatches: int) -> DistinctOps:
+        """The ops of a micro-batch that differ."""
         if num_microbatches not in self._distinct:
             distinct_ops = DistinctOps.of(self.micro(num_microbatches), self.fold)
             self._distinct[num_microbatches] = distinct_ops
@@ -419,176 +429,12 @@ class JointModel:
                 )
         return readers
 
-    # Bounds of cells.
-
     def meshes_of(self, cell: Cell, group: int) -> list[MeshStrategies]:
         """What is known of the meshes of a group."""
         keys = (
             self.problem.key(cell, group, shape) for shape in self.problem.meshes_of(cell, group)
         )
         return [self.on_mesh(self._mesh(key), key.num_microbatches, key.in_flight) for key in keys]
-
-    def _each_group(self, cell: Cell) -> dict[int, list[MeshStrategies]]:
-        """The meshes of every group, by pattern: those that lie alike once."""
-        patterns = self.problem.groupings[cell.grouping].patterns
-        first = {pattern: group for group, pattern in reversed(list(enumerate(patterns)))}
-        return {pattern: self.meshes_of(cell, group) for pattern, group in first.items()}
-
-    def cell_bound(self, cell: Cell, *, busy_only: bool = False) -> CellBound | None:
-        """What no plan of a cell is below, by multipliers; None: there is no such plan."""
-        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
-        if not meshes:
-            return None
-        grouping = self.problem.groupings[cell.grouping]
-        return CellBound(
-            meshes,
-            grouping.num_groups,
-            cell.num_microbatches,
-            max(map(self.memory_bytes, grouping.devices)),
-            self.training,
-            self._waits_from,
-            busy_only,
-            plain=any(each.virtual_stages == 1 for each in self.schedules),
-            interleaved=self.has_virtual_stages(cell),
-        )
-
-    def has_virtual_stages(self, cell: Cell) -> bool:
-        """Has the space orders with several stages on each group for a cell?"""
-        p, m = self.problem.groupings[cell.grouping].num_groups, cell.num_microbatches
-        return any(
-            each.virtual_stages > 1 and not refused(each.name, p, each.virtual_stages, m)
-            for each in self.schedules
-        )
-
-    def waiting_bound_s(self, cell: Cell) -> float:
-        """Computing and the wait for the first forward, for one stage on each of equal groups."""
-        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
-        own = np.min([mesh.compute_bound for mesh in meshes], axis=0)
-        forward = np.min([mesh.quickest.forward for mesh in meshes], axis=0)
-        forward[: self._waits_from] = 0.0
-        return waiting_bound_s(own, forward, self.problem.groupings[cell.grouping].num_groups)
-
-    @functools.cached_property
-    def _waits_from(self) -> int:
-        """The first segment from which on each reads what the one before it made.
-
-        A stage that begins there or later waits for all segments in between, one after the other;
-        what comes before may run beside them (a decoder's first layers beside the encoder).
-        """
-        apart = [k for k, own in enumerate(self._sources) if k and k - 1 not in own]
-        return max(apart, default=0)
-
-    def launch_bound_s(self, cell: Cell) -> float:
-        """All work over all devices, and the launches of every op for every micro-batch.
-
-        Each group launches its ops m times; on average that is m / p of all. On heterogeneous
-        devices work is shared otherwise: nothing is said there.
-        """
-        if not self.cluster.is_homogeneous:
-            return 0.0
-        work_s, launches_s = self._work_and_launches
-        num_groups = self.problem.groupings[cell.grouping].num_groups
-        return work_s + cell.num_microbatches * launches_s / num_groups
-
-    @functools.cached_property
-    def _work_and_launches(self) -> tuple[float, float]:
-        graph, kind = self.micro(1), self.cluster.kinds[0]
-        distinct = self._distinct_ops(1)
-        counts = distinct.counts[list(self.fold.like)].sum(axis=0)
-        launches = [
-            sum(op_cost(graph, op, kind).launch_s for op in phases) for phases in distinct.phases
-        ]
-        work = [
-            sum(op_lower_bound_s(graph, op, kind) for op in phases) for phases in distinct.phases
-        ]
-        return float(counts @ work) / self.cluster.num_devices, float(counts @ launches)
-
-    def compute_bound_s(self, cell: Cell) -> float:
-        """A lower bound that counts nothing but computing, found at once.
-
-        With seconds t_r of every segment on group r and weights of the groups that add up to 1,
-        no step is below the sum over segments of min_r weight_r t_r: each segment runs somewhere.
-        A single stage has one mesh for all.
-        """
-        patterns = self.problem.groupings[cell.grouping].patterns
-        known = {
-            pattern: [mesh.compute_bound for mesh in meshes]
-            for pattern, meshes in self._each_group(cell).items()
-        }
-        if len(patterns) == 1:
-            return float(min(row.sum() for row in known[patterns[0]]))
-        least = {pattern: np.min(rows, axis=0) for pattern, rows in known.items()}
-        rows = [least[pattern] for pattern in patterns]
-        speeds = np.array([1 / max(float(row.sum()), 1e-30) for row in rows])
-        weights = speeds / speeds.sum()  # so that all groups are about equally busy
-        return float((weights[:, None] * np.array(rows)).min(axis=0).sum())
-
-    def path_and_compute_s(self, cell: Cell) -> float:
-        """The longest path and computing together, where segments run one after the other.
-
-        A step is no shorter than the path of a micro-batch, nor than the work of any group; so for
-        a part a and weights b_r that add up to 1 - a, no shorter than the sum over segments of
-        min_r (a path_r + b_r work_r). On equal groups this is the larger of both.
-        """
-        if self._waits_from:
-            return 0.0
-        patterns, m = self.problem.groupings[cell.grouping].patterns, cell.num_microbatches
-        work, path = {}, {}
-        for pattern, meshes in self._each_group(cell).items():
-            work[pattern] = m * np.min([mesh.quickest.total for mesh in meshes], axis=0)
-            both = [mesh.quickest.forward + mesh.quickest.backward for mesh in meshes]
-            path[pattern] = np.min(both, axis=0)
-        speeds = np.array([1 / max(float(work[pattern].sum()), 1e-30) for pattern in patterns])
-        works = np.array([work[pattern] for pattern in patterns])
-        paths = np.array([path[pattern] for pattern in patterns])
-        fastest = np.arange(len(speeds)) == speeds.argmax()
-        return max(
-            float((a * paths + (1 - a) * weights[:, None] * works).min(axis=0).sum())
-            for weights in (speeds / speeds.sum(), fastest.astype(np.float64))
-            for a in (0.2, 0.4, 0.6, 0.8)
-        )
-
-    def longest_path_s(self, cell: Cell) -> float:
-        """One micro-batch's segments one after the other, as they need each other, there and back.
-
-        Holds for every order and number of stages: a segment runs on one group, op by op, after
-        the segments that it reads from; its data gradients after those of its readers.
-        """
-        meshes = [mesh for own in self._each_group(cell).values() for mesh in own]
-        forward = np.min([mesh.quickest.forward for mesh in meshes], axis=0)
-        backward = np.min([mesh.quickest.backward for mesh in meshes], axis=0)
-        ends, sources = np.zeros(len(forward)), self._sources
-        for number, own in enumerate(forward):
-            ends[number] = own + max((ends[k] for k in sources[number]), default=0.0)
-        if not self.training:
-            return float(ends.max())
-        after = ends.copy()  # a segment's backward comes after its forward and its readers'
-        for number in reversed(range(len(forward))):
-            after[number] += backward[number]
-            for k in sources[number]:
-                after[k] = max(after[k], after[number])
-        return float(after.max())
-
-    @functools.cached_property
-    def _sources(self) -> tuple[tuple[int, ...], ...]:
-        """Of every segment of the chain, the segments that made what it reads."""
-        maker = {
-            name: number
-            for number, segment in enumerate(self.chain.segments)
-            for op in segment.ops
-            for name in self.graph.op(op).outputs
-        }
-        return tuple(
-            tuple(
-                sorted({
-                    maker[name]
-                    for op in segment.ops
-                    for name in self.graph.op(op).inputs
-                    if maker.get(name, number) != number
-                })
-            )
-            for number, segment in enumerate(self.chain.segments)
-        )  # fmt: skip
 
 
 def mesh_on(shape: MeshShape, devices: Sequence[int]) -> Mesh:

@@ -1,58 +1,95 @@
 """Bounds of the cells of a model's space, for plans that are simulated: cheap ones first."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.problems.joint import Cell
-from partita.search.joint.bounds import CellBound
+from partita.search.joint.bounds import CellBound, LineRanges
+from partita.search.joint.compute_bounds import ComputeBounds
 from partita.search.joint.model import JointModel
+from partita.search.joint.virtual_bound import first_waits
+
+ROUNDING = 1 - 1e-9  # sums in another order round differently
 
 
 @dataclass
 class PlanBounds:
-    """Bounds of the cells of one model's space, for simulated plans, at three levels.
+    """Bounds of the cells of one model's space, for simulated plans, from cheap to strong.
 
-    0  launches, computing alone with every op at its quickest split, and the longest path of one
-       micro-batch
-    1  `CellBound` without multipliers
-    2  the same after dual ascent
-
-    On heterogeneous devices there is the first only.
+    On equal devices: all work over all devices; computing alone, with every op at its quickest
+    split (both `compute_bounds`); `CellBound` without multipliers; the same after dual ascent. On
+    heterogeneous devices: computing alone; the same over all cuts.
     """
 
     model: JointModel
     busy_only: bool = False  # is the objective the steady-state throughput?
     _cells: dict[Cell, CellBound | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.computing = ComputeBounds(self.model, self.busy_only)
+
     @property
     def num_levels(self) -> int:
         """How many there are."""
-        return 3 if self.model.cluster.is_homogeneous else 1
+        return len(self._levels())
 
     def bound(self, cell: Cell, level: int, enough: float) -> float:
         """The bound at a level; infinite where no plan of the cell fits."""
-        if level == 0:
-            num_groups = self.model.problem.groupings[cell.grouping].num_groups
-            quick = self.model.launch_bound_s(cell)
-            if quick >= enough:
-                return quick
-            compute = self.model.compute_bound_s(cell)
-            path = 0.0
-            if not self.busy_only and cell.num_microbatches < num_groups:
-                path = self.model.longest_path_s(cell)  # else groups are busy for longer
-                if not self.model.cluster.is_homogeneous:
-                    path = max(path, self.model.path_and_compute_s(cell))
-            in_line = num_groups > 1 and not self.model.has_virtual_stages(cell)
-            if in_line and self.model.training and self.num_levels > 1:
-                compute = max(compute, self.model.waiting_bound_s(cell))
-            return max(compute, path) * (1 - 1e-9)  # sums in another order round differently
-        cell_bound = self.cell_bound(cell)
-        if cell_bound is None:
-            return math.inf
-        return cell_bound.quick_s if level == 1 else cell_bound.climbed_s(enough)
+        return self._levels()[level](cell, enough)
+
+    def _levels(self) -> tuple[Callable[[Cell, float], float], ...]:
+        computing = self.computing
+        if not self.model.cluster.is_homogeneous:
+            return (
+                lambda cell, _: computing.computing_s(cell) * ROUNDING,
+                lambda cell, _: computing.cuts_s(cell) * ROUNDING,
+            )
+        return (
+            lambda cell, _: computing.ideal_s(cell) * ROUNDING,
+            lambda cell, _: computing.computing_s(cell) * ROUNDING,
+            self._without_multipliers,
+            self._with_multipliers,
+        )
+
+    def _without_multipliers(self, cell: Cell, enough: float) -> float:
+        bound = self.cell_bound(cell)
+        return math.inf if bound is None else bound.quick_s
+
+    def _with_multipliers(self, cell: Cell, enough: float) -> float:
+        bound = self.cell_bound(cell)
+        return math.inf if bound is None else bound.climbed_s(enough)
 
     def cell_bound(self, cell: Cell) -> CellBound | None:
         """The bounds of a cell by multipliers; None where there is no such plan."""
         if cell not in self._cells:
-            self._cells[cell] = self.model.cell_bound(cell, busy_only=self.busy_only)
+            self._cells[cell] = self._cell_bound(cell)
         return self._cells[cell]
+
+    def _cell_bound(self, cell: Cell) -> CellBound | None:
+        model, computing = self.model, self.computing
+        meshes = computing.meshes(cell)
+        if not meshes:
+            return None
+        grouping = model.problem.groupings[cell.grouping]
+        line = virtual = waits = None
+        if grouping.num_groups > 1:
+            if any(each.virtual_stages == 1 for each in model.schedules):
+                line = LineRanges(*computing.line_paths(cell))
+            if computing.has_virtual_stages(cell):
+                seconds = computing.quickest(cell)
+                virtual = functools.partial(computing.virtual_s, cell, seconds=seconds)
+                if computing.counts_waits:
+                    waits = first_waits(seconds.forward, grouping.num_groups)
+        return CellBound(
+            meshes,
+            grouping.num_groups,
+            cell.num_microbatches,
+            max(map(model.memory_bytes, grouping.devices)),
+            model.training,
+            line,
+            virtual,
+            waits,
+            self.busy_only,
+        )

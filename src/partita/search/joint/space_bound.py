@@ -36,12 +36,18 @@ class SpaceBound:
     bounds: CellBounds
     _known: dict[Cell, tuple[float, int]] = field(default_factory=dict)  # bound, level
 
-    def rules_out(self, cell: Cell, objective: float, most_levels: int = 2) -> bool:
+    def rules_out(self, cell: Cell, objective: float, most_levels: int) -> bool:
         """Is nothing of a cell below an objective, by its first levels?"""
-        for level in range(min(most_levels, self.bounds.num_levels)):
-            if self.at(cell, level, objective) >= objective:
-                return True
-        return False
+        return self.up_to(cell, most_levels - 1, objective) >= objective
+
+    def up_to(self, cell: Cell, last: int, enough: float) -> float:
+        """The bound of a cell at the first level that is enough, or at the last one asked for."""
+        value = 0.0
+        for level in range(min(last + 1, self.bounds.num_levels)):
+            value = self.at(cell, level, enough)
+            if value >= enough:
+                break
+        return value
 
     def at(self, cell: Cell, level: int, enough: float = math.inf) -> float:
         """The best bound of a cell, at least at a level."""

@@ -7,8 +7,9 @@ checkpointing runs again is chosen for each strategy (`selective`).
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,12 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
-from partita.costs.roofline import op_cost
+from partita.costs.op_bounds import op_lower_bound_s
+from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
     LEVELS,
+    Keep,
     ShardingModel,
     SplitChoice,
     Weights,
@@ -33,17 +36,17 @@ from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
 from partita.graph.traffic import elements
-from partita.plans import Mesh, OpSplit
+from partita.plans import Axis, Mesh, OpSplit
 from partita.problems.joint import JointStrategy, TiedBytes
 from partita.problems.sharding import ShardingProblem
 from partita.search.joint.bound_segments import BoundSegments
 from partita.search.joint.bound_tables import bound_segments
+from partita.search.joint.line_bound import SegmentSeconds
 from partita.search.joint.selective import Again, Selective
 
 Floats = npt.NDArray[np.float64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
-
-MULTIPLIERS = (0.0, 0.05, 0.5, 5.0)  # on a byte, in units of the model's time per byte
+PhaseSeconds = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,17 +84,18 @@ class MeshStrategies:
     prove: Solve
     collectives: Collectives
     distinct: "DistinctOps"
-    multipliers: Sequence[float] = MULTIPLIERS
+    multipliers: Sequence[float]  # on a byte, in units of the model's time per byte
     levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
+    keep: Keep | None = None  # which splits of an op may be
 
     @functools.cached_property
     def model(self) -> ShardingModel:
         """What every choice costs."""
         return sharding_model(
             self.graph, self.cluster, self.mesh, self.levels, self.collectives,
-            self.num_microbatches,
+            self.num_microbatches, self.keep,
         )  # fmt: skip
 
     @functools.cached_property
@@ -108,7 +112,7 @@ class MeshStrategies:
         unit = 0.0
         for multiplier in self.multipliers:
             weights = Weights(
-                hidden=self.overlapped_counts,
+                hidden=max(self.overlapped_counts, self.collectives.interference),
                 s_per_byte=multiplier * unit,
                 in_flight=self.in_flight,
                 selective=self.selective,
@@ -131,51 +135,42 @@ class MeshStrategies:
         )  # fmt: skip
 
     @functools.cached_property
-    def quickest(self) -> "Quickest":
-        """The least seconds of every segment of the chain, each op at its quickest split."""
+    def quick_bounds(self) -> BoundSegments:
+        """The same where neither bytes nor the network have a multiplier.
+
+        Then one ZeRO stage is no worse than the others, which leaves a third of the choices: the
+        one that shards most, or, where computing pays for gathers beside it, the one that shards
+        all but parameters.
+        """
+        best = 1 if self.collectives.interference else max(self.levels)
+        if "model" in self.__dict__ or len(self.levels) == 1 or best not in self.levels:
+            return self.bounds  # made already, or no larger
+        return replace(self, levels=(best,)).bounds
+
+    @functools.cached_property
+    def quickest(self) -> SegmentSeconds:
+        """The least seconds of every segment of the chain, each op at its quickest split.
+
+        Of heterogeneous devices `total` is that of the one with the most to do: each computes its
+        share of every op.
+        """
         rows = [
-            self._quickest(kind, place) for kind, place in heterogeneous(self.cluster, self.mesh)
+            self.distinct.quickest(self.graph, self.fold, kind, self.mesh.axes, place)
+            for kind, place in heterogeneous(self.cluster, self.mesh)
         ]
-        total = max((row[0] for row in rows), key=lambda row: float(row.sum()))
-        forward, backward = (np.min([row[k] for row in rows], axis=0) for k in (1, 2))
-        return Quickest(total, forward, backward)
+        if len(rows) == 1:
+            return rows[0]
+        return SegmentSeconds(
+            max((row.total for row in rows), key=lambda total: float(total.sum())),
+            np.min([row.forward for row in rows], axis=0),
+            np.min([row.backward for row in rows], axis=0),
+            np.min([row.gradients for row in rows], axis=0),
+        )
 
     @property
     def compute_bound(self) -> Floats:
-        """Per segment of the chain the seconds of computing, for all micro-batches.
-
-        A bound that takes next to no time. Of heterogeneous devices it is that of the one with the
-        most to do: each computes its share of every op.
-        """
+        """Per segment of the chain the seconds of computing, for all micro-batches."""
         return self.num_microbatches * self.quickest.total
-
-    def _quickest(self, kind: DeviceKind, place: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Of one device, at its place in the mesh: in all, forward, data gradients."""
-        graph, axes, distinct = self.graph, self.mesh.axes, self.distinct
-        values = np.zeros((3, len(distinct.phases)))
-        for number, phases in enumerate(distinct.phases):
-            call = graph.call(phases[0])
-            splits = {
-                tuple(sorted(ways_of(dims, axes, place).items())) for dims in dims_of(call, axes)
-            }
-            seconds = np.array([
-                [op_cost(graph, op, kind, split).seconds for op in phases]
-                for split in sorted(splits)
-            ])  # fmt: skip
-            back = [k for k, op in enumerate(phases) if op.phase == "dgrad"]
-            least = seconds.min(axis=0)
-            values[:, number] = seconds.sum(axis=1).min(), least[0], least[back].sum()
-        total, forward, backward = (values @ distinct.counts.T)[:, np.array(self.fold.like)]
-        return total, forward, backward
-
-
-@dataclass(frozen=True, eq=False)
-class Quickest:
-    """Seconds of one micro-batch, per segment: in all, of the forward, of the data gradients."""
-
-    total: Floats
-    forward: Floats
-    backward: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +179,9 @@ class DistinctOps:
 
     phases: tuple[tuple[Op, ...], ...]  # the forward op first
     counts: Floats  # of every segment of the folded chain, how many of each
+    # By kind of device and op, what was asked of `quickest`: meshes have many splits in common.
+    seconds_of: dict[str, list[dict[Split, PhaseSeconds]]] = field(default_factory=dict)
+    ideal_of: dict[str, list[tuple[PhaseSeconds, PhaseSeconds]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, fold: Folded) -> "DistinctOps":
@@ -210,6 +208,73 @@ class DistinctOps:
         for k, number in places:
             counts[k, number] += 1
         return cls(tuple(found), counts)
+
+    def per_segment(self, values: Floats, fold: Folded) -> SegmentSeconds:
+        """Sums per segment of the chain; rows are fields, columns the distinct ops."""
+        return SegmentSeconds(*(values @ self.counts.T)[:, np.array(fold.like)])
+
+    def ideal(self, graph: Graph, kind: DeviceKind) -> list[tuple[PhaseSeconds, PhaseSeconds]]:
+        """Of every op: device seconds of its work however it is shared, and of its launches."""
+        if kind.name not in self.ideal_of:
+            self.ideal_of[kind.name] = [
+                (
+                    by_phase(ops, [op_lower_bound_s(graph, op, kind) for op in ops]),
+                    by_phase(ops, [op_cost(graph, op, kind).launch_s for op in ops]),
+                )
+                for ops in self.phases
+            ]
+        return self.ideal_of[kind.name]
+
+    def quickest(
+        self, graph: Graph, fold: Folded, kind: DeviceKind, axes: tuple[Axis, ...],
+        place: tuple[int, ...],
+    ) -> SegmentSeconds:  # fmt: skip
+        """Of a device at its place in a mesh, every op at its quickest split."""
+        values = np.zeros((4, len(self.phases)))
+        known = self.seconds_of.setdefault(kind.name, [{} for _ in self.phases])
+        for number, phases in enumerate(self.phases):
+            dims = dims_of(graph.call(phases[0]), axes)
+            splits = {tuple(sorted(ways_of(each, axes, place).items())) for each in dims}
+            values[:, number] = _least_of_splits(
+                graph, phases, kind, splits, known[number], self.ideal(graph, kind)[number]
+            )
+        return self.per_segment(values, fold)
+
+
+def _least_of_splits(
+    graph: Graph, phases: Sequence[Op], kind: DeviceKind, splits: set[Split],
+    known: dict[Split, PhaseSeconds], ideal: tuple[PhaseSeconds, PhaseSeconds],
+) -> PhaseSeconds:  # fmt: skip
+    """The least seconds of an op over its splits, each figure by itself.
+
+    A split that leaves an axis idle need not be costed where even a part of the work without any
+    loss takes longer than what others take.
+    """
+    least: PhaseSeconds = (math.inf,) * 4
+    ways = {split: math.prod(factor for _, factor in split) for split in splits}
+    for split in sorted(splits, key=lambda each: (-ways[each], each)):
+        row = known.get(split)
+        if row is None:
+            bound = (work / ways[split] + launch for work, launch in zip(*ideal, strict=True))
+            if all(own >= best for own, best in zip(bound, least, strict=True)):
+                continue
+            row = known[split] = _phase_seconds(graph, phases, kind, split)
+        least = tuple(map(min, least, row))  # type: ignore[assignment]
+    return least
+
+
+def _phase_seconds(
+    graph: Graph, phases: Sequence[Op], kind: DeviceKind, split: Split
+) -> PhaseSeconds:
+    """Seconds of an op under a split: in all, forward, data gradients, all gradients."""
+    seconds = [op_cost(graph, op, kind, split).seconds for op in phases]
+    return by_phase(phases, seconds)
+
+
+def by_phase(phases: Sequence[Op], seconds: Sequence[float]) -> PhaseSeconds:
+    """Of the seconds of an op's phases: in all, forward, data gradients, all gradients."""
+    back = sum(own for op, own in zip(phases, seconds, strict=True) if op.phase == "dgrad")
+    return sum(seconds), seconds[0], back, sum(seconds[1:])
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
@@ -257,6 +322,8 @@ class _StrategyReader:
         hidden = np.array([table.hidden[x] for table, x in rows])
         ends = np.array([table.ends[x] for table, x in rows])
         sharded = np.array([choice.zero == 3 for choice in choices])
+        beside = sharded | (self.num_microbatches == 1)  # else gradients are reduced at the end
+        compute = compute + np.where(beside, self.collectives.interference * hidden, 0.0)
         static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
         kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
         dims_of = {op: choice.dims for op, choice in kept.items()}

@@ -1,0 +1,114 @@
+"""What a kind of device reaches in practice: one parameter set per kind, each with its source.
+
+A datasheet gives peaks. A step of training reaches a part of them, launches its kernels from a host
+that may be slower than the device, pays a fixed price per collective, and slows down where
+communication runs beside computing:
+
+    product          2 m n k / (peak products) (1 + half/m) (1 + half/n) (1 + half/k)
+    attention        flops / (peak attention)                 fused
+    elementwise      bytes eager_traffic / (bandwidth memory) eager; fused graphs move fewer bytes
+    block            max(kernels host, device time + kernels gap)
+    collective       fixed + volume / (bandwidth share)       by span: inside a node, across nodes
+    side by side     max(a, b) + interference min(a, b)
+
+The sets lie in `physics.toml`: for every number its value, how sure it is (the relative standard
+error) and where it comes from. A kind without a set of its own takes that of the kind most like it,
+and every forecast for it says so by a wider interval.
+"""
+
+import math
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).with_name("physics.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Physics:
+    """The parameters of one kind of device; shares are of what its datasheet promises."""
+
+    products: float = 0.78
+    products_f8: float = 0.60
+    products_f4: float = 0.45
+    half: float = 68.0  # size of a product's dim at which half of the rate is reached
+    attention_forward: float = 0.45
+    attention_backward: float = 0.35
+    flash_2: float = 1.0  # rate of the attention kernel of 2023 over one tuned for the kind
+    memory: float = 0.85
+    eager_traffic: float = 2.0  # bytes of eager elementwise ops over those of a fused graph
+    host_s: float = 40e-6  # per kernel, eager
+    host_compiled_s: float = 8e-6
+    gap_s: float = 2e-6  # per kernel on the device
+    inside: float = 0.8
+    inside_s: float = 60e-6
+    across: float = 0.8
+    across_s: float = 60e-6
+    hop_s: float = 2e-6  # per rank that a collective across nodes passes
+    interference: float = 0.7
+    action_s: float = 50e-6  # per micro-batch and stage, on the host
+    optimizer: float = 1.0  # passes of the optimizer over the least it must move
+    step_s: float = 5e-3  # once a step
+    workspace_bytes: float = 0.8e9
+    spread: float = 0.08  # standard deviation of log(measured / forecast)
+    most_devices: float = 1.0  # beyond this many nobody compared
+    best_mfu: float = 1.0  # the highest that anyone published, products in 16 bits
+    best_mfu_nodes: float = 1.0  # the same on several nodes
+
+    def host(self, execution: str) -> float:
+        """Seconds of the host per kernel: nothing inside a CUDA graph."""
+        return {"eager": self.host_s, "compiled": self.host_compiled_s, "graph": 0.0}[execution]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One number of a set: how sure it is (relative standard error), and its source."""
+
+    value: float
+    sure: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicsSet:
+    """The parameter set of a kind, and whether it is the kind's own."""
+
+    kind: str
+    physics: Physics
+    parameters: tuple[tuple[str, Parameter], ...]
+    own: bool = True
+
+    @property
+    def spread(self) -> float:
+        """Of forecasts, as a standard deviation of logarithms; wider for a borrowed set."""
+        return self.physics.spread if self.own else math.hypot(self.physics.spread, 0.15)
+
+
+@cache
+def physics_sets() -> dict[str, PhysicsSet]:
+    """All parameter sets of the data file by the name of their kind."""
+    document = tomllib.loads(DATA.read_text(encoding="utf-8"))
+    names = {field.name for field in fields(Physics)}
+    sets: dict[str, PhysicsSet] = {}
+    for table in document["kinds"]:
+        own = {name: Parameter(**entry) for name, entry in table.items() if name in names}
+        parent = sets.get(table.get("like", ""))
+        inherited = dict(parent.parameters) if parent else {}
+        both = {**inherited, **own}
+        values = {name: parameter.value for name, parameter in both.items()}
+        record = PhysicsSet(table["name"], Physics(**values), tuple(sorted(both.items())))
+        for name in (table["name"], *table.get("kinds", ())):
+            sets[name] = record
+    return sets
+
+
+@cache
+def physics_of(kind: str) -> PhysicsSet:
+    """The set of a kind by its preset's name; a like one, marked as borrowed, where it has none."""
+    sets = physics_sets()
+    if kind in sets:
+        return sets[kind]
+    family = next((sets[name] for name in sets if kind.upper().startswith(name.upper())), None)
+    chosen = family or sets["generic"]
+    return PhysicsSet(kind, chosen.physics, chosen.parameters, own=False)

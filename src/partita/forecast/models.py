@@ -1,0 +1,268 @@
+"""The Transformer that a user names: an entry of the zoo, a Hugging Face config.json, a known name.
+
+Parameters and forward FLOPs are those of the zoo's graph where there is one. Latent attention
+(DeepSeek) and Qwen3's experts have no graph here, but their configurations say all that a forecast
+needs; the published ones are known by name. What is not a stack of equal layers (T5 with its two
+stacks, networks of convolutions, saved graphs) is refused: an op-by-op simulation takes any graph.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from partita.capture.onnx_file import is_onnx_spec
+from partita.capture.python_file import is_python_spec
+from partita.errors import InputError, ModelError
+from partita.forecast.transformer import Experts, Latent, Transformer
+from partita.suggest import suggest
+from partita.zoo.bert import BERT, BertSizes
+from partita.zoo.catalogue import MODELS
+from partita.zoo.gpt import GPT2, GPT3, GptSizes
+from partita.zoo.hf import FAMILIES, MAX_LAYERS, USUAL_SEQ, Fields, read_config
+from partita.zoo.llama import LLAMA, MIXTRAL, DecoderSizes
+from partita.zoo.model import ZooModel
+from partita.zoo.spec import named
+from partita.zoo.t5 import T5Sizes
+from partita.zoo.vit import VIT, VitSizes
+
+# The builders of the zoo that make a stack of equal layers, and the sizes of their variants.
+STACKS: dict[str, dict[str, Any]] = {
+    "gpt:gpt2": GPT2,
+    "gpt:gpt3": GPT3,
+    "llama:llama": LLAMA,
+    "llama:mixtral": MIXTRAL,
+    "bert:bert": BERT,
+    "vit:vit": VIT,
+}
+CLASSES = 1000  # of the vision transformers of the zoo
+CHANNELS = 3
+
+_DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_attention_heads": 128, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "vocab_size": 102400,
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128,
+    "num_key_value_heads": 4, "vocab_size": 151936,
+}  # fmt: skip
+# Published configurations of models that have no graph in the zoo.
+KNOWN: dict[str, dict[str, Any]] = {
+    "deepseek-v2-lite": {
+        **_DEEPSEEK, "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
+        "q_lora_rank": None, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek-v2": {
+        **_DEEPSEEK, "num_hidden_layers": 60, "hidden_size": 5120, "intermediate_size": 12288,
+        "moe_intermediate_size": 1536, "n_routed_experts": 160, "n_shared_experts": 2,
+        "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+    },
+    "deepseek-v3": {
+        **_DEEPSEEK, "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 129280,
+    },
+    "qwen3-30b-a3b": {
+        **_QWEN3, "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
+        "intermediate_size": 6144, "moe_intermediate_size": 768,
+    },
+    "qwen3-235b-a22b": {
+        **_QWEN3, "num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64,
+        "intermediate_size": 12288, "moe_intermediate_size": 1536,
+    },
+}  # fmt: skip
+
+
+def transformer_names() -> tuple[str, ...]:
+    """The names that can be forecast; configurations of the families come on top."""
+    return (*(name for name, model in MODELS.items() if model.builder in STACKS), *KNOWN)
+
+
+def transformer_of(spec: str) -> Transformer:
+    """The transformer that `spec` names: `gpt3-175b`, `llama-3-8b@32768`, `config.json@8192`."""
+    if is_python_spec(spec) or is_onnx_spec(spec):
+        raise _refused(spec, "is a model of your own, whose layers are not known by name")
+    plain, _, value = spec.partition("@")
+    known = KNOWN.get(plain.lower().replace("_", "-"))
+    if known is not None:
+        if value and not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) < 2**31):
+            raise ModelError(f"seq {value[:60]!r} after the @", fix="give a number", field=spec)
+        return from_config(known, plain.lower(), int(value) if value else None)
+    try:
+        found = named(spec)
+    except ModelError as error:
+        raise _with_known(error, plain) from None
+    if found.config is not None:
+        try:
+            return from_config(found.config, found.name, found.value)
+        except InputError as error:
+            file = spec.partition("@")[0]
+            raise ModelError(error.found, fix=error.fix, field=error.field, file=file) from None
+    assert found.model is not None
+    if found.model.builder not in STACKS:
+        raise _refused(spec, "is not a stack of equal transformer layers")
+    return _of_entry(found.model, found.value or found.model.default)
+
+
+def _refused(spec: str, why: str) -> ModelError:
+    return ModelError(
+        why,
+        fix=f"strategies by name are for {', '.join(_kinds())} and config.json of "
+        f"{', '.join(_families())}; `partita plan`, and `partita simulate` without a strategy, "
+        "take any graph",
+        field=spec,
+    )
+
+
+def _kinds() -> list[str]:
+    """The families of the zoo by the beginning of their names."""
+    return ["gpt2*", "gpt3-*", "llama-*", "mixtral-*", "bert-*", "vit-*", *KNOWN]
+
+
+def _families() -> list[str]:
+    """The families whose configurations are read; T5 has two stacks."""
+    return sorted({*FAMILIES, *LATER} - {"t5"})
+
+
+def _with_known(error: ModelError, name: str) -> ModelError:
+    """A misspelt name may mean one that only forecasts know."""
+    if error.file or "no model" not in error.found:
+        is_graph = bool(error.file) and "is a graph" in error.found
+        return _refused(error.file, error.found) if is_graph else error
+    near = suggest(name, transformer_names())
+    return ModelError(error.found, fix=f"{near} (partita models lists those of the zoo)")
+
+
+def _of_entry(model: ZooModel, value: int) -> Transformer:
+    sizes = STACKS[model.builder][str(dict(model.preset)["variant"])]
+    if isinstance(sizes, VitSizes):
+        return _vit(model.name, sizes, value)
+    return from_sizes(model.name, sizes, value)
+
+
+def from_sizes(
+    name: str, sizes: GptSizes | BertSizes | DecoderSizes | T5Sizes, seq: int
+) -> Transformer:
+    """The transformer of the zoo's sizes at a sequence length."""
+    if isinstance(sizes, T5Sizes):
+        raise _refused(name, "has an encoder and a decoder, not one stack of equal layers")
+    if isinstance(sizes, DecoderSizes):
+        return _decoder(name, sizes, seq)
+    if seq > sizes.positions:
+        raise ModelError(
+            f"{seq} positions, and the model has learned {sizes.positions}",
+            fix=f"choose at most {sizes.positions}",
+            field=name,
+        )
+    encoder = isinstance(sizes, BertSizes)
+    return Transformer(
+        name, sizes.layers, sizes.width, sizes.heads, sizes.inner or 4 * sizes.width, sizes.vocab,
+        seq, tied=sizes.tied, causal=not encoder, num_positions=sizes.positions, transform=encoder,
+    )  # fmt: skip
+
+
+def _decoder(name: str, sizes: DecoderSizes, seq: int) -> Transformer:
+    windows = [window for window in sizes.windows if window]
+    experts = None
+    if sizes.experts is not None:
+        given = sizes.experts
+        experts = Experts(
+            given.count, given.top_k, given.inner, given.shared, len(sizes.dense_layers)
+        )
+    return Transformer(
+        name, sizes.layers, sizes.width, sizes.heads, sizes.inner, sizes.vocab, seq,
+        kv_heads=sizes.kv_heads, head_size=sizes.head_size, gated=True, biases=False,
+        tied=sizes.tied, positions=False, experts=experts,
+        window=max(windows, default=0), windowed_share=len(windows) / sizes.layers,
+    )  # fmt: skip
+
+
+def _vit(name: str, sizes: VitSizes, size: int) -> Transformer:
+    if size % sizes.patch:
+        raise ModelError(
+            f"size {size}, which patches of {sizes.patch} do not divide",
+            fix=f"choose a multiple of {sizes.patch}",
+            field=name,
+        )
+    return Transformer(
+        name, sizes.layers, sizes.width, sizes.heads, sizes.inner, CLASSES,
+        (size // sizes.patch) ** 2 + 1, tied=False, causal=False,
+        patch_features=CHANNELS * sizes.patch**2, classifies=True,
+    )  # fmt: skip
+
+
+def from_config(config: dict[str, Any], name: str = "", seq: int | None = None) -> Transformer:
+    """The transformer of a Hugging Face configuration."""
+    kind = config.get("model_type")
+    label = name or str(kind)
+    if isinstance(kind, str) and kind in LATER:
+        return LATER[kind](Fields(config), label, seq)
+    if kind not in FAMILIES:
+        raise ModelError(
+            f"is {str(kind)[:60]!r}, a family that is not read",
+            fix=f"read are {', '.join(_families())}",
+            field="model_type",
+        )
+    sizes, usual_seq = read_config(config)
+    return from_sizes(label, sizes, seq or usual_seq)
+
+
+def _common(fields: Fields, name: str, seq: int | None) -> Transformer:
+    """What all decoders of today have in common; families add what is theirs."""
+    heads = fields.whole("num_attention_heads", 32)
+    limit = fields.whole("max_position_embeddings", USUAL_SEQ)
+    return Transformer(
+        name,
+        fields.whole("num_hidden_layers", 32, most=MAX_LAYERS),
+        fields.whole("hidden_size", 4096),
+        heads,
+        fields.whole("intermediate_size", 11008),
+        fields.whole("vocab_size", 32000),
+        seq or min(limit, USUAL_SEQ),
+        kv_heads=fields.maybe("num_key_value_heads", heads) or heads,
+        head_size=fields.maybe("head_dim") or 0,
+        gated=True,
+        biases=False,
+        tied=fields.flag("tie_word_embeddings", False),
+        positions=False,
+    )
+
+
+def _deepseek(fields: Fields, name: str, seq: int | None) -> Transformer:
+    latent = Latent(
+        fields.maybe("q_lora_rank") or 0,
+        fields.whole("kv_lora_rank", 512),
+        fields.whole("qk_rope_head_dim", 64),
+        fields.whole("qk_nope_head_dim", 128),
+        fields.whole("v_head_dim", 128),
+    )
+    model = replace(_common(fields, name, seq), kv_heads=0, head_size=latent.value, latent=latent)
+    count = fields.maybe("n_routed_experts")
+    if count is None:
+        return model
+    inner = fields.whole("moe_intermediate_size", 1407)
+    shared = (fields.maybe("n_shared_experts") or 0) * inner
+    top_k = fields.whole("num_experts_per_tok", 8, most=count)
+    dense = fields.whole("first_k_dense_replace", 0, least=0, most=model.layers)
+    return replace(model, experts=Experts(count, top_k, inner, shared, dense))
+
+
+def _qwen3_moe(fields: Fields, name: str, seq: int | None) -> Transformer:
+    model = _common(fields, name, seq)
+    count = fields.whole("num_experts", 128)
+    step = fields.whole("decoder_sparse_step", 1)
+    dense = {layer for layer in range(model.layers) if (layer + 1) % step}
+    dense |= set(fields.numbers("mlp_only_layers"))
+    top_k = fields.whole("num_experts_per_tok", 8, most=count)
+    inner = fields.whole("moe_intermediate_size", 768)
+    return replace(model, experts=Experts(count, top_k, inner, 0, len(dense)))
+
+
+# Families whose configurations are read here though no graph of theirs can be built.
+LATER: dict[str, Callable[[Fields, str, int | None], Transformer]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "qwen3_moe": _qwen3_moe,
+}

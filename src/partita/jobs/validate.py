@@ -1,0 +1,329 @@
+"""Predictions against measured runs: errors, ranking, regret, memory, coverage of the intervals.
+
+    error       predicted / measured - 1; MAPE is the mean of its size, bias its mean, in per cent
+    Spearman    correlation of the ranks of predicted and measured times
+    regret      of runs that share model, machine and batch: measured time of the one with the least
+                predicted time over the least measured time, minus 1; a strategy that was
+                measured several times has the mean of its times
+    coverage    the part of the runs whose measured time lies in the 80 % interval of its prediction
+
+A third of the rows (by a hash of their ids) is kept from the fit of the parameter sets; errors and
+coverage are given for fitted and left-out rows apart.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from partita.forecast import Forecast, MemoryParts, forecast
+from partita.forecast.predict import layer_seconds
+from partita.jobs.published import Row, Skipped, left_out
+from partita.jobs.validate_memory import MemoryCheck, check_memory
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+NEAR = 1.25  # machines and batches that differ by less are compared per device and sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A measured run beside its forecast."""
+
+    row: Row
+    predicted_s: float
+    interval_s: tuple[float, float] | None  # None: one layer, which has none
+    memory: MemoryParts | None
+
+    @property
+    def left_out(self) -> bool:
+        """Was the row kept from the fit?"""
+        return left_out(self.row)
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured time, minus 1."""
+        measured = self.row.measured_s
+        return None if measured is None else self.predicted_s / measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Does the measured time lie in the interval?"""
+        if self.row.measured_s is None or self.interval_s is None:
+            return None
+        least, most = self.interval_s
+        return least <= self.row.measured_s <= most
+
+    @property
+    def device_seconds(self) -> tuple[float, float]:
+        """Predicted and measured seconds of one device for one sequence."""
+        assert self.row.measured_s is not None
+        per = self.row.machine.num_devices / self.row.strategy.batch
+        return self.predicted_s * per, self.row.measured_s * per
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of some runs, in per cent; None where there are too few to say."""
+
+    n: int
+    mape: float | None
+    bias: float | None
+    spearman: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupErrors:
+    """Errors of one group of rows, and of its fitted and left-out part."""
+
+    name: str
+    both: Errors
+    fitted: Errors
+    left_out: Errors
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """How much slower than the best measured runs those are that would be picked, in per cent."""
+
+    name: str
+    groups: int  # of runs that share model, machine and batch
+    mean: float
+    worst: float
+    random: float  # of picking blindly
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Runs inside their intervals, and all of them."""
+
+    name: str
+    fitted_inside: int
+    fitted: int
+    left_out_inside: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Parameters sharded over all ranks against tensor and pipeline parallelism, one model."""
+
+    sharded: Checked
+    split: Checked
+
+    @property
+    def picked(self) -> Checked:
+        """The one with the lesser predicted time of a device for a sequence."""
+        return min((self.sharded, self.split), key=lambda one: one.device_seconds[0])
+
+    @property
+    def better(self) -> Checked:
+        """The one with the lesser measured time of a device for a sequence."""
+        return min((self.sharded, self.split), key=lambda one: one.device_seconds[1])
+
+    @property
+    def regret(self) -> float:
+        """In per cent."""
+        return 100 * (self.picked.device_seconds[1] / self.better.device_seconds[1] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All rows of a file beside their forecasts, and what that says about the forecasts."""
+
+    checked: tuple[Checked, ...]
+    skipped: tuple[Skipped, ...]
+    total: GroupErrors
+    groups: tuple[GroupErrors, ...]
+    regret: tuple[Regret, ...]
+    duels: tuple[Duel, ...]
+    memory: MemoryCheck
+    coverage: tuple[Coverage, ...]  # of all, then by kind of device
+
+    def worst(self, most: int) -> dict[str, tuple[Checked, ...]]:
+        """By group the runs with the largest errors, the largest first."""
+        timed = [one for one in self.checked if one.error is not None]
+        ordered = sorted(timed, key=lambda one: -abs(one.error or 0.0))
+        return {name: tuple(some[:most]) for name, some in grouped(ordered, _group_of).items()}
+
+    @property
+    def reasons(self) -> tuple[tuple[str, int], ...]:
+        """Why rows were skipped, the commonest first."""
+        counts = Counter(one.reason for one in self.skipped)
+        return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def validate(rows: Iterable[Row], skipped: Iterable[Skipped] = ()) -> Validation:
+    """Forecast every row and compare."""
+    checked: list[Checked] = []
+    left: list[Skipped] = list(skipped)
+    for row in rows:
+        one = _check(row)
+        if one is None:
+            left.append(Skipped(row.id, row.group, "the forecast is no finite time"))
+        else:
+            checked.append(one)
+    timed = [one for one in checked if one.error is not None]
+    names = dict.fromkeys([*(one.row.group for one in checked), *(one.group for one in left)])
+    lost = Counter(one.group for one in left)
+    by_name = grouped(timed, _group_of)
+    return Validation(
+        tuple(checked), tuple(left), _errors("all", timed, len(left)),
+        tuple(_errors(name, by_name.get(name, []), lost[name]) for name in names),
+        _regrets(timed), _duels(timed),
+        check_memory([(one.row, one.memory) for one in checked if one.memory is not None]),
+        _coverages(timed),
+    )  # fmt: skip
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by a key, in the order in which keys appear."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _group_of(one: Checked) -> str:
+    return one.row.group
+
+
+def _check(row: Row) -> Checked | None:
+    if row.layer_only:
+        seconds = layer_seconds(row.model, row.machine, row.strategy)
+        return Checked(row, seconds, None, None) if _is_time(seconds) else None
+    predicted: Forecast = forecast(row.model, row.machine, row.strategy)
+    if not _is_time(predicted.step_s) or not math.isfinite(predicted.memory.total):
+        return None
+    return Checked(row, predicted.step_s, predicted.interval_s, predicted.memory)
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0
+
+
+def _errors(name: str, timed: Sequence[Checked], skipped: int) -> GroupErrors:
+    fitted = [one for one in timed if not one.left_out]
+    apart = [one for one in timed if one.left_out]
+    return GroupErrors(name, _errors_of(timed), _errors_of(fitted), _errors_of(apart), skipped)
+
+
+def _errors_of(timed: Sequence[Checked]) -> Errors:
+    errors = [one.error for one in timed if one.error is not None]
+    if not errors:
+        return Errors(0, None, None, None)
+    measured = [one.row.measured_s or 0.0 for one in timed]
+    return Errors(
+        len(errors),
+        100 * statistics.fmean(abs(error) for error in errors),
+        100 * statistics.fmean(errors),
+        spearman([one.predicted_s for one in timed], measured),
+    )
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Correlation of ranks; None of fewer than two values or of equal ones."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    return statistics.correlation(_ranks(first), _ranks(second))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    ranks = [0.0] * len(values)
+    for same in grouped(range(len(order)), lambda place: values[order[place]]).values():
+        for place in same:
+            ranks[order[place]] = statistics.fmean(same) + 1
+    return ranks
+
+
+def _case(one: Checked) -> Hashable:
+    """What runs share among which one would choose."""
+    model, machine = one.row.model, one.row.machine
+    sizes = (model.layers, model.hidden, model.heads, model.inner, model.vocab, model.seq)
+    return (one.row.group, sizes, machine.kind.name, machine.num_devices, one.row.strategy.batch)
+
+
+def _regrets(timed: Sequence[Checked]) -> tuple[Regret, ...]:
+    cases: dict[str, list[list[tuple[float, float]]]] = {}
+    for same in grouped(timed, _case).values():
+        choices = _choices(same)
+        if len(choices) > 1:
+            cases.setdefault(same[0].row.group, []).append(choices)
+    regrets = []
+    for name, every in cases.items():
+        losses = [regret_of(choices) for choices in every]
+        blind = [regret_of([(0.0, measured) for _, measured in choices]) for choices in every]
+        mean, worst = statistics.fmean(losses), max(losses)
+        regrets.append(Regret(name, len(every), mean, worst, statistics.fmean(blind)))
+    return tuple(regrets)
+
+
+def _choices(same: Sequence[Checked]) -> list[tuple[float, float]]:
+    """Predicted and measured time by strategy; one that was measured several times has the mean."""
+    return [
+        (some[0].predicted_s, statistics.fmean(one.row.measured_s or 0.0 for one in some))
+        for some in grouped(same, lambda one: one.row.strategy).values()
+    ]
+
+
+def regret_of(choices: Sequence[tuple[float, float]]) -> float:
+    """Of choosing by predicted time, in per cent; the mean over equal predicted times."""
+    least = min(predicted for predicted, _ in choices)
+    picked = statistics.fmean(measured for predicted, measured in choices if predicted == least)
+    return 100 * (picked / min(measured for _, measured in choices) - 1)
+
+
+def _duels(timed: Sequence[Checked]) -> tuple[Duel, ...]:
+    """Pairs of one group and model on a machine and batch of nearly one size."""
+    duels = []
+    steps = [one for one in timed if not one.row.layer_only]
+    for same in grouped(steps, _same_model).values():
+        sharded = _fastest(one for one in same if _model_ranks(one) == 1 and _zero(one) == 3)
+        split = _fastest(one for one in same if _model_ranks(one) > 1 and _zero(one) < 3)
+        duels += [Duel(a, b) for a in sharded for b in split if _are_near(a.row, b.row)]
+    return tuple(duels)
+
+
+def _same_model(one: Checked) -> Hashable:
+    row = one.row
+    return row.group, row.model, row.machine.kind.name, row.strategy.product_dtype
+
+
+def _fastest(runs: Iterable[Checked]) -> list[Checked]:
+    """Of a strategy that was measured several times the fastest run."""
+    by_strategy = grouped(runs, lambda one: (one.row.strategy, one.row.machine.num_devices))
+    return [min(some, key=lambda one: one.row.measured_s or 0.0) for some in by_strategy.values()]
+
+
+def _zero(one: Checked) -> int:
+    return one.row.strategy.zero
+
+
+def _model_ranks(one: Checked) -> int:
+    return one.row.strategy.tp * one.row.strategy.pp
+
+
+def _are_near(first: Row, second: Row) -> bool:
+    sizes = (
+        (first.machine.num_devices, second.machine.num_devices),
+        (first.strategy.batch, second.strategy.batch),
+    )
+    return all(max(pair) <= NEAR * min(pair) for pair in sizes)
+
+
+def _coverages(timed: Sequence[Checked]) -> tuple[Coverage, ...]:
+    steps = [one for one in timed if one.covered is not None]
+    kinds = sorted(grouped(steps, lambda one: one.row.machine.kind.name).items())
+    return tuple(_coverage(name, some) for name, some in [("all", steps), *kinds] if some)
+
+
+def _coverage(name: str, steps: Sequence[Checked]) -> Coverage:
+    fitted = [bool(one.covered) for one in steps if not one.left_out]
+    apart = [bool(one.covered) for one in steps if one.left_out]
+    return Coverage(name, sum(fitted), len(fitted), sum(apart), len(apart))

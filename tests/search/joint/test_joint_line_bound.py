@@ -1,0 +1,179 @@
+"""Bounds of lines of stages and of virtual stages, against every cut and against real orders."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partita.schedules.named import NAMED
+from partita.search.joint.line_bound import (
+    SegmentSeconds,
+    least_cuts_s,
+    paths_of,
+    range_costs,
+    range_sums,
+)
+from partita.search.joint.orders import refused
+from partita.search.joint.virtual_bound import VirtualOrders
+
+SECONDS = st.sampled_from([0.0, 1.0, 2.0, 5.0]) | st.floats(0, 6)
+
+
+def seconds_of(forward, backward, weights):
+    forward, backward, weights = map(np.array, (forward, backward, weights))
+    gradients = backward + weights
+    return SegmentSeconds(forward + gradients, forward, backward, gradients)
+
+
+@st.composite
+def segments(draw, least=2, most=7):
+    n = draw(st.integers(least, most))
+    column = st.lists(SECONDS, min_size=n, max_size=n)
+    return seconds_of(draw(column), draw(column), draw(column))
+
+
+@st.composite
+def sources(draw, n):
+    """Every segment reads from one before it, often from the last."""
+    rows = [()]
+    for k in range(1, n):
+        first = draw(st.sampled_from([k - 1, k - 1, *range(k)]))
+        more = draw(st.lists(st.integers(0, k - 1), max_size=1))
+        rows.append(tuple(sorted({first, *more})))
+    return tuple(rows)
+
+
+def chain(n):
+    return tuple((k - 1,) if k else () for k in range(n))
+
+
+def simulated(order, ends, seconds, reads, *, fused):
+    """The step of stages in an order, as the engine runs it: blocks in order, sends for nothing."""
+    num_stages = len(ends) - 1
+    at = {k: s for s in range(num_stages) for k in range(ends[s], ends[s + 1])}
+    into = [set() for _ in range(num_stages)]
+    for k, own in enumerate(reads):
+        into[at[k]] |= {at[q] for q in own} - {at[k]}
+    length = {}
+    for s in range(num_stages):
+        own = slice(ends[s], ends[s + 1])
+        back, both = seconds.backward[own].sum(), seconds.gradients[own].sum()
+        length |= {("F", s): seconds.forward[own].sum(), ("I", s): back}
+        length |= {("B", s): both, ("W", s): both - back}
+    done, free = {}, [0.0] * len(order)
+    left = [list(row) for row in order]
+    while any(left):
+        for rank, row in enumerate(left):
+            while row:
+                kind, s, m = row[0].kind, row[0].stage, row[0].microbatch
+                if kind == "F":
+                    needs = [("F", q, m) for q in into[s]]
+                elif kind == "W":
+                    needs = [("I", s, m)]
+                else:
+                    readers = [t for t in range(num_stages) if s in into[t]]
+                    needs = [("F", s, m), *((("B" if fused else "I"), t, m) for t in readers)]
+                if any(need not in done for need in needs):
+                    break
+                start = max([free[rank], *(done[need] for need in needs)])
+                free[rank] = done[kind, s, m] = start + length[kind, s]
+                row.pop(0)
+    return max(free)
+
+
+@settings(max_examples=80, deadline=None)
+@given(segments(), st.data())
+def test_the_least_over_all_cuts_is_that_of_trying_each(seconds, data):
+    n = len(seconds.total)
+    reads = data.draw(sources(n))
+    m, p = data.draw(st.integers(1, 4)), data.draw(st.integers(1, n))
+    training = data.draw(st.booleans())
+    paths = paths_of(seconds, reads, reads, training=training)
+    costs = range_costs(paths, seconds, m, training=training)
+    tried = []
+    for inner in itertools.combinations(range(1, n), p - 1):
+        ends = (0, *inner, n)
+        tried.append(max(costs[i, j] for i, j in itertools.pairwise(ends)))
+    assert least_cuts_s([costs] * p) == pytest.approx(min(tried))
+
+
+@settings(max_examples=150, deadline=None)
+@given(segments(), st.data())
+def test_no_order_of_a_line_is_below_its_bound(seconds, data):
+    n = len(seconds.total)
+    reads = data.draw(sources(n))
+    name = data.draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-h2"]))
+    m, p = data.draw(st.integers(1, 5)), data.draw(st.integers(2, n))
+    if NAMED[name].refuses(p, 1, m):
+        return
+    inner = data.draw(st.permutations(range(1, n)))[: p - 1]
+    ends = (0, *sorted(inner), n)
+    step = simulated(NAMED[name].order(p, 1, m), ends, seconds, reads, fused=not NAMED[name].split)
+    paths = paths_of(seconds, reads, reads, training=True)
+    costs = range_costs(paths, seconds, m, training=True)
+    assert max(costs[i, j] for i, j in itertools.pairwise(ends)) <= step * (1 + 1e-9)
+    assert least_cuts_s([costs] * p) <= step * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]), st.data())
+def test_no_order_with_virtual_stages_is_below_its_bound(order, data):
+    name, v = order
+    p = data.draw(st.integers(2, 4))
+    m = data.draw(st.sampled_from([p, 2 * p, 3 * p, p + 1]))
+    if refused(name, p, v, m):
+        return
+    seconds = data.draw(segments(p * v, 2 * p * v))
+    n = len(seconds.total)
+    inner = data.draw(st.permutations(range(1, n)))[: p * v - 1]
+    ends = (0, *sorted(inner), n)
+    row = NAMED[name].order(p, v, m)
+    step = simulated(row, ends, seconds, chain(n), fused=not NAMED[name].split)
+    orders = VirtualOrders(p, m, most_rounds=v if name == "interleaved" else 0, wave=name == "zb-v")
+    assert orders.least_s(m * seconds.total, seconds, is_chain=True) <= step * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("name", "v"), [("zb-v", 2), ("interleaved", 2), ("interleaved", 4)])
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_cuts_chosen_to_be_good_are_not_below_the_bound_of_virtual_stages(name, v, p):
+    """Unevenly cut stages lose less to bubbles: a search for them must stay above the bound."""
+    n, m, rng = 12 * p * v, p, random.Random(p)
+    seconds = seconds_of([1.0] * n, [1.0] * n, [1.0] * n)
+    row = NAMED[name].order(p, v, m)
+    wave = name == "zb-v"
+    bound = VirtualOrders(p, m, 0 if wave else v, wave).least_s(
+        m * seconds.total, seconds, is_chain=True
+    )
+    sizes = [12] * (p * v)
+
+    def step_of(sizes):
+        ends = (0, *itertools.accumulate(sizes))
+        return simulated(row, ends, seconds, chain(n), fused=not wave)
+
+    best = step_of(sizes)
+    for _ in range(60):
+        other = list(sizes)
+        one, two = rng.sample(range(p * v), 2)
+        moved = min(rng.choice([1, 2, 4]), other[one] - 1)
+        other[one], other[two] = other[one] - moved, other[two] + moved
+        if step_of(other) <= best:
+            best, sizes = step_of(other), other
+    even = m * seconds.total.sum() / p
+    assert even * 1.005 < bound <= best
+
+
+def test_a_line_of_two_with_one_micro_batch_waits_for_most_of_it():
+    seconds = seconds_of([1.0] * 4, [1.0] * 4, [1.0] * 4)
+    paths = paths_of(seconds, chain(4), chain(4), training=True)
+    costs = range_costs(paths, seconds, 1, training=True)
+    # One segment on the first: 1 + 3 forward, 3 + 1 back and its weights, or 1 + 3 x 3.
+    assert costs[0, 1] == 9
+    assert costs[1, 4] == 10
+    assert least_cuts_s([costs, costs]) == 10
+
+
+def test_sums_of_ranges_are_differences_of_prefixes():
+    assert range_sums(np.array([1.0, 2.0, 4.0]))[1, 3] == 6.0
