@@ -9,9 +9,9 @@ are compiled by torch.compile, several side by side, while partita predicts all 
 timed. What is not compiled in time is stopped and said. Last the compiled ones have their turns,
 one after the other. (Kernels that Inductor tunes by running them are tuned while others run.)
 
-Half of the pairs, told by a hash of model and batch, fit two numbers (a factor on the predicted
-time and the host's seconds per op); errors are those of the other half. The file has all that a
-better fit would need: kernels and their time by phase and name, the host's time by phase, memory.
+Half of the pairs, told by a hash of model and batch, may be looked at to set the parameters of a
+kind (`fit_device.py`); the errors to quote are those of the other half. The file has what such a
+fit needs: kernels and their time by phase and name, the host's time by phase, memory.
 """
 
 import argparse
@@ -55,6 +55,7 @@ COMPILED: tuple[Pair, ...] = (
 BOTH = 12  # of these are compiled for inference, too
 QUICK: tuple[Pair, ...] = (("squeezenet1_1@64", 1), ("lstm@2", 1))
 KINDS = ("train", "infer")
+MODES = ("eager", "compiled")
 CASE_S = 60.0  # after which a pair in eager mode is given up
 TURN_S = 30.0
 GIB = 2**30
@@ -217,7 +218,10 @@ def work_predict(args: argparse.Namespace) -> None:
         line: dict[str, Any] = {"pair": text}
         for kind in KINDS:
             try:
-                line[kind] = predicted(model, batch, kind == "train", args.cluster)
+                line[kind] = {
+                    mode: predicted(model, batch, kind == "train", args.cluster, mode)
+                    for mode in MODES
+                }
             except Exception as error:
                 line[kind] = {"error": f"{type(error).__name__}: {error}"[:500]}
         say(args.lines, line)
@@ -414,72 +418,62 @@ def rows(results: Any) -> list[dict[str, Any]]:
     rows = []
     for record in results.value["records"]:
         said = results.value["predicted"].get(named((record["model"], record["batch"])), {})
-        said = said.get(record["kind"], {})
+        said = said.get(record["kind"], {}).get(record["mode"], {})
         if "step_s" in record and "step_s" in said:
-            rows.append({
-                **{key: record[key] for key in ("model", "batch", "kind", "mode", "half")},
-                "measured_s": record["step_s"], "predicted_s": said["step_s"],
-                "ratio": said["step_s"] / record["step_s"], "ops": said["ops"],
-                "measured_bytes": record["max_allocated_bytes"],
-                "predicted_bytes": said["peak_bytes"] - said["workspace_bytes"],
-            })  # fmt: skip
+            rows.append(row_of(record, said))
     return rows
 
 
-def fitted(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """A factor on predicted time and host seconds per op that fit best: max of both is the step."""
-    best = (math.inf, 1.0, 0.0)
-    for step in range(31):
-        factor = 0.8 * 1.05**step
-        for micro in range(0, 121, 2):
-            error = _error(rows, factor, micro * 1e-6)
-            best = min(best, (error, factor, micro * 1e-6))
-    return best[1], best[2]
+def row_of(record: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """One case: what was measured beside what is predicted."""
+    return {
+        **{key: record[key] for key in ("model", "batch", "kind", "mode", "half")},
+        "measured_s": record["step_s"], "predicted_s": said["step_s"],
+        "ratio": said["step_s"] / record["step_s"],
+        "measured_bytes": record["max_allocated_bytes"], "predicted_bytes": said["allocated_bytes"],
+        "memory_ratio": said["allocated_bytes"] / max(record["max_allocated_bytes"], 1),
+    }  # fmt: skip
 
 
-def _error(rows: list[dict[str, Any]], factor: float, host_s: float) -> float:
-    """Mean of |predicted / measured - 1|."""
-    return statistics.fmean(
-        abs(max(factor * row["predicted_s"], host_s * row["ops"]) / row["measured_s"] - 1)
-        for row in rows
+def shown(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    return (
+        f"{row['model']:16}{row['batch']:4} {row['kind']:5} {row['mode']:8} {row['half']:9} "
+        f"measured {row['measured_s'] * 1e3:9.2f} ms predicted {row['predicted_s'] * 1e3:9.2f}"
+        f" x{row['ratio']:5.2f}   {row['measured_bytes'] / GIB:6.2f} GiB predicted "
+        f"{row['predicted_bytes'] / GIB:6.2f} x{row['memory_ratio']:5.2f}"
     )
+
+
+def errors_of(table: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean of |predicted / measured - 1| by mode, kind and half, for time and memory."""
+    errors = {}
+    for mode in MODES:
+        for kind in KINDS:
+            for half in ("calibrate", "report"):
+                wanted = (mode, kind, half)
+                mine = [row for row in table if (row["mode"], row["kind"], row["half"]) == wanted]
+                if mine:
+                    errors[" ".join(wanted)] = {
+                        "pairs": len(mine),
+                        "time": statistics.fmean(abs(row["ratio"] - 1) for row in mine),
+                        "memory": statistics.fmean(abs(row["memory_ratio"] - 1) for row in mine),
+                    }
+    return errors
 
 
 def summary(results: Any) -> dict[str, Any]:
-    """The table, and errors of the half that fitted nothing."""
+    """The table, and the errors of both halves."""
     table = rows(results)
     for row in table:
-        memory = row["predicted_bytes"] / max(row["measured_bytes"], 1)
+        print(shown(row))
+    errors = errors_of(table)
+    for name, error in errors.items():
         print(
-            f"{row['model']:16}{row['batch']:4} {row['kind']:5} {row['mode']:8} {row['half']:9} "
-            f"measured {row['measured_s'] * 1e3:9.2f} ms predicted {row['predicted_s'] * 1e3:9.2f}"
-            f" x{row['ratio']:5.2f} memory x{memory:5.2f}"
+            f"{name}: mean error of {error['pairs']} pairs {error['time']:.1%} of the time, "
+            f"{error['memory']:.1%} of the memory"
         )
-    errors = {}
-    for mode in ("eager", "compiled"):
-        for kind in KINDS:
-            mine = [row for row in table if row["mode"] == mode and row["kind"] == kind]
-            fit = [row for row in mine if row["half"] == "calibrate"]
-            held = [row for row in mine if row["half"] == "report"]
-            if not fit or not held:
-                continue
-            factor, host_s = fitted(fit)
-            errors[f"{mode} {kind}"] = {
-                "pairs_fitted": len(fit), "pairs_reported": len(held),
-                "error_as_is": _error(held, 1.0, 0.0), "factor": factor, "host_s_per_op": host_s,
-                "error_fitted": _error(held, factor, host_s),
-            }  # fmt: skip
-            print(f"{mode} {kind}: {shown_error(errors[f'{mode} {kind}'])}")
     return {"rows": table, "errors": errors}
-
-
-def shown_error(error: dict[str, float]) -> str:
-    """One line of the errors."""
-    return (
-        f"mean error of {error['pairs_reported']} held-out pairs {error['error_as_is']:.1%}; with "
-        f"x{error['factor']:.2f} and {error['host_s_per_op'] * 1e6:.0f} us per op, fitted to "
-        f"{error['pairs_fitted']} others, {error['error_fitted']:.1%}"
-    )
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

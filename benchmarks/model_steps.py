@@ -189,14 +189,19 @@ def _host(steps: Steps) -> dict[str, float]:
     return {**record, "host_step_s": statistics.median(whole)}
 
 
-def predicted(model: str, batch: int, training: bool, cluster: str) -> dict[str, Any]:
-    """What partita says of the same step; `default` with f32 states, as `partita simulate` does."""
-    from partita.costs.memory import workspace_bytes
+def predicted(
+    model: str, batch: int, training: bool, cluster: str, execution: str = "eager"
+) -> dict[str, Any]:
+    """What partita says of the same step; allocated bytes are those that PyTorch would count."""
+    from partita.costs.memory import LIBRARY_BYTES, workspace_bytes
     from partita.jobs.simulate import simulate
 
     forward = graph_of(model, batch, training)
     graph = training_graph(forward, "adamw", DTYPE) if training else forward
-    simulation = simulate(graph, cluster, training=training)
+    simulation = simulate(graph, cluster, training=training, execution=execution)
+    workspace = workspace_bytes(simulation.cluster.kind_of(0))
+    # Eager inference is measured after training in one process, which has both workspaces by then.
+    library = LIBRARY_BYTES if training or execution == "eager" else LIBRARY_BYTES / 2
     phases: dict[str, float] = {}
     counts: dict[str, int] = {}
     for op in simulation.ops:
@@ -204,18 +209,16 @@ def predicted(model: str, batch: int, training: bool, cluster: str) -> dict[str,
         if op.cost.seconds > 0:
             key = f"{op.phase} {op.kind}"
             counts[key] = counts.get(key, 0) + 1
-    record: dict[str, Any] = {
+    return {
         "step_s": simulation.step_s,
+        "device_s": simulation.compute_s,
+        "host_s": sum(op.cost.host_s for op in simulation.ops),
         "peak_bytes": simulation.peak_bytes[0],
-        "workspace_bytes": workspace_bytes(simulation.cluster.kind_of(0)),
+        "workspace_bytes": workspace,
+        "allocated_bytes": simulation.peak_bytes[0] - workspace + library,
         "flops": simulation.flops,
         "bounds_s": simulation.bounds(),
         "phases_s": phases,
         "ops": sum(counts.values()),
         "ops_by_kind": counts,
     }
-    if training:
-        default = simulate(training_graph(forward), cluster)
-        record["default_step_s"] = default.step_s
-        record["default_peak_bytes"] = default.peak_bytes[0]
-    return record

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cluster import list_kinds, resolve
-from partita.costs.roofline import Product, as_product, op_cost, product_seconds
+from partita.costs.roofline import Product, as_products, op_cost, product_seconds
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.loops import loop_nest
 from partita.graph.splits import splittable
@@ -75,16 +75,31 @@ class TestBounds:
         assert long.launch_s > 9 * short.launch_s
 
 
+def products_of(graph, op):
+    call = graph.call(op)
+    return as_products(call, loop_nest(call), {})
+
+
+def attention_scores():
+    """Queries times keys, both of them computed: what spelled-out attention begins with."""
+    g = GraphBuilder("scores", "bf16")
+    q = g.linear(g.input("q", (8, 12, 512, 64)), 64, "q_proj", bias=False)
+    k = g.linear(g.input("k", (8, 12, 512, 64)), 64, "k_proj", bias=False)
+    (scores,) = g.op("matmul", q, k, name="scores", transpose_b=True)
+    graph = training_graph(g.finish(scores))
+    return graph, graph.op("scores")
+
+
 class TestProducts:
     def test_a_linear_layer_is_its_matrix_product(self):
         graph, op = linear(64, 32, 16)
-        assert as_product(loop_nest(graph.call(op)), {}) == Product(1, 64, 32, 16)
+        assert products_of(graph, op) == (Product(1, 64, 32, 16),)
 
     def test_a_convolution_is_an_image_to_column_product(self):
         graph, op = one_op(
             lambda g: g.conv(g.input("x", (2, 3, 8, 8)), 5, 3, padding=1, bias=False)
         )
-        assert as_product(loop_nest(graph.call(op)), {}) == Product(1, 2 * 8 * 8, 5, 3 * 3 * 3)
+        assert products_of(graph, op) == (Product(1, 2 * 8 * 8, 5, 3 * 3 * 3),)
 
     def test_gradients_are_products_of_the_same_points(self):
         g = GraphBuilder("mlp")
@@ -96,7 +111,23 @@ class TestProducts:
             "b.wgrad": Product(1, 8, 32, 64),
         }
         for name, product in expected.items():
-            assert as_product(loop_nest(graph.call(graph.op(name))), {}) == product
+            assert products_of(graph, graph.op(name)) == (product,)
+
+    def test_the_gradients_of_a_product_of_activations_are_two_products(self):
+        graph, op = attention_scores()
+        gradient = graph.op(f"{op.name}.dgrad")
+        assert products_of(graph, op) == (Product(8 * 12, 512, 512, 64),)
+        assert products_of(graph, gradient) == (
+            Product(8 * 12, 512, 64, 512),
+            Product(8 * 12, 512, 64, 512),
+        )
+
+    def test_a_gradient_of_both_factors_takes_about_twice_the_forward(self):
+        graph, op = attention_scores()
+        forward = op_cost(graph, op, A100)
+        gradient = op_cost(graph, graph.op(f"{op.name}.dgrad"), A100)
+        assert gradient.flops == 2 * forward.flops
+        assert gradient.compute_s < 4 * forward.compute_s
 
     def test_one_more_tile_than_a_wave_costs_a_second_wave(self):
         full = product_seconds(Product(1, 256 * 108, 128, 4096), 312e12, 108)

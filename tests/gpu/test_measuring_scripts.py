@@ -113,13 +113,27 @@ def test_the_halves_of_the_models_are_halves() -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_a_fit_finds_the_factor_and_the_host_that_made_the_times() -> None:
-    from h200_models import fitted
+def test_errors_are_means_by_mode_kind_and_half() -> None:
+    from h200_models import errors_of, row_of
 
-    rows = [
-        {"predicted_s": s, "ops": ops, "measured_s": max(1.26 * s, 20e-6 * ops)}
-        for s, ops in ((1e-3, 10), (2e-3, 500), (4e-3, 20), (1e-4, 300))
+    record = {"model": "m", "batch": 1, "kind": "train", "mode": "eager", "half": "report",
+              "step_s": 2.0, "max_allocated_bytes": 100}  # fmt: skip
+    table = [
+        row_of(record, {"step_s": 1.0, "allocated_bytes": 110}),
+        row_of(record, {"step_s": 2.2, "allocated_bytes": 100}),
     ]
-    factor, host_s = fitted(rows)
-    assert factor == pytest.approx(1.26, rel=0.03)
-    assert host_s == pytest.approx(20e-6, rel=0.06)
+    (error,) = errors_of(table).values()
+    assert error["pairs"] == 2
+    assert error["time"] == pytest.approx(0.3)
+    assert error["memory"] == pytest.approx(0.05)
+
+
+@pytest.mark.usefixtures("scripts")
+def test_a_fit_finds_the_host_that_made_the_times() -> None:
+    from fit_device import Case, fitted_host
+
+    host_s = [2e-5] * 100
+    cases = [
+        Case((s,) * 100, tuple(host_s), 1.5 * 100 * 2e-5 + s) for s in (1e-6, 2e-6, 3e-6)
+    ]  # fmt: skip
+    assert fitted_host(cases) == pytest.approx(1.5, rel=0.02)

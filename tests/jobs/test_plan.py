@@ -129,8 +129,10 @@ def test_a_pinned_recompute_is_in_every_stage():
 
 def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
     planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=selective", "pp=2"], stop=QUICK)
-    assert {stage.checkpointing for stage in planned.plan.stages} == {"selective"}
     kinds = {op.name: op.kind for op in planned.best.simulation.workload.graph.ops}
+    for stage in planned.plan.stages:
+        cheap = not {"layer_norm", "elementwise"}.isdisjoint(kinds[s.op] for s in stage.splits)
+        assert stage.checkpointing == ("selective" if cheap else "none")
     again = [op for stage in planned.plan.stages for op in stage.recomputed]
     assert {kinds[op] for op in again} == {"layer_norm", "elementwise"}
     assert check_plan(planned.plan) == ()

@@ -49,6 +49,11 @@ def command(
     With any option of a strategy (--micro-batch, --tp, --pp, --zero, ...) the answer is a forecast
     of one training step of a transformer: zoo names, deepseek-v3 and the like, or a config.json.
 
+    Without one, --execution says how kernels are started: graph (unless given) is the least a
+    framework can take (every op one good kernel, a host that costs nothing: what plans are made
+    for), eager has the kernels of PyTorch and a device that waits where its host is slower,
+    compiled fuses chains of cheap ops.
+
     --schedule NAME is of a strategy. --schedule FILE.csv runs the stages of a plan in the order of
     a file of torch.distributed.pipelining (compute_only or compute_comms), with the plan's times
     and memory.
@@ -71,11 +76,16 @@ def command(
         plan = plan_with_schedule(plan, read_torch_csv(schedule), schedule)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
+    execution = "graph"
+    if strategy is not None and set(strategy) == {"execution"}:  # of ops, not of a strategy
+        execution, strategy = strategy["execution"], None
     if strategy is not None or sensitivity:
         _refuse_beside_strategy(plan is not None, gantt, trace, dump_graph, options)
         assert cluster is not None
         return _forecast(model, cluster, strategy or {}, options, sensitivity, out)
-    simulation = simulate(plan if plan is not None else model, cluster, **options.as_dict())
+    simulation = simulate(
+        plan if plan is not None else model, cluster, execution=execution, **options.as_dict()
+    )
     write_dump(dump_graph, simulation.workload.graph)
     if trace is not None:
         from partita.report.trace import chrome_trace

@@ -53,7 +53,7 @@ def strategy_options(command: Callable[..., int | None]) -> Callable[..., int | 
     )
     @click.option("--matmul-dtype", metavar="DTYPE", help="Of matrix products: fp8, fp4, bf16, ...")
     @click.option("--grad-dtype", metavar="DTYPE", help="Of gradient sums; f32 unless given.")
-    @click.option("--execution", type=click.Choice(EXECUTIONS), help="eager unless given.")
+    @click.option("--execution", type=click.Choice(EXECUTIONS), help="How kernels are started.")
     @click.option("--attention", type=click.Choice(ATTENTION), help="flash unless given.")
     @click.option("--dropout", is_flag=True, help="Train with dropout.")
     @functools.wraps(command)

@@ -11,11 +11,15 @@ workspace    what the driver, libraries and communication buffers keep for thems
 from dataclasses import dataclass
 
 from partita.cluster import DeviceKind
+from partita.costs.physics import physics_of
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Graph
 
 GPU_WORKSPACE_BYTES = 1024**3  # context, library workspaces, communication buffers
+# The part of the workspace that libraries take from PyTorch's allocator (32 MiB for cuBLAS in each
+# thread, of which training has two): what `torch.cuda.max_memory_allocated` counts beside tensors.
+LIBRARY_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,10 @@ def workspace_bytes(kind: DeviceKind) -> float:
     """Memory of a device that no tensor of ours can have."""
     if kind.type == "cpu":
         return 0.0
-    return float(min(GPU_WORKSPACE_BYTES, kind.memory_bytes // 8))
+    record = physics_of(kind.name)
+    known = record.own and "workspace_bytes" in dict(record.parameters)
+    size = record.physics.workspace_bytes if known else GPU_WORKSPACE_BYTES
+    return float(min(size, kind.memory_bytes // 8))
 
 
 def state_bytes(num_parameters: int, dtype: str, optimizer: str, state_dtype: str = "f32") -> int:

@@ -15,21 +15,16 @@ import math
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.roofline import (
-    ATTENTION_EFFICIENCY,
     CONTRACTIONS,
-    CONV_EFFICIENCY,
-    MEMORY_EFFICIENCY,
     TILE_OVERHEAD_K,
-    TILES,
     VECTOR_EFFICIENCY,
-    as_product,
+    as_products,
+    rates_of,
 )
 from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph, Op
 from partita.graph.traffic import elements, traffic
-
-BEST_TILE = max(TILES.values())
 
 
 def work_bound_s(graph: Graph, cluster: Cluster) -> float:
@@ -60,11 +55,12 @@ def op_lower_bound_s(graph: Graph, op: Op, kind: DeviceKind) -> float:
     call = graph.call(op)
     compute = _compute(call, graph.dtype(op), kind)
     moved = traffic(call, *elements(graph, op), {})
-    memory = moved.given / (kind.memory_bytes_per_s * MEMORY_EFFICIENCY)
+    bandwidth = kind.memory_bytes_per_s * rates_of(kind.name).memory
+    memory = moved.given / bandwidth
     if kind.cache_bytes == 0:
-        memory += moved.computed / (kind.memory_bytes_per_s * MEMORY_EFFICIENCY)
+        memory += moved.computed / bandwidth
     elif kind.cache_bytes_per_s > 0:
-        fastest = max(kind.cache_bytes_per_s, kind.memory_bytes_per_s * MEMORY_EFFICIENCY)
+        fastest = max(kind.cache_bytes_per_s, bandwidth)
         memory += moved.computed / fastest
     return max(compute, memory)
 
@@ -73,20 +69,25 @@ def _compute(call: Call, dtype: str, kind: DeviceKind) -> float:
     work = flops(call)
     if not work:
         return 0.0
+    rates = rates_of(kind.name)
     if call.kind in CONTRACTIONS:
-        product = as_product(loop_nest(call), {})
-        if min(product.m, product.n, product.k) >= 4:
-            longer = (product.k + TILE_OVERHEAD_K) / product.k
-            slow = 1 / CONV_EFFICIENCY if call.kind == "conv" else 1.0
+        products = as_products(call, loop_nest(call), {})
+        if products and min(min(p.m, p.n, p.k) for p in products) >= 4:
+            longer = min((p.k + TILE_OVERHEAD_K) / p.k for p in products)
+            slow = 1 / rates.conv if call.kind == "conv" else 1.0
             return min(
-                work * longer * slow / (kind.peak(dtype) * BEST_TILE),
+                work * longer * slow / (kind.peak(dtype) * rates.products),
                 work / (kind.peak("f32") * VECTOR_EFFICIENCY),  # shares too small for a product
             )
     if call.kind == "attention":
         nest = loop_nest(call)
         width = next((dim.extent for dim in nest.dims if dim.name == "d"), 128)
-        best = ATTENTION_EFFICIENCY["forward" if call.phase == "forward" else "dgrad"]
-        best *= min(1.0, math.pow(width / 128, 0.6))
+        forward = call.phase == "forward"
+        best = rates.attention_forward if forward else rates.attention_backward
+        narrow = rates.attention_narrow
+        if rates.attention_start and not forward:
+            narrow /= 2
+        best *= min(1.0, math.pow(width / 128, narrow))
         return work / (kind.peak(dtype) * best)
     fastest = max(kind.peak(dtype), kind.peak("f32") * VECTOR_EFFICIENCY)
     return (

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+EXECUTIONS = ("eager", "compiled", "graph")
 DATA = Path(__file__).with_name("physics.toml")
 
 
@@ -51,6 +52,10 @@ class Physics:
     optimizer: float = 1.0  # passes of the optimizer over the least it must move
     step_s: float = 5e-3  # once a step
     workspace_bytes: float = 0.8e9
+    conv: float = 0.85  # op by op: rate of a convolution over that of a product of its size
+    attention_narrow: float = 0.6  # op by op: rate of heads of d is (d / 128) to this power
+    fine_tiles: float = 0.0  # op by op: 1 where libraries have tiles of many shapes
+    attention_start: float = 0.0  # op by op: keys that a block of queries costs before the first
     spread: float = 0.08  # standard deviation of log(measured / forecast)
     most_devices: float = 1.0  # beyond this many nobody compared
     best_mfu: float = 1.0  # the highest that anyone published, products in 16 bits

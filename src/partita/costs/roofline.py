@@ -11,17 +11,27 @@ Everything else computes at the f32 rate of the plain arithmetic units.
 Memory. Weights and states come from device memory. Of the activations, what fits the cache is
 taken to be there: with working set s and cache c, min(s, c * c / s) bytes move at cache speed.
 
-The constants below are fractions of the vendor's peak that well-tuned libraries reach; they hold
-for all devices and models alike. Measured profiles replace all of this where they exist.
+The constants below are fractions of the vendor's peak that well-tuned libraries reach. Kinds of
+devices with a parameter set of their own (`physics.py`) have their own rates of products, attention
+and memory. Measured profiles replace all of this where they exist.
+
+Execution. `graph`: the kernels lie in a CUDA graph, each op is one well-tuned kernel, and the host
+costs nothing. `eager`: the kernels that PyTorch starts op by op (`kernels.py`). `compiled`: chains
+of cheap ops are one kernel, and what is made inside a chain is not written (`fusion.py`).
 """
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from partita.cluster import DeviceKind
-from partita.graph.flops import flops
-from partita.graph.loops import Nest, loop_nest
+from partita.costs.fusion import FUSED, fused_elements, starts_kernel
+from partita.costs.kernels import HOST_S, Kernels, kernels
+from partita.costs.physics import Physics, physics_of
+from partita.graph.dtypes import dtype_bytes
+from partita.graph.flops import attended_pairs, flops
+from partita.graph.loops import ADDED_FROM, Access, Nest, loop_nest
 from partita.graph.record import Call, Graph, Op
 from partita.graph.shapes import gates
 from partita.graph.splits import Factors, part
@@ -38,19 +48,27 @@ TILES: dict[tuple[int, int], float] = {
     (32, 32): 0.22,
     (16, 16): 0.08,
 }
+# Libraries for kinds with tensor memory access have tiles of many more shapes.
+FINE_TILES: dict[tuple[int, int], float] = {
+    **TILES,
+    (320, 128): 0.82, (128, 320): 0.82, (192, 192): 0.82, (192, 128): 0.82, (128, 192): 0.82,
+    (64, 256): 0.71, (256, 64): 0.71, (128, 96): 0.71, (96, 128): 0.71,
+}  # fmt: skip
+BEST_TILE = max(TILES.values())  # what the tiles are when nothing is known of a kind
 K_STEP = 32  # k is consumed in steps; a shorter k wastes the rest
 MAX_K_SPLITS = 16
 WGRAD_K_SPLITS = 256  # a weight gradient contracts the batch: few tiles, long k
 TILE_OVERHEAD_K = 96  # prologue and epilogue of a tile, as extra k
 VECTOR_EFFICIENCY = 0.7
-CONV_EFFICIENCY = 0.85  # of what a plain matrix product of the same size reaches
+FUSED_SHARE = 0.55  # of the bandwidth, of kernels that a compiler writes
 # Matrix units read 16 bytes at a time; rows of another length go through plain loads instead,
 # which feed a unit this many FLOP/s per element that lies together.
 UNALIGNED_FLOPS_PER_S = 0.73e12
 HALF = frozenset({"f16", "bf16"})
-ATTENTION_EFFICIENCY = {"forward": 0.52, "dgrad": 0.42}  # for heads of 128; narrower ones less
+UNALIGNED_GRADIENT = 1.5  # times as many in a gradient, which contracts the unaligned dim
+FEW_CHANNELS_FLOPS_PER_S = 0.25e12  # the same of a convolution of images of a few colours
 ATTENTION_ROWS = 128
-MEMORY_EFFICIENCY = 0.88
+F32_PRODUCTS = 0.5  # of the peak of plain f32 arithmetic
 # Reductions over rows wait for their sums: a part of the bandwidth that plain kernels reach.
 ROW_EFFICIENCY = dict.fromkeys(
     ("layer_norm", "rms_norm", "group_norm", "batch_norm", "softmax", "cross_entropy"), 0.6
@@ -71,13 +89,14 @@ class OpCost:
     compute_s: float
     memory_s: float
     launch_s: float
+    host_s: float = 0.0  # until the host has started it
 
     def scaled(self, part: float) -> "OpCost":
         """A part of the work, started by somebody else's launch."""
         seconds = (self.seconds - self.launch_s) * part
         return OpCost(
             seconds, self.flops * part, self.traffic_bytes * part, self.compute_s * part,
-            self.memory_s * part, 0.0,
+            self.memory_s * part, 0.0, self.host_s,
         )  # fmt: skip
 
     @property
@@ -98,30 +117,132 @@ class Product:
     k: int
 
 
-def op_cost(graph: Graph, op: Op, device: DeviceKind, split: Split = ()) -> OpCost:
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The parts of its datasheet that a kind of device reaches op by op."""
+
+    products: float = 0.82
+    conv: float = 0.85  # of what a plain matrix product of the same size reaches
+    attention_forward: float = 0.52  # for heads of 128; narrower ones less
+    attention_backward: float = 0.42
+    attention_narrow: float = 0.6  # the power of width / 128
+    attention_start: float = 0.0  # a block of queries begins and ends as if it had more keys
+    memory: float = 0.88
+    fine_tiles: bool = False
+    host: float = 1.0  # times the host that `kernels.py` was measured on
+    host_compiled_s: float = 8e-6
+
+
+@functools.cache
+def rates_of(kind: str) -> Rates:
+    """The rates of a kind with a parameter set of its own; else what is typical."""
+    record = physics_of(kind)
+    if not record.own:
+        return Rates(host=record.physics.host_s / HOST_S)
+    physics: Physics = record.physics
+    return Rates(
+        physics.products, physics.conv, physics.attention_forward, physics.attention_backward,
+        physics.attention_narrow, physics.attention_start, physics.memory, physics.fine_tiles > 0,
+        physics.host_s / HOST_S, physics.host_compiled_s,
+    )  # fmt: skip
+
+
+def op_cost(
+    graph: Graph, op: Op, device: DeviceKind, split: Split = (), execution: str = "graph"
+) -> OpCost:
     """The cost of one device's share of an op under a split (pairs of dim and factor)."""
-    costs: dict[tuple[DeviceKind, Split], OpCost] = graph.memo.setdefault(("costs", op.name), {})
-    key = (device, split)
+    costs: dict[tuple[DeviceKind, Split, str], OpCost]
+    costs = graph.memo.setdefault(("costs", op.name), {})
+    key = (device, split, execution)
     if key not in costs:
-        costs[key] = _cost(graph.call(op), graph.dtype(op), *elements(graph, op), device, split)
+        mode = GRAPH if execution == "graph" else _mode(graph, op, execution)
+        tensors = (fused_elements if execution == "compiled" else elements)(graph, op)
+        costs[key] = _cost(graph.call(op), graph.dtype(op), *tensors, device, split, mode)
     return costs[key]
+
+
+class Mode(NamedTuple):
+    """What decides the kernels of an op beside itself."""
+
+    execution: str = "graph"
+    training: bool = False
+    inside: bool = False  # of a fused kernel, with nothing to write
+
+
+GRAPH = Mode()
+
+
+def _mode(graph: Graph, op: Op, execution: str) -> Mode:
+    inside = execution == "compiled" and not starts_kernel(graph, op)
+    return Mode(execution, graph.is_training, inside)
 
 
 @functools.lru_cache(maxsize=262144)
 def _cost(
-    call: Call, dtype: str, reads: Elements, writes: Elements, device: DeviceKind, split: Split
-) -> OpCost:
+    call: Call, dtype: str, reads: Elements, writes: Elements, device: DeviceKind, split: Split,
+    mode: Mode,
+) -> OpCost:  # fmt: skip
     nest = loop_nest(call)
     factors = dict(split)
-    work = flops(call) / math.prod(factors.values())
+    share = 1 / math.prod(factors.values())
+    work = flops(call) * share
     moved = traffic(call, reads, writes, factors)
+    rates = rates_of(device.name)
+    started = _started(call, dtype, mode, rates)
+    host_s = started.host_s
     if work == 0 and moved.total == 0:
-        return OpCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    compute_s = _compute_seconds(call, nest, dtype, device, factors, work)
-    memory_s = _memory_seconds(moved, device) / ROW_EFFICIENCY.get(call.kind, 1.0)
-    launch_s = _launches(call) * device.launch_s
-    seconds = launch_s + max(compute_s, memory_s)
-    return OpCost(seconds, work, moved.total, compute_s, memory_s, launch_s)
+        return OpCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, host_s)
+    aligned = mode.execution == "compiled"  # a compiler pads what is not
+    compute_s = _compute_seconds(call, nest, dtype, device, factors, work, aligned=aligned)
+    compute_s *= started.compute
+    if started.of_peak:
+        compute_s = work / (device.peak(dtype) * started.of_peak)
+    if started.unfused:
+        again = 1.0 if call.phase == "forward" else 0.8  # scores are not computed again
+        compute_s = work * again / (device.peak("f32") * F32_PRODUCTS)
+    memory_s = _memory_seconds(moved, device, rates.memory) / started.share
+    more_s = started.more_bytes * share / (device.memory_bytes_per_s * rates.memory)
+    more_s += started.more_s * share
+    launch_s = started.count * device.launch_s
+    seconds = launch_s + max(compute_s, memory_s) + more_s
+    return OpCost(seconds, work, moved.total, compute_s, memory_s + more_s, launch_s, host_s)
+
+
+def _started(call: Call, dtype: str, mode: Mode, rates: Rates) -> Kernels:
+    """The kernels of an op: one well-tuned one, those of a framework, or a part of a fused one."""
+    if mode.execution == "graph":
+        return Kernels(_launches(call), 0.0, ROW_EFFICIENCY.get(call.kind, 1.0))
+    eager = kernels(call, dtype, mode.training)
+    if mode.execution == "eager":
+        return replace(eager, host_s=eager.host_s * rates.host)
+    return _compiled(call, dtype, eager, rates, mode)
+
+
+def _compiled(call: Call, dtype: str, eager: Kernels, rates: Rates, mode: Mode) -> Kernels:
+    """A fused kernel, a part of one, or a library's kernel between them."""
+    size = float(math.prod(call.inputs[0]) * dtype_bytes(dtype)) if call.inputs else 0.0
+    slower = 1.0 if not mode.training else 1.6 if call.phase == "forward" else 1.4
+    each = rates.host_compiled_s * slower
+    if call.kind == "batch_norm" and mode.training and call.phase != "dgrad":
+        # Statistics need kernels of their own, two for a long reduction.
+        more = size / FUSED_SHARE if call.phase == "forward" else 0.0
+        return Kernels(2.0 + (not mode.inside), (2 + (not mode.inside)) * each, FUSED_SHARE, more)
+    if mode.inside or eager.count == 0:
+        return Kernels(0.0, 0.0, FUSED_SHARE)
+    if call.phase == "update" or call.kind in RECURRENT or call.kind.endswith("_cell"):
+        return replace(eager, host_s=eager.host_s * rates.host)
+    if call.kind in FUSED:
+        return Kernels(1.0, each, FUSED_SHARE)
+    if eager.unfused:
+        return Kernels(6.0, 6 * each, more_bytes=eager.more_bytes / 3, unfused=True)
+    if call.kind == "pool":
+        return Kernels(1.0, each, 0.5)
+    count = min(eager.count, 2.0)
+    more = eager.more_bytes / 2 if call.phase == "wgrad" else 0.0  # the gradient of a bias
+    if call.kind == "linear" and dtype in HALF and any(n % 8 for n in call.inputs[1]):
+        padded = math.prod(call.inputs[1]) + math.prod(call.outputs[0])
+        more += 2.0 * dtype_bytes(dtype) * padded
+    return replace(eager, count=count, host_s=each * count, more_bytes=more)
 
 
 def _launches(call: Call) -> int:
@@ -129,30 +250,37 @@ def _launches(call: Call) -> int:
     return call.inputs[0][1] + 1 if call.kind in RECURRENT else 1
 
 
-def _memory_seconds(moved: Traffic, device: DeviceKind) -> float:
+def _memory_seconds(moved: Traffic, device: DeviceKind, part: float) -> float:
     cache, warm = float(device.cache_bytes), moved.computed
     cached = min(warm, cache * cache / warm) if warm > 0 and cache > 0 else 0.0
-    memory = (moved.total - cached) / (device.memory_bytes_per_s * MEMORY_EFFICIENCY)
+    memory = (moved.total - cached) / (device.memory_bytes_per_s * part)
     if cached and device.cache_bytes_per_s > 0:
         memory += cached / device.cache_bytes_per_s
     return memory
 
 
 def _compute_seconds(
-    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: Factors, work: float
-) -> float:
+    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: Factors, work: float, *,
+    aligned: bool,
+) -> float:  # fmt: skip
     if work == 0:
         return 0.0
+    rates = rates_of(device.name)
     if call.kind in CONTRACTIONS:
-        product = as_product(nest, factors)
-        if min(product.m, product.n, product.k) >= 4:
-            splits = _k_splits(call)
-            one = product_seconds(product, device.peak(dtype), device.num_units, splits)
-            # Several gradients are several products of the same size.
-            times = max(1.0, work / (2.0 * product.batch * product.m * product.n * product.k))
-            slow = 1 / CONV_EFFICIENCY if call.kind == "conv" else 1.0
-            floor = _unaligned_seconds(call, work, device) if dtype in HALF else 0.0
-            return max(one * times * slow, floor)
+        products = as_products(call, nest, factors)
+        if products and min(min(p.m, p.n, p.k) for p in products) >= 4:
+            splits, peak = _k_splits(call), device.peak(dtype) * rates.products / BEST_TILE
+            once = sum(
+                product_seconds(p, peak, device.num_units, splits, fine=rates.fine_tiles)
+                for p in products
+            )
+            # A router computes a little more than its product.
+            points = sum(float(p.batch * p.m) * p.n * p.k for p in products)
+            once *= max(1.0, work / (2.0 * points))
+            slow = 1 / rates.conv if call.kind == "conv" else 1.0
+            halves = dtype in HALF and not (aligned and call.kind != "conv")
+            floor = _unaligned_seconds(call, work, device) if halves else 0.0
+            return max(once * slow, floor)
     if call.kind == "attention":
         return _attention_seconds(call, nest, dtype, device, factors, work)
     if call.kind in RECURRENT:
@@ -160,14 +288,32 @@ def _compute_seconds(
     return work / (device.peak("f32") * VECTOR_EFFICIENCY)
 
 
-def as_product(nest: Nest, factors: Factors) -> Product:
-    """The matrix product that a contraction is: which dims make m, n, k and the batch.
+def as_products(call: Call, nest: Nest, factors: Factors) -> tuple[Product, ...]:
+    """The matrix products of a contraction: one forward, one per gradient of a factor.
+
+    The gradient of one factor is the product of the result's gradient with the other factor. (A
+    gradient of both reads both: which two make which output is told by what the op reads.)
+    """
+    if not call.wrt:
+        return (_product(nest, nest.inputs[0], nest.inputs[1], nest.outputs[0], factors),)
+    products = []
+    for position, out in zip(call.wrt, nest.outputs, strict=True):
+        if position >= ADDED_FROM.get(call.kind, len(call.inputs)):
+            continue  # a bias
+        codes = dict(zip(call.reads, nest.inputs, strict=True))
+        others = [access for code, access in codes.items() if code not in ("g0", f"i{position}")]
+        if "g0" in codes and others:
+            products.append(_product(nest, codes["g0"], others[0], out, factors))
+    return tuple(products)
+
+
+def _product(nest: Nest, first: Access, second: Access, out: Access, factors: Factors) -> Product:
+    """Which dims make m, n, k and the batch.
 
     A dim of the output that indexes both inputs is batch, only the first m, only the second n;
     what does not index the output is k. Kernel positions of a convolution, which index only the
     weights, count to k forward and to n in the weight gradient, as in an image-to-column product.
     """
-    first, second, out = nest.inputs[0], nest.inputs[1], nest.outputs[0]
     sizes = {"batch": 1, "m": 1, "n": 1, "k": 1}
     for dim in nest.dims:
         extent = part(dim.extent, factors.get(dim.name, 1))
@@ -197,28 +343,44 @@ def _unaligned_seconds(call: Call, work: float, device: DeviceKind) -> float:
     together = min((math.gcd(size, 8) for size in rows), default=8)
     if together == 8:
         return 0.0
-    return work / (UNALIGNED_FLOPS_PER_S * together * device.num_units)
+    rate = UNALIGNED_FLOPS_PER_S
+    if call.kind == "conv" and call.inputs[0][1] < 8:
+        rate = FEW_CHANNELS_FLOPS_PER_S
+    if call.phase != "forward":
+        rate *= UNALIGNED_GRADIENT
+    return work / (rate * together * device.num_units)
 
 
 @functools.lru_cache(maxsize=65536)
 def product_seconds(
-    product: Product, peak_flops_per_s: float, num_units: int, max_splits: int = MAX_K_SPLITS
-) -> float:
-    """Compute time of a batched matrix product with the best tile shape and split of k."""
+    product: Product, peak_flops_per_s: float, num_units: int, max_splits: int = MAX_K_SPLITS,
+    *, fine: bool = False,
+) -> float:  # fmt: skip
+    """Compute time of a batched matrix product with the best tile shape and split of k.
+
+    `fine`: more shapes of tiles, and k in as many splits as fill a wave.
+    """
     unit_peak = peak_flops_per_s / max(1, num_units)
     best = math.inf
-    for (rows, columns), efficiency in TILES.items():
+    for (rows, columns), efficiency in (FINE_TILES if fine else TILES).items():
         tiles = product.batch * -(-product.m // rows) * -(-product.n // columns)
-        splits = 1
-        while splits <= max_splits:
+        for splits in _splits(tiles, num_units, max_splits, fine=fine):
             k = -(-product.k // splits)
             steps = -(-k // K_STEP) * K_STEP + TILE_OVERHEAD_K * (1 + splits // 4)
             waves = -(-tiles * splits // max(1, num_units))
             best = min(best, waves * 2.0 * rows * columns * steps / (unit_peak * efficiency))
-            if tiles * splits >= 2 * num_units:
-                break
-            splits *= 2
     return best
+
+
+def _splits(tiles: int, num_units: int, max_splits: int, *, fine: bool) -> list[int]:
+    """In how many parts k may be cut: powers of two until there are two waves."""
+    splits = [1]
+    while tiles * splits[-1] < 2 * num_units and splits[-1] * 2 <= max_splits:
+        splits.append(splits[-1] * 2)
+    if fine:
+        filling = (waves * num_units // tiles for waves in (1, 2))
+        splits += [count for count in filling if 1 < count <= max_splits]
+    return splits
 
 
 def _attention_seconds(
@@ -230,9 +392,26 @@ def _attention_seconds(
     blocks = heads * -(-extents.get("s", 1) // ATTENTION_ROWS)
     waves = -(-blocks // max(1, device.num_units))
     full = waves * device.num_units / blocks if blocks < 4 * device.num_units else 1.0
-    efficiency = ATTENTION_EFFICIENCY["forward" if call.phase == "forward" else "dgrad"]
-    efficiency *= min(1.0, math.pow(extents.get("d", 1) / 128, 0.6))
+    rates = rates_of(device.name)
+    forward = call.phase == "forward"
+    efficiency = rates.attention_forward if forward else rates.attention_backward
+    narrow = rates.attention_narrow
+    if rates.attention_start:
+        start, narrow = rates.attention_start, narrow if forward else narrow / 2
+        full *= _attention_blocks(call, start if forward else 2.5 * start)
+    efficiency *= min(1.0, math.pow(extents.get("d", 1) / 128, narrow))
     return work * full / (device.peak(dtype) * efficiency)
+
+
+def _attention_blocks(call: Call, start: float) -> float:
+    """How much longer attention takes for being computed in blocks of queries and keys."""
+    queries, keys = call.inputs[0][-2], call.inputs[1][-2]
+    rows = -(-queries // ATTENTION_ROWS) * ATTENTION_ROWS / queries
+    causal = call.flag("causal")
+    pairs = attended_pairs(queries, keys, causal, call.whole("window", 0))
+    seen = pairs / queries
+    whole = seen + ATTENTION_ROWS / 2 if causal else -(-keys // ATTENTION_ROWS) * ATTENTION_ROWS
+    return rows * (whole + start) / seen
 
 
 def _recurrent_seconds(
@@ -242,11 +421,16 @@ def _recurrent_seconds(
     x, _, w_rec = call.inputs[:3]
     batch = part(x[0], factors.get("b", 1))
     rows = part(w_rec[0], factors.get("h", 1) * factors.get("z", 1))
-    peak = device.peak(dtype)
+    peak = device.peak(dtype) * rates_of(device.name).products / BEST_TILE
     step = Product(1, batch, rows, w_rec[1])
     inputs = Product(1, batch * x[1], rows, part(x[2], factors.get("i", 1)))
+    if call.phase == "wgrad":  # all positions at once
+        sizes = {(rows, x[2]), (rows, w_rec[1])}
+        products = [Product(1, m, n, batch * x[1]) for m, n in sizes]
+        seconds = sum(product_seconds(p, peak, device.num_units, WGRAD_K_SPLITS) for p in products)
+        return seconds * 2 / len(sizes)
     once = x[1] * product_seconds(step, peak, device.num_units)
     once += product_seconds(inputs, peak, device.num_units)
-    return max(once, work / peak) + x[1] * batch * gates(call.kind) * w_rec[1] * 8.0 / (
-        device.peak("f32") * VECTOR_EFFICIENCY
-    )
+    return max(once, work / device.peak(dtype)) + x[1] * batch * gates(call.kind) * w_rec[
+        1
+    ] * 8.0 / (device.peak("f32") * VECTOR_EFFICIENCY)

@@ -110,7 +110,12 @@ def passes_through(call: Call) -> bool:
 
 def _recurrent(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
     once = _all(call, reads, writes, factors)
-    return Traffic(once.given * call.inputs[0][1], once.computed)
+    if call.phase == "wgrad":  # one product over all positions
+        return once
+    # Inputs of all positions are multiplied at once, the state at every position by itself.
+    weights = [math.prod(shape) for shape in call.inputs[1:]]
+    again = math.prod(call.inputs[2]) / sum(weights) * (call.inputs[0][1] - 1)
+    return Traffic(once.given * (1 + again), once.computed)
 
 
 def _optimizer(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:

@@ -289,6 +289,7 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    execution: str = "graph",
 ) -> Simulation: ...
 
 
@@ -318,6 +319,7 @@ def simulate(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    execution: str | None = None,
     strategy: Strategy | None = None,
     **keys: Any,
 ) -> Simulation | Forecast:
@@ -325,6 +327,10 @@ def simulate(
 
     With a strategy, or any of its keys (`tp=8, pp=4, micro_batch=1`), the answer is the forecast of
     one training step of a transformer instead.
+
+    `execution`: `graph` (kernels in a CUDA graph, the host costs nothing: what op by op is without
+    it), `eager` (PyTorch op by op, as fast as its host starts kernels) or `compiled` (chains of
+    cheap ops fused).
     """
     if strategy is not None or keys or isinstance(model, Transformer):
         if not training or optimizer not in ("adam", "adamw"):
@@ -333,14 +339,18 @@ def simulate(
                 fix="leave training and optimizer out",
                 field="strategy",
             )
-        return _by_strategy(model, cluster, strategy, {"batch": batch, "dtype": dtype, **keys})
+        return _by_strategy(model, cluster, strategy, {
+            "batch": batch, "dtype": dtype, "execution": execution, **keys,
+        })  # fmt: skip
+    execution = execution or "graph"
     if isinstance(model, Plan):
         machine = _machine(cluster if cluster is not None else model.cluster.spec)
-        return simulate_plan(model, machine)
+        return simulate_plan(model, machine, execution)
     if cluster is None:
         raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
     machine = _machine(cluster)
-    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
+                    execution=execution)  # fmt: skip
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
 
 
@@ -359,7 +369,7 @@ def _by_strategy(
     return forecast_model(model, cluster, strategy, **given)
 
 
-def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
+def simulate_plan(plan: Plan, cluster: Cluster, execution: str = "graph") -> Simulation:
     """Simulate a plan on its cluster; a plan for another machine is refused."""
     if cluster.fingerprint() != plan.cluster.fingerprint:
         raise PlanError(
@@ -368,7 +378,7 @@ def simulate_plan(plan: Plan, cluster: Cluster) -> Simulation:
             fix="plan again for this machine",
             field="cluster",
         )
-    workload = load_ref(plan.model)
+    workload = replace(load_ref(plan.model), execution=execution)
     refuse_wrong_decisions(plan, workload.graph, cluster)
     simulation = simulate_stages(workload, cluster, plan.stages, plan.schedule)
     allowed = max(plan.prediction.capacity_bytes, default=0.0)  # the user's cap, if there was one
@@ -392,7 +402,7 @@ def simulate_stages(
     """
     lowered = lower_plan(
         stages, schedule, workload.graph, cluster, run, memo, quick=quick,
-        most_devices=most_devices,
+        most_devices=most_devices, execution=workload.execution,
     )  # fmt: skip
     once = runs_once(stages, schedule)
     result = Simulation(
@@ -401,7 +411,9 @@ def simulate_stages(
         stages,
         schedule,
         run(lowered.program),
-        _reports(lowered) if once else _busiest_ops(lowered, stages, schedule, cluster),
+        _reports(lowered)
+        if once
+        else _busiest_ops(lowered, stages, schedule, cluster, workload.execution),
         model_memory(workload.graph),
         decided=tuple(_named(stage, workload.graph) for stage in lowered.stages),
     )
@@ -486,8 +498,9 @@ def _reports(lowered: Lowered) -> tuple[OpReport, ...]:
 
 
 def _busiest_ops(
-    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster
-) -> tuple[OpReport, ...]:
+    lowered: Lowered, stages: tuple[Stage, ...], schedule: Schedule, cluster: Cluster,
+    execution: str,
+) -> tuple[OpReport, ...]:  # fmt: skip
     """What one device of the busiest group does in a step, op by op (without the updates)."""
     groups = device_groups(stages)
     busiest = max(groups, key=lambda group: sum(lowered.blocks[i].busy_s for i in group))
@@ -501,7 +514,7 @@ def _busiest_ops(
         stage, dims = of_op[origin]
         kind = cluster.kind_of(stage.mesh.devices[0])
         split = tuple(sorted(ways_of(dims, stage.mesh.axes).items()))
-        cost = op_cost(graph, op, kind, split)
+        cost = op_cost(graph, op, kind, split, execution)
         again = (stage.checkpointing == "full") or op.name in stage.recomputed
         twice = again and graph.is_training and op.phase == "forward"
         times = schedule.num_microbatches * (2 if twice else 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from partita import zoo
 from partita.capture.onnx_file import is_onnx_spec, onnx_graph
 from partita.capture.python_file import is_python_spec, python_graph
+from partita.costs.physics import EXECUTIONS
 from partita.errors import ModelError, PlanError
 from partita.files import decode_json, read_bytes
 from partita.graph import Graph, training_graph
@@ -27,6 +28,7 @@ class Workload:
     dtype: str
     training: bool
     optimizer: str
+    execution: str = "graph"  # one of EXECUTIONS
 
     def ref(self) -> ModelRef:
         """How a plan names it."""
@@ -43,6 +45,7 @@ def load(
     dtype: str | None = None,
     training: bool = True,
     optimizer: str = "adamw",
+    execution: str = "graph",
 ) -> Workload:
     """The workload of a graph, or of what names one: zoo, config, graph, `file.py:name`, ONNX."""
     if batch is not None and batch < 1:
@@ -53,6 +56,12 @@ def load(
             fix=f"use one of {', '.join(OPTIMIZER_STATES)}",
             field="optimizer",
         )
+    if execution not in EXECUTIONS:
+        raise ModelError(
+            f"unknown execution {execution!r}",
+            fix=f"use one of {', '.join(EXECUTIONS)}",
+            field="execution",
+        )
     spec = model if isinstance(model, str) else model.name
     forward = model if isinstance(model, Graph) else _forward(model, batch, dtype, training)
     for kind in unknown_kinds(forward):
@@ -62,8 +71,9 @@ def load(
     wants_backward = training and not forward.is_training
     graph = training_graph(forward, optimizer) if wants_backward else forward
     return Workload(
-        spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer
-    )
+        spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer,
+        execution,
+    )  # fmt: skip
 
 
 def _forward(spec: str, batch: int | None, dtype: str | None, training: bool) -> Graph:

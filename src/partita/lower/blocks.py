@@ -92,21 +92,23 @@ class StageBodies:
 
 def stage_blocks(
     part: StageGraph, stage: Stage, cluster: Cluster, run: Run, collectives: Collectives, *,
-    apart: bool = False,
+    apart: bool = False, execution: str = "graph",
 ) -> Blocks:  # fmt: skip
     """The blocks of a stage whose piece has the micro-batch's size; `run` is the engine's."""
-    return stage_bodies(part, stage, 0, cluster, run, collectives, apart=apart).blocks
+    return stage_bodies(
+        part, stage, 0, cluster, run, collectives, apart=apart, execution=execution
+    ).blocks
 
 
 def stage_bodies(
     part: StageGraph, stage: Stage, number: int, cluster: Cluster, run: Run,
     collectives: Collectives,
-    *, apart: bool = False,
+    *, apart: bool = False, execution: str = "graph",
 ) -> StageBodies:  # fmt: skip
     """The blocks of a stage together with the programs they were read off."""
     local = part.local(stage)
     devices = drawn_devices(local, cluster, 1)
-    context = context_of(local, part.graph, cluster, devices, collectives, number, part)
+    context = context_of(local, part.graph, cluster, devices, collectives, number, part, execution)
     recorded = (None, None) if stage.overlap is None else (stage.overlap.order, stage.overlap.last)
     w = Writer(context, network_order(stage, recorded[0], len(devices)))
     w.keeps_gradients = False

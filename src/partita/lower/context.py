@@ -39,6 +39,7 @@ class Context:
     groups: tuple[Groups, ...]  # per axis
     members: tuple[tuple[tuple[int, ...], ...], ...]  # per axis the drawn devices of each line
     ways: tuple[float, ...]
+    execution: str = "graph"  # or eager, compiled: what each op starts, and what the host pays
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -73,6 +74,7 @@ def context_of(
     collectives: Collectives,
     number: int = 0,
     part: StageGraph | None = None,
+    execution: str = "graph",
 ) -> Context:
     """Everything that lowering a stage looks up; refuses splits that the graph does not have."""
     mesh = stage.mesh
@@ -104,6 +106,7 @@ def context_of(
             for lines in groups
         ),
         tuple(axis.ways() for axis in mesh.axes),
+        execution,
     )
 
 

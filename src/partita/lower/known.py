@@ -36,6 +36,7 @@ class Memo:
     by_links: int = 64  # devices: meshes of larger clusters are compared by their hierarchy
     deep_ops: int = 100  # from so many forward ops on, and
     deep_runs: int = 6  # so many runs of its pattern, a stage is timed by two shorter ones
+    execution: str = "graph"
     blocks: dict[tuple[object, ...], Blocks] = field(default_factory=dict)
     graphs: dict[int, Graph] = field(default_factory=dict)
     sent: dict[tuple[object, ...], float] = field(default_factory=dict)
@@ -110,10 +111,17 @@ def _timed_blocks(
     graph: Graph, stage: Stage, number: int, where: Homes, part: Shorter, cluster: Cluster,
     run: Run, memo: Memo, apart: bool,
 ) -> Blocks:  # fmt: skip
-    key = (apart, signature(graph, stage, number, where, part), memo.geometry(stage.mesh))
+    key = (
+        memo.execution,
+        apart,
+        signature(graph, stage, number, where, part),
+        memo.geometry(stage.mesh),
+    )
     if key not in memo.blocks:
         own = piece(graph, stage, number, where, part)
-        block = stage_blocks(own, stage, cluster, run, memo.collectives, apart=apart)
+        block = stage_blocks(
+            own, stage, cluster, run, memo.collectives, apart=apart, execution=memo.execution
+        )
         memo.blocks[key] = block if not graph.is_training else with_backward(block, apart)
     return memo.blocks[key]
 

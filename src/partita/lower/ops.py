@@ -7,8 +7,11 @@ What the model returns is settled: partial sums of outputs are added up, too.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
+from partita.costs.fusion import is_written
+from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.layouts import ConversionStep, conversion
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ways_of
@@ -175,14 +178,35 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
     owe_reductions(w, work.writes)
     for device in context.devices:
         split = tuple(sorted(ways_of(work.dims, context.axes, context.places[device]).items()))
-        cost = op_cost(context.graph, op, context.kinds[device], split)
+        cost = op_cost(context.graph, op, context.kinds[device], split, context.execution)
         w.note(op, device, split, cost)
+        w.host(device, cost.host_s)
         seconds = w.slowed(device, cost.seconds)
         made[device] = w.task(work, (context.index[device],), seconds, ready[device], kind)
     w.use(buffers, made)
+    if context.execution != "graph":
+        _hold_more(w, op, work, made)
     if _reads_sharded(w, op):
         w.last_sharded = made
     return made
+
+
+def _hold_more(w: Writer, op: Op, work: Work, made: Made) -> None:
+    """What the framework holds for an op beside the tensors of the graph."""
+    context = w.context
+    call, dtype = context.graph.call(op), context.graph.dtype(op)
+    share = 1 / math.prod(ways_of(work.dims, context.axes).values())
+    temporary = temporary_bytes(call, dtype, context.execution)
+    if temporary:
+        w.temporary(temporary * share, made)
+    kept = kept_bytes(call, dtype, context.execution)
+    if kept:
+        extra = Buffer(work.op, (), kept * share, -1)
+        w.take(extra, made)
+        w.extras[work.op] = extra  # what runs again keeps its own
+    origin = context.original.get(op.forward, op.forward)
+    if op.forward and origin in w.extras:
+        w.use([w.extras[origin]], made)
 
 
 def _has_statistics(w: Writer, op: Op, dims: tuple[str, ...], factors: dict[str, float]) -> bool:
@@ -216,10 +240,28 @@ def gradient_target(layout: Layout, stored: Layout) -> Layout:
     )
 
 
+def _taken(w: Writer, op: Op, buffer: Buffer) -> float:
+    """The part of its size that a tensor takes.
+
+    None where it stays inside a fused kernel. Summands of a gradient are added up as they come, so
+    that at any time there are the sum so far and one of them.
+    """
+    execution = w.context.execution
+    if execution == "graph":
+        return 1.0
+    if execution == "compiled" and not is_written(w.context.graph, op, buffer.name):
+        return 0.0
+    readers = w.context.graph.consumers(buffer.name)
+    if len(readers) != 1 or readers[0].forward or readers[0].phase not in ("dgrad", "wgrad"):
+        return 1.0
+    return min(1.0, 2 / len(readers[0].inputs))
+
+
 def _produce(
     w: Writer, op: Op, buffer: Buffer, made: Made, inputs: list[Buffer], accumulate: Collect
 ) -> None:
     buffer.made_by = dict(made)
+    buffer.size_bytes *= _taken(w, op, buffer)
     w.buffers[buffer.name] = buffer
     if buffer.name in w.context.update_of:
         accumulate(w, _as_stored(w, buffer, made))

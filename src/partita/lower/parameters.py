@@ -14,9 +14,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from partita.costs.kernels import UPDATE_S
 from partita.costs.layouts import num_shards
 from partita.costs.memory import workspace_bytes
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import op_cost, rates_of
 from partita.graph.record import Op
 from partita.graph.splits import PARTIAL, REPLICATE
 from partita.lower.context import Context
@@ -245,6 +246,9 @@ def gradient_layout(context: Context, gradient: Buffer) -> Layout:
 def update_all(w: Writer) -> None:
     """One fused optimizer step for each bucket that was reduced."""
     w.phase = Phase.UPDATE
+    if w.context.execution != "graph":
+        for device in w.context.devices:
+            w.host(device, UPDATE_S * rates_of(w.context.kinds[device].name).host)
     for gradients, ready in w.reduced:
         _update(w, gradients, ready)
 
@@ -265,8 +269,10 @@ def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
         kind = context.kinds[device]
         seconds = kind.launch_s
         for op, buffer in zip(ops, stored, strict=True):
-            cost = op_cost(context.graph, op, kind).scaled(_share(context, op, buffer.layout))
+            whole = op_cost(context.graph, op, kind, (), context.execution)
+            cost = whole.scaled(_share(context, op, buffer.layout))
             w.note(op, device, (), cost)
+            w.host(device, cost.host_s)
             seconds += cost.seconds
         made[device] = w.task(work, (context.index[device],), seconds, ready[device], Kind.UPDATE)
     w.use([w.buffers[gradient.name] for gradient in gradients], made)
@@ -319,6 +325,8 @@ def resident_bytes(w: Writer, device: int) -> float:
     """Parameters, states and workspace of a device."""
     context = w.context
     total = workspace_bytes(context.kinds[device])
+    if context.execution != "graph":  # what is fed stays where it is
+        total += sum(buffer.size_bytes for buffer in w.fed.values())
     updates = {op.inputs[0]: op for op in context.update_of.values()}
     for tensor in context.graph.parameters:
         buffer = w.buffers.get(tensor.name)

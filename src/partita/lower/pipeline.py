@@ -69,11 +69,13 @@ def lower_plan(
     *,
     quick: bool = False,
     most_devices: int = MAX_DRAWN,
+    execution: str = "graph",
 ) -> Lowered:
     """The program of a plan; `run` is the engine's, by which blocks are timed."""
     known = memo or Memo(Collectives(cluster))
+    known.execution = execution
     if runs_once(stages, schedule):
-        one = lower_stage(stages[0], graph, cluster, most_devices, known.collectives)
+        one = lower_stage(stages[0], graph, cluster, most_devices, known.collectives, execution)
         decided = (replace(stages[0], overlap=Overlap(one.order)),)
         return Lowered(
             one.program, decided, schedule, one.graph, splits=one.splits, costs=one.costs
@@ -119,7 +121,14 @@ def _bodies(
     """Every stage op by op, however deep it is."""
     return tuple(
         stage_bodies(
-            piece(micro, stage, i, where), stage, i, cluster, run, known.collectives, apart=apart
+            piece(micro, stage, i, where),
+            stage,
+            i,
+            cluster,
+            run,
+            known.collectives,
+            apart=apart,
+            execution=known.execution,
         )
         for i, stage in enumerate(stages)
     )

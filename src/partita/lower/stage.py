@@ -46,6 +46,7 @@ def lower_stage(
     cluster: Cluster,
     most_devices: int = MAX_DRAWN,
     collectives: Collectives | None = None,
+    execution: str = "graph",
 ) -> LoweredStage:
     """The program of a stage that holds the whole model and runs it once."""
     devices = drawn_devices(stage, cluster, most_devices)
@@ -55,7 +56,7 @@ def lower_stage(
     if stage.checkpointing != "none" and graph.is_training:
         part = piece(graph, stage, 0, homes(graph, [stage]))
         local, graph = part.local(stage), part.graph
-    context = context_of(local, graph, cluster, devices, times, 0, part)
+    context = context_of(local, graph, cluster, devices, times, 0, part, execution)
     recorded = None if stage.overlap is None else stage.overlap.order
     writer = Writer(context, network_order(stage, recorded, len(devices)))
     _write(writer, num_forward)

@@ -5,6 +5,7 @@ made and given back after its last use; a view keeps what it looks at. The write
 which collective goes next on the network is told to it (`order`).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +46,7 @@ class StageTask:
     seconds: float
     waits: tuple[int, ...]
     kind: Kind
+    launched_s: float = 0.0  # when the host has started it, from the phase's begin
     takes: dict[int, float] = field(default_factory=dict)  # memory -> bytes from the start on
     gives: dict[int, float] = field(default_factory=dict)  # memory -> bytes back at the end
 
@@ -57,6 +59,7 @@ class Writer:
     order: NetworkOrder
     phase: Phase = Phase.FORWARD
     barrier: int | None = None  # a task that all later ones wait for
+    barriers: list[int] = field(default_factory=list)  # all there were
     tasks: list[StageTask] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     occupied: list[Buffer] = field(default_factory=list)  # all that have memory of their own
@@ -73,6 +76,8 @@ class Writer:
     num_reductions: int = 0
     reduces_now: bool = False  # are all gradients reduced in this step, not when others ended?
     keeps_gradients: bool = True  # have reduced gradients memory of their own?
+    host_s: list[float] = field(default_factory=list)  # of each device's host, since the barrier
+    extras: dict[str, Buffer] = field(default_factory=dict)  # kept for gradients, by forward op
     owed: dict[int, float] = field(default_factory=dict)  # seconds by which computing is slowed
     splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
     costs: dict[str, OpCost] = field(default_factory=dict)
@@ -96,9 +101,23 @@ class Writer:
         if self.barrier is not None:
             known.add(self.barrier)
         ordered = tuple(sorted(known))
-        self.tasks.append(StageTask(work, lanes, seconds, ordered, kind))
+        launched_s = max((self._launched_s(lane) for lane in lanes), default=0.0)
+        self.tasks.append(StageTask(work, lanes, seconds, ordered, kind, launched_s))
         self.order.written(lanes, seconds, ordered)
         return len(self.tasks) - 1
+
+    def host(self, device: int, seconds: float) -> None:
+        """The host of a device is busy with the next task for so long before that can begin.
+
+        A host runs ahead of its device: what it starts is queued. So the moment at which a task has
+        been started is known before anything runs: the sum of what its host did until then.
+        """
+        if not self.host_s:
+            self.host_s = [0.0] * len(self.context.devices)
+        self.host_s[self.context.index[device]] += seconds
+
+    def _launched_s(self, lane: int) -> float:
+        return self.host_s[lane % len(self.host_s)] if self.host_s else 0.0
 
     def beside(self, work: Work, ready: Ready) -> Made:
         """A gather that nobody waits for yet: it slows down what is computed meanwhile.
@@ -150,6 +169,8 @@ class Writer:
         work = Work(Purpose.OTHER, self.phase, stage=self.context.number)
         waits = tuple(range(since, len(self.tasks)))
         self.barrier = self.task(work, (), 0.0, waits, Kind.OTHER)
+        self.barriers.append(self.barrier)
+        self.host_s = []
         return self.barrier
 
     # Collectives that nobody waits for yet.
@@ -189,6 +210,13 @@ class Writer:
             buffer.last_use[device] = max(task, buffer.last_use.get(device, -1))
         self.occupied.append(buffer)
 
+    def temporary(self, size_bytes: float, made: Made) -> None:
+        """Memory that tasks need only while they run."""
+        for device, task in made.items():
+            memory = self.context.index[device]
+            for effects in (self.tasks[task].takes, self.tasks[task].gives):
+                effects[memory] = effects.get(memory, 0.0) + size_bytes
+
     def use(self, buffers: Iterable[Buffer], made: Made) -> None:
         """Buffers are needed until some tasks end."""
         for buffer in buffers:
@@ -221,17 +249,22 @@ class Writer:
             Work(Purpose.RESIDENT, stage=context.number), (), 0.0,
             memory=[(context.index[d], size, 0.0) for d, size in resident.items()],
         )  # fmt: skip
-        for task in self.tasks:
+        for number, task in enumerate(self.tasks):
             memories = sorted({*task.takes, *task.gives})
             builder.add(
                 _in_groups(task.work, numbers),
                 task.lanes,
                 task.seconds,
-                [wait + 1 for wait in task.waits] or [start],
+                _waits(task, start, self._begin(number)),
                 [(m, task.takes.get(m, 0.0), -task.gives.get(m, 0.0)) for m in memories],
                 task.kind,
             )
         return builder.build()
+
+    def _begin(self, task: int) -> int:
+        """The barrier before a task; -1 before the first."""
+        at = bisect_left(self.barriers, task)
+        return self.barriers[at - 1] if at else -1
 
     def _give_back(self) -> None:
         stays = set(map(id, self.kept))
@@ -242,6 +275,17 @@ class Writer:
                 memory = self.context.index[device]
                 gives = self.tasks[last].gives
                 gives[memory] = gives.get(memory, 0.0) + buffer.size_bytes
+
+
+def _waits(task: StageTask, start: int, begin: int) -> list[int | tuple[int, float]]:
+    """What a task waits for: others, and its host since the phase began (`begin`, or the start)."""
+    waits: list[int | tuple[int, float]] = [wait + 1 for wait in task.waits]
+    if not waits:
+        waits = [start]
+    if task.launched_s > 0:
+        since = start if begin < 0 else begin + 1
+        waits = [wait for wait in waits if wait != since] + [(since, task.launched_s)]
+    return waits
 
 
 def _in_groups(work: Work, numbers: list[int]) -> Work:

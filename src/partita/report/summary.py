@@ -66,6 +66,8 @@ def job_line(simulation: Simulation) -> str:
     """The model and what is done with it."""
     workload = simulation.workload
     job = f"training with {workload.optimizer}" if workload.training else "inference"
+    if workload.execution != "graph":
+        job += f" ({workload.execution})"
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
         f"{len(workload.graph.ops):,} ops, {job}, global batch {workload.batch}, {workload.dtype}"
@@ -115,9 +117,7 @@ def bound_shares(simulation: Simulation) -> list[tuple[str, float]]:
     """What bounds a step: the share of each, in words."""
     bounds = simulation.bounds()
     total = sum(bounds.values()) or 1.0
-    waiting = "exposed communication"
-    if simulation.is_pipelined:
-        waiting = "bubble and exposed communication"
+    waiting = _waits_for(simulation)
     return [(waiting if name == "waiting" else name, s / total) for name, s in bounds.items()]
 
 
@@ -125,12 +125,22 @@ def _busy_text(simulation: Simulation) -> str:
     """What the busiest device does; a stage's block of a pipeline holds its own collectives."""
     busy, sent = units.seconds(simulation.compute_s), units.seconds(simulation.communication_s)
     idle = units.seconds(max(0.0, simulation.exposed_s))
+    waits = _waits_for(simulation)
     if simulation.is_pipelined:
-        return (
-            f"stages     {busy} with their collectives   sends between stages {sent}; "
-            f"bubble and exposed communication {idle}"
-        )
-    return f"compute    {busy}   communication {sent}; exposed communication {idle}"
+        sends = f"sends between stages {sent}"
+        return f"stages     {busy} with their collectives   {sends}; {waits} {idle}"
+    return f"compute    {busy}   communication {sent}; {waits} {idle}"
+
+
+def _waits_for(simulation: Simulation) -> str:
+    """What a device waits for while it does not compute."""
+    by_host = simulation.workload.execution != "graph"
+    if by_host and simulation.num_devices == 1:
+        return "waiting for the host"
+    waits = "exposed communication"
+    if simulation.is_pipelined:
+        waits = f"bubble and {waits}"
+    return f"{waits}, host" if by_host else waits
 
 
 def arrangement(simulation: Simulation) -> str:
@@ -172,6 +182,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "batch": simulation.workload.batch,
         "dtype": simulation.workload.dtype,
         "training": simulation.workload.training,
+        "execution": simulation.workload.execution,
         "mesh": str(simulation.stage.mesh),
         "stages": [
             {
