@@ -167,3 +167,16 @@ def test_the_problem_of_a_plan_is_saved_and_solved_by_itself(run, run_json, tmp_
 def test_the_answer_names_the_space_that_its_bound_is_for(run, run_json):
     assert "space: 2 stages" in run("plan", *SMALL, "--pin", "pp=2", "--quiet").stdout
     assert "with pp=2" in run_json("plan", *SMALL, "--pin", "pp=2", "--quiet")["space"]
+
+
+def test_a_plan_ends_with_the_command_that_runs_it(run, run_json, pipeline, tmp_path):
+    words = "run it with: torchrun --standalone --nproc-per-node 2 -m partita run "
+    last = run("plan", *SMALL, "--quiet", "--time-limit", "1").stdout.splitlines()[-1]
+    assert last.startswith("-o plan.json keeps the plan; " + words)
+    path = tmp_path / "kept.json"
+    answer = run_json("plan", *SMALL, "--quiet", "--time-limit", "1", "-o", str(path))
+    assert answer["run"] == words.removeprefix("run it with: ") + str(path)
+
+
+def test_a_plan_that_cannot_be_run_has_no_command(run_json, run):
+    assert run_json("plan", *SMALL, "--quiet", "--infer", "--time-limit", "1")["run"] is None

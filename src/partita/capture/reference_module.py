@@ -42,7 +42,7 @@ def reference_module(graph: Graph, seed: int = 0, device: str = "cpu") -> nn.Mod
 def example_inputs(graph: Graph, seed: int = 0, device: str = "cpu") -> tuple[T, ...]:
     """Random inputs of the right shapes; ids stay within the table or classes they choose from."""
     generator = torch.Generator().manual_seed(seed)
-    limits = _limits(graph)
+    limits = id_limits(graph)
     return tuple(
         _example(tensor, limits.get(tensor.name, 2), generator).to(device)
         for tensor in graph.inputs
@@ -55,7 +55,7 @@ class ReferenceModule(nn.Module):
     def __init__(self, graph: Graph, device: torch.device) -> None:
         super().__init__()
         self.graph = graph
-        self._limits = _limits(graph)
+        self._limits = id_limits(graph)
         self._last = _last_uses(graph)
         readers = _readers(graph)
         for op in graph.ops:
@@ -89,14 +89,18 @@ class ReferenceModule(nn.Module):
         found = RULES[op.kind](self, self.graph.call(op), *inputs)
         return found if isinstance(found, tuple) else (found,)
 
-    def constant(self, name: str) -> T:
-        """Zeros; where ids are meant (positions, say), the numbers from 0 on, over and over."""
+    def constant(self, name: str, shape: Sequence[int] | None = None) -> T:
+        """Zeros; where ids are meant (positions, say), the numbers from 0 on, over and over.
+
+        `shape` is another one than the graph's, where it is the graph for another batch.
+        """
         tensor = self.graph.tensor(name)
+        shape = tensor.shape if shape is None else shape
         dtype, device = DTYPES[tensor.dtype], next(self.parameters()).device
         if dtype.is_floating_point:
-            return torch.zeros(tensor.shape, dtype=dtype, device=device)
-        numbers = torch.arange(tensor.num_elements, dtype=dtype, device=device)
-        return (numbers % self._limits.get(name, 2)).reshape(tensor.shape)
+            return torch.zeros(shape, dtype=dtype, device=device)
+        numbers = torch.arange(math.prod(shape), dtype=dtype, device=device)
+        return (numbers % self._limits.get(name, 2)).reshape(shape)
 
     def _held(self, name: str) -> T:
         path, _, leaf = name.rpartition(".")
@@ -217,14 +221,19 @@ def _parameter(tensor: Tensor, device: torch.device) -> nn.Parameter:
     return nn.Parameter(nn.init.normal_(values, std=inputs**-0.5))
 
 
-def _limits(graph: Graph) -> dict[str, int]:
+_ONLY_MOVED = frozenset({"reshape", "transpose", "slice", "expand"})
+
+
+def id_limits(graph: Graph) -> dict[str, int]:
     """For tensors that hold ids: how many things there are to choose from."""
-    limits = {}
-    for op in graph.ops:
+    limits: dict[str, int] = {}
+    for op in reversed(graph.ops):
         if op.kind == "embedding":
             limits[op.inputs[0]] = graph.tensor(op.inputs[1]).shape[0]
         elif op.kind == "cross_entropy":
             limits[op.inputs[1]] = graph.tensor(op.inputs[0]).shape[-1]
+        elif op.kind in _ONLY_MOVED and op.outputs[0] in limits:
+            limits.setdefault(op.inputs[0], limits[op.outputs[0]])
     return limits
 
 

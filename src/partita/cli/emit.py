@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.errors import InputError
 from partita.units import count
 
 if TYPE_CHECKING:
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 @click.argument("plan")
 @output_option("Write the module here: stages.py. Without it, it goes to the terminal.")
 @click.option("--rank", metavar="R", type=int, help="Write what one rank does, splits included.")
+@click.option("--training", is_flag=True, help="Write a script that trains as the plan says.")
 @common_options
-def command(plan: str, output: OutputFile | None, rank: int | None, out: Output) -> int:
+def command(
+    plan: str, output: OutputFile | None, rank: int | None, training: bool, out: Output
+) -> int:
     """Write the stages of a PLAN as one Python module that needs nothing but PyTorch.
 
     A class per stage holds its parameters under the original names; build_stages(state_dict)
@@ -28,6 +32,9 @@ def command(plan: str, output: OutputFile | None, rank: int | None, out: Output)
     With --rank R it is the step of one rank of a plan of one stage, forward and backward, op by op:
     a line for each, with the shape of the rank's shard, and the collectives between them as calls
     of torch.distributed. load_shards(state_dict) cuts the rank's parameters out.
+
+    With --training it is a script to start with torchrun, on CPU ranks or, with --device cuda, on
+    GPUs: model, data stub, optimizer, checkpoints, and the plan handed to partita.execute.
     """
     from partita.capture.installed import need_torch
     from partita.plans import read_plan
@@ -36,6 +43,12 @@ def command(plan: str, output: OutputFile | None, rank: int | None, out: Output)
     from partita.emit.plans import emit_plan
 
     record = read_plan(plan)
+    if training:
+        if rank is not None:
+            raise InputError(
+                "a training script is for all ranks", fix="leave --rank out", field="--training"
+            )
+        return _emit_training(record, plan, output, out)
     if rank is not None:
         return _emit_rank(record, plan, rank, output, out)
     emitted = emit_plan(record)
@@ -87,6 +100,34 @@ def _emit_rank(record: "Plan", plan: str, rank: int, output: OutputFile | None, 
             "gradients": sorted(emitted.gradients),
             "source": emitted.source if output is None else None,
             "output": None if output is None else str(output.path),
+        }
+    )
+    return 0
+
+
+def _emit_training(record: "Plan", plan: str, output: OutputFile | None, out: Output) -> int:
+    from partita.emit.training import training_script
+    from partita.jobs.launch_command import launch_lines
+
+    path = None if output is None else output.path
+    source = training_script(record, plan, path)
+    launch = launch_lines(record, "train.py" if path is None else str(path))
+    if output is None:
+        out.show(source.rstrip("\n"))
+    else:
+        output.write(source)
+        lines = count(source.count("\n"))
+        out.show(f"training of {record.model.spec} in {output.path}, {lines} lines")
+        out.show(f"start it with: {launch[0]}")
+    out.result(
+        {
+            "format": "partita/emitted@1",
+            "plan": plan,
+            "model": record.model.spec,
+            "lines": source.count("\n"),
+            "launch": launch,
+            "source": source if output is None else None,
+            "output": None if path is None else str(path),
         }
     )
     return 0

@@ -1,11 +1,11 @@
 """`partita plan`: how to run a model on a cluster, everything decided in one search."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from partita import files, units
-from partita.capture.python_file import is_python_spec
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.model_options import (
     ModelOptions,
@@ -15,7 +15,9 @@ from partita.cli.model_options import (
 )
 from partita.cli.sizes import size_bytes
 from partita.jobs.constraints import DECISIONS
-from partita.plans import Plan
+
+if TYPE_CHECKING:
+    from partita.jobs.plan_result import Planned
 
 
 @click.command()
@@ -95,19 +97,21 @@ def command(
         out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
-        if planned.plan is not None and (line := _run_line(planned.plan, str(written))):
-            out.show(line)
+    run = _run_command(planned, written)
+    if run is not None:
+        first = "" if written is not None else "-o plan.json keeps the plan; "
+        out.show(f"{first}run it with: {run}")
     answer = planned_json(planned, model, cluster, None if written is None else str(written))
-    out.result({**answer, "space": planned.space})
+    out.result({**answer, "space": planned.space, "run": run if written is not None else None})
     return 0 if planned.best is not None else 1
 
 
-def _run_line(plan: Plan, path: str) -> str:
-    """The command that runs a plan; a module of the user's that is trained can be run."""
-    if not is_python_spec(plan.model.spec) or not plan.model.training:
-        return ""
-    ranks = len({device for stage in plan.stages for device in stage.mesh.devices})
-    return (
-        f"run it with: torchrun --standalone --nproc-per-node {ranks} -m partita run {path} "
-        f"--model {plan.model.spec}"
-    )
+def _run_command(planned: "Planned", written: Path | None) -> str | None:
+    """What starts the plan; None for one that cannot be run."""
+    from partita.jobs.launch_command import run_command, run_refusal
+
+    if planned.plan is None or planned.best is None:
+        return None
+    if run_refusal(planned.plan, planned.best.simulation.workload.graph) is not None:
+        return None
+    return run_command(planned.plan, written or "plan.json")

@@ -63,8 +63,9 @@ def command(
     """Run a PLAN: one process per device, each walks its part of the program that was simulated.
 
     Started by torchrun: torchrun --standalone --nproc-per-node 2 -m partita run plan.json. The
-    model of the plan must be file.py:function, which gives the module (its forward returns the
-    loss) and the arguments of one call. A plan for one kind of device runs on another. With
+    model of the plan is file.py:function, which gives the module (its forward returns the loss) and
+    the arguments of one call; of a model of the zoo the reference module is trained, on random
+    data. A plan for one kind of device runs on another. With
     --checkpoint-every and torchrun's --max-restarts, a run that lost a rank goes on from the last
     complete checkpoint.
 
@@ -93,19 +94,20 @@ def _run(
     tracing: tuple[str | None, int, int] = (None, 0, 0),
 ) -> int:  # fmt: skip
     from partita.capture.installed import need_torch
-    from partita.capture.python_file import is_python_spec, read_module
     from partita.plans import read_plan
 
     need_torch("running a plan")
+    from partita.capture.onnx_file import is_onnx_spec
     from partita.run.distributed.train import TrainSettings, train
+    from partita.run.load import load_module
 
     record = read_plan(plan)
     recorder = _recorder(record, steps, rank, *tracing)
     spec = model or record.model.spec
-    if not is_python_spec(spec):
+    if is_onnx_spec(spec):
         raise InputError(
-            f"the plan is for {spec}, which is no module of yours",
-            fix="plan file.py:function, and run that plan",
+            f"the plan is for {spec}, and an ONNX file has no PyTorch module",
+            fix="plan file.py:function, which gives one, and run that plan",
             field="--model",
         )
     if every and checkpoint is None:
@@ -113,8 +115,8 @@ def _run(
             "does not say where checkpoints go", fix="add --checkpoint FOLDER",
             field="--checkpoint-every",
         )  # fmt: skip
-    module, args, kwargs = read_module(spec, record.model.batch)
-    if kwargs:
+    loaded = load_module(spec, record.model.batch, record.model.dtype)
+    if loaded.kwargs:
         raise InputError(
             "the example has keyword arguments", fix="give positional ones", field=spec
         )
@@ -124,7 +126,7 @@ def _run(
     )  # fmt: skip
     losses, seconds, start = [], 0.0, 0
     batches = _batches(data, record.model.batch)
-    for done in train(record, module, args, batches, settings, recorder):
+    for done in train(record, loaded.module, loaded.args, batches, settings, recorder):
         losses.append(done.loss)
         seconds, start = done.seconds, done.start
         if rank == 0:

@@ -155,3 +155,9 @@ def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_fac
         assert errors["state"] <= CLOSE, model
         assert errors["gradients"] <= CLOSE, model
     assert ends[1].result == ends[2].result == ends[3].result  # losses are the same on every rank
+
+
+def test_a_stage_in_which_nothing_is_differentiated_runs_in_a_pipeline(tmp_path):
+    ends = run_on_ranks(4, run_random, 4, ("moe",), 880899, folder=tmp_path)
+    assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
+    assert ends[0].result["moe"]["state"] <= CLOSE

@@ -65,7 +65,7 @@ def execute(
     first step.
     """
     known = plan if isinstance(plan, Plan) else read_plan(plan)
-    own = torch.device(device or _usual_device())
+    own = _own_device(device)
     engine = Engine(
         known, module if loss is None else WithLoss(module, loss), optimizer, own,
         cluster=cluster, seed=seed, timeout_s=timeout_s, recorder=recorder,
@@ -76,10 +76,14 @@ def execute(
     return engine
 
 
-def _usual_device() -> str:
+def _own_device(device: str | torch.device | None) -> torch.device:
+    """This rank's device: `cuda` is the GPU of its number on this machine."""
+    asked = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if asked.type != "cuda" or asked.index is not None:
+        return asked
     if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+        raise PlanError("there is no GPU here", fix="run it on the cpu", field="device")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 class Engine:

@@ -24,9 +24,11 @@ from torch.utils import _pytree as pytree
 from partita.capture import export_module
 from partita.capture.eager import RULES
 from partita.capture.exported import Captured
+from partita.capture.reference_module import ReferenceModule
+from partita.capture.reference_program import capture_ops
 from partita.capture.torch_program import Ref, TensorSpec, TorchNode, replaced
 from partita.errors import PlanError
-from partita.graph.rebatch import batch_of
+from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Call, Graph, Op
 
 T = torch.Tensor
@@ -50,7 +52,7 @@ class RunModel:
         device: torch.device,
     ) -> None:  # fmt: skip
         self.module, self.args, self.kwargs, self.device = module, args, kwargs, device
-        self.captured = export_module(module, args, kwargs)
+        self.captured = self._capture(args, kwargs, None)
         self.graph = self.captured.graph
         self.batch = batch_of(self.graph)
         self.by_batch: dict[int, Captured] = {self.batch: self.captured}
@@ -78,7 +80,7 @@ class RunModel:
             args, kwargs = pytree.tree_map_only(
                 torch.Tensor, lambda t: _resized(t, self.batch, batch), (self.args, self.kwargs)
             )
-            other = export_module(self.module, args, kwargs)
+            other = self._capture(args, kwargs, batch)
             if [op.name for op in other.graph.ops] != [op.name for op in self.graph.ops]:
                 raise PlanError(
                     f"the model does other things with a batch of {batch} than with {self.batch}",
@@ -87,6 +89,12 @@ class RunModel:
                 )
             self.by_batch[batch] = other
         return self.by_batch[batch]
+
+    def _capture(self, args: Any, kwargs: Any, batch: int | None) -> Captured:
+        if isinstance(self.module, ReferenceModule):  # plans of the zoo name its ops
+            graph = self.module.graph
+            return capture_ops(self.module, graph if batch is None else rebatch(graph, batch))
+        return export_module(self.module, args, kwargs)
 
     def function(
         self, ops: Sequence[str], outputs: Sequence[str], batch: int, *, given: frozenset[str]

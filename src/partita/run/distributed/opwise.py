@@ -97,6 +97,22 @@ class BodyPlan:
     exchanged: dict[int, frozenset[int]]  # work -> axes along which it is joined
     recomputed: frozenset[str]
     added: dict[int, list[int]]  # value -> gradients that are slices of it
+    forwards: dict[int, "ForwardPlan"] = field(default_factory=dict)  # by work
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPlan:
+    """How a rank runs the forward of one op: the same in every micro-batch, so worked out once."""
+
+    share: SharePlan
+    again: bool
+    wanted: frozenset[int]  # inputs that the backward differentiates
+    ties: tuple[int, ...]
+    function: OpsFunction
+    order: list[int]
+    hidden: list[str]
+    local: Callable[..., tuple[T, ...]] | None
+    num_backward: int
 
 
 def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
@@ -321,35 +337,43 @@ class Frame:
         else:
             self._forward(position, number, work, op)
 
-    def _forward(self, position: int, number: int, work: Work, op: Op) -> None:
+    def _forward_plan(self, number: int, work: Work, op: Op) -> ForwardPlan:
         run = self.run
-        call = run.small.call(op)
         exchanged = self.plan.exchanged[number]
-        plan = share_plan(call, work.dims, self.at.axes, self.at.place, exchanged)
-        for layout in plan.layouts:
-            check_joins(op, layout, plan.joined)
+        share = share_plan(run.small.call(op), work.dims, self.at.axes, self.at.place, exchanged)
+        for layout in share.layouts:
+            check_joins(op, layout, share.joined)
         again = work.purpose is Purpose.RECOMPUTE
         backward = run.backward_of.get(op.name, ())
         wanted = frozenset(i for each in backward for i in run.small.call(each).wrt)
         if again != (op.name in self.plan.recomputed):
             wanted = frozenset()  # its other run is the one that the backward reads
-        ties = [i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs)]
-        function, order, names = self._function(op, plan)
-        hidden = [self._hidden(name) for name in names]
-        if again:  # running statistics were taken the first time
+        ties = (i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs))
+        function, order, names = self._function(op, share)
+        return ForwardPlan(
+            share, again, wanted, tuple(ties), function, order, names, self._local(op, share),
+            len(backward),
+        )  # fmt: skip
+
+    def _forward(self, position: int, number: int, work: Work, op: Op) -> None:
+        run, known = self.run, self.plan.forwards.get(number)
+        if known is None:
+            known = self.plan.forwards[number] = self._forward_plan(number, work, op)
+        hidden = [self._hidden(name) for name in known.hidden]
+        if known.again:  # running statistics were taken the first time
             hidden = [each.clone() for each in hidden]
         inputs = [self.read(value, work) for value in work.reads]
-        if again:
+        if known.again:
             inputs = [
                 own.clone() if run.small.tensor(name).role == "state" else own
                 for name, own in zip(op.inputs, inputs, strict=True)
             ]
         shares, leaves, outputs = run_forward(
-            plan, function, inputs, hidden, ties, wanted, self._gathered, order,
-            self._local(op, plan),
+            known.share, known.function, inputs, hidden, known.ties, known.wanted, self._gathered,
+            known.order, known.local,
         )  # fmt: skip
-        if wanted:
-            record = Record(plan, leaves, outputs, len(backward))
+        if known.wanted:
+            record = Record(known.share, leaves, outputs, known.num_backward)
             self.records[op.name] = record
             self._release(position, work, record)
         for value, own in zip(work.writes, shares, strict=True):

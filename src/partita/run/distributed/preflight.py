@@ -94,7 +94,7 @@ def check_training(plan: Plan, graph: Graph) -> None:
     loss = graph.tensor(graph.outputs[0])
     if not plan.model.training:
         raise PlanError(
-            "the plan is for inference", fix="plan without --inference to train", field="plan"
+            "the plan is for inference", fix="plan without --infer to train", field="plan"
         )
     if loss.shape:
         raise PlanError(

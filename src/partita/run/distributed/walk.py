@@ -252,6 +252,9 @@ class RankWalk:
                 self.recorder.end(receive, self.program.task_name(receive))
         self._moment(m)
         kind = Kind(int(self.program.kind[task]))
+        if kind is not Kind.FORWARD and self._is_last(work.stage, Kind.FORWARD):
+            self.ended.append((work.stage, m))
+            return  # nothing in this stage is differentiated, and its forward has gone
         last = self._is_last(work.stage, kind)
         reduces = last and self.overlaps.get(work.stage) == m
         frame.do_all((*INSIDE[kind], Phase.REDUCE) if reduces else INSIDE[kind])

@@ -1,0 +1,70 @@
+"""How a plan is started: the command line, or why there is none."""
+
+import shlex
+from pathlib import Path
+
+from partita.capture.onnx_file import is_onnx_spec
+from partita.cluster import resolve
+from partita.errors import PartitaError
+from partita.graph.record import Graph
+from partita.plans import Plan
+
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw")
+
+
+def num_ranks(plan: Plan) -> int:
+    """One process for each device that the plan uses."""
+    return len({device for stage in plan.stages for device in stage.mesh.devices})
+
+
+def run_refusal(plan: Plan, graph: Graph) -> str | None:
+    """Why a plan cannot be trained with as it is, in one sentence; None if it can."""
+    spec = plan.model.spec
+    if not plan.model.training:
+        return "it is for inference; plan without --infer"
+    if is_onnx_spec(spec):
+        return "an ONNX file has no PyTorch module; plan file.py:function, which gives one"
+    loss = graph.tensor(graph.outputs[0])
+    if loss.shape:
+        return (
+            f"the model gives a tensor of {list(loss.shape)} and no loss; "
+            "let its forward return the loss"
+        )
+    if plan.model.optimizer not in OPTIMIZERS:
+        return (
+            f"PyTorch has no optimizer {plan.model.optimizer!r}; plan with one of "
+            f"{', '.join(OPTIMIZERS)}"
+        )
+    return None
+
+
+def launch_lines(plan: Plan, program: str) -> list[str]:
+    """The lines that start `program` on CPU ranks of one machine, on GPUs, on several machines."""
+    ranks, nodes = num_ranks(plan), _nodes(plan)
+    alone = f"torchrun --standalone --nproc-per-node {ranks} {program}"
+    lines = [alone, f"{alone} --device cuda"]
+    if nodes > 1:
+        lines[1] = (
+            f"torchrun --nnodes {nodes} --nproc-per-node {ranks // nodes} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29500 {program} --device cuda"
+        )
+    return lines
+
+
+def _nodes(plan: Plan) -> int:
+    """Machines of the cluster, where all have as many of the plan's devices."""
+    try:
+        devices = resolve(plan.cluster.spec).devices
+    except PartitaError:  # its file may be elsewhere by now
+        return 1
+    used = {device for stage in plan.stages for device in stage.mesh.devices}
+    counts: dict[str, int] = {}
+    for device in used:
+        if device < len(devices):
+            counts[devices[device].node] = counts.get(devices[device].node, 0) + 1
+    return len(counts) if len(set(counts.values())) == 1 else 1
+
+
+def run_command(plan: Plan, file: str | Path) -> str:
+    """The command that runs a plan in a file."""
+    return launch_lines(plan, f"-m partita run {shlex.quote(str(file))}")[0]
