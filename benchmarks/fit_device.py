@@ -159,11 +159,18 @@ def show_models(path: Path, cluster: str, kind: DeviceKind) -> None:
     """The host's speed that the calibrating half asks for; errors of both halves."""
     records = [r for r in json.loads(path.read_text())["records"] if "step_s" in r]
     for mode in MODES:
-        own = [r for r in records if r["mode"] == mode and r["half"] == "calibrate"]
-        cases = [case_of(record, kind) for record in own]
-        if cases:
-            factor = fitted_host(cases)
-            print(f"host, {mode}: {len(cases)} steps ask for {factor:.2f} times what lies there")
+        halves = {
+            half: [case_of(r, kind) for r in records if r["mode"] == mode and r["half"] == half]
+            for half in ("calibrate", "report")
+        }
+        if halves["calibrate"]:
+            factor = fitted_host(halves["calibrate"])
+            count = len(halves["calibrate"])
+            print(f"host, {mode}: {count} steps ask for {factor:.2f} times what lies there")
+            for half, cases in halves.items():
+                if cases:
+                    error = _error(case.predicted(factor) / case.step_s for case in cases)
+                    print(f"  with a host as slow as that, {half}: {error:.1%} of the step")
     table = []
     for record in records:
         training = record["kind"] == "train"
