@@ -82,9 +82,9 @@ def test_an_unknown_kind_is_costed_by_its_bytes():
 
 
 @pytest.mark.parametrize("positions", [1, 7])
-def test_a_recurrent_layer_reads_its_weights_at_every_position(positions):
+def test_a_recurrent_layer_reads_the_weights_of_its_state_at_every_position(positions):
     g = GraphBuilder("rnn")
     y = g.recurrent(g.input("x", (2, positions, 3)), 5, bias=False)
     graph = g.finish(y)
-    weights = (20 * 3 + 20 * 5) * 4
-    assert moved(graph, "lstm") == positions * weights + (2 * positions * (3 + 5)) * 4
+    weights = (20 * 3 + positions * 20 * 5) * 4  # all inputs are multiplied at once
+    assert moved(graph, "lstm") == weights + (2 * positions * (3 + 5)) * 4

@@ -1,7 +1,7 @@
 """Bytes an op moves between memory and the execution units, per phase and split.
 
 By default each tensor of the op once: what it reads plus what it writes, a device's share of each.
-Views move nothing, a lookup only the rows it takes, a recurrent layer its weights at every
+Views move nothing, a lookup only the rows it takes, a recurrent layer its state's weights at every
 position, an optimizer its states both ways. `TRAFFIC[kind]` holds the exceptions.
 """
 

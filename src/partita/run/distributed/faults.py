@@ -50,7 +50,8 @@ class FaultBoard:
         self.exit: Callable[[int], None] = os._exit
 
     def start(self) -> None:
-        """Begin to give signs of life."""
+        """Begin to give signs of life; the first is there before any step can be."""
+        self._beat(0)
         self.thread.start()
 
     def close(self) -> None:
@@ -133,7 +134,8 @@ class FaultBoard:
                 continue
             silent = now - self.seen[rank][1]
             if silent > self.silence_s:
-                return self.post(rank, task, f"no sign of life for {silent:.0f} s (killed?)")
+                cause = f"no sign of life for {silent:.0f} s (killed?); rank {self.rank} is in"
+                return self.post(rank, task, f"{cause} {self.task}")
             if late > limit and self.waiting.now:  # who waits for it may say so
                 return self.post(rank, task, f"hangs there for {late:.0f} s")
         return None
