@@ -1,17 +1,20 @@
 """Which line of the user's model is to blame: the innermost frame that is not PyTorch's or ours."""
 
 import linecache
+import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
 
-_OURS = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_STANDARD = sysconfig.get_paths()["stdlib"]
+# Folders, each with its separator: torchvision lies beside torch, and is no part of it.
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class SourceLine:
@@ -34,19 +37,14 @@ class SourceLine:
 
 def of_traceback(trace: TracebackType | None) -> SourceLine:
     """The innermost line of the model in what an exception has passed through."""
-    line = SourceLine()
-    for frame, number in traceback.walk_tb(trace):
-        if _is_users(frame.f_code.co_filename):
-            line = SourceLine(frame.f_code.co_filename, number)
-    return line
+    places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(trace)]
+    return _innermost(reversed(places))
 
 
 def of_stack(frame: FrameType | None = None) -> SourceLine:
     """The innermost line of the model among the calls under way."""
-    for outer, number in traceback.walk_stack(frame or sys._getframe(1)):
-        if _is_users(outer.f_code.co_filename):
-            return SourceLine(outer.f_code.co_filename, number)
-    return SourceLine()
+    frames = traceback.walk_stack(frame or sys._getframe(1))
+    return _innermost((outer.f_code.co_filename, number) for outer, number in frames)
 
 
 def is_called_by_user(frame: FrameType | None) -> bool:
@@ -60,14 +58,29 @@ def is_called_by_user(frame: FrameType | None) -> bool:
 
 def of_node(stack_trace: str | None) -> SourceLine:
     """The innermost line of the model in the stack trace that an exported node carries."""
-    innermost = SourceLine()
+    places = []
     for line in (stack_trace or "").splitlines():
         parts = line.strip().split('"')
-        if len(parts) == 3 and parts[0] == "File " and _is_users(parts[1]):
+        if len(parts) == 3 and parts[0] == "File ":
             number = parts[2].removeprefix(", line ").split(",")[0]
             if number.isdecimal():
-                innermost = SourceLine(parts[1], int(number))
-    return innermost
+                places.append((parts[1], int(number)))
+    return _innermost(reversed(places))
+
+
+def _innermost(places: Iterable[tuple[str, int]]) -> SourceLine:
+    """The first of the model's own lines; one without a file only where there is no other.
+
+    The methods that dataclasses get are compiled from a string: whoever calls them has the line.
+    """
+    without_file = SourceLine()
+    for file, number in places:
+        if _is_users(file):
+            if not file.startswith("<"):
+                return SourceLine(file, number)
+            if not without_file.file:
+                without_file = SourceLine(file, number)
+    return without_file
 
 
 def _is_users(file: str) -> bool:
