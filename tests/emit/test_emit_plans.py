@@ -130,7 +130,7 @@ def test_emit_writes_a_module_and_says_how_to_use_it(plan_file, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "3 stages of squeezenet1_1@64" in outcome.output
     assert "build_stages(model.state_dict())" in outcome.output
-    assert "class Stage2(nn.Module):" in target.read_text()
+    assert "class Stage2(EvalStage):" in target.read_text()
     again = run(str(plan_file), "-o", str(target))
     assert again.exit_code == 2
     assert "exists already" in again.output

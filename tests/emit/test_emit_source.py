@@ -101,7 +101,7 @@ def assert_only_expected_names(source: str) -> None:
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     known = own | {
         "torch", "nn", "F", "self", "super", "dict", "isinstance", "setattr", "str", "range",
-        "float", "stages", "stage", "name", "known", "checkpoint", "contextlib",
+        "float", "RuntimeError", "stages", "stage", "name", "known", "checkpoint", "contextlib",
         "create_selective_checkpoint_contexts",
     }  # fmt: skip
     for node in ast.walk(tree):
@@ -117,7 +117,10 @@ def assert_only_expected_names(source: str) -> None:
             assert isinstance(root, ast.Name)
             is_local = root.id.isidentifier() and isinstance(node.func, ast.Attribute)
             assert root.id in known or is_local
-        assert not isinstance(node, ast.Raise | ast.Global | ast.Lambda)
+        assert not isinstance(node, ast.Global | ast.Lambda)
+    raised = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    assert len(raised) == 1, "only the refusal of the other mode"
+    assert raised[0].startswith("raise RuntimeError('these stages are the model in ")
 
 
 @given(st.text())
@@ -253,14 +256,16 @@ def test_large_constants_that_no_source_can_say_are_asked_for():
     assert same(loaded.run_stages(stages, x), module(x))
 
 
-def test_dropout_follows_the_mode_of_the_stages():
-    it = captured(models.Gpt().train(), models.ids(97, 2, 16), models.ids(97, 2, 16))
-    run = SequentialStages(it, emit(it, halves(it)))
+@pytest.mark.parametrize(("training", "mode"), [(True, "training"), (False, "eval")])
+def test_stages_refuse_the_mode_that_they_were_not_made_for(training, mode):
     args = (models.ids(97, 2, 16), models.ids(97, 2, 16))
-    assert not same(run(*args)["loss"], run(*args)["loss"])
+    it = captured(models.Gpt().train(training), *args)
+    run = SequentialStages(it, emit(it, halves(it)))
+    assert same(run(*args)["loss"], run(*args)["loss"]) is not training  # dropout
     for stage in run.stages:
-        stage.eval()
-    assert same(run(*args)["loss"], run(*args)["loss"])
+        assert stage.train(training) is stage
+        with pytest.raises(RuntimeError, match=f"these stages are the model in {mode} mode"):
+            nn.Sequential(stage).train(not training)
 
 
 def test_new_tensors_are_made_where_the_arguments_are():

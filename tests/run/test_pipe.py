@@ -62,7 +62,7 @@ def test_it_holds_stages_plan_prediction_and_source():
     assert all(isinstance(stage, nn.Module) for stage in piped.stages)
     assert piped.source.count("class Stage") == 2
     assert {s.op for stage in piped.plan.stages for s in stage.splits} == {
-        op.name for op in piped._run.captured.graph.ops
+        op.name for op in piped._now.run.captured.graph.ops
     }
     assert piped.prediction.step_s > 0
     assert list(piped.state_dict()) == list(module.state_dict())

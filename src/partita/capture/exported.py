@@ -66,6 +66,14 @@ class Captured:
         name = op if isinstance(op, str) else op.name
         return name.partition(".")[0]
 
+    def random_ops(self) -> list[str]:
+        """The ops that draw random numbers, in the order of the program."""
+        random = {node.name for node in self.record.nodes if node.is_random}
+        first = {self.node_of(op): op.name for op in reversed(self.graph.ops)}
+        own = {op.name for op in self.graph.ops}
+        names = {node: node if node in own else first[node] for node in random & first.keys()}
+        return [names[node.name] for node in self.record.nodes if node.name in names]
+
 
 def export(
     module: Any, args: Any, kwargs: dict[str, Any], *, name: str | None, checkpointing: str

@@ -31,6 +31,15 @@ KINDS = {
     InputKind.CONSTANT_TENSOR: "constant",
 }
 NO_STORAGE = -1
+# Operators that draw random numbers only with a rate above 0 (the argument that holds it), and, of
+# those that have a flag for it, only in training.
+RATES = {
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "p"),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "dropout"),
+    "scaled_dot_product_attention": "dropout_p",
+    "native_dropout": "p",
+}
+FLAGS = ("train", "training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,15 @@ class TorchNode:
             given = self.args[position] if position < len(self.args) else default
             named[argument.name] = self.kwargs.get(argument.name, given)
         return named
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Does it draw random numbers?"""
+        if torch.Tag.nondeterministic_seeded not in getattr(self.target, "tags", ()):
+            return False
+        rate = RATES.get(self.operation)
+        is_off = rate is not None and self.arguments[rate] == 0
+        return not is_off and not any(self.arguments.get(flag) is False for flag in FLAGS)
 
     @property
     def results(self) -> list[Any]:

@@ -9,7 +9,8 @@ those end up on two devices, each has a copy and the gradients are added.
 Links are the cluster's routes: latency + bytes / bandwidth for every pair of devices.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
@@ -20,6 +21,7 @@ from partita.errors import ClusterError, InputError
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
 from partita.graph.traffic import traffic_bytes
+from partita.problems.dag import sorted_or_cycle
 from partita.problems.partition import (
     PartitionEdge,
     PartitionLinks,
@@ -47,6 +49,7 @@ class PartitionConstraints:
     in_flight: int = 1
     num_stages: int | None = None
     straight: bool = False
+    in_order: tuple[str, ...] = ()  # ops that run one after the other: those that draw numbers
 
 
 def partition_model(
@@ -67,7 +70,7 @@ def partition_model(
         fix = f"{cluster.name} has {cluster.num_devices}"
         raise ClusterError(f"{count} devices are asked for", fix=fix, field="devices")
     asked = constraints or PartitionConstraints()
-    model = placement_model(graph, cluster)
+    model, edges = _layers(graph, cluster, asked.in_order)
     tied = _tied(graph, model)
     times = (
         _profiled(model, profile, cluster) if profile else _modelled(model, count, updates_every)
@@ -93,7 +96,7 @@ def partition_model(
         caps.append(min(room, asked.memory_bytes or room))
     problem = PartitionProblem(
         nodes,
-        _edges(graph, model),
+        edges,
         count,
         name=graph.name,
         memory_bytes=tuple(caps),
@@ -179,7 +182,29 @@ def _held_bytes(
     return held_bytes
 
 
-def _edges(graph: Graph, model: PlacementModel) -> tuple[PartitionEdge, ...]:
+def _layers(
+    graph: Graph, cluster: Cluster, in_order: Sequence[str]
+) -> tuple[PlacementModel, tuple[PartitionEdge, ...]]:
+    """Layers with their edges; an edge without bytes leads from each op in order to the next.
+
+    Where layers of several such ops would then wait for each other, each of these ops is a layer of
+    its own: the ops follow one another in the graph, so that there is no circle among them.
+    """
+    model = placement_model(graph, cluster)
+    edges = _edges(graph, model, in_order)
+    consumers: list[list[int]] = [[] for _ in model.layers]
+    for edge in edges:
+        consumers[edge.src].append(edge.dst)
+    if sorted_or_cycle(consumers)[1]:
+        apart = {name: number for number, name in enumerate(in_order)}
+        model = placement_model(graph, cluster, apart)
+        edges = _edges(graph, model, in_order)
+    return model, edges
+
+
+def _edges(
+    graph: Graph, model: PlacementModel, in_order: Sequence[str]
+) -> tuple[PartitionEdge, ...]:
     """What layers send each other; gradients come back where the consumer gives one."""
     giving = {op.forward for op in graph.ops if op.phase == "dgrad"}
     sent: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
@@ -193,6 +218,9 @@ def _edges(graph: Graph, model: PlacementModel) -> tuple[PartitionEdge, ...]:
         pair = tensor.size_bytes, tensor.size_bytes if returns else 0
         known = sent.setdefault(ends, {}).get(tensor.name, (0, 0))
         sent[ends][tensor.name] = max(known, pair)
+    for before, after in itertools.pairwise(model.layer_of[name] for name in in_order):
+        if before != after:
+            sent.setdefault((before, after), {"": (0, 0)})
     return tuple(
         PartitionEdge(*ends, *map(sum, zip(*sizes.values(), strict=True)))
         for ends, sizes in sorted(sent.items())

@@ -23,6 +23,18 @@ class CountedOnce:
             for buffer, value in before:
                 buffer.data.copy_(value)'''
 
+_ONE_MODE = '''
+
+class {name}(nn.Module):
+    """A stage of the model in {mode} mode; in the other the model may compute something else."""
+
+    def train(self, mode: bool = True) -> "{name}":
+        """Refuse the other mode, which these stages were not made for."""
+        if mode is not {training}:
+            raise RuntimeError("these stages are the model in {mode} mode; emit the other, too")
+        super().train(mode)
+        return self'''
+
 _RUN_AGAIN = '''
 
 class RunAgain(threading.local):
@@ -48,9 +60,16 @@ class RunAgain(threading.local):
 RUN_AGAIN = RunAgain()'''
 
 
-def helpers(body: Sequence[str]) -> list[str]:
+def stage_base(training: bool) -> str:
+    """What the class is called that stages of a mode derive from."""
+    return "TrainingStage" if training else "EvalStage"
+
+
+def helpers(body: Sequence[str], training: bool) -> list[str]:
     """What the classes use that is not PyTorch's."""
-    known = {"CountedOnce(": _COUNTED_ONCE, "RUN_AGAIN": _RUN_AGAIN}
+    base, mode = stage_base(training), "training" if training else "eval"
+    one_mode = _ONE_MODE.format(name=base, mode=mode, training=training)
+    known = {"CountedOnce(": _COUNTED_ONCE, "RUN_AGAIN": _RUN_AGAIN, f"({base})": one_mode}
     return [line for word, text in known.items() if _says(body, word) for line in text.split("\n")]
 
 

@@ -25,7 +25,7 @@ from partita.emit.calls import Gatherer
 from partita.emit.classes import Classes, ClassPaths, NotAlike, described, drafted
 from partita.emit.cut import StageSteps, cut
 from partita.emit.families import Families, UnnamedClass
-from partita.emit.helpers import helpers, imports
+from partita.emit.helpers import helpers, imports, stage_base
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import EmittedValue, Steps, read_steps
@@ -114,15 +114,18 @@ class _Emission:
 
     def emit(self) -> Emitted:
         classes, stages = self._alike()
-        families = Families(classes.drafts, set(self.class_names))
+        base = stage_base(self.module.training)
+        families = Families(classes.drafts, {*self.class_names, base})
         body = self._tables()
         for name, lines in families.classes():
             body += ["", "", f"class {name}(nn.Module):", *lines]
         for name, draft in zip(self.class_names, stages, strict=True):
-            body += ["", "", f"class {name}(nn.Module):", *draft.lines(families.final(draft))]
+            body += ["", "", f"class {name}({base}):", *draft.lines(families.final(draft))]
         made, missing = constants(self.states)
         body += [*made, *self._builder(bool(made)).lines(), *self._runner().lines()]
-        lines = [*self._head(), "", *imports(body), *helpers(body), *body]
+        own = helpers(body, self.module.training)
+        blank = [""] if own and body[:2] != ["", ""] else []  # after a class there are two
+        lines = [*self._head(), "", *imports(body), *own, *blank, *body]
         return Emitted(
             "\n".join(lines) + "\n",
             tuple(stage.label for stage in self.stages),

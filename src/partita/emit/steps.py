@@ -58,11 +58,7 @@ class OpStep:
     stack: tuple[tuple[str, str], ...] = ()  # (call, path) of modules around it, outermost first
     index: int = 0
     recomputed: bool = False  # marked to run again in the backward (`recompute.py`)
-
-    @property
-    def is_random(self) -> bool:
-        """Does it draw random numbers?"""
-        return torch.Tag.nondeterministic_seeded in self.target.tags
+    is_random: bool = False  # draws random numbers
 
     @property
     def operator(self) -> str:
@@ -191,7 +187,10 @@ class _StepReader:
         self.known[node.name] = outs if node.gives_several else outs[0]
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
-        step = OpStep(node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack)
+        step = OpStep(
+            node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack,
+            is_random=node.is_random,
+        )  # fmt: skip
         step.changes = step.operator in LEARNING or any(
             argument.alias_info is not None and argument.alias_info.is_write
             for argument in target._schema.arguments

@@ -10,6 +10,7 @@
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -151,6 +152,7 @@ def partition(
     recompute: bool = False,
     stages: int | None = None,
     straight: bool = False,
+    in_order: Sequence[str] = (),
     profile: ModelProfile | None = None,
     stop: Stop = QUICKLY,
     seed: int = 0,
@@ -158,8 +160,9 @@ def partition(
     """Cut a model into stages for the devices of a cluster (without one: `devices` A100s).
 
     `memory` caps the bytes of every device, `recompute` runs the forward again in the backward,
-    `stages` asks for so many, `straight` for at most one on a device. `profile` replaces
-    the modelled times by measured ones.
+    `stages` asks for so many, `straight` for at most one on a device. The ops named `in_order` run
+    in that order when the stages run in turn. `profile` replaces the modelled times by measured
+    ones.
     """
     if cluster is None and devices is None:
         raise InputError(
@@ -178,7 +181,12 @@ def partition(
         machine,
         devices,
         PartitionConstraints(
-            memory, recompute, min(microbatches, devices or machine.num_devices), stages, straight
+            memory,
+            recompute,
+            min(microbatches, devices or machine.num_devices),
+            stages,
+            straight,
+            tuple(in_order),
         ),
         updates_every=microbatches,
         profile=profile,

@@ -13,7 +13,7 @@ from partita.errors import PlanError
 
 if TYPE_CHECKING:
     from partita.cluster import Cluster
-    from partita.run.piped import Piped
+    from partita.run.piped import Piped, PipedMode
     from partita.search.base import Stop
 
 
@@ -39,24 +39,44 @@ def pipe(
     buffers are shared with the module, not copied. What cannot be captured raises CaptureError,
     what fits nowhere PlanError.
     """
-    from partita.capture import export_module
+    from partita.capture.installed import need_torch
 
-    captured = export_module(module, args, kwargs, checkpointing=checkpointing)
-    from partita.emit.plans import recomputed_of
-    from partita.emit.stages import emit
-    from partita.jobs.partition import QUICKLY, partition
+    need_torch()
+    from partita.jobs.partition import QUICKLY
     from partita.run.piped import Piped
-    from partita.run.sequential import SequentialStages
-    from partita.search.base import Status
 
     if devices is None and cluster is None:
         devices = 4
+    options = {
+        "devices": devices, "cluster": cluster, "method": method, "stages": stages,
+        "straight": straight, "memory": memory, "recompute": recompute,
+        "stop": stop or QUICKLY, "seed": seed,
+    }  # fmt: skip
+
+    def cut(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PipedMode":
+        return _cut(module, args, kwargs, checkpointing, options)
+
+    return Piped(module, cut, args, kwargs or {})
+
+
+def _cut(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    options: dict[str, Any],
+) -> "PipedMode":  # fmt: skip
+    """The module as it is now: captured, partitioned with these options, emitted."""
+    from partita.capture import export_module
+    from partita.emit.plans import recomputed_of
+    from partita.emit.stages import emit
+    from partita.jobs.partition import partition
+    from partita.run.piped import PipedMode
+    from partita.run.sequential import SequentialStages
+    from partita.search.base import Status
+
+    captured = export_module(module, args, kwargs, checkpointing=checkpointing)
     learns = module.training and any(p.requires_grad for p in module.parameters())
     partitioned = partition(
-        captured.graph, cluster, devices=devices, training=learns, method=method,
-        memory=memory, recompute=recompute, stages=stages, straight=straight,
-        stop=stop or QUICKLY, seed=seed,
-    )  # fmt: skip
+        captured.graph, training=learns, in_order=captured.random_ops(), **options
+    )
     if partitioned.plan is None:
         more = "use more or larger devices"
         if partitioned.status is not Status.INFEASIBLE:
@@ -64,4 +84,4 @@ def pipe(
         raise PlanError(partitioned.result.why, fix=more, field=captured.graph.name)
     nodes = {op: [captured.node_of(op)] for op in partitioned.stage_of}
     emitted = emit(captured, partitioned.stage_of, again=recomputed_of(partitioned.plan, nodes))
-    return Piped(SequentialStages(captured, emitted), partitioned)
+    return PipedMode(SequentialStages(captured, emitted), partitioned)

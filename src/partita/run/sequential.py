@@ -85,6 +85,14 @@ class SequentialStages:
         flat = [known[out] if isinstance(out, str) else out[0] for out in self.emitted.outputs]
         return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
 
+    def arranged(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position and by name as they were captured; refused if they do not fit."""
+        self.given(args, kwargs)
+        example = self.captured.program.example_inputs
+        return _arranged(self.captured.module, args, kwargs, *example)
+
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by the names that stages know them by."""
         example = self.captured.program.example_inputs

@@ -10,7 +10,6 @@ held by whoever runs the node; constants are made there again.
 """
 
 import operator
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from partita.capture.torch_program import Ref, TensorSpec, TorchNode, replaced
 from partita.errors import PlanError
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Call, Graph, Op
+from partita.run.draws import place_seed
 
 T = torch.Tensor
 
@@ -71,8 +71,7 @@ class RunModel:
 
     def reseed(self, node: str) -> None:
         """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
-        text = "/".join(map(str, (node, *self.moment)))
-        torch.manual_seed(zlib.crc32(text.encode()))
+        torch.manual_seed(place_seed(node, *self.moment))
 
     def at(self, batch: int) -> Captured:
         """The export at a size of batch."""
@@ -189,7 +188,7 @@ class _FunctionBuilder:
         read = self._like if is_constant else self._ref
         args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, read)
         args, kwargs = replaced((args, kwargs), torch.device, lambda _: self.model.device)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if node.is_random:
             self.random = self.model.is_random = True
             self.graph.call_function(self.model.reseed, (node.name,))
         made = self.graph.call_function(node.target, args, kwargs)

@@ -8,7 +8,6 @@ every expert's places. Constants are ids within their limits, as in the referenc
 
 import functools
 import math
-import zlib
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from partita.graph.dtypes import FLOATS
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph, Op
 from partita.plans import Axis
+from partita.run.draws import place_seed
 from partita.run.local.shards import interval, places
 
 T = torch.Tensor
@@ -61,8 +61,8 @@ def compute(call: Call, inputs: list[T], site: Site) -> tuple[T, ...]:
 
 def dropout_mask(site: Site, shape: tuple[int, ...]) -> T:
     """0 where dropped, else what makes up for it."""
-    text = f"{site.op}/{site.microbatch}/{site.seed}"
-    generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
+    seed = place_seed(site.op, site.seed, 0, site.microbatch)
+    generator = torch.Generator().manual_seed(seed)
     kept = torch.rand(shape, generator=generator, dtype=torch.float64) >= DROPOUT
     return kept.double() / (1 - DROPOUT)
 
