@@ -334,3 +334,20 @@ def test_recurrent_layers_are_one_op_each(kind, options, states):
     assert len(layers) == options["num_layers"]
     _, args, kwargs = make()
     assert differences(ran(captured.program.module(), args, kwargs), ran(*make())) == []
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda t: t.bernoulli_(0.7), lambda t: t.bernoulli_(), lambda t: t.uniform_(0, 2),
+        lambda t: t.bernoulli_(torch.full((4, 1), 0.3)), lambda t: t.normal_(1, 2),
+        lambda t: t.exponential_(), lambda t: t.random_(5), lambda t: t.geometric_(0.3),
+    ],
+)  # fmt: skip
+def test_random_numbers_drawn_in_place_are_those_of_the_module(draw):
+    agrees(lambda m, y: m.b(y) * draw(y.new_empty((4, 1))) * torch.rand_like(y))
+
+
+def test_a_draw_into_elements_out_of_order_is_refused():
+    with pytest.raises(CaptureError, match=r"whose elements are not in order in memory"):
+        capture(*made(lambda m, y: m.b(y) * torch.empty_like(y.t()).bernoulli_().t())[:2])

@@ -146,3 +146,14 @@ def test_random_numbers_are_drawn_in_the_order_of_the_program(devices, straight)
         piped._now.run.captured.random_ops()
     )
     assert len(drawn) == 10
+
+
+class DrawnAcross(nn.Module):
+    def forward(self, x: T) -> T:
+        return x * torch.rand_like(x.t()).t() + torch.empty_like(x.t()).uniform_().t()
+
+
+def test_what_is_drawn_like_a_transposed_tensor_is_drawn_in_its_order():
+    x = torch.ones(4, 6)
+    piped = partita.pipe(DrawnAcross(), (x,), devices=2, stop=QUICK)
+    assert differences(ran(piped, (x,), {}), ran(DrawnAcross(), (x,), {})) == []

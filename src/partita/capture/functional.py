@@ -154,10 +154,17 @@ class _Change:
                 cast.meta = {**node.meta, "val": source.meta["val"].to(value.dtype)}
                 node.args = (cast, list(value.shape))
             return
+        name, overload = OTHER_NAMES.get((name, overload), (name, overload))
         packet = getattr(aten, name.removesuffix("_"), None)
         target = getattr(packet, overload, None) if packet is not None else None
         if target is None or not name.endswith("_"):
             raise self._refused(f"changes a tensor in place by {name}")
+        if name == "bernoulli_" and not value.is_contiguous():
+            raise self._refused("draws into a tensor whose elements are not in order in memory")
+        given = node.target._schema.arguments  # type: ignore[union-attr]
+        for own, other in list(zip(given, target._schema.arguments, strict=False))[len(node.args) :]:
+            if own.has_default_value() and not other.has_default_value():
+                node.args = (*node.args, own.default_value)
         node.target = target
         self._keep_dtype(value.dtype)
 
@@ -359,6 +366,11 @@ def _flip(source: Node, view: Node, part: Node) -> tuple[Any, tuple[Any, ...]]:
     return aten.t.default, (part,)
 
 
+# Operations in place whose functional form has another name, written as if it were in place.
+OTHER_NAMES = {
+    ("bernoulli_", "float"): ("bernoulli_", "p"),
+    ("normal_", "default"): ("normal_functional_", "default"),
+}
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 # How a changed view is put back into what it is a view of.
 SCATTERS: dict[str, Callable[[Node, Node, Node], tuple[Any, tuple[Any, ...]]]] = {

@@ -15,6 +15,8 @@ from partita.emit.forms import FORMS, method
 from partita.emit.steps import OpStep
 from partita.emit.text import Expr, call
 
+_ONLY_IN_SCHEMA = ("aten.bernoulli.Tensor",)  # in Python it takes a number
+
 
 def written(step: OpStep, env: Env) -> Expr:
     """The expression of one step."""
@@ -30,6 +32,8 @@ def _plain(it: Written) -> Expr:
     name = it.packet
     if name.endswith("_") and hasattr(torch.Tensor, name):
         return method(it)
+    if str(it.step.target) in _ONLY_IN_SCHEMA:
+        return _by_schema(it)
     # What `reduction` is by default differs between the schema and Python's bindings.
     if not name.startswith("_") and not any(a.name == "reduction" for a in it.schema):
         for prefix, home in (("torch", torch), ("F", functional)):
