@@ -213,7 +213,7 @@ def _small(cls: type) -> Any:
         except Exception:  # noqa: S112 - the next one is less small
             continue
         for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
-            if isinstance(getattr(config, key, None), int):
+            if isinstance(getattr(config, key, None), int) or key.startswith("decoder"):
                 setattr(config, key, 1)
         return config
     raise AssertionError("the last is the default")

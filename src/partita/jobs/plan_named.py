@@ -43,7 +43,7 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
         if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in strategy.stages(graph, size):
                 yield name, (stage,), Schedule()
-    for name, pipeline in PIPELINES.items():
+    for name, pipeline in PIPELINES.items() if simulator.model.is_cut else ():
         plans = pipeline.plans(graph, chain, simulator.cluster, simulator.workload.batch)
         for stages, schedule in plans:
             yield name, stages, schedule

@@ -160,6 +160,8 @@ class Simulator:
         if key in self._seen:
             return None
         self._seen.add(key)
+        if schedule.num_microbatches > 1 and not self.model.is_cut:
+            return None
         least, over = self.model.stage_bound(stages, schedule.num_microbatches)
         best = self.best()
         hopeless = (

@@ -8,6 +8,7 @@ that lie alike in the cluster share them.
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from partita.costs.memory import model_memory, workspace_bytes
 from partita.costs.patterns import Patterns
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS, Keep
+from partita.errors import GraphError
 from partita.graph.backward import training_graph
 from partita.graph.chain import Chain, Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
@@ -51,6 +53,7 @@ from partita.search.joint.stage_bound import StageBound
 from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
 
+log = logging.getLogger("partita")
 K = TypeVar("K")
 V = TypeVar("V")
 Allow = Callable[[str, object], bool]
@@ -198,7 +201,20 @@ class JointModel:
         return tuple(joint_schedules)
 
     def _counts(self) -> list[int]:
-        return [c for c in divisors(self.batch) if self.allow("micro-batches", c)]
+        counts = [c for c in divisors(self.batch) if self.allow("micro-batches", c)]
+        if not self.is_cut and 1 not in counts:
+            self.micro(max(counts))  # says which op is to blame
+        return counts if self.is_cut else [1]
+
+    @functools.cached_property
+    def is_cut(self) -> bool:
+        """Can the batch be cut into micro-batches? If not, the log says why."""
+        try:
+            self.micro(self.batch)
+        except GraphError as error:
+            log.warning("%s; planned with one micro-batch", error)
+            return False
+        return True
 
     def _groupings(self) -> tuple[Grouping, ...]:
         most = min(self.settings.most_stages, self.chain.num_segments)
