@@ -336,3 +336,32 @@ class Boxing(torch.nn.Module):
 def test_an_output_that_cannot_be_taken_apart_is_named_with_what_to_do():
     with pytest.raises(CaptureError, match=r"Boxing takes or returns a .*Boxed.* use_cache=False"):
         capture(Boxing(), (torch.zeros(2),))
+
+
+class LayerDrop(nn.Module):
+    """Leaves layers out at random, as several libraries write it."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            skipped = self.training and torch.rand([]) < self.rate
+            if not skipped:
+                x = layer(x)
+        return nn.functional.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_a_choice_by_chance_that_is_none_is_decided_and_the_number_drawn(rate):
+    module = LayerDrop(rate)
+    program = export_module(module, (X,)).program.module()
+    assert differences(ran(program, (X,), {}), ran(module, (X,), {})) == []
+
+
+def test_a_choice_by_chance_is_refused_with_its_line():
+    with pytest.raises(CaptureError, match=r"if not skipped:` depends on the values") as caught:
+        capture(LayerDrop(0.5), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")

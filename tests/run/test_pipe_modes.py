@@ -157,3 +157,26 @@ def test_what_is_drawn_like_a_transposed_tensor_is_drawn_in_its_order():
     x = torch.ones(4, 6)
     piped = partita.pipe(DrawnAcross(), (x,), devices=2, stop=QUICK)
     assert differences(ran(piped, (x,), {}), ran(DrawnAcross(), (x,), {})) == []
+
+
+class Empty(nn.Module):
+    """Rotates a part of the features and passes on the rest, of which there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("nothing", torch.zeros(0, 6))
+
+    def forward(self, x: T) -> tuple[T, T]:
+        y = self.a(x)
+        rotated, rest = y[:, :6], y[:, 6:]
+        y = torch.cat([rotated * 2, rest + 1], dim=-1)
+        return self.b(torch.cat([y, self.nothing])), rest
+
+
+def test_tensors_without_elements_are_carried_along():
+    torch.manual_seed(0)
+    module, x = Empty(), torch.randn(4, 6)
+    piped = partita.pipe(module, (x,), devices=3, stop=QUICK)
+    assert differences(ran(piped, (x,), {}), ran(copy.deepcopy(module), (x,), {})) == []
+    assert all(0 not in tensor.shape for tensor in piped._now.run.captured.graph.tensors)

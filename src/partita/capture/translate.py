@@ -69,7 +69,7 @@ class _Translation:
 
     def declare(self, given: TorchInput) -> None:
         """A parameter, a buffer, a constant or an input."""
-        if not isinstance(given.value, TensorSpec):
+        if not isinstance(given.value, TensorSpec) or _is_empty(given.value):
             return
         role = "state"
         held = given.data if given.persistent else None
@@ -119,8 +119,8 @@ class _Translation:
             if isinstance(several, tuple):
                 self.place[node.name] = several[position]
             return
-        if not node.results:
-            return
+        if all(map(_is_empty, node.results)):
+            return  # there is nothing to plan; what reads it does without
         rule = RULES.get(node.operation) or rule_by_tag(node)
         site = TorchSite(self, node)
         if rule is not None:
@@ -273,6 +273,11 @@ class TorchSite:
         attrs: dict[str, Attr],
     ) -> Op:
         return Op(name, kind, tuple(inputs), outputs, tuple(sorted(attrs.items())), self.node.scope)
+
+
+def _is_empty(value: Any) -> bool:
+    """A tensor without elements: the graph has none of these."""
+    return isinstance(value, TensorSpec) and 0 in [x for x in value.shape if type(x) is int]
 
 
 def _of(value: Any) -> tuple[Any, ...]:

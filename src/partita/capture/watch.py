@@ -43,7 +43,11 @@ def watching(module: torch.nn.Module, checkpointing: str) -> Iterator[None]:
     _refuse_hooks(module)
     before = _random_states()
     refused: list[CaptureError] = []
-    with _replaced(refused, checkpointing == "inline"), _attributes(module, refused):
+    with (
+        _replaced(refused, checkpointing == "inline"),
+        _attributes(module, refused),
+        _decided_draws(),
+    ):
         yield
     if refused:  # the model caught our error itself
         raise refused[0]
@@ -113,6 +117,41 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
         else:
             put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
             put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
+        yield
+
+
+@contextlib.contextmanager
+def _decided_draws() -> Iterator[None]:
+    """`if torch.rand([]) < p` is decided where p leaves no choice: 0, as LayerDrop has it, or 1.
+
+    The number is drawn all the same, so that what is drawn after it is the same.
+    """
+    drawn: dict[int, torch.Tensor] = {}  # single numbers of [0, 1), by id
+
+    def on_rand(*args: Any, **kwargs: Any) -> torch.Tensor:
+        number = rand(*args, **kwargs)
+        if number.dim() == 0:
+            drawn[id(number)] = number
+        return number
+
+    def comparing(compare: Callable[..., Any], below: bool) -> Callable[..., Any]:
+        def on_compare(self: torch.Tensor, other: Any) -> Any:
+            if id(self) in drawn and isinstance(other, int | float):
+                if other >= 1:
+                    return below
+                if other <= 0 and not (other == 0 and compare is less_or_equal):
+                    return not below
+            return compare(self, other)
+
+        return on_compare
+
+    rand, less_or_equal = torch.rand, torch.Tensor.__le__
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(torch, "rand", on_rand)
+        put(torch.Tensor, "__lt__", comparing(torch.Tensor.__lt__, below=True))
+        put(torch.Tensor, "__le__", comparing(less_or_equal, below=True))
+        put(torch.Tensor, "__ge__", comparing(torch.Tensor.__ge__, below=False))
         yield
 
 
