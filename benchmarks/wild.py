@@ -1,12 +1,12 @@
 """Models that nobody here wrote, piped as they are: is what comes out what the model gives?
 
-    PYTHONPATH=FOLDER python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
-        [--packages timm,transformers] [--jobs 2] [--limit-s 120] [--json FILE]
+    python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
+        [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--json FILE]
 
-Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes small
-where a configuration allows it. Every model is piped in training and in eval mode, run, switched
-to the other mode and run again: four checks. Each compares outputs (and their structure), gradients
-of all parameters, and buffers with those of an equal module from the same seed:
+Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
+small where a configuration allows it. Every model is piped in training and in eval mode, run,
+switched to the other mode and run again: four checks. Each compares outputs (and their structure),
+gradients of all parameters, and buffers with those of an equal module from the same seed:
 
     right     equal: outputs and buffers bit for bit, gradients to rounding
     refused   CaptureError or PlanError; the reason and the line stand in the table
@@ -46,66 +46,59 @@ SEARCH = Stop(time_s=2.0, gap=0.2, evaluations=500)
 CHECKS = ("train", "train, then eval", "eval", "eval, then train")
 VERDICTS = ("right", "refused", "wrong", "crash", "timeout")
 
-TIMM = (
-    "resnet18", "resnet26d", "resnetv2_50", "resnext50_32x4d", "seresnet50", "skresnet18",
-    "ecaresnet26t", "res2net50_26w_4s", "densenet121", "dpn48b", "dla34", "efficientnet_b0",
-    "efficientnetv2_rw_t", "mobilenetv2_100", "mobilenetv3_small_100", "mobilenetv4_conv_small",
-    "mnasnet_100", "fbnetc_100", "hardcorenas_a", "ghostnet_100", "lcnet_050", "tinynet_e",
-    "rexnet_100", "regnetx_002", "regnety_002", "vgg11_bn", "hrnet_w18_small", "vovnet39a",
-    "selecsls42b", "xception41", "inception_v3", "inception_v4", "nasnetalarge", "pnasnet5large",
-    "nfnet_f0", "nf_resnet26", "convnext_atto", "convnextv2_atto", "convmixer_768_32",
-    "vit_tiny_patch16_224", "vit_small_patch16_224", "vit_relpos_small_patch16_224",
-    "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224",
-    "beitv2_base_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224", "xcit_nano_12_p16_224",
-    "crossvit_tiny_240", "coat_tiny", "coatnet_nano_rw_224", "maxvit_nano_rw_256", "maxxvit_rmlp_nano_rw_256",
-    "convit_tiny", "levit_128s", "pit_ti_224", "poolformer_s12", "poolformerv2_s12", "pvt_v2_b0",
-    "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "twins_pcpvt_small", "tnt_s_patch16_224",
-    "visformer_tiny", "volo_d1_224", "mixer_s16_224", "gmlp_s16_224", "resmlp_12_224",
-    "sequencer2d_s", "edgenext_xx_small", "efficientformer_l1", "efficientformerv2_s0",
-    "fastvit_t8", "mobilevit_xxs", "mobilevitv2_050", "mobileone_s0", "repvgg_a0", "repvit_m1",
-    "focalnet_tiny_srf", "gcvit_xxtiny", "hiera_tiny_224", "hgnet_tiny", "hgnetv2_b0",
-    "inception_next_tiny", "metaformer_baselines", "caformer_s18", "convformer_s18", "davit_tiny",
-    "efficientvit_b0", "efficientvit_m0", "mambaout_femto", "nest_tiny", "nextvit_small",
-    "rdnet_tiny", "starnet_s1", "tiny_vit_5m_224", "tresnet_m", "shvit_s1", "swiftformer_xs",
-    "vitamin_small_224", "ese_vovnet19b_dw", "eca_botnext26ts_256", "halonet26t", "lambda_resnet26t",
-    "lamhalobotnet50ts_256", "bat_resnext26ts", "gernet_s", "cspresnet50", "cspdarknet53",
-    "darknet53", "botnet26t_256",
-)  # fmt: skip
-TORCHVISION = (
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet",
-    "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf",
-    "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5",
-    "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn", "vit_b_16", "wide_resnet50_2",
-    "deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large",
-    "r3d_18", "mc3_18", "r2plus1d_18", "s3d", "mvit_v1_b", "mvit_v2_s", "swin3d_t", "raft_small",
-)  # fmt: skip
-TRANSFORMERS = (
-    "albert", "apertus", "arcee", "aria_text", "audio-spectrogram-transformer", "bamba", "bart",
-    "beit", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bit", "bitnet",
-    "blenderbot", "blenderbot-small", "bloom", "camembert", "canine", "codegen", "cohere", "cohere2",
-    "convbert", "convnext", "convnextv2", "cpmant", "ctrl", "cvt", "data2vec-audio", "data2vec-text",
-    "data2vec-vision", "dbrx", "deberta", "deberta-v2", "deepseek_v2", "deepseek_v3", "deit",
-    "diffllama", "dinov2", "dinov2_with_registers", "distilbert", "doge", "dots1", "dpt",
-    "efficientnet", "electra", "ernie", "ernie4_5", "esm", "exaone4", "falcon", "falcon_h1",
-    "falcon_mamba", "flaubert", "fnet", "focalnet", "fsmt", "funnel", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "glm4_moe", "glpn", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
-    "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoeshared", "helium",
-    "hgnet_v2", "hiera", "hubert", "hunyuan_v1_dense", "hunyuan_v1_moe", "ibert", "ijepa",
-    "imagegpt", "jamba", "jetmoe", "layoutlm", "led", "levit", "lfm2", "lilt", "llama", "longformer",
-    "longt5", "luke", "m2m_100", "mamba", "mamba2", "marian", "mbart", "megatron-bert", "minimax",
-    "ministral", "mistral", "mixtral", "mobilebert", "mobilenet_v1", "mobilenet_v2", "mobilevit",
-    "mobilevitv2", "modernbert", "modernbert-decoder", "moonshine", "mpnet", "mpt", "mra", "mt5",
-    "mvp", "nemotron", "nllb-moe", "nystromformer", "olmo", "olmo2", "olmoe", "openai-gpt", "opt",
-    "pegasus", "pegasus_x", "persimmon", "phi", "phi3", "phimoe", "plbart", "poolformer",
-    "prophetnet", "pvt", "pvt_v2", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "recurrent_gemma",
-    "regnet", "rembert", "resnet", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "rwkv",
-    "seed_oss", "segformer", "sew", "sew-d", "smollm3", "speech_to_text", "splinter", "squeezebert",
-    "stablelm", "starcoder2", "swiftformer", "swin", "swin2sr", "swinv2", "switch_transformers",
-    "t5", "timesformer", "umt5", "unispeech", "unispeech-sat", "upernet", "vit", "vit_mae", "vit_msn",
-    "vitdet", "vivit", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper", "xglm",
-    "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xlstm", "xmod", "yolos", "yoso", "zamba",
-    "zamba2",
-)  # fmt: skip
+TIMM = """
+    resnet18 resnet26d resnetv2_50 resnext50_32x4d seresnet50 skresnet18 ecaresnet26t
+    res2net50_26w_4s densenet121 dpn48b dla34 efficientnet_b0 efficientnetv2_rw_t
+    mobilenetv2_100 mobilenetv3_small_100 mobilenetv4_conv_small mnasnet_100 fbnetc_100
+    hardcorenas_a ghostnet_100 lcnet_050 tinynet_e rexnet_100 regnetx_002 regnety_002 vgg11_bn
+    hrnet_w18_small vovnet39a selecsls42b xception41 inception_v3 inception_v4 nasnetalarge
+    pnasnet5large nfnet_f0 nf_resnet26 convnext_atto convnextv2_atto convmixer_768_32
+    vit_tiny_patch16_224 vit_small_patch16_224 vit_relpos_small_patch16_224
+    deit_tiny_distilled_patch16_224 deit3_small_patch16_224 beit_base_patch16_224
+    beitv2_base_patch16_224 eva02_tiny_patch14_224 cait_xxs24_224 xcit_nano_12_p16_224
+    crossvit_tiny_240 coat_tiny coatnet_nano_rw_224 maxvit_nano_rw_256
+    maxxvit_rmlp_nano_rw_256 convit_tiny levit_128s pit_ti_224 poolformer_s12 poolformerv2_s12
+    pvt_v2_b0 swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 twins_pcpvt_small
+    tnt_s_patch16_224 visformer_tiny volo_d1_224 mixer_s16_224 gmlp_s16_224 resmlp_12_224
+    sequencer2d_s edgenext_xx_small efficientformer_l1 efficientformerv2_s0 fastvit_t8
+    mobilevit_xxs mobilevitv2_050 mobileone_s0 repvgg_a0 repvit_m1 focalnet_tiny_srf
+    gcvit_xxtiny hiera_tiny_224 hgnet_tiny hgnetv2_b0 inception_next_tiny metaformer_baselines
+    caformer_s18 convformer_s18 davit_tiny efficientvit_b0 efficientvit_m0 mambaout_femto
+    nest_tiny nextvit_small rdnet_tiny starnet_s1 tiny_vit_5m_224 tresnet_m shvit_s1
+    swiftformer_xs vitamin_small_224 ese_vovnet19b_dw eca_botnext26ts_256 halonet26t
+    lambda_resnet26t lamhalobotnet50ts_256 bat_resnext26ts gernet_s cspresnet50 cspdarknet53
+    darknet53 botnet26t_256
+"""
+TORCHVISION = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3
+    maxvit_t mnasnet0_5 mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18
+    resnet50 resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_1 swin_t swin_v2_t vgg11 vgg11_bn
+    vit_b_16 wide_resnet50_2 deeplabv3_mobilenet_v3_large deeplabv3_resnet50 fcn_resnet50
+    lraspp_mobilenet_v3_large r3d_18 mc3_18 r2plus1d_18 s3d mvit_v1_b mvit_v2_s swin3d_t
+    raft_small
+"""
+TRANSFORMERS = """
+    albert apertus arcee aria_text audio-spectrogram-transformer bamba bart beit bert
+    bert-generation big_bird bigbird_pegasus biogpt bit bitnet blenderbot blenderbot-small
+    bloom camembert canine codegen cohere cohere2 convbert convnext convnextv2 cpmant ctrl cvt
+    data2vec-audio data2vec-text data2vec-vision dbrx deberta deberta-v2 deepseek_v2
+    deepseek_v3 deit diffllama dinov2 dinov2_with_registers distilbert doge dots1 dpt
+    efficientnet electra ernie ernie4_5 esm exaone4 falcon falcon_h1 falcon_mamba flaubert
+    fnet focalnet fsmt funnel gemma gemma2 gemma3_text glm glm4 glm4_moe glpn gpt2 gpt_bigcode
+    gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoeshared helium
+    hgnet_v2 hiera hubert hunyuan_v1_dense hunyuan_v1_moe ibert ijepa imagegpt jamba jetmoe
+    layoutlm led levit lfm2 lilt llama longformer longt5 luke m2m_100 mamba mamba2 marian
+    mbart megatron-bert minimax ministral mistral mixtral mobilebert mobilenet_v1 mobilenet_v2
+    mobilevit mobilevitv2 modernbert modernbert-decoder moonshine mpnet mpt mra mt5 mvp
+    nemotron nllb-moe nystromformer olmo olmo2 olmoe openai-gpt opt pegasus pegasus_x
+    persimmon phi phi3 phimoe plbart poolformer prophetnet pvt pvt_v2 qwen2 qwen2_moe qwen3
+    qwen3_moe recurrent_gemma regnet rembert resnet roberta roberta-prelayernorm roc_bert
+    roformer rwkv seed_oss segformer sew sew-d smollm3 speech_to_text splinter squeezebert
+    stablelm starcoder2 swiftformer swin swin2sr swinv2 switch_transformers t5 timesformer
+    umt5 unispeech unispeech-sat upernet vit vit_mae vit_msn vitdet vivit wav2vec2
+    wav2vec2-bert wav2vec2-conformer wavlm whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet
+    xlstm xmod yolos yoso zamba zamba2
+"""
 
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -153,7 +146,9 @@ def make_torchvision(name: str) -> Made:
         return model, (torch.randn(BATCH, 3, frames, size, size),), {}
     if "optical_flow" in kind:
         return model, (torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {}
-    size = 299 if name == "inception_v3" else 224 if name.startswith(("vit", "maxvit", "swin")) else 96
+    size = (
+        299 if name == "inception_v3" else 224 if name.startswith(("vit", "maxvit", "swin")) else 96
+    )
     return model, (torch.randn(BATCH, 3, size, size),), {}
 
 
@@ -171,9 +166,9 @@ SMALL = {
     "shared_expert_intermediate_size": 16, "max_position_embeddings": 64, "n_positions": 64,
     "max_source_positions": 64, "max_target_positions": 64, "max_2d_position_embeddings": 64,
     "pad_token_id": 0, "image_size": 32, "patch_size": 8, "decoder_num_hidden_layers": 2,
-    "decoder_hidden_size": 32, "decoder_intermediate_size": 64, "q_lora_rank": 16, "kv_lora_rank": 8,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1, "sliding_window": 8, "use_cache": False, "num_hash_buckets": 64,
+    "decoder_hidden_size": 32, "decoder_intermediate_size": 64, "q_lora_rank": 16,
+    "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 8, "use_cache": False, "num_hash_buckets": 64,
 }  # fmt: skip
 AUTO = (
     ("MODEL_FOR_CAUSAL_LM_MAPPING", "lm"), ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "seq2seq"),
@@ -193,7 +188,7 @@ def make_transformers(name: str) -> Made:
     mappings = [(getattr(auto, each), kind) for each, kind in AUTO]
     if name in ENCODER_DECODERS:
         mappings.insert(0, mappings.pop(1))
-    chosen = next((m[type(config)], kind) for m, kind in mappings if type(config) in m.keys())
+    chosen = next((m[type(config)], kind) for m, kind in mappings if type(config) in m)
     cls, kind = chosen
     model = (cls[0] if isinstance(cls, tuple) else cls)(config)
     return model, (), _inputs(model, config, kind)
@@ -210,7 +205,7 @@ def _small(cls: type) -> Any:
     for given in (sizes, {k: v for k, v in sizes.items() if "layer" in k or k == "vocab_size"}, {}):
         try:
             config = cls(**given)
-        except Exception:  # noqa: S112 - the next one is less small
+        except Exception:
             continue
         for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
             if isinstance(getattr(config, key, None), int) or key.startswith("decoder"):
@@ -234,7 +229,9 @@ def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
     if main == "input_features":
         bins = getattr(config, "num_mel_bins", getattr(config, "feature_projection_input_dim", 80))
         frames = 2 * getattr(config, "max_source_positions", 32)
-        shape = (BATCH, bins, frames) if type(config).__name__ == "WhisperConfig" else (BATCH, 32, bins)
+        shape = (
+            (BATCH, bins, frames) if type(config).__name__ == "WhisperConfig" else (BATCH, 32, bins)
+        )
         return {"input_features": torch.randn(*shape), **_decoder(config)}
     vocabulary = min(getattr(config, "vocab_size", 99) or 99, 90)
     ids = torch.randint(5, max(vocabulary, 6), (BATCH, 12))
@@ -252,7 +249,7 @@ def _decoder(config: Any) -> dict[str, Any]:
     return {"decoder_input_ids": torch.randint(5, 90, (BATCH, 6))}
 
 
-PACKAGES: dict[str, tuple[Callable[[str], Made], tuple[str, ...]]] = {
+PACKAGES: dict[str, tuple[Callable[[str], Made], str]] = {
     "timm": (make_timm, TIMM),
     "torchvision": (make_torchvision, TORCHVISION),
     "transformers": (make_transformers, TRANSFORMERS),
@@ -272,7 +269,7 @@ def checks(name: str) -> Iterator[Check]:
         for training in (True, False):
             observed(module.train(training), args, kwargs)
         module = reference
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         yield Check(name, "", "unbuilt", f"{type(error).__name__}: {error}"[:300])
         return
     for training in (True, False):
@@ -284,7 +281,9 @@ def _mode(
 ) -> Iterator[Check]:
     plain = copy.deepcopy(module).train(training)
     piped: nn.Module | None = None
-    for check, mode in zip(CHECKS[:2] if training else CHECKS[2:], (training, not training), strict=True):
+    for check, mode in zip(
+        CHECKS[:2] if training else CHECKS[2:], (training, not training), strict=True
+    ):
         start = time.monotonic()
         verdict, why, line = "right", "", ""
         try:
@@ -297,7 +296,7 @@ def _mode(
             verdict = "wrong" if why else "right"
         except PartitaError as error:
             verdict, why, line = "refused", error.found, error.file
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             verdict, why = "crash", f"{type(error).__name__}: {error}"[:300]
             line = f"{where.filename}:{where.lineno}"
@@ -345,7 +344,9 @@ def difference(outcome: Observed, wanted: Observed) -> str:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    return (
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    )
 
 
 def _close(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -435,7 +436,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     packages = options.packages.split(",")
-    every = [f"{p}:{name}" for p in packages for name in PACKAGES[p][1]][:: options.every]
+    every = [f"{p}:{name}" for p in packages for name in PACKAGES[p][1].split()][:: options.every]
     names = options.names or every
     for package in {name.partition(":")[0] for name in names}:
         importlib.import_module(package)
@@ -444,7 +445,10 @@ def main() -> None:
         results += done
         for check in done:
             if check.verdict != "right":
-                print(f"{check.verdict:8} {check.model} [{check.check}] {check.why} {check.line}", flush=True)
+                print(
+                    f"{check.verdict:8} {check.model} [{check.check}] {check.why} {check.line}",
+                    flush=True,
+                )
         print(f"{done[0].model if done else '?'}: {' '.join(c.verdict for c in done)} "
               f"{sum(c.seconds for c in done):.0f} s", flush=True)  # fmt: skip
         if options.json:

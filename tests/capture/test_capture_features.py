@@ -234,6 +234,29 @@ def test_a_tensor_kept_from_call_to_call_is_refused():
     assert caught.value.file.startswith(f"{__file__}:")
 
 
+class Replaces(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Dropout(0.5)
+
+    def forward(self, x):
+        if isinstance(self.inner, nn.Dropout):
+            self.inner = nn.Identity()
+        return self.inner(x) + 1
+
+
+def test_a_module_that_is_replaced_by_a_call_is_refused_until_it_is():
+    module = Replaces()
+    with pytest.raises(
+        CaptureError, match=r"nn.Identity.*puts another module in the place of"
+    ) as e:
+        capture(module, (X,))
+    assert "call the model once" in e.value.fix
+    assert e.value.file.startswith(f"{__file__}:")
+    module(X)
+    assert torch.equal(export_module(module, (X,)).program.module()(X), X + 1)
+
+
 def test_a_number_kept_from_call_to_call_gets_a_warning(caplog):
     capture(Keeps("calls"), (X,))
     assert "`self.calls += 1` changes calls from call to call" in caplog.text

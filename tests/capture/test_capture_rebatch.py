@@ -69,7 +69,7 @@ def test_a_dim_in_which_positions_are_around_the_batch_is_no_batch_dim():
 
 
 def test_a_model_that_mixes_samples_is_refused():
-    with pytest.raises(GraphError, match="mixes samples of the batch.*cannot be cut into micro"):
+    with pytest.raises(GraphError, match=r"mixes samples of the batch.*cannot be cut into micro"):
         rebatch(captured(Contrast(), 8), 4)
 
 

@@ -162,7 +162,9 @@ class _Change:
         if name == "bernoulli_" and not value.is_contiguous():
             raise self._refused("draws into a tensor whose elements are not in order in memory")
         given = node.target._schema.arguments  # type: ignore[union-attr]
-        for own, other in list(zip(given, target._schema.arguments, strict=False))[len(node.args) :]:
+        for own, other in list(zip(given, target._schema.arguments, strict=False))[
+            len(node.args) :
+        ]:
             if own.has_default_value() and not other.has_default_value():
                 node.args = (*node.args, own.default_value)
         node.target = target

@@ -8,6 +8,7 @@
 - `torch.no_grad()` within a `torch.autocast` region: the former would be lost (not the other way
   round);
 - tensors that a module keeps in attributes from call to call: export would forget them;
+- modules put into a module while it runs: the next call would be another program;
 - packed sequences: export fails on them, but somewhere else;
 - Python's and numpy's random numbers: the value drawn now would be used for ever.
 
@@ -164,12 +165,19 @@ def _attributes(module: torch.nn.Module, refused: list[CaptureError]) -> Iterato
         old = before.get(self, {}).get(name)
         if lines.is_called_by_user(sys._getframe(1)):
             line = lines.of_stack()
+            lost, fix = "", ""
             if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
-                error = CaptureError(
-                    f"`{line.code}` keeps a tensor for the next call, which would be lost",
-                    fix=f"make {name} a buffer (register_buffer) and change that in place",
-                    file=line.place,
-                )
+                lost = "keeps a tensor for the next call, which would be lost"
+                fix = f"make {name} a buffer (register_buffer) and change that in place"
+            elif (
+                isinstance(value, torch.nn.Module)
+                and self in before  # not a module that is being made
+                and value is not self._modules.get(name)
+            ):
+                lost = f"puts another module in the place of {name!r} while the model runs"
+                fix = "put it there before: call the model once, then capture it"
+            if lost:
+                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
                 refused.append(error)
                 raise error
             if isinstance(old, int | float) and value is not old:
