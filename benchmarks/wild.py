@@ -168,7 +168,8 @@ SMALL = {
     "pad_token_id": 0, "image_size": 32, "patch_size": 8, "decoder_num_hidden_layers": 2,
     "decoder_hidden_size": 32, "decoder_intermediate_size": 64, "q_lora_rank": 16,
     "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 8, "use_cache": False, "num_hash_buckets": 64,
+    "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 8, "use_cache": False,
+    "num_hash_buckets": 64,
 }  # fmt: skip
 AUTO = (
     ("MODEL_FOR_CAUSAL_LM_MAPPING", "lm"), ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "seq2seq"),
