@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from partita.cluster import Cluster
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
-from partita.jobs.constraints import Constraints
+from partita.jobs.constraints import SEARCHED, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
@@ -139,7 +139,7 @@ class Simulator:
 
     def reorder(self, solution: JointSolution) -> None:
         """An order found for exactly these stages and the memory that is left."""
-        if self.constraints.pinned_to("schedule"):
+        if not self.constraints.allow("schedule", SEARCHED):
             return
         stages, schedule = self.model.stages(solution), self.model.schedule(solution)
         for candidate in self.candidates:
