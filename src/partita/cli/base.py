@@ -131,17 +131,21 @@ def common_options(command: Command) -> Command:
 
 @contextmanager
 def _warnings_noted(out: Output) -> Iterator[None]:
-    """The library logs; here its warnings become notes."""
+    """The library logs; here its warnings and what it says on its way become notes."""
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            out.note(f"{record.levelname.lower()}: {record.getMessage()}")
+            prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            out.note(f"{prefix}{record.getMessage()}")
 
-    log, notes = logging.getLogger("partita"), Notes(logging.WARNING)
+    log, notes = logging.getLogger("partita"), Notes(logging.INFO)
+    level = log.level
     log.addHandler(notes)
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
+        log.setLevel(level)
         log.removeHandler(notes)
 
 

@@ -137,7 +137,7 @@ def _check_virtual(
     if wanted is None:
         return
     known = {1, *(count for counts in virtual_stages.values() for count in counts)}
-    if name in virtual_stages and wanted != "1":
+    if name is not None and name in virtual_stages and wanted != "1":
         known = set(virtual_stages[name])
     if wanted != "1" and not training:
         raise InputError(

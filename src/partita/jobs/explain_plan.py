@@ -8,7 +8,8 @@ launches. What would help is simulated.
 
 from dataclasses import dataclass
 
-from partita.cluster import Cluster, resolve
+from partita.cluster import Cluster
+from partita.jobs.carried import load_cluster
 from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
@@ -64,7 +65,7 @@ def explain_plan(
     plan: Plan, cluster: Cluster | None = None, budget_s: float = BUDGET_S
 ) -> Explained:
     """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
-    machine = resolve(plan.cluster.spec) if cluster is None else cluster
+    machine = load_cluster(plan) if cluster is None else cluster
     told = account_of(simulate_plan(plan, machine))
     simulation = told.simulation
     helps, untried = what_ifs(simulation, plan, told.links, budget_s)

@@ -5,9 +5,10 @@ from functools import partial
 
 from partita import __version__, units
 from partita.jobs.advice import what_would_fit
+from partita.jobs.carried import cluster_ref
 from partita.jobs.plan_simulator import SimulatedPlan, Simulator, rank
 from partita.jobs.simulate import Simulation
-from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
+from partita.plans import Alternative, Origin, Plan, Progress
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
 
@@ -112,7 +113,7 @@ def _plan(
 ) -> Plan:
     simulation, (status, why) = best.simulation, said
     prediction = simulation.prediction(bound, best.objective_s if simulator.steady_state else None)
-    cluster = ClusterRef(spec, simulator.cluster.num_devices, simulator.cluster.fingerprint())
+    cluster = cluster_ref(spec, simulator.cluster)
     origin = Origin(
         best.name, str(status), why, simulator.seed, simulator.clock.seconds(), __version__,
         tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in simulator.history),

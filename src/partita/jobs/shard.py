@@ -25,10 +25,11 @@ from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
 from partita.jobs.attempts import Attempts
+from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, load
-from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Stage
+from partita.plans import Axis, Mesh, Origin, Plan, Stage
 from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
@@ -437,6 +438,6 @@ class _ShardJob:
     def _plan(self, best: SimulatedSharding, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
         prediction = simulation.prediction(bound)
-        cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
+        cluster = cluster_ref(self.spec, self.cluster)
         origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
         return Plan(self.workload.ref(), cluster, simulation.decided, prediction, origin)
