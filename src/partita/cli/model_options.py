@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from partita.cli.base import OutputFile
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
@@ -76,11 +77,20 @@ calibration_option = click.option(
 
 
 def dump_graph_option(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add `--dump-graph FILE`, handed on as `dump_graph: Path | None`."""
+    """Add `--dump-graph FILE`, handed on as `dump_graph: Path | None`; checked before the work."""
+
+    def checked(ctx: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None:
+            from partita.graph.files import WRITERS
+
+            OutputFile(path).ending(WRITERS)
+        return path
+
     return click.option(
         "--dump-graph",
         type=click.Path(path_type=Path),
         metavar="FILE",
+        callback=checked,
         help="Write the model's graph too: .dot, .svg, .txt or .json.",
     )(command)
 
