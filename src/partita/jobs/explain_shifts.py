@@ -106,8 +106,9 @@ def rivals(simulation: Simulation, is_late: Callable[[], bool]) -> list[Rival]:
             one = _simulated(simulation, stages, schedule, memo)
             if one is not None and one.fits:
                 simulated.append(one)
-        if simulated and not _same(simulation, one := min(simulated, key=lambda s: s.step_s)):
-            best.append(Rival(name, one))
+        fastest = min(simulated, key=lambda other: other.step_s, default=None)
+        if fastest is not None and not _same(simulation, fastest):
+            best.append(Rival(name, fastest))
     return sorted(best, key=lambda rival: (rival.simulation.step_s, rival.name))[:RIVALS]
 
 
