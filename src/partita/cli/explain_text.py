@@ -8,7 +8,7 @@ from typing import Any
 from partita import units
 from partita.jobs.explain_account import GroupAccount
 from partita.jobs.explain_plan import Explained
-from partita.jobs.explain_shifts import Shift
+from partita.jobs.explain_shifts import WorseAssumption
 from partita.jobs.explain_time import TimeItem, TimePart
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
@@ -200,7 +200,7 @@ def _hangs_on(told: Explained) -> str:
     return "\n".join(lines)
 
 
-def _winner(shift: Shift) -> str:
+def _winner(shift: WorseAssumption) -> str:
     if not shift.winner:
         return "this plan"
     equal = ", equal within the interval" if shift.is_equal else ""

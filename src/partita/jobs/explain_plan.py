@@ -12,7 +12,7 @@ from partita.cluster import Cluster, resolve
 from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
-from partita.jobs.explain_shifts import Sensitivity, sensitivity
+from partita.jobs.explain_shifts import PlanSensitivity, sensitivity
 from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
@@ -49,7 +49,7 @@ class Explained:
     what_ifs: tuple[WhatIf, ...]  # the most helpful first
     untried: tuple[Untried, ...]
     odd_rows: tuple[Rows, ...]  # sizes to pad
-    sensitivity: Sensitivity
+    sensitivity: PlanSensitivity
 
     @property
     def step_s(self) -> float:

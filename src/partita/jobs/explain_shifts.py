@@ -39,7 +39,7 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class WorseAssumption:
     """One assumption made worse: the plan's step then, and the fastest of all compared."""
 
     assumption: str
@@ -50,20 +50,20 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class PlanSensitivity:
     """What the plan was compared with, and what became of it."""
 
     rivals: tuple[tuple[str, str, float], ...]  # name, arrangement and step, the fastest first
-    shifts: tuple[Shift, ...]
+    shifts: tuple[WorseAssumption, ...]
     untried: tuple[str, ...]  # assumptions for which no time was left
 
     @property
-    def flips(self) -> tuple[Shift, ...]:
+    def flips(self) -> tuple[WorseAssumption, ...]:
         """Where another plan is clearly faster."""
         return tuple(shift for shift in self.shifts if shift.winner and not shift.is_equal)
 
 
-def sensitivity(simulation: Simulation, budget_s: float) -> Sensitivity:
+def sensitivity(simulation: Simulation, budget_s: float) -> PlanSensitivity:
     """Simulate the plan and its rivals with one assumption after the other made worse.
 
     A third of the time is for finding rivals; no simulation is begun after `budget_s`.
@@ -87,9 +87,9 @@ def sensitivity(simulation: Simulation, budget_s: float) -> Sensitivity:
             if (step_s := worse(rival.simulation).step_s) < winner_s:
                 winner, winner_s = rival.name, step_s
         is_equal = alike(own_s, winner_s, simulation.spread)
-        shifts.append(Shift(assumption, own_s, winner, winner_s, is_equal))
+        shifts.append(WorseAssumption(assumption, own_s, winner, winner_s, is_equal))
     rows = [(one.name, one.simulation.arrangement, one.simulation.step_s) for one in against]
-    return Sensitivity(tuple(rows), tuple(shifts), tuple(untried))
+    return PlanSensitivity(tuple(rows), tuple(shifts), tuple(untried))
 
 
 def rivals(simulation: Simulation, is_late: Callable[[], bool]) -> list[Rival]:
