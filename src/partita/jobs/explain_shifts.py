@@ -153,16 +153,17 @@ def assumptions(simulation: Simulation) -> Iterator[tuple[str, Worse]]:
 
 
 def _assumed(worse: Reached) -> Worse:
-    return lambda simulation: again(simulation, assumed=worse)
+    return lambda simulation: again(simulation, assumed=worse, quick=True)
 
 
 def _eager(simulation: Simulation) -> Simulation:
-    return again(replace(simulation, workload=replace(simulation.workload, execution="eager")))
+    started = replace(simulation.workload, execution="eager")
+    return again(replace(simulation, workload=started), quick=True)
 
 
 def _on_slower_host(simulation: Simulation) -> Simulation:
     kinds = tuple(replace(kind, launch_s=HOST * kind.launch_s) for kind in simulation.cluster.kinds)
-    return again(simulation, cluster=replace(simulation.cluster, kinds=kinds))
+    return again(simulation, cluster=replace(simulation.cluster, kinds=kinds), quick=True)
 
 
 def _with_slower_products(simulation: Simulation) -> Simulation:
@@ -172,4 +173,4 @@ def _with_slower_products(simulation: Simulation) -> Simulation:
         )
         for kind in simulation.cluster.kinds
     )
-    return again(simulation, cluster=replace(simulation.cluster, kinds=kinds))
+    return again(simulation, cluster=replace(simulation.cluster, kinds=kinds), quick=True)

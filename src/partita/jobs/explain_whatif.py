@@ -61,7 +61,7 @@ def what_if(simulation: Simulation, name: str, change: Change) -> WhatIf:
 
 def again(
     simulation: Simulation, *, cluster: Cluster | None = None, microbatches: int | None = None,
-    recompute: bool | None = None, assumed: Reached | None = None,
+    recompute: bool | None = None, assumed: Reached | None = None, quick: bool = False,
 ) -> Simulation:  # fmt: skip
     """The same plan once more, with another machine, number of micro-batches or no recompute.
 
@@ -83,7 +83,7 @@ def again(
     if microbatches is not None or recompute is False:  # other collectives have another order
         stages = tuple(replace(stage, overlap=None) for stage in stages)
     memo = Memo(Collectives(machine, assumed))
-    other = simulate_stages(simulation.workload, machine, stages, schedule, memo)
+    other = simulate_stages(simulation.workload, machine, stages, schedule, memo, quick=quick)
     return replace(other, cap_bytes=simulation.cap_bytes)
 
 
