@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from partita.costs.collectives import Collectives, Reached, reached
 from partita.costs.uncertainty import alike
 from partita.errors import PartitaError
-from partita.jobs.compare import MOST_PLANS, named_plans
+from partita.jobs.compare import named_plans
 from partita.jobs.explain_whatif import again
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
 
 RIVALS = 4  # the fastest named strategies that fit
+PLANS = 4  # of each: meshes and depths, evenly
 INTERFERENCE = 1.5  # times as much, and a tenth of the computing beside it at least
 FIXED = 2.0
 FIXED_S = 1e-5  # where nothing is known of a kind
@@ -98,7 +99,7 @@ def rivals(simulation: Simulation, is_late: Callable[[], bool]) -> list[Rival]:
     memo = Memo(Collectives(cluster))
     best: list[Rival] = []
     for name, _, plans in named_plans(work, cluster):
-        count = min(len(plans), MOST_PLANS)
+        count = min(len(plans), PLANS)
         simulated = []
         for stages, schedule in (plans[i * len(plans) // count] for i in range(count)):
             if is_late():
