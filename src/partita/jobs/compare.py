@@ -99,7 +99,7 @@ def compare(
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     steady_state = not work.training and objective == "throughput"
     named = _Named(work, machine, stop, steady_state, Memo(Collectives(machine)))
-    rows = [named.row(*strategy) for strategy in _strategies(work, machine)]
+    rows = [named.row(*strategy) for strategy in named_plans(work, machine)]
     asked: dict[str, Any] = {
         "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
         "stop": stop, "seed": seed,
@@ -128,7 +128,7 @@ def compare(
 Make = Callable[[], Sequence[Pipeline]]
 
 
-def _strategies(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Make]]:
+def named_plans(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Make]]:
     """Every named strategy with what makes its plans when it is its turn."""
     graph = work.graph
 
