@@ -56,6 +56,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "models": "The models that come with partita.",
         "clusters": "The machines that come with partita.",
         "methods": "The search methods for each kind of problem.",
+        "schema": "JSON Schemas of files and of what --json prints.",
         "doctor": "What is installed, and what each missing package would add.",
     },
 }

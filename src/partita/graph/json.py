@@ -96,3 +96,8 @@ def _wire_attr(value: Attr) -> _Scalar | list[_Scalar]:
 
 def _attr(value: _Scalar | list[_Scalar]) -> Attr:
     return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+
+
+def schema_record() -> type:
+    """The record that a graph file is read by: its JSON Schema is that of the file."""
+    return _Graph
