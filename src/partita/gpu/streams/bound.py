@@ -6,6 +6,7 @@ only true dependencies have to be kept when steps run side by side.
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from partita.gpu.flow import eager
 from partita.gpu.flow.place import BufferPlacement, padded
 from partita.gpu.flow.precision import nearest
 from partita.gpu.flow.steps import Flow, Step, T
+from partita.gpu.graphs import GraphReplay, capture
 from partita.gpu.streams.compiled import Compiler
 from partita.gpu.streams.ways import EAGER, GROUP, Way, block_width
 
@@ -55,6 +57,14 @@ class Bound:
         for name, value in self.constants.items():
             if value.dim() == 4:
                 self.constants[name] = value.contiguous(memory_format=torch.channels_last)
+
+    def captured(self, run: Callable[[], object]) -> GraphReplay:
+        """A graph of some of the steps, which holds what they read.
+
+        Operators of PyTorch make new memory at every run, so the next run of a step lets go of
+        what the graph of its readers looks at.
+        """
+        return capture(run, holds=lambda: dict(self.values))
 
     def with_flow(self, flow: Flow) -> "Bound":
         """The same memory for a flow with pieces of the same steps."""

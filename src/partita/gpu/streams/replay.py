@@ -7,7 +7,6 @@ result stays as it is when the next call overwrites the buffers.
 from collections.abc import Callable, Mapping
 
 from partita.gpu.flow.steps import T
-from partita.gpu.graphs import capture
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.launch import launch_all
 from partita.gpu.streams.order import LaunchPlan
@@ -23,7 +22,7 @@ class Replay:
         self.ways = dict(ways)
         self.replay: Callable[[], object] = self.launch
         if bound.device.type == "cuda":
-            self.graph = capture(self.launch)
+            self.graph = bound.captured(self.launch)
             self.replay = self.graph.replay
         else:
             self.launch()
