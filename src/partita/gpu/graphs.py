@@ -2,8 +2,8 @@
 
 A graph knows addresses, not tensors. What it makes lies in memory of its own; what it reads and did
 not make must be held for as long as it may be replayed. A tensor that nobody holds goes back to
-PyTorch, which gives the memory back to the device at the next capture: a replay then reads addresses
-that are no longer there, and the whole process loses the device.
+PyTorch, which gives the memory back to the device at the next capture: a replay then reads
+addresses that are no longer there, and the whole process loses the device.
 """
 
 import warnings

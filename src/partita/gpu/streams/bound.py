@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from partita.gpu.bounds import check_inside
 from partita.gpu.flow import eager
 from partita.gpu.flow.place import BufferPlacement, padded
 from partita.gpu.flow.precision import nearest
 from partita.gpu.flow.steps import Flow, Step, T
 from partita.gpu.graphs import GraphReplay, capture
+from partita.gpu.streams.bounds import step_reaches
 from partita.gpu.streams.compiled import Compiler
 from partita.gpu.streams.ways import EAGER, GROUP, Way, block_width
 
@@ -48,6 +50,7 @@ class Bound:
         self.homes: dict[str, T] = {}  # where kernels write it
         self.packed: dict[tuple[str, str], T] = {}
         self.exact: dict[str, bool] = {}  # by structure: may factors not be rounded to TF32?
+        self.inside: set[tuple[str, Way]] = set()  # launches that cannot leave their memory
         self.scratch: dict[tuple[str, str], tuple[T, T]] = {}
         self.constants = {
             name: value.to(device) for name, value in flow.constants.items()
@@ -118,9 +121,14 @@ class Bound:
             return
         if step.kind == "piece":
             self.run_piece(step, way)
-        elif way.kernel == "eager":
+            return
+        if way.kernel == "eager":
             self.run_eager(step)
-        elif way.kernel in ("conv", "exactconv"):
+            return
+        if (step.name, way) not in self.inside:
+            check_inside(f"{step.name} as {way}", step_reaches(self, step, way))
+            self.inside.add((step.name, way))
+        if way.kernel in ("conv", "exactconv"):
             self.run_conv(step, way)
         elif way.kernel == "window":
             self.run_window(step, way)
