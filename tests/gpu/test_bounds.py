@@ -43,7 +43,8 @@ InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = 
 def touched(tensor):
     '''The elements of a tensor's memory that were touched.'''
     import numpy
-    every = numpy.unique(numpy.concatenate([each.reshape(-1) for each in addresses]).astype("int64"))
+    every = numpy.concatenate([each.reshape(-1) for each in addresses])
+    every = numpy.unique(every.astype("int64"))
     begin = tensor.untyped_storage().data_ptr()
     inside = every[(every >= begin) & (every < begin + tensor.untyped_storage().nbytes())]
     return (inside - begin) // tensor.element_size()

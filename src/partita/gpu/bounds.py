@@ -1,4 +1,4 @@
-"""How far a kernel can reach, and whether that is inside its buffers: checked before it is launched.
+"""How far a kernel can reach, and whether that is inside its buffers: checked before a launch.
 
 A kernel of ours reads and writes matrices: rows a fixed number of elements apart, some columns of
 each, masked by the sizes it is given. So the farthest element of an operand follows from sizes

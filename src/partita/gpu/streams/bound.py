@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from partita.gpu.bounds import check_inside
+from partita.gpu.buffers import put
 from partita.gpu.flow import eager
 from partita.gpu.flow.place import BufferPlacement, padded
 from partita.gpu.flow.precision import nearest
@@ -108,8 +109,11 @@ class Bound:
 
     def set_inputs(self, inputs: tuple[T, ...]) -> None:
         """Copy the model's inputs to where the steps read them."""
-        for name, value in zip(self.flow.inputs, inputs, strict=True):
-            self.logical(name).copy_(value)
+        put(self.inputs(), inputs)
+
+    def inputs(self) -> tuple[T, ...]:
+        """Where the steps read the model's inputs."""
+        return tuple(self.logical(name) for name in self.flow.inputs)
 
     def outputs(self) -> tuple[T, ...]:
         """The model's outputs, where the steps have put them."""

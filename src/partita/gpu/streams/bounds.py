@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def room(value: T) -> int:
     """Elements from a tensor's first one to the end of its memory."""
-    return value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+    elements = value.untyped_storage().nbytes() // value.element_size()
+    return int(elements - value.storage_offset())
 
 
 def step_reaches(bound: "Bound", step: Step, way: Way) -> list[Reach]:
@@ -34,8 +35,7 @@ def step_reaches(bound: "Bound", step: Step, way: Way) -> list[Reach]:
             taps = step.window.kernel[0] * step.window.kernel[1]
             reaches.append(Reach("the weight", taps * cout, bound.taps(step).numel()))
         return reaches
-    for name in step.inputs:
-        reaches.append(_image(bound, name, bound.values[name], pixels, cout))
+    reaches += [_image(bound, name, bound.values[name], pixels, cout) for name in step.inputs]
     return reaches + [_vector(bound, step, each, cout) for each in ("scale", "shift")]
 
 

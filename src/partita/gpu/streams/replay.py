@@ -6,6 +6,7 @@ result stays as it is when the next call overwrites the buffers.
 
 from collections.abc import Callable, Mapping
 
+from partita.gpu.buffers import copies
 from partita.gpu.flow.steps import T
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.launch import launch_all
@@ -29,6 +30,11 @@ class Replay:
         self.results = bound.outputs()  # where this graph leaves them
         self.held = dict(bound.values)  # operators of PyTorch made them: they must stay
 
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """Where the graph reads its inputs: what is written there is not copied."""
+        return self.bound.inputs()
+
     def launch(self) -> None:
         """All launches of the plan, once."""
         launch_all(self.bound, self.plan, self.ways)
@@ -39,4 +45,4 @@ class Replay:
         self.replay()
         if self.bound.device.type != "cuda":
             self.results = self.bound.outputs()
-        return tuple(each.clone() for each in self.results)
+        return copies(self.results)
