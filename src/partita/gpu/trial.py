@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,7 @@ def unpack(path: Path) -> tuple[nn.Module, tuple[T, ...]]:
     return torch.export.load(path.parent / value["program"]).module(), value["inputs"]
 
 
-def run_trial(
-    work: str, parcel: Parcel, options: Mapping[str, Any], limit_s: float
-) -> TrialResult:
+def run_trial(work: str, parcel: Parcel, options: Mapping[str, Any], limit_s: float) -> TrialResult:
     """Run `package.module:function` of a module, its inputs and options in a child."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -116,10 +115,8 @@ def _run_child(command: list[str], limit_s: float) -> str:
         _, errors = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGINT)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
         return f"did not end within {limit_s:.0f} s"
     finally:
         if child.poll() is None:
@@ -133,11 +130,9 @@ def _run_child(command: list[str], limit_s: float) -> str:
 
 def _end(child: "subprocess.Popen[str]") -> None:
     """End a child and the compilers that it started: the group of processes that is its own."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    child.wait()
+    child.communicate()
 
 
 def main(order_path: str) -> None:

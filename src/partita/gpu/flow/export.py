@@ -26,8 +26,9 @@ def exported_program(module: nn.Module, inputs: tuple[T, ...]) -> ExportedProgra
     with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # export's, for its developers
         try:
-            program = torch.export.export(module, inputs, strict=False)
-            return program.run_decompositions({})
+            program: ExportedProgram = torch.export.export(module, inputs, strict=False)
+            decomposed: ExportedProgram = program.run_decompositions({})
+            return decomposed
         except Exception as error:
             if isinstance(error, PartitaError):
                 raise
