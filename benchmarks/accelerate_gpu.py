@@ -30,6 +30,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x):
+        """The sum of all."""
         return sum(part(x) for part in self.parts)
 
 

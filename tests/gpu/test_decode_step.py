@@ -58,7 +58,7 @@ def test_a_step_computes_the_model_at_every_edge_of_a_chunk():
 
 
 def test_a_model_that_is_no_llama_is_refused():
-    with pytest.raises(InputError, match="Linear is not built like a Llama.*partita.accelerate"):
+    with pytest.raises(InputError, match=r"Linear is not built like a Llama.*partita.accelerate"):
         decoder_weights(nn.Linear(3, 3), 8)
 
 
@@ -66,7 +66,7 @@ def test_biases_other_types_and_the_cpu_are_refused():
     model = PlainDecoder(SPEC)
     with pytest.raises(InputError, match="the model is on cpu; put it on the GPU"):
         decode_step(model)
-    with pytest.raises(InputError, match="weights of torch.float64; use float32"):
+    with pytest.raises(InputError, match=r"weights of torch.float64; use float32"):
         decoder_weights(PlainDecoder(SPEC).double(), 8)
     model.model.layers[0].mlp.up_proj.bias = nn.Parameter(torch.zeros(72))
     with pytest.raises(InputError, match=r"layers.0.mlp.up_proj.bias is a bias"):

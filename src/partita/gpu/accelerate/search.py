@@ -40,8 +40,9 @@ from partita.gpu.trial import Parcel, pack, run_trial
 T = torch.Tensor
 Call = Callable[..., tuple[T, ...]]
 MODULE = "module as it is"
-STREAMS_SHARE, RTASKS_SHARE = 0.55, 0.25  # of the time allowed, for each child
-STARTING_S = 20.0  # of a child, before it searches: imports, the device, the module
+STREAMS_SHARE, RTASKS_SHARE = 0.5, 0.25  # of the time allowed, for each child
+STARTING_S = 10.0  # of a child, before it searches: imports, the device, the module
+LEAST_S = 5.0  # that a search is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,9 @@ class Search:
     def ours(self, folder: Path) -> None:
         """What streams and rtasks decide, each in a child; then built here."""
         parcel = pack(self.module, self.inputs, folder)
-        time_s, seed = self.settings.time_s, self.settings.seed
-        streams = {"time_s": STREAMS_SHARE * time_s, "compile": self.settings.compile, "seed": seed}
+        seed = self.settings.seed
+        time_s = max(LEAST_S, STREAMS_SHARE * self.settings.time_s - STARTING_S)
+        streams = {"time_s": time_s, "compile": self.settings.compile, "seed": seed}
         decided = self.tried("streams", STREAMS, parcel, streams, STREAMS_SHARE)
         if decided is not None:
             self.attempt("streams", partial(self.scheduled, parcel, schedule_of(decided)))
@@ -200,7 +202,8 @@ class Search:
         if not self.settings.isolate:
             return self.tried_here(label, work, options)
         self.note(f"trying {label} in a process of its own")
-        result = run_trial(work, parcel, options, share * self.settings.time_s + STARTING_S)
+        limit_s = max(LEAST_S + STARTING_S, share * self.settings.time_s)
+        result = run_trial(work, parcel, options, limit_s)
         if result.failure:
             self.notes.append(f"{label}: left out, its trial {result.failure}")
         return result.value

@@ -3,6 +3,8 @@
 Parts are named as in `transformers`, so that weights are read from either in the same way.
 """
 
+from typing import Any, Self
+
 import torch
 from torch import nn
 from torch.nn import functional as nnf
@@ -118,9 +120,13 @@ class PlainDecoder(nn.Module):
         self.spec, self.model = spec, Layers(spec)
         self.lm_head = nn.Linear(spec.width, spec.vocab, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight  # tied
-        cosines, sines = rotary(spec)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", sines, persistent=False)
+        self.cosines, self.sines = rotary(spec, self.lm_head.weight.device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """To another device or type; angles stay float32, as in `transformers`."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.cosines, self.sines = rotary(self.spec, self.lm_head.weight.device)
+        return self
 
     def forward(self, token: T, position: T, keys: T, values: T) -> T:
         """`token` and `position` are tensors of one number; caches (layer, key head, row, size)."""

@@ -8,6 +8,8 @@
 from the host). Logits lie in one buffer that the next step overwrites.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,7 +17,7 @@ from partita.errors import InputError
 from partita.gpu.bounds import Reach, check_inside
 from partita.gpu.decode.spec import DecoderSpec, StepOptions
 from partita.gpu.decode.weights import DecoderWeights, decoder_weights
-from partita.gpu.graphs import capture
+from partita.gpu.graphs import GraphReplay, capture
 from partita.gpu.rtasks.launches import need_triton
 
 T = torch.Tensor
@@ -38,7 +40,9 @@ def decode_step(
 class DecodeStep:
     """Buffers, cache and launches of one token."""
 
-    def __init__(self, weights: DecoderWeights, options: StepOptions | None = None) -> None:
+    def __init__(
+        self, weights: DecoderWeights, options: StepOptions | None = None, *, run: bool = True
+    ) -> None:
         self.weights, self.spec = weights, weights.spec
         self.options = options or StepOptions()
         spec, device = self.spec, weights.head.device
@@ -47,7 +51,7 @@ class DecodeStep:
         self.values = torch.zeros_like(self.keys)
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        wide = {"dtype": torch.float32, "device": device}
+        wide: dict[str, Any] = {"dtype": torch.float32, "device": device}
         self.x, self.middle = (torch.zeros(spec.width, **wide) for _ in range(2))
         self.qkv = torch.zeros(spec.sizes("qkv")[0], **wide)
         self.attended = torch.zeros(spec.heads * spec.head_size, **wide)
@@ -60,7 +64,10 @@ class DecodeStep:
         self.count = torch.zeros(spec.kv_heads, dtype=torch.int32, device=device)
         check_inside("a step", step_reaches(spec, weights))
         self.overlap = self.options.overlap and device.type == "cuda"
-        self.graph = capture(self.launch, warm_up=2) if device.type == "cuda" else None
+        self.compiling = False
+        self.graph: GraphReplay | None = None
+        if device.type == "cuda" and run:
+            self.graph = capture(self.launch, warm_up=2)
 
     def __call__(self, token: int | T, position: int | T) -> T:
         """The logits after one more token, which is the row `position` of the cache."""
@@ -68,10 +75,11 @@ class DecodeStep:
             raise InputError(
                 f"position {position}", fix=f"the cache has {self.spec.length} rows, from 0"
             )
-        self.token.fill_(token) if isinstance(token, int) else self.token.copy_(token)
-        self.position.fill_(position) if isinstance(position, int) else self.position.copy_(
-            position
-        )
+        for place, value in ((self.token, token), (self.position, position)):
+            if isinstance(value, T):
+                place.copy_(value)
+            else:
+                place.fill_(value)
         if self.graph is None:
             self.launch()
         else:
@@ -105,12 +113,32 @@ class DecodeStep:
         rows, length = self.spec.sizes(kind)
         block = self.options.blocks[kind]
         columns = min(block.cols, 1 << max(length - 1, 0).bit_length())
-        kernels.rows[(-(-rows // block.rows),)](
-            x, x if norm is None else norm, w, out, x if residual is None else residual,
-            EPS=self.spec.eps, N=rows, K=length, NORM=norm is not None, GATED=kind == "gate",
-            RESIDUAL=residual is not None, PDL=self.overlap, BN=block.rows, BK=columns,
-            num_warps=block.warps, **self.launching(),
-        )  # fmt: skip
+        grid = (-(-rows // block.rows),)
+        tensors = (x, x if norm is None else norm, w, out, x if residual is None else residual)
+        constants: dict[str, Any] = {
+            "EPS": self.spec.eps, "N": rows, "K": length, "NORM": norm is not None,
+            "GATED": kind == "gate", "RESIDUAL": residual is not None, "PDL": self.overlap,
+            "BN": block.rows, "BK": columns, "num_warps": block.warps, **self.launching(),
+        }  # fmt: skip
+        if self.compiling:
+            kernels.rows.warmup(*tensors, grid=grid, **constants)
+        else:
+            kernels.rows[grid](*tensors, **constants)
+
+    def compile(self, kind: str) -> None:
+        """Compile the kernel of one kind of product, and launch nothing."""
+        layer = self.weights.layers[0]
+        self.compiling = True
+        if kind in ("qkv", "gate", "head"):
+            w, out = {
+                "qkv": (layer.qkv, self.qkv), "gate": (layer.gate, self.hidden),
+                "head": (self.weights.head, self.logits),
+            }[kind]  # fmt: skip
+            self.product(kind, self.x, w, out, norm=layer.norm1)
+        else:
+            x, w = (self.attended, layer.out) if kind == "out" else (self.hidden, layer.down)
+            self.product(kind, x, w, self.middle, residual=self.x)
+        self.compiling = False
 
     def attend(self, layer: int) -> None:
         """Attention of one layer."""
@@ -145,6 +173,8 @@ def step_reaches(spec: DecoderSpec, weights: DecoderWeights) -> list[Reach]:
             rows *= 2 if kind == "gate" else 1
             held: T = getattr(layer, kind)
             reaches.append(Reach(f"{kind} of layer {number}", rows * length, held.numel()))
-        for norm in (layer.norm1, layer.norm2):
-            reaches.append(Reach(f"a norm of layer {number}", spec.width, norm.numel()))
+        reaches += [
+            Reach(f"a norm of layer {number}", spec.width, norm.numel())
+            for norm in (layer.norm1, layer.norm2)
+        ]
     return reaches

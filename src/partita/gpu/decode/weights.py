@@ -45,7 +45,8 @@ def decoder_weights(model: nn.Module, length: int) -> DecoderWeights:
         inner: Any = model.model
         spec = _spec(model, inner, length)
         layers = tuple(map(_layer, inner.layers))
-        head: T = model.lm_head.weight.detach()  # type: ignore[union-attr, assignment]
+        outer: Any = model
+        head: T = outer.lm_head.weight.detach()
         weights = DecoderWeights(
             spec, inner.embed_tokens.weight.detach(), layers, inner.norm.weight.detach(), head,
             *rotary(spec, head.device),
@@ -74,7 +75,7 @@ def _spec(model: Any, inner: Any, length: int) -> DecoderSpec:
         raise InputError(
             f"a rotary embedding of type {scaling['rope_type']!r}", fix="use the default one"
         )
-    theta = scaling.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+    theta: Any = scaling.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return DecoderSpec(
         config.num_hidden_layers, config.hidden_size, config.num_attention_heads,

@@ -2,10 +2,10 @@
 # ruff: noqa: N803, N806
 """One token of a transformer decoder: products of a vector at memory bandwidth, and attention.
 
-    rows      BN rows of a matrix times a vector: RMS norm of the vector before, a gate or a residual
-              after; the whole of a row is read by one program, so nothing is added up elsewhere
-    attend    one group of heads over one chunk of the cache: rotary embedding, the new key and value
-              written to the cache, softmax; the last program of a group adds up the chunks in order
+    rows      BN rows of a matrix times a vector: RMS norm of the vector before, a gate or a
+              residual after; a row is read by one program, so nothing is added up elsewhere
+    attend    one group of heads over one chunk of the cache: rotary embedding, the new key and
+              value written to the cache, softmax; the last program of a group adds up the chunks
 
 With PDL a kernel starts while the one before it ends: it reads its weights, which nobody writes,
 then waits, then reads what the other wrote. Everything is summed in float32; vectors between
