@@ -67,9 +67,9 @@ PUBLIC = [
     "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
     "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
     "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "accelerate", "capture",
-    "check_plan", "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe",
-    "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
-    "streams", "training_graph", "with_loss",
+    "check_plan", "cluster_from", "compare", "decode_step", "execute", "model", "partition",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from partita.forecast import Strategy as Strategy
     from partita.forecast import Transformer as Transformer
     from partita.gpu.accelerate.api import accelerate as accelerate
+    from partita.gpu.decode.step import decode_step as decode_step
     from partita.gpu.recurrent.api import persistent as persistent
     from partita.gpu.recurrent.decode import GreedyDecoder as GreedyDecoder
     from partita.gpu.rtasks.api import rtasks as rtasks
@@ -76,6 +77,7 @@ _PUBLIC = {
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
     "compare": "partita.jobs.compare",
+    "decode_step": "partita.gpu.decode.step",
     "execute": "partita.run.distributed.engine",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
@@ -98,9 +100,9 @@ __all__ = [
     "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
     "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
     "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "accelerate", "capture",
-    "check_plan", "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe",
-    "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate",
-    "streams", "training_graph", "with_loss",
+    "check_plan", "cluster_from", "compare", "decode_step", "execute", "model", "partition",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 

@@ -206,3 +206,15 @@ def test_after_the_weights_have_changed_the_module_runs(on_cpu, monkeypatch):
 def test_bad_input_is_refused_with_what_to_do(module, example, said):
     with pytest.raises(InputError, match=said):
         checked_inputs(module, example)
+
+
+def test_a_module_that_cannot_travel_is_left_to_pytorch_with_the_reason(on_cpu, monkeypatch):
+    def refuse(*args):
+        raise ValueError("no way\nto write this")
+
+    monkeypatch.setattr(search, "pack", refuse)
+    module, inputs = decoder(layers=1)
+    report = accelerate(module, inputs, compile=False).report()
+    (note,) = report.notes
+    assert "the module cannot be sent to another process (ValueError: no way)" in note
+    assert "isolate=False" in note

@@ -71,3 +71,13 @@ def test_a_module_whose_class_no_child_can_import_travels_as_a_program(tmp_path)
         assert torch.equal(there(given), module(x))
         assert torch.equal(parcel.module(x), module(x))
     assert pack(*linear(), tmp_path).module is not parcel.module
+
+
+def test_a_module_that_pickle_refuses_travels_as_a_program(tmp_path):
+    module, inputs = linear()
+    module.extra = lambda: None
+    parcel = pack(module, inputs, tmp_path)
+    assert parcel.module is not module
+    there, given = unpack(parcel.path)
+    with torch.no_grad():
+        assert torch.equal(there(*given), module(*inputs))

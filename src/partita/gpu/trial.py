@@ -57,8 +57,9 @@ def pack(module: nn.Module, inputs: tuple[T, ...], folder: Path) -> Parcel:
     """Write a module and its inputs where children can read them."""
     path = folder / "module.pt"
     if _is_importable(module):
-        torch.save({"module": module, "inputs": inputs}, path)
-        return Parcel(path, module)
+        with suppress(Exception):  # something in it cannot be written: a lambda, a lock, a file
+            torch.save({"module": module, "inputs": inputs}, path)
+            return Parcel(path, module)
     program = exported_program(module, inputs)
     torch.export.save(program, folder / "program.pt2")
     torch.save({"program": "program.pt2", "inputs": inputs}, path)

@@ -24,11 +24,11 @@ from torch import nn
 from partita.errors import PartitaError
 from partita.gpu.accelerate.report import AcceleratedReport
 from partita.gpu.accelerate.work import RTASKS, STREAMS
-from partita.gpu.choose import attempt, fastest, wrong
+from partita.gpu.choose import attempt, fastest, said, wrong
 from partita.gpu.flow.export import evaluating, flow_of
 from partita.gpu.flow.fold import fold_norms
 from partita.gpu.flow.steps import Flow
-from partita.gpu.measure import wait
+from partita.gpu.measure import raise_interrupt, wait
 from partita.gpu.reference_output import ReferenceOutput, as_tuple, reference_output
 from partita.gpu.rtasks.api import rtasks
 from partita.gpu.sequential import SequentialGraph
@@ -179,7 +179,15 @@ class Search:
 
     def ours(self, folder: Path) -> None:
         """What streams and rtasks decide, each in a child; then built here."""
-        parcel = pack(self.module, self.inputs, folder)
+        try:
+            parcel = pack(self.module, self.inputs, folder)
+        except Exception as error:  # pickle and export fail in many ways, none of them ours to mend
+            raise_interrupt(error)
+            self.notes.append(
+                f"streams and rtasks left out: the module cannot be sent to another process "
+                f"({said(error)}); isolate=False tries them here"
+            )
+            return
         seed = self.settings.seed
         time_s = max(LEAST_S, STREAMS_SHARE * self.settings.time_s - STARTING_S)
         streams = {"time_s": time_s, "compile": self.settings.compile, "seed": seed}
