@@ -62,8 +62,10 @@ def test_a_child_that_crashes_costs_its_candidate_alone(on_cpu, monkeypatch):
 def test_streams_are_kept_saved_and_built_again(on_cpu, monkeypatch, tmp_path):
     module, inputs = decoder(layers=1)
     monkeypatch.setattr(search, "RTASKS", "partita.gpu.accelerate.work:missing")
-    monkeypatch.setattr(search.Search, "fused", lambda self: None)
-    monkeypatch.setattr(search.Search, "tried", _streams_only(search.Search.tried))
+    monkeypatch.setattr(search.AccelerateSearch, "fused", lambda self: None)
+    monkeypatch.setattr(
+        search.AccelerateSearch, "tried", _streams_only(search.AccelerateSearch.tried)
+    )
     monkeypatch.setattr("partita.gpu.streams.choose.fastest", _ours_first)
     fastest_is(monkeypatch, "streams")
     fast = quick(module, inputs)

@@ -22,14 +22,14 @@ SPEC = DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40)
 STEPS = """
 import torch
 from partita.gpu.decode.plain import PlainDecoder
-from partita.gpu.decode.spec import Block, DecoderSpec, KINDS, StepOptions
+from partita.gpu.decode.spec import ProductBlock, DecoderSpec, KINDS, StepOptions
 from partita.gpu.decode.step import DecodeStep
 from partita.gpu.decode.weights import decoder_weights
 
 torch.manual_seed(0)
 for spec, block, chunk in (
-    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), Block(4, 32), 16),
-    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), Block(8, 64), 8),
+    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(4, 32), 16),
+    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 8),
 ):
     model = PlainDecoder(spec)
     options = StepOptions(dict.fromkeys(KINDS, block), chunk)

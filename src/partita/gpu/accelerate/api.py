@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from partita import files
 from partita.errors import InputError
 from partita.gpu.accelerate.report import AcceleratedReport
-from partita.gpu.accelerate.search import Acceleration, Search, Settings
+from partita.gpu.accelerate.search import AccelerateSearch, AccelerateSettings, Acceleration
 from partita.gpu.accelerate.weights import WeightWatch
 from partita.gpu.flow.export import evaluating
 from partita.gpu.streams.record import StreamSchedule
@@ -43,8 +43,8 @@ def accelerate(
     `Accelerated.save` wrote: what was kept then is built again, and nothing is searched.
     """
     inputs = checked_inputs(module, example)
-    settings = Settings(time_s=time_s, compile=compile, isolate=isolate, seed=seed)
-    search = Search(module, inputs, settings, note or _silent)
+    settings = AccelerateSettings(time_s=time_s, compile=compile, isolate=isolate, seed=seed)
+    search = AccelerateSearch(module, inputs, settings, note or _silent)
     best, report = search.run() if decided is None else search.decided(*_read(decided))
     return Accelerated(module, inputs, best, report)
 

@@ -46,7 +46,7 @@ LEAST_S = 5.0  # that a search is given
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AccelerateSettings:
     """What may be tried, and for how long."""
 
     time_s: float = 60.0
@@ -65,11 +65,11 @@ class Acceleration:
     schedule: StreamSchedule | None = None
 
 
-class Search:
+class AccelerateSearch:
     """One search for one module and the shapes of its example."""
 
     def __init__(
-        self, module: nn.Module, inputs: tuple[T, ...], settings: Settings,
+        self, module: nn.Module, inputs: tuple[T, ...], settings: AccelerateSettings,
         note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.module, self.inputs, self.settings, self.note = module, inputs, settings, note

@@ -52,7 +52,7 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ProductBlock:
     """Rows and columns that a program reads at a time, and its warps."""
 
     rows: int
@@ -62,8 +62,8 @@ class Block:
 
 # the best of a short run of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
 BLOCKS = {
-    "qkv": Block(4, 1024), "out": Block(4, 1024), "gate": Block(4, 512, 2),
-    "down": Block(4, 2048), "head": Block(8, 1024),
+    "qkv": ProductBlock(4, 1024), "out": ProductBlock(4, 1024), "gate": ProductBlock(4, 512, 2),
+    "down": ProductBlock(4, 2048), "head": ProductBlock(8, 1024),
 }  # fmt: skip
 
 
@@ -71,6 +71,6 @@ BLOCKS = {
 class StepOptions:
     """How the kernels of a step are launched."""
 
-    blocks: dict[str, Block] = field(default_factory=lambda: dict(BLOCKS))
+    blocks: dict[str, ProductBlock] = field(default_factory=lambda: dict(BLOCKS))
     chunk: int = 64  # rows of the cache that a program reads
     overlap: bool = False  # programmatic dependent launch: the next kernel starts early

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from partita.gpu.decode.spec import KINDS, Block, StepOptions
+from partita.gpu.decode.spec import KINDS, ProductBlock, StepOptions
 from partita.gpu.decode.step import DecodeStep
 from partita.gpu.decode.weights import DecoderWeights
 from partita.gpu.measure import compare_us, raise_interrupt, wait
 
 CANDIDATES = tuple(
-    Block(*sizes)
+    ProductBlock(*sizes)
     for sizes in (
         (1, 2048, 4), (2, 1024, 2), (2, 2048, 4), (4, 512, 2), (4, 1024, 4), (4, 2048, 8),
         (8, 512, 4), (8, 1024, 8),
@@ -88,7 +88,7 @@ def _built(weights: DecoderWeights, options: StepOptions) -> DecodeStep | None:
 def _compile_all(weights: DecoderWeights, options: StepOptions) -> None:
     """Compile every choice of blocks side by side; what cannot be compiled fails again later."""
 
-    def work(job: tuple[str, Block]) -> None:
+    def work(job: tuple[str, ProductBlock]) -> None:
         kind, block = job
         blocks = {**options.blocks, kind: block}
         with suppress(Exception), torch.cuda.device(weights.head.device):
