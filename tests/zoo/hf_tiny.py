@@ -17,6 +17,17 @@ _SPARSE: Config = {
     **_LLAMA, "num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 
+_BERT: Config = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24,
+    "max_position_embeddings": 32, "vocab_size": 40,
+}  # fmt: skip
+_SEQ2SEQ: Config = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+
 TINY: dict[str, Config] = {
     "llama": _LLAMA,
     "llama4_text": {
@@ -53,6 +64,19 @@ TINY: dict[str, Config] = {
     "olmo3": _LLAMA,
     "olmoe": {**_LLAMA, "num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {**_LLAMA, "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "bert": _BERT,
+    "roberta": _BERT,
+    "t5": {
+        "num_layers": 2, "d_model": 16, "d_kv": 6, "num_heads": 4, "d_ff": 24, "vocab_size": 40,
+    },
+    "bart": {**_SEQ2SEQ, "max_position_embeddings": 32},
+    "whisper": {
+        **_SEQ2SEQ, "num_mel_bins": 5, "max_source_positions": 10, "max_target_positions": 16,
+    },
+    "vit": {
+        "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 24, "image_size": 8, "patch_size": 4,
+    },
 }  # fmt: skip
 
 _YARN: Config = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -168,6 +192,22 @@ VARIANTS: dict[str, list[Config]] = {
     "gpt_oss": [
         {"sliding_window": 3, "swiglu_limit": 0.5, "swiglu_alpha": 1.1, "attention_bias": False},
         {"rope_scaling": {"rope_type": "default"}, "layer_types": _TURNED, "sliding_window": 2},
+    ],
+    "bert": [
+        {"hidden_act": "relu", "layer_norm_eps": 0.01, "type_vocab_size": 3},
+        {"tie_word_embeddings": False},
+    ],
+    "roberta": [{"hidden_act": "silu", "pad_token_id": 2}, {"tie_word_embeddings": False}],
+    "t5": [
+        {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 0.01, "num_decoder_layers": 1,
+         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10},
+        {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
+    ],
+    "bart": [{"scale_embedding": True, "activation_function": "relu"}],
+    "whisper": [{"activation_function": "relu", "scale_embedding": True}],
+    "vit": [
+        {"qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.01, "num_labels": 5,
+         "num_channels": 1},
     ],
 }  # fmt: skip
 

@@ -162,7 +162,8 @@ def _frequencies(call: Call, size: int, like: T) -> T:
     """How far each pair of a head turns per position: given, or falling from 1 to 1 / theta."""
     given = cast("tuple[float, ...]", call.attr("frequencies", ()))
     if given:
-        return torch.tensor(given, dtype=torch.float32, device=like.device)
+        # Made where its numbers are known also if the model is on no device, and moved.
+        return torch.tensor(given, dtype=torch.float32).to(like.device)
     half = torch.arange(size // 2, dtype=torch.float32, device=like.device)
     frequencies: T = call.number("theta", 10000.0) ** (-2 * half / size)
     return frequencies

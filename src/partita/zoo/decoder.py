@@ -101,6 +101,7 @@ class Names:
         "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )  # fmt: skip
     attention: str = "self_attn"
+    cross: str = "encoder_attn"
     qkv: str = "q_proj k_proj v_proj"
     output: str = "o_proj"
     mlp: str = "mlp"
@@ -161,6 +162,8 @@ class DecoderSizes:
     positions: int = 0  # learned ones; 0 for none
     position_offset: int = 0
     head_bias: bool = False
+    causal: bool = True
+    key_bias: bool = True  # where queries and values have biases
     names: Names = field(default=Names())
 
     @property
@@ -185,24 +188,22 @@ def decoder(
             field=name,
         )
     g = GraphBuilder(name, dtype)
-    net = _Decoder(g, sizes, fused_attention)
+    net = Stack(g, sizes, fused_attention)
     ids = g.input("input_ids", (batch, seq), "i64")
     with g.scope(sizes.names.model):
         table = g.parameter(
             f"{sizes.names.embed}.weight", (sizes.vocab, sizes.embed_width or sizes.width)
         )
         x = net.embedded(ids, table)
-        for layer in range(sizes.layers):
-            with g.scope(f"{sizes.names.layers}.{layer}"):
-                x = net.block(x, layer)
+        x = net.blocks(x)
         x = net.norm(x, sizes.names.final) if sizes.final_norm else x
         if sizes.embed_width:
             x = g.linear(x, sizes.embed_width, "project_out", bias=False)
     return finish(g, net.logits(x, table), loss)
 
 
-class _Decoder:
-    """A builder with the description that all of its parts need."""
+class Stack:
+    """Layers of one description, with a builder: of a decoder, or of a tower in another model."""
 
     def __init__(self, g: GraphBuilder, sizes: DecoderSizes, fused: bool) -> None:
         self.g = g
@@ -245,8 +246,18 @@ class _Decoder:
             scores = g.elementwise("softcap", scores, cap=sizes.final_softcap)
         return scores
 
-    def block(self, x: Tensor, layer: int) -> Tensor:
-        """One layer: attention and feed-forward, with norms in their places."""
+    def blocks(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """All layers, one after the other."""
+        for layer in range(self.sizes.layers):
+            with self.g.scope(f"{self.names.layers}.{layer}"):
+                x = self.block(x, layer, memory)
+        return x
+
+    def block(self, x: Tensor, layer: int, memory: Tensor | None = None) -> Tensor:
+        """One layer: attention and feed-forward, with norms in their places.
+
+        With `memory` (what an encoder gives) it is looked at in between.
+        """
         g, place = self.g, self.sizes.place
         first, second, third, fourth = self.names.norms
         if place in ("parallel", "parallel_two"):
@@ -260,6 +271,8 @@ class _Decoder:
         x = g.add(x, y, name="attn_residual")
         if place == "after_add":
             x = self.norm(x, first)
+        if memory is not None:
+            x = self._look_at(x, layer, memory)
         y = x
         if place in ("pre", "both"):
             y = self.norm(x, second if place == "pre" else third)
@@ -269,16 +282,24 @@ class _Decoder:
         x = g.add(x, y, name="mlp_residual")
         return self.norm(x, second) if place == "after_add" else x
 
+    def _look_at(self, x: Tensor, layer: int, memory: Tensor) -> Tensor:
+        norm, after = f"{self.names.cross}_layer_norm", self.sizes.place == "after_add"
+        y = x if after else self.norm(x, norm)
+        with self.g.scope(self.names.cross):
+            y = self._attention(y, layer, memory)
+        x = self.g.add(x, y, name="cross_residual")
+        return self.norm(x, norm) if after else x
+
     def _attend(self, x: Tensor, layer: int) -> Tensor:
         with self.g.scope(self.names.attention):
             if self.sizes.latent is not None:
                 return self._latent(x, self.sizes.latent, layer)
             return self._attention(x, layer)
 
-    def _attention(self, x: Tensor, layer: int) -> Tensor:
+    def _attention(self, x: Tensor, layer: int, memory: Tensor | None = None) -> Tensor:
         g, sizes = self.g, self.sizes
         size, kv_heads, rope = sizes.size_of_head, sizes.kv_heads or sizes.heads, sizes.rope_of(layer)
-        q, k, v = self._queries_keys_values(x, kv_heads)
+        q, k, v = self._queries_keys_values(x, kv_heads, memory)
         if sizes.query_norm == "whole":
             q, k = self.norm(q, "q_norm"), self.norm(k, "k_norm")
         if sizes.clip:
@@ -297,7 +318,8 @@ class _Decoder:
             q = g.elementwise("temperature", q, name="q_scaled", floor=floor, factor=factor)
         sinks = g.parameter("sinks", (sizes.heads,)) if sizes.sinks else None
         y = g.attention(
-            q, k, v, sizes.heads, kv_heads=kv_heads, causal=True, softcap=sizes.softcap,
+            q, k, v, sizes.heads, kv_heads=kv_heads, softcap=sizes.softcap,
+            causal=sizes.causal and memory is None,
             window=sizes.windows[layer] if sizes.windows else 0,
             chunk=sizes.chunks[layer] if sizes.chunks else 0,
             scale=self._scale(size, layer), sinks=sinks, fused=self.fused,
@@ -329,16 +351,17 @@ class _Decoder:
         y = g.norm(heads, "rms_norm", name, affine=affine, eps=norm.eps, shift=norm.shift)
         return g.reshape(y, x.shape, f"{name}_flat")
 
-    def _queries_keys_values(self, x: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _queries_keys_values(
+        self, x: Tensor, kv_heads: int, memory: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         sizes, names = self.sizes, self.names.qkv.split()
         size, bias = sizes.size_of_head, sizes.qkv_bias
         counts = (sizes.heads, kv_heads, kv_heads)
         if len(names) == 3:
-            q, k, v = (
-                self._linear(x, count * size, name, bias)
-                for count, name in zip(counts, names, strict=True)
-            )
-            return q, k, v
+            other = x if memory is None else memory
+            q = self._linear(x, counts[0] * size, names[0], bias)
+            k = self._linear(other, counts[1] * size, names[1], bias and sizes.key_bias)
+            return q, k, self._linear(other, counts[2] * size, names[2], bias)
         total, starts = sum(counts), (0, sizes.heads, sizes.heads + kv_heads)
         if self.names.packing == "heads":  # each key head with its queries, its key, its value
             shared = sizes.heads // kv_heads

@@ -15,6 +15,7 @@ from partita.zoo.fields import Fields
 from partita.zoo.hf_decoders import DECODERS, Family
 from partita.zoo.hf_encoders import ENCODERS
 from partita.zoo.t5 import T5Sizes, encoder_decoder
+from partita.zoo.towers import Seq2SeqSizes, Towers, VitClassifier, towers
 
 OPTIONS: dict[str, Any] = {"seq": 4096, "fused_attention": True}
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -23,7 +24,7 @@ FAMILIES: dict[str, Family] = {**DECODERS, **ENCODERS}
 # Families of several towers, of which one is read by itself.
 PARTS = {"llama4": "llama4_text", "gemma3": "gemma3_text"}
 
-Sizes = BertSizes | DecoderSizes | T5Sizes
+Sizes = BertSizes | DecoderSizes | T5Sizes | Towers
 
 
 def build_config(
@@ -36,6 +37,8 @@ def build_config(
     label = name or str(config["model_type"])
     if isinstance(sizes, T5Sizes):
         return encoder_decoder(label, sizes, batch, length, length, element, loss, fused_attention)
+    if isinstance(sizes, Seq2SeqSizes | VitClassifier):
+        return towers(label, sizes, batch, length, element, loss, fused_attention)
     if isinstance(sizes, BertSizes):
         return encoder(label, sizes, batch, length, element, loss, fused_attention)
     return decoder(label, sizes, batch, length, element, loss, fused_attention)
