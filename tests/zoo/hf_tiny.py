@@ -1,4 +1,4 @@
-"""Tiny configurations of every family that is read, and variants with other values of their fields."""
+"""Tiny configurations of every family that is read, and variants of their fields."""
 
 from typing import Any
 

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import torch  # noqa: E402
-from transformers import (  # noqa: E402
+import torch
+from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
     BartForConditionalGeneration,
@@ -23,13 +23,13 @@ from transformers import (  # noqa: E402
     WhisperForConditionalGeneration,
 )
 
-from partita.capture.reference_module import reference_module  # noqa: E402
-from partita.emit.plans import capture_reference  # noqa: E402
-from partita.emit.stages import emit  # noqa: E402
-from partita.run.sequential import load_source  # noqa: E402
-from partita.zoo.fields import COMMON, FIXED, NEUTRAL  # noqa: E402
-from partita.zoo.hf import FAMILIES, build_config  # noqa: E402
-from tests.zoo.hf_tiny import CASES, TINY, tiny  # noqa: E402
+from partita.capture.reference_module import reference_module
+from partita.emit.plans import capture_reference
+from partita.emit.stages import emit
+from partita.run.sequential import load_source
+from partita.zoo.fields import COMMON, FIXED, NEUTRAL
+from partita.zoo.hf import FAMILIES, build_config
+from tests.zoo.hf_tiny import CASES, TINY, tiny
 
 SEQ = 12
 TOLERANCE = 1e-5

@@ -35,6 +35,7 @@ PUBLISHED = {
     "t5-v1_1-small": 76_961_152,  # google/t5-v1_1-small
 }
 
+
 def small(family: str) -> dict[str, object]:
     """A tiny configuration with the last of its variants."""
     return tiny(family, len(VARIANTS.get(family, ())) - 1)

@@ -23,7 +23,6 @@ DROPOUT = 0.1
 CLIP = 20.0
 
 
-
 def _matmul(module: nn.Module, call: Call, a: T, b: T) -> T:
     a = a.mT if call.flag("transpose_a") else a
     return torch.matmul(a, b.mT if call.flag("transpose_b") else b)
@@ -74,9 +73,7 @@ def _layer_norm(module: nn.Module, call: Call, x: T, w: T | None = None, b: T | 
 def _rms_norm(module: nn.Module, call: Call, x: T, w: T | None = None) -> T:
     shift = call.number("shift", 0)  # Gemma stores by how much a scale differs from 1
     w = w + shift if w is not None and shift else w
-    return F.rms_norm(
-        x, x.shape[x.ndim - call.whole("dims", 1) :], w, call.number("eps", EPSILON)
-    )
+    return F.rms_norm(x, x.shape[x.ndim - call.whole("dims", 1) :], w, call.number("eps", EPSILON))
 
 
 def _attention(module: nn.Module, call: Call, q: T, k: T, v: T, *more: T) -> T:
@@ -106,9 +103,7 @@ def _attention(module: nn.Module, call: Call, q: T, k: T, v: T, *more: T) -> T:
     return out.transpose(1, 2).flatten(2) if flat else out
 
 
-def _spelled_attention(
-    q: T, k: T, v: T, mask: T | None, softcap: float, sinks: T | None
-) -> T:
+def _spelled_attention(q: T, k: T, v: T, mask: T | None, softcap: float, sinks: T | None) -> T:
     """With scores that are capped, or sinks: a score per head that takes weight and gives none."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -289,9 +284,9 @@ def _gru_cell(module: nn.Module, call: Call, x: T, h: T, *weights: T) -> T:
 def _router(module: nn.Module, call: Call, x: T, w: T, *more: T) -> T:
     """Gates: how much of what each expert makes a token gets.
 
-    Without `score` those of all experts, and a dispatch lets experts choose. With it a token chooses
-    the `top_k` best, and its other gates are 0: by what a `correction` is added to, among the best
-    `top_groups` of as many `groups`. What was chosen may be normalised and is scaled.
+    Without `score` those of all experts, and a dispatch lets experts choose. With it a token
+    chooses the `top_k` best, and its other gates are 0: by what a `correction` is added to, among
+    the best `top_groups` of the `groups`. What was chosen may be normalised and is scaled.
     """
     correction = more[-1] if call.flag("correction") else None
     bias = more[0] if len(more) > (correction is not None) else None
@@ -353,7 +348,8 @@ def constant_ids(op: Op, shape: Sequence[int], limit: int, device: Any = None) -
     near ones each by itself, far ones ever more together up to `farthest`.
     """
     buckets, start = op.attr("buckets", 0), op.attr("start", 0)
-    assert isinstance(buckets, int) and isinstance(start, int)
+    assert isinstance(buckets, int)
+    assert isinstance(start, int)
     if not buckets:
         numbers = torch.arange(math.prod(shape), device=device) % max(1, limit - start)
         return (numbers + start).reshape(tuple(shape))

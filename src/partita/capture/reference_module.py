@@ -14,8 +14,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from partita.capture.eager import EPSILON, RULES, constant_ids
+from partita.capture.eager import RULES, constant_ids
 from partita.errors import GraphError
+from partita.graph.build import EPSILON
 from partita.graph.packed import Packed, read_source
 from partita.graph.record import Call, Graph, Op, Tensor
 from partita.graph.shapes import per_space

@@ -1,8 +1,8 @@
 """The Transformer that a user names: an entry of the zoo, a Hugging Face config.json, a known name.
 
 Parameters and forward FLOPs are those of the zoo's graph. Some published configurations are known
-by name. What is not a stack of equal layers (T5 with its two stacks, networks of convolutions, saved
-graphs) is refused: an op-by-op simulation takes any graph.
+by name. What is not a stack of equal layers (T5 with its two stacks, networks of convolutions,
+saved graphs) is refused: an op-by-op simulation takes any graph.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from partita.forecast.transformer import Experts, Latent, Transformer
 from partita.suggest import suggest
 from partita.zoo.bert import BERT, BertSizes
 from partita.zoo.catalogue import MODELS
-from partita.zoo.gpt import GPT2, GPT3, GptSizes
 from partita.zoo.decoder import DecoderSizes
+from partita.zoo.gpt import GPT2, GPT3, GptSizes
 from partita.zoo.hf import FAMILIES, Sizes, read_config
 from partita.zoo.llama import LLAMA, MIXTRAL
 from partita.zoo.model import ZooModel

@@ -54,7 +54,7 @@ class GraphBuilder:
         self, name: str, shape: Sequence[int], dtype: str | None = None,
         packed: Packed | None = None,
     ) -> Tensor:  # fmt: skip
-        """A learned tensor, named within the current scope; `packed` if it is a part of one there."""
+        """A learned tensor, named within the current scope; `packed` if it is a part of one."""
         source = ""
         if packed is not None:
             source = str(replace(packed, name=self._qualified(packed.name)))
@@ -340,8 +340,8 @@ class GraphBuilder:
         if bias is not None:
             scores = self.add(scores, bias, name="biased")
         if masks is not None:
-            given = {key: value for key, value in masks.items() if value}
-            scores = self.elementwise("mask", scores, **given)
+            given: dict[str, AttrIn] = {key: value for key, value in masks.items() if value}
+            scores = self.one("elementwise", scores, name="mask", fn="mask", **given)
         weights = self._with_sinks(scores, sinks) if sinks is not None else self.softmax(scores)
         mixed = self.matmul(weights, v, "mix")
         if not flat:

@@ -70,9 +70,7 @@ def _conv(call: Call) -> float:
     return _contractions(call, x[0] * positions * per_position)
 
 
-def attended_pairs(
-    positions: int, keys: int, causal: bool, window: int, chunk: int = 0
-) -> float:
+def attended_pairs(positions: int, keys: int, causal: bool, window: int, chunk: int = 0) -> float:
     """Query-key pairs that are computed; a window or chunk of 0 is none.
 
     Causal queries are the last of the keys: one at position p sees p + 1 keys, or as many of the

@@ -1,8 +1,8 @@
 """Where a parameter lies inside a tensor of a checkpoint that holds several.
 
-Checkpoints pack weights that a plan wants apart: queries, keys and values of one layer, the gate and
-the input of a feed-forward, stored transposed or head by head. A graph has them as parameters of
-their own, so that each can be split, and `Tensor.source` says what part of which tensor they are:
+Checkpoints pack weights that a plan wants apart: queries, keys and values of one layer, the gate
+and the input of a feed-forward, stored transposed or head by head. A graph has them as parameters
+of their own, so that each can be split, and `Tensor.source` says which part of what they are:
 
     c_attn.weight[768, 2304] axis 1 at 768:1536:1 transposed
     query_key_value.weight[48, 16] as [4, 3, 4, 16] axis 1 at 0:1:1
@@ -22,7 +22,8 @@ Shape = tuple[int, ...]
 _SIZES = r"\[(\d+(?:, \d+)*)\]"
 _SOURCE = re.compile(
     rf"(?P<name>[^\[\]\s]+){_SIZES}(?: as {_SIZES})?"
-    r"(?: axis (?P<axis>\d+) at (?P<start>\d+):(?P<stop>\d+):(?P<step>\d+))?(?P<turned> transposed)?"
+    r"(?: axis (?P<axis>\d+) at (?P<start>\d+):(?P<stop>\d+):(?P<step>\d+))?"
+    r"(?P<turned> transposed)?"
 )
 
 

@@ -8,7 +8,7 @@
     a: f32[16, 10], b: f32[16, 10] = split(fc) as halves @head {axis=0, sizes=[16, 16]}
     output a, b
 
-A parameter that is a part of a stored tensor says so after its type: `of "w[8, 24] axis 1 at 0:8:1"`.
+A parameter that is a part of a stored tensor says so: `param q: f32[8, 8] of "w[8, 24] axis ..."`.
 An op line is `outputs = kind(inputs)`, then what is not usual: `as` its name (if it is not that
 of its output; `x` for the outputs `x:0`, `x:1`), `@` its module scope, `{}` its attributes. A
 backward op is `kind.phase[forward op](...)` and is called `<forward op>.<phase>` unless it says

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
+from partita.zoo.decoder import position_ids
 from partita.zoo.ending import finish
 from partita.zoo.variants import sizes_of
 
@@ -64,8 +65,7 @@ def encoder(
     with g.scope(f"{sizes.model}.embeddings"):
         table = g.parameter("word_embeddings.weight", (sizes.vocab, sizes.width))
         words = g.lookup(ids, table, "word_embeddings")
-        more = {"start": sizes.offset} if sizes.offset else {}
-        (order,) = g.op("constant", name="position_ids", dtype="i64", shape=(seq,), **more)
+        order = position_ids(g, seq, sizes.offset)
         places = g.embedding(order, sizes.positions, sizes.width, "position_embeddings")
         kinds = g.embedding(types, sizes.token_types, sizes.width, "token_type_embeddings")
         x = g.norm(g.add(words, places, kinds), name="LayerNorm", eps=sizes.eps)

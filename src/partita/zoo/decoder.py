@@ -1,10 +1,10 @@
 """One description of decoder-only language models, and the graph that it makes.
 
-What distinguishes LLaMA, GPT-2, Gemma, Falcon, DeepSeek and their like is data: the kind of norm and
-where it stands, how attention is made (grouped queries, biases, norms of queries, windows, caps,
-sinks, rotary positions, latent keys), the feed-forward and its experts, scales, and the names that
-the checkpoint has for all of it. Where a checkpoint packs several weights into one tensor, the graph
-has them apart and says where they lie (`graph/packed.py`).
+What distinguishes LLaMA, GPT-2, Gemma, Falcon, DeepSeek and their like is data: the kind of norm
+and where it stands, how attention is made (grouped queries, biases, norms of queries, windows,
+caps, sinks, rotary positions, latent keys), the feed-forward and its experts, scales, and the names
+that the checkpoint has for all of it. Where a checkpoint packs several weights into one tensor, the
+graph has them apart and says where they lie (`graph/packed.py`).
 
 Parameters of a layer of LLaMA with g of h heads for keys and values of size e, width d, inner f:
 2 d h e + 2 d g e + 3 d f + 2 d.
@@ -13,7 +13,7 @@ Parameters of a layer of LLaMA with g of h heads for keys and values of size e, 
 from dataclasses import dataclass, field, replace
 
 from partita.errors import ModelError
-from partita.graph.build import GraphBuilder
+from partita.graph.build import AttrIn, GraphBuilder
 from partita.graph.packed import Packed
 from partita.graph.record import Graph, Tensor
 from partita.zoo.ending import finish
@@ -202,6 +202,15 @@ def decoder(
     return finish(g, net.logits(x, table), loss)
 
 
+def position_ids(g: GraphBuilder, count: int, start: int = 0) -> Tensor:
+    """The numbers of positions, from `start` on."""
+    attrs: dict[str, AttrIn] = {"shape": (count,)}
+    if start:
+        attrs["start"] = start
+    (order,) = g.op("constant", name="position_ids", dtype="i64", shapes=None, **attrs)
+    return order
+
+
 class Stack:
     """Layers of one description, with a builder: of a decoder, or of a tower in another model."""
 
@@ -214,9 +223,7 @@ class Stack:
     def norm(self, x: Tensor, name: str) -> Tensor:
         """The model's norm, over the last dim."""
         n = self.sizes.norm
-        return self.g.norm(
-            x, n.kind, name, bias=n.bias, affine=n.affine, eps=n.eps, shift=n.shift
-        )
+        return self.g.norm(x, n.kind, name, bias=n.bias, affine=n.affine, eps=n.eps, shift=n.shift)
 
     def embedded(self, ids: Tensor, table: Tensor) -> Tensor:
         """Words, and positions where they are learned."""
@@ -229,12 +236,9 @@ class Stack:
         if not sizes.positions:
             return x
         offset = sizes.position_offset
-        more = {"start": offset} if offset else {}
-        (order,) = g.op(
-            "constant", name="position_ids", dtype="i64", shape=(ids.shape[1],), **more
-        )
-        rows = sizes.positions + offset
-        return g.add(x, g.embedding(order, rows, sizes.width, self.names.positions), name="embedding")
+        order = position_ids(g, ids.shape[1], offset)
+        places = g.embedding(order, sizes.positions + offset, sizes.width, self.names.positions)
+        return g.add(x, places, name="embedding")
 
     def logits(self, x: Tensor, table: Tensor) -> Tensor:
         """Scores of all words."""
@@ -298,7 +302,8 @@ class Stack:
 
     def _attention(self, x: Tensor, layer: int, memory: Tensor | None = None) -> Tensor:
         g, sizes = self.g, self.sizes
-        size, kv_heads, rope = sizes.size_of_head, sizes.kv_heads or sizes.heads, sizes.rope_of(layer)
+        size, kv_heads = sizes.size_of_head, sizes.kv_heads or sizes.heads
+        rope = sizes.rope_of(layer)
         q, k, v = self._queries_keys_values(x, kv_heads, memory)
         if sizes.query_norm == "whole":
             q, k = self.norm(q, "q_norm"), self.norm(k, "k_norm")
@@ -310,7 +315,8 @@ class Stack:
         if sizes.query_norm == "head":
             q, k = self._head_norm(q, size, "q_norm"), self._head_norm(k, size, "k_norm")
         if rope is not None:
-            q, k = self._turned(q, rope, sizes.heads, "q_rope"), self._turned(k, rope, kv_heads, "k_rope")
+            q = self._turned(q, rope, sizes.heads, "q_rope")
+            k = self._turned(k, rope, kv_heads, "k_rope")
         if sizes.query_norm == "l2" and rope is not None:
             q, k = self._head_norm(q, size, "q_norm"), self._head_norm(k, size, "k_norm")
         if sizes.temperature is not None and rope is None:
@@ -363,17 +369,17 @@ class Stack:
             k = self._linear(other, counts[1] * size, names[1], bias and sizes.key_bias)
             return q, k, self._linear(other, counts[2] * size, names[2], bias)
         total, starts = sum(counts), (0, sizes.heads, sizes.heads + kv_heads)
+        view: tuple[int, ...] = ()
+        spans = [
+            (start * size, (start + count) * size)
+            for start, count in zip(starts, counts, strict=True)
+        ]
         if self.names.packing == "heads":  # each key head with its queries, its key, its value
             shared = sizes.heads // kv_heads
-            views = (kv_heads, shared + 2, size)
-            spans = ((0, shared), (shared, shared + 1), (shared + 1, shared + 2))
-        else:
-            views, spans = (), tuple(
-                (start * size, (start + count) * size)
-                for start, count in zip(starts, counts, strict=True)
-            )
+            view = (kv_heads, shared + 2, size)
+            spans = [(0, shared), (shared, shared + 1), (shared + 1, shared + 2)]
         q, k, v = (
-            self._packed_linear(x, names[0], letter, total * size, views, span, count * size, bias)
+            self._packed_linear(x, names[0], letter, total * size, view, span, count * size, bias)
             for letter, span, count in zip("qkv", spans, counts, strict=True)
         )
         return q, k, v
@@ -520,18 +526,18 @@ class Stack:
         g, width, inner = self.g, tokens.shape[-1], experts.inner
         turned = self.names.experts != "out_first"
         shape = (experts.count, width, 2 * inner) if turned else (experts.count, 2 * inner, width)
-        axis, mixed = (2 if turned else 1), self.names.experts == "interleaved"
+        axis = 2 if turned else 1
+        parts = {"gate": (0, inner, 1), "up": (inner, 2 * inner, 1)}
+        if self.names.experts == "interleaved":
+            parts = {"gate": (0, 2 * inner, 2), "up": (1, 2 * inner, 2)}
         gate, up = (
             self._expert(
                 tokens, name, (experts.count, inner, width),
-                Packed("gate_up_proj", shape, (), axis, *span, transposed=turned),
+                Packed("gate_up_proj", shape, (), axis, *span, turned),
                 Packed("gate_up_proj_bias", (experts.count, 2 * inner), (), 1, *span)
                 if experts.bias else None,
             )
-            for name, span in (
-                ("gate", (0, 2 * inner, 2) if mixed else (0, inner)),
-                ("up", (1, 2 * inner, 2) if mixed else (inner, 2 * inner)),
-            )
+            for name, span in parts.items()
         )  # fmt: skip
         if experts.clamp is not None:
             alpha, limit = experts.clamp

@@ -1,8 +1,8 @@
 """The fields of a configuration, each checked as it is asked for, and none forgotten.
 
-A family says which fields it reads, with their defaults, and which are known to change nothing. What stands in a
-configuration and is in neither list is refused by name: a graph that ignored it would be another
-model. A field that is null is not there.
+A family says which fields it reads, with their defaults, and which are known to change nothing.
+What stands in a configuration and is in neither list is refused by name: a graph that ignored it
+would be another model. A field that is null is not there.
 """
 
 import json
@@ -22,33 +22,37 @@ ACTIVATIONS = {
 }  # fmt: skip
 # Fields of every family that change neither shapes nor numbers of one forward pass: names and
 # versions, ids of tokens, how text is generated, how training starts, dropout (graphs have none).
-NEUTRAL = frozenset(
-    """
-    architectures _name_or_path transformers_version auto_map torchscript use_bfloat16 tf_legacy_loss
-    finetuning_task task_specific_params tokenizer_class prefix problem_type id2label label2id
-    return_dict output_attentions output_hidden_states chunk_size_feed_forward use_cache
-    attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash
-    is_encoder_decoder initializer_range initializer_factor init_std pretraining_tp
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
-    decoder_start_token_id forced_bos_token_id forced_eos_token_id cache_implementation
-    max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups
-    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
-    output_scores return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
-    suppress_tokens begin_suppress_tokens output_past
-    attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob dropout
-    activation_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop dropout_rate
-    layerdrop encoder_layerdrop decoder_layerdrop
-    output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux
-    """.split()
-)
+NEUTRAL = frozenset({
+    "architectures", "_name_or_path", "transformers_version", "auto_map", "torchscript",
+    "use_bfloat16", "tf_legacy_loss", "finetuning_task", "task_specific_params",
+    "tokenizer_class", "prefix", "problem_type", "id2label", "label2id", "return_dict",
+    "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "use_cache",
+    "attn_implementation", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash",
+    "is_encoder_decoder", "initializer_range", "initializer_factor", "init_std", "pretraining_tp",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id",
+    "mask_token_id", "unk_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "cache_implementation", "max_length", "max_new_tokens", "min_length",
+    "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "output_past",
+    "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "dropout", "activation_dropout", "classifier_dropout", "resid_pdrop", "embd_pdrop",
+    "attn_pdrop", "dropout_rate", "layerdrop", "encoder_layerdrop", "decoder_layerdrop",
+    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha",
+    "seq_aux",
+})  # fmt: skip
 COMMON = ("model_type", "dtype", "torch_dtype")  # read for all families alike
 # Fields of every family that must have one value, and what to do where they have another.
 FIXED: dict[str, tuple[object, str]] = {
     "quantization_config": (None, "take it out to plan the model in the type of `dtype`"),
     "pruned_heads": ({}, "give the configuration of a model with all heads"),
     "tie_encoder_decoder": (False, "stacks that share their weights are not built"),
-    "add_cross_attention": (False, "a decoder for an encoder's output is read as bart, t5, whisper"),
+    "add_cross_attention": (
+        False,
+        "a decoder for an encoder's output is read as bart, t5, whisper",
+    ),
     "cross_attention_hidden_size": (None, "cross attention from another width is not built"),
     "use_mrope": (False, "positions in three parts are not built"),
     "is_decoder": (False, "give the configuration of the model as it is published"),

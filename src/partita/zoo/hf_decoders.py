@@ -25,7 +25,9 @@ class Family:
 
     read: Callable[[Fields, int | None], Any]
     fields: Defaults  # what is read, with the defaults
-    neutral: frozenset[str] = field(default_factory=frozenset)  # what changes nothing, of this family
+    neutral: frozenset[str] = field(
+        default_factory=frozenset
+    )  # what changes nothing, of this family
 
 
 def usual_seq(fields: Fields, seq: int | None, name: str = "max_position_embeddings") -> int:
@@ -361,7 +363,7 @@ def _groups(fields: Fields, experts: Experts, group_top: int) -> Experts:
     each = experts.count // groups
     if chosen > groups or chosen * each < experts.top_k or each < group_top:
         raise fields.wrong(
-            "topk_group", f"at most n_group {groups} with room for {experts.top_k} experts is needed"
+            "topk_group", f"at most n_group {groups}, with room for {experts.top_k} experts"
         )
     if groups == 1:
         return experts
@@ -533,9 +535,7 @@ def _olmo3(fields: Fields, seq: int | None) -> tuple[DecoderSizes, int]:
 
 def _olmoe(fields: Fields, seq: int | None) -> tuple[DecoderSizes, int]:
     sizes, length = _sizes(fields, seq)
-    experts = _experts(
-        fields, "num_experts", sizes.inner, normalize=fields.flag("norm_topk_prob")
-    )
+    experts = _experts(fields, "num_experts", sizes.inner, normalize=fields.flag("norm_topk_prob"))
     return replace(
         _biased(fields, sizes), query_norm="whole", clip=_cap(fields, "clip_qkv"), experts=experts
     ), length
@@ -582,7 +582,8 @@ _GEMMA3: Defaults = {
     "use_bidirectional_attention": False,
 }  # fmt: skip
 _DEEPSEEK: Defaults = {
-    **{name: value for name, value in _LLAMA.items() if name != "head_dim"}, "attention_bias": False, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    **{name: value for name, value in _LLAMA.items() if name != "head_dim"},
+    "attention_bias": False, "q_lora_rank": 1536, "kv_lora_rank": 512,
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": None,
     "topk_group": None, "first_k_dense_replace": 0, "moe_layer_freq": 1,
     "num_experts_per_tok": None,
@@ -687,10 +688,8 @@ DECODERS: dict[str, Family] = {
             "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
             "reorder_and_upcast_attn": False, "tie_word_embeddings": True,
         },
-        frozenset(
-            "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels "
-            "summary_first_dropout".split()
-        ),
+        frozenset({"n_ctx", "summary_type", "summary_use_proj", "summary_activation",
+                   "summary_proj_to_labels", "summary_first_dropout"}),
     ),
     "gpt_neox": Family(
         _gpt_neox,
@@ -734,7 +733,8 @@ DECODERS: dict[str, Family] = {
     "olmoe": Family(
         _olmoe,
         {
-            **{name: value for name, value in _OLMO.items() if name != "head_dim"}, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+            **{name: value for name, value in _OLMO.items() if name != "head_dim"},
+            "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
             "num_attention_heads": 16, "max_position_embeddings": 4096, "clip_qkv": None,
             "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
         },

@@ -1,7 +1,7 @@
 """Families of Hugging Face configurations that are not decoders alone: which fields they read.
 
-See `hf_decoders.py`. BERT, RoBERTa, T5, BART and Whisper have the heads that they are trained with, ViT the one
-that tells classes apart.
+See `hf_decoders.py`. BERT, RoBERTa, T5, BART and Whisper have the heads that they are trained with,
+ViT the one that tells classes apart.
 """
 
 from dataclasses import replace
@@ -54,6 +54,7 @@ def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
     activation = fields.function(text.removeprefix("gated-"), "feed_forward_proj")
     layers = fields.whole("num_layers", most=MAX_LAYERS)
     tied = fields.flag("tie_word_embeddings")
+    scaled = "scale_decoder_outputs"  # where that is not said, a tied output layer is
     buckets = fields.whole("relative_attention_num_buckets", least=4)
     if buckets % 4:
         raise fields.wrong("relative_attention_num_buckets", "a multiple of 4 is needed")
@@ -70,9 +71,9 @@ def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
         # The published models with `gated-gelu` were trained with the approximation by tanh.
         activation="gelu_tanh" if text == "gated-gelu" else activation,
         tied=tied,
-        scaled=fields.flag("scale_decoder_outputs") if fields.has("scale_decoder_outputs") else tied,
+        scaled=fields.flag(scaled) if fields.has(scaled) else tied,
         eps=fields.number("layer_norm_epsilon"),
-        farthest=fields.whole("relative_attention_max_distance", least=buckets + 1),
+        farthest=fields.whole("relative_attention_max_distance", least=buckets // 2 + 1),
     )
     if not sizes.activation:
         raise fields.wrong("feed_forward_proj", "a function is needed")
@@ -105,9 +106,7 @@ def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
         fields.fixed(name, "give the configuration of a BART model")
     scale = fields.whole("d_model") ** 0.5 if fields.flag("scale_embedding") else 1.0
     encoder, decoder = (
-        _stack(
-            fields, side, positions, 2, place="after_add", final_norm=False, embed_scale=scale
-        )
+        _stack(fields, side, positions, 2, place="after_add", final_norm=False, embed_scale=scale)
         for side in ("encoder", "decoder")
     )
     return Seq2SeqSizes(encoder, decoder), seq or min(positions, USUAL_SEQ)
@@ -205,12 +204,12 @@ ENCODERS: dict[str, Family] = {
             "decoder_ffn_dim": 1536, "encoder_ffn_dim": 1536, "d_model": 384,
             "max_source_positions": 1500, "max_target_positions": 448,
         },
-        frozenset(
-            "num_hidden_layers use_weighted_layer_sum classifier_proj_size apply_spec_augment "
-            "mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob "
-            "mask_feature_length mask_feature_min_masks median_filter_width "
-            "forced_decoder_ids alignment_heads".split()
-        ),
+        frozenset({
+            "num_hidden_layers", "use_weighted_layer_sum", "classifier_proj_size",
+            "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks",
+            "mask_feature_prob", "mask_feature_length", "mask_feature_min_masks",
+            "median_filter_width", "forced_decoder_ids", "alignment_heads",
+        }),
     ),
     "vit": Family(
         _vit,

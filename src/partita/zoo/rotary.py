@@ -6,7 +6,7 @@ these frequencies f, for a factor s over an original length c:
     linear     f / s                                    (positions closer together)
     dynamic    theta grows once the text is longer than the model's positions (NTK-aware)
     llama3     f / s for wavelengths above c / low, f below c / high, between them a mix
-    yarn       f / s and f mixed by a ramp over i (Peng et al. 2023, arXiv:2309.00071); longer vectors
+    yarn       f / s and f mixed by a ramp over i (arXiv:2309.00071), and longer vectors
     longrope   f / (one factor per pair), short or long ones by the length (arXiv:2402.13753)
 
 Dynamic and longrope depend on the length of the text, which a graph has.
@@ -41,6 +41,7 @@ KEYS = {
 }  # fmt: skip
 ALWAYS = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
 
+
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
     """What a family says of its rotary positions: the size of a head, the text, its defaults."""
@@ -65,14 +66,14 @@ class _Scaling:
         self.where = where
 
     def number(self, name: str, default: float | None = None, least: float = 0.0) -> float:
-        value = self.values.get(name)
+        value: Any = self.values.get(name)
         value = default if value is None else value
         if type(value) not in (int, float) or not least <= value <= 1e300:
             raise self.wrong(name, f"a number of at least {least:g} is needed")
         return float(value)
 
     def factors(self, name: str, count: int) -> tuple[float, ...]:
-        value = self.values.get(name)
+        value: Any = self.values.get(name)
         good = isinstance(value, list) and len(value) == count
         if not good or not all(type(v) in (int, float) and 0 < v <= 1e300 for v in value):
             raise self.wrong(name, f"{count} positive numbers are needed, one for each pair")
@@ -85,7 +86,7 @@ class _Scaling:
 
 
 def read_rope(fields: Fields, settings: RopeSettings, values: dict[str, Any] | None = None) -> Rope:
-    """The rotary positions that a configuration asks for; `values` is its object, if not the usual."""
+    """The rotary positions that a configuration asks for; `values` if not its usual object."""
     if values is None:
         where = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
         values = fields.mapping(where)
@@ -107,9 +108,7 @@ def read_rope(fields: Fields, settings: RopeSettings, values: dict[str, Any] | N
             fix="an even number is needed",
             field=f"{where}.partial_rotary_factor",
         )
-    rope = Rope(
-        theta, size=0 if size == settings.size else size, interleaved=settings.interleaved
-    )
+    rope = Rope(theta, size=0 if size == settings.size else size, interleaved=settings.interleaved)
     plain = [theta ** (-2 * i / size) for i in range(size // 2)]
     return KINDS[kind](rope, plain, size, scaling, settings)
 
