@@ -5,6 +5,7 @@ import pytest
 from partita.errors import ModelError
 from partita.zoo.fields import FIXED, NEUTRAL
 from partita.zoo.hf import FAMILIES, PARTS, build_config
+from partita.zoo.hf_decoders import ONE_VALUE
 from tests.zoo.hf_tiny import TINY, tiny
 
 _LONG = {"rope_type": "longrope", "short_factor": [2.0, 2.0], "long_factor": [2.0, 2.0]}
@@ -97,12 +98,7 @@ VALUES = {
     ("phi3", "rope_parameters"): _LONG,
 }
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-# Fields that only one value is built of, and one that rounds otherwise but means the same.
-ONE_VALUE = {
-    "moe_layer_freq", "scoring_func", "use_bidirectional_attention", "alibi",
-    "add_final_layer_norm", "normalize_before", "static_position_embeddings", "add_bias_logits",
-    "extra_pos_embeddings", "normalize_embedding",
-}  # fmt: skip
+# Fields that round otherwise, or of which others are refused by their family.
 SAME = {
     ("gpt2", "reorder_and_upcast_attn"), ("whisper", "scale_embedding"),
     ("deepseek_v2", "norm_topk_prob"), ("deepseek_v3", "topk_method"), ("gpt_oss", "hidden_act"),

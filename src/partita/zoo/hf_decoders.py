@@ -17,6 +17,12 @@ from partita.zoo.rotary import ROPE_FIELDS, RopeSettings, read_rope, yarn_length
 USUAL_SEQ = 4096  # what is built where the model could take more
 SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 Defaults = dict[str, Any]
+# Fields of which one value is built, that of the published models; others are refused.
+ONE_VALUE = frozenset({
+    "moe_layer_freq", "scoring_func", "use_bidirectional_attention", "alibi",
+    "add_final_layer_norm", "normalize_before", "static_position_embeddings", "add_bias_logits",
+    "extra_pos_embeddings", "normalize_embedding",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
