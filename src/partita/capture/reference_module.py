@@ -7,7 +7,7 @@ weights are random, drawn from the seed, scaled so that activations neither vani
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -119,6 +119,20 @@ class ReferenceModule(nn.Module):
         value = cast(T, getattr(self.get_submodule(path), leaf))
         return _part(value, read_source(tensor.source), tensor.shape) if tensor.source else value
 
+    def pack(self, parts: Mapping[str, T], into: dict[str, T]) -> None:
+        """Put parameters of the graph that are parts of stored tensors into copies of these."""
+        copied: set[str] = set()
+        for tensor in self.graph.parameters:
+            if not tensor.source or tensor.name not in parts:
+                continue
+            name = _stored(tensor).name
+            if name not in copied:
+                into[name] = into[name].clone()
+                copied.add(name)
+            packed = read_source(tensor.source)
+            place = _part(into[name], packed, None)
+            place.copy_(parts[tensor.name].reshape(place.shape))
+
     def parameter_of(self, tensor: Tensor) -> nn.Parameter:
         """A parameter of the graph as one of its own, with the numbers of the module's."""
         value = self._held(tensor.name)
@@ -133,10 +147,12 @@ def _stored(tensor: Tensor) -> Tensor:
     return replace(tensor, name=packed.name, shape=packed.shape, source="")
 
 
-def _part(value: T, packed: Packed, shape: Sequence[int]) -> T:
+def _part(value: T, packed: Packed, shape: Sequence[int] | None) -> T:
+    """What a parameter is of a stored tensor; without a shape a view of it."""
     value = value.view(packed.view) if packed.view else value
     value = value[(slice(None),) * packed.axis + (packed.index,)]
-    return (value.mT if packed.transposed else value).reshape(shape)
+    value = value.mT if packed.transposed else value
+    return value if shape is None else value.reshape(shape)
 
 
 _LAYERS = (
