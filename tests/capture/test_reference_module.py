@@ -5,7 +5,7 @@ import pytest
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.json import from_json, to_json
-from partita.graph.packed import Packed, read_source
+from partita.graph.packed import PackedPart, read_source
 from partita.graph.record import Tensor
 from partita.graph.text import from_text, to_text
 from partita.zoo import build
@@ -133,11 +133,13 @@ def test_parameters_that_are_parts_of_one_are_read_from_it_and_put_back():
     x = g.input("x", (4, 6))
     parts = [
         g.parameter(
-            f"{letter}.weight", (6, 6), packed=Packed("qk.weight", (6, 12), (), 1, *span, 1, True)
+            f"{letter}.weight",
+            (6, 6),
+            packed=PackedPart("qk.weight", (6, 12), (), 1, *span, 1, True),
         )
         for letter, span in (("q", (0, 6)), ("k", (6, 12)))
     ]
-    heads = Packed("kv.weight", (12, 6), (3, 2, 2, 6), 1, 1, 2)
+    heads = PackedPart("kv.weight", (12, 6), (3, 2, 2, 6), 1, 1, 2)
     parts.append(g.parameter("v.weight", (6, 6), packed=heads))
     graph = g.finish(*(g.one("linear", x, w, name=w.name[0]) for w in parts))
     assert graph == from_text(to_text(graph)) == from_json(to_json(graph))

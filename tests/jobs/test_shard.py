@@ -157,7 +157,7 @@ class TestChecking:
 
 def test_settings_say_how_much_is_tried():
     g = GraphBuilder("layers")
-    y = g.relu(g.linear(g.input("x", (4, 512)), 2048, "up"))
+    y = g.relu(g.linear(g.input("x", (64, 512)), 2048, "up"))
     graph = g.finish(g.linear(y, 512, "down"))
     none = ShardSettings(looked_at_closely=0, strategy_stages=0)
     named = shard(graph, "2xA100", settings=none)

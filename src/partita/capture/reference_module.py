@@ -17,7 +17,7 @@ from torch import nn
 from partita.capture.eager import RULES, constant_ids
 from partita.errors import GraphError
 from partita.graph.build import EPSILON
-from partita.graph.packed import Packed, read_source
+from partita.graph.packed import PackedPart, read_source
 from partita.graph.record import Call, Graph, Op, Tensor
 from partita.graph.shapes import per_space
 
@@ -147,7 +147,7 @@ def _stored(tensor: Tensor) -> Tensor:
     return replace(tensor, name=packed.name, shape=packed.shape, source="")
 
 
-def _part(value: T, packed: Packed, shape: Sequence[int] | None) -> T:
+def _part(value: T, packed: PackedPart, shape: Sequence[int] | None) -> T:
     """What a parameter is of a stored tensor; without a shape a view of it."""
     value = value.view(packed.view) if packed.view else value
     value = value[(slice(None),) * packed.axis + (packed.index,)]

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 from partita.cluster.calibration import calibrated, read_calibration
 from partita.cluster.catalogue import (
     Catalogue,
+    CatalogueMachine,
     Interconnect,
     KindPreset,
-    Machine,
     plain,
 )
 from partita.cluster.kinds import read_kind
@@ -93,7 +93,7 @@ def catalogue() -> Catalogue:
     for preset in map(_kind_preset, root.tables("kinds")):
         for name in (preset.kind.name, *preset.aliases):
             _enter(kinds, name, preset)
-    machines: dict[str, Machine] = {}
+    machines: dict[str, CatalogueMachine] = {}
     for index, table in enumerate(root.tables("machines")):
         machine = _machine(table, index)
         for name in (machine.name, *machine.aliases):
@@ -127,13 +127,13 @@ def _kind_preset(table: TomlTable) -> KindPreset:
     return KindPreset(read_kind(table), aliases, inside, nics, nics_per, node_size)
 
 
-def _machine(table: TomlTable, index: int) -> Machine:
+def _machine(table: TomlTable, index: int) -> CatalogueMachine:
     aliases = tuple(table.texts("aliases"))
     tables = {key: value for key, value in table.values.items() if key != "aliases"}
-    return Machine(table.text("name"), aliases, table.text("description"), tables, index)
+    return CatalogueMachine(table.text("name"), aliases, table.text("description"), tables, index)
 
 
-def _machine_cluster(machine: Machine, tables: Mapping[str, Any] | None = None) -> Cluster:
+def _machine_cluster(machine: CatalogueMachine, tables: Mapping[str, Any] | None = None) -> Cluster:
     path = ("machines", machine.index)
     return read_cluster(TomlTable(tables or machine.tables, _document(), path), catalogue())
 

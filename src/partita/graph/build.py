@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from partita.errors import GraphError
 from partita.graph.dtypes import FLOATS
-from partita.graph.packed import Packed
+from partita.graph.packed import PackedPart
 from partita.graph.record import Attr, Call, Graph, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
@@ -52,7 +52,7 @@ class GraphBuilder:
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str | None = None,
-        packed: Packed | None = None,
+        packed: PackedPart | None = None,
     ) -> Tensor:  # fmt: skip
         """A learned tensor, named within the current scope; `packed` if it is a part of one."""
         source = ""

@@ -28,7 +28,7 @@ _SOURCE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedPart:
     """A part of a stored tensor: a view of it, a slice along one axis, maybe transposed."""
 
     name: str
@@ -83,7 +83,7 @@ class Packed:
 
 
 @functools.lru_cache(maxsize=65536)
-def read_source(text: str) -> Packed:
+def read_source(text: str) -> PackedPart:
     """The part that a `Tensor.source` names."""
     match = _SOURCE.fullmatch(text)
     if match is None:
@@ -95,7 +95,9 @@ def read_source(text: str) -> Packed:
         tuple(map(int, sizes.split(", "))) if sizes else () for sizes in match.group(2, 3)
     )
     axis, start, stop, step = (int(match[part] or 0) for part in ("axis", "start", "stop", "step"))
-    packed = Packed(match["name"], shape, view, axis, start, stop, step or 1, bool(match["turned"]))
+    packed = PackedPart(
+        match["name"], shape, view, axis, start, stop, step or 1, bool(match["turned"])
+    )
     fits = math.prod(packed.viewed) == math.prod(shape) and axis < len(packed.viewed)
     if not fits or stop > packed.viewed[axis] or (stop and start >= stop):
         raise GraphError(f"source {text[:80]!r} takes what the tensor does not have")

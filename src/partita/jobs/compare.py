@@ -97,7 +97,7 @@ def compare(
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     steady_state = not work.training and objective == "throughput"
     named = _Named(work, machine, stop, steady_state, Memo(Collectives(machine)))
-    rows = [named.row(name, summary, plans) for name, summary, plans in _strategies(work, machine)]
+    rows = [named.row(name, summary, plans) for name, summary, plans in named_plans(work, machine)]
     asked: dict[str, Any] = {
         "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
         "stop": stop, "seed": seed,
@@ -117,7 +117,7 @@ def compare(
     return Comparison(tuple(rows), joint.lower_bound_s)
 
 
-def _strategies(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
+def named_plans(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
     """Every named strategy with its plans, made when it is its turn."""
     for name, strategy in STRATEGIES.items():
         if work.training or name not in TRAINING:

@@ -230,7 +230,7 @@ class _ShardJob:
     def _lower_bound(self, model: ShardingModel) -> float:
         """Compute alone, or a mix of compute and communication: both are below any step."""
         w = self.settings.bound_mix
-        mix = Weights(compute=1 - w, blocking=w, hidden=w)
+        mix = Weights(compute=1 - w, blocking=w, hidden=w, shared=0.0)
         mixed = self._solve(model, mix).lower_bound or 0.0
         return max(model.compute_bound_s(), mixed if self.cluster.is_homogeneous else 0.0)
 

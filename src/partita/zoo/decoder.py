@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from partita.errors import ModelError
 from partita.graph.build import AttrIn, GraphBuilder
-from partita.graph.packed import Packed
+from partita.graph.packed import PackedPart
 from partita.graph.record import Graph, Tensor
 from partita.zoo.ending import finish
 
@@ -42,7 +42,7 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class LatentAttention:
     """DeepSeek's attention: queries and keys out of narrow layers, positions in features apart."""
 
     query_rank: int  # 0: queries directly
@@ -149,7 +149,7 @@ class DecoderSizes:
     gated: bool = True
     rope: Rope | None = Rope()
     ropes: tuple[Rope | None, ...] = ()
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     attention_scale: float | None = None
     layer_scaled: bool = False  # attention of layer i divided by i + 1
     softcap: float = 0.0
@@ -392,10 +392,10 @@ class Stack:
         g, width, turned = self.g, x.shape[-1], self.names.transposed
         shape = (width, total) if turned else (total, width)
         rows, axis = ((*view, width) if view else ()), 1 if turned or view else 0
-        packed = Packed(f"{name}.weight", shape, rows, axis, *span, transposed=turned)
+        packed = PackedPart(f"{name}.weight", shape, rows, axis, *span, transposed=turned)
         weights = [g.parameter(f"{name}.{part}.weight", (features, width), packed=packed)]
         if bias:
-            packed = Packed(f"{name}.bias", (total,), view, 1 if view else 0, *span)
+            packed = PackedPart(f"{name}.bias", (total,), view, 1 if view else 0, *span)
             weights.append(g.parameter(f"{name}.{part}.bias", (features,), packed=packed))
         return g.one("linear", x, *weights, name=f"{name}.{part}")
 
@@ -403,13 +403,13 @@ class Stack:
         if not self.names.transposed:
             return self.g.linear(x, features, name, bias=bias)
         shape = (x.shape[-1], features)
-        packed = Packed(f"{name}.weight", shape, transposed=True)
+        packed = PackedPart(f"{name}.weight", shape, transposed=True)
         weights = [self.g.parameter(f"{name}.rows.weight", shape[::-1], packed=packed)]
         if bias:
             weights.append(self.g.parameter(f"{name}.bias", (features,)))
         return self.g.one("linear", x, *weights, name=name)
 
-    def _latent(self, x: Tensor, latent: Latent, layer: int) -> Tensor:
+    def _latent(self, x: Tensor, latent: LatentAttention, layer: int) -> Tensor:
         g, sizes = self.g, self.sizes
         heads, size, rope = sizes.heads, latent.nope + latent.rope, sizes.rope_of(layer)
         q = x
@@ -533,8 +533,8 @@ class Stack:
         gate, up = (
             self._expert(
                 tokens, name, (experts.count, inner, width),
-                Packed("gate_up_proj", shape, (), axis, *span, turned),
-                Packed("gate_up_proj_bias", (experts.count, 2 * inner), (), 1, *span)
+                PackedPart("gate_up_proj", shape, (), axis, *span, turned),
+                PackedPart("gate_up_proj_bias", (experts.count, 2 * inner), (), 1, *span)
                 if experts.bias else None,
             )
             for name, span in parts.items()
@@ -545,7 +545,7 @@ class Stack:
         else:
             y = self._gated(gate, up)
         down = (experts.count, inner, width)
-        packed = Packed("down_proj", down, transposed=True) if turned else None
+        packed = PackedPart("down_proj", down, transposed=True) if turned else None
         weights = [
             g.parameter(
                 "down_proj.rows" if turned else "down_proj", (experts.count, width, inner),
@@ -557,8 +557,8 @@ class Stack:
         return g.one("expert_linear", y, *weights, name="down")
 
     def _expert(
-        self, x: Tensor, name: str, shape: tuple[int, int, int], packed: Packed,
-        bias: Packed | None,
+        self, x: Tensor, name: str, shape: tuple[int, int, int], packed: PackedPart,
+        bias: PackedPart | None,
     ) -> Tensor:  # fmt: skip
         g = self.g
         weights = [g.parameter(f"{name}.weight", shape, packed=packed)]

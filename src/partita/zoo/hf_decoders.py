@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.errors import ModelError
-from partita.zoo.decoder import DecoderSizes, Experts, Latent, Names, Norm, Rope
+from partita.zoo.decoder import DecoderSizes, Experts, LatentAttention, Names, Norm, Rope
 from partita.zoo.fields import MAX_LAYERS, Fields
 from partita.zoo.rotary import ROPE_FIELDS, RopeSettings, read_rope, yarn_length
 
@@ -331,7 +331,7 @@ def _deepseek(
     heads = fields.maybe("num_key_value_heads") or sizes.heads
     if heads != sizes.heads:
         raise fields.wrong("num_key_value_heads", "latent attention has as many as queries")
-    latent = Latent(
+    latent = LatentAttention(
         0 if fields.switched_off("q_lora_rank") else fields.whole("q_lora_rank"),
         fields.whole("kv_lora_rank"),
         fields.whole("qk_rope_head_dim"),
