@@ -44,7 +44,9 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
             for stage in strategy.stages(graph, size):
                 yield name, (stage,), Schedule()
     for name, pipeline in PIPELINES.items():
-        plans = pipeline.plans(graph, chain, simulator.cluster, simulator.workload.batch)
+        plans = pipeline.plans(
+            graph, chain, simulator.cluster, simulator.workload.batch, simulator.settings.pipelines
+        )
         for stages, schedule in plans:
             yield name, stages, schedule
 
