@@ -170,7 +170,8 @@ class ComputeBounds:
                     wave = True
                 else:
                     raise AssertionError(f"no bound is known for {each.name}")
-        send_s = self._send_s(cell) if rounds and self.counts_waits else ()
+        equal = self.model.cluster.is_homogeneous
+        send_s = self._send_s(cell) if rounds and equal and self.counts_waits else ()
         turns = self.turn_parts if self._is_back_chain else ()
         return VirtualOrders(p, m, tuple(rounds), wave, send_s, turns)
 
