@@ -349,7 +349,8 @@ class _Search:
         cells: dict[Cell, JointCandidate] = {}
         for candidate in sorted(self.made, key=lambda c: c.ideal_s):
             plain = candidate.solution.schedule in self.plain
-            if plain and len(candidate.solution.stages) > 1:
+            known = candidate.cell in self.promised
+            if plain and not known and len(candidate.solution.stages) > 1:
                 cells.setdefault(candidate.cell, candidate)
         most = None if self.evaluator.is_cheap else self.settings.promising
         return list(cells.values())[:most]
