@@ -51,6 +51,13 @@ class TestRun:
         assert state.done()
         assert state.result().status is Status.OPTIMAL
 
+    def test_a_bound_that_differs_by_rounding_alone_is_reached(self):
+        state = run()
+        state.bound(4.0 * (1 - 1e-12))
+        state.offer("a", 4.0)
+        assert state.reason() == "the lower bound is reached"
+        assert state.result().status is Status.OPTIMAL
+
     def test_without_a_rule_a_search_goes_on_and_ends_feasible(self):
         state = run()
         state.offer("a", 4.0)

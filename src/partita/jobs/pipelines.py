@@ -10,8 +10,9 @@
 Each name stands for a few plans (depths, with and without recompute); the best that fits counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from partita.cluster import Cluster
 from partita.graph.chain import Chain
@@ -23,9 +24,30 @@ from partita.jobs.strategies import feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 from partita.search.joint.groupings import divisors
 
-DEPTHS = (2, 4, 8, 16, 32)
-PER_STAGE = 4  # micro-batches for every stage
 Planned = tuple[tuple[Stage, ...], Schedule]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """Which pipelines are built by hand."""
+
+    depths: tuple[int, ...] = (2, 4, 8, 16, 32)  # numbers of groups of devices
+    per_stage: int = 4  # micro-batches for every stage
+    most_tensor: int = 8  # devices of a node that Megatron splits layers over
+
+
+USUAL = PipelineSettings()
+
+
+class Plans(Protocol):
+    """Makes the plans of a named pipeline."""
+
+    def __call__(
+        self, graph: Graph, chain: Chain, cluster: Cluster, batch: int,
+        settings: PipelineSettings = USUAL,
+    ) -> list[Planned]:  # fmt: skip
+        """Stages and schedule for every depth it knows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,17 +56,17 @@ class PipelineStrategy:
 
     name: str
     summary: str
-    plans: Callable[[Graph, Chain, Cluster, int], list[Planned]]
+    plans: Plans
 
 
-def _line(
-    name: str, *, recompute: bool, chunks: int = 1
-) -> Callable[[Graph, Chain, Cluster, int], list[Planned]]:
-    def plans(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[Planned]:
+def _line(name: str, *, recompute: bool, chunks: int = 1) -> Plans:
+    def plans(
+        graph: Graph, chain: Chain, cluster: Cluster, batch: int, settings: PipelineSettings = USUAL
+    ) -> list[Planned]:
         plans = []
-        for depth in _depths(chain, cluster, chunks):
+        for depth in _depths(chain, cluster, chunks, settings):
             width = cluster.num_devices // depth
-            count = _count(batch, width, depth, whole=chunks > 1)
+            count = _count(batch, width, depth, settings, whole=chunks > 1)
             if count is None or (recompute and not graph.is_training):
                 continue
             splits = data_splits(graph, _mesh((width,), 0))
@@ -55,13 +77,16 @@ def _line(
     return plans
 
 
-def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[Planned]:
+def _megatron(
+    graph: Graph, chain: Chain, cluster: Cluster, batch: int, settings: PipelineSettings = USUAL
+) -> list[Planned]:
     inner = max(len(group) for group in cluster.levels()[0].groups)
     reshapes = any(op.kind == "reshape" for op in graph.ops)
     plans = []
-    for tensor in (n for n in divisors(cluster.num_devices) if 1 < n <= min(8, inner)):
+    most = min(settings.most_tensor, inner)
+    for tensor in (n for n in divisors(cluster.num_devices) if 1 < n <= most):
         splits_of: dict[tuple[int, ...], tuple[OpSplit, ...]] = {}
-        for depth in (1, *_depths(chain, cluster, 1)):
+        for depth in (1, *_depths(chain, cluster, 1, settings)):
             width, rest = divmod(cluster.num_devices, depth * tensor)
             if rest or batch % width:
                 continue
@@ -92,22 +117,24 @@ PIPELINES: dict[str, PipelineStrategy] = {
 }
 
 
-def _depths(chain: Chain, cluster: Cluster, chunks: int) -> list[int]:
+def _depths(chain: Chain, cluster: Cluster, chunks: int, settings: PipelineSettings) -> list[int]:
     return [
         depth
-        for depth in DEPTHS
+        for depth in settings.depths
         if cluster.num_devices % depth == 0 and depth * chunks <= chain.num_segments
     ]
 
 
-def _count(batch: int, width: int, depth: int, *, whole: bool) -> int | None:
+def _count(
+    batch: int, width: int, depth: int, settings: PipelineSettings, *, whole: bool
+) -> int | None:
     """About four micro-batches a stage, with whole samples for every device of a stage."""
     good = [
         count
         for count in divisors(batch)
         if batch // count % width == 0 and not (whole and count % depth)
     ]
-    return min(good, key=lambda c: (abs(c - PER_STAGE * depth), c), default=None)
+    return min(good, key=lambda c: (abs(c - settings.per_stage * depth), c), default=None)
 
 
 def _mesh(shape: tuple[int, ...], first: int, names: Sequence[str] = ("data",)) -> Mesh:

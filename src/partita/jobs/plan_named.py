@@ -44,7 +44,9 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
             for stage in _stages(simulator, name):
                 yield name, (stage,), Schedule()
     for name, pipeline in PIPELINES.items() if simulator.model.is_cut else ():
-        make = partial(pipeline.plans, graph, chain, simulator.cluster, batch)
+        make = partial(
+            pipeline.plans, graph, chain, simulator.cluster, batch, simulator.settings.pipelines
+        )
         for stages, schedule in simulator.attempt(name, make) or ():
             yield name, stages, schedule
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from partita.jobs.pipelines import USUAL as PIPELINES
+from partita.jobs.pipelines import PipelineSettings
+
 
 @dataclass(frozen=True, slots=True)
 class AdviceSettings:
@@ -25,6 +28,8 @@ class PlanSettings:
     small_ops: int = 1000  # a model of up to so many ops, backward and updates included, is small
     first: tuple[str, ...] = ("data", "zero1", "fsdp")  # of a large one, until one of these fits
     small_devices: int = 64  # a small model on so many: the sharding search is asked as well
+
+    pipelines: PipelineSettings = PIPELINES  # those that people build by hand
 
     # Orders that are searched for exactly the stages of a plan.
     largest_order: int = 160  # blocks in all: beyond, published orders are tried only

@@ -23,7 +23,7 @@ from partita.jobs.workload import Workload
 from partita.lower import Memo
 from partita.plans import Schedule, Stage, device_groups
 from partita.problems.joint import Cell, JointSolution
-from partita.search.base import Improvement, Stop, relative_gap
+from partita.search.base import PROVEN_GAP, Improvement, Stop, relative_gap
 from partita.search.joint.evaluator import Evaluation
 from partita.search.joint.model import JointModel
 from partita.search.joint.plan_bounds import PlanBounds
@@ -262,7 +262,7 @@ class Simulator:
         """Is there a reason to end: time, an interruption, or a gap that is small enough?"""
         best = self.best()
         gap = None if best is None else relative_gap(best.objective_s, self.lower_s)
-        return bool(self.cut()) or (gap is not None and gap <= self.stop.gap)
+        return bool(self.cut()) or (gap is not None and gap <= max(self.stop.gap, PROVEN_GAP))
 
     def left(self) -> Stop:
         """What a search inside this one may take."""

@@ -149,7 +149,7 @@ def _routed_alike(
     pairs = routed_pairs(graph) if op.kind in ("moe_dispatch", "moe_combine") else ()
     combines = {combine.name for pair in pairs for combine in pair[1:] if op in pair}
     related = {dispatch.name for dispatch, combine in pairs if combine.name in combines}
-    for split in splits:
+    for split in splits if related else ():
         if split.op in related:
             groups = token_groups(graph.call(graph.op(split.op)), split.dims, mesh.axes)
             legal = tuple(d for d in legal if token_groups(graph.call(op), d, mesh.axes) == groups)

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 P = TypeVar("P", contravariant=True)
+PROVEN_GAP = 1e-9  # so near, bound and objective differ by rounding alone
 S = TypeVar("S")
 
 
@@ -149,12 +150,10 @@ class Run(Generic[S]):
             if stop.target is not None and self.objective <= stop.target:
                 return f"the target of {stop.target:g} is reached"
             gap = relative_gap(self.objective, self.lower_bound)
+            if gap is not None and gap <= PROVEN_GAP:
+                return "the lower bound is reached"
             if gap is not None and gap <= stop.gap:
-                return (
-                    f"within the asked gap of {stop.gap:.2%}"
-                    if gap
-                    else "the lower bound is reached"
-                )
+                return f"within the asked gap of {stop.gap:.2%}"
         return None
 
     def result(self, status: Status | None = None, why: str = "") -> Result[S]:
@@ -162,7 +161,7 @@ class Run(Generic[S]):
         reason = self.reason()
         if status is None:
             gap = relative_gap(self.objective, self.lower_bound)
-            if gap is not None and gap <= 1e-9:
+            if gap is not None and gap <= PROVEN_GAP:
                 status = Status.OPTIMAL
             else:
                 status = Status.STOPPED if reason else Status.FEASIBLE

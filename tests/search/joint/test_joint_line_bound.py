@@ -50,8 +50,8 @@ def chain(n):
     return tuple((k - 1,) if k else () for k in range(n))
 
 
-def simulated(order, ends, seconds, reads, *, fused):
-    """The step of stages in an order, as the engine runs it: blocks in order, sends for nothing."""
+def simulated(order, ends, seconds, reads, *, fused, send_s=0.0):
+    """The step of stages in an order, as the engine runs it: blocks in order, sends beside them."""
     num_stages = len(ends) - 1
     at = {k: s for s in range(num_stages) for k in range(ends[s], ends[s + 1])}
     into = [set() for _ in range(num_stages)]
@@ -78,7 +78,8 @@ def simulated(order, ends, seconds, reads, *, fused):
                     needs = [("F", s, m), *((("B" if fused else "I"), t, m) for t in readers)]
                 if any(need not in done for need in needs):
                     break
-                start = max([free[rank], *(done[need] for need in needs)])
+                there = (done[need] + (send_s if need[1] != s else 0.0) for need in needs)
+                start = max([free[rank], *there])
                 free[rank] = done[kind, s, m] = start + length[kind, s]
                 row.pop(0)
     return max(free)
@@ -131,8 +132,10 @@ def test_no_order_with_virtual_stages_is_below_its_bound(order, data):
     inner = data.draw(st.permutations(range(1, n)))[: p * v - 1]
     ends = (0, *sorted(inner), n)
     row = NAMED[name].order(p, v, m)
-    step = simulated(row, ends, seconds, chain(n), fused=not NAMED[name].split)
-    orders = VirtualOrders(p, m, most_rounds=v if name == "interleaved" else 0, wave=name == "zb-v")
+    send_s = data.draw(st.sampled_from([0.0, 0.5, 3.0])) if name == "interleaved" else 0.0
+    step = simulated(row, ends, seconds, chain(n), fused=not NAMED[name].split, send_s=send_s)
+    rounds = (v,) if name == "interleaved" else ()
+    orders = VirtualOrders(p, m, rounds, name == "zb-v", (2 * send_s,) * (n - 1), (0.25, 0.5, 0.75))
     assert orders.least_s(m * seconds.total, seconds, is_chain=True) <= step * (1 + 1e-9)
 
 
@@ -144,9 +147,8 @@ def test_cuts_chosen_to_be_good_are_not_below_the_bound_of_virtual_stages(name, 
     seconds = seconds_of([1.0] * n, [1.0] * n, [1.0] * n)
     row = NAMED[name].order(p, v, m)
     wave = name == "zb-v"
-    bound = VirtualOrders(p, m, 0 if wave else v, wave).least_s(
-        m * seconds.total, seconds, is_chain=True
-    )
+    orders = VirtualOrders(p, m, () if wave else (v,), wave, turn_parts=(0.25, 0.5, 0.75))
+    bound = orders.least_s(m * seconds.total, seconds, is_chain=True)
     sizes = [12] * (p * v)
 
     def step_of(sizes):
@@ -163,6 +165,18 @@ def test_cuts_chosen_to_be_good_are_not_below_the_bound_of_virtual_stages(name, 
             best, sizes = step_of(other), other
     even = m * seconds.total.sum() / p
     assert even * 1.005 < bound <= best
+
+
+def test_what_is_sent_between_many_rounds_raises_the_bound():
+    seconds = seconds_of([1.0] * 96, [1.0] * 96, [1.0] * 96)
+    work = 4 * seconds.total
+    few, many, both = (
+        VirtualOrders(4, 4, rounds, send_s=(0.0, *[0.2] * 94)).least_s(work, seconds, is_chain=True)
+        for rounds in ((2,), (24,), (2, 24))
+    )
+    free = VirtualOrders(4, 4, (24,)).least_s(work, seconds, is_chain=True)
+    assert both == min(few, many)
+    assert many > 1.03 * free  # 95 sends there and back, half of them on average
 
 
 def test_a_line_of_two_with_one_micro_batch_waits_for_most_of_it():

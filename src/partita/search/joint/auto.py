@@ -6,18 +6,27 @@
 2. The candidates that would be fastest if nobody had to wait are made again with more and more
    virtual stages on each group of devices, while that helps.
 3. The best estimates are evaluated; what does not fit after all is made again to fill less.
-4. Around the leaders other orders are tried.
+4. Cells that were passed over are looked at in the same way while their bounds ask for it.
+5. Around the leaders other orders are tried.
 
 What evaluates is handed in: a simulator, or (`Formula`) the record's own objective, so that a saved
 problem is solved by the same steps. The bound is that of the whole space (`space_bound`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.problems.joint import Cell, JointProblem, JointSolution
-from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
+from partita.search.base import (
+    PROVEN_GAP,
+    UNTIL_DONE,
+    Result,
+    Run,
+    Status,
+    Stop,
+    relative_gap,
+)
 from partita.search.joint.brute import num_solutions, solutions
 from partita.search.joint.candidates import Candidates, JointCandidate
 from partita.search.joint.cuts import SLACKS
@@ -40,6 +49,7 @@ class Auto:
     behind_heterogeneous: float = 1.3  # there estimates differ more
     reach: float = 1.04  # estimates beyond are not evaluated
     close: float = 1.01  # the same for variants of what is evaluated
+    slow_alone: float = 0.6  # of a single stage: what pipelines may take for it to wait for them
     early: float = 0.7  # of the best plan: an estimate so much better is evaluated at once
     worse: float = 1.01  # more virtual stages will not help any more
     # How many are looked at further.
@@ -78,7 +88,9 @@ class _Search:
     seed: int
     evaluator: Evaluator
     made: list[JointCandidate] = field(default_factory=list)  # one for each cell
+    near: list[tuple[JointCandidate, float]] = field(default_factory=list)  # and how near
     interleaved: list[JointCandidate] = field(default_factory=list)
+    promised: set[Cell] = field(default_factory=set)  # looked at with virtual stages
     evaluations: dict[JointSolution, Evaluation] = field(default_factory=dict)
     ruled_out: list[tuple[float, Cell]] = field(default_factory=list)
 
@@ -95,6 +107,8 @@ class _Search:
         """All steps in order, and what they came to."""
         steps: tuple[Callable[[], None], ...] = (
             self._every_cell,
+            self._virtual_stages,
+            self._leaders_evaluated,
             self._unlikely_cells,
             self._virtual_stages,
             self._leaders_evaluated,
@@ -233,7 +247,10 @@ class _Search:
         candidate = min(known, key=lambda c: c.estimate_s)
         self.made.append(candidate)
         if candidate.estimate_s < self.settings.early * self.evaluator.incumbent_s():
-            self._evaluate(candidate)
+            if not self.evaluator.is_cheap and self.problem.homogeneous:
+                self._look_at_virtual_stages(candidate)
+            variants = (candidate, *(c for c in self.interleaved if c.cell == cell))
+            self._evaluate(min(variants, key=lambda c: c.estimate_s))
         return candidate
 
     def _alone(self, cell: Cell) -> JointCandidate | None:
@@ -250,15 +267,36 @@ class _Search:
         candidates.sort(key=lambda candidate: (self._is_weighted(candidate), candidate.estimate_s))
         least: dict[bool, float] = {}  # estimates of unequal shares say less: by themselves
         for candidate in candidates:
-            weighted, best = self._is_weighted(candidate), self.evaluator.incumbent_s()
+            weighted = self._is_weighted(candidate)
             reach = settings.behind if weighted else settings.reach
-            near = candidate.estimate_s <= least.setdefault(weighted, candidate.estimate_s) * reach
-            if near and candidate.estimate_s < best * reach and not self._done():
-                self._evaluate(candidate)
+            if candidate.estimate_s <= least.setdefault(weighted, candidate.estimate_s) * reach:
+                self.near.append((candidate, reach))
+        if not self._is_slow_alone(candidates):
+            self._near_evaluated()
         self.made += candidates[:1]
         if candidates and self.evaluator.is_cheap and candidates[0].solution in self.evaluations:
             self.bounds.settle(cell, self.evaluations[candidates[0].solution].objective_s)
         return candidates[0] if candidates else None
+
+    def _is_slow_alone(self, candidates: Sequence[JointCandidate]) -> bool:
+        """Would a pipeline without bubbles be so much faster that one stage can wait?
+
+        Simulating one stage of a large model takes longer than making a pipeline of it.
+        """
+        if not candidates or self.evaluator.is_cheap or not self.problem.homogeneous:
+            return False
+        cells = (c for c in self.problem.cells if c.grouping != candidates[0].cell.grouping)
+        least = min((self.bounds.at(cell, 0) for cell in cells), default=math.inf)
+        return least < self.settings.slow_alone * candidates[0].estimate_s
+
+    def _near_evaluated(self) -> None:
+        """Single stages that are nearly as good as the best of them, and as the best of all."""
+        for candidate, reach in self.near:
+            if self._done():
+                return
+            if candidate.estimate_s < self.evaluator.incumbent_s() * reach:
+                self._evaluate(candidate)
+        self.near.clear()
 
     def _is_weighted(self, candidate: JointCandidate) -> bool:
         """Has its single stage unequal shares?"""
@@ -271,10 +309,18 @@ class _Search:
         """Candidates with several stages on each group, for pipelines that may gain by it."""
         if self.problem.training:
             for candidate in self._promising():
-                for numbers in self._by_name().values():
-                    if self._done():
-                        return
-                    self.interleaved += self._interleave(candidate, numbers)
+                if self._done():
+                    return
+                self._look_at_virtual_stages(candidate)
+
+    def _look_at_virtual_stages(self, candidate: JointCandidate) -> None:
+        """The cell of a pipeline with several stages on each group, unless that was looked at."""
+        if candidate.cell in self.promised or candidate.solution.schedule not in self.plain:
+            return
+        self.promised.add(candidate.cell)
+        for numbers in self._by_name().values() if self.problem.training else ():
+            if not self._done():
+                self.interleaved += self._interleave(candidate, numbers)
 
     def _by_name(self) -> dict[str, list[int]]:
         """Schedules with virtual stages, few stages first."""
@@ -303,7 +349,8 @@ class _Search:
         cells: dict[Cell, JointCandidate] = {}
         for candidate in sorted(self.made, key=lambda c: c.ideal_s):
             plain = candidate.solution.schedule in self.plain
-            if plain and len(candidate.solution.stages) > 1:
+            known = candidate.cell in self.promised
+            if plain and not known and len(candidate.solution.stages) > 1:
                 cells.setdefault(candidate.cell, candidate)
         most = None if self.evaluator.is_cheap else self.settings.promising
         return list(cells.values())[:most]
@@ -342,6 +389,7 @@ class _Search:
     def _leaders_evaluated(self) -> None:
         """The best estimates; plain ones also if they would win without waiting."""
         settings = self.settings
+        self._near_evaluated()
         for candidate in sorted(self.interleaved, key=lambda c: c.estimate_s):
             if self._done():
                 return
@@ -458,7 +506,7 @@ class _Search:
         if self.run.done():
             return True
         gap = relative_gap(self.evaluator.incumbent_s(), self.run.lower_bound)
-        return gap is not None and gap <= self.stop.gap
+        return gap is not None and gap <= max(self.stop.gap, PROVEN_GAP)
 
     def _is_late(self) -> bool:
         limit = self.stop.time_s

@@ -89,7 +89,7 @@ class Candidates:
         if cuts is None:
             return None
         own = np.array([
-            float((r.seconds + r.tail / (m * known.virtual_stages))[option, a, b])
+            float(r.seconds[option, a, b] + r.tail[option, a, b] / (m * known.virtual_stages))
             for r, (a, b, option) in zip(ranges, cuts.stages, strict=True)
         ])  # fmt: skip
         sent = float(sum(sends[a] for a, _, _ in cuts.stages))

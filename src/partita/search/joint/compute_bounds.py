@@ -40,7 +40,10 @@ class ComputeBounds:
     busy_only: bool = False  # does only the time count that devices are busy?
     # Of the longest path, beside the work of groups, on heterogeneous devices: any give a bound.
     path_parts: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
+    # Of the moment when a wave turns, beside its start: any give a bound.
+    turn_parts: tuple[float, ...] = (0.25, 0.5, 0.75)
     _ideal: dict[int, tuple[SegmentSeconds, SegmentSeconds]] = field(default_factory=dict)
+    _links: dict[int, tuple[float, float]] = field(default_factory=dict)  # start, per byte
 
     # Bounds.
 
@@ -109,22 +112,68 @@ class ComputeBounds:
     def has_virtual_stages(self, cell: Cell) -> bool:
         """Has the space orders with several stages on each group for a cell?"""
         orders = self._orders(cell)
-        return orders.wave or orders.most_rounds > 0
+        return orders.wave or bool(orders.rounds)
+
+    def _send_s(self, cell: Cell) -> tuple[float, ...]:
+        """At every cut what the first stage behind it waits for, there and back, the least first.
+
+        Each device gets its share from one of the group before, all at once.
+        """
+        groups, m = self._devices(cell), cell.num_microbatches
+        if cell.grouping not in self._links:
+            pattern, exchange = self.model.patterns.pattern, self.model.collectives.exchange
+            links: dict[tuple[object, ...], tuple[tuple[int, int], ...]] = {}
+            for a, b in zip(groups, (*groups[1:], groups[0]), strict=True):
+                for pair in ((a, b), (b, a)):
+                    links.setdefault(pattern((*pair[0], *pair[1])), tuple(zip(*pair, strict=True)))
+            start = [exchange(0.0, link) for link in links.values()]
+            some = [exchange(1e9, link) for link in links.values()]
+            per_byte = min(b - a for a, b in zip(start, some, strict=True)) / 1e9
+            self._links[cell.grouping] = min(start), per_byte / len(groups[0])
+        start_s, s_per_byte = self._links[cell.grouping]
+        seconds = np.where(self._sent_bytes > 0, start_s + self._sent_bytes / m * s_per_byte, 0.0)
+        return tuple(np.sort(seconds.sum(axis=0)).tolist())
+
+    @functools.cached_property
+    def _sent_bytes(self) -> Floats:
+        """At every cut what the segment before it makes and the next one reads; its gradients."""
+        graph, at = self.model.graph, self._segment_of
+        sizes = np.zeros((2, len(self.model.chain.segments) - 1))
+        trained = {op.forward for op in graph.ops if op.phase in ("dgrad", "wgrad")}
+        gradients = {
+            graph.op(op.forward).inputs[k]
+            for op in graph.ops
+            if op.phase == "dgrad" and op.forward
+            for k in graph.call(op).wrt
+        }
+        for op in graph.ops:
+            for name in op.outputs if op.phase == "forward" else ():
+                users = (user for user in graph.consumers(name) if user.phase == "forward")
+                cut = at[op.name]
+                if any(at[user.name] == cut + 1 for user in users):
+                    size = graph.tensor(name).size_bytes
+                    sizes[0, cut] += size
+                    sizes[1, cut] += size if name in gradients and op.name in trained else 0
+        return sizes
 
     def _orders(self, cell: Cell) -> VirtualOrders:
         """The orders with virtual stages of a cell: each stage has a segment at least."""
         p, m = len(self._devices(cell)), cell.num_microbatches
-        rounds, wave = 0, False
+        rounds: list[int] = []
+        wave = False
         for each in self.model.schedules:
             v = each.virtual_stages
             if v > 1 and p * v <= self.model.chain.num_segments and not refused(each.name, p, v, m):
                 if each.layout == "looped" and not each.deferred:
-                    rounds = max(rounds, v)
+                    rounds.append(v)
                 elif each.layout == "wave" and v == 2:
                     wave = True
                 else:
                     raise AssertionError(f"no bound is known for {each.name}")
-        return VirtualOrders(p, m, rounds, wave)
+        equal = self.model.cluster.is_homogeneous
+        send_s = self._send_s(cell) if rounds and equal and self.counts_waits else ()
+        turns = self.turn_parts if self._is_back_chain else ()
+        return VirtualOrders(p, m, tuple(rounds), wave, send_s, turns)
 
     def meshes(self, cell: Cell) -> list[MeshStrategies]:
         """The meshes of all groups; of those that lie alike once."""
@@ -223,6 +272,13 @@ class ComputeBounds:
     def _is_chain(self) -> bool:
         """Does every segment read what the one before it made?"""
         return all(k - 1 in own for k, own in enumerate(self._sources) if k)
+
+    @functools.cached_property
+    def _is_back_chain(self) -> bool:
+        """Has every segment gradients for the one before it, back to the first that has any?"""
+        at = self._segment_of
+        first = min((at[op.forward] for op in self.model.graph.ops if op.forward), default=0)
+        return all(k - 1 in own for k, own in enumerate(self._back_sources) if k > first)
 
     @functools.cached_property
     def _sources(self) -> Sources:

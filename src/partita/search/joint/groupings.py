@@ -9,17 +9,27 @@ order, and slow kinds may be left out. A mesh is a line, or a rectangle with a s
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from partita.cluster import Cluster
 from partita.plans import Axis, Mesh
 
 AXIS_NAMES = ("x", "y")
-LEAST_INNER = 8  # inner axes of up to so many devices are tried, however small the nodes
-MOST_INNER = 64
-MOST_GROUPINGS = 48
-LARGEST_WEIGHT = 12
-
 Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingSettings:
+    """Which groups of devices and meshes of a group are in the space."""
+
+    least_inner: int = 8  # inner axes of up to so many devices are tried, however small the nodes
+    most_inner: int = 64  # and none of more, however large
+    most_groupings: int = 48  # of heterogeneous devices, those of most devices and fewest groups
+    largest_weight: int = 12  # of a device's share of the batch, in whole numbers
+    most_weighted: int = 3  # meshes of unequal shares
+
+
+USUAL_GROUPS = GroupingSettings()
 
 
 def divisors(number: int) -> list[int]:
@@ -28,7 +38,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def device_groupings(cluster: Cluster, most_groups: int) -> list[Groups]:
+def device_groupings(
+    cluster: Cluster, most_groups: int, settings: GroupingSettings = USUAL_GROUPS
+) -> list[Groups]:
     """Ways to give the devices to the groups of a pipeline, few groups first."""
     everything = tuple(range(cluster.num_devices))
     alike = [
@@ -52,7 +64,7 @@ def device_groupings(cluster: Cluster, most_groups: int) -> list[Groups]:
                     )
                     found.setdefault(groups)
     ranked = sorted(found, key=lambda groups: (-sum(map(len, groups)), len(groups), groups))
-    return ranked[:MOST_GROUPINGS]
+    return ranked[: settings.most_groupings]
 
 
 def _equal(devices: tuple[int, ...], count: int) -> Groups:
@@ -60,9 +72,11 @@ def _equal(devices: tuple[int, ...], count: int) -> Groups:
     return tuple(devices[i * size : (i + 1) * size] for i in range(count))
 
 
-def mesh_shapes(size: int, inner_size: int) -> list[tuple[int, ...]]:
+def mesh_shapes(
+    size: int, inner_size: int, settings: GroupingSettings = USUAL_GROUPS
+) -> list[tuple[int, ...]]:
     """A line, and every rectangle whose inner axis is at most a node or a few devices long."""
-    most = min(MOST_INNER, max(LEAST_INNER, inner_size))
+    most = min(settings.most_inner, max(settings.least_inner, inner_size))
     inner = [b for b in divisors(size) if 2 <= b < size and b <= most]
     return [(size,), *((size // b, b) for b in inner)]
 
@@ -74,8 +88,9 @@ def mesh_of(shape: tuple[int, ...], devices: Sequence[int]) -> Mesh:
 
 
 def weighted_meshes(
-    cluster: Cluster, speed_of: dict[str, float], batch: int, most: int = 3
-) -> list[Mesh]:
+    cluster: Cluster, speed_of: dict[str, float], batch: int,
+    settings: GroupingSettings = USUAL_GROUPS,
+) -> list[Mesh]:  # fmt: skip
     """Lines over all devices in which shares of the batch follow speed, the best ones first.
 
     Weights are small whole numbers, one per kind, whose sum over all devices divides the batch:
@@ -88,12 +103,13 @@ def weighted_meshes(
     if len(kinds) < 2:
         return []
     found: list[tuple[float, tuple[int, ...]]] = []
-    for weights in itertools.product(range(1, LARGEST_WEIGHT + 1), repeat=len(kinds)):
+    for weights in itertools.product(range(1, settings.largest_weight + 1), repeat=len(kinds)):
         parts = sum(w * counts[kind] for w, kind in zip(weights, kinds, strict=True))
         if math.gcd(*weights) == 1 and len(set(weights)) > 1 and batch % parts == 0:
             slowest = max(w / speed_of[kind] for w, kind in zip(weights, kinds, strict=True))
             found.append((slowest / parts, weights))
-    chosen = [dict(zip(kinds, weights, strict=True)) for _, weights in sorted(found)[:most]]
+    chosen = [dict(zip(kinds, weights, strict=True)) for _, weights in sorted(found)]
+    chosen = chosen[: settings.most_weighted]
     everything = tuple(range(cluster.num_devices))
     return [
         Mesh(

@@ -42,6 +42,8 @@ from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
 from partita.search.joint.groupings import (
+    USUAL_GROUPS,
+    GroupingSettings,
     device_groupings,
     divisors,
     mesh_of,
@@ -93,6 +95,8 @@ class ModelSettings:
         ("zb-v", (2,)),
         ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
     )
+    groups: GroupingSettings = USUAL_GROUPS  # of devices, and their meshes
+    waiting: float = 0.25  # of the activations: the gradients that are kept for weight gradients
     # Seldom better than those above: only where they are pinned.
     pinned_virtual: tuple[tuple[str, tuple[int, ...]], ...] = (
         ("looped-bfs", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
@@ -233,7 +237,7 @@ class JointModel:
         if self.pinned_stages is not None:
             most = min(self.pinned_stages, self.chain.num_segments)
         groupings = []
-        for groups in device_groupings(self.cluster, most):
+        for groups in device_groupings(self.cluster, most, self.settings.groups):
             if self.allow("pp", len(groups)):
                 latency, per_byte = self._link(groups)
                 groupings.append(
@@ -266,7 +270,7 @@ class JointModel:
 
     def _mesh_shapes(self, group: tuple[int, ...], count: int) -> tuple[MeshShape, ...]:
         """The meshes of a group; of many devices those that the samples reach."""
-        shapes = mesh_shapes(len(group), self.patterns.inner_size)
+        shapes = mesh_shapes(len(group), self.patterns.inner_size, self.settings.groups)
         allowed = [shape for shape in shapes if self.allow("mesh", shape)]
         if self.cluster.num_devices > self.settings.large:
             reached = [shape for shape in allowed if shape[0] <= self.batch // count]
@@ -281,7 +285,9 @@ class JointModel:
         """Shares by speed, where one stage has all heterogeneous devices."""
         if self.cluster.is_homogeneous or len(group) < self.cluster.num_devices:
             return []
-        meshes = weighted_meshes(self.cluster, self._speeds, self.batch // count)
+        meshes = weighted_meshes(
+            self.cluster, self._speeds, self.batch // count, self.settings.groups
+        )
         return [mesh.axes[0].weights for mesh in meshes]
 
     @functools.cached_property
@@ -298,7 +304,7 @@ class JointModel:
             return ()
         if not self.training:
             return (1.0,) * p
-        return in_flight(schedule.name, p, schedule.virtual_stages, m)
+        return in_flight(schedule.name, p, schedule.virtual_stages, m, self.settings.waiting)
 
     def _likely_stages(self) -> int:
         """As many as it takes for parameters and states to fill half of a node's memory."""

@@ -5,8 +5,6 @@ import functools
 from partita.problems.joint import JointSchedule
 from partita.schedules.named import NAMED
 
-WAITING = 0.25  # of the activations: the gradients that are kept for weight gradients
-CHANGES = {"F": 1.0, "B": -1.0, "I": WAITING, "W": -1.0 - WAITING}
 SINGLE = "1f1b"  # the name of the order of a single stage, which has nothing to order
 
 
@@ -32,17 +30,19 @@ def refused(name: str, num_groups: int, virtual_stages: int, num_microbatches: i
 
 @functools.lru_cache(maxsize=256)
 def in_flight(
-    name: str, num_groups: int, virtual_stages: int, num_microbatches: int
+    name: str, num_groups: int, virtual_stages: int, num_microbatches: int, waiting: float = 0.25
 ) -> tuple[float, ...]:
     """Per group, the most activations of a micro-batch that it holds, as parts of all its stages'.
 
-    Read off the order itself; where weight gradients wait, gradients of activations wait with them.
+    Read off the order itself; where weight gradients wait, gradients of activations wait with them
+    (`waiting`, a part of the activations).
     """
+    changes = {"F": 1.0, "B": -1.0, "I": waiting, "W": -1.0 - waiting}
     found = []
     for row in NAMED[name].order(num_groups, virtual_stages, num_microbatches):
         level = peak = 0.0
         for action in row:
-            level += CHANGES[action.kind]
+            level += changes[action.kind]
             peak = max(peak, level)
         found.append(peak / virtual_stages)
     return tuple(found)
