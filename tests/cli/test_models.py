@@ -73,7 +73,7 @@ def test_a_saved_graph_can_be_shown(run, tmp_path):
         (["gpt2@0"], "gpt2"),
         (["gpt2", "--batch", "0"], "'--batch'"),
         (["gpt2", "--dtype", "f7"], "'--dtype'"),
-        (["gpt2", "--dump-graph", "x.png"], "x.png: the ending '.png' says no form of a graph"),
+        (["gpt2", "--dump-graph", "x.png"], "x.png: has an ending that says nothing: .png"),
         (["no-such-file.json"], "no-such-file.json: no such file"),
         (["--batch", "4"], "--batch needs a MODEL"),
         (["--dump-graph", "x.txt"], "--dump-graph needs a MODEL"),
