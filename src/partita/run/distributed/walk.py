@@ -184,7 +184,7 @@ class RankWalk:
             self.steps.end_step()
         self.frames.clear()
         for state in self.states.values():
-            state.gradients.clear()
+            state.clear_gradients()
         return self.losses
 
     def _is_block(self, task: int) -> bool:
