@@ -26,9 +26,8 @@ from torch import multiprocessing, nn
 from partita.capture import capture
 from partita.cluster import resolve
 from partita.graph import training_graph
-from partita.graph.loops import loop_nest
+from partita.jobs.strategies import STRATEGIES
 from partita.plans import (
-    Axis,
     ClusterRef,
     Mesh,
     ModelRef,
@@ -131,14 +130,9 @@ def pipeline_plan(graph, ranks, name, count, batch, layers):
 
 
 def zero_plan(graph, ranks, batch):
-    """Everything split along the batch, parameters sharded."""
-    splits = []
-    for op in graph.ops:
-        if op.phase == "forward":
-            dims = [dim.name for dim in loop_nest(graph.call(op)).dims if not dim.whole]
-            splits.append(OpSplit(op.name, ("b" if "b" in dims else "",), 3))
-    mesh = Mesh((Axis("x", ranks),), tuple(range(ranks)))
-    return plan_of(graph, [Stage("stage0", mesh, tuple(splits))], Schedule("1f1b", 1), batch)
+    """Everything split along the batch, parameters sharded: the plan that is called fsdp."""
+    stages = STRATEGIES["fsdp"].stages(graph, ranks)[:1]
+    return plan_of(graph, stages, Schedule("1f1b", 1), batch)
 
 
 # Contenders: functions of no arguments that take one step.

@@ -21,6 +21,7 @@ from partita.graph.record import Graph
 from partita.meaning import Layout, Phase, Purpose, Value
 from partita.plans import Stage
 from partita.program import Program
+from partita.run.distributed.autograd import add_gradients, differentiate
 from partita.run.distributed.boxes import local_shape
 from partita.run.distributed.comm import Pending
 from partita.run.distributed.convert import MeshPlace, convert
@@ -334,7 +335,7 @@ class SegmentFrame(Frame):
             self._split(ran, outputs, gradients, entered, given)
             return
         if outputs:
-            torch.autograd.backward(outputs, gradients)
+            add_gradients(outputs, gradients)
         for name, leaf in entered.items():
             if leaf.grad is not None:
                 given[name] = given[name] + leaf.grad if name in given else leaf.grad
@@ -347,11 +348,7 @@ class SegmentFrame(Frame):
         """The data gradients; what comes to nodes that read parameters is kept for later."""
         later = ran.results[len(ran.function.outputs) :]
         wanted = [*entered.values(), *(each for each in later if each.requires_grad)]
-        found = iter(
-            torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
-            if outputs and wanted
-            else [None] * len(wanted)
-        )
+        found = iter(differentiate(outputs, wanted, gradients, retain=True))
         for name in entered:
             gradient = next(found)
             if gradient is not None:
@@ -366,10 +363,8 @@ class SegmentFrame(Frame):
             came = [(ran.results[i], ran.seen[i - first]) for i in use.results]
             pairs = [(out, gradient) for out, gradient in came if gradient is not None]
             if pairs:
-                torch.autograd.backward(
-                    [out for out, _ in pairs], [gradient for _, gradient in pairs],
-                    inputs=[ran.leaves[i] for i in use.arguments],
-                )  # fmt: skip
+                leaves = [ran.leaves[i] for i in use.arguments]
+                add_gradients([out for out, _ in pairs], [own for _, own in pairs], leaves)
         self._take(ran)
 
     def _take(self, ran: _Ran) -> None:
