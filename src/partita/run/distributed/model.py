@@ -84,8 +84,11 @@ class RunModel:
 
     def reseed(self, node: str) -> None:
         """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
-        text = "/".join(map(str, (node, *self.moment)))
-        torch.manual_seed(zlib.crc32(text.encode()))
+        seed = zlib.crc32("/".join(map(str, (node, *self.moment))).encode())
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:  # torch.manual_seed would also queue a call, with its stack, for every other device
+            torch.default_generator.manual_seed(seed)
 
     def at(self, batch: int) -> Captured:
         """The export at a size of batch."""
@@ -246,7 +249,7 @@ class _FunctionBuilder:
         read = self._like if is_constant else self._ref
         args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, read)
         args, kwargs = replaced((args, kwargs), torch.device, lambda _: self.model.device)
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if _draws(node):
             self.random = self.model.is_random = True
             self.graph.call_function(self.model.reseed, (node.name,))
         made = self.graph.call_function(node.target, args, kwargs)
@@ -299,6 +302,22 @@ class _FunctionBuilder:
             node = self.graph.create_node("placeholder", f"t{len(self.placeholders)}")
         self.placeholders[name] = node
         return node
+
+
+def _draws(node: TorchNode) -> bool:
+    """Does a node draw random numbers? Attention is said to, and does not without dropout."""
+    target = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    given = dict(node.kwargs)
+    for i, argument in enumerate(target._schema.arguments):
+        value = given.get(argument.name, argument.default_value)
+        value = node.args[i] if i < len(node.args) else value
+        if (argument.name in ("p", "dropout", "dropout_p") and value == 0) or (
+            argument.name in ("train", "training") and value is False
+        ):
+            return False
+    return True
 
 
 def _constant_tensors(graph: Graph) -> set[str]:
