@@ -336,3 +336,14 @@ class Boxing(torch.nn.Module):
 def test_an_output_that_cannot_be_taken_apart_is_named_with_what_to_do():
     with pytest.raises(CaptureError, match=r"Boxing takes or returns a .*Boxed.* use_cache=False"):
         capture(Boxing(), (torch.zeros(2),))
+
+
+def test_one_tensor_may_be_two_arguments():
+    class Product(nn.Module):
+        def forward(self, x, y):
+            return x * y
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    same, other = capture(Product(), (x, x)), capture(Product(), (x, y))
+    assert same.fingerprint() == other.fingerprint()
+    assert [tensor.name for tensor in same.inputs] == ["x", "y"]
