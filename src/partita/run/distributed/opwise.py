@@ -107,7 +107,7 @@ class BodyPlan:
     following: dict[int, int] = field(default_factory=dict)  # the next work of the same phase
     buckets: tuple[tuple[int, ...], ...] = ()  # gathers of parameters that go together
     bucket_of: dict[int, int] = field(default_factory=dict)  # by gather
-    sizes: dict[int, list[list[int]]] = field(default_factory=dict)  # of a message, by first value
+    sizes: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)  # of gathers
 
 
 @dataclass(frozen=True, eq=False)
@@ -600,11 +600,11 @@ class Frame:
     def _gather_together(self, works: Sequence[Work]) -> None:
         """Flat parts along one axis, those of several parameters in one message."""
         axis = works[0].axis
-        reads = [value for work in works for value in work.reads]
-        sizes = self.plan.sizes.get(reads[0])  # per member, per value
+        reads = tuple(value for work in works for value in work.reads)
+        sizes = self.plan.sizes.get(reads)  # per member, per value
         if sizes is None:
             known = [self.program.values[read] for read in reads]
-            sizes = self.plan.sizes[reads[0]] = [
+            sizes = self.plan.sizes[reads] = [
                 [flat_size(v, self._shape(v), self.at.axes, place, self._gates(v)) for v in known]
                 for place in self.at.line_places(axis)
             ]
