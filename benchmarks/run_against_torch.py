@@ -235,6 +235,12 @@ def seconds(step, repeats):
     return took / repeats, float(used) / repeats
 
 
+def _timed(step):
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
 def in_turn(contenders, options):
     """Seconds of every contender in every round, after one to warm up."""
     for step in contenders:
@@ -330,7 +336,10 @@ def run(rank, options, port):
     count, batch = options.microbatches, options.batch
     module, args = make(batch)
     graph = training_graph(capture(module, args), "sgd")
-    one = alone(batch, count)
+    one, whole = alone(batch, count), 0.0
+    if rank == 0 and options.schedules:
+        one()
+        whole = min(_timed(one) for _ in range(3))
     for name in options.schedules:
         plan = pipeline_plan(graph, options.ranks, name, count, batch, options.layers)
         _, step = ours(plan, batch)
@@ -338,11 +347,6 @@ def run(rank, options, port):
         mine, _ = told(name, in_turn(contenders, options), rank, ("partita", "torch"))
         dist.barrier()
         if rank == 0:
-            whole = float("inf")
-            for _ in range(options.rounds):
-                start = time.perf_counter()
-                one()
-                whole = min(whole, time.perf_counter() - start)
             expected = predicted_s(plan, stage_times(plan, batch, options))
             print(
                 f"{'':<12} one process {1e3 * whole:.1f} ms, speed-up {whole / mine:.2f}; "
