@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 from partita.costs.physics import DATA, Physics, PhysicsSet, physics_of
 from partita.forecast import forecast
 from partita.forecast.predict import layer_seconds
-from partita.jobs.published import Row, left_out, read_rows
+from partita.jobs.published import PublishedRun, left_out, read_rows
 
 # kind -> the presets whose rows it is fitted to
 FAMILIES = {
@@ -81,13 +81,13 @@ ENOUGH = 25  # rows, to speak of the best that anyone reached
 WEIGHT = 20.0  # how much a whole group of rows outweighs one prior of unit width
 
 
-def with_physics(row: Row, physics: Physics) -> Row:
+def with_physics(row: PublishedRun, physics: Physics) -> PublishedRun:
     """The row on a machine with other parameters."""
     own = PhysicsSet(row.machine.kind.name, physics, ())
     return replace(row, machine=replace(row.machine, physics_set=own))
 
 
-def log_error(row: Row) -> float:
+def log_error(row: PublishedRun) -> float:
     """log(forecast / measured)."""
     assert row.measured_s is not None
     if row.layer_only:
@@ -98,7 +98,12 @@ def log_error(row: Row) -> float:
 
 
 def fit(
-    rows: list[Row], start: Physics, free: list[str], near: Physics | None, *, measured: bool
+    rows: list[PublishedRun],
+    start: Physics,
+    free: list[str],
+    near: Physics | None,
+    *,
+    measured: bool,
 ) -> tuple[Physics, dict[str, tuple[float, bool]]]:
     """The parameters that explain the rows best, their relative errors, whether rows told them.
 
@@ -140,7 +145,7 @@ def fit(
     }
 
 
-def base_spread(rows: list[Row], physics: Physics) -> float:
+def base_spread(rows: list[PublishedRun], physics: Physics) -> float:
     """The spread that makes 80 % of the fitted rows lie in their intervals."""
     low, high = 0.03, 0.15
     while high - low > 1e-4:
@@ -150,7 +155,7 @@ def base_spread(rows: list[Row], physics: Physics) -> float:
     return high
 
 
-def _covered(row: Row, physics: Physics) -> bool:
+def _covered(row: PublishedRun, physics: Physics) -> bool:
     row = with_physics(row, physics)
     assert row.measured_s is not None
     if row.layer_only:
@@ -159,7 +164,7 @@ def _covered(row: Row, physics: Physics) -> bool:
     return least <= row.measured_s <= most
 
 
-def report(rows: list[Row], physics: Physics, title: str) -> None:
+def report(rows: list[PublishedRun], physics: Physics, title: str) -> None:
     """Errors by group, of fitted and left-out rows."""
     print(title)
     groups = sorted({row.group for row in rows})
@@ -180,7 +185,7 @@ def report(rows: list[Row], physics: Physics, title: str) -> None:
 
 
 def table(
-    kind: str, physics: Physics, errors: dict[str, tuple[float, bool]], rows: list[Row]
+    kind: str, physics: Physics, errors: dict[str, tuple[float, bool]], rows: list[PublishedRun]
 ) -> str:
     """A parameter set as text for the data file."""
     groups = ", ".join(sorted({row.group for row in rows}))
@@ -212,9 +217,9 @@ def table(
     return "\n".join(lines) + "\n"
 
 
-def highest_mfu(rows: list[Row], *, several: bool) -> tuple[float, Row] | None:
+def highest_mfu(rows: list[PublishedRun], *, several: bool) -> tuple[float, PublishedRun] | None:
     """The highest measured MFU with products in 16 bits, on several nodes or on any."""
-    found: list[tuple[float, Row]] = []
+    found: list[tuple[float, PublishedRun]] = []
     for row in rows:
         machine, s = row.machine, row.strategy
         many = machine.num_devices > machine.node_size

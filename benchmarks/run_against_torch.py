@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,10 +28,10 @@ from partita.capture import capture
 from partita.cluster import resolve
 from partita.graph import training_graph
 from partita.jobs.strategies import STRATEGIES
+from partita.jobs.workload import load
 from partita.plans import (
     ClusterRef,
     Mesh,
-    ModelRef,
     OpSplit,
     Origin,
     Plan,
@@ -99,7 +100,7 @@ def plan_of(graph, stages, schedule, batch):
     spec = f"{len({d for s in stages for d in s.mesh.devices})}xA100"
     cluster = resolve(spec)
     return Plan(
-        ModelRef(SPEC, batch, "f32", True, "sgd", graph.fingerprint()),
+        replace(load(graph, optimizer="sgd", spec=SPEC).ref(), batch=batch),
         ClusterRef(spec, cluster.num_devices, cluster.fingerprint()),
         tuple(stages), Prediction(1.0, 1.0, 1.0, 1.0, (1.0,), (1.0,)),
         Origin("benchmark", "feasible", "", 0, 0.0, ""), schedule,

@@ -57,7 +57,7 @@ MODELS = ("mlp", "gpt", "resnet", "unet", "lstm", "moe", "t5")
 CLOSE = 1e-5
 LOSS_CLOSE = 5e-6
 LOCAL_CLOSE = 1e-9  # float64
-TIMEOUT_S = 8.0
+TIMEOUT_S = 20.0
 STEPS, EVERY = 8, 2
 A_START = 12  # plans that run one after the other on the same ranks
 KILLS_A_PLAN = 5  # on one run that is left alone
@@ -154,6 +154,8 @@ def compare(rank, world, cases, path):
         if rank == 0:
             count = plan.schedule.num_microbatches
             wanted, grads, after = in_one_process(make(model)[0], args, count, 2, sgd)
+            # Running statistics follow the order of micro-batches, which these plans choose.
+            after = {name: own for name, own in after.items() if "running_" not in name}
             off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
             line |= {
                 "loss": off,

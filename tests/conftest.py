@@ -11,6 +11,8 @@ and what has changed in them is read before it is committed.
 """
 
 import gc
+import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,3 +93,24 @@ def is_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"renew {path.name} with --renew-goldens?"
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def left_out(request: pytest.FixtureRequest) -> Iterator[list[Exception]]:
+    """What jobs left out because it failed (`partita.jobs.attempts`).
+
+    An answer goes on without it, so a test would not notice; one that does not ask for this fixture
+    fails.
+    """
+    errors: list[Exception] = []
+
+    class Failures(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            errors.extend([record.failure] if hasattr(record, "failure") else [])
+
+    log, handler = logging.getLogger("partita"), Failures()
+    log.addHandler(handler)
+    yield errors
+    log.removeHandler(handler)
+    if errors and "left_out" not in inspect.signature(request.function).parameters:
+        raise errors[0]

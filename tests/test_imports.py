@@ -131,6 +131,15 @@ def test_a_module_imports_only_from_its_left():
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_class_name_has_one_meaning():
+    homes: dict[str, list[str]] = {}
+    for path in INSIDE:
+        for node in ast.parse((SOURCE / path).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
 def test_heavy_packages_are_imported_only_where_they_belong():
     wrong = []
     for path in MODULES:

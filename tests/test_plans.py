@@ -122,7 +122,7 @@ def test_contradictions_are_refused(make, message):
 
 
 def test_a_newer_plan_asks_for_an_upgrade():
-    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@5"}
+    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@6"}
     with pytest.raises(InputError, match=r"p\.json: format: .* newer partita .* pip install -U"):
         plan_from_json(value, "p.json")
 

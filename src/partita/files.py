@@ -121,12 +121,17 @@ def convert(value: object, to: type[T], file: str = "") -> T:
 
 def read_record(path: str | Path, kind: str, to: type[T], version: int = 1) -> T:
     """Read a JSON file of ours: format checked, then every field."""
-    value = decode_json(read_bytes(path), str(path))
-    check_format(value, kind, version, str(path))
+    return record_of(read_bytes(path), kind, to, version, str(path))
+
+
+def record_of(data: bytes, kind: str, to: type[T], version: int = 1, file: str = "") -> T:
+    """The record in the bytes of a JSON file of ours."""
+    value = decode_json(data, file)
+    check_format(value, kind, version, file)
     try:
-        return convert(value, to, str(path))
+        return convert(value, to, file)
     except InputError as error:
-        raise (error if error.file else error.within(str(path))) from None
+        raise (error if error.file else error.within(file)) from None
 
 
 def encode_json(value: object, *, indent: int = 1) -> bytes:

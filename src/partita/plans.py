@@ -1,20 +1,24 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@4`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@5`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
 axis. The batch passes through the stages in micro-batches; the schedule says in which order. What
 was predicted and how it was found stand beside the decisions, so that a plan explains itself.
 
+A plan carries what it was made from where that was a file: the model's graph and the description of
+the machine, both as text, line by line. So opening a plan runs no code and opens no other file. A
+model of the zoo and a preset are named, and built again. `jobs/carried.py` reads both.
+
 Stages have all their devices in common (several stages are interleaved on one mesh) or none. Files
 of version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages
 keep all their activations or recompute all. Up to version 3 the order of collectives is not said:
-it is decided when such a plan is lowered, as it was then.
+it is decided when such a plan is lowered, as it was then. Up to version 4 nothing is carried.
 """
 
 import functools
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +26,9 @@ from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 
-VERSION = 4
+VERSION = 5
 FORMAT = f"partita/plan@{VERSION}"
-OLDER = ("1", "2", "3")  # versions that are still read
+RENAMED = ("1", "2", "3")  # versions with other words, which are still read
 SHARDED = ("none", "states", "gradients", "parameters")  # ZeRO stages there
 ZERO_STAGES = (0, 1, 2, 3)  # sharded: nothing, optimizer states, gradients too, parameters too
 CHECKPOINTING = ("none", "selective", "full")  # what of a stage's forward runs again
@@ -202,7 +206,7 @@ class Stage:
                 field=f"{where} checkpointing",
             )
         named = {"segments": (self.segments, "full"), "recomputed": (self.recomputed, "selective")}
-        for field, (names, kind) in named.items():
+        for name, (names, kind) in named.items():
             unknown = set(names) - ops
             if unknown:
                 what = f"names op {min(unknown)!r}, which is not in it"
@@ -215,7 +219,7 @@ class Stage:
             raise PlanError(
                 what,
                 fix=f"name ops of the stage, each once, with {kind} checkpointing",
-                field=f"{where} {field}",
+                field=f"{where} {name}",
             )
         if self.checkpointing == "selective" and not self.recomputed:
             raise PlanError(
@@ -257,7 +261,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """Which model a plan is for: how to build it again, and its fingerprint."""
+    """Which model a plan is for: its name, its fingerprint, and its graph if a file was named.
+
+    `graph` is the forward in its text form, a line each. `sha256` is of the Python file that was
+    run to capture it: `emit` and `run` run no other.
+    """
 
     spec: str
     batch: int
@@ -265,15 +273,26 @@ class ModelRef:
     training: bool
     optimizer: str
     fingerprint: str
+    graph: tuple[str, ...] = ()
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFile:
+    """A text file that a plan carries: the name by which it was read, and its lines."""
+
+    name: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRef:
-    """Which machine a plan is for."""
+    """Which machine a plan is for, with the files that describe it."""
 
     spec: str
     num_devices: int
     fingerprint: str
+    files: tuple[CarriedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +367,7 @@ class Plan:
     prediction: Prediction
     origin: Origin
     schedule: Schedule = Schedule()
+    folder: str = field(default="", compare=False, repr=False)  # where its file is; not saved
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -365,7 +385,13 @@ class Plan:
 
     def to_json(self) -> bytes:
         """The plan as a file."""
-        return encode_json({"format": FORMAT, **asdict(self)})
+        value = asdict(self)
+        del value["folder"]
+        for part, names in (("model", ("graph", "sha256")), ("cluster", ("files",))):
+            for name in names:
+                if not value[part][name]:
+                    del value[part][name]
+        return encode_json({"format": FORMAT, **value})
 
     def __str__(self) -> str:
         words = summary(self.stages, self.schedule)
@@ -398,7 +424,7 @@ def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:
     """A decoded file of any version in the words of this one; what is wrong in it stays so."""
     version = str(value.get("format", "")).rpartition("@")[2]
-    if version not in OLDER or not isinstance(value.get("stages"), list):
+    if version not in RENAMED or not isinstance(value.get("stages"), list):
         return value
     stages = [_upgraded_stage(s) if isinstance(s, dict) else s for s in value["stages"]]
     return {**value, "stages": stages}
@@ -424,11 +450,12 @@ def _upgraded_split(split: dict[str, Any]) -> dict[str, Any]:
 def plan_from_json(value: dict[str, Any], file: str = "") -> Plan:
     """The plan in a decoded file."""
     check_format(value, "plan", VERSION, file)
-    decisions = {key: item for key, item in upgraded(value).items() if key != "format"}
+    decisions = {k: item for k, item in upgraded(value).items() if k not in ("format", "folder")}
     try:
-        return convert(decisions, Plan, file)
+        plan = convert(decisions, Plan, file)
     except PlanError as error:
         raise error.within(file) from None
+    return replace(plan, folder=str(Path(file).parent) if file else "")
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -107,7 +107,7 @@ class TestShard:
     def test_what_cannot_fit_exits_with_1_and_says_by_how_much(self, run):
         result = run("shard", "llama-7b", "--cluster", "2xGTX-1080-Ti", "--batch", "2")
         assert result.exit_code == 1
-        assert re.search(r"needs [0-9.]+ GB on a device of [0-9.]+ GB", result.stdout)
+        assert re.search(r"needs [0-9.]+ GiB on a device of [0-9.]+ GiB", result.stdout)
 
     def test_neither_model_nor_graph_is_bad_input(self, run):
         assert run("shard").exit_code == 2

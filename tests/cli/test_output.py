@@ -65,14 +65,16 @@ class TestCommonOptions:
         result = invoke(body, "--quiet")
         assert result.output == "hello\n"
 
-    def test_what_the_library_warns_of_is_a_note(self):
+    def test_what_the_library_says_and_warns_of_is_a_note(self):
         def body(out):
             logging.getLogger("partita").warning("kind %r is unknown", "x")
-            logging.getLogger("partita").info("not shown")
+            logging.getLogger("partita").info("runs %s", "model.py")
+            logging.getLogger("partita").debug("not shown")
 
-        assert invoke(body).stderr == "warning: kind 'x' is unknown\n"
+        before = list(logging.getLogger("partita").handlers)
+        assert invoke(body).stderr == "warning: kind 'x' is unknown\nruns model.py\n"
         assert invoke(body, "--quiet").stderr == ""
-        assert logging.getLogger("partita").handlers == []
+        assert logging.getLogger("partita").handlers == before
 
     @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (2, 2)])
     def test_what_a_command_returns_is_its_exit_code(self, returned, code):

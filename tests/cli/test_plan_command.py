@@ -180,3 +180,34 @@ def test_a_plan_ends_with_the_command_that_runs_it(run, run_json, pipeline, tmp_
 
 def test_a_plan_that_cannot_be_run_has_no_command(run_json, run):
     assert run_json("plan", *SMALL, "--quiet", "--infer", "--time-limit", "1")["run"] is None
+
+
+def test_the_sequence_length_is_part_of_the_model(run_json, run):
+    answer = run_json("simulate", "gpt2", "--seq", "32", "-c", "2xA100", "-b", "4")
+    assert answer["model"] == "gpt2@32"
+    text = run("simulate", "gpt2", "--seq", "32", "-c", "2xA100", "-b", "4").stdout
+    assert "global batch 4 of 32 tokens" in text
+    assert "tokens/s/device" in text
+    assert "151 ops (632 with backward and updates)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("vgg16", "--seq", "32"), "--seq: vgg16 has no sequence; choose its"),
+        (("gpt2@64", "--seq", "32"), "--seq: gpt2@64 says a size already; give it once"),
+        (("model.py:make", "--seq", "32"), "--seq: is for models of the zoo and configurations"),
+    ],
+)
+def test_a_sequence_length_is_refused_where_there_is_none(run, words, said):
+    result = run("simulate", *words, "-c", "2xA100")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_language_model_without_a_batch_says_which_is_assumed(run):
+    said = "no --batch is given, so"
+    assert said in run("simulate", "gpt2@16", "-c", "2xA100").stderr
+    assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-q").stderr
+    assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-b", "4").stderr
+    assert said not in run("simulate", "alexnet", "-c", "2xA100").stderr

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from partita.cli.progress import Lines, describe
+from partita.cli.progress import PlainLines, describe
 from partita.search.base import Improvement
 
 
@@ -24,14 +24,14 @@ def test_an_improvement_is_one_line(step, text):
 
 
 def test_an_objective_can_be_said_in_its_own_words(capsys):
-    lines = Lines(words=lambda value: f"{value * 1e3:g} ms")
+    lines = PlainLines(words=lambda value: f"{value * 1e3:g} ms")
     lines(Improvement(0.5, 0.058, 0.05, 0))
     assert capsys.readouterr().err == "500 ms  best 58 ms  bound 50 ms  gap 13.8%\n"
 
 
 def test_lines_come_at_most_once_a_second_and_the_last_always(capsys):
     now = [0.0]
-    lines = Lines(clock=lambda: now[0])
+    lines = PlainLines(clock=lambda: now[0])
     for time, objective in ((0.0, 9.0), (0.5, 8.0), (1.1, 7.0), (1.2, 6.0), (1.3, 5.0)):
         now[0] = time
         lines(Improvement(time, objective, None, 0))
@@ -43,7 +43,7 @@ def test_lines_come_at_most_once_a_second_and_the_last_always(capsys):
 
 def test_a_line_that_waits_is_shown_when_the_search_asks_whether_to_go_on(capsys):
     now = [0.0]
-    lines = Lines(clock=lambda: now[0])
+    lines = PlainLines(clock=lambda: now[0])
     lines(Improvement(0.0, 9.0, None, 0))
     lines(Improvement(0.1, 8.0, None, 0))
     now[0] = 0.9

@@ -12,7 +12,9 @@ from partita.costs.routing import token_groups
 from partita.costs.sharding import SplitChoice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split
-from partita.plans import Axis, Mesh
+from partita.lower.stage import lower_stage
+from partita.meaning import Purpose
+from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.problems.sharding import evaluate
 from partita.search.sharding import SEARCHES
 from partita.zoo import build
@@ -199,3 +201,57 @@ class TestKeepingParameters:
         model = sharding_model(mlp(), CLUSTER, SQUARE)
         assignment = tuple(len(choices) - 1 for choices in model.choices)
         assert model.assignment(model.splits(assignment)) == assignment
+
+
+class TestPricesAreThoseOfTheSimulator:
+    """What a sharding model charges for reductions and gathers is what lowering makes of them."""
+
+    @pytest.mark.parametrize("spec", ["4xA100", "2x2xH100", "2x2xA100"])
+    @pytest.mark.parametrize("model", ["gpt2@128", "transformer-base@32", "resnet50", "rnnlm"])
+    def test_reductions_of_data_parallel_training(self, model, spec):
+        cluster = resolve(spec)
+        graph = training_graph(build(model, batch=16))
+        sharding = sharding_model(graph, cluster, LINE)
+        splits = tuple(
+            OpSplit(op, ("b",) if any(c.dims == ("b",) for c in choices) else ("",))
+            for op, choices in zip(sharding.ops, sharding.choices, strict=True)
+        )
+        chosen = sharding.assignment(splits)
+        charged = sum(
+            table.hidden[x] + table.hidden_buckets[x]
+            for table, x in zip(sharding.tables, chosen, strict=True)
+        )
+        stage = Stage("model", LINE, splits)
+        program = lower_stage(stage, graph, cluster, 1).program
+        taken = sum(
+            program.duration[task]
+            for task in range(len(program.duration))
+            if program.work_of(task).purpose is Purpose.GRADIENT_REDUCTION
+        )
+        # Buckets are filled by tensors, so that some are larger than others.
+        assert charged == pytest.approx(taken, rel=0.15)
+
+    @pytest.mark.parametrize("dims", [*itertools.product(("", "v", "e", "b"), ("", "n", "k", "b"))])
+    def test_gradients_of_a_tied_parameter_are_made_alike(self, dims):
+        g = GraphBuilder("tied")
+        weight = g.parameter("w", (64, 32))
+        x = g.one("embedding", g.input("ids", (8, 4), "i64"), weight, name="embed")
+        graph = training_graph(g.finish(g.one("linear", x, weight, name="head")))
+        cluster = resolve("4xA100")
+        model = sharding_model(graph, cluster, LINE, levels=(0,))
+        splits = tuple(map(OpSplit, ("embed", "head"), ((dim,) for dim in dims)))
+        chosen = dict(zip(model.ops, model.assignment(splits), strict=True))
+        charged = sum(
+            model.matrices[m][chosen[model.ops[u]], chosen[model.ops[v]]]
+            for (u, v), m in zip(model.edges, model.matrix_of, strict=True)
+            if m in model.tied
+        )
+        program = lower_stage(Stage("model", LINE, splits), graph, cluster, 1).program
+        tensors = ("w", *(name for op in graph.ops for name in op.outputs if name[:2] == "w."))
+        taken = sum(
+            program.duration[task]
+            for task in range(len(program.duration))
+            if (work := program.work_of(task)).purpose is Purpose.CONVERSION
+            and program.values[work.reads[0]].tensor in tensors
+        )
+        assert charged == pytest.approx(taken)

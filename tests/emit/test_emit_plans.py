@@ -150,7 +150,7 @@ def test_emit_refuses_what_is_no_plan(tmp_path):
     path.write_text('{"format": "partita/graph@1"}')
     outcome = run(str(path))
     assert outcome.exit_code == 2
-    assert '"partita/plan@4" is needed here' in outcome.output
+    assert '"partita/plan@5" is needed here' in outcome.output
 
 
 @pytest.mark.parametrize("ending", [".json", ".txt"])

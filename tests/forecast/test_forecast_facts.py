@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from partita.cluster import resolve
-from partita.forecast import Experts, Strategy, Transformer, forecast, machine_of
+from partita.forecast import ExpertLayers, Strategy, Transformer, forecast, machine_of
 from partita.forecast.models import transformer_of
 from partita.forecast.stages import stage_layers
 
@@ -73,7 +73,7 @@ def test_activations_of_fused_attention_by_hand(nodes):
 
 def test_all_parameters_lie_somewhere():
     for pp, ep in ((1, 1), (2, 1), (4, 2), (3, 4)):
-        model = replace(TINY, experts=Experts(8, 2, 2048, dense_layers=1), tied=False)
+        model = replace(TINY, experts=ExpertLayers(8, 2, 2048, dense_layers=1), tied=False)
         strategy = Strategy(batch=64, pp=pp, dp=4, tp=1, ep=ep)
         stages = stage_layers(model, strategy)
         assert sum(stage.layers for stage in stages) == 8

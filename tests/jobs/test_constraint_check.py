@@ -4,16 +4,21 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import InputError
+from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
+from partita.schedules.named import NAMED
 from partita.search.base import Stop
+from partita.search.joint.model import ModelSettings
 
 
 def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
+    constraints = parse_constraints(pins)
     check_constraints(
-        parse_constraints(pins), batch=batch, cluster=resolve(cluster), num_segments=num_segments,
+        constraints, batch=batch, cluster=resolve(cluster), num_segments=num_segments,
         inner_size=4, training=training,
+        virtual_stages=ModelSettings().virtual_stages(constraints.pinned_to("schedule")),
     )  # fmt: skip
 
 
@@ -28,8 +33,16 @@ def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
         (["pp=1", "schedule=gpipe"], "pp=1 and schedule=gpipe contradict each other"),
         (
             ["pp=4", "micro-batches=2", "schedule=interleaved"],
-            "pp=4, micro-batches=2 and schedule=interleaved contradict each other",
+            "pp=4, micro-batches=2, schedule=interleaved and a batch of 32 contradict each other: "
+            "needs a multiple of 4 micro-batches",
         ),
+        (["schedule=dualpipe"], "schedule=dualpipe holds the model twice, which a plan does not"),
+        (["schedule=chimera", "pp=2"], "schedule=chimera holds the model twice"),
+        (["pp=4", "micro-batches=8", "schedule=hanayo"], "needs 4 micro-batches or fewer"),
+        (["pp=4", "micro-batches=4", "schedule=dualpipe-v"], "needs 8 micro-batches or more"),
+        (["vpp=4", "schedule=hanayo"], "that are tried with schedule=hanayo; give 2"),
+        (["pp=4", "micro-batches=2", "schedule=looped-bfs"], "looped-bfs needs 4 micro-batches"),
+        (["pp=2", "vpp=48", "schedule=interleaved"], "can be cut into 29 parts at most, not 96"),
     ],
 )
 def test_what_cannot_be_is_refused(pins, words):
@@ -51,6 +64,42 @@ def test_what_cannot_be_is_refused(pins, words):
 )
 def test_what_can_be_is_not(pins):
     check(*pins)
+
+
+def test_inference_is_not_interleaved_and_one_device_orders_nothing():
+    with pytest.raises(InputError, match="schedule=interleaved, but inference is not interleaved"):
+        check("schedule=interleaved", training=False)
+    with pytest.raises(InputError, match="schedule=gpipe on 1 device: one stage has nothing to"):
+        check("schedule=gpipe", cluster="1xA100")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
+    pins = ["pp=2", f"schedule={name}", *(["micro-batches=2"] if name == "hanayo" else [])]
+
+    def planned():
+        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(time_s=10.0, gap=0.5))
+
+    if NAMED[name].layout == "two-way":
+        with pytest.raises(InputError, match="holds the model twice, which a plan does not"):
+            planned()
+        return
+    answer = planned().plan
+    assert answer.schedule.name == name
+    assert len({stage.mesh.devices for stage in answer.stages}) == 2
+    assert check_plan(answer) == ()
+
+
+def test_a_searched_order_is_ruled_out_but_never_asked_for():
+    def planned(*forbid):
+        return plan("gpt2@32", "2xA100", batch=4, pin=["pp=2"], forbid=forbid, stop=Stop(gap=0.0))
+
+    for forbid in ((), ("schedule=searched",)):
+        answer = planned(*forbid)
+        orders = {one.simulation.schedule.name for one in (answer.best, *answer.others)}
+        assert ("searched" in orders) == (not forbid)
+    with pytest.raises(InputError, match="an order is searched only where it beats the named ones"):
+        parse_constraints(["schedule=searched"])
 
 
 def test_inference_recomputes_nothing():

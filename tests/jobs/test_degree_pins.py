@@ -116,10 +116,13 @@ def test_a_plan_of_other_degrees_is_told_apart(tiny):
     assert not keeps_degrees(parse_constraints((), ["dp=4"]), tiny, [stage])
 
 
+VIRTUAL = {"zb-v": (2,), "interleaved": (2, 3, 4)}
+
+
 def check(*pins, cluster="4xA100", training=True, has_experts=True):
     check_constraints(
         parse_constraints(pins), batch=32, cluster=resolve(cluster), num_segments=29,
-        inner_size=4, training=training, virtual_stages=(2, 3, 4), has_experts=has_experts,
+        inner_size=4, training=training, virtual_stages=VIRTUAL, has_experts=has_experts,
     )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 from partita.cli import partita
 from partita.cluster import resolve
 from partita.errors import FileError
-from partita.graph import GraphBuilder, training_graph
-from partita.graph.files import write_graph
+from partita.graph import GraphBuilder
 from partita.jobs.kineto import (
     CATEGORIES,
     compare_kineto,
@@ -20,10 +19,10 @@ from partita.jobs.kineto import (
     read_kineto,
 )
 from partita.jobs.simulate import simulate
+from partita.jobs.workload import load
 from partita.plans import (
     ClusterRef,
     Mesh,
-    ModelRef,
     OpSplit,
     Origin,
     Plan,
@@ -39,12 +38,10 @@ def plan(tmp_path):
     g = GraphBuilder("small")
     hidden = g.relu(g.linear(g.input("x", (8, 64)), 64, "up"))
     forward = g.finish(g.linear(hidden, 64, "down"))
-    write_graph(tmp_path / "model.json", forward)
-    graph = training_graph(forward, "sgd")
     machine = resolve("1xA100")
     splits = tuple(OpSplit(op.name, ()) for op in forward.ops)
     return Plan(
-        ModelRef(str(tmp_path / "model.json"), 8, "f32", True, "sgd", graph.fingerprint()),
+        load(forward, optimizer="sgd").ref(),
         ClusterRef("1xA100", 1, machine.fingerprint()),
         (Stage("model", Mesh((), (0,)), splits),),
         Prediction(1.0, 1.0, 1.0, 1.0, (1.0,), (0.0,)),

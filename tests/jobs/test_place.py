@@ -293,7 +293,7 @@ class TestFiles:
         placed = quick("alexnet", "malvik", method="heft")
         plan = placed.plan
         other = replace(plan, model=replace(plan.model, fingerprint="0" * 16))
-        with pytest.raises(PlanError, match="is for another alexnet or malvik"):
+        with pytest.raises(PlanError, match="the plan is for another alexnet"):
             place_again(replace(placed.saved, plan=other))
 
     @pytest.mark.parametrize(

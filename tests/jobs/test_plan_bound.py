@@ -3,6 +3,7 @@
 import functools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
 from partita.costs.op_bounds import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
+from partita.graph import GraphBuilder
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
@@ -22,6 +24,7 @@ from partita.lower.orders import refusal
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 from partita.problems.joint import Cell
 from partita.search.base import Stop
+from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.bounds import fewest_in_flight
 from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
@@ -229,6 +232,25 @@ def test_the_bound_of_heterogeneous_devices_is_above_all_work_over_all_devices()
     planned = plan("alexnet", "2xV100+2xP100", batch=16, stop=QUICK)
     work_s = work_bound_s(planned.best.simulation.workload.graph, resolve("2xV100+2xP100"))
     assert 1.1 * work_s < planned.lower_bound_s <= planned.best.step_s
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_gradient_of_a_tied_parameter_is_reduced_once(level):
+    g = GraphBuilder("tied")
+    x, weight = g.input("x", (2048, 2048)), g.parameter("w", (2048, 2048))
+    for k in range(6):
+        x = g.one("linear", x, weight, name=f"linear{k}")
+    work, cluster = load(g.finish(x)), resolve("4xA100")
+    joint = JointModel(work.graph, "adamw", cluster, Collectives(cluster))
+    mesh = mesh_of((4,), range(4))
+    splits = tuple(OpSplit(f"linear{k}", ("b",), level) for k in range(6))
+    simulation = simulate_stages(work, cluster, (Stage("", mesh, splits),), Schedule("1f1b", 1))
+    only = replace(
+        joint.on_mesh(mesh, 1, 1), levels=(level,), keep=lambda call, dims: dims == ("b",)
+    )
+    for network in (0.0, 0.3, 0.9):
+        at = Multipliers(network, sync=True, gradients=False)
+        assert only.bounds.least(at).sum() <= simulation.step_s * (1 + ROUNDING)
 
 
 def test_less_memory_raises_the_bound_until_nothing_fits():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partita.errors import FileError
 from partita.forecast import Latent
-from partita.jobs.published import Row, left_out, parse_rows, read_rows
+from partita.jobs.published import PublishedRun, left_out, parse_rows, read_rows
 from partita.jobs.validate import validate
 from tests.problems.json_mutations import mutated
 
@@ -45,7 +45,7 @@ def changed(**parts: Any) -> dict[str, Any]:
     return raw
 
 
-def row_of(raw: dict[str, Any]) -> Row:
+def row_of(raw: dict[str, Any]) -> PublishedRun:
     rows, skipped = parse_rows([raw])
     assert not skipped, skipped
     return rows[0]
@@ -57,7 +57,7 @@ def reason_of(raw: Any) -> str:
     return skipped[0].reason
 
 
-def published(name: str) -> Row:
+def published(name: str) -> PublishedRun:
     return row_of(RAW[name])
 
 

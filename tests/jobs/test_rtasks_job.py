@@ -4,7 +4,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.rtasks import rtasks_model
-from partita.errors import InputError, ProblemError
+from partita.errors import ProblemError
 from partita.graph import GraphBuilder, training_graph
 from partita.jobs.rtasks import plan_rtasks, timeline_of
 from partita.problems.rprogram import check_rprogram
@@ -77,11 +77,14 @@ def test_small_cells_of_a_recurrent_stack_gain_by_fusion():
     assert fused.fused_s < fused.model.unfused_s / 2
 
 
-def test_too_many_tiles_are_not_drawn(monkeypatch):
+def test_of_too_many_tiles_runs_of_one_op_are_drawn_as_one(monkeypatch):
     fused = plan_rtasks(mlp(2), method="list")
-    monkeypatch.setattr("partita.jobs.rtasks.MOST_TASKS_DRAWN", 3)
-    with pytest.raises(InputError, match="too many to draw"):
-        timeline_of(fused.model.problem, fused.result.solution)
+    problem, solution = fused.model.problem, fused.result.solution
+    each = timeline_of(problem, solution)
+    monkeypatch.setattr("partita.jobs.rtasks.MOST_TILES", 3)
+    runs = timeline_of(problem, solution)
+    assert runs.makespan == pytest.approx(each.makespan)
+    assert runs.program.num_tasks < each.program.num_tasks
 
 
 def test_two_models_in_one_kernel_take_less_than_one_after_the_other():

@@ -73,7 +73,7 @@ def test_what_cannot_fit_says_how_much_is_missing():
     sharding = shard("llama-7b", "2xGTX-1080-Ti", batch=2)
     assert sharding.status is Status.INFEASIBLE
     assert sharding.plan is None
-    assert "use more or larger devices (" in sharding.why
+    assert "such devices would be enough" in sharding.why
 
 
 def test_being_stopped_keeps_the_best_so_far():
@@ -157,7 +157,7 @@ class TestChecking:
 
 def test_settings_say_how_much_is_tried():
     g = GraphBuilder("layers")
-    y = g.relu(g.linear(g.input("x", (4, 512)), 2048, "up"))
+    y = g.relu(g.linear(g.input("x", (64, 512)), 2048, "up"))
     graph = g.finish(g.linear(y, 512, "down"))
     none = ShardSettings(looked_at_closely=0, strategy_stages=0)
     named = shard(graph, "2xA100", settings=none)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.forecast import forecast
-from partita.jobs.published import Row, parse_rows, read_rows
+from partita.jobs.published import PublishedRun, parse_rows, read_rows
 from partita.jobs.validate import Checked, Validation, regret_of, spearman, validate
 from partita.report.validation import validation_json, validation_text
 from partita.report.validation_page import validation_page
@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[1] / "data" / "validate" / "rows.json"
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, PublishedRun]:
     return {row.id: row for row in read_rows(FILE)[0]}
 
 
@@ -28,15 +28,15 @@ def validation() -> Validation:
     return validate(*read_rows(FILE))
 
 
-def measured(row: Row, seconds: float | None, **fields: object) -> Row:
+def measured(row: PublishedRun, seconds: float | None, **fields: object) -> PublishedRun:
     return replace(row, measured_s=seconds, **fields)
 
 
-def predicted_s(row: Row) -> float:
+def predicted_s(row: PublishedRun) -> float:
     return forecast(row.model, row.machine, row.strategy).step_s
 
 
-def fitted(row: Row) -> Row:
+def fitted(row: PublishedRun) -> PublishedRun:
     """The row under an id that the fit looks at."""
     return replace(row, id="fitted-0")
 

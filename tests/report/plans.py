@@ -1,12 +1,12 @@
 """Plans small enough to look at, made without a search."""
 
 from partita.cluster import resolve
+from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, data_parallel, simulate_stages
 from partita.jobs.workload import Workload, load
 from partita.plans import (
     Alternative,
     Axis,
-    ClusterRef,
     Mesh,
     OpSplit,
     Origin,
@@ -52,7 +52,7 @@ def plan_of(
     other = Alternative(name, name, 2.0, 1.0, name)
     return Plan(
         workload.ref(),
-        ClusterRef(cluster, count, machine.fingerprint()),
+        cluster_ref(cluster, machine),
         stages,
         Prediction(1.0, 1e-6, 1.0, 0.0, (0.0,) * count, (2.0**34,) * count),
         Origin(name, "feasible", name, 0, 2.0, "0", (Progress(1.0, 1.0, 0.5),), (other,)),

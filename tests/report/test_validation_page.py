@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.jobs.published import Row, read_rows
+from partita.jobs.published import PublishedRun, read_rows
 from partita.jobs.validate import Validation, validate
 from partita.report.scatter import Cloud, CloudPoint, error_chart, ratio_chart, scatter_chart
 from partita.report.validation_page import validation_page
@@ -17,7 +17,7 @@ FILE = Path(__file__).parents[1] / "data" / "validate" / "rows.json"
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, PublishedRun]:
     return {row.id: row for row in read_rows(FILE)[0]}
 
 

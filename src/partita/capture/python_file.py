@@ -13,6 +13,7 @@ The file is run as Python code, with its folder in front of `sys.path`, like any
 
 import importlib.util
 import inspect
+import logging
 import sys
 import traceback
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from partita.suggest import suggest
 if TYPE_CHECKING:
     from partita.graph.record import Graph
 
+log = logging.getLogger("partita")
+
 EXAMPLE = "example_inputs"
 NEEDED = "give (module, args) or (module, args, kwargs)"
 
@@ -37,12 +40,18 @@ def is_python_spec(spec: str) -> bool:
     return spec.endswith(".py") or ".py:" in spec
 
 
+def python_path(spec: str) -> str:
+    """The file in `file.py:name`."""
+    return spec.rpartition(":")[0] if ".py:" in spec else spec
+
+
 def read_module(spec: str, batch: int | None = None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The module that `file.py:name` makes, and the arguments of one call."""
     need_torch(f"the model {spec}")
     import torch
 
-    path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    path = python_path(spec)
+    name = spec[len(path) + 1 :]
     code = _run(Path(path))
     named = _named(code, path, name)
     with _blamed(path, name):
@@ -95,6 +104,7 @@ def _in_dtype(module: Any, args: Any, kwargs: Any, dtype: str) -> Any:
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileError("there is no such file", fix="check the name", file=str(path))
+    log.info("runs %s", path)
     spec = importlib.util.spec_from_file_location(f"partita_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -18,7 +18,8 @@ What a command returns is its exit code (None is 0); after Ctrl-C it is 130 inst
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,44 @@ Command = Callable[..., int | None]
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file to write at the end. What is there already is kept unless `force`."""
+
+    path: Path
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse before the work begins what would be refused after it."""
+        name = str(self.path)
+        if name == "-":
+            raise FileError("is not a file", fix="name a file; --json prints to stdout", file=name)
+        if self.path.is_dir():
+            raise FileError("is a folder", fix="name a file in it", file=name)
+        if self.path.exists() and not self.force:
+            raise FileError("exists already", fix="choose another name or add --force", file=name)
+        if not self.path.parent.is_dir():
+            raise FileError("its folder does not exist", fix="make the folder first", file=name)
+        if not os.access(self.path.parent, os.W_OK | os.X_OK):
+            raise FileError("its folder cannot be written", fix="choose another place", file=name)
+
+    def ending(self, known: Iterable[str]) -> str:
+        """Which of the known endings the name has, the longest first; others are refused."""
+        endings = tuple(known)
+        for ending in sorted(endings, key=len, reverse=True):
+            if self.path.name.lower().endswith(ending):
+                return ending
+        raise FileError(
+            f"has an ending that says nothing: {self.path.suffix or 'none'}",
+            fix=f"end the name in one of {', '.join(endings)}",
+            file=str(self.path),
+        )
+
+    def write(self, data: bytes | str) -> Path:
+        """Write all of it or nothing."""
+        return files.write_atomically(self.path, data, overwrite=self.force)
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """Where a command's words go: answers to stdout, everything else to stderr."""
 
@@ -50,6 +89,7 @@ class Output:
     seed: int = 0
     _results: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
     _interrupt: Interrupt = field(default_factory=Interrupt, repr=False, compare=False)
+    _unsaved: list[str] = field(default_factory=list, repr=False, compare=False)
 
     def show(self, text: str) -> None:
         """Print an answer for people; nothing under `--json`."""
@@ -61,6 +101,19 @@ class Output:
         assert not self._results, "a command has one result"
         assert "format" in data, "a result says its format"
         self._results.append(data)
+
+    def save(self, target: OutputFile, make: Callable[[], bytes | str]) -> Path | None:
+        """Write a picture, a trace or another form of what was found; None where that fails.
+
+        Then one line says why, all else of the answer is given, and the exit code is 2.
+        """
+        try:
+            return target.write(make())
+        except Exception as error:
+            self._unsaved.append(str(target.path))
+            said = str(error).removeprefix(f"{target.path}: ")
+            click.echo(f"error: {target.path} is not written: {said}", err=True)
+            return None
 
     def note(self, text: str) -> None:
         """Say something on the side, unless `--quiet`."""
@@ -98,7 +151,7 @@ class Output:
         if self.json:
             assert self._results, "a command under --json gives its result"
             click.echo(files.encode_json(self._results[0]), nl=False)
-        return INTERRUPTED if self.interrupted else code or 0
+        return INTERRUPTED if self.interrupted else code or (2 if self._unsaved else 0)
 
 
 def _seed(text: str) -> int:
@@ -131,42 +184,22 @@ def common_options(command: Command) -> Command:
 
 @contextmanager
 def _warnings_noted(out: Output) -> Iterator[None]:
-    """The library logs; here its warnings become notes."""
+    """The library logs; here its warnings and what it says on its way become notes."""
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            out.note(f"{record.levelname.lower()}: {record.getMessage()}")
+            prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            out.note(f"{prefix}{record.getMessage()}")
 
-    log, notes = logging.getLogger("partita"), Notes(logging.WARNING)
+    log, notes = logging.getLogger("partita"), Notes(logging.INFO)
+    level = log.level
     log.addHandler(notes)
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
+        log.setLevel(level)
         log.removeHandler(notes)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """A file to write at the end. What is there already is kept unless `force`."""
-
-    path: Path
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse before the work begins what would be refused after it."""
-        name = str(self.path)
-        if name == "-":
-            raise FileError("is not a file", fix="name a file; --json prints to stdout", file=name)
-        if self.path.is_dir():
-            raise FileError("is a folder", fix="name a file in it", file=name)
-        if self.path.exists() and not self.force:
-            raise FileError("exists already", fix="choose another name or add --force", file=name)
-        if not self.path.parent.is_dir():
-            raise FileError("its folder does not exist", fix="make the folder first", file=name)
-
-    def write(self, data: bytes | str) -> Path:
-        """Write all of it or nothing."""
-        return files.write_atomically(self.path, data, overwrite=self.force)
 
 
 def output_option(

@@ -17,15 +17,24 @@ if TYPE_CHECKING:
 @output_option("Write the module here: stages.py. Without it, it goes to the terminal.")
 @click.option("--rank", metavar="R", type=int, help="Write what one rank does, splits included.")
 @click.option("--training", is_flag=True, help="Write a script that trains as the plan says.")
+@click.option(
+    "--model", metavar="FILE.PY:NAME", help="Run this file; else the plan's, if it is unchanged."
+)
 @common_options
 def command(
-    plan: str, output: OutputFile | None, rank: int | None, training: bool, out: Output
+    plan: str,
+    output: OutputFile | None,
+    rank: int | None,
+    training: bool,
+    model: str | None,
+    out: Output,
 ) -> int:
     """Write the stages of a PLAN as one Python module that needs nothing but PyTorch.
 
     A class per stage holds its parameters under the original names; build_stages(state_dict)
     loads the original's weights, run_stages(stages, ...) runs one after the other. The model of
-    the plan is built again: a zoo model as its reference module, file.py:function as it is. The
+    the plan is built again: a zoo model as its reference module; for file.py:function that file is
+    run, if it is the one that was captured (by its hash) or is named with --model. The
     code is for one micro-batch, and whole: splits within a stage are not written out; what a stage
     runs again in the backward is, by torch.utils.checkpoint.
 
@@ -48,10 +57,10 @@ def command(
             raise InputError(
                 "a training script is for all ranks", fix="leave --rank out", field="--training"
             )
-        return _emit_training(record, plan, output, out)
+        return _emit_training(record, plan, model, output, out)
     if rank is not None:
         return _emit_rank(record, plan, rank, output, out)
-    emitted = emit_plan(record)
+    emitted = emit_plan(record, model)
     lines = emitted.source.count("\n")
     if output is None:
         out.show(emitted.source.rstrip("\n"))
@@ -105,12 +114,14 @@ def _emit_rank(record: "Plan", plan: str, rank: int, output: OutputFile | None, 
     return 0
 
 
-def _emit_training(record: "Plan", plan: str, output: OutputFile | None, out: Output) -> int:
+def _emit_training(
+    record: "Plan", plan: str, model: str | None, output: OutputFile | None, out: Output
+) -> int:
     from partita.emit.training import training_script
     from partita.jobs.launch_command import launch_lines
 
     path = None if output is None else output.path
-    source = training_script(record, plan, path)
+    source = training_script(record, plan, path, model)
     launch = launch_lines(record, "train.py" if path is None else str(path))
     if output is None:
         out.show(source.rstrip("\n"))

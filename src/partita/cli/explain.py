@@ -34,8 +34,7 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
     micro-batch), both with all other ops left as they are and with all others free to follow.
     """
     from partita.cli.explain_text import plan_json, plan_text
-    from partita.cluster import resolve
-    from partita.jobs.workload import load_ref
+    from partita.jobs.carried import load_cluster, load_model
     from partita.plans import read_plan
 
     record = read_plan(plan)
@@ -54,8 +53,7 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
             }
         )
         return 0
-    graph = load_ref(record.model).graph
-    one = explain(record, graph, resolve(record.cluster.spec), op)
+    one = explain(record, load_model(record).graph, load_cluster(record), op)
     out.show(_op_text(one))
     out.result({"format": "partita/explanation@1", "plan": plan, **_op_json(one)})
     return 0

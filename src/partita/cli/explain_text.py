@@ -8,6 +8,7 @@ from typing import Any
 from partita import units
 from partita.jobs.explain_account import GroupAccount
 from partita.jobs.explain_plan import Explained
+from partita.jobs.explain_shifts import WorseAssumption
 from partita.jobs.explain_time import TimeItem, TimePart
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
@@ -28,6 +29,7 @@ def plan_text(told: Explained, placements: dict[str, tuple[str, ...]], plan: Pla
         _memory(told),
         _alternatives(told, plan),
         _helps(told),
+        _hangs_on(told),
         _parameters(told, placements),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -176,6 +178,35 @@ def _helps(told: Explained) -> str:
     return "\n".join(lines)
 
 
+def _hangs_on(told: Explained) -> str:
+    """What becomes of the plan where an assumption is worse, beside the named strategies."""
+    rivals = told.sensitivity.rivals
+    if not told.sensitivity.shifts and not told.sensitivity.untried:
+        return ""
+    rows = [
+        (
+            shift.assumption,
+            units.seconds(shift.step_s),
+            _change(shift.step_s / told.step_s - 1 if told.step_s else 0.0),
+            _winner(shift),
+        )
+        for shift in told.sensitivity.shifts
+    ]
+    names = ", ".join(f"{_plain(name)} {units.seconds(step_s)}" for name, _, step_s in rivals)
+    lines = [f"What the choice hangs on: one assumption worse, against {names or 'nothing else'}"]
+    if rows:
+        lines.append(_table(("assumption", "step", "", "fastest then"), rows, numbers=(1, 2)))
+    lines += [f"  not tried: {_plain(one)}: no time left" for one in told.sensitivity.untried]
+    return "\n".join(lines)
+
+
+def _winner(shift: WorseAssumption) -> str:
+    if not shift.winner:
+        return "this plan"
+    equal = ", equal within the interval" if shift.is_equal else ""
+    return f"{shift.winner} {units.seconds(shift.winner_s)}{equal}"
+
+
 def _help_row(what: WhatIf, step_s: float) -> tuple[str, ...]:
     steps = f"{units.seconds(step_s)} -> {units.seconds(what.step_s)}"
     return what.change, steps, _change(-what.gain), what.note
@@ -254,5 +285,6 @@ def plan_json(told: Explained) -> dict[str, Any]:
         "alternatives": [asdict(other) for other in told.alternatives],
         "what_ifs": [asdict(what) for what in told.what_ifs],
         "untried": [asdict(left) for left in told.untried],
+        "sensitivity": asdict(told.sensitivity),
         "odd_rows": [{**asdict(rows), "padded": rows.padded} for rows in told.odd_rows],
     }

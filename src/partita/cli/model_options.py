@@ -8,9 +8,15 @@ from typing import Any
 
 import click
 
+from partita.capture.onnx_file import is_onnx_spec
+from partita.capture.python_file import is_python_spec
+from partita.cli.base import OutputFile
+from partita.errors import InputError
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
+from partita.zoo.catalogue import MODELS
+from partita.zoo.spec import find, names_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,13 @@ objective_option = click.option(
 
 
 def model_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add `--batch`, `--dtype`, `--train/--infer`, `--optimizer`, handed on as `options`."""
+    """Add `--batch`, `--seq`, `--dtype`, `--train/--infer`, `--optimizer`, as `options`.
+
+    A sequence length becomes part of the MODEL (`gpt2@512`), so that plans say it.
+    """
 
     @click.option("--batch", "-b", type=click.IntRange(1), help="Samples per step on all devices.")
+    @click.option("--seq", type=click.IntRange(1), help="Tokens per sample; as MODEL@SEQ.")
     @click.option("--dtype", type=click.Choice(FLOATS), help="Element type of the parameters.")
     @click.option("--train/--infer", "training", default=True, help="Training is the default.")
     @click.option(
@@ -58,14 +68,52 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
     def wrapped(
         *args: Any,
         batch: int | None,
+        seq: int | None,
         dtype: str | None,
         training: bool,
         optimizer: str,
         **rest: Any,
     ) -> int | None:
+        model = rest.get("model")
+        if seq is not None:
+            rest["model"] = model = _with_sequence(model, seq)
+        if batch is None and isinstance(model, str) and not rest.get("quiet"):
+            _ask_for_batch(model)
         return command(*args, options=ModelOptions(batch, dtype, training, optimizer), **rest)
 
     return wrapped
+
+
+def _with_sequence(model: str | None, seq: int) -> str:
+    """The MODEL with its sequence length; refused where it has none to choose."""
+    if model is None or is_python_spec(model) or is_onnx_spec(model):
+        raise InputError(
+            "is for models of the zoo and configurations",
+            fix="let the file give arguments of that length",
+            field="--seq",
+        )
+    if "@" in model:
+        raise InputError(f"{model} says a size already", fix="give it once", field="--seq")
+    if not names_file(model) and find(model).option != "seq":
+        known = find(model)
+        raise InputError(
+            f"{known.name} has no sequence", fix=f"choose its {known.option}: {model}@224",
+            field="--seq",
+        )  # fmt: skip
+    return f"{model}@{seq}"
+
+
+def _ask_for_batch(model: str) -> None:
+    """A language model's batch is a decision of its user: say which one is assumed."""
+    name = model.partition("@")[0]
+    if is_python_spec(model) or is_onnx_spec(model) or names_file(model) or name not in MODELS:
+        return
+    if MODELS[name].option == "seq":
+        click.echo(
+            f"no --batch is given, so {MODELS[name].batch} samples per step are assumed on all "
+            "devices together; give the global batch with --batch",
+            err=True,
+        )
 
 
 calibration_option = click.option(
@@ -76,11 +124,20 @@ calibration_option = click.option(
 
 
 def dump_graph_option(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add `--dump-graph FILE`, handed on as `dump_graph: Path | None`."""
+    """Add `--dump-graph FILE`, handed on as `dump_graph: Path | None`; checked before the work."""
+
+    def checked(ctx: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+        if path is not None:
+            from partita.graph.files import WRITERS
+
+            OutputFile(path).ending(WRITERS)
+        return path
+
     return click.option(
         "--dump-graph",
         type=click.Path(path_type=Path),
         metavar="FILE",
+        callback=checked,
         help="Write the model's graph too: .dot, .svg, .txt or .json.",
     )(command)
 

@@ -112,11 +112,17 @@ def _text(partitioned: "Partitioned") -> str:
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
         ending = "proven optimal" if result.gap <= 1e-9 else f"at most {result.gap:.2%} away"
-        lines.append(f"lower bound     {bound}, {ending}")
+        lines.append(f"lower bound     {bound} for it, {ending}")
     step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
     count = partitioned.plan.schedule.num_microbatches
     parts = f"{count} micro-batches" if count > 1 else "the batch at once"
     lines.append(f"{step} ({partitioned.plan.schedule.name}, {parts})")
+    least = partitioned.plan.prediction.lower_bound_s
+    gap = 1 - least / partitioned.simulation.step_s if partitioned.simulation.step_s else 0.0
+    lines.append(
+        f"                on this cost model no step is below {units.seconds(least)}: at most "
+        f"{gap:.1%} from optimal, filling and draining the pipeline included"
+    )
     if not partitioned.simulation.fits:
         lines.append("the simulated peak memory is more than a device has")
     if partitioned.tied:

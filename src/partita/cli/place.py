@@ -105,7 +105,7 @@ def command(
     if output is not None and placed.saved is not None:
         written = output.write(placed.saved.to_json())
     if placed.best is not None:
-        _write_more(model, placed, drawn, filled)
+        _write_more(model, placed, drawn, filled, out)
     out.show(placement_text(placed))
     if front and placed.best is not None:
         out.show("\n" + front_text(placed.front()))
@@ -125,12 +125,12 @@ def _is_placement(model: str) -> bool:
 
 
 def _write_more(
-    model: str, placed: "Placed", drawn: OutputFile | None, filled: OutputFile | None
+    model: str, placed: "Placed", drawn: OutputFile | None, filled: OutputFile | None, out: Output
 ) -> None:
     if drawn is not None:
         from partita.report.placement_page import placement_page
 
-        drawn.write(placement_page(placed))
+        out.save(drawn, lambda: placement_page(placed))
     if filled is not None:
         from partita.capture.exprimo_net import with_devices
         from partita.files import decode_json, encode_json, read_bytes

@@ -67,7 +67,7 @@ def describe(step: Improvement, words: Words = number) -> str:
     return "  ".join(parts)
 
 
-class Lines:
+class PlainLines:
     """Improvements as plain lines: the first at once, then at most one per `LINE_INTERVAL_S`."""
 
     def __init__(self, words: Words = number, clock: Callable[[], float] = time.monotonic) -> None:
@@ -118,12 +118,12 @@ class Live:
 
 
 @contextmanager
-def shown(quiet: bool, words: Words = number) -> Iterator[Lines | Live | None]:
+def shown(quiet: bool, words: Words = number) -> Iterator[PlainLines | Live | None]:
     """What shows improvements in the way that fits stderr; None when quiet."""
     if quiet:
         yield None
         return
-    view = Live(words) if sys.stderr.isatty() else Lines(words)
+    view = Live(words) if sys.stderr.isatty() else PlainLines(words)
     try:
         yield view
     finally:

@@ -1,11 +1,10 @@
 """`partita report`: a plan as text here, as a page, a picture or a trace in a file."""
 
-from pathlib import Path
+from functools import partial
 
 import click
 
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.errors import FileError
 from partita.jobs.simulate import Simulation
 from partita.plans import Plan
 
@@ -28,28 +27,19 @@ def command(plan: str, width: int, output: OutputFile | None, out: Output) -> in
     from partita.report.summary import simulation_json, simulation_text
     from partita.report.terminal import gantt
 
-    suffix = None if output is None else _suffix(output.path)
+    suffix = None if output is None else output.ending(FORMATS)
     record = read_plan(plan)
     simulation = simulate(record)
     text = f"{simulation_text(simulation)}\n\n{gantt(simulation.timeline, width=width)}"
     out.show(text)
+    written = None
     if output is not None and suffix is not None:
-        output.write(_content(suffix, record, simulation, text))
-        out.show(f"report in {output.path}")
-    written = None if output is None else str(output.path)
-    out.result({**simulation_json(simulation), "report": written})
+        content = partial(_content, suffix, record, simulation, text)
+        written = out.save(output, content)
+    if written is not None:
+        out.show(f"report in {written}")
+    out.result({**simulation_json(simulation), "report": None if written is None else str(written)})
     return 0
-
-
-def _suffix(path: Path) -> str:
-    for suffix in FORMATS:
-        if path.name.endswith(suffix):
-            return suffix
-    raise FileError(
-        f"has an ending that says nothing: {path.suffix or 'none'}",
-        fix=f"end the name in one of {', '.join(FORMATS)}",
-        file=str(path),
-    )
 
 
 def _content(suffix: str, plan: Plan, simulation: Simulation, text: str) -> bytes | str:

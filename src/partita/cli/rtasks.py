@@ -1,12 +1,11 @@
 """`partita rtasks`: a whole model as one persistent kernel, planned tile by tile."""
 
-from pathlib import Path
+from functools import partial
 
 import click
 
 from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.errors import FileError
 from partita.jobs.rtasks import FusedPlan
 
 FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
@@ -60,17 +59,18 @@ def command(
         )  # fmt: skip
     from partita.jobs.rtasks import plan_rtasks
 
-    suffix = None if output is None else _suffix(output.path)
+    suffix = None if output is None else output.ending(FORMATS)
     with out.stop(time_s=time_limit, words=_microseconds) as stop:
         fused = plan_rtasks(
             model, device, beside=beside, batch=batch, dtype=dtype, method=method, stop=stop,
             seed=out.seed,
         )  # fmt: skip
+    written = None
     if output is not None and suffix is not None:
-        output.write(_content(suffix, fused))
+        written = out.save(output, partial(_content, suffix, fused))
     out.show(_text(fused))
-    if output is not None:
-        out.show(f"written: {output.path}")
+    if written is not None:
+        out.show(f"written: {written}")
     result = fused.result
     out.result(
         {
@@ -94,17 +94,6 @@ def command(
 
 def _microseconds(value: float) -> str:
     return units.seconds(value * 1e-6)
-
-
-def _suffix(path: Path) -> str:
-    for suffix in (".problem.json", ".trace.json", *FORMATS):
-        if path.name.endswith(suffix):
-            return suffix
-    raise FileError(
-        f"has an ending that says nothing: {path.suffix or 'none'}",
-        fix=f"end the name in one of {', '.join(FORMATS)}",
-        file=str(path),
-    )
 
 
 def _content(suffix: str, fused: FusedPlan) -> bytes | str:

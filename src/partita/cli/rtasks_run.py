@@ -1,10 +1,9 @@
 """`partita rtasks --run` and `--interpret`: the model itself, fused and called."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from partita.cli.base import Output, OutputFile
-from partita.errors import FileError
 from partita.files import encode_json
 
 FORMATS = (".json", ".txt", ".svg", ".trace.json")
@@ -18,15 +17,16 @@ def run_it(model: str, output: OutputFile | None, out: Output, **options: Any) -
     from partita.gpu.model import rtasks_of
 
     if output is not None:
-        _check_ending(output.path)
+        output.ending(FORMATS)
     fused = rtasks_of(model, seed=out.seed, note=out.note, **options)
     report = fused.report()
     data = {**report.to_json(), "problem": model, "seed": out.seed}
+    written = None
     if output is not None:
-        output.write(_content(output.path.name, fused, data))
+        written = out.save(output, partial(_content, output.path.name, fused, data))
     out.show(str(report))
-    if output is not None:
-        out.show(f"written: {output.path}")
+    if written is not None:
+        out.show(f"written: {written}")
     out.result(data)
     return 0
 
@@ -44,12 +44,3 @@ def _content(name: str, fused: Any, data: dict[str, Any]) -> bytes | str:
 
         return chrome_trace(fused.timeline())
     return encode_json(data)
-
-
-def _check_ending(path: Path) -> None:
-    if not path.name.endswith(FORMATS):
-        raise FileError(
-            f"has an ending that says nothing: {path.suffix or 'none'}",
-            fix=f"end the name in one of {', '.join(FORMATS)}",
-            file=str(path),
-        )

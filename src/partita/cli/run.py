@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("plan")
-@click.option("--model", metavar="FILE.PY:NAME", help="The module; as in the plan if left out.")
+@click.option("--model", metavar="FILE.PY:NAME", help="The module; else the plan's, if unchanged.")
 @click.option(
     "--data", metavar="FILE.PY:NAME",
     help="A function of the number of the step that gives its arguments; else the example's.",
@@ -64,7 +64,8 @@ def command(
 
     Started by torchrun: torchrun --standalone --nproc-per-node 2 -m partita run plan.json. The
     model of the plan is file.py:function, which gives the module (its forward returns the loss) and
-    the arguments of one call; of a model of the zoo the reference module is trained, on random
+    the arguments of one call (a file that is not the one that was captured is refused unless it is
+    named with --model); of a model of the zoo the reference module is trained, on random
     data. A plan for one kind of device runs on another. With
     --checkpoint-every and torchrun's --max-restarts, a run that lost a rank goes on from the last
     complete checkpoint.
@@ -98,12 +99,13 @@ def _run(
 
     need_torch("running a plan")
     from partita.capture.onnx_file import is_onnx_spec
+    from partita.jobs.carried import code_of
     from partita.run.distributed.train import TrainSettings, train
     from partita.run.load import load_module
 
     record = read_plan(plan)
     recorder = _recorder(record, steps, rank, *tracing)
-    spec = model or record.model.spec
+    spec = code_of(record.model, model)
     if is_onnx_spec(spec):
         raise InputError(
             f"the plan is for {spec}, and an ONNX file has no PyTorch module",

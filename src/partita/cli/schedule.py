@@ -196,7 +196,7 @@ def command(
         data["torch"] = what.given.to_json()
     if output is not None:
         output.write(files.encode_json(data))
-    written = _write(targets, result, what.given, comms)
+    written = _write(targets, result, what.given, comms, out)
     out.show(_as_text(result, compared, what.given))
     for path in written if output is None else [*written, output.path]:
         out.show(f"written to {path}")
@@ -399,24 +399,24 @@ def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, A
 
 
 def _write(
-    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None, comms: bool
-) -> list[Path]:
+    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None, comms: bool,
+    out: Output,
+) -> list[Path]:  # fmt: skip
     """Write what was asked for; without a schedule only the problem is there to be written."""
     written = [targets["save"].path] if "save" in targets else []
     if result.found.solution is None:
         return written
-    if "csv" in targets:
-        written.append(targets["csv"].write(_torch_csv(result, given, comms)))
-    if "svg" in targets:
-        from partita.report.svg_timeline import timeline_svg
+    from partita.report.svg_timeline import timeline_svg
+    from partita.report.trace import chrome_trace
 
-        title = f"{result.problem.name}, {result.num_microbatches} micro-batches"
-        written.append(targets["svg"].write(timeline_svg(result.timeline(), title=title)))
-    if "trace" in targets:
-        from partita.report.trace import chrome_trace
-
-        written.append(targets["trace"].write(chrome_trace(result.timeline())))
-    return written
+    title = f"{result.problem.name}, {result.num_microbatches} micro-batches"
+    forms: dict[str, Callable[[], bytes | str]] = {
+        "csv": lambda: _torch_csv(result, given, comms),
+        "svg": lambda: timeline_svg(result.timeline(), title=title),
+        "trace": lambda: chrome_trace(result.timeline()),
+    }
+    saved = [out.save(targets[name], make) for name, make in forms.items() if name in targets]
+    return [*written, *(path for path in saved if path is not None)]
 
 
 def _torch_csv(result: ScheduleResult, given: GivenOrder | None, comms: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from partita.cli.base import Output, common_options
+from partita.cli.base import Output, OutputFile, common_options
 from partita.cli.model_options import (
     ModelOptions,
     calibration_option,
@@ -19,7 +19,6 @@ from partita.cli.model_options import (
 )
 from partita.cli.strategy_options import strategy_options
 from partita.errors import InputError
-from partita.files import write_atomically
 
 
 @click.command()
@@ -27,7 +26,12 @@ from partita.files import write_atomically
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
 @calibration_option
 @click.option("--gantt", is_flag=True, help="Draw the timeline here.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a Perfetto trace here.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    callback=lambda ctx, option, path: path if path is None else OutputFile(path).path,
+    help="Write a Perfetto trace here.",
+)
 @click.option("--top", type=click.IntRange(0), default=10, help="How many of the slowest ops.")
 @click.option("--sensitivity", is_flag=True, help="What a strategy's forecast hangs on.")
 @strategy_options
@@ -104,8 +108,8 @@ def command(
     if trace is not None:
         from partita.report.trace import chrome_trace
 
-        write_atomically(trace, chrome_trace(simulation.timeline))
-        out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
+        if out.save(OutputFile(trace), lambda: chrome_trace(simulation.timeline)) is not None:
+            out.note(f"trace in {trace}; open it at ui.perfetto.dev or chrome://tracing")
     out.show(simulation_text(simulation, top))
     if gantt:
         from partita.report.terminal import gantt as draw

@@ -4,13 +4,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partita import files, units
 from partita.cli import INTERRUPTED
 from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.errors import InputError
+
+if TYPE_CHECKING:
+    from partita.timeline import Timeline
+
+ANALYTIC = (".json", ".svg", ".trace.json")
+MEASURED = (".json", ".py")
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -41,7 +49,10 @@ def _batches(text: str) -> tuple[int, ...]:
 )
 @click.option("--profile", metavar="FILE", help="Keep measurements in this file.")
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out of the comparison.")
-@output_option("Write the schedule (.json) or, from a GPU, Python source (.py) here.")
+@output_option(
+    "Write the schedule (.json) here, from a GPU also as Python source (.py), from analytic costs "
+    "also its timeline (.svg, .trace.json)."
+)
 @common_options
 def command(model: str, device: str, output: OutputFile | None, out: Output, **options: Any) -> int:
     """Run the ops of a MODEL side by side on one GPU.
@@ -67,6 +78,7 @@ def _analytic(
     from partita.jobs.streams import streams_by_costs
     from partita.report.terminal import gantt
 
+    ending = ".json" if output is None else output.ending(ANALYTIC)
     with out.stop(time_s=time_limit) as stop:
         streams = streams_by_costs(
             model, gpu, batch=batch[0], dtype=dtype, method=method, stop=stop, seed=out.seed
@@ -87,8 +99,9 @@ def _analytic(
         "candidates": {each.method: each.objective for each in streams.results},
         "ops": [op.name for op in streams.model.problem.ops],
     }
+    written = None
     if output is not None:
-        output.write(files.encode_json(data))
+        written = out.save(output, partial(_drawn, ending, data, streams.timeline, model))
     problem = streams.model.problem
     out.show(
         f"{problem.model} on {streams.device.name}: {len(problem.ops) - 1} launches in "
@@ -99,11 +112,28 @@ def _analytic(
             out.show(f"  {each.method:14}{each.objective:10.1f} us  {each.why}")
     if streams.timeline is not None:
         out.show("\n" + gantt(streams.timeline))
-    if output is not None:
-        out.show(f"written to {output.path}")
+    if written is not None:
+        out.show(f"written to {written}")
     out.show(f"measure it on a GPU with: partita streams {model} --device cuda")
     out.result(data)
     return 0 if best.solution is not None else 1
+
+
+def _drawn(
+    ending: str, data: dict[str, Any], timeline: "Timeline | None", title: str
+) -> bytes | str:
+    """The answer in the form that the name's ending says."""
+    if ending == ".json":
+        return files.encode_json(data)
+    if timeline is None:
+        raise InputError("there is no schedule to draw")
+    if ending == ".svg":
+        from partita.report.svg_timeline import timeline_svg
+
+        return timeline_svg(timeline, title=title)
+    from partita.report.trace import chrome_trace
+
+    return chrome_trace(timeline)
 
 
 @contextmanager
@@ -139,6 +169,8 @@ def _measured(
     from partita.gpu.streams.emit import emit
 
     weights = None
+    if output is not None:
+        output.ending(MEASURED)
     if output is not None and output.path.suffix == ".py":
         weights = OutputFile(output.path.with_suffix(".pt"), output.force)  # refused now if there
 

@@ -1,5 +1,6 @@
 """Machines to plan for: devices, links, presets, and files that describe them."""
 
+from collections.abc import Callable
 from os import PathLike
 
 from partita.cluster.record import Cluster, Device, DeviceKind, Level, Link
@@ -19,11 +20,14 @@ __all__ = [
 # The readers and the preset data are imported when first asked for, not with the records.
 
 
-def resolve(spec: str | PathLike[str]) -> Cluster:
-    """The cluster that a preset name, a file or a shorthand such as `2x8xH100` stands for."""
+def resolve(spec: str | PathLike[str], read: Callable[[str], bytes] | None = None) -> Cluster:
+    """The cluster that a preset name, a file or a shorthand such as `2x8xH100` stands for.
+
+    `read` gives the bytes of a file that is named, if not the file itself.
+    """
     from partita.cluster import presets
 
-    return presets.resolve(spec)
+    return presets.resolve(spec) if read is None else presets.resolve(spec, read)
 
 
 def list_presets() -> dict[str, str]:

@@ -86,9 +86,16 @@ class Calibration:
 
 def read_calibration(path: str | PathLike[str]) -> Calibration:
     """Read a calibration file."""
-    from partita.files import read_record
+    from partita.files import read_bytes
 
-    return read_record(str(path), KIND, Calibration)
+    return calibration_of(read_bytes(str(path)), str(path))
+
+
+def calibration_of(data: bytes, file: str = "") -> Calibration:
+    """The calibration in the bytes of a file."""
+    from partita.files import record_of
+
+    return record_of(data, KIND, Calibration, file=file)
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:

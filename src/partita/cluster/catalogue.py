@@ -37,7 +37,7 @@ class KindPreset:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CatalogueMachine:
     """A whole machine, as the tables of a cluster file."""
 
     name: str
@@ -53,7 +53,7 @@ class Catalogue:
 
     kinds: Mapping[str, KindPreset] = field(default_factory=dict)
     interconnects: Mapping[str, Interconnect] = field(default_factory=dict)
-    machines: Mapping[str, Machine] = field(default_factory=dict)
+    machines: Mapping[str, CatalogueMachine] = field(default_factory=dict)
 
     def kind(self, name: str) -> KindPreset | None:
         """The preset of this name or alias."""
@@ -63,7 +63,7 @@ class Catalogue:
         """The preset of this name."""
         return self.interconnects.get(plain(name))
 
-    def machine(self, name: str) -> Machine | None:
+    def machine(self, name: str) -> CatalogueMachine | None:
         """The preset of this name or alias."""
         return self.machines.get(plain(name))
 

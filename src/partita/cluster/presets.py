@@ -13,7 +13,7 @@ and a card per device in data centres, PCIe and a card per node otherwise.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from os import PathLike
@@ -21,12 +21,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from partita.cluster.calibration import calibrated, read_calibration
+from partita.cluster.calibration import calibrated, calibration_of
 from partita.cluster.catalogue import (
     Catalogue,
+    CatalogueMachine,
     Interconnect,
     KindPreset,
-    Machine,
     plain,
 )
 from partita.cluster.kinds import read_kind
@@ -36,20 +36,26 @@ from partita.cluster.tables import Document, TomlTable
 from partita.cluster.toml import read_cluster, read_toml
 from partita.cluster.wiring import Node, NodeNetwork, Parts, wire_nodes
 from partita.errors import ClusterError, FileError
+from partita.files import read_bytes
 from partita.suggest import suggest
+
+Read = Callable[[str], bytes]
 
 DATA = Path(__file__).with_name("presets.toml")
 
 _GROUP = re.compile(r"(?:([+-]?[0-9]+)[x×*])?(?:([+-]?[0-9]+)[x×*])?(\S.*)", re.IGNORECASE)
 
 
-def resolve(spec: str | PathLike[str]) -> Cluster:
-    """The cluster that a preset name, a file or a shorthand such as `2x8xH100` stands for."""
+def resolve(spec: str | PathLike[str], read: Read = read_bytes) -> Cluster:
+    """The cluster that a preset name, a file or a shorthand such as `2x8xH100` stands for.
+
+    `read` gives the bytes of a file that is named: a plan carries them.
+    """
     base, plus, measured = str(spec).rpartition("+")
     if plus and measured.lower().endswith(".json") and not Path(spec).exists():
-        return calibrated(resolve(base), read_calibration(measured))
+        return calibrated(resolve(base, read), calibration_of(read(measured), measured))
     if isinstance(spec, PathLike) or str(spec).lower().endswith((".toml", ".json")):
-        return _read_file(Path(spec))
+        return _read_file(Path(spec), read)
     if not isinstance(spec, str) or not spec.strip():
         raise ClusterError(
             f"found {spec!r} where a cluster belongs", fix="name one, such as 4xA100"
@@ -93,7 +99,7 @@ def catalogue() -> Catalogue:
     for preset in map(_kind_preset, root.tables("kinds")):
         for name in (preset.kind.name, *preset.aliases):
             _enter(kinds, name, preset)
-    machines: dict[str, Machine] = {}
+    machines: dict[str, CatalogueMachine] = {}
     for index, table in enumerate(root.tables("machines")):
         machine = _machine(table, index)
         for name in (machine.name, *machine.aliases):
@@ -127,25 +133,23 @@ def _kind_preset(table: TomlTable) -> KindPreset:
     return KindPreset(read_kind(table), aliases, inside, nics, nics_per, node_size)
 
 
-def _machine(table: TomlTable, index: int) -> Machine:
+def _machine(table: TomlTable, index: int) -> CatalogueMachine:
     aliases = tuple(table.texts("aliases"))
     tables = {key: value for key, value in table.values.items() if key != "aliases"}
-    return Machine(table.text("name"), aliases, table.text("description"), tables, index)
+    return CatalogueMachine(table.text("name"), aliases, table.text("description"), tables, index)
 
 
-def _machine_cluster(machine: Machine, tables: Mapping[str, Any] | None = None) -> Cluster:
+def _machine_cluster(machine: CatalogueMachine, tables: Mapping[str, Any] | None = None) -> Cluster:
     path = ("machines", machine.index)
     return read_cluster(TomlTable(tables or machine.tables, _document(), path), catalogue())
 
 
-def _read_file(path: Path) -> Cluster:
-    from partita.files import read_bytes
-
+def _read_file(path: Path, read: Read) -> Cluster:
     if path.suffix.lower() not in (".toml", ".json"):
         raise FileError(
             f"ends in {path.suffix!r}", fix="a cluster file ends in .toml or .json", file=str(path)
         )
-    data = read_bytes(path)
+    data = read(str(path))
     if path.suffix.lower() == ".json":
         return Cluster.from_json(data, str(path))
     try:

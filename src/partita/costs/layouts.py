@@ -51,6 +51,24 @@ def copied_axes(layout: Layout, axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple(i for i, p in enumerate(layout) if p == REPLICATE and axes[i].size > 1)
 
 
+def common_layout(layouts: Sequence[Layout]) -> Layout:
+    """One layout for tensors that are added: equal ones stay, shards win, else replicas."""
+    return tuple(
+        column[0]
+        if len(set(column)) == 1
+        else next((p for p in column if p.kind == "shard"), REPLICATE)
+        for column in zip(*layouts, strict=True)
+    )
+
+
+def gradient_target(layout: Layout, stored: Layout) -> Layout:
+    """How a gradient lies before it is reduced: as its parameter, partial sums where replicated."""
+    return tuple(
+        PARTIAL if have == PARTIAL and keep == REPLICATE else keep
+        for have, keep in zip(layout, stored, strict=True)
+    )
+
+
 def conversion(
     whole_bytes: float, sizes: Sequence[float], have: Layout, need: Layout
 ) -> tuple[ConversionStep, ...]:
@@ -138,6 +156,11 @@ class Conversions:
             )
         ]
         return table
+
+    def seconds(self, size: float, have: Layout, need: Layout) -> float:
+        """Seconds from one layout to another."""
+        (i,), (j,) = self._numbers([have]), self._numbers([need])
+        return self._seconds(size, i, j, have, need)
 
     def _numbers(self, layouts: Sequence[Layout]) -> dict[int, Layout]:
         """The different ones by number."""

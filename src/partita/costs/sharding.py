@@ -3,7 +3,7 @@
 Each forward op chooses one splittable loop dim (or none) per mesh axis, and whether its parameters
 are kept replicated or sharded; its backward follows. A dispatch to experts and its combine must
 route the same groups of tokens: other pairs of their choices are forbidden (infinite along an
-edge). What a choice costs is kept in five parts,
+edge). What a choice costs is kept in parts,
 
     compute    all phases and the update, per kind of device
     blocking   statistics and halos, and along edges the conversion of layouts: somebody waits;
@@ -11,23 +11,30 @@ edge). What a choice costs is kept in five parts,
     hidden     sums of parameter gradients, gathering of shares, adding up a loss: may run beside
                compute
     ends       gathering of what was updated sharded, when all else is done
+    buckets    a part of what it takes to start a collective, of hidden ones and of those at the
+               end: gradients share buckets, so that a small one pays for as much as it fills
+    slowed     what computing pays for hidden communication beside it: gathers in full, sums by
+               bandwidth
     memory     parameters, gradients, states and saved activations held on a device
 
 and a problem is made from them with weights: blocking and hidden communication count in part, as
 far as they are expected to overlap; bytes have a price per byte, by which a cap on memory becomes a
 Lagrangian. Where a tensor has several consumers its conversion is done once, so each pays a part.
+A parameter with several readers (tied) is counted to the first: their gradients are added up before
+they are reduced, and where these do not lie alike, the pair pays for making them so.
 For one of several micro-batches, what happens once a step (updates, and gradients of parameters
 that are kept replicated) counts in equal parts to each.
 
 Bounds. A device's compute lane and its network lane are each busy no longer than a step, so for any
 0 <= w <= 1 the least value of (1 - w) compute + w communication over all choices is below every
 step time; and with a price per byte, that value less price * cap is below every step that fits.
+What depends on other ops (buckets, slowed, gradients of tied parameters) does not count there.
 """
 
 import functools
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +45,10 @@ from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
     Layout,
+    common_layout,
     conversion_seconds,
     copied_axes,
+    gradient_target,
     num_shards,
 )
 from partita.costs.roofline import Split, op_cost
@@ -57,7 +66,7 @@ from partita.graph.splits import (
     output_placement,
     splittable,
 )
-from partita.plans import Axis, Mesh, OpSplit
+from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
 STAT_BYTES = 4
@@ -84,6 +93,7 @@ class Weights:
     blocking: float = 1.0
     hidden: float = 1.0
     s_per_byte: float = 0.0
+    shared: float = 1.0  # what ops pay in common; 0 for bounds
     in_flight: float = 1.0  # micro-batches whose activations are held at a time
     selective: bool = False  # are cheap ops run again rather than what they make held?
 
@@ -99,6 +109,9 @@ class OpTable:
     blocking: Floats
     hidden: Floats
     ends: Floats
+    hidden_buckets: Floats
+    ends_buckets: Floats
+    slowed: Floats
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
     selectively: Floats  # of that, what is held where cheap ops run again
@@ -113,6 +126,9 @@ class OpTable:
         """Each choice's cost under weights."""
         total: Floats = weights.compute * self.compute.max(axis=1)
         total += weights.blocking * (self.blocking + self.ends) + weights.hidden * self.hidden
+        if weights.shared:
+            started = weights.hidden * self.hidden_buckets + weights.blocking * self.ends_buckets
+            total += weights.shared * (started + weights.compute * self.slowed)
         total += weights.s_per_byte * self.held(weights.in_flight, selective=weights.selective)
         return total
 
@@ -129,14 +145,28 @@ class ShardingModel:
     matrix_of: tuple[int, ...]
     matrices: tuple[Floats, ...]
     conversions: Conversions
+    tied: frozenset[int] = frozenset()  # matrices of readers of one parameter
 
-    def problem(self, weights: Weights = PLAIN) -> ShardingProblem:
-        """The pairwise problem under weights."""
+    def problem(
+        self, weights: Weights = PLAIN, exposed: Container[str] = frozenset()
+    ) -> ShardingProblem:
+        """The pairwise problem under weights; of `exposed` ops nothing is hidden."""
+        waiting, blocking = replace(weights, hidden=1.0), weights.blocking
+        own: dict[tuple[int, bool], Floats] = {}  # ops that are alike share their tables
+        for op, table in zip(self.ops, self.tables, strict=True):
+            if (key := (id(table), op in exposed)) not in own:
+                own[key] = table.cost(waiting if key[1] else weights)
         return ShardingProblem(
-            costs=tuple(table.cost(weights) for table in self.tables),
+            costs=tuple(
+                own[id(table), op in exposed]
+                for op, table in zip(self.ops, self.tables, strict=True)
+            ),
             edges=self.edges,
             matrix_of=self.matrix_of,
-            matrices=tuple(_weighted(matrix, weights.blocking) for matrix in self.matrices),
+            matrices=tuple(
+                _weighted(matrix, 0.0 if number in self.tied and not weights.shared else blocking)
+                for number, matrix in enumerate(self.matrices)
+            ),
             names=self.ops,
         )
 
@@ -228,6 +258,16 @@ def ways_of(
     return ways
 
 
+@dataclass(slots=True)
+class _Sent:
+    """Seconds of the communication of an op's parameters, as `OpTable` has them."""
+
+    hidden: float = 0.0
+    ends: float = 0.0
+    hidden_buckets: float = 0.0
+    ends_buckets: float = 0.0
+
+
 class _Facts:
     """What the builder needs to know of a graph on any mesh; worked out once per graph."""
 
@@ -314,6 +354,7 @@ class _ShardingBuilder:
         self.made_layouts: dict[int, tuple[Access, dict[Dims, Layout]]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
+        self.tied: set[int] = set()
         self.conversions = Conversions(self.ways, self.groups, collectives)
 
     def build(self) -> ShardingModel:
@@ -338,6 +379,7 @@ class _ShardingBuilder:
             tuple(matrix_of),
             tuple(self.stored),
             self.conversions,
+            frozenset(self.tied),
         )
 
     # What an op's choices cost by themselves.
@@ -364,7 +406,7 @@ class _ShardingBuilder:
         return tuple(choices)
 
     def _parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], *tuple[float, ...]]:
-        hidden, ends, updates, memory = self._parameters(op, choice)
+        own, updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
             self.by_dims[key] = self._dims_parts(op, choice)
@@ -373,8 +415,18 @@ class _ShardingBuilder:
             own + self.once * sum(part * self._update_s(update, kind) for update, part in updates)
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
-        held = memory + activations
-        return compute, blocking, hidden + also_hidden, ends, held, activations, selectively
+        return (
+            compute,
+            blocking,
+            own.hidden + also_hidden,
+            own.ends,
+            own.hidden_buckets,
+            own.ends_buckets,
+            self.collectives.interference * own.hidden,
+            memory + activations,
+            activations,
+            selectively,
+        )
 
     def _update_s(self, update: Op, kind: DeviceKind) -> float:
         """Seconds of a whole update, started by somebody else's launch."""
@@ -431,9 +483,9 @@ class _ShardingBuilder:
 
     def _parameters(
         self, op: Op, choice: SplitChoice
-    ) -> tuple[float, float, list[tuple[Op, float]], float]:
-        """Seconds of hidden communication and at the end, updates with their share, bytes held."""
-        hidden = ends = memory = 0.0
+    ) -> tuple["_Sent", list[tuple[Op, float]], float]:
+        """Seconds of communication, updates with their share, bytes held."""
+        sent, memory = _Sent(), 0.0
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         updates: list[tuple[Op, float]] = []
         nest = loop_nest(self.graph.call(op))
@@ -459,30 +511,43 @@ class _ShardingBuilder:
             memory += held / (copies if choice.zero == 3 else 1)  # its gradient
             updates.append((update, 1 / split))
             if choice.zero == 1:
-                gather = sum(self._time("all_gather", held, axis) for axis in copied)
-                ends += self.once * gather
+                for axis in copied:
+                    moving, starting = self._in_bucket("all_gather", held, axis)
+                    sent.ends += self.once * moving
+                    sent.ends_buckets += self.once * starting
         uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
         for axes, held in gathered.items():
-            hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
-        hidden += self._gradient_sums(op, choice)
-        return hidden, ends, updates, memory
+            sent.hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
+        self._gradient_sums(op, choice, sent)
+        return sent, updates, memory
 
-    def _gradient_sums(self, op: Op, choice: SplitChoice) -> float:
-        seconds = 0.0
+    def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
+        """Reductions of gradients; those of a tied parameter are added up and reduced once."""
+        collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
+        share = 1.0 if choice.zero == 3 else self.once
         for phase in self.phases[op.name]:
             if phase.phase != "wgrad":
                 continue
-            nest = loop_nest(self.graph.call(phase))
-            for name, access in zip(phase.outputs, nest.outputs, strict=True):
+            call = self.graph.call(phase)
+            nest = loop_nest(call)
+            for name, access, of in zip(phase.outputs, nest.outputs, call.wrt, strict=True):
+                if self.owner.get(op.inputs[of]) != op.name:
+                    continue
                 have = self._makes(nest, access, choice.dims)
                 size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
-                collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
-                seconds += sum(
-                    self._time(collective, size, axis)
-                    for axis, p in enumerate(have)
-                    if p == PARTIAL
-                )
-        return seconds * (1.0 if choice.zero == 3 else self.once)
+                for axis, place in enumerate(have):
+                    if place == PARTIAL:
+                        moving, starting = self._in_bucket(collective, size, axis)
+                        sent.hidden += share * moving
+                        sent.hidden_buckets += share * starting
+
+    def _in_bucket(self, collective: str, size: float, axis: int) -> tuple[float, float]:
+        """Seconds by bandwidth, and the part of a bucket's start that a gradient pays for."""
+        groups = self.groups[axis]
+        starting = self._time(collective, BUCKET_BYTES, axis)
+        starting -= self.collectives.by_bandwidth(collective, BUCKET_BYTES, groups)
+        part = min(1.0, size / BUCKET_BYTES)
+        return self.collectives.by_bandwidth(collective, size, groups), part * max(0.0, starting)
 
     def _activations(self, op: Op, choice: SplitChoice) -> float:
         """Bytes of the op's outputs that are kept for the backward."""
@@ -516,10 +581,14 @@ class _ShardingBuilder:
         """The number of the matrix of conversion times for one edge; equal ones are shared."""
         out = self._side(source, tensor, rows)
         into = self._side(target, tensor, columns)
-        key = (tensor.size_bytes, max(1, self.users[tensor.name]), id(out), id(into))
+        tied = tensor.role == "parameter"
+        key = (tensor.size_bytes, max(1, self.users[tensor.name]), tied, id(out), id(into))
         if key not in self.matrices:
             self.matrices[key] = len(self.stored)
-            self.stored.append(self._conversion_matrix(tensor, out, into))
+            matrix = self._tied_matrix if tied else self._conversion_matrix
+            self.stored.append(matrix(tensor, out, into))
+            if tied:
+                self.tied.add(self.matrices[key])
         return self.matrices[key]
 
     def _routing_matrix(
@@ -608,6 +677,33 @@ class _ShardingBuilder:
             there = there + self.conversions.table(size, gradient, back).T
         conversion_matrix: Floats = there / sharers
         return conversion_matrix
+
+    def _tied_matrix(
+        self,
+        tensor: Tensor,
+        out: tuple[tuple[Layout, Layout | None], ...],
+        into: tuple[tuple[Layout, Layout | None], ...],
+    ) -> Floats:
+        """A parameter as a later reader needs it; gradients made alike, then as it is stored."""
+        size, others = tensor.size_bytes, max(1, self.users[tensor.name] - 1)
+        convert = self.conversions.seconds
+        matrix: Floats = self.conversions.table(
+            size, [side[0] for side in out], [side[0] for side in into]
+        )
+        matrix = matrix / others
+        known: dict[tuple[Layout, ...], float] = {}
+        for i, (stored, first) in enumerate(out):
+            for j, (_, later) in enumerate(into):
+                if first is None or later is None:
+                    continue
+                key = (stored, first, later)
+                if key not in known:
+                    both = common_layout((later, first))  # gradients come from the last reader on
+                    once = convert(size, first, both)
+                    once += convert(size, both, gradient_target(both, stored))
+                    known[key] = once / others + convert(size, later, both)
+                matrix[i, j] += known[key]
+        return matrix
 
     def _time(self, collective: str, size_bytes: float, axis: int) -> float:
         return self.collectives.seconds(collective, size_bytes, self.groups[axis])

@@ -17,7 +17,6 @@ from partita.capture.exported import Captured
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
-from partita.cluster import resolve
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import Emitted, emit
@@ -26,18 +25,23 @@ from partita.errors import ModelError, PlanError
 from partita.graph.backward import forward_part
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
-from partita.jobs.workload import load_ref
+from partita.jobs.carried import code_of, load_cluster, load_model
 from partita.lower import lower_plan
 from partita.plans import Plan, runs_once
 
 _MARK = "partita_op"
 
 
-def emit_plan(plan: Plan) -> Emitted:
-    """The stages of a plan as one Python module; the plan must be for the model as it is now."""
-    graph = load_ref(plan.model).graph
+def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
+    """The stages of a plan as one Python module; the plan must be for the model as it is now.
+
+    Of a plan for file.py:function the file is run: the one that was captured, or `model`, which
+    the user names.
+    """
+    graph = load_model(plan).graph
     stage_of = {split.op: i for i, stage in enumerate(plan.stages) for split in stage.splits}
-    spec, batch = plan.model.spec, plan.model.batch // plan.schedule.num_microbatches
+    spec = code_of(plan.model, model)
+    batch = plan.model.batch // plan.schedule.num_microbatches
     if is_onnx_spec(spec):
         raise ModelError(
             "an ONNX file has no PyTorch module to write in stages",
@@ -45,7 +49,7 @@ def emit_plan(plan: Plan) -> Emitted:
             field=spec,
         )
     if is_python_spec(spec):
-        return _emit_module(plan, batch, stage_of)
+        return _emit_module(plan, spec, batch, graph, stage_of)
     return _emit_reference(plan, rebatch(forward_part(graph), batch), stage_of)
 
 
@@ -59,13 +63,14 @@ def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
             "plan with --pin pp=1 --pin micro-batches=1",
             field="rank",
         )
-    graph, cluster = load_ref(plan.model).graph, resolve(plan.cluster.spec)
+    graph, cluster = load_model(plan).graph, load_cluster(plan)
     lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, run)
     return emit_rank(lowered.program, graph, lowered.stages[0], rank)
 
 
-def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted:
-    spec = plan.model.spec
+def _emit_module(
+    plan: Plan, spec: str, batch: int, graph: Graph, stage_of: Mapping[str, int]
+) -> Emitted:
     module, args, kwargs = read_module(spec, batch)
     captured = export_module(module.train(plan.model.training), args, kwargs)
     if batch_of(captured.graph) != batch:
@@ -74,6 +79,12 @@ def _emit_module(plan: Plan, batch: int, stage_of: Mapping[str, int]) -> Emitted
             f"and the plan's micro-batches are of {batch}",
             fix="let the function take `batch`",
             field=spec,
+        )
+    if {op.name for op in captured.graph.ops} != {op.name for op in forward_part(graph).ops}:
+        raise PlanError(
+            f"the plan is for another {spec}: its ops are not those of the graph that it carries",
+            fix="plan again with this version of the model",
+            field="model",
         )
     again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
     return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)

@@ -19,8 +19,8 @@ from partita.emit.text import docstring, literal, quoted, statement
 from partita.errors import PlanError
 from partita.graph.backward import forward_part
 from partita.graph.record import Graph
+from partita.jobs.carried import code_of, load_model
 from partita.jobs.launch_command import launch_lines, num_ranks, run_refusal
-from partita.jobs.workload import load_ref
 from partita.plans import Plan
 
 OPTIMIZERS = {
@@ -75,17 +75,24 @@ if __name__ == "__main__":
 '''
 
 
-def training_script(plan: Plan, plan_file: str | Path, script: str | Path | None = None) -> str:
-    """The source of a script that trains as a plan says; `script` is where it will stand."""
-    graph = load_ref(plan.model).graph
+def training_script(
+    plan: Plan, plan_file: str | Path, script: str | Path | None = None, model: str | None = None
+) -> str:
+    """The source of a script that trains as a plan says; `script` is where it will stand.
+
+    Of a plan for file.py:function the file is run to see what it gives: the one that was captured,
+    or `model`, which the user names.
+    """
+    graph = load_model(plan).graph
     refusal = run_refusal(plan, graph)
     if refusal is not None:
         raise PlanError(f"there is no training script for this plan: {refusal}", field="plan")
     folder = Path(script).parent if script is not None else Path()
     name = Path(script).name if script is not None else "train.py"
+    spec = code_of(plan.model, model)
     model = (
-        _own_model(plan, forward_part(graph), folder)
-        if is_python_spec(plan.model.spec)
+        _own_model(plan, spec, forward_part(graph), folder)
+        if is_python_spec(spec)
         else _zoo_model(plan, forward_part(graph), folder)
     )
     lines = [
@@ -174,8 +181,7 @@ def _zoo_model(plan: Plan, graph: Graph, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _own_model(plan: Plan, graph: Graph, folder: Path) -> str:
-    spec = plan.model.spec
+def _own_model(plan: Plan, spec: str, graph: Graph, folder: Path) -> str:
     path, _, name = spec.rpartition(":")
     module, args, kwargs = read_module(spec, plan.model.batch)
     if kwargs:

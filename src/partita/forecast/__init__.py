@@ -10,11 +10,11 @@ from partita.forecast.machine import Machine, machine_of
 from partita.forecast.memory import MemoryParts
 from partita.forecast.predict import Forecast, forecast
 from partita.forecast.strategy import SCHEDULES, Strategy, check_divisions, check_strategy
-from partita.forecast.transformer import Experts, Latent, Transformer
+from partita.forecast.transformer import ExpertLayers, Latent, Transformer
 
 __all__ = [
     "SCHEDULES",
-    "Experts",
+    "ExpertLayers",
     "Forecast",
     "Latent",
     "Machine",

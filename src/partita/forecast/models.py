@@ -13,7 +13,7 @@ from typing import Any
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec
 from partita.errors import InputError, ModelError
-from partita.forecast.transformer import Experts, Latent, Transformer
+from partita.forecast.transformer import ExpertLayers, Latent, Transformer
 from partita.suggest import suggest
 from partita.zoo.bert import BERT, BertSizes
 from partita.zoo.catalogue import MODELS
@@ -168,7 +168,7 @@ def _decoder(name: str, sizes: DecoderSizes, seq: int) -> Transformer:
     experts = None
     if sizes.experts is not None:
         given = sizes.experts
-        experts = Experts(
+        experts = ExpertLayers(
             given.count, given.top_k, given.inner, given.shared, len(sizes.dense_layers)
         )
     return Transformer(
@@ -246,7 +246,7 @@ def _deepseek(fields: Fields, name: str, seq: int | None) -> Transformer:
     shared = (fields.maybe("n_shared_experts") or 0) * inner
     top_k = fields.whole("num_experts_per_tok", 8, most=count)
     dense = fields.whole("first_k_dense_replace", 0, least=0, most=model.layers)
-    return replace(model, experts=Experts(count, top_k, inner, shared, dense))
+    return replace(model, experts=ExpertLayers(count, top_k, inner, shared, dense))
 
 
 def _qwen3_moe(fields: Fields, name: str, seq: int | None) -> Transformer:
@@ -257,7 +257,7 @@ def _qwen3_moe(fields: Fields, name: str, seq: int | None) -> Transformer:
     dense |= set(fields.numbers("mlp_only_layers"))
     top_k = fields.whole("num_experts_per_tok", 8, most=count)
     inner = fields.whole("moe_intermediate_size", 768)
-    return replace(model, experts=Experts(count, top_k, inner, 0, len(dense)))
+    return replace(model, experts=ExpertLayers(count, top_k, inner, 0, len(dense)))
 
 
 # Families whose configurations are read here though no graph of theirs can be built.

@@ -10,7 +10,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertLayers:
     """The experts of a sparse layer: each token goes to `top_k` of `count`."""
 
     count: int
@@ -49,7 +49,7 @@ class Transformer:
     tied: bool = True
     causal: bool = True
     positions: bool = True  # learned positions are parameters
-    experts: Experts | None = None
+    experts: ExpertLayers | None = None
     latent: Latent | None = None
     window: int = 0  # tokens that a windowed layer looks back; 0: all
     windowed_share: float = 0.0  # the part of the layers with a window

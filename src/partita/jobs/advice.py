@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from partita import units
@@ -16,6 +17,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.engine import run
 from partita.graph.rebatch import rebatch
+from partita.jobs.attempts import Attempts
 from partita.jobs.plan_settings import USUAL, AdviceSettings
 from partita.lower import Memo, lower_plan
 from partita.problems.joint import Cell, JointSolution
@@ -23,6 +25,7 @@ from partita.search.joint.candidates import Candidates
 from partita.search.joint.groupings import divisors
 from partita.search.joint.model import JointModel
 
+NO_ADVICE = "use many more or larger devices, or a smaller batch"
 Late = Callable[[], bool]
 
 
@@ -31,15 +34,22 @@ def what_would_fit(
 ) -> str:
     """One sentence: what there is, and what would be enough."""
     memory = min(min(kind.memory_bytes for kind in model.cluster.kinds), max_memory)
+    attempt, late = Attempts(), partial(_after, settings.seconds)
     tried = (
-        _memory(model, memory, settings, _after(settings.seconds)),
-        _devices(model, max_memory, settings, _after(settings.seconds)),
-        _batch(model, settings, _after(settings.seconds)),
+        attempt("advice on memory", lambda: _memory(model, memory, settings, late())),
+        attempt("advice on devices", lambda: _devices(model, max_memory, settings, late())),
+        attempt("advice on the batch", lambda: _batch(model, settings, late())),
     )
-    helps = "; ".join(filter(None, tried))
-    helps = helps or "use many more or larger devices, or a smaller batch"
+    helps = "; ".join(filter(None, tried)) or NO_ADVICE
     have = units.size(memory)
     return f"no plan fits {have} per device, with checkpointing and ZeRO: {helps}"
+
+
+def what_would_fit_beyond_splits(model: JointModel, settings: AdviceSettings = USUAL.advice) -> str:
+    """The same where only splits have been tried: a plan of stages may fit as it is."""
+    if _fitting(replace(model, interrupted=_after(settings.seconds)), settings) is not None:
+        return "cut into stages, or with checkpointing, it should fit: partita plan says how"
+    return what_would_fit(model, math.inf, settings)
 
 
 def _after(seconds: float) -> Late:

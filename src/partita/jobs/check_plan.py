@@ -1,6 +1,7 @@
 """Is a plan what it claims to be? Checked anew, without trusting whoever made it.
 
-The model and machine are rebuilt from their names and compared by fingerprint; every forward op
+The model and machine are those that the plan carries, or rebuilt from their names, and compared by
+fingerprint; no code of the model is run; every forward op
 must have exactly one split that its loop nest allows, on devices that exist; the plan is lowered,
 its program checked for deadlock and for its meaning (every tensor in the layout that its reader
 needs, partial sums reduced, messages matched, also inside the blocks of a pipeline), run, the run
@@ -10,12 +11,12 @@ verified, memory included; and the time it takes and the memory must be what the
 from collections import Counter
 
 from partita import units
-from partita.cluster import Cluster, resolve
+from partita.cluster import Cluster
 from partita.engine import run
 from partita.errors import InputError, PlanError
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
-from partita.jobs.workload import load_ref
+from partita.jobs.carried import load_cluster, load_model
 from partita.lower import lower_plan
 from partita.plans import Axis, OpSplit, Plan, Stage
 from partita.verify import verify_meaning, verify_program, verify_timeline
@@ -26,8 +27,7 @@ TOLERANCE = 1e-6
 def check_plan(plan: Plan) -> tuple[str, ...]:
     """What is wrong with a plan, in words; empty if nothing is."""
     try:
-        cluster = resolve(plan.cluster.spec)
-        graph = load_ref(plan.model).graph
+        cluster, graph = load_cluster(plan), load_model(plan).graph
     except InputError as error:
         return (str(error),)
     if cluster.fingerprint() != plan.cluster.fingerprint:

@@ -6,19 +6,21 @@ search's plan. The best that fits stands for it; where nothing fits, the thrifti
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.graph.chain import chain_of
 from partita.graph.record import Graph
+from partita.jobs.attempts import Attempts, in_words
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.plan import DEFAULT_STOP, plan
 from partita.jobs.shard import shard
 from partita.jobs.simulate import Simulation, simulate_stages
-from partita.jobs.strategies import STRATEGIES
+from partita.jobs.strategies import STRATEGIES, NamedStrategy
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
@@ -97,39 +99,57 @@ def compare(
     work = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
     steady_state = not work.training and objective == "throughput"
     named = _Named(work, machine, stop, steady_state, Memo(Collectives(machine)))
-    rows = [named.row(name, summary, plans) for name, summary, plans in _strategies(work, machine)]
+    rows = [named.row(*strategy) for strategy in named_plans(work, machine)]
     asked: dict[str, Any] = {
         "batch": batch, "dtype": dtype, "training": training, "optimizer": optimizer,
         "stop": stop, "seed": seed,
     }  # fmt: skip
     if stop.interrupted():
         return Comparison((*rows, _left_out(*SHARD), _left_out(*JOINT)), 0.0)
-    split = shard(model, machine, **asked)
-    best = None if split.best is None else split.best.simulation
-    note = "" if best else f"{split.status}: {split.why}"
-    rows.append(ComparedStrategy(*SHARD, best, split.seconds, len(split.tried), steady_state, note))
-    joint = plan(model, machine, objective=objective, **asked)
+    attempt = Attempts()
+    split = attempt("shard", lambda: shard(model, machine, **asked))
+    if split is None:
+        rows.append(_failed(*SHARD, attempt))
+    else:
+        best = None if split.best is None else split.best.simulation
+        note = "" if best else f"{split.status}: {split.why}"
+        count = len(split.tried)
+        rows.append(ComparedStrategy(*SHARD, best, split.seconds, count, steady_state, note))
+    joint = attempt("plan", lambda: plan(model, machine, objective=objective, **asked))
+    if joint is None:
+        return Comparison((*rows, _failed(*JOINT, attempt)), 0.0)
     best = None if joint.best is None else joint.best.simulation
     note = "" if best else f"{joint.status}: {joint.why}"
-    rows.append(
-        ComparedStrategy(*JOINT, best, joint.seconds, joint.num_simulated, steady_state, note)
-    )
+    count = joint.num_simulated
+    rows.append(ComparedStrategy(*JOINT, best, joint.seconds, count, steady_state, note))
     return Comparison(tuple(rows), joint.lower_bound_s)
 
 
-def _strategies(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Sequence[Pipeline]]]:
-    """Every named strategy with its plans, made when it is its turn."""
+Make = Callable[[], Sequence[Pipeline]]
+
+
+def named_plans(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Make]]:
+    """Every named strategy with what makes its plans when it is its turn."""
+    graph = work.graph
+
+    def split(strategy: NamedStrategy) -> Sequence[Pipeline]:
+        stages = strategy.stages(graph, machine.num_devices)
+        return [((stage,), Schedule()) for stage in stages]
+
     for name, strategy in STRATEGIES.items():
         if work.training or name not in TRAINING:
-            stages = strategy.stages(work.graph, machine.num_devices)
-            yield name, strategy.summary, [((stage,), Schedule()) for stage in stages]
-    chain = chain_of(work.graph)
+            yield name, strategy.summary, partial(split, strategy)
+    chain = chain_of(graph)
     for name, pipeline in PIPELINES.items():
-        yield name, pipeline.summary, pipeline.plans(work.graph, chain, machine, work.batch)
+        yield name, pipeline.summary, partial(pipeline.plans, graph, chain, machine, work.batch)
 
 
 def _left_out(name: str, summary: str) -> ComparedStrategy:
     return ComparedStrategy(name, summary, None, 0.0, 0, note="not reached")
+
+
+def _failed(name: str, summary: str, attempt: Attempts) -> ComparedStrategy:
+    return ComparedStrategy(name, summary, None, 0.0, 0, note=in_words(attempt.errors[-1]))
 
 
 @dataclass(frozen=True)
@@ -142,16 +162,21 @@ class _Named:
     steady_state: bool
     memo: Memo
 
-    def row(self, name: str, summary: str, plans: Sequence[Pipeline]) -> ComparedStrategy:
+    def row(self, name: str, summary: str, make: Make) -> ComparedStrategy:
         """The best of a strategy's plans: those that fit first, then the fastest."""
-        started = time.perf_counter()
+        started, attempt = time.perf_counter(), Attempts()
+        plans = attempt(name, make) or ()
         if len(plans) > MOST_PLANS:
             plans = [plans[i * len(plans) // MOST_PLANS] for i in range(MOST_PLANS)]
         simulations: list[Simulation] = []
         for stages, schedule in plans:
             if self.stop.interrupted():
                 break
-            simulations.append(self._simulate(stages, schedule))
+            what = f"{name} in {len(stages)} stages on {stages[0].mesh}"
+            simulation = attempt(what, partial(self._simulate, stages, schedule))
+            simulations += [simulation] if simulation is not None else []
+        if not simulations and attempt.errors:
+            return _failed(name, summary, attempt)
         if not simulations:
             return _left_out(name, summary) if plans else self._impossible(name, summary)
         best = min(simulations, key=lambda s: (not s.fits, _objective_s(s, self.steady_state)))

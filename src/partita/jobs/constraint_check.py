@@ -1,6 +1,6 @@
 """Constraints that no plan can meet, whatever fits: told before the search, both sides named."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.cluster import Cluster
 from partita.errors import InputError
@@ -8,25 +8,26 @@ from partita.jobs.constraints import DEGREES, Constraints
 from partita.jobs.degree_pins import pinned_degrees, roles
 from partita.schedules.named import NAMED
 from partita.search.joint.groupings import device_groupings, divisors, mesh_shapes
+from partita.search.joint.orders import SINGLE, refused
 
 MOST_SHOWN = 6
-CHUNKS = (1, 2, 3, 4)  # stages on each group of devices: an order that needs more is refused later
 
 
 def check_constraints(
     constraints: Constraints, *, batch: int, cluster: Cluster, num_segments: int, inner_size: int,
-    training: bool, virtual_stages: Sequence[int] = CHUNKS, has_experts: bool = True,
+    training: bool, virtual_stages: Mapping[str, Sequence[int]], has_experts: bool = True,
 ) -> None:  # fmt: skip
     """Refuse pins that contradict the model, the machine or each other.
 
-    `virtual_stages` are the numbers of stages on a group of devices that the search knows.
+    `virtual_stages` are, per order, the numbers of stages on a group of devices that are tried.
     """
     _check_count(constraints, batch)
     _check_stages(constraints, cluster, num_segments)
     _check_mesh(constraints, cluster, num_segments, inner_size)
     _check_degrees(constraints, cluster, num_segments, inner_size, has_experts)
-    _check_order(constraints, training)
+    _check_checkpointing(constraints, training)
     _check_virtual(constraints, virtual_stages, training)
+    _check_order(constraints, training, batch, cluster, num_segments, virtual_stages)
 
 
 def _check_count(constraints: Constraints, batch: int) -> None:
@@ -129,10 +130,15 @@ def _check_degrees(
     )
 
 
-def _check_virtual(constraints: Constraints, known: Sequence[int], training: bool) -> None:
+def _check_virtual(
+    constraints: Constraints, virtual_stages: Mapping[str, Sequence[int]], training: bool
+) -> None:
     wanted, name = constraints.pinned_to("vpp"), constraints.pinned_to("schedule")
     if wanted is None:
         return
+    known = {1, *(count for counts in virtual_stages.values() for count in counts)}
+    if name is not None and name in virtual_stages and wanted != "1":
+        known = set(virtual_stages[name])
     if wanted != "1" and not training:
         raise InputError(
             f"vpp={wanted}, but inference is not interleaved", fix="leave it out", field="pin"
@@ -143,10 +149,11 @@ def _check_virtual(constraints: Constraints, known: Sequence[int], training: boo
             fix="give more stages, or leave vpp out",
             field="pin",
         )
-    if int(wanted) not in (1, *known):
+    if int(wanted) not in known and wanted != "1":
         raise InputError(
-            f"vpp={wanted} is not among the numbers of stages on a group that are tried",
-            fix=f"give {_either(sorted({1, *known}))}",
+            f"vpp={wanted} is not among the numbers of stages on a group that are tried"
+            f"{f' with schedule={name}' if name in virtual_stages else ''}",
+            fix=f"give {_either(sorted(known))}",
             field="pin",
         )
     if name is not None and (NAMED[name].layout == "line") != (wanted == "1"):
@@ -157,7 +164,7 @@ def _check_virtual(constraints: Constraints, known: Sequence[int], training: boo
         )
 
 
-def _check_order(constraints: Constraints, training: bool) -> None:
+def _check_checkpointing(constraints: Constraints, training: bool) -> None:
     again = constraints.pinned_to("recompute")
     if not training and again in ("full", "selective"):
         raise InputError(
@@ -165,25 +172,67 @@ def _check_order(constraints: Constraints, training: bool) -> None:
             fix="leave it out, or plan for training",
             field="pin",
         )
-    stages, name = constraints.pinned_to("pp"), constraints.pinned_to("schedule")
-    if name is None or stages is None:
+
+
+def _check_order(
+    constraints: Constraints, training: bool, batch: int, cluster: Cluster, num_segments: int,
+    virtual_stages: Mapping[str, Sequence[int]],
+) -> None:  # fmt: skip
+    """Is there a number of stages and micro-batches for which the pinned order exists?"""
+    name = constraints.pinned_to("schedule")
+    if name is None or name == SINGLE:
         return
-    if stages == "1" and name != "1f1b":
+    layout = NAMED[name].layout
+    if layout == "two-way":
         raise InputError(
-            f"pp=1 and schedule={name} contradict each other: one stage has nothing to order",
+            f"schedule={name} holds the model twice, which a plan does not",
+            fix="pin another; `partita schedule` draws and times this one",
+            field="pin",
+        )
+    if not training and layout != "line":
+        raise InputError(
+            f"schedule={name}, but inference is not interleaved", fix="leave it out", field="pin"
+        )
+    asked = [
+        f"{key}={constraints.pinned_to(key)}"
+        for key in ("pp", "vpp", "micro-batches")
+        if constraints.pinned_to(key) is not None
+    ]
+    asked.append(f"schedule={name}")
+    depths = [
+        p
+        for p in {len(groups): 1 for groups in device_groupings(cluster, num_segments)}
+        if constraints.allow("pp", p)
+    ]
+    if all(p == 1 for p in depths):
+        both = f"pp=1 and schedule={name} contradict each other"
+        alone = f"schedule={name} on {cluster.num_devices} device"
+        raise InputError(
+            f"{both if 'pp=1' in asked else alone}: one stage has nothing to order",
             fix="give more stages, or leave the schedule out",
             field="pin",
         )
-    count = constraints.pinned_to("micro-batches")
-    if count is not None:
-        why = [NAMED[name].refuses(int(stages), chunks, int(count)) for chunks in CHUNKS]
-        if all(why):
-            raise InputError(
-                f"pp={stages}, micro-batches={count} and schedule={name} contradict each "
-                f"other: {why[0]}",
-                fix="change one of the three",
-                field="pin",
-            )
+    chunks = [v for v in virtual_stages.get(name, (1,)) if constraints.allow("vpp", v)]
+    counts = [m for m in divisors(batch) if constraints.allow("micro-batches", m)]
+    why = [
+        _refusal(name, p, v, m, num_segments) for p in depths if p > 1 for v in chunks
+        for m in reversed(counts)
+    ]  # fmt: skip
+    if all(why):
+        raise InputError(
+            f"{', '.join(asked)} and a batch of {batch} contradict each other: {why[0]}",
+            fix="change one of these",
+            field="pin",
+        )
+
+
+def _refusal(name: str, p: int, v: int, m: int, num_segments: int) -> str:
+    """Why an order is not there for these numbers; empty if it is."""
+    if p * v > num_segments:
+        return f"the model can be cut into {num_segments} parts at most, not {p * v}"
+    if why := NAMED[name].refuses(p, v, m):
+        return why
+    return f"{name} needs {p} micro-batches or more" if refused(name, p, v, m) else ""
 
 
 def _either(values: list[int] | list[str]) -> str:

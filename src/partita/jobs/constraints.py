@@ -24,6 +24,7 @@ FLAGS = {
     **dict.fromkeys(("yes", "true", "on", "1"), "yes"),
     **dict.fromkeys(("no", "false", "off", "0"), "no"),
 }
+SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
 EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
 EARLIER_RECOMPUTE = {
@@ -111,13 +112,25 @@ def _parse(text: str, field: str) -> tuple[str, str]:
             known = EARLIER_RECOMPUTE.get(value)
             fix = f"write recompute={known}" if known else suggest(value, CHECKPOINTING)
             raise InputError(f"found {text!r}", fix=fix, field=field)
-    elif key == "schedule" and value not in NAMED:
-        raise InputError(f"found {text!r}", fix=suggest(value, NAMED), field=field)
+    elif key == "schedule":
+        _check_schedule(text, value, field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
         raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):
         raise InputError(f"found {text!r}", fix="write sizes such as 16x8", field=field)
     return key, value
+
+
+def _check_schedule(text: str, value: str, field: str) -> None:
+    """Orders by name; one that is searched for the stages of a plan can only be ruled out."""
+    if value == SEARCHED and field == "pin":
+        raise InputError(
+            f"found {text!r}, but an order is searched only where it beats the named ones",
+            fix="leave the schedule out",
+            field=field,
+        )
+    if value not in (*NAMED, SEARCHED):
+        raise InputError(f"found {text!r}", fix=suggest(value, (*NAMED, SEARCHED)), field=field)
 
 
 def _text(value: object) -> str:

@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SearchFrame:
     """What a search had at one moment; a cell of its archive is (devices, class, seconds, fits)."""
 
     evaluations: int
@@ -88,7 +88,7 @@ class RunRecord:
     peak_memory_bytes: tuple[float, ...] = ()
     history: tuple[tuple[float, int, float], ...] = ()  # seconds, evaluations, objective
     class_bytes: tuple[float, ...] = ()  # of an archive
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[SearchFrame, ...] = ()
     format: str = f"partita/{FORMAT}@1"
 
     @property
@@ -413,7 +413,7 @@ class _Frames:
     """The archive of a search that shows it, seen every so often: at most `MOST_FRAMES` times."""
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.frames: list[SearchFrame] = []
         self.every, self.seen = 1, 0
         self.class_bytes: tuple[float, ...] = ()
 
@@ -434,12 +434,12 @@ class _Frames:
             self.frames = self.frames[::2]
             self.every *= 2
 
-    def kept(self) -> tuple[Frame, ...]:
+    def kept(self) -> tuple[SearchFrame, ...]:
         """The frames."""
         return tuple(self.frames)
 
 
-def _frame(archive: Any) -> Frame:
+def _frame(archive: Any) -> SearchFrame:
     best = min(archive.elites, key=lambda elite: elite.score_ms)
     cells = tuple(
         (
@@ -450,4 +450,4 @@ def _frame(archive: Any) -> Frame:
         )
         for elite in archive.elites
     )
-    return Frame(archive.evaluations, best.score_ms / 1e3, tuple(best.placement), cells)
+    return SearchFrame(archive.evaluations, best.score_ms / 1e3, tuple(best.placement), cells)

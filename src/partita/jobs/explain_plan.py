@@ -3,15 +3,17 @@
 Time is accounted for on the busiest group of devices, where every second of the step is work,
 exposed communication, or idle; memory on the fullest device. Computing is divided by the
 roofline of its ops into arithmetic, rows that do not lie on 16 bytes, memory bandwidth and
-launches. What would help is simulated.
+launches. What would help is simulated, and so is what the choice hangs on.
 """
 
 from dataclasses import dataclass
 
-from partita.cluster import Cluster, resolve
+from partita.cluster import Cluster
+from partita.jobs.carried import load_cluster
 from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
+from partita.jobs.explain_shifts import PlanSensitivity, sensitivity
 from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
@@ -48,6 +50,7 @@ class Explained:
     what_ifs: tuple[WhatIf, ...]  # the most helpful first
     untried: tuple[Untried, ...]
     odd_rows: tuple[Rows, ...]  # sizes to pad
+    sensitivity: PlanSensitivity
 
     @property
     def step_s(self) -> float:
@@ -64,10 +67,10 @@ def explain_plan(
     plan: Plan, cluster: Cluster | None = None, budget_s: float = BUDGET_S
 ) -> Explained:
     """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
-    machine = resolve(plan.cluster.spec) if cluster is None else cluster
+    machine = load_cluster(plan) if cluster is None else cluster
     told = account_of(simulate_plan(plan, machine))
     simulation = told.simulation
-    helps, untried = what_ifs(simulation, plan, told.links, budget_s)
+    helps, untried = what_ifs(simulation, plan, told.links, budget_s / 2)
     is_steady = plan.prediction.interval_s is not None  # what counts is a batch after the other
     objective_s = simulation.interval_s if is_steady else simulation.step_s
     odd = unaligned_rows(simulation)
@@ -85,6 +88,7 @@ def explain_plan(
         helps,
         untried,
         odd,
+        sensitivity(simulation, budget_s / 2),
     )
 
 

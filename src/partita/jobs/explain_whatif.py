@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from partita import units
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.collectives import Collectives, Reached, reached
+from partita.costs.collectives import Collectives, Reached
 from partita.errors import PartitaError, PlanError
 from partita.jobs.explain_links import Links
 from partita.jobs.simulate import Simulation, simulate_stages
@@ -20,7 +20,6 @@ from partita.lower import Memo
 from partita.plans import Plan
 
 TIMES = 2
-MORE = 1.5
 CLEAR = 5e-4  # of a step: smaller changes are none
 
 
@@ -62,7 +61,7 @@ def what_if(simulation: Simulation, name: str, change: Change) -> WhatIf:
 
 def again(
     simulation: Simulation, *, cluster: Cluster | None = None, microbatches: int | None = None,
-    recompute: bool | None = None, assumed: Reached | None = None,
+    recompute: bool | None = None, assumed: Reached | None = None, quick: bool = False,
 ) -> Simulation:  # fmt: skip
     """The same plan once more, with another machine, number of micro-batches or no recompute.
 
@@ -84,7 +83,7 @@ def again(
     if microbatches is not None or recompute is False:  # other collectives have another order
         stages = tuple(replace(stage, overlap=None) for stage in stages)
     memo = Memo(Collectives(machine, assumed))
-    other = simulate_stages(simulation.workload, machine, stages, schedule, memo)
+    other = simulate_stages(simulation.workload, machine, stages, schedule, memo, quick=quick)
     return replace(other, cap_bytes=simulation.cap_bytes)
 
 
@@ -112,7 +111,6 @@ def changes(simulation: Simulation, links: Links) -> Iterator[tuple[str, Change]
     if len(used) > 1:
         for level, name in enumerate(links.names):
             yield f"{name} twice as fast", _on(links.faster(level, TIMES))
-        yield from _worse_communication(reached(simulation.cluster))
     yield from _devices(simulation, sorted({simulation.cluster.devices[d].kind for d in used}))
     if simulation.is_pipelined:
         count, batch = simulation.schedule.num_microbatches, simulation.workload.batch
@@ -122,22 +120,6 @@ def changes(simulation: Simulation, links: Links) -> Iterator[tuple[str, Change]
             yield f"{count // 2} micro-batches instead of {count}", _of(count // 2)
     if any(stage.checkpointing != "none" for stage in simulation.stages):
         yield "nothing recomputed", lambda old: again(old, recompute=False)
-
-
-def _worse_communication(known: Reached) -> Iterator[tuple[str, Change]]:
-    """What the prediction hangs on: parameters that are the least sure, in the worse direction."""
-    slower = replace(known, interference=MORE * known.interference + 0.1)
-    yield (
-        f"communication beside computing slows it {MORE:g} times as much",
-        lambda old: again(old, assumed=slower),
-    )
-    dearer = replace(
-        known,
-        inside_s=TIMES * known.inside_s + 1e-5,
-        across_s=TIMES * known.across_s + 1e-5,
-        hop_s=TIMES * known.hop_s,
-    )
-    yield "every collective at twice its fixed cost", lambda old: again(old, assumed=dearer)
 
 
 def _devices(simulation: Simulation, kinds: list[str]) -> Iterator[tuple[str, Change]]:

@@ -4,9 +4,9 @@ import shlex
 from pathlib import Path
 
 from partita.capture.onnx_file import is_onnx_spec
-from partita.cluster import resolve
 from partita.errors import PartitaError
 from partita.graph.record import Graph
+from partita.jobs.carried import load_cluster
 from partita.plans import Plan
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw")
@@ -54,7 +54,7 @@ def launch_lines(plan: Plan, program: str) -> list[str]:
 def _nodes(plan: Plan) -> int:
     """Machines of the cluster, where all have as many of the plan's devices."""
     try:
-        devices = resolve(plan.cluster.spec).devices
+        devices = load_cluster(plan).devices
     except PartitaError:  # its file may be elsewhere by now
         return 1
     used = {device for stage in plan.stages for device in stage.mesh.devices}

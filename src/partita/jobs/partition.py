@@ -20,11 +20,11 @@ from partita.costs.profiles import ModelProfile
 from partita.errors import InputError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
+from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload, load
 from partita.lower.orders import order_text, refusal
 from partita.plans import (
-    ClusterRef,
     Mesh,
     OpSplit,
     Origin,
@@ -272,10 +272,8 @@ class _Answer:
         bound_ms = result.lower_bound or 0.0
         plan = Plan(
             self.workload.ref(),
-            ClusterRef(
-                self.spec if isinstance(self.spec, str) else self.cluster.name,
-                self.cluster.num_devices,
-                self.cluster.fingerprint(),
+            cluster_ref(
+                self.spec if isinstance(self.spec, str) else self.cluster.name, self.cluster
             ),
             simulation.decided,
             Prediction(

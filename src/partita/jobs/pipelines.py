@@ -67,12 +67,13 @@ def _megatron(graph: Graph, chain: Chain, cluster: Cluster, batch: int) -> list[
                 continue
             count = batch // width
             shape = (width, tensor) if width > 1 else (tensor,)
+            names = ("data", "tensor")[-len(shape) :]
             if shape not in splits_of:
                 # How a reshape can be split depends on the batch it sees.
                 micro = rebatch(graph, width) if reshapes else graph
-                splits_of[shape] = feature_splits(micro, _mesh(shape, 0))
+                splits_of[shape] = feature_splits(micro, _mesh(shape, 0, names))
             for recompute in (False, True) if graph.is_training else (False,):
-                stages = _stages(chain, depth, splits_of[shape], shape, depth, recompute)
+                stages = _stages(chain, depth, splits_of[shape], shape, depth, recompute, names)
                 plans.append((stages, Schedule("1f1b", count)))
     return plans
 
@@ -109,8 +110,7 @@ def _count(batch: int, width: int, depth: int, *, whole: bool) -> int | None:
     return min(good, key=lambda c: (abs(c - PER_STAGE * depth), c), default=None)
 
 
-def _mesh(shape: tuple[int, ...], first: int) -> Mesh:
-    names = ("data", "tensor") if len(shape) == 2 else ("data",)
+def _mesh(shape: tuple[int, ...], first: int, names: Sequence[str] = ("data",)) -> Mesh:
     axes = tuple(Axis(name, size) for name, size in zip(names, shape, strict=True))
     size = shape[0] * (shape[1] if len(shape) == 2 else 1)
     return Mesh(axes, tuple(range(first, first + size)))
@@ -118,7 +118,7 @@ def _mesh(shape: tuple[int, ...], first: int) -> Mesh:
 
 def _stages(
     chain: Chain, count: int, splits: Sequence[OpSplit], shape: tuple[int, ...], groups: int,
-    recompute: bool,
+    recompute: bool, names: Sequence[str] = ("data",),
 ) -> tuple[Stage, ...]:  # fmt: skip
     """Stages of about equal work, one after the other on groups of devices."""
     of = {split.op: replace(split, zero=0) for split in splits}
@@ -129,7 +129,7 @@ def _stages(
         segments = chain.segments[a:b]
         mine = tuple(of[op] for segment in segments for op in segment.ops)
         kept = tuple(segment.ops[0] for segment in segments[1:]) if recompute else ()
-        mesh = _mesh(shape, number % groups * size)
+        mesh = _mesh(shape, number % groups * size, names)
         stages.append(Stage(f"stage{number}", mesh, mine, "full" if recompute else "none", kept))
     return tuple(stages)
 

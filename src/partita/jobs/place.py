@@ -10,12 +10,17 @@ the answer.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
+from partita.capture.exprimo_devices import device_graph_from_json
+from partita.capture.exprimo_net import network_from_json
 from partita.cluster import Cluster
 from partita.costs.placement import SEMANTICS, placement_model
 from partita.errors import InputError, PlanError
+from partita.files import decode_json
 from partita.graph.record import Graph
+from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.place_constraints import Constraint, read_constraints
 from partita.jobs.place_file import SavedPlacement, layer_devices
 from partita.jobs.place_inputs import Subject, load_subject
@@ -115,15 +120,10 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
 
 def place_again(saved: SavedPlacement) -> Placed:
     """Simulate a saved placement anew, checked against the model, the machine and its claim."""
-    ref = saved.plan.model
-    subject = load_subject(
-        ref.spec, saved.plan.cluster.spec, batch=ref.batch, dtype=ref.dtype,
-        training=ref.training, optimizer=ref.optimizer,
-    )  # fmt: skip
-    fingerprints = subject.workload.graph.fingerprint(), subject.cluster.fingerprint()
-    if fingerprints != (ref.fingerprint, saved.plan.cluster.fingerprint):
+    subject = _subject_again(saved)
+    if subject.cluster.fingerprint() != saved.plan.cluster.fingerprint:
         raise PlanError(
-            f"the placement is for another {ref.spec} or {saved.plan.cluster.spec}",
+            f"the placement is for another {saved.plan.cluster.spec}",
             fix="place the model again",
             field="plan",
         )
@@ -137,6 +137,29 @@ def place_again(saved: SavedPlacement) -> Placed:
         saved.batches, saved.in_flight, UNTIL_DONE, saved.plan.origin.seed,
     )  # fmt: skip
     return job.again(saved, layer_devices(layers, devices))
+
+
+def _subject_again(saved: SavedPlacement) -> Subject:
+    """Model and machine as the plan carries them, Exprimo's files too where its rules are used."""
+    plan = saved.plan
+    workload, cluster = load_model(plan), load_cluster(plan)
+    subject = Subject(workload, cluster, plan.cluster.spec)
+    if saved.semantics != "exprimo":
+        return subject
+    texts = {file.name: "\n".join(file.lines).encode() for file in plan.cluster.files}
+    net, devices = texts.get(plan.model.spec), texts.get(plan.cluster.spec)
+    if net is None or devices is None:
+        raise PlanError(
+            "the placement is timed by Exprimo's rules and does not carry its files",
+            fix="place the model again",
+            field="semantics",
+        )
+    spec, machine = plan.model.spec, plan.cluster.spec
+    return replace(
+        subject,
+        network=network_from_json(decode_json(net, spec), plan.model.batch, spec),
+        machine=device_graph_from_json(decode_json(devices, machine), machine),
+    )
 
 
 def find_search(

@@ -5,7 +5,7 @@ with Paleo's times (`costs/paleo.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,8 @@ def load_subject(
         workload = load(model, batch=batch, dtype=dtype, **options)
         return Subject(workload, subject, spec, None, graph_of_devices)
     network = network_from_json(net, batch, str(model))
-    workload = load(network_graph(network, dtype or "f32"), **options)
-    named = Workload(
-        str(model), workload.graph, network.layers[0].shape[0], workload.dtype,
-        workload.training, workload.optimizer,
-    )  # fmt: skip
+    workload = load(network_graph(network, dtype or "f32"), spec=str(model), **options)
+    named = replace(workload, batch=network.layers[0].shape[0])
     return Subject(named, subject, spec, network, graph_of_devices)
 
 

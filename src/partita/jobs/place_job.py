@@ -13,6 +13,7 @@ from typing import Any
 from partita import __version__
 from partita.costs.placement import PlacementModel
 from partita.errors import VerificationError
+from partita.jobs.carried import carried_file, cluster_ref
 from partita.jobs.place_file import SavedPlacement, stages_of
 from partita.jobs.place_inputs import Subject
 from partita.jobs.place_moves import changes, cuts
@@ -24,7 +25,7 @@ from partita.jobs.place_program import (
 )
 from partita.jobs.place_result import Placed, SimulatedPlacement
 from partita.jobs.place_trace import exprimo_timeline
-from partita.plans import ClusterRef, Origin, Plan, Prediction
+from partita.plans import CarriedFile, Origin, Plan, Prediction
 from partita.problems.placement import (
     PlacementProblem,
     PlacementSolution,
@@ -409,10 +410,18 @@ class PlacementJob:
             peak_memory_bytes=tuple(best.peak_bytes[device] for device in used),
             capacity_bytes=tuple(float(cluster.kind_of(device).memory_bytes) for device in used),
         )
+        machine = cluster_ref(self.subject.cluster_spec, cluster)
         return Plan(
             self.subject.workload.ref(),
-            ClusterRef(self.subject.cluster_spec, cluster.num_devices, cluster.fingerprint()),
+            replace(machine, files=(*machine.files, *self._exprimo_files())),
             stages_of(self.model, best.placement),
             prediction,
             Origin(self.method, str(status), why, self.seed, self._seconds(), __version__),
         )
+
+    def _exprimo_files(self) -> tuple[CarriedFile, ...]:
+        """Exprimo's network and devices: its rules are simulated from these."""
+        subject = self.subject
+        if subject.exprimo is None:
+            return ()
+        return carried_file(subject.workload.spec), carried_file(subject.cluster_spec)

@@ -71,7 +71,7 @@ def plan(
 
     `objective` matters for inference: `latency` is the time of one batch, `throughput` the time
     from one batch to the next. `max_memory` is bytes per device; `pin` and `forbid` hold texts
-    such as `stages=4` or `schedule=gpipe`. `search` is the joint search with other settings,
+    such as `pp=4` or `schedule=gpipe`. `search` is the joint search with other settings,
     `settings` are those of what comes before and after it.
     """
     if objective not in OBJECTIVES:
@@ -135,7 +135,7 @@ def joint_model(
         constraints, batch=workload.batch, cluster=cluster,
         num_segments=joint.chain.num_segments, inner_size=joint.patterns.inner_size,
         training=workload.training, has_experts=_has_experts(workload.graph),
-        virtual_stages=sorted({c for _, counts in joint.settings.virtual for c in counts}),
+        virtual_stages=joint.settings.virtual_stages(joint.pinned_schedule),
     )  # fmt: skip
     return joint
 

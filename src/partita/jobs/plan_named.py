@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from partita.graph.chain import chain_of
 from partita.jobs.pipelines import PIPELINES
@@ -15,12 +16,11 @@ TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none 
 
 def something_at_once(simulator: Simulator) -> None:
     """Named ways on one stage, of a large model the first that fits: something to show."""
-    graph, size = simulator.workload.graph, simulator.cluster.num_devices
-    settings = simulator.settings
+    graph, settings = simulator.workload.graph, simulator.settings
     small = len(graph.ops) <= settings.small_ops
     for name in STRATEGIES if small else settings.first:
         if simulator.workload.training or name not in TRAINING_ONLY:
-            for stage in STRATEGIES[name].stages(graph, size):
+            for stage in _stages(simulator, name):
                 if simulator.allowed((stage,), Schedule()):
                     simulator.add(name, (stage,), Schedule())
         if simulator.done() or (simulator.best() is not None and not small):
@@ -37,16 +37,22 @@ def all_named(simulator: Simulator) -> None:
 
 
 def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:
-    graph, size = simulator.workload.graph, simulator.cluster.num_devices
+    graph, batch = simulator.workload.graph, simulator.workload.batch
     chain = chain_of(graph)
-    for name, strategy in STRATEGIES.items():
+    for name in STRATEGIES:
         if simulator.workload.training or name not in TRAINING_ONLY:
-            for stage in strategy.stages(graph, size):
+            for stage in _stages(simulator, name):
                 yield name, (stage,), Schedule()
     for name, pipeline in PIPELINES.items():
-        plans = pipeline.plans(graph, chain, simulator.cluster, simulator.workload.batch)
-        for stages, schedule in plans:
+        make = partial(pipeline.plans, graph, chain, simulator.cluster, batch)
+        for stages, schedule in simulator.attempt(name, make) or ():
             yield name, stages, schedule
+
+
+def _stages(simulator: Simulator, name: str) -> tuple[Stage, ...]:
+    """A strategy on every mesh that it knows."""
+    graph, size = simulator.workload.graph, simulator.cluster.num_devices
+    return simulator.attempt(name, partial(STRATEGIES[name].stages, graph, size)) or ()
 
 
 def splits_alone(simulator: Simulator) -> None:
@@ -56,9 +62,12 @@ def splits_alone(simulator: Simulator) -> None:
     small &= simulator.cluster.num_devices <= settings.small_devices
     if not small or simulator.constraints or simulator.max_memory < math.inf:
         return
-    sharding = shard(
-        graph, simulator.cluster, training=simulator.workload.training,
-        optimizer=simulator.workload.optimizer, stop=simulator.left(),
+    sharding = simulator.attempt(
+        "the search for splits alone",
+        lambda: shard(
+            graph, simulator.cluster, training=simulator.workload.training,
+            optimizer=simulator.workload.optimizer, stop=simulator.left(),
+        ),
     )  # fmt: skip
-    if sharding.best is not None:
+    if sharding is not None and sharding.best is not None:
         simulator.add("sharding", (sharding.best.simulation.stage,), Schedule())

@@ -6,6 +6,7 @@ schedule searches solve. The order found becomes the plan's schedule, action by 
 """
 
 from partita.engine import run
+from partita.jobs.constraints import SEARCHED
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation
 from partita.lower import Memo, lower_plan
@@ -16,7 +17,6 @@ from partita.schedules.stages import StageCost, StageLink, placement_from_stages
 from partita.search import searches
 from partita.search.base import Stop
 
-NAME = "searched"  # what such a schedule is called in a plan
 BLOCKS = 3  # of a stage and micro-batch: forward, data gradients, weight gradients
 
 
@@ -60,4 +60,4 @@ def searched_schedule(
     if found is None:
         return None
     order = order_of(pipeline_of(problem), found.starts)
-    return Schedule(NAME, count, order_text(order))
+    return Schedule(SEARCHED, count, order_text(order))

@@ -1,11 +1,14 @@
 """What a search for a plan answers: the plan, the next best, how far from optimal it can be."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from partita import __version__, units
 from partita.jobs.advice import what_would_fit
+from partita.jobs.carried import cluster_ref
 from partita.jobs.plan_simulator import SimulatedPlan, Simulator, rank
-from partita.plans import Alternative, ClusterRef, Origin, Plan, Progress
+from partita.jobs.simulate import Simulation
+from partita.plans import Alternative, Origin, Plan, Progress
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
 
@@ -40,6 +43,7 @@ class Planned:
 def planned(simulator: Simulator, result: Result[JointSolution], spec: str) -> Planned:
     """The answer, from all that was simulated."""
     best, work_s = _in_full(simulator), simulator.work_s
+    simulator.attempt.refuse_if_all_failed(simulator.candidates)
     bound = max(work_s, result.lower_bound or 0.0)
     if best is not None:
         bound = min(bound, best.objective_s)  # a named plan may be outside of the space
@@ -85,13 +89,23 @@ def _in_full(simulator: Simulator) -> SimulatedPlan | None:
     """
     whole: set[int] = set()  # by identity: candidates are large to compare
     while (best := simulator.best()) is not None and id(best) not in whole:
-        simulation = best.simulation.in_full().capped(simulator.max_memory)
-        value = simulation.interval_s if simulator.steady_state else simulation.step_s
         place = next(i for i, one in enumerate(simulator.candidates) if one is best)
+        simulation = simulator.attempt(
+            f"{best.name} as {best.simulation.arrangement}",
+            partial(_whole, best, simulator.max_memory),
+        )
+        if simulation is None:
+            del simulator.candidates[place]
+            continue
+        value = simulation.interval_s if simulator.steady_state else simulation.step_s
         full = replace(best, simulation=simulation, objective_s=value, fits=simulation.fits)
         simulator.candidates[place] = full
         whole.add(id(full))
     return best
+
+
+def _whole(candidate: SimulatedPlan, max_memory: float) -> Simulation:
+    return candidate.simulation.in_full().capped(max_memory)
 
 
 def _plan(
@@ -99,7 +113,7 @@ def _plan(
 ) -> Plan:
     simulation, (status, why) = best.simulation, said
     prediction = simulation.prediction(bound, best.objective_s if simulator.steady_state else None)
-    cluster = ClusterRef(spec, simulator.cluster.num_devices, simulator.cluster.fingerprint())
+    cluster = cluster_ref(spec, simulator.cluster)
     origin = Origin(
         best.name, str(status), why, simulator.seed, simulator.clock.seconds(), __version__,
         tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in simulator.history),

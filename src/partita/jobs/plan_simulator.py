@@ -5,6 +5,7 @@ and not at all where what must lie on a device does not fit or, once there are s
 computing alone takes longer than the best plan. Named strategies are simulated by the same.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
 from partita.costs.op_bounds import work_bound_s
-from partita.jobs.constraints import Constraints
+from partita.jobs.attempts import Attempts
+from partita.jobs.constraints import SEARCHED, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
@@ -95,6 +97,7 @@ class Simulator:
     candidates: list[SimulatedPlan] = field(default_factory=list)
     history: list[Improvement] = field(default_factory=list)
     is_cheap: bool = False
+    attempt: Attempts = field(default_factory=Attempts)
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -136,14 +139,22 @@ class Simulator:
 
     def reorder(self, solution: JointSolution) -> None:
         """An order found for exactly these stages and the memory that is left."""
-        if self.constraints.pinned_to("schedule"):
+        if not self.constraints.allow("schedule", SEARCHED):
             return
         stages, schedule = self.model.stages(solution), self.model.schedule(solution)
         for candidate in self.candidates:
             simulation = candidate.simulation
             if simulation.stages == stages and simulation.schedule == schedule:
-                order = searched_schedule(
-                    simulation, self.memo, self.left(), self.seed, self.settings
+                order = self.attempt(
+                    "a searched order",
+                    functools.partial(
+                        searched_schedule,
+                        simulation,
+                        self.memo,
+                        self.left(),
+                        self.seed,
+                        self.settings,
+                    ),
                 )
                 if order is not None:
                     self.add("search", stages, order)
@@ -167,9 +178,14 @@ class Simulator:
         )
         if over > 0 or hopeless:
             return None
-        simulation = simulate_stages(
-            self.workload, self.cluster, stages, schedule, self.memo, most_devices=1, quick=True
-        ).capped(self.max_memory)
+        simulation = self.attempt(
+            f"{name} in {len(stages)} stages on {stages[0].mesh}, {schedule}",
+            lambda: simulate_stages(
+                self.workload, self.cluster, stages, schedule, self.memo, most_devices=1, quick=True
+            ).capped(self.max_memory),
+        )
+        if simulation is None:
+            return None
         value = simulation.interval_s if self.steady_state else simulation.step_s
         candidate = SimulatedPlan(name, simulation, value, self.clock.seconds(), simulation.fits)
         self.candidates.append(candidate)

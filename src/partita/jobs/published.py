@@ -24,7 +24,7 @@ NO_GROUP = "(no group)"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRun:
     """One measured run that can be forecast."""
 
     id: str
@@ -50,12 +50,12 @@ class Skipped:
     reason: str
 
 
-def left_out(row: Row) -> bool:
+def left_out(row: PublishedRun) -> bool:
     """Is the row kept from the fit of the parameter sets? A third is, by its id."""
     return zlib.crc32(row.id.encode()) % 3 == 0
 
 
-def read_rows(path: Path | str) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
+def read_rows(path: Path | str) -> tuple[tuple[PublishedRun, ...], tuple[Skipped, ...]]:
     """The rows of a file."""
     file = str(path)
     try:
@@ -73,9 +73,9 @@ def read_rows(path: Path | str) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
     return parse_rows(rows)
 
 
-def parse_rows(rows: Iterable[Any]) -> tuple[tuple[Row, ...], tuple[Skipped, ...]]:
+def parse_rows(rows: Iterable[Any]) -> tuple[tuple[PublishedRun, ...], tuple[Skipped, ...]]:
     """Rows as records; what cannot be forecast beside them with its reason."""
-    kept: list[Row] = []
+    kept: list[PublishedRun] = []
     skipped: list[Skipped] = []
     rows = list(rows)
     chunks = _stated_chunks(rows)
@@ -93,7 +93,7 @@ def parse_rows(rows: Iterable[Any]) -> tuple[tuple[Row, ...], tuple[Skipped, ...
     return tuple(kept), tuple(skipped)
 
 
-def _row(raw: dict[str, Any], name: str, group: str, chunks: dict[str, int]) -> Row:
+def _row(raw: dict[str, Any], name: str, group: str, chunks: dict[str, int]) -> PublishedRun:
     stated = raw.get("options")
     options: dict[str, Any] = stated if isinstance(stated, dict) else {}
     model = model_of(table_of(raw, "model"))
@@ -107,7 +107,7 @@ def _row(raw: dict[str, Any], name: str, group: str, chunks: dict[str, int]) -> 
     oom = bool(measured.get("oom")) or str(measured.get("status", "")).lower() == "oom"
     if seconds is None and memory is None and not oom:
         raise NotModelledError("has no time and no memory that is compared")
-    return Row(
+    return PublishedRun(
         name, group, model, machine, strategy, seconds, memory, with_workspace, oom,
         bool(measured.get("layer_total_ms")), inferred.framework, inferred.assumed,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from partita.cluster import resolve
 from partita.cluster.presets import catalogue
-from partita.forecast import Experts, Latent, Machine, Transformer, machine_of
+from partita.forecast import ExpertLayers, Latent, Machine, Transformer, machine_of
 
 # Models that sources call by name alone; sizes from their published configurations.
 KNOWN: dict[str, dict[str, Any]] = {
@@ -152,11 +152,11 @@ def model_of(table: dict[str, Any]) -> Transformer:
     )  # fmt: skip
 
 
-def _experts(sizes: dict[str, Any], layers: int) -> Experts | None:
+def _experts(sizes: dict[str, Any], layers: int) -> ExpertLayers | None:
     if not sizes.get("experts"):
         return None
     dense = min(whole(sizes, "dense_layers", 0), max(0, layers - 1))
-    return Experts(
+    return ExpertLayers(
         whole(sizes, "experts"), whole(sizes, "topk"), whole(sizes, "moe_ffn"),
         # A model cut down to a few layers for a test keeps one dense layer at the most.
         whole(sizes, "shared", 0), dense if layers > 8 else min(dense, 1),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
-MOST_TASKS_DRAWN = 20_000  # tiles of a timeline
+MOST_TILES = 20_000  # that a timeline shows one by one
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,41 @@ def plan_rtasks(
 
 
 def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:
-    """The run of a schedule as tasks on lanes, checked by the verifier."""
-    tiles = sum(map(len, solution.queues))
-    if tiles > MOST_TASKS_DRAWN:
-        raise InputError(
-            f"{tiles:,} tiles are too many to draw",
-            fix=f"draw a part of at most {MOST_TASKS_DRAWN:,}",
-        )
+    """The run of a schedule as tasks on lanes, checked by the verifier.
+
+    Of many tiles, those of one op that follow each other on a unit are one task, without waits.
+    """
     ends, _ = simulate(problem, solution)
+    if sum(map(len, solution.queues)) > MOST_TILES:
+        return _aggregated(problem, solution, ends)
     program, tasks = _program(problem, solution, sorted(ends, key=lambda task: ends[task]))
     for (operator, _), moment in list(ends.items()):
         ends[operator, -1] = max(moment, ends.get((operator, -1), moment))
     end = np.array([ends[task] for task in tasks]) * 1e-6
     timeline = Timeline(program, end - program.duration, end)
+    check_timeline(program, timeline)
+    return timeline
+
+
+def _aggregated(
+    problem: RtasksProblem, solution: RtasksSolution, ends: dict[tuple[int, int], float]
+) -> Timeline:
+    """Runs of tiles of one op on a unit, from the start of the first to the end of the last."""
+    chosen = zip(problem.operators, solution.tilings, strict=True)
+    tile_us = [operator.tilings[choice].tile_us for operator, choice in chosen]
+    builder = ProgramBuilder(time_unit="s")
+    end: list[float] = []
+    for index, queue in enumerate(solution.queues):
+        lane = builder.lane(f"vEU {index}", "unit")
+        for operator, run in groupby(queue, key=lambda task: task[0]):
+            tiles = list(run)
+            start = ends[tiles[0]] - tile_us[operator]
+            many = f" x{len(tiles)}" if len(tiles) > 1 else ""
+            name = f"{problem.operators[operator].name}{many}"
+            builder.add(name, lane, (ends[tiles[-1]] - start) * 1e-6, (), kind=Kind.FORWARD)
+            end.append(ends[tiles[-1]] * 1e-6)
+    program = builder.build()
+    timeline = Timeline(program, np.array(end) - program.duration, np.array(end))
     check_timeline(program, timeline)
     return timeline
 

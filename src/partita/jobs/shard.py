@@ -10,26 +10,30 @@ sharded by
 4. The fastest that fits wins. The lower bound holds for all splits on all meshes tried.
 """
 
+import functools
 import math
 import time
 from dataclasses import dataclass, field, replace
 
-from partita import __version__
+from partita import __version__, units
 from partita.cluster import Cluster, resolve
-from partita.cluster.presets import several
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, Weights, sharding_model
 from partita.errors import InputError
 from partita.graph.record import Graph
+from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
+from partita.jobs.attempts import Attempts
+from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, load
-from partita.plans import Axis, ClusterRef, Mesh, Origin, Plan, Stage
+from partita.plans import Axis, Mesh, Origin, Plan, Stage
 from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
+from partita.search.joint.model import JointModel
 
 AXIS_NAMES = ("x", "y")
 
@@ -52,8 +56,6 @@ class ShardSettings:
     transient: float = 0.93  # of the memory, before what is live only for a moment is known
     repairs: int = 3  # answers made again with less, where a simulation says too much is held
     margin: float = 1.02  # how much less than that simulation asks for
-
-    most_devices: int = 1024  # looked at when nothing fits, to say how many would be enough
 
 
 USUAL = ShardSettings()
@@ -176,11 +178,12 @@ class _ShardJob:
         self.started = time.perf_counter()
         self.collectives = Collectives(cluster)
         self.tried: list[SimulatedSharding] = []
-        self.seen: dict[tuple[object, ...], Simulation] = {}
+        self.seen: dict[tuple[object, ...], Simulation | None] = {}
         self.history: list[Improvement] = []
         self.bound = math.inf
         self.least_estimate = math.inf
         self.stopped = False
+        self.attempt = Attempts()
         kinds = {cluster.devices[d].kind: cluster.kind_of(d) for d in range(cluster.num_devices)}
         self.room = min(kind.memory_bytes - workspace_bytes(kind) for kind in kinds.values())
 
@@ -190,7 +193,8 @@ class _ShardJob:
         for mesh in meshes(self.cluster, self.workload.graph):
             if self._out_of_time():
                 break
-            looks.append(self._look(mesh))
+            look = self.attempt(f"the mesh {mesh}", functools.partial(self._look, mesh))
+            looks += [look] if look is not None else []
         looks.sort(key=lambda look: look.estimate_s)
         for look in looks[: self.settings.looked_at_closely]:
             self._look_closely(look)
@@ -230,7 +234,7 @@ class _ShardJob:
     def _lower_bound(self, model: ShardingModel) -> float:
         """Compute alone, or a mix of compute and communication: both are below any step."""
         w = self.settings.bound_mix
-        mix = Weights(compute=1 - w, blocking=w, hidden=w)
+        mix = Weights(compute=1 - w, blocking=w, hidden=w, shared=0.0)
         mixed = self._solve(model, mix).lower_bound or 0.0
         return max(model.compute_bound_s(), mixed if self.cluster.is_homogeneous else 0.0)
 
@@ -240,9 +244,9 @@ class _ShardJob:
         settings = self.settings
         room = self.room * settings.transient
         simulation = self._offer(self.method, look.model, look.assignment)
-        for _ in range(
-            settings.repairs
-        ):  # what is live only for a moment is known now: leave room for it
+        # What is live only for a moment is known now: leave room for it.
+        for _ in range(settings.repairs if simulation is not None else 0):
+            assert simulation is not None, "else there is nothing to repair"
             over = max(simulation.peak_bytes) / min(simulation.capacity_bytes)
             if over <= 1 or self._out_of_time():
                 break
@@ -250,7 +254,10 @@ class _ShardJob:
             again = self._solve_within(look.model, settings.first, room)
             if again is None:
                 break
-            simulation = self._offer(self.method, look.model, again[0])
+            repaired = self._offer(self.method, look.model, again[0])
+            if repaired is None:
+                break
+            simulation = repaired
         for weights in settings.closer:
             if self._out_of_time():
                 return
@@ -321,14 +328,17 @@ class _ShardJob:
                 return
             if not self.workload.training and name in ("zero1", "fsdp"):
                 continue
-            stages = STRATEGIES[name].stages(self.workload.graph, self.cluster.num_devices)
-            for stage in stages:
+            for stage in self._stages(name):
                 self._simulate(name, stage)
+
+    def _stages(self, name: str) -> tuple[Stage, ...]:
+        graph, count = self.workload.graph, self.cluster.num_devices
+        return self.attempt(name, lambda: STRATEGIES[name].stages(graph, count)) or ()
 
     def _tensor_parallel(self, models: dict[tuple[int, ...], ShardingModel]) -> None:
         """Megatron's way on the meshes where the estimate likes it best."""
         ranked: list[tuple[bool, float, int, Stage]] = []
-        for stage in STRATEGIES["tensor"].stages(self.workload.graph, self.cluster.num_devices):
+        for stage in self._stages("tensor"):
             model = models.get(_shape(stage.mesh))
             if model is not None:
                 chosen = model.assignment(stage.splits)
@@ -340,17 +350,24 @@ class _ShardJob:
             if not self._out_of_time():
                 self._simulate("tensor", stage)
 
-    def _offer(self, name: str, model: ShardingModel, assignment: tuple[int, ...]) -> Simulation:
+    def _offer(
+        self, name: str, model: ShardingModel, assignment: tuple[int, ...]
+    ) -> Simulation | None:
         return self._simulate(name, Stage("model", model.mesh, model.splits(assignment)))
 
-    def _simulate(self, name: str, stage: Stage) -> Simulation:
+    def _simulate(self, name: str, stage: Stage) -> Simulation | None:
         """Try a stage; one that was tried before under another name is not tried again."""
         key = (_shape(stage.mesh), stage.mesh.axes[0].weights, stage.splits)
         if key in self.seen:
             return self.seen[key]
         # Devices of a kind do the same: one of each is enough to compare candidates.
-        simulation = simulate_stage(self.workload, self.cluster, stage, 1, self.collectives)
+        simulation = self.attempt(
+            f"{name} on {stage.mesh}",
+            lambda: simulate_stage(self.workload, self.cluster, stage, 1, self.collectives),
+        )
         self.seen[key] = simulation
+        if simulation is None:
+            return None
         candidate = SimulatedSharding(name, str(stage.mesh), simulation)
         best = self._best()
         self.tried.append(candidate)
@@ -401,43 +418,26 @@ class _ShardJob:
         )  # fmt: skip
 
     def _why_not(self) -> str:
+        self.attempt.refuse_if_all_failed(self.tried)
         least = min(self.tried, key=lambda c: max(c.simulation.peak_bytes))
-        need, have = max(least.simulation.peak_bytes), min(least.simulation.capacity_bytes)
-        enough = self._enough_devices()
-        more = "" if enough is None else f" ({enough} such devices are enough)"
-        return (
-            f"needs {need / 1e9:.1f} GB on a device of {have / 1e9:.1f} GB even by the thriftiest "
-            f"way ({least.name}); use more or larger devices{more}, or a smaller batch"
+        need, have = least.simulation.fullest
+        needs = (
+            f"even the thriftiest split of all ops over all devices ({least.name}) needs "
+            f"{units.size(need)} on a device of {units.size(have)}"
         )
+        advice = self.attempt("advice on what would fit", self._advice)
+        return f"{needs}; {advice or NO_ADVICE}"
 
-    def _enough_devices(self) -> int | None:
-        """The smallest number of such devices on which a sharded strategy fits."""
-        if not self.cluster.is_homogeneous:
-            return None
-        low, high = self.cluster.num_devices, self.cluster.num_devices * 2
-        most = self.settings.most_devices
-        while high <= most and not self._fits_on(high):
-            low, high = high, high * 2
-        if high > most:
-            return None
-        while high - low > 1:  # low does not fit, high does
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._fits_on(middle) else (middle, high)
-        return high
-
-    def _fits_on(self, count: int) -> bool:
-        machine = several(self.cluster.kinds[0], count)
-        graph = self.workload.graph
-        names = ("fsdp", "tensor") if self.workload.training else ("tensor",)
-        for name in names:
-            stage = STRATEGIES[name].stages(graph, count)[-1]
-            if simulate_stage(self.workload, machine, stage, 1).fits:
-                return True
-        return False
+    def _advice(self) -> str:
+        """What `partita plan` would say: stages and checkpointing make more fit than splits do."""
+        model = JointModel(
+            self.workload.graph, self.workload.optimizer, self.cluster, self.collectives
+        )
+        return what_would_fit_beyond_splits(model)
 
     def _plan(self, best: SimulatedSharding, status: Status, why: str, bound: float) -> Plan:
         simulation = best.simulation
         prediction = simulation.prediction(bound)
-        cluster = ClusterRef(self.spec, self.cluster.num_devices, self.cluster.fingerprint())
+        cluster = cluster_ref(self.spec, self.cluster)
         origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
         return Plan(self.workload.ref(), cluster, simulation.decided, prediction, origin)

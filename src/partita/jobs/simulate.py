@@ -26,9 +26,10 @@ from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.rebatch import batch_dims
 from partita.graph.record import Graph, Op
+from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model
-from partita.jobs.workload import Workload, load, load_ref
+from partita.jobs.workload import Workload, load
 from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
 from partita.plans import (
     Axis,
@@ -351,7 +352,7 @@ def simulate(
         })  # fmt: skip
     execution = execution or "graph"
     if isinstance(model, Plan):
-        machine = _machine(cluster if cluster is not None else model.cluster.spec)
+        machine = load_cluster(model) if cluster is None else _machine(cluster)
         return simulate_plan(model, machine, execution, calibration)
     if cluster is None:
         raise PlanError("no cluster is given", fix="name one, for example 4xA100", field="cluster")
@@ -392,7 +393,7 @@ def simulate_plan(
             fix="plan again for this machine",
             field="cluster",
         )
-    workload = replace(load_ref(plan.model), execution=execution)
+    workload = replace(load_model(plan), execution=execution)
     refuse_wrong_decisions(plan, workload.graph, cluster)
     if calibration is not None:
         cluster = calibrated(uncalibrated(plan, cluster), calibration)
@@ -556,7 +557,7 @@ def _busiest_ops(
 def uncalibrated(plan: Plan, cluster: Cluster) -> Cluster:
     """The machine of a plan as it is described, without what the plan knew of measurements."""
     spec, plus, measured = plan.cluster.spec.rpartition("+")
-    return resolve(spec) if plus and measured.endswith(".json") else cluster
+    return load_cluster(plan, spec) if plus and measured.endswith(".json") else cluster
 
 
 def _machine(cluster: str | Cluster) -> Cluster:

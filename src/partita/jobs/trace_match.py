@@ -15,11 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partita.cluster import Cluster, resolve
+from partita.cluster import Cluster
 from partita.engine import run
 from partita.errors import FileError
+from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.run_trace import RankTrace, TaskTime, check_plan_of
-from partita.jobs.workload import Workload, load_ref
+from partita.jobs.workload import Workload
 from partita.lower import Lowered, lower_plan
 from partita.meaning import COMMUNICATION, Purpose, Work
 from partita.plans import Plan
@@ -96,7 +97,7 @@ def match_run(plan: Plan, traces: tuple[RankTrace, ...]) -> MatchedRun:
     """Lower the plan and match what was recorded of it."""
     check_plan_of(plan, traces)
     traces = quicker_half(traces)
-    cluster, workload = resolve(plan.cluster.spec), load_ref(plan.model)
+    cluster, workload = load_cluster(plan), load_model(plan)
     lowered = lower_plan(plan.stages, plan.schedule, workload.graph, cluster, run)
     _check_numbers(lowered.program, traces)
     devices = sorted({d for stage in plan.stages for d in stage.mesh.devices})

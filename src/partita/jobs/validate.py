@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from partita.forecast import Forecast, MemoryParts, forecast
 from partita.forecast.predict import layer_seconds
-from partita.jobs.published import Row, Skipped, left_out
+from partita.jobs.published import PublishedRun, Skipped, left_out
 from partita.jobs.validate_memory import MemoryCheck, check_memory
 
 K = TypeVar("K", bound=Hashable)
@@ -33,7 +33,7 @@ NEAR = 1.25  # machines and batches that differ by less are compared per device 
 class Checked:
     """A measured run beside its forecast."""
 
-    row: Row
+    row: PublishedRun
     predicted_s: float
     interval_s: tuple[float, float] | None  # None: one layer, which has none
     memory: MemoryParts | None
@@ -157,7 +157,7 @@ class Validation:
         return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def validate(rows: Iterable[Row], skipped: Iterable[Skipped] = ()) -> Validation:
+def validate(rows: Iterable[PublishedRun], skipped: Iterable[Skipped] = ()) -> Validation:
     """Forecast every row and compare."""
     checked: list[Checked] = []
     left: list[Skipped] = list(skipped)
@@ -192,7 +192,7 @@ def _group_of(one: Checked) -> str:
     return one.row.group
 
 
-def _check(row: Row) -> Checked | None:
+def _check(row: PublishedRun) -> Checked | None:
     if row.layer_only:
         seconds = layer_seconds(row.model, row.machine, row.strategy)
         return Checked(row, seconds, None, None) if _is_time(seconds) else None
@@ -309,7 +309,7 @@ def _model_ranks(one: Checked) -> int:
     return one.row.strategy.tp * one.row.strategy.pp
 
 
-def _are_near(first: Row, second: Row) -> bool:
+def _are_near(first: PublishedRun, second: PublishedRun) -> bool:
     sizes = (
         (first.machine.num_devices, second.machine.num_devices),
         (first.strategy.batch, second.strategy.batch),

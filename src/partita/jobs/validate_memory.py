@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partita.forecast import MemoryParts, forecast
-from partita.jobs.published import Row
+from partita.jobs.published import PublishedRun
 
 UNSAID = {"recompute": "what is recomputed", "micro-batch": "the micro-batch"}
 
@@ -32,7 +32,7 @@ class MemoryCheck:
 
     total: MemoryErrors | None
     groups: tuple[MemoryErrors, ...]
-    points: tuple[tuple[Row, float], ...]  # rows with published bytes, predicted bytes
+    points: tuple[tuple[PublishedRun, float], ...]  # rows with published bytes, predicted bytes
     ran: int  # verdicts on runs that ran
     ran_right: int
     out_of_memory: int  # and on those that ended out of memory
@@ -47,7 +47,7 @@ class MemoryCheck:
         return 100 * (self.ran_right + self.out_of_memory_right) / judged if judged else None
 
 
-def check_memory(rows: Sequence[tuple[Row, MemoryParts]]) -> MemoryCheck:
+def check_memory(rows: Sequence[tuple[PublishedRun, MemoryParts]]) -> MemoryCheck:
     """Compare the memory of rows with what is predicted for them."""
     points = [(row, _comparable(row, memory)) for row, memory in rows if row.memory_bytes]
     names = dict.fromkeys(row.group for row, _ in points)
@@ -65,17 +65,17 @@ def check_memory(rows: Sequence[tuple[Row, MemoryParts]]) -> MemoryCheck:
     )  # fmt: skip
 
 
-def _comparable(row: Row, memory: MemoryParts) -> float:
+def _comparable(row: PublishedRun, memory: MemoryParts) -> float:
     return memory.total if row.with_workspace else memory.allocated
 
 
-def _errors(name: str, points: Sequence[tuple[Row, float]]) -> MemoryErrors:
+def _errors(name: str, points: Sequence[tuple[PublishedRun, float]]) -> MemoryErrors:
     errors = [100 * (predicted / (row.memory_bytes or 1.0) - 1) for row, predicted in points]
     mape = statistics.fmean(abs(error) for error in errors)
     return MemoryErrors(name, len(errors), mape, statistics.fmean(errors))
 
 
-def _verdict(row: Row, memory: MemoryParts) -> bool | None:
+def _verdict(row: PublishedRun, memory: MemoryParts) -> bool | None:
     """Is the verdict right? None: what the row does not print decides it."""
     capacity = row.machine.kind.memory_bytes
     fits = memory.total <= capacity
@@ -85,7 +85,7 @@ def _verdict(row: Row, memory: MemoryParts) -> bool | None:
     return fits if fits == fits_at_least else None
 
 
-def _least_memory(row: Row) -> MemoryParts:
+def _least_memory(row: PublishedRun) -> MemoryParts:
     """With the most recomputing and the smallest micro-batch that the row leaves open."""
     recompute = "full" if "recompute" in row.assumed else row.strategy.recompute
     micro = 1 if "micro-batch" in row.assumed else row.strategy.micro_batch
@@ -93,5 +93,5 @@ def _least_memory(row: Row) -> MemoryParts:
     return forecast(row.model, row.machine, strategy).memory
 
 
-def _unsaid(row: Row) -> str:
+def _unsaid(row: PublishedRun) -> str:
     return f"the source does not print {' and '.join(UNSAID[name] for name in row.assumed)}"

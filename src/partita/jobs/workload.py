@@ -1,19 +1,21 @@
 """What is to be run: a model at a batch size, for training or inference."""
 
+import hashlib
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from partita import zoo
 from partita.capture.onnx_file import is_onnx_spec, onnx_graph
-from partita.capture.python_file import is_python_spec, python_graph
+from partita.capture.python_file import is_python_spec, python_graph, python_path
 from partita.costs.physics import EXECUTIONS
-from partita.errors import ModelError, PlanError
-from partita.files import decode_json, read_bytes
+from partita.errors import ModelError
+from partita.files import read_bytes
 from partita.graph import Graph, training_graph
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.files import unknown_kinds
+from partita.graph.text import to_text
 from partita.plans import ModelRef
+from partita.zoo.spec import names_file
 
 log = logging.getLogger("partita")
 
@@ -29,12 +31,15 @@ class Workload:
     training: bool
     optimizer: str
     execution: str = "graph"  # one of EXECUTIONS
+    given: Graph | None = None  # what a plan carries: the graph that was given or read from a file
+    sha256: str = ""  # of the Python file that was run for it
 
     def ref(self) -> ModelRef:
-        """How a plan names it."""
+        """How a plan names it, with the graph where the name alone does not make it."""
+        lines = () if self.given is None else tuple(to_text(self.given).splitlines())
         return ModelRef(
             self.spec, self.batch, self.dtype, self.training, self.optimizer,
-            self.graph.fingerprint(),
+            self.graph.fingerprint(), lines, self.sha256,
         )  # fmt: skip
 
 
@@ -46,8 +51,12 @@ def load(
     training: bool = True,
     optimizer: str = "adamw",
     execution: str = "graph",
+    spec: str | None = None,
 ) -> Workload:
-    """The workload of a graph, or of what names one: zoo, config, graph, `file.py:name`, ONNX."""
+    """The workload of a graph, or of what names one: zoo, config, graph, `file.py:name`, ONNX.
+
+    `spec` is what a graph is called, if not by its own name.
+    """
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch}", fix="give at least 1", field="batch")
     if optimizer not in OPTIMIZER_STATES:
@@ -62,7 +71,8 @@ def load(
             fix=f"use one of {', '.join(EXECUTIONS)}",
             field="execution",
         )
-    spec = model if isinstance(model, str) else model.name
+    if spec is None:
+        spec = model if isinstance(model, str) else model.name
     forward = model if isinstance(model, Graph) else _forward(model, batch, dtype, training)
     for kind in unknown_kinds(forward):
         log.warning(
@@ -70,9 +80,12 @@ def load(
         )
     wants_backward = training and not forward.is_training
     graph = training_graph(forward, optimizer) if wants_backward else forward
+    from_file = isinstance(model, Graph) or is_onnx_spec(spec) or names_file(spec)
+    is_code = isinstance(model, str) and is_python_spec(model)
     return Workload(
         spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer,
-        execution,
+        execution, forward if from_file or is_code else None,
+        hashlib.sha256(read_bytes(python_path(spec))).hexdigest() if is_code else "",
     )  # fmt: skip
 
 
@@ -97,33 +110,6 @@ def _with_batch(graph: Graph, spec: str, batch: int | None) -> Graph:
             field=spec,
         )
     return graph
-
-
-def load_ref(ref: ModelRef) -> Workload:
-    """The workload a plan was made for, checked by its fingerprint."""
-    saved = _is_saved_graph(ref.spec)  # it has the batch and dtype it has
-    workload = load(
-        ref.spec,
-        batch=None if saved else ref.batch,
-        dtype=None if saved else ref.dtype,
-        training=ref.training,
-        optimizer=ref.optimizer,
-    )
-    if workload.graph.fingerprint() != ref.fingerprint:
-        raise PlanError(
-            f"the plan is for another {ref.spec} (fingerprint {ref.fingerprint}, "
-            f"now {workload.graph.fingerprint()})",
-            fix="plan again with this version of the model",
-            field="model",
-        )
-    return workload
-
-
-def _is_saved_graph(spec: str) -> bool:
-    path = Path(spec)
-    if path.suffix == ".json":
-        return "model_type" not in decode_json(read_bytes(path), spec)
-    return path.suffix == ".txt"
 
 
 def _batch_of(graph: Graph) -> int:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from partita.costs.fusion import is_written
 from partita.costs.held import kept_bytes, temporary_bytes
-from partita.costs.layouts import ConversionStep, conversion
+from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ways_of
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Op
-from partita.graph.splits import PARTIAL, REPLICATE, TensorPlacement, communication, placements
+from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
 from partita.graph.traffic import VIEWS, passes_through
 from partita.lower.parameters import ask_for, collect, gathered, owe_reductions
 from partita.lower.writer import Buffer, Made, Writer, after, last_of
@@ -155,7 +155,7 @@ def _add_gradients(w: Writer, op: Op, received: Received, accumulate: Collect) -
             value = w.value(name, layout, "received")
             w.buffers[name] = Buffer(name, layout, w.context.held_bytes(name, layout), value)
     layouts = [w.buffers[name].layout for name in op.inputs]
-    layout = tuple(_common(column) for column in zip(*layouts, strict=True))
+    layout = common_layout(layouts)
     buffers = [_obtain(w, name, layout, op, received) for name in op.inputs]
     access = loop_nest(w.context.graph.call(op)).outputs[0]
     dims = tuple(
@@ -230,14 +230,6 @@ def _new(w: Writer, name: str, layout: Layout, *, complete: bool = True) -> Buff
 def _lies_as_stored(w: Writer, gradient: str, layout: Layout) -> bool:
     stored = w.buffers[w.context.update_of[gradient].inputs[0]].layout
     return gradient_target(layout, stored) == layout
-
-
-def gradient_target(layout: Layout, stored: Layout) -> Layout:
-    """How a gradient lies before it is reduced: as its parameter, partial sums where replicated."""
-    return tuple(
-        PARTIAL if have == PARTIAL and keep == REPLICATE else keep
-        for have, keep in zip(layout, stored, strict=True)
-    )
 
 
 def _taken(w: Writer, op: Op, buffer: Buffer) -> float:
@@ -369,13 +361,6 @@ def _exchange(
             arrived = after(made)
             ready = {d: [*ready[d], *arrived[d]] for d in ready} if halos else arrived
     return ready
-
-
-def _common(column: tuple[TensorPlacement, ...]) -> TensorPlacement:
-    """One placement for tensors that are added: equal ones stay, shards win, else replicas."""
-    if len(set(column)) == 1:
-        return column[0]
-    return next((p for p in column if p.kind == "shard"), REPLICATE)
 
 
 def _is_view(call: Call) -> bool:

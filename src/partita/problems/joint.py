@@ -6,11 +6,15 @@ each of the p groups, cuts of the chain into p v layer ranges, and for each rang
 splits, ZeRO stage) and what of its activations is checkpointed. All figures are of one device of
 the group and one micro-batch. Sums are over the segments of a range, e is EXPOSED:
 
+    late(a, b) communication a that ends after the computing b beside it: max over k of 0,
+               sum of a up to segment k - sum of b before k. A range has nothing beside which its
+               first gather or its last reduction, both of its first segment, could be hidden
     waited     blocking + e overlapped
-    seconds    none       waited + max(compute, overlapped)
-               selective  waited + e again_sent + max(compute + again, overlapped + again_sent)
-               full       waited + max(compute + forward, 4/3 overlapped)
-    tail       max(0, sync - compute + forward) + ends       once, at the end of a step
+    seconds    none       waited + compute + late(overlapped, compute)
+               selective  waited + e again_sent + c + late(overlapped + again_sent, c)
+                          with c = compute + again
+               full       waited + c + late(4/3 overlapped, c) with c = compute + forward
+    tail       late(sync, compute - forward) + ends          once, at the end of a step
     own        seconds + tail / (m v)
     kept       static + tied parameters + k saved   with k micro-batches in flight; selective:
                again_saved; full: entering instead of saved
@@ -342,28 +346,36 @@ def stage_cost(
     def total(column: Floats) -> float:
         return float(column[kinds].sum())
 
-    compute, overlapped = total(strategy.compute), total(strategy.overlapped)
-    waited = total(strategy.blocking) + EXPOSED * overlapped
+    def beside(computing: Floats, sent: Floats) -> float:
+        return total(computing) + _late(sent[kinds], computing[kinds])
+
+    compute, overlapped = strategy.compute, strategy.overlapped
+    waited = total(strategy.blocking) + EXPOSED * total(overlapped)
     static = total(strategy.static) + sum(
         tied.size_bytes for tied in strategy.tied if tied.owner < first <= tied.user < end
     )
     if not problem.training:
         moment = float(strategy.entering[kinds].max())
-        return JointStageCost(waited + max(compute, overlapped), 0.0, static, 0.0, moment)
-    late = total(strategy.sync) - compute + total(strategy.forward)
-    tail = max(0.0, late) + total(strategy.ends)
+        return JointStageCost(waited + beside(compute, overlapped), 0.0, static, 0.0, moment)
+    late = _late(strategy.sync[kinds], (compute - strategy.forward)[kinds])
+    tail = late + total(strategy.ends)
     if checkpointing == "none":
         saved = total(strategy.saved)
-        return JointStageCost(waited + max(compute, overlapped), tail, static, saved, 0.0)
+        return JointStageCost(waited + beside(compute, overlapped), tail, static, saved, 0.0)
     if checkpointing == "selective":
-        sent = total(strategy.again_sent)
-        seconds = waited + EXPOSED * sent
-        seconds += max(compute + total(strategy.again), overlapped + sent)
+        sent = strategy.again_sent
+        seconds = waited + EXPOSED * total(sent)
+        seconds += beside(compute + strategy.again, overlapped + sent)
         moment = float((strategy.saved - strategy.again_saved)[kinds].max())
         return JointStageCost(seconds, tail, static, total(strategy.again_saved), moment)
-    seconds = waited + max(compute + total(strategy.forward), GATHERED_AGAIN * overlapped)
+    seconds = waited + beside(compute + strategy.forward, GATHERED_AGAIN * overlapped)
     moment = float(strategy.saved[kinds].max())
     return JointStageCost(seconds, tail, static, total(strategy.entering), moment)
+
+
+def _late(sent: Floats, computing: Floats) -> float:
+    """Communication that ends after the computing beside it."""
+    return max(0.0, float((np.cumsum(sent) - np.cumsum(computing) + computing).max()))
 
 
 def check(problem: JointProblem, solution: JointSolution) -> tuple[str, ...]:

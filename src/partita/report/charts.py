@@ -35,7 +35,7 @@ class ChartLine:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """Where values lie in a picture, linear or logarithmic."""
 
     low: float
@@ -113,7 +113,7 @@ def bar_chart(
     """A bar per (name, mean, least, largest), with a whisker; a dashed line at the bound."""
     high = max((row[3] for row in rows), default=1.0) * 1.05 or 1.0
     height = TOP + 30 * len(rows) + BOTTOM
-    axis = Axis(0.0, high, False, 160.0, WIDTH - 160.0 - 90)
+    axis = ChartAxis(0.0, high, False, 160.0, WIDTH - 160.0 - 90)
     parts = []
     for tick in axis.ticks():
         at = axis.at(tick)
@@ -198,8 +198,8 @@ def diagonal_chart(
         return frame(title, ['<text class="s" x="80" y="80">nothing to draw yet</text>'])
     low, high = min(values) / 1.4, max(values) * 1.4
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    x = Axis(low, high, True, LEFT, width)
-    y = Axis(low, high, True, HEIGHT - BOTTOM, -height)
+    x = ChartAxis(low, high, True, LEFT, width)
+    y = ChartAxis(low, high, True, HEIGHT - BOTTOM, -height)
     parts = grid(x, y, x_name, y_name)
     for factor, dash in ((1.0, ""), (1.2, "4 4"), (1 / 1.2, "4 4")):
         a, b = max(low, low / factor), min(high, high / factor)
@@ -224,7 +224,9 @@ def shade(value: float, low: float, high: float) -> str:
     return f"hsl({hue:.0f},62%,74%)"
 
 
-def _axes(xs: Sequence[float], ys: Sequence[float], log_x: bool, log_y: bool) -> tuple[Axis, Axis]:
+def _axes(
+    xs: Sequence[float], ys: Sequence[float], log_x: bool, log_y: bool
+) -> tuple[ChartAxis, ChartAxis]:
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     low, high = min(ys), max(ys)
     log_y = log_y and low > 0
@@ -233,11 +235,11 @@ def _axes(xs: Sequence[float], ys: Sequence[float], log_x: bool, log_y: bool) ->
     else:
         room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
         low, high = max(0.0, low - room), high + room
-    x = Axis(min(xs), max(xs), log_x, LEFT, width)
-    return x, Axis(low, high, log_y, HEIGHT - BOTTOM, -height)
+    x = ChartAxis(min(xs), max(xs), log_x, LEFT, width)
+    return x, ChartAxis(low, high, log_y, HEIGHT - BOTTOM, -height)
 
 
-def grid(x: Axis, y: Axis, x_name: str, y_name: str) -> list[str]:
+def grid(x: ChartAxis, y: ChartAxis, x_name: str, y_name: str) -> list[str]:
     """Lines at the ticks of both axes, and what they show."""
     left, right = x.start, x.start + x.length
     bottom, top = y.start, y.start + y.length
@@ -260,7 +262,7 @@ def grid(x: Axis, y: Axis, x_name: str, y_name: str) -> list[str]:
     return parts
 
 
-def _path(line: ChartLine, x: Axis, y: Axis) -> str:
+def _path(line: ChartLine, x: ChartAxis, y: ChartAxis) -> str:
     parts = []
     for number, (a, b) in enumerate(line.points):
         if number == 0:

@@ -107,7 +107,8 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
     every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
     figures = (
         ("step (predicted)", units.seconds(step), f"{likely}; {every}{rate}"),
-        ("from optimal", f"≤ {gap:.1%}", f"no plan below {units.seconds(bound)}"),
+        ("from optimal", f"≤ {gap:.1%}",
+         f"no plan of its space below {units.seconds(bound)} on this cost model"),
         ("MFU", f"{simulation.mfu:.0%}", f"{mfu} of the peak FLOP/s of all devices"),
         ("memory", units.size(peak), f"{memory} of {units.size(capacity)} per device"),
         _waiting_card(simulation),

@@ -25,9 +25,9 @@ def planned_text(planned: Planned) -> str:
     lines.append(f"{planned.status}: {planned.why}")
     if planned.best is not None and planned.gap is not None:
         lines.append(
-            f"no plan below {units.seconds(planned.lower_bound_s)}, so at most {planned.gap:.1%} "
-            "from "
-            f"optimal; {planned.num_drafted} candidates, {planned.num_simulated} simulated in "
+            f"on this cost model no plan of the space is below "
+            f"{units.seconds(planned.lower_bound_s)}, so at most {planned.gap:.1%} from optimal; "
+            f"{planned.num_drafted} candidates, {planned.num_simulated} simulated in "
             f"{units.seconds(planned.seconds)}"
         )
     return "\n".join(lines)

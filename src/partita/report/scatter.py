@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from partita.report.charts import COLORS, Axis, frame, grid
+from partita.report.charts import COLORS, ChartAxis, frame, grid
 
 WIDTH, HEIGHT = 1040, 560
 LEFT, RIGHT, TOP, BOTTOM = 78, 20, 44, 56
@@ -51,8 +51,8 @@ def scatter_chart(
     if not values:
         return frame(title, ['<text class="s" x="80" y="80">nothing to draw</text>'], 120, WIDTH)
     low, high = min(values) / 1.3, max(values) * 1.3
-    x = Axis(low, high, True, LEFT, WIDTH - LEFT - RIGHT)
-    y = Axis(low, high, True, height - BOTTOM, -(height - TOP - BOTTOM))
+    x = ChartAxis(low, high, True, LEFT, WIDTH - LEFT - RIGHT)
+    y = ChartAxis(low, high, True, height - BOTTOM, -(height - TOP - BOTTOM))
     parts = [_band(x, y, band)] if band else []
     parts += grid(x, y, x_name, y_name)
     ends = f"M{x.at(low):.1f} {y.at(low):.1f}L{x.at(high):.1f} {y.at(high):.1f}"
@@ -82,8 +82,8 @@ def ratio_chart(
     most = max(1.25, *(max(point.y, 1 / point.y) for point in every)) * 1.05
     low, high = min(point.x for point in every) / 1.3, max(point.x for point in every) * 1.3
     shown = tuple(tick for tick in RATIOS if 1 / most <= tick <= most)
-    x = Axis(low, high, True, LEFT, WIDTH - LEFT - RIGHT)
-    y = Axis(1 / most, most, True, height - BOTTOM, -(height - TOP - BOTTOM), shown)
+    x = ChartAxis(low, high, True, LEFT, WIDTH - LEFT - RIGHT)
+    y = ChartAxis(1 / most, most, True, height - BOTTOM, -(height - TOP - BOTTOM), shown)
     parts = []
     if band:
         top, bottom = y.at(band), y.at(1 / band)
@@ -96,7 +96,7 @@ def ratio_chart(
     return frame(title, [*parts, *_dots(ratios, x, y)], height, WIDTH)
 
 
-def _dots(clouds: Sequence[Cloud], x: Axis, y: Axis) -> list[str]:
+def _dots(clouds: Sequence[Cloud], x: ChartAxis, y: ChartAxis) -> list[str]:
     """A part per group: large groups first, so that small ones lie on top."""
     parts = []
     for number in sorted(range(len(clouds)), key=lambda i: -len(clouds[i].points)):
@@ -106,7 +106,7 @@ def _dots(clouds: Sequence[Cloud], x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _circle(point: CloudPoint, x: Axis, y: Axis) -> str:
+def _circle(point: CloudPoint, x: ChartAxis, y: ChartAxis) -> str:
     hollow = ' fill="#fff" fill-opacity=".6"' if point.far else ' fill-opacity=".65"'
     return (
         f'<circle cx="{x.at(point.x):.1f}" cy="{y.at(point.y):.1f}" r="3.6"{hollow}>'
@@ -114,7 +114,7 @@ def _circle(point: CloudPoint, x: Axis, y: Axis) -> str:
     )
 
 
-def _band(x: Axis, y: Axis, factor: float) -> str:
+def _band(x: ChartAxis, y: ChartAxis, factor: float) -> str:
     low, high = x.low, x.high
     corners = (
         (low, low), (low, low * factor), (high / factor, high), (high, high), (high, high / factor),
@@ -134,8 +134,8 @@ def error_chart(title: str, groups: Sequence[tuple[str, Sequence[float]]], x_nam
             place = math.floor((min(max(error, -most), most - 1e-9) + most) / BIN)
             counts[number][place] += 1
     tallest = max((sum(column) for column in zip(*counts, strict=True)), default=0) or 1
-    x = Axis(-most, most, False, LEFT, WIDTH - LEFT - RIGHT, tuple(range(-40, 41, 10)))
-    y = Axis(0.0, tallest * 1.06, False, height - BOTTOM, -(height - TOP - BOTTOM))
+    x = ChartAxis(-most, most, False, LEFT, WIDTH - LEFT - RIGHT, tuple(range(-40, 41, 10)))
+    y = ChartAxis(0.0, tallest * 1.06, False, height - BOTTOM, -(height - TOP - BOTTOM))
     parts = grid(x, y, x_name, "rows")
     bases = [0] * bins
     for number, (name, _) in enumerate(groups):
@@ -158,7 +158,7 @@ def _range(place: int, bins: int, most: float) -> str:
     return f"{low:+.0f} % and more" if place == bins - 1 else f"{low:+.0f} to {low + BIN:+.0f} %"
 
 
-def _bar(x: Axis, y: Axis, start: float, base: int, count: int, text: str) -> str:
+def _bar(x: ChartAxis, y: ChartAxis, start: float, base: int, count: int, text: str) -> str:
     left, right = x.at(start) + 1, x.at(start + BIN) - 1
     top, bottom = y.at(base + count), y.at(base)
     return (

@@ -68,10 +68,20 @@ def job_line(simulation: Simulation) -> str:
     job = f"training with {workload.optimizer}" if workload.training else "inference"
     if workload.execution != "graph":
         job += f" ({workload.execution})"
+    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
+    each = f" of {tokens:,} tokens" if tokens else ""
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
-        f"{len(workload.graph.ops):,} ops, {job}, global batch {workload.batch}, {workload.dtype}"
+        f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, {workload.dtype}"
     )
+
+
+def ops_text(graph: Graph) -> str:
+    """How many ops a model has: those that are split and cut, and all that run."""
+    forward = sum(op.phase == "forward" for op in graph.ops)
+    if forward == len(graph.ops):
+        return f"{forward:,} ops"
+    return f"{forward:,} ops ({len(graph.ops):,} with backward and updates)"
 
 
 def step_line(simulation: Simulation) -> str:
@@ -99,8 +109,12 @@ def throughput(simulation: Simulation, seconds: float, digits: int = 0) -> str:
     """Samples per second where a batch takes so many; tokens too, where the model has tokens."""
     each = 1 / seconds if seconds else 0.0
     words = f"{simulation.workload.batch * each:,.{digits}f} samples/s"
-    tokens = tokens_of(simulation.workload.graph)
-    return f"{words}, {tokens * each:,.0f} tokens/s" if tokens else words
+    tokens = tokens_of(simulation.workload.graph) * each
+    if not tokens:
+        return words
+    devices = simulation.num_devices
+    alone = f", {tokens / devices:,.0f} tokens/s/device" if devices > 1 else ""
+    return f"{words}, {tokens:,.0f} tokens/s{alone}"
 
 
 def tokens_of(graph: Graph) -> int:
@@ -146,7 +160,9 @@ def _waits_for(simulation: Simulation) -> str:
 def arrangement(simulation: Simulation) -> str:
     """The mesh; of a pipeline, how many stages on which meshes, the schedule and the bubble."""
     bubble = f", bubble {simulation.bubble:.0%}" if simulation.is_pipelined else ""
-    return f"{simulation.arrangement}{bubble}"
+    count = simulation.schedule.num_microbatches
+    each = f" of {simulation.workload.batch // count}" if count > 1 else ""
+    return f"{simulation.arrangement}{each}{bubble}"
 
 
 def slowest_ops(ops: Sequence[OpReport], most: int) -> tuple[str, ...]:
@@ -283,8 +299,9 @@ def _verdict(sharding: Sharding) -> list[str]:
     if sharding.best is not None:
         gap = 1 - sharding.lower_bound_s / sharding.best.step_s
         lines.append(
-            f"at least {units.seconds(sharding.lower_bound_s)} on any split of these meshes, "
-            f"so at most {gap:.1%} from optimal; {split_words(sharding.best.simulation)}"
+            "on this cost model no split of these meshes is below "
+            f"{units.seconds(sharding.lower_bound_s)}, so at most {gap:.1%} from optimal; "
+            f"{split_words(sharding.best.simulation)}"
         )
     return lines
 

@@ -91,6 +91,11 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+def names_file(spec: str) -> bool:
+    """Is a file meant (a saved graph or a configuration), and not a model of the zoo?"""
+    return _file(spec) is not None
+
+
 def _file(spec: str) -> tuple[Path, str | None] | None:
     """The file that is meant and what stands after its `@`; None if a name of the zoo is."""
     before, at, after = spec.rpartition("@")

@@ -1,6 +1,7 @@
 """Plans of small models, and what a run of them is held against: the model in one process."""
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -8,11 +9,11 @@ from partita.capture import capture
 from partita.cluster import resolve
 from partita.graph import training_graph
 from partita.graph.loops import loop_nest
+from partita.jobs.workload import load
 from partita.plans import (
     Axis,
     ClusterRef,
     Mesh,
-    ModelRef,
     OpSplit,
     Origin,
     Plan,
@@ -33,7 +34,7 @@ def plan_of(graph, stages, schedule, batch=8):
     """A plan with what a run does not look at left out."""
     cluster = resolve(CLUSTER)
     return Plan(
-        ModelRef("model.py:make", batch, "f32", True, "sgd", graph.fingerprint()),
+        replace(load(graph, optimizer="sgd", spec="model.py:make").ref(), batch=batch),
         ClusterRef(CLUSTER, cluster.num_devices, cluster.fingerprint()),
         tuple(stages),
         Prediction(1.0, 1.0, 1.0, 1.0, (1.0,), (1.0,)),

@@ -92,11 +92,12 @@ def on_all_devices(model, spec, batch, shape):
 def test_bytes_count_where_selective_checkpointing_keeps_them():
     """Norms split along channels exchange statistics, so that no device makes theirs again alone.
 
-    With a multiplier they are split along the sequence, though if all is kept that takes no less.
+    With a large multiplier they are split along the sequence, though if all is kept that takes no
+    less.
     """
-    mesh = on_all_devices("gpt3-175b", "8x8xA100-80GB-PCIe", 96, (32, 2))
+    mesh = on_all_devices("gpt3-175b", "8x8xA100", 64, (8, 8))
     selective, all_kept = (
-        min(float(s.figures.again_saved[list(mesh.fold.like)].sum()) for s in known.strategies)
+        float(known.strategies[-1].figures.again_saved[list(mesh.fold.like)].sum())
         for known in (mesh, replace(mesh, selective=False))
     )
     assert selective < 0.8 * all_kept

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partita.cluster import Cluster, resolve
+from partita.cluster import Cluster
 from partita.engine import run as simulate
 from partita.errors import PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
 from partita.graph.rebatch import batch_dims, rebatch
+from partita.jobs.carried import load_cluster
 from partita.lower import lower_plan
 from partita.lower.pipeline import Lowered
 from partita.plans import Plan, read_plan
@@ -165,7 +166,7 @@ class Engine:
     def _verified(self, graph: Graph) -> Lowered:
         """The program of the plan; one that could hang or compute something else is refused."""
         plan = self.plan
-        cluster = self.cluster or resolve(plan.cluster.spec)
+        cluster = self.cluster or load_cluster(plan)
         lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, simulate)
         wrong = (
             *verify_program(lowered.program),

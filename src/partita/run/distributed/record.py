@@ -33,7 +33,7 @@ from partita.run.profile import environment_of
 ROUNDS = 8  # of messages by which clocks are compared
 
 
-class Clock(Protocol):
+class TaskClock(Protocol):
     """Moments that are cheap to take and turned into seconds later."""
 
     def now(self) -> Any:
@@ -133,7 +133,7 @@ class TraceRecorder:
         self.is_on = False
         self.taken = 0
         self.offset_s = 0.0
-        self.clock: Clock = HostClock()
+        self.clock: TaskClock = HostClock()
         self.steps: list[TracedStep] = []
         self.open: list[_Open] = []
         self.recorded: list[_Open] = []

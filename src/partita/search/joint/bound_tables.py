@@ -66,7 +66,7 @@ class _BoundBuilder:
             if op.phase in BACKWARD and op.forward:
                 self.gradient_ops[op.forward].append(op)
         self.updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
-        self.owner = self._owners()
+        self.owner, self.tied = self._owners()
         self.kept = self._kept()
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
         self.exchanges: dict[tuple[object, ...], Floats] = {}
@@ -140,30 +140,31 @@ class _BoundBuilder:
         op, choices = self.graph.op(name), self.model.choices[number]
         kept = tuple(self.kept.get(name, ()))
         owned = tuple(p for p in op.inputs if self.owner.get(p) == name)
-        key = (self._look(number), kept, len(owned), again)
+        tied = sum(p in self.tied for p in op.inputs)
+        key = (self._look(number), kept, len(owned), tied, again)
         if key not in self.known:
             table = self.model.tables[number]
             found: list[tuple[float, ...]] = []
             for x, choice in enumerate(choices):
                 split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
-                network, sync, gradients, sums = self._parameters(op, choice)
-                beside, once = self._beside(op, choice, network, sums)
+                network, gathers, sync, gradients = self._parameters(op, choice)
+                beside, once = self._beside(op, choice, gathers)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
                 found.append((seconds, network, sync, gradients, saved, beside, once))
             self.known[key] = found
         return self.known[key]
 
-    def _beside(
-        self, op: Op, choice: SplitChoice, network: float, sums: float
-    ) -> tuple[float, float]:
+    def _beside(self, op: Op, choice: SplitChoice, gathers: float) -> tuple[float, float]:
         """What computing pays for collectives beside it, as parts of them: always, and if once.
 
         Every task pays for no more than its own time: the forward for a gather, the gradients for
-        another one and for sums. What one cannot pay another may, which does not count here.
+        another one and for sums. What one cannot pay another may, which does not count here. The
+        gradient of a tied parameter is reduced after its last part, and may have nobody to pay.
         """
-        if not self.collectives.interference or not (network or sums):
+        sums = self._sums(op, choice, tied=False) if self.collectives.interference else 0.0
+        if not self.collectives.interference or not (gathers or sums):
             return 0.0, 0.0
         split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
 
@@ -175,12 +176,12 @@ class _BoundBuilder:
         if choice.zero != 3:
             return 0.0, min(sums, weights)
         data = [each for each in gradients if each.phase == "dgrad"]
-        gather = (network - sums) / (1 + bool(data))
+        gather = gathers / (1 + bool(data))
         paid = min(gather, seconds((op,))) + min(sums, weights)
         return paid + (min(gather, seconds(data)) if data else 0.0), 0.0
 
     def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float, float]:
-        """Network seconds for each micro-batch and once a step; bytes of gradients; the sums."""
+        """Network seconds for each micro-batch, of these gathers; once a step; gradients' bytes."""
         sync = gradients = 0.0
         shared = choice.zero == 3
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
@@ -200,23 +201,30 @@ class _BoundBuilder:
                 if choice.zero == 1:
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
         uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
-        network = uses * sum(
+        gathers = uses * sum(
             self.collectives.seconds("all_gather", held, self.groups[axis])
             for axes, held in gathered.items()
             for axis in axes
         )
-        sums = self._sums(op, choice)
-        each, once = network + (sums if shared else 0.0), sync + (0.0 if shared else sums)
-        return each, once, gradients, sums
+        sums = self._sums(op, choice, tied=True)
+        each, once = gathers + (sums if shared else 0.0), sync + (0.0 if shared else sums)
+        return each, gathers, once, gradients
 
-    def _sums(self, op: Op, choice: SplitChoice) -> float:
-        """Seconds to add up an op's gradients, by bandwidth alone."""
+    def _sums(self, op: Op, choice: SplitChoice, *, tied: bool) -> float:
+        """Seconds to add up an op's gradients, by bandwidth alone.
+
+        Those of a tied parameter are added up before; if they count, then to its first reader.
+        """
         collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
         seconds = 0.0
         for gradient in self.gradient_ops[op.name]:
             if gradient.phase == "wgrad":
-                given = placements(self.graph.call(gradient), choice.dims)[1]
-                for name, layout in zip(gradient.outputs, given, strict=True):
+                call = self.graph.call(gradient)
+                given = placements(call, choice.dims)[1]
+                for name, layout, of in zip(gradient.outputs, given, call.wrt, strict=True):
+                    parameter = op.inputs[of]
+                    if parameter in self.tied and not (tied and self.owner[parameter] == op.name):
+                        continue
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
                     for axis, place in enumerate(layout):
                         if place == PARTIAL and self.axes[axis].size > 1:
@@ -269,13 +277,17 @@ class _BoundBuilder:
                     self.read.setdefault(name, []).append((tensor, root))
         return kept
 
-    def _owners(self) -> dict[str, str]:
+    def _owners(self) -> tuple[dict[str, str], set[str]]:
+        """The first reader of every parameter, and the parameters that have others."""
         owners: dict[str, str] = {}
+        tied: set[str] = set()
         for name in self.model.ops:
             for tensor in self.graph.op(name).inputs:
-                if self.graph.tensor(tensor).role == "parameter":
-                    owners.setdefault(tensor, name)
-        return owners
+                if self.graph.tensor(tensor).role != "parameter":
+                    continue
+                if owners.setdefault(tensor, name) != name:
+                    tied.add(tensor)
+        return owners, tied
 
     def _waited(self) -> list[Floats]:
         """Of every op's choices, statistics that the next op waits for, and halos of its own."""

@@ -90,6 +90,12 @@ class ModelSettings:
         ("zb-v", (2,)),
         ("interleaved", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
     )
+    # Seldom better than those above: only where they are pinned.
+    pinned_virtual: tuple[tuple[str, tuple[int, ...]], ...] = (
+        ("looped-bfs", (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
+        ("hanayo", (2,)),  # no bound is known for waves of more stages
+        ("dualpipe-v", (2,)),
+    )
     finest: int = 200  # segments: the more, the more evenly stages can be cut, and the slower
     filled: float = 0.94  # of the memory, before what is live only for a moment is known
     large: int = 128  # devices: beyond, only meshes that the samples reach
@@ -100,6 +106,11 @@ class ModelSettings:
     multipliers: tuple[float, ...] = (0.0, 0.05, 0.5, 5.0)
     inference_multipliers: tuple[float, ...] = (0.0, 0.05, 0.5)  # it keeps less
     half: float = 0.5  # of a node's memory: what parameters and states should fill
+
+    def virtual_stages(self, pinned: str | None) -> dict[str, tuple[int, ...]]:
+        """Per order with virtual stages, how many of them each group may have."""
+        more = dict(self.pinned_virtual)
+        return {**dict(self.virtual), **({pinned: more[pinned]} if pinned in more else {})}
 
 
 @dataclass
@@ -184,7 +195,8 @@ class JointModel:
     @functools.cached_property
     def schedules(self) -> tuple[JointSchedule, ...]:
         """Orders that may be, those with one stage on each group first."""
-        names, virtual = list(self.settings.plain), dict(self.settings.virtual)
+        virtual = self.settings.virtual_stages(self.pinned_schedule)
+        names = list(self.settings.plain)
         names = names if self.training else ["1f1b"]
         pinned = self.pinned_schedule
         if pinned is not None and pinned not in (*names, *virtual):

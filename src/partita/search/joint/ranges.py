@@ -115,23 +115,23 @@ def _training(
     def sums(column: Floats) -> Floats:
         return range_sums(column[kinds])
 
-    overlapped, compute = sums(strategy.overlapped), sums(strategy.compute)
-    waited = sums(strategy.blocking + EXPOSED * strategy.overlapped)
+    def beside(computing: Floats, sent: Floats) -> Floats:
+        return sums(computing) + late_ranges(sent[kinds], computing[kinds])
+
+    overlapped, compute = strategy.overlapped, strategy.compute
+    waited = sums(strategy.blocking + EXPOSED * overlapped)
     static = sums(strategy.static) + tied_ranges(strategy.tied, len(kinds))
-    # Gradients are synchronised while the last backward goes on.
-    late = strategy.sync - strategy.compute + strategy.forward
-    late = np.concatenate(([0.0], np.cumsum(late[kinds])))
-    tail: Floats = np.maximum(0.0, late[None, :] - late[:, None])
+    tail = late_ranges(strategy.sync[kinds], (compute - strategy.forward)[kinds])
     tail += np.where(np.isfinite(static), sums(strategy.ends), 0.0)
     layer_ranges: dict[str, LayerRanges] = {}
     if "none" in allowed:
         saved = sums(strategy.saved)
-        seconds = waited + np.maximum(compute, overlapped)
+        seconds = waited + beside(compute, overlapped)
         layer_ranges["none"] = _one(seconds, static, saved, np.zeros_like(saved), tail)
     if "selective" in allowed:
-        sent, again = sums(strategy.again_sent), compute + sums(strategy.again)
+        sent = strategy.again_sent
         layer_ranges["selective"] = _one(
-            waited + EXPOSED * sent + np.maximum(again, overlapped + sent),
+            waited + EXPOSED * sums(sent) + beside(compute + strategy.again, overlapped + sent),
             static,
             sums(strategy.again_saved),
             range_peaks((strategy.saved - strategy.again_saved)[kinds]),
@@ -139,7 +139,7 @@ def _training(
         )
     if "full" in allowed:
         # Sharded parameters are gathered once more for a second forward.
-        twice = np.maximum(compute + sums(strategy.forward), GATHERED_AGAIN * overlapped)
+        twice = beside(compute + strategy.forward, GATHERED_AGAIN * overlapped)
         peaks = range_peaks(strategy.saved[kinds])
         layer_ranges["full"] = _one(waited + twice, static, sums(strategy.entering), peaks, tail)
     return layer_ranges
@@ -148,13 +148,13 @@ def _training(
 def _inference(problem: JointProblem, strategy: JointStrategy) -> LayerRanges:
     """Every range when nothing is kept but what passes through it."""
     kinds = np.array(problem.segment_kind)
-    overlapped = range_sums(strategy.overlapped[kinds])
-    compute = range_sums(strategy.compute[kinds])
-    waited = range_sums((strategy.blocking + EXPOSED * strategy.overlapped)[kinds])
-    nothing = np.zeros_like(overlapped)
+    overlapped, compute = strategy.overlapped[kinds], strategy.compute[kinds]
+    seconds = range_sums(compute + strategy.blocking[kinds] + EXPOSED * overlapped)
+    seconds += late_ranges(overlapped, compute)
+    nothing = np.zeros_like(seconds)
     static = range_sums(strategy.static[kinds]) + tied_ranges(strategy.tied, len(kinds))
     peaks = range_peaks(strategy.entering[kinds])
-    return _one(waited + np.maximum(compute, overlapped), static, nothing, peaks, nothing)
+    return _one(seconds, static, nothing, peaks, nothing)
 
 
 def _one(*arrays: Floats) -> LayerRanges:
@@ -177,12 +177,23 @@ def _nowhere(size: int) -> Floats:
 
 
 def range_peaks(values: Floats) -> Floats:
-    """The largest value of every range [i, j); 0 where there is none."""
+    """The largest value of every range [i, j), at least 0; 0 where there is none."""
     count = len(values)
     peaks = np.zeros((count + 1, count + 1))
-    for i in range(count):
-        peaks[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    own = np.where(np.tri(count, k=-1, dtype=bool), 0.0, values[None, :])
+    np.maximum.accumulate(own, axis=1, out=peaks[:count, 1:])
     return peaks
+
+
+def late_ranges(sent: Floats, computing: Floats) -> Floats:
+    """Communication of every range that ends after the computing beside it."""
+    if not sent.any():
+        return np.zeros((len(sent) + 1,) * 2)
+    before = np.concatenate(([0.0], np.cumsum(sent - computing)))  # of the segments before each
+    least = before.min()
+    late = range_peaks(before[1:] + computing - least) - (before - least)[:, None]
+    tail: Floats = np.maximum(0.0, late)
+    return tail
 
 
 def tied_ranges(tied: Sequence[TiedBytes], num_segments: int) -> Floats:

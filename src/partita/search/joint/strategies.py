@@ -88,6 +88,7 @@ class MeshStrategies:
     levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
+    matters: float = 0.005  # of computing: communication that nothing hides is looked at from there
     keep: Keep | None = None  # which splits of an op may be
 
     @functools.cached_property
@@ -112,7 +113,7 @@ class MeshStrategies:
         unit = 0.0
         for multiplier in self.multipliers:
             weights = Weights(
-                hidden=max(self.overlapped_counts, self.collectives.interference),
+                hidden=self.overlapped_counts,
                 s_per_byte=multiplier * unit,
                 in_flight=self.in_flight,
                 selective=self.selective,
@@ -120,11 +121,36 @@ class MeshStrategies:
             chosen = self.solve(model.problem(weights))
             if chosen is None:
                 break
-            if not unit:
-                unit = _unit_price(model, chosen, self.in_flight)
             if chosen not in split_strategies:
                 split_strategies[chosen] = reader.strategy(chosen)
+            if multiplier:
+                continue
+            unit = _unit_price(model, chosen, self.in_flight)
+            # What nothing can hide counts in full: once more, for splits that send less of it.
+            exposed = self._exposed(split_strategies[chosen].figures, segment_of)
+            chosen = self.solve(model.problem(weights, exposed)) if exposed else None
+            if chosen is not None and chosen not in split_strategies:
+                split_strategies[chosen] = reader.strategy(chosen)
         return tuple(split_strategies.values())
+
+    def _exposed(self, figures: JointStrategy, segment_of: npt.NDArray[np.int64]) -> frozenset[str]:
+        """Ops whose communication has nothing beside it, if the model is one stage.
+
+        Those of the first segments, whose parameters are gathered first and whose gradients come
+        last: as many as it takes to explain all that is late. None where that is next to nothing.
+        """
+        like = np.array(self.fold.like)
+        gradients, reach = (figures.compute - figures.forward)[like], -1
+        each = self.num_microbatches * figures.compute.sum() * self.matters
+        for sent, computing, least in (
+            (figures.sync[like], gradients, each),
+            (figures.overlapped[like], figures.compute[like], each / self.num_microbatches),
+        ):
+            late = np.cumsum(sent) - np.cumsum(computing) + computing
+            if late.max() > least:
+                reach = max(reach, int(late.argmax()))
+        kinds = set(like[: reach + 1].tolist())
+        return frozenset(op for op, k in zip(self.model.ops, segment_of, strict=True) if k in kinds)
 
     @functools.cached_property
     def bounds(self) -> BoundSegments:
@@ -319,11 +345,13 @@ class _StrategyReader:
         blocking = np.array([table.blocking[x] for table, x in rows])
         for (u, v), m in zip(model.edges, model.matrix_of, strict=True):
             blocking[v] += model.matrices[m][chosen[u], chosen[v]]
-        hidden = np.array([table.hidden[x] for table, x in rows])
-        ends = np.array([table.ends[x] for table, x in rows])
+        hidden = np.array([table.hidden[x] + table.hidden_buckets[x] for table, x in rows])
+        ends = np.array([table.ends[x] + table.ends_buckets[x] for table, x in rows])
+        slowed = np.array([table.slowed[x] for table, x in rows])
         sharded = np.array([choice.zero == 3 for choice in choices])
         beside = sharded | (self.num_microbatches == 1)  # else gradients are reduced at the end
-        compute = compute + np.where(beside, self.collectives.interference * hidden, 0.0)
+        compute = compute + np.where(beside, slowed, 0.0)
+        ends = ends + np.where(beside, 0.0, slowed)
         static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
         kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
         dims_of = {op: choice.dims for op, choice in kept.items()}
