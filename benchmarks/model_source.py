@@ -119,7 +119,10 @@ class _Writer:
         """How a tensor is called; a parameter is taken over when it is first used."""
         if name not in self.names:
             short = f"p{len(self.names)}"
-            self.module.register_parameter(short, self.parameters[name])
+            parameter = self.parameters.get(name)
+            if parameter is None:  # a part of a packed one
+                parameter = self.reference.parameter_of(self.graph.tensor(name))
+            self.module.register_parameter(short, parameter)
             self.names[name] = f"self.{short}"
         return self.names[name]
 
@@ -198,14 +201,18 @@ class _Writer:
             f"ceil_mode={call.flag('ceil')!r})"
         )
 
-    def rms_norm(self, call: Call, inputs: list[str]) -> str:
+    def rms_norm(self, call: Call, inputs: list[str]) -> str | None:
         """Root mean square of the last dims."""
+        if call.number("shift", 0):
+            return None
         shape = call.inputs[0][len(call.inputs[0]) - call.whole("dims", 1) :]
         weight = inputs[1] if len(inputs) > 1 else None
-        return f"F.rms_norm({inputs[0]}, {tuple(shape)!r}, {weight}, {EPSILON})"
+        return f"F.rms_norm({inputs[0]}, {tuple(shape)!r}, {weight}, {call.number('eps', EPSILON)})"
 
-    def attention(self, call: Call, inputs: list[str]) -> str:
+    def attention(self, call: Call, inputs: list[str]) -> str | None:
         """Fused attention; causal masks that carry a bias are added up once for all layers."""
+        if call.flag("sinks") or call.number("softcap", 0) or call.whole("chunk", 0):
+            return None
         q, k, v = inputs[:3]
         flat = len(call.inputs[0]) == 3
         queries, keys = call.inputs[0][-2], call.inputs[1][-2]
@@ -222,6 +229,8 @@ class _Writer:
         extra = f"attn_mask={mask}, " * (mask is not None)
         extra += f"is_causal={causal and plain}"
         extra += ", enable_gqa=True" * (heads != groups)
+        if call.attr("scale") is not None:
+            extra += f", scale={call.number('scale')!r}"
         text = f"F.scaled_dot_product_attention({q}, {k}, {v}, {extra})"
         return f"{text}.transpose(1, 2).flatten(2)" if flat else text
 
@@ -251,7 +260,7 @@ class _Writer:
         if fn == "rope":
             return self._rope(call, inputs[0])
         if fn == "scale":
-            return f"{inputs[0]} * {call.inputs[0][-1] ** -0.5!r}"
+            return f"{inputs[0]} * {call.number('factor', call.inputs[0][-1] ** -0.5)!r}"
         if len(inputs) == 1 and fn in UNARY:
             return UNARY[fn].format(*inputs)
         if len(inputs) > 1 and fn in BINARY:
@@ -261,15 +270,19 @@ class _Writer:
             return text
         return None
 
-    def _rope(self, call: Call, x: str) -> str:
+    def _rope(self, call: Call, x: str) -> str | None:
         """Rotary positions; the angles are worked out once."""
+        usual = ("frequencies", "factor", "size", "interleaved")
+        if any(call.attr(name) is not None for name in usual):
+            return None
+        theta = call.number("theta", 10000.0)
         heads, length = call.whole("heads", 1), call.inputs[0][-2]
         size = call.inputs[0][-1] // heads
         half = torch.arange(size // 2, dtype=torch.float32, device=self.device)
         place = torch.arange(length, dtype=torch.float32, device=self.device)
-        angle = (place[:, None] * 10000.0 ** (-2 * half / size))[:, None]
+        angle = (place[:, None] * theta ** (-2 * half / size))[:, None]
         dtype = DTYPES[self.graph.parameters[0].dtype]
-        key = (str(size), str(length))
+        key = (str(size), str(length), str(theta))
         cos = self._buffer(("cos", *key), angle.cos().to(dtype))
         sin = self._buffer(("sin", *key), angle.sin().to(dtype))
         self.rules["rotated"] = rotated

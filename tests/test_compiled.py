@@ -1,12 +1,15 @@
 """What numba has kept on disk is used again for the same sources, and never for others."""
 
 import importlib
+import logging
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import partita
+from partita import compiled as module
 from partita.compiled import compiled, fingerprint
 
 SOURCE = Path(partita.__file__).parent
@@ -121,3 +124,36 @@ def test_options_are_those_of_numba():
 
     assert half(3.0) == 1.5
     assert half.targetoptions["fastmath"] is True
+
+
+def test_compiling_is_said_once_and_reading_from_disk_is_not(tmp_path):
+    (tmp_path / "hot.py").write_text(
+        "import logging, sys\n"
+        "logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stdout)\n"
+        "from partita.compiled import compiled\n"
+        "@compiled()\ndef double(x):\n    return 2 * x\n"
+        "@compiled()\ndef triple(x):\n    return 3 * x\n"
+        "print(double(2), triple(2))\n"
+    )
+    said = []
+    for _ in range(2):
+        run = [sys.executable, str(tmp_path / "hot.py")]
+        said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+    line = "compiling for this machine: some seconds, the first time only\n"
+    assert said == [line + "4 6\n", "4 6\n"]
+
+
+def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(monkeypatch, caplog):
+    def nowhere(self):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    module._say_that_nothing_is_kept.cache_clear()
+    monkeypatch.setattr("numba.core.dispatcher.Dispatcher.enable_caching", nowhere)
+    with caplog.at_level(logging.INFO, "partita"):
+
+        @compiled()
+        def half(x):
+            return x / 2
+
+        assert half(3.0) == 1.5
+    assert "no folder for compiled code can be written" in caplog.text

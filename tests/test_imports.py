@@ -66,10 +66,10 @@ NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", 
 PUBLIC = [
     "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
     "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
-    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "capture", "check_plan",
-    "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe", "place",
-    "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate", "streams",
-    "training_graph", "with_loss",
+    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "accelerate", "capture",
+    "check_plan", "cluster_from", "compare", "decode_step", "execute", "model", "partition",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 MODULES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py"))
@@ -171,7 +171,8 @@ def test_the_public_names_are_the_listed_ones():
     assert partita.__all__ == PUBLIC
     assert set(PUBLIC) <= set(dir(partita))
     kinds = run(f"import partita\nprint(*(type(getattr(partita, n)).__name__ for n in {PUBLIC}))")
-    assert set(kinds.split()) == {"type", "function"}  # not a module that has taken the name
+    # no module that has taken the name; `partita.capture`, once loaded, is called like its function
+    assert set(kinds.split()) <= {"type", "function", "_Callable"}
 
 
 def test_a_name_that_is_not_public_is_refused():

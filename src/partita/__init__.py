@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from partita.forecast import Forecast as Forecast
     from partita.forecast import Strategy as Strategy
     from partita.forecast import Transformer as Transformer
+    from partita.gpu.accelerate.api import accelerate as accelerate
+    from partita.gpu.decode.step import decode_step as decode_step
     from partita.gpu.recurrent.api import persistent as persistent
     from partita.gpu.recurrent.decode import GreedyDecoder as GreedyDecoder
     from partita.gpu.rtasks.api import rtasks as rtasks
@@ -70,10 +72,12 @@ _PUBLIC = {
     "Timeline": "partita.timeline",
     "Transformer": "partita.forecast",
     "VerificationError": "partita.errors",
+    "accelerate": "partita.gpu.accelerate.api",
     "capture": "partita.capture",
     "check_plan": "partita.jobs.check_plan",
     "cluster_from": "partita.cluster:resolve",
     "compare": "partita.jobs.compare",
+    "decode_step": "partita.gpu.decode.step",
     "execute": "partita.run.distributed.engine",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
@@ -95,10 +99,10 @@ _PUBLIC = {
 __all__ = [
     "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
     "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
-    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "capture", "check_plan",
-    "cluster_from", "compare", "execute", "model", "partition", "persistent", "pipe", "place",
-    "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard", "simulate", "streams",
-    "training_graph", "with_loss",
+    "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "accelerate", "capture",
+    "check_plan", "cluster_from", "compare", "decode_step", "execute", "model", "partition",
+    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
+    "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 

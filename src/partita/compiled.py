@@ -6,18 +6,25 @@ upgrade in place such an index may name a class that is gone, so that nothing ru
 code may hold constants and functions of other modules as they were. So the name under which a
 function is kept has a fingerprint in it: of its module, and of all modules of this package which
 that imports. What other sources have left behind is never opened.
+
+The first use on a machine compiles, seconds for some searches: a line says so. Where nothing can be
+kept (a container whose folders are read-only) every process compiles anew, and a line says that.
 """
 
 import functools
 import hashlib
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba.core import event
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+log = logging.getLogger("partita")
 
 PACKAGE = Path(__file__).parent
 DIGITS = 12  # of the fingerprint: enough for it never to come again
@@ -31,10 +38,43 @@ def compiled(**options: Any) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         made_of = fingerprint(Path(function.__code__.co_filename))
         function.__qualname__ = f"{function.__qualname__}_{made_of}"
-        dispatcher: Function = numba.njit(cache=True, **options)(function)
+        _announce()
+        try:
+            dispatcher: Function = numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # numba found no folder that it may write to
+            _say_that_nothing_is_kept()
+            dispatcher = numba.njit(**options)(function)
         return dispatcher
 
     return decorate
+
+
+@functools.cache  # once in a process
+def _say_that_nothing_is_kept() -> None:
+    log.info(
+        "no folder for compiled code can be written, so each run compiles anew; "
+        "NUMBA_CACHE_DIR may name one"
+    )
+
+
+class _Announcer(event.Listener):
+    """Says once in a process that something is compiled; what is read from disk is no news."""
+
+    def on_start(self, event: event.Event) -> None:
+        _say_that_it_compiles()
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing to say."""
+
+
+@functools.cache
+def _say_that_it_compiles() -> None:
+    log.info("compiling for this machine: some seconds, the first time only")
+
+
+@functools.cache
+def _announce() -> None:
+    event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
 
 
 def fingerprint(file: Path, package: Path = PACKAGE) -> str:

@@ -4,6 +4,10 @@ import pytest
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, training_graph
+from partita.graph.json import from_json, to_json
+from partita.graph.packed import PackedPart, read_source
+from partita.graph.record import Tensor
+from partita.graph.text import from_text, to_text
 from partita.zoo import build
 from partita.zoo.t5 import T5Sizes, encoder_decoder
 
@@ -36,8 +40,9 @@ def on_meta(graph):
 def test_a_reference_module_has_the_parameters_and_the_output_shapes_of_its_graph(name):
     graph = build(name, batch=1)
     module = modules.reference_module(graph, device="meta")
+    stored = [read_source(t.source) if t.source else t for t in graph.parameters]
     assert {name: tuple(p.shape) for name, p in module.named_parameters()} == {
-        tensor.name: tensor.shape for tensor in graph.parameters
+        tensor.name: tensor.shape for tensor in stored
     }
     with torch.no_grad():
         outputs = module(*on_meta(graph))
@@ -121,6 +126,45 @@ def test_expert_outputs_return_to_the_tokens_they_came_from():
     for expert in range(flat.shape[1]):
         expected[places[:, expert]] += (expert + 1) * flat[places[:, expert], expert]
     torch.testing.assert_close(mixed[..., 0].flatten(), expected)
+
+
+def test_parameters_that_are_parts_of_one_are_read_from_it_and_put_back():
+    g = GraphBuilder("packed")
+    x = g.input("x", (4, 6))
+    parts = [
+        g.parameter(
+            f"{letter}.weight",
+            (6, 6),
+            packed=PackedPart("qk.weight", (6, 12), (), 1, *span, 1, True),
+        )
+        for letter, span in (("q", (0, 6)), ("k", (6, 12)))
+    ]
+    heads = PackedPart("kv.weight", (12, 6), (3, 2, 2, 6), 1, 1, 2)
+    parts.append(g.parameter("v.weight", (6, 6), packed=heads))
+    graph = g.finish(*(g.one("linear", x, w, name=w.name[0]) for w in parts))
+    assert graph == from_text(to_text(graph)) == from_json(to_json(graph))
+    module = modules.reference_module(graph)
+    assert {name for name, _ in module.named_parameters()} == {"qk.weight", "kv.weight"}
+    given = torch.randn(4, 6)
+    q, k, v = module(given)
+    stored, mixed = module.qk.weight, module.kv.weight.reshape(3, 2, 2, 6)
+    torch.testing.assert_close(torch.cat((q, k), 1), given @ stored)
+    torch.testing.assert_close(v, given @ mixed[:, 1].reshape(6, 6).T)
+    own = {tensor.name: torch.randn(tensor.shape) for tensor in graph.parameters}
+    state = dict(module.state_dict())
+    module.pack(own, state)
+    module.load_state_dict(state)
+    for tensor in graph.parameters:
+        torch.testing.assert_close(module.parameter_of(tensor).detach(), own[tensor.name])
+
+
+def test_a_source_that_does_not_fit_is_refused():
+    with pytest.raises(GraphError, match="source 'w'; it is written like"):
+        Tensor("q", (2, 2), "f32", "parameter", "w")
+    with pytest.raises(GraphError, match=r"has 4 elements; a parameter of 6 needs as many"):
+        Tensor("q", (2, 3), "f32", "parameter", "w[2, 2]")
+    with pytest.raises(GraphError, match="takes what the tensor does not have"):
+        Tensor("q", (2, 2), "f32", "parameter", "w[2, 2] axis 1 at 0:3:1")
 
 
 def test_a_graph_with_its_backward_has_no_reference_module():

@@ -37,7 +37,7 @@ def test_the_second_time_nothing_is_measured(run, words):
     run(*words)
     again = run(*words)
     assert again.exit_code == 0
-    assert again.stderr == ""
+    assert again.stderr == f"runs {words[1].partition(':')[0]}\n"
 
 
 def test_modules_at_a_depth_for_programs(run_json, words):
@@ -52,7 +52,7 @@ def test_measurements_of_another_file_are_merged(run, words, tmp_path):
     (tmp_path / "db.jsonl").rename(tmp_path / "other.jsonl")
     result = run(*words, "--merge", str(tmp_path / "other.jsonl"))
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert result.stderr == f"runs {words[1].partition(':')[0]}\n"
 
 
 def test_a_broken_database_is_named(run, words, tmp_path):

@@ -289,6 +289,28 @@ def test_a_slow_region_is_cut_into_what_pays(monkeypatch):
     )
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tiles would run on the CPU")
+def test_what_is_kept_is_the_faster_whole_call_not_the_faster_replay(monkeypatch):
+    """A replay that is faster loses if putting its inputs in place takes longer than it saves."""
+    outcome = job_of("mlp")
+    launched = launches.interpreted(outcome.lowered, outcome.plans)
+    seen = []
+
+    def fastest(names, run):
+        runs = [run(name) for name in names]
+        seen.extend(each.args for each in runs)
+        assert [as_tuple(each())[0].shape for each in runs]
+        return "sequential", [3.0, 2.0]
+
+    monkeypatch.setattr(job, "fastest", fastest)
+    monkeypatch.setattr(job, "piece_times", lambda *args: {})
+    fused = outcome.measure(launched)
+    assert seen == [outcome.inputs] * 2  # the user's own tensors
+    assert fused.report().kept == "sequential"
+    assert fused.report().used_us == 2.0
+    assert all(map(torch.equal, fused.inputs, outcome.inputs))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the clock of the host is read without one")
 def test_unfused_ops_are_timed_one_by_one():
     job = job_of("wide")

@@ -256,3 +256,17 @@ def test_the_indices_of_a_maximum_can_be_read():
     bound = Bound(placed, placement, torch.device("cpu"))
     run = Replay(bound, order.listed(placed, 2, dict.fromkeys(order.launched(placed), 1.0)), {})
     assert relative(run(image)[0], Indices()(image)) == 0
+
+
+def test_a_norm_in_float32_inside_a_model_of_16_bits_is_read():
+    """`torch.export` writes assertions about types for `.float()`: they make no value."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            wide = x.float()
+            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    x = torch.randn(2, 8).half()
+    flow = flow_of(Norm(), (x,))
+    assert not any("_assert" in step.target for step in flow.steps)
+    assert torch.equal(SequentialGraph(flow, (x,))(x)[0], Norm()(x))

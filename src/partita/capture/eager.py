@@ -5,7 +5,7 @@ statistics depend on it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,14 +13,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from partita.errors import GraphError
-from partita.graph.record import Call
+from partita.graph.build import EPSILON
+from partita.graph.record import Call, Op
 from partita.graph.shapes import per_space
 
 T = torch.Tensor
 
 DROPOUT = 0.1
 CLIP = 20.0
-EPSILON = 1e-5
 
 
 def _matmul(module: nn.Module, call: Call, a: T, b: T) -> T:
@@ -66,62 +66,132 @@ def _batch_norm(module: nn.Module, call: Call, x: T, w: T | None = None, b: T | 
 
 
 def _layer_norm(module: nn.Module, call: Call, x: T, w: T | None = None, b: T | None = None) -> T:
-    return F.layer_norm(x, x.shape[x.ndim - call.whole("dims", 1) :], w, b)
+    size = x.shape[x.ndim - call.whole("dims", 1) :]
+    return F.layer_norm(x, size, w, b, call.number("eps", EPSILON))
 
 
 def _rms_norm(module: nn.Module, call: Call, x: T, w: T | None = None) -> T:
-    return F.rms_norm(x, x.shape[x.ndim - call.whole("dims", 1) :], w, EPSILON)
+    shift = call.number("shift", 0)  # Gemma stores by how much a scale differs from 1
+    w = w + shift if w is not None and shift else w
+    return F.rms_norm(x, x.shape[x.ndim - call.whole("dims", 1) :], w, call.number("eps", EPSILON))
 
 
-def _attention(module: nn.Module, call: Call, q: T, k: T, v: T, mask: T | None = None) -> T:
+def _attention(module: nn.Module, call: Call, q: T, k: T, v: T, *more: T) -> T:
+    sinks = more[-1] if call.flag("sinks") else None
+    mask = more[0] if len(more) > (sinks is not None) else None
     flat = q.ndim == 3
     if flat:
         heads = call.whole("heads", 1)
         groups = call.whole("kv_heads", heads)
         q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)
         k, v = (x.reshape(*x.shape[:2], groups, -1).transpose(1, 2) for x in (k, v))
-    causal, window = call.flag("causal"), call.whole("window", 0)
-    plain = mask is None and not window and q.shape[2] == k.shape[2]
+    causal, window, chunk = call.flag("causal"), call.whole("window", 0), call.whole("chunk", 0)
+    softcap = call.number("softcap", 0)
+    special = bool(softcap) or sinks is not None
+    plain = mask is None and not window and not chunk and not special and q.shape[2] == k.shape[2]
     if causal and not plain:
-        seen = _seen(q.shape[2], k.shape[2], window, q)
+        seen = _seen(q.shape[2], k.shape[2], window, q, chunk)
         mask = seen if mask is None else seen + mask
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and plain, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    scale = call.number("scale", q.shape[-1] ** -0.5)
+    if special:
+        out = _spelled_attention(q * scale, k, v, mask, softcap, sinks)
+    else:
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and plain, scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
     return out.transpose(1, 2).flatten(2) if flat else out
 
 
-def _seen(queries: int, keys: int, window: int, like: T) -> T:
+def _spelled_attention(q: T, k: T, v: T, mask: T | None, softcap: float, sinks: T | None) -> T:
+    """With scores that are capped, or sinks: a score per head that takes weight and gives none."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.mT
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores if mask is None else scores + mask
+    if sinks is None:
+        return torch.softmax(scores, -1) @ v
+    column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1] @ v
+
+
+def _seen(queries: int, keys: int, window: int, like: T, chunk: int = 0) -> T:
     """0 where a query may look, -inf elsewhere; the queries are the last of the keys."""
     query = torch.arange(keys - queries, keys, device=like.device)[:, None]
     key = torch.arange(keys, device=like.device)[None, :]
     allowed = key <= query
     if window:
         allowed = allowed & (key > query - window)
+    if chunk:
+        allowed = allowed & (key // chunk == query // chunk)
     return torch.zeros((), dtype=like.dtype, device=like.device).where(allowed, -math.inf)
 
 
-def _rope(x: T, heads: int) -> T:
-    """Pairs of values turned by an angle that grows with the position (Su et al. 2021)."""
-    size, length = x.shape[-1] // heads, x.shape[-2]
-    half = torch.arange(size // 2, dtype=torch.float32, device=x.device)
-    place = torch.arange(length, dtype=torch.float32, device=x.device)
-    angle = place[:, None] * 10000.0 ** (-2 * half / size)
-    cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
-    a, b = x.reshape(*x.shape[:-1], heads, size).chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+def _rope(call: Call, x: T) -> T:
+    """Pairs of values turned by an angle that grows with the position (Su et al. 2021).
+
+    A pair is one value of either half of a head, or (`interleaved`) two neighbours; values beyond
+    the first `size` of a head stay. `factor` makes what is turned longer.
+    """
+    heads = call.whole("heads", 1)
+    whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    size = call.whole("size", whole.shape[-1])
+    x = whole if size == whole.shape[-1] else whole[..., :size]
+    place = torch.arange(x.shape[-3], dtype=torch.float32, device=x.device)
+    angle = place[:, None] * _frequencies(call, size, x)
+    factor = call.number("factor", 1)
+    cos, sin = ((f * factor)[:, None].to(x.dtype) for f in (angle.cos(), angle.sin()))
+    if call.flag("interleaved"):
+        a, b = x[..., 0::2], x[..., 1::2]
+        x = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    else:
+        a, b = x.chunk(2, -1)
+        x = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    x = x if size == whole.shape[-1] else torch.cat((x, whole[..., size:]), -1)
+    return x.flatten(-2)
+
+
+def _frequencies(call: Call, size: int, like: T) -> T:
+    """How far each pair of a head turns per position: given, or falling from 1 to 1 / theta."""
+    given = cast("tuple[float, ...]", call.attr("frequencies", ()))
+    if given:
+        # Made where its numbers are known also if the model is on no device, and moved.
+        return torch.tensor(given, dtype=torch.float32).to(like.device)
+    half = torch.arange(size // 2, dtype=torch.float32, device=like.device)
+    frequencies: T = call.number("theta", 10000.0) ** (-2 * half / size)
+    return frequencies
+
+
+def _temperature(call: Call, x: T) -> T:
+    """Queries [b, s, features] made longer the later they are (Llama 4, layers without rope)."""
+    place = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+    steps = torch.floor((place + 1) / call.number("floor", 1))
+    return x * (torch.log1p(steps) * call.number("factor", 0) + 1)[:, None].to(x.dtype)
 
 
 UNARY: dict[str, Callable[[T], T]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: F.relu(x).square(),
     "silu": F.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "clip": lambda x: torch.clamp(x, 0.0, CLIP),
-    "scale": lambda x: x * x.shape[-1] ** -0.5,
-    "mask": lambda x: x + _seen(x.shape[-2], x.shape[-1], 0, x),
     "lrn": lambda x: F.local_response_norm(x, 5),
+}
+# Functions of one input with attributes.
+SET: dict[str, Callable[[Call, T], T]] = {
+    "clip": lambda call, x: torch.clamp(x, call.number("low", 0.0), call.number("high", CLIP)),
+    "scale": lambda call, x: x * call.number("factor", x.shape[-1] ** -0.5),
+    "mask": lambda call, x: (
+        x + _seen(x.shape[-2], x.shape[-1], call.whole("window", 0), x, call.whole("chunk", 0))
+    ),
+    "softcap": lambda call, x: torch.tanh(x / call.number("cap", 1)) * call.number("cap", 1),
+    "rope": _rope,
+    "temperature": _temperature,
 }
 FOLDED: dict[str, Callable[[T, T], T]] = {
     "add": torch.add,
@@ -138,8 +208,10 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
     fn = call.text("fn")
     if fn == "dropout":
         return F.dropout(inputs[0], DROPOUT, module.training)
-    if fn == "rope":
-        return _rope(inputs[0], call.whole("heads", 1))
+    if len(inputs) == 1 and fn in SET:
+        return SET[fn](call, inputs[0])
+    if fn == "clamped_swiglu" and len(inputs) == 2:
+        return _clamped_swiglu(call, *inputs)
     if len(inputs) == 1 and fn in UNARY:
         return UNARY[fn](inputs[0])
     if len(inputs) > 1 and fn in FOLDED:
@@ -149,8 +221,15 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
         return out
     raise GraphError(
         f"no reference of the elementwise function {fn!r} of {len(inputs)} inputs",
-        fix=f"use one of {', '.join(sorted((*UNARY, *FOLDED, 'dropout', 'rope')))}",
+        fix=f"use one of {', '.join(sorted((*UNARY, *SET, *FOLDED, 'dropout', 'clamped_swiglu')))}",
     )
+
+
+def _clamped_swiglu(call: Call, gate: T, value: T) -> T:
+    """GPT-OSS: both sides within a limit, the gate steeper, and the value shifted by 1."""
+    limit, alpha = call.number("limit", 7.0), call.number("alpha", 1.702)
+    gate, value = gate.clamp(max=limit), value.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (value + 1)
 
 
 def _reduce(module: nn.Module, call: Call, x: T) -> T:
@@ -202,16 +281,52 @@ def _gru_cell(module: nn.Module, call: Call, x: T, h: T, *weights: T) -> T:
     return torch.gru_cell(x, h, *weights)
 
 
+def _router(module: nn.Module, call: Call, x: T, w: T, *more: T) -> T:
+    """Gates: how much of what each expert makes a token gets.
+
+    Without `score` those of all experts, and a dispatch lets experts choose. With it a token
+    chooses the `top_k` best, and its other gates are 0: by what a `correction` is added to, among
+    the best `top_groups` of the `groups`. What was chosen may be normalised and is scaled.
+    """
+    correction = more[-1] if call.flag("correction") else None
+    bias = more[0] if len(more) > (correction is not None) else None
+    logits = F.linear(x, w, bias)
+    if call.attr("score") is None:
+        return torch.softmax(logits, -1)
+    scores = torch.sigmoid(logits) if call.text("score") == "sigmoid" else torch.softmax(logits, -1)
+    ranked = (scores if correction is None else scores + correction).detach()
+    groups, top_k = call.whole("groups", 1), call.whole("top_k", 1)
+    if groups > 1:
+        grouped = ranked.unflatten(-1, (groups, -1))
+        best = grouped.topk(call.whole("group_top", 1), -1).values.sum(-1)
+        fallback = -math.inf if correction is not None else 0.0
+        taken = _chosen(best, call.whole("top_groups", groups))
+        ranked = grouped.where(taken[..., None], fallback).flatten(-2)
+    gates = scores.where(_chosen(ranked, top_k), 0.0)
+    if call.flag("normalize"):
+        gates = gates / (gates.sum(-1, keepdim=True) + call.number("eps", 0.0))
+    return gates * call.number("scale", 1.0)
+
+
+def _chosen(values: T, count: int) -> T:
+    """Where the largest of each row are."""
+    best = values.topk(count, -1).indices
+    return torch.zeros_like(values, dtype=torch.bool).scatter(-1, best, True)
+
+
 def _dispatch(module: nn.Module, call: Call, x: T, gates: T) -> T:
     """Each expert takes the tokens that want it most, as many as it has room for."""
-    places = gates.flatten(0, -2).topk(call.outputs[0][1], dim=0).indices.T
-    return x.flatten(0, -2)[places]
+    weights, places = gates.flatten(0, -2).topk(call.outputs[0][1], dim=0)
+    tokens = x.flatten(0, -2)[places.T]
+    return tokens * weights.T[..., None] if call.flag("weighted") else tokens
 
 
 def _combine(module: nn.Module, call: Call, y: T, gates: T) -> T:
     """Each token gets back what the experts that took it made, weighted by its gates."""
     flat = gates.flatten(0, -2)
     weights, places = flat.topk(y.shape[1], dim=0)
+    if not call.flag("weighted", True):  # the dispatch has weighted what went in
+        weights = (weights > 0).to(y.dtype)
     tokens = y.new_zeros(flat.shape[0], y.shape[2])
     tokens = tokens.index_add(0, places.T.flatten(), (y * weights.T[..., None]).flatten(0, 1))
     return tokens.reshape(*gates.shape[:-1], -1)
@@ -224,6 +339,33 @@ def _expert_linear(module: nn.Module, call: Call, x: T, w: T, bias: T | None = N
 
 def _cross_entropy(module: nn.Module, call: Call, logits: T, targets: T) -> T:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def constant_ids(op: Op, shape: Sequence[int], limit: int, device: Any = None) -> T:
+    """The ids that a constant op gives: from `start` on, over and over below the limit.
+
+    With `buckets`, a bucket of distances for each query and key (Raffel et al. 2019, section 2.1):
+    near ones each by itself, far ones ever more together up to `farthest`.
+    """
+    buckets, start = op.attr("buckets", 0), op.attr("start", 0)
+    assert isinstance(buckets, int)
+    assert isinstance(start, int)
+    if not buckets:
+        numbers = torch.arange(math.prod(shape), device=device) % max(1, limit - start)
+        return (numbers + start).reshape(tuple(shape))
+    key, query = torch.arange(shape[1], device=device), torch.arange(shape[0], device=device)
+    ahead = key[None, :] - query[:, None]
+    first = torch.zeros_like(ahead)
+    if op.attr("both_ways", False):  # keys that come later have buckets of their own
+        buckets //= 2
+        first, distance = (ahead > 0) * buckets, ahead.abs()
+    else:
+        distance = (-ahead).clamp(min=0)
+    near, farthest = buckets // 2, op.attr("farthest", 128)
+    assert isinstance(farthest, int)
+    steps = torch.log(distance.float().clamp(min=1) / near) / math.log(farthest / near)
+    far = (near + (steps * (buckets - near)).long()).clamp(max=buckets - 1)
+    return first + torch.where(distance < near, distance, far)
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -253,7 +395,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "gru": _recurrent,
     "lstm_cell": _lstm_cell,
     "gru_cell": _gru_cell,
-    "moe_router": lambda module, call, x, w: torch.softmax(F.linear(x, w), -1),
+    "moe_router": _router,
     "moe_dispatch": _dispatch,
     "moe_combine": _combine,
     "expert_linear": _expert_linear,

@@ -7,14 +7,17 @@ weights are random, drawn from the seed, scaled so that activations neither vani
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from partita.capture.eager import RULES
+from partita.capture.eager import RULES, constant_ids
 from partita.errors import GraphError
+from partita.graph.build import EPSILON
+from partita.graph.packed import PackedPart, read_source
 from partita.graph.record import Call, Graph, Op, Tensor
 from partita.graph.shapes import per_space
 
@@ -62,9 +65,10 @@ class ReferenceModule(nn.Module):
             layer = _layer(graph, op, readers, device)
             if layer is not None:
                 _attach(self, op.name, layer)
-        held = dict(self.named_parameters())
-        for tensor in graph.parameters:
+        held = {name for name, _ in self.named_parameters()}
+        for tensor in map(_stored, graph.parameters):
             if tensor.name not in held:
+                held.add(tensor.name)
                 path, _, name = tensor.name.rpartition(".")
                 _holder(self, path).register_parameter(name, _parameter(tensor, device))
 
@@ -86,11 +90,16 @@ class ReferenceModule(nn.Module):
         if isinstance(layer, _LAYERS):
             return (layer(values[op.inputs[0]]),)
         inputs = [values[name] if name in values else self._held(name) for name in op.inputs]
-        found = RULES[op.kind](self, self.graph.call(op), *inputs)
+        call = self.graph.call(op)
+        if op.attr("dropless"):  # room for all tokens, where the graph has it for the expected ones
+            experts, _, width = call.outputs[0]
+            tokens = math.prod(call.inputs[1][:-1])
+            call = replace(call, outputs=((experts, tokens, width),))
+        found = RULES[op.kind](self, call, *inputs)
         return found if isinstance(found, tuple) else (found,)
 
     def constant(self, name: str, shape: Sequence[int] | None = None) -> T:
-        """Zeros; where ids are meant (positions, say), the numbers from 0 on, over and over.
+        """Zeros; where ids are meant (positions, say), those of `constant_ids`.
 
         `shape` is another one than the graph's, where it is the graph for another batch.
         """
@@ -99,12 +108,51 @@ class ReferenceModule(nn.Module):
         dtype, device = DTYPES[tensor.dtype], next(self.parameters()).device
         if dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype, device=device)
-        numbers = torch.arange(math.prod(shape), dtype=dtype, device=device)
-        return (numbers % self._limits.get(name, 2)).reshape(shape)
+        op = self.graph.producer(name)
+        assert op is not None
+        return constant_ids(op, shape, self._limits.get(name, 2), device).to(dtype)
 
     def _held(self, name: str) -> T:
-        path, _, leaf = name.rpartition(".")
-        return cast(T, getattr(self.get_submodule(path), leaf))
+        """A parameter of the graph: one of the module, or a part of one."""
+        tensor = self.graph.tensor(name)
+        path, _, leaf = _stored(tensor).name.rpartition(".")
+        value = cast(T, getattr(self.get_submodule(path), leaf))
+        return _part(value, read_source(tensor.source), tensor.shape) if tensor.source else value
+
+    def pack(self, parts: Mapping[str, T], into: dict[str, T]) -> None:
+        """Put parameters of the graph that are parts of stored tensors into copies of these."""
+        copied: set[str] = set()
+        for tensor in self.graph.parameters:
+            if not tensor.source or tensor.name not in parts:
+                continue
+            name = _stored(tensor).name
+            if name not in copied:
+                into[name] = into[name].clone()
+                copied.add(name)
+            packed = read_source(tensor.source)
+            place = _part(into[name], packed, None)
+            place.copy_(parts[tensor.name].reshape(place.shape))
+
+    def parameter_of(self, tensor: Tensor) -> nn.Parameter:
+        """A parameter of the graph as one of its own, with the numbers of the module's."""
+        value = self._held(tensor.name)
+        return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach())
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """The tensor of the checkpoint that a parameter is, or is a part of."""
+    if not tensor.source:
+        return tensor
+    packed = read_source(tensor.source)
+    return replace(tensor, name=packed.name, shape=packed.shape, source="")
+
+
+def _part(value: T, packed: PackedPart, shape: Sequence[int] | None) -> T:
+    """What a parameter is of a stored tensor; without a shape a view of it."""
+    value = value.view(packed.view) if packed.view else value
+    value = value[(slice(None),) * packed.axis + (packed.index,)]
+    value = value.mT if packed.transposed else value
+    return value if shape is None else value.reshape(shape)
 
 
 _LAYERS = (
@@ -135,7 +183,7 @@ def _layer(graph: Graph, op: Op, readers: dict[str, int], device: torch.device) 
     """PyTorch's own layer for an op, if its weights are its alone and named as the layer's."""
     own = [name for name in op.inputs if graph.tensor(name).role == "parameter"]
     names = [name.removeprefix(f"{op.name}.") for name in own]
-    alone = all(readers[name] == 1 for name in own)
+    alone = all(readers[name] == 1 and not graph.tensor(name).source for name in own)
     if not own or names != ["weight", "bias"][: len(own)] or not alone or op.kind not in _MAKERS:
         return None
     weight = graph.tensor(own[0])
@@ -175,7 +223,7 @@ def _make_batch_norm(call: Call, weight: Sequence[int], bias: bool) -> nn.Module
 
 
 def _make_layer_norm(call: Call, weight: Sequence[int], bias: bool) -> nn.Module | None:
-    return nn.LayerNorm(tuple(weight), bias=bias, device="meta")
+    return nn.LayerNorm(tuple(weight), call.number("eps", EPSILON), bias=bias, device="meta")
 
 
 _MAKERS: dict[str, Callable[[Call, Sequence[int], bool], nn.Module | None]] = {

@@ -47,7 +47,7 @@ def node_name(op: str) -> str:
 
 def capture_ops(module: ReferenceModule, graph: Graph) -> Captured:
     """The program of a reference module; `graph` is its own, or that for another batch."""
-    held = dict(module.named_parameters())
+    held = {tensor.name: module.parameter_of(tensor) for tensor in graph.parameters}
     inputs = [
         TorchInput(tensor.name, "input", tensor.name, _spec(graph, tensor.name))
         for tensor in graph.inputs
@@ -101,7 +101,8 @@ def _rule(call: Call) -> Callable[..., Any]:
     """An op by the rule of its kind, of whatever part of its inputs it is given."""
     rule, module = RULES[call.kind], SimpleNamespace(training=True)
     if call.kind == "elementwise" and call.text("fn", "add") == "scale":
-        factor = call.inputs[0][-1] ** -0.5 if call.inputs[0] else 1.0  # of the whole, not a part
+        usual = call.inputs[0][-1] ** -0.5 if call.inputs[0] else 1.0  # of the whole, not a part
+        factor = call.number("factor", usual)
         return lambda x: x * factor
 
     def run(*inputs: T) -> Any:

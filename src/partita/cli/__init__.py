@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "place": "Choose a device for every op, on heterogeneous devices.",
         "experiment": "Many placement runs from one file: tables, charts, animation.",
         "schedule": "Order the micro-batches of any placement, with a bound.",
+        "accelerate": "The fastest way to run a model on this machine's GPU.",
         "streams": "Run the ops of a model side by side on one GPU.",
         "rtasks": "Plan a model as one persistent kernel, tile by tile.",
         "solve": "Solve a saved problem file of any kind.",
@@ -56,6 +57,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "models": "The models that come with partita.",
         "clusters": "The machines that come with partita.",
         "methods": "The search methods for each kind of problem.",
+        "schema": "JSON Schemas of files and of what --json prints.",
         "doctor": "What is installed, and what each missing package would add.",
     },
 }

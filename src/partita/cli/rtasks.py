@@ -19,7 +19,7 @@ FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds to search.")
 @click.option("--run", "on_gpu", is_flag=True, help="Fuse it on this machine's GPU and measure.")
 @click.option("--interpret", is_flag=True, help="Run it tile by tile, without a GPU: slow.")
-@click.option("--batch", "-b", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--batch", "-b", type=click.IntRange(1), help="Samples per call; 1.")
 @click.option("--dtype", help="Element type of the parameters.")
 @output_option(f"Write it here; the ending decides: {', '.join(FORMATS)}.")
 @common_options
@@ -31,7 +31,7 @@ def command(
     time_limit: float | None,
     on_gpu: bool,
     interpret: bool,
-    batch: int,
+    batch: int | None,
     dtype: str | None,
     output: OutputFile | None,
     out: Output,
@@ -55,7 +55,7 @@ def command(
 
         return run_it(
             model, output, out, beside=beside, device="cuda" if on_gpu else "cpu", kind=device,
-            batch=batch, dtype=dtype, method=method, time_s=time_limit,
+            batch=batch or 1, dtype=dtype, method=method, time_s=time_limit,
         )  # fmt: skip
     from partita.jobs.rtasks import plan_rtasks
 

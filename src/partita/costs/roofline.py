@@ -427,7 +427,8 @@ def _attention_blocks(call: Call, start: float) -> float:
     queries, keys = call.inputs[0][-2], call.inputs[1][-2]
     rows = -(-queries // ATTENTION_ROWS) * ATTENTION_ROWS / queries
     causal = call.flag("causal")
-    pairs = attended_pairs(queries, keys, causal, call.whole("window", 0))
+    window, chunk = call.whole("window", 0), call.whole("chunk", 0)
+    pairs = attended_pairs(queries, keys, causal, window, chunk)
     seen = pairs / queries
     whole = seen + ATTENTION_ROWS / 2 if causal else -(-keys // ATTENTION_ROWS) * ATTENTION_ROWS
     return rows * (whole + start) / seen

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from partita.emit.text import Bracket, Expr
 from partita.errors import PlanError
+from partita.graph.build import EPSILON
 from partita.graph.loops import ADDED_FROM, loop_nest
 from partita.graph.record import Call
 
@@ -21,6 +22,7 @@ Shape = tuple[int, ...]
 UNARY = {
     "relu": "F.relu({0})",
     "gelu": "F.gelu({0})",
+    "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
     "silu": "F.silu({0})",
     "tanh": "torch.tanh({0})",
     "sigmoid": "torch.sigmoid({0})",
@@ -39,11 +41,13 @@ FROM_OUTPUT = {
     "tanh": "{g} * (1 - {o} * {o})",
 }  # gradients of functions whose backward reads the output
 HELPERS = {
-    "attention": '''def attention(q, k, v, heads, kv_heads, causal):
+    "attention": '''def attention(q, k, v, heads, kv_heads, causal, scale=None):
     """Attention of [batch, sequence, width] tensors, head by head."""
     q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
     k, v = (x.unflatten(-1, (kv_heads, -1)).transpose(1, 2) for x in (k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=heads != kv_heads, scale=scale
+    )
     return out.transpose(1, 2).flatten(2)
 ''',
     "vocab_embedding": '''def vocab_embedding(ids, table, first):
@@ -51,10 +55,10 @@ HELPERS = {
     own = (ids >= first) & (ids < first + table.shape[0])
     return F.embedding((ids - first) * own, table) * own[..., None]
 ''',
-    "rope": '''def rope(x, heads):
+    "rope": '''def rope(x, heads, theta=10000.0):
     """Pairs of values of each head turned by angles that grow with the position."""
     size, length = x.shape[-1] // heads, x.shape[-2]
-    speed = 10000.0 ** (-2 * torch.arange(size // 2, device=x.device) / size)
+    speed = theta ** (-2 * torch.arange(size // 2, device=x.device) / size)
     angle = torch.arange(length, device=x.device)[:, None] * speed
     cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
     a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
@@ -189,6 +193,8 @@ def _elementwise(op: RankOp, names: list[str]) -> str:
     if fn in BINARY and len(names) == 2:
         return BINARY[fn].format(*names)
     if fn == "scale":
+        if op.call.attr("factor") is not None:
+            return f"{names[0]} * {op.call.number('factor')!r}"
         return f"{names[0]} * {op.call.inputs[0][-1]} ** -0.5"
     if fn == "dropout" and not op.training:
         return names[0]
@@ -206,7 +212,12 @@ def _rope(op: RankOp, names: list[str]) -> str:
     share = whole[-1] // local[-1]
     if whole[-2] != local[-2] or heads % share:
         raise op.refused("turns by positions or heads that are split")
-    return f"rope({names[0]}, {heads // share})"
+    if op.call.flag("interleaved") or any(
+        op.call.attr(name) is not None for name in ("frequencies", "factor", "size")
+    ):
+        raise op.refused("turns by stretched positions, neighbours or a part of a head")
+    theta = op.call.attr("theta")
+    return f"rope({names[0]}, {heads // share}" + (f", {theta!r})" if theta is not None else ")")
 
 
 def _embedding(op: RankOp, names: list[str]) -> str:
@@ -224,27 +235,36 @@ def _embedding(op: RankOp, names: list[str]) -> str:
 def _layer_norm(op: RankOp, names: list[str]) -> str:
     dims = op.call.whole("dims", 1)
     shape = list(op.inputs[0][len(op.inputs[0]) - dims :])
-    return f"F.layer_norm({names[0]}, {shape}, {', '.join(names[1:])})"
+    given = [*names[1:], *["None"] * (3 - len(names))]
+    eps = op.call.number("eps", EPSILON)
+    more = given if eps != EPSILON else names[1:]
+    text = ", ".join((names[0], str(shape), *more))
+    return f"F.layer_norm({text}, {eps!r})" if eps != EPSILON else f"F.layer_norm({text})"
 
 
 def _rms_norm(op: RankOp, names: list[str]) -> str:
     dims = op.call.whole("dims", 1)
     shape = list(op.inputs[0][len(op.inputs[0]) - dims :])
     weight = names[1] if len(names) > 1 else None
-    return f"F.rms_norm({names[0]}, {shape}, {weight}, 1e-05)"
+    if weight is not None and op.call.number("shift", 0):
+        weight = f"{weight} + {op.call.number('shift')!r}"
+    return f"F.rms_norm({names[0]}, {shape}, {weight}, {op.call.number('eps', EPSILON)!r})"
 
 
 def _attention(op: RankOp, names: list[str]) -> str:
     q, k = op.call.inputs[0], op.call.inputs[1]
     if len(names) != 3 or len(q) != 3 or op.call.whole("window", 0) or q[1] != k[1]:
         raise op.refused("has a mask, a window, or keys of another length")
+    if op.call.number("softcap", 0) or op.call.whole("chunk", 0):
+        raise op.refused("caps its scores or attends within chunks")
     heads = op.call.whole("heads", 1)
     groups = op.call.whole("kv_heads", heads)
     share = op.share("h")
     if heads % share or groups % share:
         raise op.refused(f"has {groups} heads for {share} ranks")
-    causal = op.call.flag("causal")
-    return f"attention({', '.join(names)}, {heads // share}, {groups // share}, {causal})"
+    causal, scale = op.call.flag("causal"), op.call.attr("scale")
+    more = f", {scale!r}" if scale is not None else ""
+    return f"attention({', '.join(names)}, {heads // share}, {groups // share}, {causal}{more})"
 
 
 def _cross_entropy(op: RankOp, names: list[str]) -> str:

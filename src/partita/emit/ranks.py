@@ -23,6 +23,7 @@ from partita.emit.names import MOST, unused, variable
 from partita.emit.rank_ops import HELPERS, RankOp, backward_lines, forward_line
 from partita.emit.text import WIDTH, Bracket, Expr, docstring, quoted, statement
 from partita.errors import PlanError
+from partita.graph.packed import read_source
 from partita.graph.record import Call, Graph
 from partita.graph.splits import placements
 from partita.meaning import Layout, Phase, Purpose, Value, Work
@@ -246,6 +247,14 @@ class _RankSource:
 
     # Values.
 
+    def _stored(self, name: str) -> str:
+        """What takes a parameter out of the state dict: an entry, or a part of one."""
+        tensor = self.graph.tensor(name)
+        if not tensor.source:
+            return f"state_dict[{quoted(name)}]"
+        packed = read_source(tensor.source)
+        return packed.expression(f"state_dict[{quoted(packed.name)}]", tensor.shape)
+
     def _variable(self, number: int) -> str:
         if number in self.variables:
             return self.variables[number]
@@ -254,7 +263,7 @@ class _RankSource:
             line = self._sliced(value)
         elif value.source == "parameter":
             line = f"parameters[{quoted(value.tensor)}]"
-            self.loaded[value.tensor] = self._cut(f"state_dict[{quoted(value.tensor)}]", value)
+            self.loaded[value.tensor] = self._cut(self._stored(value.tensor), value)
         elif value.source == "input":
             self.fed[value.tensor] = None
             line = self._cut(f"inputs[{quoted(value.tensor)}]", value)

@@ -16,7 +16,7 @@ from partita.capture.torch_program import Ref, TorchInput, TorchNode, TorchProgr
 from partita.emit.plain import without_examples
 from partita.errors import CaptureError
 
-MOST_WRITTEN_OUT = 64  # elements of a constant that is written into the source
+MOST_WRITTEN_OUT = 128  # elements of a constant that is written into the source
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async")
 _HELD = ("parameter", "buffer", "constant")
 _SAME = ("alias", "detach_")  # gives its argument; only new constants are detached in place

@@ -1,13 +1,10 @@
 """The Transformer that a user names: an entry of the zoo, a Hugging Face config.json, a known name.
 
-Parameters and forward FLOPs are those of the zoo's graph where there is one. Latent attention
-(DeepSeek) and Qwen3's experts have no graph here, but their configurations say all that a forecast
-needs; the published ones are known by name. What is not a stack of equal layers (T5 with its two
-stacks, networks of convolutions, saved graphs) is refused: an op-by-op simulation takes any graph.
+Parameters and forward FLOPs are those of the zoo's graph. Some published configurations are known
+by name. What is not a stack of equal layers (T5 with its two stacks, networks of convolutions,
+saved graphs) is refused: an op-by-op simulation takes any graph.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from partita.capture.onnx_file import is_onnx_spec
@@ -17,12 +14,14 @@ from partita.forecast.transformer import ExpertLayers, Latent, Transformer
 from partita.suggest import suggest
 from partita.zoo.bert import BERT, BertSizes
 from partita.zoo.catalogue import MODELS
+from partita.zoo.decoder import DecoderSizes
 from partita.zoo.gpt import GPT2, GPT3, GptSizes
-from partita.zoo.hf import FAMILIES, MAX_LAYERS, USUAL_SEQ, Fields, read_config
-from partita.zoo.llama import LLAMA, MIXTRAL, DecoderSizes
+from partita.zoo.hf import FAMILIES, Sizes, read_config
+from partita.zoo.llama import LLAMA, MIXTRAL
 from partita.zoo.model import ZooModel
 from partita.zoo.spec import named
 from partita.zoo.t5 import T5Sizes
+from partita.zoo.towers import Seq2SeqSizes, VitClassifier
 from partita.zoo.vit import VIT, VitSizes
 
 # The builders of the zoo that make a stack of equal layers, and the sizes of their variants.
@@ -34,6 +33,7 @@ STACKS: dict[str, dict[str, Any]] = {
     "bert:bert": BERT,
     "vit:vit": VIT,
 }
+NOT_STACKS = {"t5", "bart", "whisper", "vit"}  # families with two stacks, or of images
 CLASSES = 1000  # of the vision transformers of the zoo
 CHANNELS = 3
 
@@ -123,7 +123,7 @@ def _kinds() -> list[str]:
 
 def _families() -> list[str]:
     """The families whose configurations are read; T5 has two stacks."""
-    return sorted({*FAMILIES, *LATER} - {"t5"})
+    return sorted({*FAMILIES} - NOT_STACKS)
 
 
 def _with_known(error: ModelError, name: str) -> ModelError:
@@ -142,13 +142,13 @@ def _of_entry(model: ZooModel, value: int) -> Transformer:
     return from_sizes(model.name, sizes, value)
 
 
-def from_sizes(
-    name: str, sizes: GptSizes | BertSizes | DecoderSizes | T5Sizes, seq: int
-) -> Transformer:
+def from_sizes(name: str, sizes: GptSizes | Sizes, seq: int) -> Transformer:
     """The transformer of the zoo's sizes at a sequence length."""
-    if isinstance(sizes, T5Sizes):
+    if isinstance(sizes, T5Sizes | Seq2SeqSizes):
         raise _refused(name, "has an encoder and a decoder, not one stack of equal layers")
-    if isinstance(sizes, DecoderSizes):
+    if isinstance(sizes, VitClassifier):
+        raise _refused(name, "is a configuration of images, whose names here are vit-*")
+    if isinstance(sizes, DecoderSizes) and not sizes.positions:
         return _decoder(name, sizes, seq)
     if seq > sizes.positions:
         raise ModelError(
@@ -156,6 +156,8 @@ def from_sizes(
             fix=f"choose at most {sizes.positions}",
             field=name,
         )
+    if isinstance(sizes, DecoderSizes):
+        return _decoder(name, sizes, seq)
     encoder = isinstance(sizes, BertSizes)
     return Transformer(
         name, sizes.layers, sizes.width, sizes.heads, sizes.inner or 4 * sizes.width, sizes.vocab,
@@ -164,7 +166,13 @@ def from_sizes(
 
 
 def _decoder(name: str, sizes: DecoderSizes, seq: int) -> Transformer:
+    # Attention within chunks sees half a chunk on average, as a window of half of it would.
     windows = [window for window in sizes.windows if window]
+    windows += [max(1, chunk // 2) for chunk in sizes.chunks if 0 < chunk < seq]
+    latent = None
+    if sizes.latent is not None:
+        of = sizes.latent
+        latent = Latent(of.query_rank, of.key_rank, of.rope, of.nope, of.value)
     experts = None
     if sizes.experts is not None:
         given = sizes.experts
@@ -172,9 +180,10 @@ def _decoder(name: str, sizes: DecoderSizes, seq: int) -> Transformer:
             given.count, given.top_k, given.inner, given.shared, len(sizes.dense_layers)
         )
     return Transformer(
-        name, sizes.layers, sizes.width, sizes.heads, sizes.inner, sizes.vocab, seq,
-        kv_heads=sizes.kv_heads, head_size=sizes.head_size, gated=True, biases=False,
-        tied=sizes.tied, positions=False, experts=experts,
+        name, sizes.layers, sizes.width, sizes.heads, sizes.dense_inner or sizes.inner,
+        sizes.vocab, seq, kv_heads=sizes.kv_heads, head_size=sizes.head_size, gated=sizes.gated,
+        biases=sizes.mlp_bias, tied=sizes.tied, positions=bool(sizes.positions), experts=experts,
+        num_positions=sizes.positions + sizes.position_offset, latent=latent,
         window=max(windows, default=0), windowed_share=len(windows) / sizes.layers,
     )  # fmt: skip
 
@@ -195,74 +204,5 @@ def _vit(name: str, sizes: VitSizes, size: int) -> Transformer:
 
 def from_config(config: dict[str, Any], name: str = "", seq: int | None = None) -> Transformer:
     """The transformer of a Hugging Face configuration."""
-    kind = config.get("model_type")
-    label = name or str(kind)
-    if isinstance(kind, str) and kind in LATER:
-        return LATER[kind](Fields(config), label, seq)
-    if kind not in FAMILIES:
-        raise ModelError(
-            f"is {str(kind)[:60]!r}, a family that is not read",
-            fix=f"read are {', '.join(_families())}",
-            field="model_type",
-        )
-    sizes, usual_seq = read_config(config)
-    return from_sizes(label, sizes, seq or usual_seq)
-
-
-def _common(fields: Fields, name: str, seq: int | None) -> Transformer:
-    """What all decoders of today have in common; families add what is theirs."""
-    heads = fields.whole("num_attention_heads", 32)
-    limit = fields.whole("max_position_embeddings", USUAL_SEQ)
-    return Transformer(
-        name,
-        fields.whole("num_hidden_layers", 32, most=MAX_LAYERS),
-        fields.whole("hidden_size", 4096),
-        heads,
-        fields.whole("intermediate_size", 11008),
-        fields.whole("vocab_size", 32000),
-        seq or min(limit, USUAL_SEQ),
-        kv_heads=fields.maybe("num_key_value_heads", heads) or heads,
-        head_size=fields.maybe("head_dim") or 0,
-        gated=True,
-        biases=False,
-        tied=fields.flag("tie_word_embeddings", False),
-        positions=False,
-    )
-
-
-def _deepseek(fields: Fields, name: str, seq: int | None) -> Transformer:
-    latent = Latent(
-        fields.maybe("q_lora_rank") or 0,
-        fields.whole("kv_lora_rank", 512),
-        fields.whole("qk_rope_head_dim", 64),
-        fields.whole("qk_nope_head_dim", 128),
-        fields.whole("v_head_dim", 128),
-    )
-    model = replace(_common(fields, name, seq), kv_heads=0, head_size=latent.value, latent=latent)
-    count = fields.maybe("n_routed_experts")
-    if count is None:
-        return model
-    inner = fields.whole("moe_intermediate_size", 1407)
-    shared = (fields.maybe("n_shared_experts") or 0) * inner
-    top_k = fields.whole("num_experts_per_tok", 8, most=count)
-    dense = fields.whole("first_k_dense_replace", 0, least=0, most=model.layers)
-    return replace(model, experts=ExpertLayers(count, top_k, inner, shared, dense))
-
-
-def _qwen3_moe(fields: Fields, name: str, seq: int | None) -> Transformer:
-    model = _common(fields, name, seq)
-    count = fields.whole("num_experts", 128)
-    step = fields.whole("decoder_sparse_step", 1)
-    dense = {layer for layer in range(model.layers) if (layer + 1) % step}
-    dense |= set(fields.numbers("mlp_only_layers"))
-    top_k = fields.whole("num_experts_per_tok", 8, most=count)
-    inner = fields.whole("moe_intermediate_size", 768)
-    return replace(model, experts=ExpertLayers(count, top_k, inner, 0, len(dense)))
-
-
-# Families whose configurations are read here though no graph of theirs can be built.
-LATER: dict[str, Callable[[Fields, str, int | None], Transformer]] = {
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "qwen3_moe": _qwen3_moe,
-}
+    sizes, length = read_config(config, seq)
+    return from_sizes(name or str(config["model_type"]), sizes, length)

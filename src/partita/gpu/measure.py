@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from partita.gpu.graphs import capture
+from partita.gpu.graphs import GraphReplay, capture
 from partita.run.clock import run_times_s
 
 COPIES = 10  # of a step in the graph that is timed, so that a launch is small beside them
@@ -27,10 +27,15 @@ def run_us(run: Callable[[], object], replays: int = 8) -> float:
 
 
 class DriftGauge:
-    """Work that is always the same: what it takes now against what it took first is the drift."""
+    """Work that is always the same: what it takes now against what it took first is the drift.
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.replay: Callable[[], object] = capture(run).replay
+    It is replayed for as long as the gauge is used: whoever captures it sees to it that what it
+    reads stays in memory.
+    """
+
+    def __init__(self, graph: GraphReplay) -> None:
+        self.graph = graph
+        self.replay: Callable[[], object] = graph.replay
         self.first_us = compare_us([self.replay])[0]
 
     def timed_us(self, replay: Callable[[], object]) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from partita.errors import InputError
+from partita.gpu.accelerate.api import Accelerated, accelerate
 from partita.gpu.rtasks.api import DTYPES, rtasks
 from partita.gpu.rtasks.fused import FusedModel
 from partita.gpu.streams.api import Streamed, streams
@@ -34,6 +35,15 @@ def streams_of(
         module, inputs, batches=batches[1:], time_s=time_s, profile=profile, schedule=schedule,
         compile=compile, seed=seed, note=note,
     )  # fmt: skip
+
+
+def accelerate_of(
+    spec: str, *, batch: int = 1, dtype: str | None = None, **options: Any
+) -> Accelerated:
+    """A named model, run the fastest way that is found."""
+    _need_cuda("run this where there is one, or plan: partita streams MODEL --device analytic", "")
+    module, inputs = _loaded(spec, batch, "cuda", dtype)
+    return accelerate(module, inputs, **options)
 
 
 def rtasks_of(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from partita.gpu.buffers import copies, put
 from partita.gpu.flow import eager
 from partita.gpu.flow.steps import Flow, T
 from partita.gpu.graphs import capture
@@ -48,7 +49,6 @@ class SequentialGraph:
 
     def __call__(self, *inputs: T) -> tuple[T, ...]:
         """The model's outputs for these inputs."""
-        for place, value in zip(self.inputs, inputs, strict=True):
-            place.copy_(value)
+        put(self.inputs, inputs)
         self.replay()
-        return tuple(each.clone() for each in self.results)
+        return copies(self.results)

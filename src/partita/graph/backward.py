@@ -85,13 +85,15 @@ SAVED: dict[str, BackwardReads | WeightedKind] = {
 # Elementwise functions whose gradient needs the input, the output (or a mask as large), nothing.
 FROM_INPUT = frozenset({
     "gelu", "silu", "swiglu", "pow", "log", "sin", "cos", "erf", "abs", "hardswish", "softplus",
-    "max", "min", "where", "div", "square", "lrn", "clip",
+    "max", "min", "where", "div", "square", "lrn", "clip", "gelu_tanh", "quick_gelu", "relu2",
+    "softcap", "clamped_swiglu",
 })  # fmt: skip
 FROM_OUTPUT = frozenset({
     "relu", "relu6", "leaky_relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "elu", "dropout",
     "hardsigmoid", "reciprocal",
 })  # fmt: skip
-LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare"})
+LINEAR = frozenset({"identity", "cast", "add", "sub", "neg", "scale", "mask", "rope", "compare",
+                    "temperature"})  # fmt: skip
 
 
 def saved_for(op: Op, wrt: list[int]) -> tuple[BackwardReads, ...]:
@@ -109,6 +111,10 @@ def saved_by(op: Op, phase: str) -> BackwardReads:
         return _saved_elementwise(op.attr("fn", "add"))
     if op.kind == "reduce" and op.attr("fn", "sum") not in ("sum", "mean"):
         return _ALL
+    if op.kind == "moe_router" and op.attr("score") is not None:
+        return _FROM_INPUT  # the gates of experts that were not chosen are not in the output
+    if op.kind == "moe_dispatch" and op.attr("weighted"):
+        return _FROM_INPUT
     if op.kind == "pool" and op.attr("mode") == "avg":
         return _NOTHING
     backward_reads = SAVED.get(op.kind, _ALL)
@@ -253,7 +259,8 @@ class _Differentiation:
             master = Tensor(f"{parameter.name}.master", parameter.shape, state_dtype, "state")
             self.tensors.append(master)
             states.append(master.name)
-        self.tensors.append(replace(parameter, name=f"{parameter.name}.next", role="activation"))
+        following = f"{parameter.name}.next"
+        self.tensors.append(replace(parameter, name=following, role="activation", source=""))
         self.ops.append(
             Op(
                 name=f"{parameter.name}.update",

@@ -9,12 +9,15 @@ graph = g.finish(g.linear(x, 10, name="head"))
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from partita.errors import GraphError
 from partita.graph.dtypes import FLOATS
+from partita.graph.packed import PackedPart
 from partita.graph.record import Attr, Call, Graph, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
+EPSILON = 1e-5  # of norms, unless they say otherwise
 AttrIn = Attr | Sequence[int] | Sequence[float] | Sequence[str]
 
 
@@ -47,10 +50,16 @@ class GraphBuilder:
         """A tensor the model is fed."""
         return self._declare(Tensor(name, tuple(shape), dtype or self.dtype, "input"))
 
-    def parameter(self, name: str, shape: Sequence[int], dtype: str | None = None) -> Tensor:
-        """A learned tensor, named within the current scope."""
+    def parameter(
+        self, name: str, shape: Sequence[int], dtype: str | None = None,
+        packed: PackedPart | None = None,
+    ) -> Tensor:  # fmt: skip
+        """A learned tensor, named within the current scope; `packed` if it is a part of one."""
+        source = ""
+        if packed is not None:
+            source = str(replace(packed, name=self._qualified(packed.name)))
         full = self._qualified(name)
-        return self._declare(Tensor(full, tuple(shape), dtype or self.dtype, "parameter"))
+        return self._declare(Tensor(full, tuple(shape), dtype or self.dtype, "parameter", source))
 
     def op(
         self,
@@ -178,9 +187,13 @@ class GraphBuilder:
 
     def norm(
         self, x: Tensor, kind: str = "layer_norm", name: str = "norm", *, bias: bool = True,
-        groups: int = 1, affine: bool = True, training: bool = True,
+        groups: int = 1, affine: bool = True, training: bool = True, eps: float = EPSILON,
+        shift: float = 0.0,
     ) -> Tensor:  # fmt: skip
-        """batch_norm, group_norm, layer_norm or rms_norm with its learned scale (and shift)."""
+        """batch_norm, group_norm, layer_norm or rms_norm with its learned scale (and shift).
+
+        `shift` is added to what is stored as the scale of an rms_norm.
+        """
         width = x.shape[1] if kind in ("batch_norm", "group_norm") else x.shape[-1]
         weights = [self._weight(name, "weight", (width,))] if affine else []
         if affine and bias and kind != "rms_norm":
@@ -190,6 +203,10 @@ class GraphBuilder:
             attrs["groups"] = groups
         if kind == "batch_norm":
             attrs["training"] = training
+        if eps != EPSILON:
+            attrs["eps"] = eps
+        if shift:
+            attrs["shift"] = shift
         return self.one(kind, x, *weights, name=name, **attrs)
 
     def embedding(self, ids: Tensor, vocabulary: int, size: int, name: str = "embedding") -> Tensor:
@@ -273,26 +290,38 @@ class GraphBuilder:
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: int = 0, *, kv_heads: int = 0,
-        causal: bool = False, window: int = 0, fused: bool = True, name: str = "attention",
+        causal: bool = False, window: int = 0, chunk: int = 0, scale: float | None = None,
+        softcap: float = 0.0, bias: Tensor | None = None, sinks: Tensor | None = None,
+        fused: bool = True, name: str = "attention",
     ) -> Tensor:  # fmt: skip
         """Scaled dot-product attention; `fused=False` spells it out in matmuls and a softmax.
 
         Takes [b, h, s, d], or [b, s, h * d] with `heads` (and `kv_heads` for grouped queries).
+        `scale` is one over the square root of d unless given; `bias` is added to the scores; a sink
+        is one more score per head, which takes weight and gives nothing.
         """
         groups = kv_heads or heads
-        if fused:
-            attrs: dict[str, AttrIn] = {"causal": causal}
-            if len(q.shape) == 3:
-                attrs |= {"heads": heads, "kv_heads": groups}
-            if window:
-                attrs["window"] = window
-            return self.one("attention", q, k, v, name=name, **attrs)
-        with self.scope(name):
-            return self._spelled_attention(q, k, v, heads, groups, causal or window > 0)
+        if not fused:
+            masks = {"window": window, "chunk": chunk} if causal or window or chunk else None
+            with self.scope(name):
+                return self._spelled_attention(
+                    q, k, v, heads, groups, masks, scale, softcap, bias, sinks
+                )
+        attrs: dict[str, AttrIn] = {"causal": causal}
+        if len(q.shape) == 3:
+            attrs |= {"heads": heads, "kv_heads": groups}
+        given = {"window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks is not None}
+        attrs |= {key: value for key, value in given.items() if value}
+        if scale is not None:
+            attrs["scale"] = scale
+        more = (tensor for tensor in (bias, sinks) if tensor is not None)
+        return self.one("attention", q, k, v, *more, name=name, **attrs)
 
     def _spelled_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, masked: bool
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int,
+        masks: dict[str, int] | None, scale: float | None, softcap: float, bias: Tensor | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         flat = len(q.shape) == 3
         if flat:
             q, k, v = (
@@ -302,14 +331,30 @@ class GraphBuilder:
         repeat = q.shape[1] // k.shape[1]
         if repeat > 1:
             k, v = (self._repeat(t, repeat, n) for t, n in ((k, "k"), (v, "v")))
-        scores = self.elementwise("scale", self.matmul(q, k, "scores", transpose_b=True))
-        if masked:
-            scores = self.elementwise("mask", scores)
-        mixed = self.matmul(self.softmax(scores), v, "mix")
+        scores = self.matmul(q, k, "scores", transpose_b=True)
+        if scale != 1.0:
+            factor = q.shape[-1] ** -0.5 if scale is None else scale
+            scores = self.elementwise("scale", scores, factor=factor)
+        if softcap:
+            scores = self.elementwise("softcap", scores, cap=softcap)
+        if bias is not None:
+            scores = self.add(scores, bias, name="biased")
+        if masks is not None:
+            given: dict[str, AttrIn] = {key: value for key, value in masks.items() if value}
+            scores = self.one("elementwise", scores, name="mask", fn="mask", **given)
+        weights = self._with_sinks(scores, sinks) if sinks is not None else self.softmax(scores)
+        mixed = self.matmul(weights, v, "mix")
         if not flat:
             return mixed
         back = self.transpose(mixed, (0, 2, 1, 3), "merge")
         return self.reshape(back, (back.shape[0], back.shape[1], -1), "merged")
+
+    def _with_sinks(self, scores: Tensor, sinks: Tensor) -> Tensor:
+        b, heads, queries, keys = scores.shape
+        column = self.reshape(sinks, (1, heads, 1, 1), "sink_column")
+        column = self.one("expand", column, name="sink_scores", shape=(b, heads, queries, 1))
+        weights = self.softmax(self.concat([scores, column], -1, "with_sinks"))
+        return self.one("slice", weights, name="weights", axis=-1, start=0, stop=keys)
 
     def _heads(self, x: Tensor, heads: int, name: str) -> Tensor:
         split = self.reshape(x, (x.shape[0], x.shape[1], heads, -1), f"{name}_heads")

@@ -21,7 +21,8 @@ ELEMENTWISE = {
     "sqrt": 4, "rsqrt": 4, "exp": 4, "log": 4, "sin": 8, "cos": 8, "sigmoid": 6, "tanh": 8,
     "gelu": 12, "silu": 7, "swiglu": 8, "erf": 10, "hardswish": 4, "hardsigmoid": 3, "elu": 5,
     "softplus": 8, "clip": 2, "rope": 6, "mask": 1, "scale": 1, "square": 1, "reciprocal": 2,
-    "compare": 1, "lrn": 12,
+    "compare": 1, "lrn": 12, "gelu_tanh": 12, "quick_gelu": 8, "relu2": 2, "softcap": 10,
+    "temperature": 1, "clamped_swiglu": 12,
 }  # fmt: skip
 OPTIMIZER = {
     "sgd": 2,
@@ -69,12 +70,15 @@ def _conv(call: Call) -> float:
     return _contractions(call, x[0] * positions * per_position)
 
 
-def attended_pairs(positions: int, keys: int, causal: bool, window: int) -> float:
-    """Query-key pairs that are computed; a window of 0 is none.
+def attended_pairs(positions: int, keys: int, causal: bool, window: int, chunk: int = 0) -> float:
+    """Query-key pairs that are computed; a window or chunk of 0 is none.
 
     Causal queries are the last of the keys: one at position p sees p + 1 keys, or as many of the
-    nearest as the window has. Others see every key, or a window's worth.
+    nearest as the window has, or those of its own chunk. Others see every key, or a window's worth.
     """
+    if chunk and chunk < keys:
+        whole, rest = divmod(keys, chunk)
+        return min(positions / keys, 1.0) * (whole * chunk * (chunk + 1) + rest * (rest + 1)) / 2
     width = min(window or keys, keys)
     if not causal:
         return float(positions * width)
@@ -94,7 +98,11 @@ def _attention(call: Call) -> float:
         positions, keys, size, value = q[2], k[2], q[3], v[3]
     else:
         positions, keys, size, value = q[1], k[1], q[2] // heads, v[2] // groups
-    pairs = attended_pairs(positions, keys, call.flag("causal"), call.whole("window", 0))
+    pairs = attended_pairs(
+        positions, keys, call.flag("causal"), call.whole("window", 0), call.whole("chunk", 0)
+    )
+    if call.phase == "wgrad":  # of the sinks: one number per query, known from the data gradient
+        return 4.0 * q[0] * heads * positions
     per_pair = 2.0 * (size + value) + 6.0  # scores, values, softmax
     if call.phase != "forward":
         per_pair = 2.0 * (3 * size + 2 * value) + 12.0
@@ -151,7 +159,7 @@ def _cell(call: Call) -> float:
 
 
 def _router(call: Call) -> float:
-    x, w = call.inputs
+    x, w = call.inputs[:2]
     tokens = math.prod(x[:-1])
     return _contractions(call, 2.0 * tokens * math.prod(w)) + 8.0 * tokens * w[0]
 

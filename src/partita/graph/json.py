@@ -5,8 +5,8 @@
      "ops": [{"name": "fc", "kind": "linear", "inputs": ["x", "w"], "outputs": ["fc"]}, ...],
      "outputs": ["fc"]}
 
-Left out where usual: `dtype` f32, `role` activation, `phase` forward; `attrs`, `scope` and
-`forward` if empty. Ops may stand in any order.
+Left out where usual: `dtype` f32, `role` activation, `phase` forward; `attrs`, `scope`, `forward`
+and `source` (of a packed parameter, see `packed.py`) if empty. Ops may stand in any order.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ class _Tensor(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     shape: list[int]
     dtype: str = "f32"
     role: str = "activation"
+    source: str = ""
 
 
 class _Op(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,7 +54,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
     wire = _Graph(
         f"partita/graph@{VERSION}",
         graph.name,
-        [_Tensor(t.name, list(t.shape), t.dtype, t.role) for t in graph.tensors],
+        [_Tensor(t.name, list(t.shape), t.dtype, t.role, t.source) for t in graph.tensors],
         [_wire_op(op) for op in graph.ops],
         list(graph.outputs),
     )
@@ -70,7 +71,7 @@ def from_json(value: object, file: str = "") -> Graph:
     try:
         return assemble(
             wire.name,
-            [Tensor(t.name, tuple(t.shape), t.dtype, t.role) for t in wire.tensors],
+            [Tensor(t.name, tuple(t.shape), t.dtype, t.role, t.source) for t in wire.tensors],
             [_op(op) for op in wire.ops],
             wire.outputs,
         )
@@ -96,3 +97,8 @@ def _wire_attr(value: Attr) -> _Scalar | list[_Scalar]:
 
 def _attr(value: _Scalar | list[_Scalar]) -> Attr:
     return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
+
+
+def schema_record() -> type:
+    """The record that a graph file is read by: its JSON Schema is that of the file."""
+    return _Graph

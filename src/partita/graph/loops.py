@@ -387,10 +387,12 @@ def _attention(call: Call) -> Nest:
         "b": q[0], "h": groups, "g": heads // groups, "s": positions, "t": keys,
         "d": size, "e": value,
     }  # fmt: skip
-    for shape in mask:  # broadcasts to [b, heads, s, t]
+    sinks = mask[-1:] if call.flag("sinks") else []
+    for shape in mask[: len(mask) - len(sinks)]:  # broadcasts to [b, heads, s, t]
         names = ("b", "(h g)", "s", "t")[4 - len(shape) :]
         own = ("_" if size == 1 else name for size, name in zip(shape, names, strict=True))
         text += f", {' '.join(own) or '.'}"
+    text += ", (h g)" * len(sinks)
     text += f" -> {out}"
     # Splitting the keys merges partial outputs with their maxima and sums (flash decoding).
     merge = Stat("t", ("b", "h", "g", "s"), value + 2)
@@ -572,13 +574,16 @@ def _cell(call: Call) -> Nest:
 
 
 def _router(call: Call) -> Nest:
-    x, w = call.inputs
+    x, w, *more = call.inputs
     lead = _leading(x[:-1])
     head = " ".join(lead)
     sizes = {**lead, "e": w[0], "k": w[1]}
-    # The softmax needs whole logits, and their maximum and sum over all experts.
-    stats = [Stat("k", (*lead, "e"), 1), Stat("e", tuple(lead), 2)]
-    return nest_from(f"{head} k, e k -> {head} e", sizes, stats=stats)
+    # The softmax needs whole logits, and their maximum and sum over all experts; who chooses the
+    # best experts of a token, the scores and numbers of those.
+    values = 2 * (call.whole("top_k", 1) if call.attr("score") is not None else 1)
+    stats = [Stat("k", (*lead, "e"), 1), Stat("e", tuple(lead), values)]
+    text = f"{head} k, e k" + ", e" * len(more) + f" -> {head} e"
+    return nest_from(text, sizes, stats=stats)
 
 
 def _token_exchange(call: Call) -> Nest:

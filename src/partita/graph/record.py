@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from partita.errors import GraphError
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.order import CycleError, dependencies_first
+from partita.graph.packed import read_source
 
 Shape = tuple[int, ...]
 Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -30,12 +31,16 @@ MAX_NUMBER = 2**63 - 1  # of a whole-number attribute: what other readers of the
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named array. Role says where it comes from: given (input, parameter, state) or computed."""
+    """A named array. Role says where it comes from: given (input, parameter, state) or computed.
+
+    `source` is of a parameter that is a part of a stored tensor (`packed.py`); empty if it is not.
+    """
 
     name: str
     shape: Shape
     dtype: str = "f32"
     role: str = "activation"
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -59,6 +64,20 @@ class Tensor:
             dtype_bytes(self.dtype)
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"{where} dtype") from None
+        if self.source:
+            self._check_source(where)
+
+    def _check_source(self, where: str) -> None:
+        try:
+            packed = read_source(self.source)
+        except GraphError as error:
+            raise GraphError(error.found, fix=error.fix, field=where) from None
+        if self.role != "parameter" or packed.num_elements != self.num_elements:
+            raise GraphError(
+                f"source {self.source[:80]!r} has {packed.num_elements} elements",
+                fix=f"a parameter of {self.num_elements} needs as many",
+                field=where,
+            )
 
     @property
     def num_elements(self) -> int:
@@ -508,7 +527,8 @@ def _find(table: dict[str, N], name: str, what: str) -> N:
 
 def _plain(item: object) -> object:
     if isinstance(item, Tensor):
-        return (item.name, item.shape, item.dtype, item.role)
+        plain = (item.name, item.shape, item.dtype, item.role)
+        return (*plain, item.source) if item.source else plain
     assert isinstance(item, Op)
     return (
         item.name,

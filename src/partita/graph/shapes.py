@@ -208,8 +208,14 @@ def _attention(call: Call) -> Shapes:
     q, k, v, *masks = call.inputs
     call.flag("causal")
     _needs(call.whole("window", 0) >= 0, call, "a window of at least 0")
+    _needs(call.whole("chunk", 0) >= 0, call, "a chunk of at least 0")
+    _needs(call.number("softcap", 0) >= 0, call, "a softcap of at least 0")
+    call.number("scale", 1)
     shape = _attended(call, q, k, v)
     heads, _ = attention_heads(call)
+    if call.flag("sinks"):
+        _needs(masks[-1:] == [(heads,)], call, f"one sink for each of {heads} heads at its end")
+        masks = masks[:-1]
     full = (q[0], heads, q[-2], k[-2])
     _needs(
         len(masks) <= 1 and all(len(m) <= 4 and broadcast(m, full) == full for m in masks),
@@ -263,7 +269,23 @@ def _elementwise(call: Call) -> Shapes:
             call,
             f"one input whose last size {heads} heads divide",
         )
+        _rotated(call, shape[-1] // heads)
     return (shape,)
+
+
+def _rotated(call: Call, size: int) -> None:
+    """How many features of a head turn (`size`), and how fast each pair does."""
+    turned = call.whole("size", size - size % 2)
+    speeds = call.attr("frequencies", ())
+    call.number("theta", 1)
+    call.number("factor", 1)
+    call.flag("interleaved")
+    _needs(
+        turned % 2 == 0 and turned <= size and isinstance(speeds, tuple)
+        and len(speeds) in (0, turned // 2),
+        call,
+        f"an even number of the {size} features of a head, and a frequency for each pair",
+    )  # fmt: skip
 
 
 def _reduce(call: Call) -> Shapes:
@@ -381,9 +403,22 @@ def _cell(call: Call) -> Shapes:
     return tuple(state)
 
 
+ROUTER_SCORES = ("softmax", "sigmoid")
+
+
 def _router(call: Call) -> Shapes:
-    x, w = call.inputs
+    x, w, *more = call.inputs
     _needs(len(w) == 2 and x[-1] == w[1], call, "[..., k] and [experts, k]")
+    _needs(
+        len(more) <= 2 and all(each == (w[0],) for each in more), call, "biases of [experts] only"
+    )
+    score, groups = call.text("score", "softmax"), call.whole("groups", 1)
+    _needs(score in ROUTER_SCORES, call, f"a score of {' or '.join(ROUTER_SCORES)}, not {score!r}")
+    _needs(
+        groups >= 1 and w[0] % groups == 0 and 1 <= call.whole("top_groups", groups) <= groups,
+        call,
+        f"groups that divide {w[0]} experts, and at most as many of them chosen",
+    )
     return ((*x[:-1], w[0]),)
 
 

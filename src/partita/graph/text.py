@@ -8,6 +8,7 @@
     a: f32[16, 10], b: f32[16, 10] = split(fc) as halves @head {axis=0, sizes=[16, 16]}
     output a, b
 
+A parameter that is a part of a stored tensor says so: `param q: f32[8, 8] of "w[8, 24] axis ..."`.
 An op line is `outputs = kind(inputs)`, then what is not usual: `as` its name (if it is not that
 of its output; `x` for the outputs `x:0`, `x:1`), `@` its module scope, `{}` its attributes. A
 backward op is `kind.phase[forward op](...)` and is called `<forward op>.<phase>` unless it says
@@ -35,6 +36,7 @@ _FIRST = re.compile(
     r'(?:graph|input|param|state|activation|gradient|output)[ \t]+(?=[A-Za-z0-9_"])'
 )
 _AS = re.compile(r"as(?![A-Za-z0-9_])")
+_OF = re.compile(r"of(?![A-Za-z0-9_])")
 _PHASE = re.compile(r"\.(?:forward|dgrad|wgrad|update)\b")
 
 _WORDS = {
@@ -102,7 +104,8 @@ def _usual_name(outputs: tuple[str, ...], phase: str, forward: str) -> str:
 
 
 def _declaration(tensor: Tensor) -> str:
-    return f"{_WORD_OF[tensor.role]} {_typed(tensor)}"
+    source = f" of {_quote(tensor.source)}" if tensor.source else ""
+    return f"{_WORD_OF[tensor.role]} {_typed(tensor)}{source}"
 
 
 def _typed(tensor: Tensor) -> str:
@@ -299,7 +302,9 @@ class _TextReader:
         elif word in _WORDS:
             name = line.name("the tensor's name")
             line.need(":", "and a type like f32[8, 16]")
-            self._tensor(line, name, *line.type(), _WORDS[word])
+            dtype, shape = line.type()
+            source = line.name("what it is a part of") if line.match(_OF) else ""
+            self._tensor(line, name, dtype, shape, _WORDS[word], source)
         elif word == "output":
             self.outputs += line.names("the name of an output")
         elif word == "graph":
@@ -310,10 +315,11 @@ class _TextReader:
             raise line.fail("the end of the line")
 
     def _tensor(
-        self, line: _Line, name: str, dtype: str, shape: tuple[int, ...], role: str
-    ) -> None:
+        self, line: _Line, name: str, dtype: str, shape: tuple[int, ...], role: str,
+        source: str = "",
+    ) -> None:  # fmt: skip
         with _at(line):
-            self.tensors.append(Tensor(name, shape, dtype, role))
+            self.tensors.append(Tensor(name, shape, dtype, role, source))
         self.lines.setdefault(f"tensor {name!r}", line.number)
 
     def _op(self, line: _Line) -> None:

@@ -62,7 +62,7 @@ def _load(ref: ModelRef, folder: str) -> Workload:
         )
     if is_onnx_spec(spec) or names_file(spec):
         spec = beside(folder, spec, "model")
-        if _is_saved_graph(spec):  # it has the batch and dtype it has
+        if is_saved_graph(spec):  # it has the batch and dtype it has
             return load(spec, training=training, optimizer=optimizer)
     return load(spec, batch=ref.batch, dtype=ref.dtype, training=training, optimizer=optimizer)
 
@@ -149,8 +149,9 @@ def _graph(ref: ModelRef) -> Graph:
         ) from None
 
 
-def _is_saved_graph(spec: str) -> bool:
+def is_saved_graph(spec: str) -> bool:
+    """Does a MODEL name a graph in a file, which has the batch and dtype it has?"""
     path = Path(spec)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and path.is_file():
         return "model_type" not in decode_json(read_bytes(path), spec)
     return path.suffix == ".txt"

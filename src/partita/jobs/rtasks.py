@@ -10,6 +10,7 @@ from partita.cluster import resolve
 from partita.costs.rtasks import RtasksModel, rtasks_model, side_by_side
 from partita.errors import InputError, VerificationError
 from partita.graph.record import Graph
+from partita.jobs.carried import is_saved_graph
 from partita.jobs.workload import load
 from partita.problems.rprogram import RProgram, check_rprogram, rprogram
 from partita.problems.rtasks import RtasksProblem, RtasksSolution, needed_tiles, simulate
@@ -51,7 +52,7 @@ def plan_rtasks(
     device: str = "H200",
     *,
     beside: Sequence[str | Graph] = (),
-    batch: int | None = 1,
+    batch: int | None = None,
     dtype: str | None = None,
     method: str | None = None,
     stop: Stop = UNTIL_DONE,
@@ -59,7 +60,8 @@ def plan_rtasks(
 ) -> FusedPlan:
     """Tiles of a model's ops on the units of one device, without having it.
 
-    Models given as `beside` are independent of it and run in the same kernel.
+    Models given as `beside` are independent of it and run in the same kernel. The batch is 1 unless
+    given; a saved graph has its own.
     """
     known = searches("rtasks")
     name = method or next(iter(known))
@@ -68,7 +70,7 @@ def plan_rtasks(
     machine = resolve(device)
     kind = machine.kinds[0]
     models = [
-        rtasks_model(load(each, batch=batch, dtype=dtype, training=False).graph, kind)
+        rtasks_model(load(each, batch=_batch(each, batch), dtype=dtype, training=False).graph, kind)
         for each in (model, *beside)
     ]
     new_rtasks_model = side_by_side(models)
@@ -88,6 +90,11 @@ def plan_rtasks(
         if unsafe:
             raise VerificationError(unsafe)
     return FusedPlan(new_rtasks_model, kind.name, result, program, alone)
+
+
+def _batch(model: str | Graph, batch: int | None) -> int | None:
+    fixed = isinstance(model, Graph) or is_saved_graph(model)
+    return batch if batch is not None or fixed else 1
 
 
 def timeline_of(problem: RtasksProblem, solution: RtasksSolution) -> Timeline:

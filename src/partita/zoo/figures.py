@@ -31,7 +31,8 @@ def _attention(call: Call) -> float:
     heads, groups = attention_heads(call)
     at = 2 if len(q) == 4 else 1
     size, value = (q[3], v[3]) if len(q) == 4 else (q[2] // heads, v[2] // groups)
-    pairs = attended_pairs(q[at], k[at], call.flag("causal"), call.whole("window", 0))
+    window, chunk = call.whole("window", 0), call.whole("chunk", 0)
+    pairs = attended_pairs(q[at], k[at], call.flag("causal"), window, chunk)
     return q[0] * heads * pairs * 2.0 * (size + value)
 
 

@@ -33,6 +33,9 @@ class T5Sizes:
     gated: bool = False
     activation: str = "relu"
     tied: bool = True
+    scaled: bool = True  # what goes into the tied output layer
+    eps: float = 1e-6
+    farthest: int = 128  # distances beyond share a bucket
     experts: int = 0  # in the feed-forward of every second block
     capacity_factor: float = 1.0
 
@@ -87,8 +90,8 @@ def encoder_decoder(
     y = g.lookup(ids, table, "decoder.embed_tokens")
     with g.scope("decoder"):
         y = net.stack(y, sizes.decoder_layers or sizes.layers, x)
-    if sizes.tied:
-        y = g.elementwise("scale", y, name="output_scale")
+    if sizes.scaled:
+        y = g.elementwise("scale", y, name="output_scale", factor=sizes.width**-0.5)
     head = table if sizes.tied else g.parameter("lm_head.weight", table.shape)
     return finish(g, g.one("linear", y, head, name="lm_head"), loss)
 
@@ -108,27 +111,33 @@ class _T5:
         for number in range(layers):
             with g.scope(f"block.{number}"):
                 with g.scope("layer.0"):
-                    y = g.norm(x, "rms_norm", "layer_norm")
+                    y = self._norm(x)
                     with g.scope("SelfAttention"):
                         if bias is None:
-                            bias = self._position_bias(x.shape[1])
+                            bias = self._position_bias(x.shape[1], memory is None)
                         y = self._attention(y, y, bias, causal=memory is not None)
                     x = g.add(x, y)
                 if memory is not None:
                     with g.scope("layer.1"):
-                        y = g.norm(x, "rms_norm", "layer_norm")
+                        y = self._norm(x)
                         with g.scope("EncDecAttention"):
                             y = self._attention(y, memory, None, causal=False)
                         x = g.add(x, y)
                 with g.scope(f"layer.{1 if memory is None else 2}"):
                     x = self._feed_forward(x, sparse=self.sizes.experts > 0 and number % 2 == 1)
-        return g.norm(x, "rms_norm", "final_layer_norm")
+        return self._norm(x, "final_layer_norm")
 
-    def _position_bias(self, positions: int) -> Tensor:
+    def _norm(self, x: Tensor, name: str = "layer_norm") -> Tensor:
+        return self.g.norm(x, "rms_norm", name, eps=self.sizes.eps)
+
+    def _position_bias(self, positions: int, both_ways: bool) -> Tensor:
         """[heads, queries, keys]: a learned number per head and bucket of distances."""
         g = self.g
         shape = (positions, positions)
-        (buckets,) = g.op("constant", name="position_buckets", dtype="i64", shape=shape)
+        (buckets,) = g.op(
+            "constant", name="position_buckets", dtype="i64", shape=shape,
+            buckets=self.sizes.buckets, farthest=self.sizes.farthest, both_ways=both_ways,
+        )  # fmt: skip
         bias = g.embedding(buckets, self.sizes.buckets, self.sizes.heads, "relative_attention_bias")
         return g.transpose(bias, (2, 0, 1), "position_bias")
 
@@ -138,38 +147,12 @@ class _T5:
         q = g.linear(x, inner, "q", bias=False)
         k = g.linear(memory, inner, "k", bias=False)
         v = g.linear(memory, inner, "v", bias=False)
-        extra = () if bias is None else (bias,)
-        if self.fused:
-            y = g.one(
-                "attention", q, k, v, *extra, name="attention",
-                heads=heads, kv_heads=heads, causal=causal,
-            )  # fmt: skip
-        else:
-            with g.scope("attention"):
-                y = self._spelled(q, k, v, extra, causal)
+        y = g.attention(q, k, v, heads, causal=causal, scale=1.0, bias=bias, fused=self.fused)
         return g.linear(y, self.sizes.width, "o", bias=False)
-
-    def _spelled(
-        self, q: Tensor, k: Tensor, v: Tensor, extra: tuple[Tensor, ...], causal: bool
-    ) -> Tensor:
-        g = self.g
-        q, k, v = (self._heads(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-        scores = g.matmul(q, k, "scores", transpose_b=True)
-        if extra:
-            scores = g.add(scores, *extra, name="biased")
-        if causal:
-            scores = g.elementwise("mask", scores)
-        y = g.matmul(g.softmax(scores), v, "mix")
-        y = g.transpose(y, (0, 2, 1, 3), "merge")
-        return g.reshape(y, (y.shape[0], y.shape[1], -1), "merged")
-
-    def _heads(self, x: Tensor, name: str) -> Tensor:
-        shape = (x.shape[0], x.shape[1], self.sizes.heads, self.sizes.head_size)
-        return self.g.transpose(self.g.reshape(x, shape, f"{name}_heads"), (0, 2, 1, 3), name)
 
     def _feed_forward(self, x: Tensor, sparse: bool) -> Tensor:
         g = self.g
-        y = g.norm(x, "rms_norm", "layer_norm")
+        y = self._norm(x)
         if sparse:
             with g.scope("mlp"):
                 return g.add(x, self._experts(y))

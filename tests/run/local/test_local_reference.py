@@ -28,14 +28,20 @@ from tests.run.local.small_models import MODELS, perceptron  # noqa: E402
 
 
 def as_module_has_it(graph):
-    """Without dropout, of which modules draw other random numbers, and in double precision."""
+    """Without dropout, of which modules draw other random numbers, and in double precision.
+
+    Parameters are not packed, and experts have room for as many tokens as on devices.
+    """
     ops = tuple(
-        op if op.attr("fn") != "dropout"
+        replace(op, attrs=tuple(pair for pair in op.attrs if pair[0] != "dropless"))
+        if op.attr("fn") != "dropout"
         else Op(op.name, "reshape", op.inputs, op.outputs,
                 (("shape", graph.tensor(op.outputs[0]).shape),))
         for op in graph.ops
     )  # fmt: skip
-    tensors = tuple(replace(t, dtype="f64") if t.dtype in FLOATS else t for t in graph.tensors)
+    tensors = tuple(
+        replace(t, dtype="f64", source="") if t.dtype in FLOATS else t for t in graph.tensors
+    )
     return Graph(graph.name, tensors, ops, graph.outputs)
 
 

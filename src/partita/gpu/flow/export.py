@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from partita.capture import lines
 from partita.capture.torch_program import read_torch_program
@@ -16,16 +17,22 @@ from partita.gpu.flow.steps import Flow, T
 
 def flow_of(module: nn.Module, inputs: tuple[T, ...]) -> Flow:
     """What the module computes for inputs of these shapes."""
+    with torch.no_grad():
+        return read_flow(read_torch_program(exported_program(module, inputs)))
+
+
+def exported_program(module: nn.Module, inputs: tuple[T, ...]) -> ExportedProgram:
+    """The module as `torch.export` gives it, in evaluation mode."""
     with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # export's, for its developers
         try:
-            program = torch.export.export(module, inputs, strict=False)
-            program = program.run_decompositions({})
+            program: ExportedProgram = torch.export.export(module, inputs, strict=False)
+            decomposed: ExportedProgram = program.run_decompositions({})
+            return decomposed
         except Exception as error:
             if isinstance(error, PartitaError):
                 raise
             raise _refusal(module, error) from error
-        return read_flow(read_torch_program(program))
 
 
 def _refusal(module: nn.Module, error: Exception) -> CaptureError:
@@ -44,7 +51,8 @@ def _refusal(module: nn.Module, error: Exception) -> CaptureError:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """The module in evaluation mode; afterwards every part is as it was."""
     modes = [(each, each.training) for each in module.modules()]
-    module.eval()
+    with suppress(NotImplementedError):  # an exported program: it has only one mode
+        module.eval()
     try:
         yield
     finally:

@@ -24,6 +24,10 @@ IDENTITIES = {
     "aten.clone.default", "aten.contiguous.default", "aten.detach.default", "aten.detach_.default",
     "aten.alias.default", "aten.lift_fresh_copy.default",
 }  # fmt: skip
+ASSERTIONS = {  # about what is known already: shapes are static; they give nothing
+    "aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default",
+    "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default",
+}  # fmt: skip
 RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "exponential")
 
 
@@ -116,6 +120,8 @@ class _Reader:
             self.item(node, args)
             return
         name = str(node.target)
+        if name in ASSERTIONS:
+            return
         if not node.is_operator:
             raise _control_flow(name)
         if any(word in name for word in RANDOM) and not _is_off(name, args):

@@ -3,7 +3,8 @@
 images.py      kernels over images, launched one by one: convolution, window, weighted sum
 tiles.py       the code of one tile of every kind of op, called by a region's persistent kernel
 recurrent.py   layers of LSTM, GRU and plain cells, as one launch
-decode.py      greedy decoding, as one launch
+decode.py      greedy decoding of recurrent layers, as one launch
+transformer.py one token of a transformer decoder
 
 There are two convolutions, and they stay two. That of `images.py` is compiled once for all shapes
 (every size is an argument), runs grouped convolutions, and may split its sum among programs. That

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from partita.gpu.buffers import copies, put
 from partita.gpu.flow import eager
 from partita.gpu.flow.steps import CONVS, Step
 from partita.gpu.rtasks.arena import LoweredModel
@@ -37,13 +38,13 @@ class RegionPipeline:
             name: _channels_last(value.to(device)) for name, value in flow.constants.items()
         }
         self.wanted = _wanted(lowered, self.launches)
-        self.inputs: dict[str, T] = {}
+        self.given: dict[str, T] = {}  # where inputs are read
         for name in flow.inputs:
             if name in self.wanted:
-                self.inputs[name] = arena.view(name)
+                self.given[name] = arena.view(name)
             else:
                 empty = torch.zeros(flow.shapes[name], dtype=flow.dtypes[name], device=device)
-                self.inputs[name] = _channels_last(empty)
+                self.given[name] = _channels_last(empty)
         self.views = {name: arena.view(name) for name in arena.places}
         self.work = [self._work(index) for index in range(len(lowered.pieces))]
         self.apart: set[str] = set()  # convolutions whose ReLU runs by itself
@@ -57,8 +58,12 @@ class RegionPipeline:
 
     def set_inputs(self, inputs: Sequence[T]) -> None:
         """Put the model's inputs where they are read."""
-        for name, value in zip(self.lowered.flow.inputs, inputs, strict=True):
-            self.inputs[name].copy_(value)
+        put(self.inputs, inputs)
+
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """Where the model's inputs are read: what is written there is not copied."""
+        return tuple(self.given[name] for name in self.lowered.flow.inputs)
 
     def replay(self) -> None:
         """Once more, on the inputs of the last call."""
@@ -67,7 +72,7 @@ class RegionPipeline:
 
     def launch(self) -> None:
         """Everything once, on the current stream."""
-        values: dict[str, Any] = dict(self.inputs)
+        values: dict[str, Any] = dict(self.given)
         for index in range(len(self.work)):
             self.run_piece(index, values)
         self.results = tuple(values[name] for name in self.lowered.flow.outputs)
@@ -107,7 +112,7 @@ class RegionPipeline:
         with torch.no_grad():
             self.set_inputs(inputs)
             self.launch()
-            return tuple(each.clone() for each in self.results)
+            return copies(self.results)
 
 
 def _wanted(lowered: LoweredModel, launches: Sequence[Launch | None]) -> Collection[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,11 @@ T = torch.Tensor
 
 class FusedCall(Protocol):
     """What runs a model: all inputs in, all outputs out."""
+
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """Where the inputs are read."""
+        ...
 
     @property
     def replay(self) -> Callable[[], object]:
@@ -63,6 +69,16 @@ class FusedModel:
         assert plan.result.solution is not None
         return timeline_of(plan.problem, plan.result.solution)
 
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """The tensors that are read where they lie: write into them and call with them."""
+        return self.call.inputs
+
+    @property
+    def inputs_given(self) -> tuple[T, ...]:
+        """The inputs of the example, of all models."""
+        return tuple(each for example in self.examples for each in example)
+
     def report(self) -> Outcome:
         """What was fused, what was not and why, predicted and measured times."""
         return self.outcome
@@ -74,7 +90,7 @@ class FusedModel:
 
     def __call__(self, *inputs: T) -> Any:
         """What the module gives for these inputs; a tuple of it for several modules."""
-        wanted = [each for example in self.examples for each in example]
+        wanted = self.inputs_given
         if len(inputs) != len(wanted):
             raise InputError(f"{len(inputs)} inputs", fix=f"give {len(wanted)}")
         for mine, given in zip(wanted, inputs, strict=True):
@@ -98,7 +114,9 @@ class FusedModel:
             times = [each.outcome.planned_us for each in alone]
             self.outcome = replace(outcome, alone_us=tuple(times))
             return self
-        mine, *others = compare_us([each.replay for each in (self, *alone)])
+        mine, *others = compare_us(
+            [partial(each.call, *each.inputs_given) for each in (self, *alone)]
+        )
         if outcome.kept == "sequential":
             outcome = replace(outcome, sequential_us=mine)
         else:

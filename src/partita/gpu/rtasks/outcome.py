@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def used_us(self) -> float | None:
-        """What a replay of the answer takes."""
+        """What a whole call of the answer takes, copies of inputs and outputs included."""
         return self.sequential_us if self.kept == "sequential" else self.fused_us
 
     def to_json(self) -> dict[str, Any]:

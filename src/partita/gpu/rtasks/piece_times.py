@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from partita.gpu.buffers import copies
 from partita.gpu.flow.steps import Step
 from partita.gpu.graphs import capture
 from partita.gpu.measure import compare_us, run_us
@@ -44,8 +45,8 @@ def piece_times(
     plain = RegionPipeline(lowered, [None] * len(lowered.pieces), kernels)
     fused.set_inputs(inputs)
     plain.set_inputs(inputs)
-    ours: dict[str, Any] = dict(fused.inputs)
-    theirs: dict[str, Any] = dict(plain.inputs)
+    ours: dict[str, Any] = dict(fused.given)
+    theirs: dict[str, Any] = dict(plain.given)
     piece_times = {}
     for index in range(len(lowered.pieces)):
         regions = lowered.regions[index]
@@ -66,7 +67,7 @@ def kernel_times(
     """Steps that have a kernel of their own: with it and by PyTorch, each by itself in a graph."""
     plain = RegionPipeline(lowered, launches)
     plain.set_inputs(inputs)
-    values: dict[str, Any] = dict(plain.inputs)
+    values: dict[str, Any] = dict(plain.given)
     for each in range(len(lowered.pieces)):
         plain.run_piece(each, values)
     steps = lowered.flow.maker()
@@ -91,7 +92,7 @@ def op_times(lowered: LoweredModel, index: int, inputs: Sequence[T]) -> list[flo
     """
     plain = RegionPipeline(lowered, [None] * len(lowered.pieces))
     plain.set_inputs(inputs)
-    values: dict[str, Any] = dict(plain.inputs)
+    values: dict[str, Any] = dict(plain.given)
     for each in range(len(lowered.pieces)):
         plain.run_piece(each, values)
     steps = lowered.flow.maker()
@@ -141,6 +142,11 @@ class PipelineGraph:
             self.replay()
         self.results = pipeline.results
 
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """Where the graph reads its inputs: what is written there is not copied."""
+        return self.pipeline.inputs
+
     def __call__(self, *inputs: T) -> tuple[T, ...]:
         """The outputs for these inputs, as copies."""
         with torch.no_grad():
@@ -148,4 +154,4 @@ class PipelineGraph:
             self.replay()
             if not self.pipeline.lowered.arena.data.is_cuda:
                 self.results = self.pipeline.results
-            return tuple(each.clone() for each in self.results)
+            return copies(self.results)

@@ -5,6 +5,7 @@
 
 The program was proven safe against a number of resident programs (`check_rprogram`); what the
 compiled kernel really needs is known only now, so that is checked again before the first launch.
+Before that, every operand of every op is checked to lie inside the arenas (`bounds.py`).
 On the CPU, under Triton's interpreter, one program runs all tasks in an order that the waits allow,
 and every wait is checked.
 """
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 
 from partita.errors import ProblemError, VerificationError
+from partita.gpu.bounds import check_inside
 from partita.gpu.residency import check_resident, resident_programs, resources
+from partita.gpu.rtasks.bounds import region_reaches
 from partita.gpu.rtasks.generate import Source
 from partita.gpu.rtasks.interpret import interpret
 from partita.gpu.rtasks.tileops import NOWHERE, Tile, TileOp
@@ -39,6 +42,7 @@ class Region:
         num_warps: int = 4,
         delay: int = 0,
     ) -> None:
+        check_inside("a region", region_reaches(ops, data.numel(), wide.numel()))
         self.data, self.wide, self.num_warps, self.delay = data, wide, num_warps, delay
         self.source = Source(ops, tiles)
         self.spins = data.device.type == "cuda"

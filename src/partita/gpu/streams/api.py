@@ -75,7 +75,7 @@ class Streamed:
 
     def __init__(self, module: nn.Module, inputs: tuple[T, ...]) -> None:
         self.module = module
-        self.inputs = inputs
+        self.example = inputs
         self.schedules: tuple[StreamSchedule, ...] = ()
         self.calls: dict[Key, Call] = {}
         self.shape = _shape_of_output(module, inputs)
@@ -101,10 +101,19 @@ class Streamed:
                 )
             with evaluating(self.module), torch.no_grad():
                 return self.module(*inputs)
-        for mine, given in zip(self.inputs, inputs, strict=True):
+        for mine, given in zip(self.example, inputs, strict=True):
             if given.dtype != mine.dtype:
                 raise InputError(f"an input is {given.dtype}", fix=f"give {mine.dtype}")
         return tree_unflatten(list(call(*inputs)), self.shape)
+
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """The tensors that the example's schedule reads where they lie.
+
+        Write into them and call with them: nothing is copied then. torch.compile reads any tensors.
+        """
+        call = self.calls.get(tuple(tuple(each.shape) for each in self.example))
+        return getattr(call, "inputs", self.example)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the decisions as JSON; `partita.streams(..., schedule=path)` uses them again."""
@@ -120,7 +129,7 @@ class Streamed:
                     "be the fastest here",
                     stacklevel=3,
                 )
-            inputs = _like(self.inputs, schedule.shapes)
+            inputs = _like(self.example, schedule.shapes)
             self.add(schedule, built(self.module, inputs, schedule))
 
 

@@ -6,14 +6,19 @@ only true dependencies have to be kept when steps run side by side.
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from partita.gpu.bounds import check_inside
+from partita.gpu.buffers import put
 from partita.gpu.flow import eager
 from partita.gpu.flow.place import BufferPlacement, padded
 from partita.gpu.flow.precision import nearest
 from partita.gpu.flow.steps import Flow, Step, T
+from partita.gpu.graphs import GraphReplay, capture
+from partita.gpu.streams.bounds import step_reaches
 from partita.gpu.streams.compiled import Compiler
 from partita.gpu.streams.ways import EAGER, GROUP, Way, block_width
 
@@ -46,6 +51,7 @@ class Bound:
         self.homes: dict[str, T] = {}  # where kernels write it
         self.packed: dict[tuple[str, str], T] = {}
         self.exact: dict[str, bool] = {}  # by structure: may factors not be rounded to TF32?
+        self.inside: set[tuple[str, Way]] = set()  # launches that cannot leave their memory
         self.scratch: dict[tuple[str, str], tuple[T, T]] = {}
         self.constants = {
             name: value.to(device) for name, value in flow.constants.items()
@@ -55,6 +61,14 @@ class Bound:
         for name, value in self.constants.items():
             if value.dim() == 4:
                 self.constants[name] = value.contiguous(memory_format=torch.channels_last)
+
+    def captured(self, run: Callable[[], object]) -> GraphReplay:
+        """A graph of some of the steps, which holds what they read.
+
+        Operators of PyTorch make new memory at every run, so the next run of a step lets go of
+        what the graph of its readers looks at.
+        """
+        return capture(run, holds=lambda: dict(self.values))
 
     def with_flow(self, flow: Flow) -> "Bound":
         """The same memory for a flow with pieces of the same steps."""
@@ -95,8 +109,11 @@ class Bound:
 
     def set_inputs(self, inputs: tuple[T, ...]) -> None:
         """Copy the model's inputs to where the steps read them."""
-        for name, value in zip(self.flow.inputs, inputs, strict=True):
-            self.logical(name).copy_(value)
+        put(self.inputs(), inputs)
+
+    def inputs(self) -> tuple[T, ...]:
+        """Where the steps read the model's inputs."""
+        return tuple(self.logical(name) for name in self.flow.inputs)
 
     def outputs(self) -> tuple[T, ...]:
         """The model's outputs, where the steps have put them."""
@@ -108,9 +125,14 @@ class Bound:
             return
         if step.kind == "piece":
             self.run_piece(step, way)
-        elif way.kernel == "eager":
+            return
+        if way.kernel == "eager":
             self.run_eager(step)
-        elif way.kernel in ("conv", "exactconv"):
+            return
+        if (step.name, way) not in self.inside:
+            check_inside(f"{step.name} as {way}", step_reaches(self, step, way))
+            self.inside.add((step.name, way))
+        if way.kernel in ("conv", "exactconv"):
             self.run_conv(step, way)
         elif way.kernel == "window":
             self.run_window(step, way)

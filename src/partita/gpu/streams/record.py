@@ -115,6 +115,11 @@ def read_schedules(path: str | Path) -> tuple[StreamSchedule, ...]:
     return files.convert(value, _Wire, str(path)).schedules
 
 
+def schedule_of(value: Any) -> StreamSchedule:
+    """What `to_json` gave, as a schedule again."""
+    return files.convert(value, StreamSchedule, "a schedule")
+
+
 def fingerprint(flow: Flow) -> str:
     """Equal for equal steps over equal shapes; weights do not count."""
     text = repr([(step, flow.shapes.get(step.name)) for step in flow.steps])
@@ -141,5 +146,6 @@ __all__ = [
     "check_plan",
     "fingerprint",
     "read_schedules",
+    "schedule_of",
     "write_schedules",
 ]

@@ -6,8 +6,8 @@ result stays as it is when the next call overwrites the buffers.
 
 from collections.abc import Callable, Mapping
 
+from partita.gpu.buffers import copies
 from partita.gpu.flow.steps import T
-from partita.gpu.graphs import capture
 from partita.gpu.streams.bound import Bound
 from partita.gpu.streams.launch import launch_all
 from partita.gpu.streams.order import LaunchPlan
@@ -23,12 +23,17 @@ class Replay:
         self.ways = dict(ways)
         self.replay: Callable[[], object] = self.launch
         if bound.device.type == "cuda":
-            self.graph = capture(self.launch)
+            self.graph = bound.captured(self.launch)
             self.replay = self.graph.replay
         else:
             self.launch()
         self.results = bound.outputs()  # where this graph leaves them
         self.held = dict(bound.values)  # operators of PyTorch made them: they must stay
+
+    @property
+    def inputs(self) -> tuple[T, ...]:
+        """Where the graph reads its inputs: what is written there is not copied."""
+        return self.bound.inputs()
 
     def launch(self) -> None:
         """All launches of the plan, once."""
@@ -40,4 +45,4 @@ class Replay:
         self.replay()
         if self.bound.device.type != "cuda":
             self.results = self.bound.outputs()
-        return tuple(each.clone() for each in self.results)
+        return copies(self.results)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import torch
 
 from partita.costs.blocks import blocks
-from partita.gpu.graphs import capture
 from partita.gpu.measure import COPIES, DriftGauge
 from partita.gpu.step_times import StepTimes
 from partita.gpu.streams import order
@@ -120,8 +119,8 @@ class _Measured:
                 launch_all(self.bound, plan, self.ways)
 
         if self.reference is None:
-            self.reference = DriftGauge(self.longest)
-        return self.reference.timed_us(capture(run).replay) / COPIES
+            self.reference = DriftGauge(self.bound.captured(self.longest))
+        return self.reference.timed_us(self.bound.captured(run).replay) / COPIES
 
     def longest(self) -> None:
         """The step that takes longest by itself, some times: what drifts, drifts there too."""

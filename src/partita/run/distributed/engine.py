@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from partita.capture.reference_module import ReferenceModule
 from partita.cluster import Cluster
 from partita.engine import run as simulate
 from partita.errors import PlanError, RunError, VerificationError
@@ -242,6 +243,8 @@ class Engine:
         for name, tensor in plain.state_dict(keep_vars=True).items():
             own = named.get(prefix + name, "")
             result[name] = whole.get(own, tensor.detach()).cpu()
+        if isinstance(plain, ReferenceModule):
+            plain.pack(whole, result)
         return result
 
     def full_gradients(self) -> dict[str, T] | None:

@@ -39,7 +39,7 @@ ANY_DIM = frozenset({
     "linear", "matmul", "einsum", "softmax", "layer_norm", "rms_norm", "concat", "split", "slice",
     "transpose", "reshape", "expand", "pad", "batch_norm", *MEANS,
 })  # fmt: skip
-WHOLE_FUNCTIONS = frozenset({"rope", "dropout", "lrn", "mask"})
+WHOLE_FUNCTIONS = frozenset({"rope", "dropout", "lrn", "mask", "temperature"})
 
 
 @functools.lru_cache(maxsize=65536)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from partita.capture.eager import DROPOUT, RULES
+from partita.capture.eager import DROPOUT, RULES, constant_ids
 from partita.errors import GraphError
 from partita.graph.dtypes import FLOATS
 from partita.graph.loops import loop_nest
@@ -51,8 +51,9 @@ def compute(call: Call, inputs: list[T], site: Site) -> tuple[T, ...]:
             f"no rule computes ops of the kind {call.kind!r}",
             fix="the local runtime executes graphs of the known kinds",
         )
-    if call.kind == "attention" and len(inputs) > 3:  # PyTorch wants masks of [s, t] at least
-        inputs = [*inputs[:3], torch.atleast_2d(inputs[3])]
+    masked = call.kind == "attention" and len(inputs) - call.flag("sinks") > 3
+    if masked:  # PyTorch wants masks of [s, t] at least
+        inputs = [*inputs[:3], torch.atleast_2d(inputs[3]), *inputs[4:]]
     # Frozen batch norms are those that say so, whatever the rest of the model does.
     module = SimpleNamespace(training=call.flag("training", True))
     result = RULES[call.kind](module, call, *inputs)
@@ -68,12 +69,11 @@ def dropout_mask(site: Site, shape: tuple[int, ...]) -> T:
 
 
 def constant(graph: Graph, op: Op) -> T:
-    """Zeros; where ids are meant (positions, say), the numbers from 0 on, over and over."""
+    """Zeros; where ids are meant (positions, say), those that the reference module has."""
     tensor = graph.tensor(op.outputs[0])
     if tensor.dtype in FLOATS:
         return torch.zeros(tensor.shape, dtype=torch.float64)
-    numbers = torch.arange(tensor.num_elements)
-    return (numbers % id_limits(graph).get(tensor.name, 2)).reshape(tensor.shape)
+    return constant_ids(op, tensor.shape, id_limits(graph).get(tensor.name, 2))
 
 
 def id_limits(graph: Graph) -> dict[str, int]:

@@ -34,7 +34,7 @@ def gradients(call: Call, reads: Mapping[str, T], ties: tuple[int, ...], site: S
     `ties` says for every input which is the first that is the same tensor: the gradient of a
     tensor that stands twice is the sum of both, unless each is read by itself.
     """
-    if call.kind in WRITTEN_OUT:
+    if call.kind in WRITTEN_OUT and call.attr("score") is None:
         return WRITTEN_OUT[call.kind](call, reads)
     forward = Call(call.kind, call.attrs, call.inputs, call.outputs)
     leaves = [_input(call, reads, i, ties).detach() for i in range(len(call.inputs))]

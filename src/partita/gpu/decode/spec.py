@@ -1,0 +1,76 @@
+"""The sizes of a Llama-like decoder, and block sizes for its kernels."""
+
+from dataclasses import dataclass, field
+
+from partita.errors import InputError
+
+KINDS = ("qkv", "out", "gate", "down", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """RMS norms, rotary embedding, grouped heads, a gated MLP; no biases."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    hidden: int  # of the MLP
+    vocab: int
+    length: int  # rows of the cache
+    eps: float = 1e-5
+    theta: float = 10000.0  # of the rotary embedding
+
+    def __post_init__(self) -> None:
+        power = self.head_size & (self.head_size - 1) == 0
+        if not power or not 16 <= self.head_size <= 256:
+            raise InputError(f"heads of {self.head_size}", fix="16, 32, 64, 128 and 256 can be run")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise InputError(
+                f"{self.heads} heads share {self.kv_heads} key heads",
+                fix="give a number of heads that the key heads divide",
+            )
+        if self.length < 1:
+            raise InputError(f"a cache of {self.length} rows", fix="give 1 or more", field="length")
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key head."""
+        return self.heads // self.kv_heads
+
+    def sizes(self, kind: str) -> tuple[int, int]:
+        """Rows of the result and length of a row of one kind of product."""
+        together = (self.heads + 2 * self.kv_heads) * self.head_size
+        return {
+            "qkv": (together, self.width),
+            "out": (self.width, self.heads * self.head_size),
+            "gate": (self.hidden, self.width),
+            "down": (self.width, self.hidden),
+            "head": (self.vocab, self.width),
+        }[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductBlock:
+    """Rows and columns that a program reads at a time, and its warps."""
+
+    rows: int
+    cols: int
+    warps: int = 4
+
+
+# the best of a short run of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
+BLOCKS = {
+    "qkv": ProductBlock(4, 1024), "out": ProductBlock(4, 1024), "gate": ProductBlock(4, 512, 2),
+    "down": ProductBlock(4, 2048), "head": ProductBlock(8, 1024),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How the kernels of a step are launched."""
+
+    blocks: dict[str, ProductBlock] = field(default_factory=lambda: dict(BLOCKS))
+    chunk: int = 64  # rows of the cache that a program reads
+    overlap: bool = False  # programmatic dependent launch: the next kernel starts early

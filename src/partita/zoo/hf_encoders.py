@@ -1,0 +1,224 @@
+"""Families of Hugging Face configurations that are not decoders alone: which fields they read.
+
+See `hf_decoders.py`. BERT, RoBERTa, T5, BART and Whisper have the heads that they are trained with,
+ViT the one that tells classes apart.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from partita.errors import ModelError
+from partita.zoo.bert import BertSizes
+from partita.zoo.decoder import DecoderSizes, Names, Norm
+from partita.zoo.fields import MAX_LAYERS, Fields
+from partita.zoo.hf_decoders import USUAL_SEQ, Defaults, Family
+from partita.zoo.t5 import T5Sizes
+from partita.zoo.towers import ImageSizes, Seq2SeqSizes, VitClassifier
+
+
+def _bert(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
+    activation = fields.activation("hidden_act")
+    sizes = BertSizes(
+        layers=fields.whole("num_hidden_layers", most=MAX_LAYERS),
+        width=fields.whole("hidden_size"),
+        heads=fields.whole("num_attention_heads"),
+        inner=fields.whole("intermediate_size"),
+        positions=fields.whole("max_position_embeddings"),
+        vocab=fields.whole("vocab_size"),
+        token_types=fields.whole("type_vocab_size"),
+        tied=fields.flag("tie_word_embeddings"),
+        eps=fields.number("layer_norm_eps"),
+        activation=activation,
+        head_activation=activation,
+    )
+    fields.divides("num_attention_heads", "hidden_size", sizes.heads, sizes.width)
+    return sizes, seq or min(sizes.positions, USUAL_SEQ)
+
+
+def _roberta(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
+    sizes, _ = _bert(fields, seq)
+    # Positions are counted from behind the id of the padding, which has a row of its own.
+    offset = fields.whole("pad_token_id", least=0) + 1
+    if offset >= sizes.positions:
+        raise fields.wrong("pad_token_id", "fewer than max_position_embeddings are needed")
+    sizes = replace(
+        sizes, model="roberta", head=("lm_head", "dense", "layer_norm"), head_activation="gelu",
+        offset=offset,
+    )  # fmt: skip
+    return sizes, seq or min(sizes.positions - offset, USUAL_SEQ)
+
+
+def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
+    text = fields.text("feed_forward_proj")
+    gated = text.startswith("gated-")
+    activation = fields.function(text.removeprefix("gated-"), "feed_forward_proj")
+    layers = fields.whole("num_layers", most=MAX_LAYERS)
+    tied = fields.flag("tie_word_embeddings")
+    scaled = "scale_decoder_outputs"  # where that is not said, a tied output layer is
+    buckets = fields.whole("relative_attention_num_buckets", least=4)
+    if buckets % 4:
+        raise fields.wrong("relative_attention_num_buckets", "a multiple of 4 is needed")
+    sizes = T5Sizes(
+        layers=layers,
+        width=fields.whole("d_model"),
+        inner=fields.whole("d_ff"),
+        heads=fields.whole("num_heads"),
+        head_size=fields.whole("d_kv"),
+        decoder_layers=fields.maybe("num_decoder_layers") or layers,
+        vocab=fields.whole("vocab_size"),
+        buckets=buckets,
+        gated=gated,
+        # The published models with `gated-gelu` were trained with the approximation by tanh.
+        activation="gelu_tanh" if text == "gated-gelu" else activation,
+        tied=tied,
+        scaled=fields.flag(scaled) if fields.has(scaled) else tied,
+        eps=fields.number("layer_norm_epsilon"),
+        farthest=fields.whole("relative_attention_max_distance", least=buckets // 2 + 1),
+    )
+    if not sizes.activation:
+        raise fields.wrong("feed_forward_proj", "a function is needed")
+    return sizes, seq or fields.whole("n_positions")
+
+
+def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) -> DecoderSizes:
+    """The encoder or the decoder of BART or Whisper."""
+    width, heads = fields.whole("d_model"), fields.whole(f"{side}_attention_heads")
+    fields.divides(f"{side}_attention_heads", "d_model", heads, width)
+    names = Names(
+        positions="embed_positions", head=more.pop("head", "lm_head"),
+        norms=("self_attn_layer_norm", "final_layer_norm", "", ""), output="out_proj", mlp="",
+        gate_up="fc1", down="fc2",
+    )  # fmt: skip
+    return DecoderSizes(
+        fields.whole(f"{side}_layers", most=MAX_LAYERS), width, fields.whole(f"{side}_ffn_dim"),
+        heads, vocab=fields.whole("vocab_size"), tied=fields.flag("tie_word_embeddings"),
+        qkv_bias=True, output_bias=True, mlp_bias=True, norm=Norm("layer_norm"), gated=False,
+        rope=None, activation=fields.activation("activation_function"), positions=positions,
+        position_offset=offset, causal=side == "decoder", names=names, **more,
+    )  # fmt: skip
+
+
+def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
+    positions = fields.whole("max_position_embeddings")
+    for name in ("add_final_layer_norm", "normalize_before", "static_position_embeddings"):
+        fields.fixed(name, "give the configuration of a BART model")
+    for name in ("add_bias_logits", "extra_pos_embeddings", "normalize_embedding"):
+        fields.fixed(name, "give the configuration of a BART model")
+    scale = fields.whole("d_model") ** 0.5 if fields.flag("scale_embedding") else 1.0
+    encoder, decoder = (
+        _stack(fields, side, positions, 2, place="after_add", final_norm=False, embed_scale=scale)
+        for side in ("encoder", "decoder")
+    )
+    return Seq2SeqSizes(encoder, decoder), seq or min(positions, USUAL_SEQ)
+
+
+def _whisper(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
+    fields.flag("scale_embedding")  # read by the model, and used nowhere in it
+    source, target = fields.whole("max_source_positions"), fields.whole("max_target_positions")
+    encoder, decoder = (
+        _stack(fields, side, positions, 0, head="proj_out", key_bias=False)
+        for side, positions in (("encoder", source), ("decoder", target))
+    )
+    sizes = Seq2SeqSizes(encoder, decoder, fields.whole("num_mel_bins"), False, False)
+    return sizes, seq or min(target, USUAL_SEQ)
+
+
+def _classes(fields: Fields) -> int:
+    """How many classes there are: as many as have labels."""
+    if fields.has("num_labels"):
+        return fields.whole("num_labels")
+    labels = fields.mapping("id2label")
+    return len(labels) or 2
+
+
+def _vit(fields: Fields, seq: int | None) -> tuple[VitClassifier, int]:
+    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    fields.divides("num_attention_heads", "hidden_size", heads, width)
+    image = ImageSizes(
+        fields.whole("image_size"), fields.whole("patch_size"), fields.whole("num_channels")
+    )
+    if image.size % image.patch:
+        raise ModelError(
+            f"{image.patch} does not divide image_size {image.size}", fix="choose a divisor",
+            field="patch_size",
+        )  # fmt: skip
+    bias = fields.flag("qkv_bias")
+    names = Names(
+        norms=("layernorm_before", "layernorm_after", "", ""), attention="attention",
+        gate_up="fc1", down="fc2",
+    )  # fmt: skip
+    stack = DecoderSizes(
+        fields.whole("num_hidden_layers", most=MAX_LAYERS), width,
+        fields.whole("intermediate_size"), heads, qkv_bias=bias, output_bias=True, mlp_bias=True,
+        norm=Norm("layer_norm", fields.number("layer_norm_eps")), gated=False, rope=None,
+        activation=fields.activation("hidden_act"), causal=False, names=names,
+    )  # fmt: skip
+    return VitClassifier(stack, image, _classes(fields)), image.positions
+
+
+_BERT: Defaults = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
+    "tie_word_embeddings": True, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
+_SEQ2SEQ: Defaults = {
+    "encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16,
+    "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
+    "activation_function": "gelu", "d_model": 1024, "scale_embedding": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+ENCODERS: dict[str, Family] = {
+    "bert": Family(_bert, _BERT, frozenset({"position_embedding_type", "gradient_checkpointing"})),
+    "roberta": Family(
+        _roberta, {**_BERT, "vocab_size": 50265, "pad_token_id": 1},
+        frozenset({"position_embedding_type", "gradient_checkpointing"}),
+    ),
+    "t5": Family(
+        _t5,
+        {
+            "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6,
+            "num_decoder_layers": None, "num_heads": 8, "relative_attention_num_buckets": 32,
+            "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6,
+            "feed_forward_proj": "relu", "n_positions": 512, "tie_word_embeddings": True,
+            "scale_decoder_outputs": None,
+        },
+        frozenset({"dense_act_fn", "is_gated_act"}),  # said by feed_forward_proj
+    ),
+    "bart": Family(
+        _bart,
+        {
+            **_SEQ2SEQ, "vocab_size": 50265, "max_position_embeddings": 1024,
+            "add_final_layer_norm": False, "normalize_before": False,
+            "static_position_embeddings": False, "add_bias_logits": False,
+            "extra_pos_embeddings": 2, "normalize_embedding": True,
+        },
+        frozenset({"num_hidden_layers", "classif_dropout", "gradient_checkpointing",
+                   "force_bos_token_to_be_generated"}),
+    ),
+    "whisper": Family(
+        _whisper,
+        {
+            **_SEQ2SEQ, "vocab_size": 51865, "num_mel_bins": 80, "encoder_layers": 4,
+            "encoder_attention_heads": 6, "decoder_layers": 4, "decoder_attention_heads": 6,
+            "decoder_ffn_dim": 1536, "encoder_ffn_dim": 1536, "d_model": 384,
+            "max_source_positions": 1500, "max_target_positions": 448,
+        },
+        frozenset({
+            "num_hidden_layers", "use_weighted_layer_sum", "classifier_proj_size",
+            "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks",
+            "mask_feature_prob", "mask_feature_length", "mask_feature_min_masks",
+            "median_filter_width", "forced_decoder_ids", "alignment_heads",
+        }),
+    ),
+    "vit": Family(
+        _vit,
+        {
+            "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+            "image_size": 224, "patch_size": 16, "num_channels": 3, "qkv_bias": True,
+            "num_labels": None, "id2label": None,
+        },
+        frozenset({"encoder_stride", "pooler_output_size", "pooler_act"}),
+    ),
+}  # fmt: skip

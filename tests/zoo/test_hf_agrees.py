@@ -1,0 +1,127 @@
+"""Graphs of configurations compute what `transformers` computes, with its own state dict.
+
+Models are tiny and their weights random, so no checkpoint is needed.
+"""
+
+import json
+import logging
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    BartForConditionalGeneration,
+    BertForMaskedLM,
+    RobertaForMaskedLM,
+    T5ForConditionalGeneration,
+    ViTForImageClassification,
+    WhisperForConditionalGeneration,
+)
+
+from partita.capture.reference_module import reference_module
+from partita.emit.plans import capture_reference
+from partita.emit.stages import emit
+from partita.run.sequential import load_source
+from partita.zoo.fields import COMMON, FIXED, NEUTRAL
+from partita.zoo.hf import FAMILIES, build_config
+from tests.zoo.hf_tiny import CASES, TINY, tiny
+
+SEQ = 12
+TOLERANCE = 1e-5
+CLASSES = {
+    "bert": BertForMaskedLM,
+    "roberta": RobertaForMaskedLM,
+    "t5": T5ForConditionalGeneration,
+    "bart": BartForConditionalGeneration,
+    "whisper": WhisperForConditionalGeneration,
+    "vit": ViTForImageClassification,
+}  # those that are no causal language models
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def theirs(config):
+    """The model of `transformers`, with weights that matter: norms and biases are random, too."""
+    given = {name: value for name, value in config.items() if name != "model_type"}
+    read = CONFIG_MAPPING[config["model_type"]](**json.loads(json.dumps(given)))
+    if config["model_type"] in CLASSES:
+        model = CLASSES[config["model_type"]]._from_config(read, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_config(read, attn_implementation="eager")
+    model = model.eval().float()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if not value.is_floating_point():
+                continue
+            scale = 0.7 * value.shape[-1] ** -0.5 if value.ndim > 1 else 0.3
+            drawn = torch.randn(value.shape, generator=generator) * scale
+            value.copy_(drawn + (value.ndim == 1 and name.endswith("norm.weight")))
+    return model
+
+
+def inputs(graph):
+    """What a model is given, by name; ids are no padding."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = {}
+    for tensor in graph.inputs:
+        if tensor.dtype == "f32":
+            drawn[tensor.name] = torch.randn(tensor.shape, generator=generator)
+        else:
+            low, high = (0, 2) if tensor.name == "token_type_ids" else (3, 40)
+            drawn[tensor.name] = torch.randint(low, high, tensor.shape, generator=generator)
+    return drawn
+
+
+@pytest.mark.parametrize(("family", "variant"), CASES)
+def test_logits_are_those_of_transformers(family, variant):
+    config = tiny(family, variant)
+    model = theirs(config)
+    for fused in (True, False):
+        settings = {"batch": 2, "seq": SEQ, "dtype": "f32", "loss": False, "fused_attention": fused}
+        graph = build_config(config, **settings)
+        given = inputs(graph)
+        module = reference_module(graph).eval()
+        assert not module.load_state_dict(model.state_dict(), strict=False).missing_keys
+        with torch.no_grad():
+            wanted, found = model(**given).logits, module(*given.values())
+        assert wanted.abs().max() > 0.1
+        assert (found - wanted).abs().max() < TOLERANCE
+    written = json.loads(json.dumps(model.config.to_dict()))  # as save_pretrained writes it
+    if (family, variant) != ("t5", 1):  # there the output layer is tied from then on
+        assert build_config(written, **settings).ops == graph.ops
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "mixtral", "gpt_oss", "t5"])
+def test_emitted_stages_take_the_state_dict_as_it_is(family):
+    config = tiny(family, 0)
+    model = theirs(config)
+    graph = build_config(config, batch=2, seq=SEQ, dtype="f32", loss=False)
+    captured, op_of = capture_reference(graph, training=False)
+    half = {op.name: int(i > len(graph.ops) // 2) for i, op in enumerate(graph.ops)}
+    emitted = emit(
+        captured, {node: half[op] for node, op in op_of.items()}, title=graph.name,
+        input_names=[tensor.name for tensor in graph.inputs],
+    )  # fmt: skip
+    module = load_source(emitted.source)
+    with torch.no_grad():
+        stages = module.build_stages(model.state_dict())
+        given = inputs(graph)
+        found = module.run_stages(stages, *given.values())
+        assert (found - model(**given).logits).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_every_field_of_the_configuration_class_is_known(family):
+    known = {*FAMILIES[family].fields, *FAMILIES[family].neutral, *NEUTRAL, *FIXED, *COMMON}
+    assert set(CONFIG_MAPPING[family]().to_dict()) <= known
