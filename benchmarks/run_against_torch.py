@@ -27,10 +27,9 @@ from torch import multiprocessing, nn
 from partita.capture import capture
 from partita.cluster import resolve
 from partita.graph import training_graph
-from partita.graph.loops import loop_nest
+from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import load
 from partita.plans import (
-    Axis,
     ClusterRef,
     Mesh,
     OpSplit,
@@ -132,14 +131,9 @@ def pipeline_plan(graph, ranks, name, count, batch, layers):
 
 
 def zero_plan(graph, ranks, batch):
-    """Everything split along the batch, parameters sharded."""
-    splits = []
-    for op in graph.ops:
-        if op.phase == "forward":
-            dims = [dim.name for dim in loop_nest(graph.call(op)).dims if not dim.whole]
-            splits.append(OpSplit(op.name, ("b" if "b" in dims else "",), 3))
-    mesh = Mesh((Axis("x", ranks),), tuple(range(ranks)))
-    return plan_of(graph, [Stage("stage0", mesh, tuple(splits))], Schedule("1f1b", 1), batch)
+    """Everything split along the batch, parameters sharded: the plan that is called fsdp."""
+    stages = STRATEGIES["fsdp"].stages(graph, ranks)[:1]
+    return plan_of(graph, stages, Schedule("1f1b", 1), batch)
 
 
 # Contenders: functions of no arguments that take one step.
@@ -242,6 +236,12 @@ def seconds(step, repeats):
     return took / repeats, float(used) / repeats
 
 
+def _timed(step):
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
 def in_turn(contenders, options):
     """Seconds of every contender in every round, after one to warm up."""
     for step in contenders:
@@ -252,11 +252,12 @@ def in_turn(contenders, options):
 def told(what, rounds, rank, names):
     """Medians, and the ratio of neighbours with its spread: by the clock and by processor time.
 
-    On a machine that others use, too, the second says more.
+    On a machine that others use, too, the second says more, and of the clock the best rounds.
     """
     for kind, words in enumerate(("", "processors")):
         ratios = sorted(first[kind] / second[kind] for first, second in rounds)
         medians = [statistics.median(pair[kind] for pair in c) for c in zip(*rounds, strict=True)]
+        best = [min(pair[kind] for pair in c) for c in zip(*rounds, strict=True)]
         if rank == 0:
             times = ", ".join(
                 f"{name} {1e3 * value:.1f} ms" for name, value in zip(names, medians, strict=True)
@@ -264,10 +265,10 @@ def told(what, rounds, rank, names):
             print(
                 f"{words or what:<12} {times}; {names[0]} / {names[1]} "
                 f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, "
-                f"{len(ratios)} pairs)",
+                f"{len(ratios)} pairs); of the best rounds {best[0] / best[1]:.3f}",
                 flush=True,
             )
-    return [statistics.median(pair[0] for pair in c) for c in zip(*rounds, strict=True)]
+    return [min(pair[0] for pair in c) for c in zip(*rounds, strict=True)]
 
 
 def stage_times(plan, batch, options):
@@ -336,7 +337,10 @@ def run(rank, options, port):
     count, batch = options.microbatches, options.batch
     module, args = make(batch)
     graph = training_graph(capture(module, args), "sgd")
-    one = alone(batch, count)
+    one, whole = alone(batch, count), 0.0
+    if rank == 0 and options.schedules:
+        one()
+        whole = min(_timed(one) for _ in range(3))
     for name in options.schedules:
         plan = pipeline_plan(graph, options.ranks, name, count, batch, options.layers)
         _, step = ours(plan, batch)
@@ -344,10 +348,6 @@ def run(rank, options, port):
         mine, _ = told(name, in_turn(contenders, options), rank, ("partita", "torch"))
         dist.barrier()
         if rank == 0:
-            one()
-            start = time.perf_counter()
-            one()
-            whole = time.perf_counter() - start
             expected = predicted_s(plan, stage_times(plan, batch, options))
             print(
                 f"{'':<12} one process {1e3 * whole:.1f} ms, speed-up {whole / mine:.2f}; "
@@ -395,13 +395,17 @@ def overhead(rank, options, port):
     graph = training_graph(capture(module, (x,)), "sgd")
     names = [op.name for op in graph.ops if op.phase == "forward"]
     stages = [Stage("stage0", Mesh((), (0,)), tuple(OpSplit(op, (), 0) for op in names))]
-    for schedule, what in (("1f1b", "in segments"), ("zb-h1", "op by op")):
+    for schedule, what in (
+        ("1f1b", "in segments"), ("zb-h1", "in segments, gradients apart"), ("zb-h1", "op by op"),
+    ):  # fmt: skip
         plan = plan_of(graph, stages, Schedule(schedule, count), count)
         engine = partita.execute(
             plan, module, optimizer=lambda ps: torch.optim.SGD(ps, lr=0.0), device="cpu",
             example=(x,),
         )  # fmt: skip
         engine.board.close()
+        walk = engine.walk
+        walk.in_segments = what != "op by op"
         optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
 
         def plain(optimizer=optimizer):
@@ -411,12 +415,13 @@ def overhead(rank, options, port):
             optimizer.step()
 
         rounds = in_turn([lambda engine=engine: engine.step(x), plain], options)
-        both, own = (statistics.median(p[1] for p in c) for c in zip(*rounds, strict=True))
-        tasks = sum(1 for task in engine.walk.tasks if engine.walk._is_block(task))
-        ops = sum(1 for op in graph.ops) * count
+        both, own = (min(p[1] for p in c) for c in zip(*rounds, strict=True))
+        tasks = sum(1 for task in walk.tasks if walk._is_block(task))
+        if not walk.in_segments:  # every op of a block is a task of its own
+            body = walk._plan(0, walk.steady[0])
+            tasks = sum(1 for n in body.works if body.program.works[n].op) * count
         print(
-            f"overhead     {what}: {1e6 * (both - own) / tasks:.0f} us a task ({tasks} tasks of "
-            f"{ops / tasks:.1f} ops), {1e6 * (both - own) / ops:.0f} us an op",
+            f"overhead     {what}: {1e6 * (both - own) / tasks:.0f} us a task ({tasks} tasks)",
             flush=True,
         )
     dist.destroy_process_group()

@@ -1,11 +1,14 @@
-"""Is a run predicted once it was calibrated? Five kinds of plan on two ranks of this CPU.
+"""Is a run predicted once it was calibrated? Five kinds of plan on ranks of this CPU.
 
     python benchmarks/run_prediction.py [--steps 10] [--only 1f1b,zb-h1] [--layers 4] [--json]
+    python benchmarks/run_prediction.py --ranks 8 --layers 16 --batch 32 --microbatches 16
 
-Each plan of a GPT-2 of moderate size (for two A100s, run on two gloo ranks of one thread) is
+Each plan of a GPT-2 of moderate size (for as many A100s, run on gloo ranks of one thread) is
 traced, compared and calibrated from its own trace; then it is predicted again. The last column but
 one is what a calibration from the first plan's run (1F1B) says of the others: what is learned from
-one plan and used for another. Figures depend on what else the machine does.
+one plan and used for another. Figures depend on what else the machine does. `--order FILE` keeps
+the searched order there, or takes it from there where it is known: a machine without the search's
+solver can then run it.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from partita.cluster.calibration import Calibration
 from partita.costs.collectives import Collectives
 from partita.jobs.compare_trace import compare_trace
 from partita.jobs.plan_order import searched_schedule
+from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces, trace_path
 from partita.jobs.simulate import Simulation, simulate, simulate_stages
 from partita.jobs.strategies import STRATEGIES
@@ -33,13 +38,13 @@ from partita.plans import ClusterRef, Mesh, OpSplit, Origin, Plan, Schedule, Sta
 from partita.search.base import Stop
 
 ROOT = Path(__file__).resolve().parent.parent
-CLUSTER, BATCH, MICRO_BATCHES = "2xA100", 8, 4
+BATCH = 8
 SPEC = f"{Path(__file__).resolve()}:make"
 KINDS = ("1f1b", "zb-h1", "searched", "zero3", "tensor")
 
 
 def make(batch: int = BATCH) -> Any:
-    """A GPT-2 of moderate size and its arguments; the layers come from the environment."""
+    """A GPT-2 of moderate size and its arguments; layers and heads come from the environment."""
     import torch
 
     spec = importlib.util.spec_from_file_location("gpt2", ROOT / "examples/gpt2_two_ranks.py")
@@ -50,7 +55,8 @@ def make(batch: int = BATCH) -> Any:
     torch.manual_seed(0)
     layers = int(os.environ.get("RUN_PREDICTION_LAYERS", "4"))
     ids = torch.randint(512, (batch, 64))
-    return example.GPT2(512, 256, 4, layers, 64), (ids, ids.clone())
+    heads = int(os.environ.get("RUN_PREDICTION_HEADS", "4"))
+    return example.GPT2(512, 256, heads, layers, 64), (ids, ids.clone())
 
 
 @dataclass(frozen=True)
@@ -65,36 +71,47 @@ class Figures:
     worst: str
 
 
-def _halves(workload: Workload) -> tuple[Stage, ...]:
-    """Two stages with equal numbers of ops."""
+def _equal(workload: Workload, ranks: int) -> tuple[Stage, ...]:
+    """Stages with equal numbers of ops, one for each rank."""
     ops = [op for op in workload.graph.ops if op.phase == "forward"]
-    cut = len(ops) // 2
+    cuts = [i * len(ops) // ranks for i in range(ranks + 1)]
     return tuple(
-        Stage(f"stage{i}", Mesh((), (i,)), tuple(OpSplit(op.name, ()) for op in own))
-        for i, own in enumerate((ops[:cut], ops[cut:]))
+        Stage(f"stage{i}", Mesh((), (i,)), tuple(OpSplit(op.name, ()) for op in ops[a:b]))
+        for i, (a, b) in enumerate(pairwise(cuts))
     )
 
 
-def _simulated(kind: str, workload: Workload) -> Simulation:
-    machine = resolve(CLUSTER)
-    named = {"zero3": "fsdp", "tensor": "tensor"}
-    if kind in named:
-        stages = STRATEGIES[named[kind]].stages(workload.graph, 2)[:1]
+def _simulated(kind: str, workload: Workload, options: argparse.Namespace) -> Simulation:
+    machine, ranks = resolve(f"{options.ranks}xA100"), options.ranks
+    if kind == "zero3":
+        stages = STRATEGIES["fsdp"].stages(workload.graph, ranks)[:1]
         return simulate_stages(workload, machine, stages, Schedule())
-    name = "1f1b" if kind == "searched" else kind
-    stages = _halves(workload)
-    first = simulate_stages(workload, machine, stages, Schedule(name, MICRO_BATCHES))
+    if kind == "tensor":
+        stages = STRATEGIES["tensor"].stages(workload.graph, ranks)
+        one = [stage for stage in stages if len(stage.mesh.axes) == 1][:1]
+        return simulate_stages(workload, machine, tuple(one), Schedule())
+    count, stages = options.microbatches, _equal(workload, ranks)
     if kind != "searched":
+        return simulate_stages(workload, machine, stages, Schedule(kind, count))
+    if options.order is not None and options.order.exists():
+        order = Schedule("listed", count, tuple(json.loads(options.order.read_text())))
+        return simulate_stages(workload, machine, stages, order)
+    first = simulate_stages(workload, machine, stages, Schedule("1f1b", count))
+    settings = replace(USUAL, largest_order=10**4)
+    memo = Memo(Collectives(machine))
+    found = searched_schedule(first, memo, Stop(time_s=20.0), 0, settings)
+    if found is None:
         return first
-    order = searched_schedule(first, Memo(Collectives(machine)), Stop(time_s=10.0), 0)
-    return first if order is None else simulate_stages(workload, machine, stages, order)
+    if options.order is not None:
+        options.order.write_text(json.dumps(found.order))
+    return simulate_stages(workload, machine, stages, found)
 
 
-def _plan(kind: str, workload: Workload) -> Plan:
-    simulation, machine = _simulated(kind, workload), resolve(CLUSTER)
+def _plan(kind: str, workload: Workload, options: argparse.Namespace) -> Plan:
+    simulation, machine = _simulated(kind, workload, options), resolve(f"{options.ranks}xA100")
     return Plan(
         workload.ref(),
-        ClusterRef(CLUSTER, machine.num_devices, machine.fingerprint()),
+        ClusterRef(f"{options.ranks}xA100", machine.num_devices, machine.fingerprint()),
         simulation.decided,
         simulation.prediction(0.0),
         Origin("benchmark", "feasible", kind, 0, 0.0, ""),
@@ -102,33 +119,34 @@ def _plan(kind: str, workload: Workload) -> Plan:
     )
 
 
-def _traced(plan: Plan, folder: Path, steps: int) -> Path:
-    """Run a plan on two ranks, and record all steps but the first three."""
+def _traced(plan: Plan, folder: Path, ranks: int, steps: int) -> Path:
+    """Run a plan on its ranks, and record all steps but the first three."""
     file, traces = folder / "plan.json", folder / "trace"
     file.write_bytes(plan.to_json())
     words = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 3),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(ranks), "-m", "partita", "run", str(file), "--device", "cpu", "--steps", str(steps + 3),
         "--trace", str(traces), "--trace-steps", str(steps), "--trace-warmup", "3",
     ]  # fmt: skip
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
-    if not all(trace_path(traces, rank).exists() for rank in (0, 1)):
+    if not all(trace_path(traces, rank).exists() for rank in range(ranks)):
         raise SystemExit(f"the run of {plan} failed:\n{ended.stdout}\n{ended.stderr}")
     if ended.returncode:  # all steps were taken and recorded: the figures are good
         print(f"the run of {plan} was traced and then ended badly", file=sys.stderr)
     return traces
 
 
-def measure(kinds: list[str], steps: int) -> list[Figures]:
+def measure(options: argparse.Namespace) -> list[Figures]:
     """Plan, run, calibrate and predict again, one kind after the other."""
     rows: list[Figures] = []
     first: Calibration | None = None
-    workload = load(SPEC, batch=BATCH)
-    for kind in kinds:
-        plan = _plan(kind, workload)
+    workload = load(SPEC, batch=options.batch)
+    for kind in options.only.split(","):
+        plan = _plan(kind, workload, options)
         with tempfile.TemporaryDirectory() as folder:
-            compared = compare_trace(plan, read_traces(_traced(plan, Path(folder), steps)))
+            traces = _traced(plan, Path(folder), options.ranks, options.steps)
+            compared = compare_trace(plan, read_traces(traces))
         own = compared.calibration
         first = first or own
         uncapped = replace(plan, prediction=replace(plan.prediction, capacity_bytes=(0.0,)))
@@ -162,10 +180,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--order", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["RUN_PREDICTION_LAYERS"] = str(options.layers)
-    rows = measure(options.only.split(","), options.steps)
+    os.environ["RUN_PREDICTION_HEADS"] = str(max(4, options.ranks))  # each rank has some of them
+    rows = measure(options)
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=1))
 

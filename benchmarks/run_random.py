@@ -1,18 +1,24 @@
-"""Random verified plans on real ranks: the numbers of the whole model, and ranks that are killed.
+"""Random verified plans: the numbers of the whole model, and ranks that are killed.
 
-    python benchmarks/run_random.py --plans 40 --kills 10
+    python benchmarks/run_random.py --local 10000 --plans 300 --kills 1000 --workers 8
 
-Plans: any cut, mesh, split, ZeRO stage, checkpointing and schedule, of seven small models, on two
-to four gloo ranks. Losses, gradients and parameters after two steps are held against the model in
-one process. Kills: a rank of such a plan gets SIGKILL at a random moment of a run with checkpoints;
-the others must end within the timeout and name it, and a second run that goes on from the last
-checkpoint must end with the parameters of a run that was left alone, bit by bit.
+Local: any cut, mesh, split, ZeRO stage, checkpointing and schedule of random graphs, lowered,
+verified and executed on small tensors, all ranks in one process; outputs, gradients and updated
+parameters are held against the whole model's. Plans: such plans of seven small PyTorch models on
+two to four gloo ranks; losses, gradients and parameters after two steps are held against the model
+in one process. Kills: a rank of such a plan gets SIGKILL at a random moment of a run with
+checkpoints; the others must end within the timeout and name it, and a second run that goes on from
+the last checkpoint must end with the parameters of a run that was left alone, bit by bit.
 """
 
 import argparse
+import concurrent.futures
+import functools
 import json
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -36,15 +43,24 @@ from distributed_plans import (  # noqa: E402
 )
 from distributed_ranks import run_on_ranks  # noqa: E402
 
-from partita.errors import PartitaError  # noqa: E402
+from partita.errors import PartitaError, PlanError  # noqa: E402
+from partita.graph import training_graph  # noqa: E402
+from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed import train as trains  # noqa: E402
-from partita.run.distributed.engine import execute  # noqa: E402
+from partita.run.distributed.model import RunModel  # noqa: E402
+from tests.lower.random_graphs import random_graph  # noqa: E402
+from tests.lower.random_plans import random_plan  # noqa: E402
+from tests.run.local.plans import trial  # noqa: E402
+from tests.run.local.small_models import MODELS as SMALL_MODELS  # noqa: E402
 
 MODELS = ("mlp", "gpt", "resnet", "unet", "lstm", "moe", "t5")
 CLOSE = 1e-5
 LOSS_CLOSE = 5e-6
+LOCAL_CLOSE = 1e-9  # float64
 TIMEOUT_S = 20.0
 STEPS, EVERY = 8, 2
+A_START = 12  # plans that run one after the other on the same ranks
+KILLS_A_PLAN = 5  # on one run that is left alone
 
 
 def plan_for(model, world, seed):
@@ -52,7 +68,69 @@ def plan_for(model, world, seed):
     return random_plan_on(world, seed, graph_of(*make(model)))
 
 
+# All ranks in one process.
+
+
+@functools.cache
+def small_model(name):
+    """A model with its backward, made once in a process."""
+    return training_graph(SMALL_MODELS[name]())
+
+
+def local_case(seed):
+    """What is wrong with a random plan of a random graph, or nothing."""
+    torch.set_num_threads(1)
+    chance = random.Random(seed)
+    if seed % 2:
+        graph = training_graph(random_graph(chance))
+    else:
+        graph = small_model(chance.choice(sorted(SMALL_MODELS)))
+    plan = random_plan(chance, graph)
+    name = plan.schedule.name
+    try:
+        ran = trial(plan, seed)
+    except PlanError as error:  # a parameter that nothing trains is refused on purpose
+        return seed, "refused", "" if "gives it no gradient" in str(error) else str(error)
+    wrong, error = ran.refused(), ran.error()
+    return seed, name, "; ".join(map(str, wrong[:1])) or ("" if error <= LOCAL_CLOSE else error)
+
+
+def local(options):
+    """Many plans at once, and those that differ."""
+    first = options.seed * 10**6
+    context, began = multiprocessing.get_context("spawn"), time.monotonic()
+    names, wrong = Counter(), []
+    with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
+        for seed, name, what in pool.map(
+            local_case, range(first, first + options.local), chunksize=20
+        ):
+            names[name] += 1
+            if what != "":
+                wrong.append((seed, what))
+            if options.seconds and time.monotonic() - began > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    print(
+        f"local runtime: {names.total()} plans verified and executed in "
+        f"{time.monotonic() - began:.0f} s, {len(wrong)} with other numbers than the whole model"
+    )
+    print(f"  schedules: {dict(names)}")
+    for each in wrong:
+        print(f"  {each}", flush=True)
+
+
 # Numbers.
+
+
+EXPORTS: dict = {}
+
+
+def exported_once(module, args, kwargs, device):
+    """Exports of a model are made once in a process: every make() of a name is the same."""
+    key = type(module).__name__
+    if key not in EXPORTS:
+        EXPORTS[key] = RunModel(module, args, kwargs, device)
+    return EXPORTS[key]
 
 
 def compare(rank, world, cases, path):
@@ -62,10 +140,11 @@ def compare(rank, world, cases, path):
         module, args = make(model)
         line = {"model": model, "seed": seed}
         try:
-            engine = execute(
-                plan, module, optimizer=sgd, device="cpu", keep_gradients=True,
-                timeout_s=120, example=args,
-            )  # fmt: skip
+            with mock.patch.object(engines, "RunModel", exported_once):
+                engine = engines.execute(
+                    plan, module, optimizer=sgd, device="cpu", keep_gradients=True,
+                    timeout_s=120, example=args,
+                )  # fmt: skip
         except PartitaError as error:
             _write(rank, path, {**line, "refused": str(error)})
             continue
@@ -75,6 +154,8 @@ def compare(rank, world, cases, path):
         if rank == 0:
             count = plan.schedule.num_microbatches
             wanted, grads, after = in_one_process(make(model)[0], args, count, 2, sgd)
+            # Running statistics follow the order of micro-batches, which these plans choose.
+            after = {name: own for name, own in after.items() if "running_" not in name}
             off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
             line |= {
                 "loss": off,
@@ -91,21 +172,35 @@ def _write(rank, path, line):
 
 
 def numbers(options, folder):
-    """Run the plans, world by world; a plan that ends its ranks is one that failed."""
+    """Run the plans, many in one start of ranks; one that ends its ranks is one that failed."""
     chance = random.Random(options.seed)
-    lines, failed = [], []
+    starts = []
     for world, share in ((2, 0.4), (3, 0.3), (4, 0.3)):
         number = round(options.plans * share)
         cases = [(chance.choice(MODELS), chance.randrange(10**6)) for _ in range(number)]
-        while cases:
-            path = folder / f"numbers{world}-{len(cases)}"
-            path.write_text("")
-            ends = run_on_ranks(world, compare, world, cases, path, folder=folder, limit_s=500)
-            done = [json.loads(line) for line in path.read_text().splitlines()]
+        starts += [(world, cases[i : i + A_START]) for i in range(0, number, A_START)]
+    lines, failed = [], []
+    with concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 3)) as pool:
+        places = [folder / str(i) for i in range(len(starts))]
+        for done, lost in pool.map(_numbers, starts, places):
             lines += done
-            cases = cases[len(done) :]
-            if cases:
-                failed.append((world, *cases.pop(0), _last_line(ends)))
+            failed += lost
+            print(f"  {len(lines)} plans", file=sys.stderr, flush=True)
+    return lines, failed
+
+
+def _numbers(start, folder):
+    (world, cases), lines, failed = start, [], []
+    folder.mkdir()
+    while cases:
+        path = folder / f"numbers{len(cases)}"
+        path.write_text("")
+        ends = run_on_ranks(world, compare, world, cases, path, folder=folder, limit_s=500)
+        done = [json.loads(line) for line in path.read_text().splitlines()]
+        lines += done
+        cases = cases[len(done) :]
+        if cases:
+            failed.append((world, *cases.pop(0), _last_line(ends)))
     return lines, failed
 
 
@@ -147,8 +242,8 @@ def trained(rank, world, model, seed, folder, victim, task, delay_s):
     return losses
 
 
-def kill(options, number, folder):
-    """One run that is left alone, one that loses a rank, one that goes on."""
+def kills(options, number, folder):
+    """One run that is left alone, then runs of the same that lose a rank and go on."""
     chance = random.Random(options.seed + 1000 + number)
     model, world = chance.choice(MODELS), 2
     while True:
@@ -159,25 +254,32 @@ def kill(options, number, folder):
         if all(end.code == 0 for end in ends):
             break
         print(f"  {model} {seed}: {_last_line(ends)}", flush=True)
+        shutil.rmtree(folder / "whole", ignore_errors=True)
+    whole = _final(folder / "whole")
+    lines = []
+    for k in range(KILLS_A_PLAN):
+        place = folder / f"killed{k}"
+        lines.append(_kill(chance, model, world, seed, whole, place, folder))
+        shutil.rmtree(place, ignore_errors=True)
+    return lines
+
+
+def _kill(chance, model, world, seed, whole, place, folder):
     victim = chance.randrange(world)
-    task, delay_s = chance.randrange(5, 60), chance.random() * 0.05
+    task, delay_s = chance.randrange(5, 40), chance.random() * 0.02
     began = time.monotonic()
     lost = run_on_ranks(
-        world, trained, world, model, seed, folder / "killed", victim, task, delay_s,
-        folder=folder, limit_s=90,
-    )  # fmt: skip
+        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder, limit_s=90
+    )
     took = time.monotonic() - began
     other = lost[1 - victim]
-    was_killed = lost[victim].code == -signal.SIGKILL
-    if not was_killed:
+    if lost[victim].code != -signal.SIGKILL:
         return {"outcome": "ended before it was killed"}
     named = f"rank {victim} failed in" in other.stderr or "rank 0 (or what" in other.stderr
-    again = run_on_ranks(
-        world, trained, world, model, seed, folder / "killed", -1, 0, 0.0, folder=folder
-    )
-    states = [_final(folder / name) for name in ("whole", "killed")]
-    same = states[0].keys() == states[1].keys() and all(
-        torch.equal(states[0][name], states[1][name]) for name in states[0]
+    again = run_on_ranks(world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder)
+    state = _final(place)
+    same = whole.keys() == state.keys() and all(
+        torch.equal(whole[name], state[name]) for name in whole
     )
     return {
         "outcome": "killed", "model": model, "seed": seed, "victim": victim, "took_s": took,
@@ -217,11 +319,40 @@ def tell_numbers(lines, failed):
         print(f"  failed: {each}", flush=True)
 
 
+def tell_kills(options):
+    """Counts of what became of the ranks, and every run that was not as it should be."""
+    counts, began, took = Counter(), time.monotonic(), []
+    rounds = -(-options.kills // KILLS_A_PLAN)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 2)) as pool,
+    ):
+        folders = [Path(place) / str(number) for number in range(rounds)]
+        for folder in folders:
+            folder.mkdir()
+        for lines in pool.map(lambda n: kills(options, n, folders[n]), range(rounds)):
+            for line in lines:
+                well = [key for key in ("ended", "named", "went_on", "same") if line.get(key)]
+                counts[line["outcome"]] += 1
+                counts.update(well)
+                took.append(line.get("took_s", 0.0))
+                if line["outcome"] == "killed" and len(well) < 4:
+                    print(f"  {line}", flush=True)
+            print(f"  kills: {dict(counts)}", file=sys.stderr, flush=True)
+            if options.seconds and time.monotonic() - began > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    print(f"kills: {dict(counts)}; the longest run until all had ended {max(took):.0f} s")
+
+
 def main():
     """Plans, then kills."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--local", type=int, default=200)
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=0, help="of plans here, and of kills")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -229,16 +360,13 @@ def main():
         f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-    with tempfile.TemporaryDirectory() as place:
-        tell_numbers(*numbers(options, Path(place)))
-    counts: Counter[str] = Counter()
-    for number in range(options.kills):
+    if options.local:
+        local(options)
+    if options.plans:
         with tempfile.TemporaryDirectory() as place:
-            result = kill(options, number, Path(place))
-        counts[result["outcome"]] += 1
-        counts.update(k for k in ("ended", "named", "went_on", "same") if result.get(k))
-        print(f"  {result}", flush=True)
-    print(f"kills: {dict(counts)}")
+            tell_numbers(*numbers(options, Path(place)))
+    if options.kills:
+        tell_kills(options)
 
 
 if __name__ == "__main__":

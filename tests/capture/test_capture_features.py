@@ -388,3 +388,14 @@ def test_a_choice_by_chance_is_refused_with_its_line():
     with pytest.raises(CaptureError, match=r"if not skipped:` depends on the values") as caught:
         capture(LayerDrop(0.5), (X,))
     assert caught.value.file.startswith(f"{__file__}:")
+
+
+def test_one_tensor_may_be_two_arguments():
+    class Product(nn.Module):
+        def forward(self, x, y):
+            return x * y
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    same, other = capture(Product(), (x, x)), capture(Product(), (x, y))
+    assert same.fingerprint() == other.fingerprint()
+    assert [tensor.name for tensor in same.inputs] == ["x", "y"]

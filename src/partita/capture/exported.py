@@ -80,7 +80,8 @@ def export(
 ) -> Captured:
     """The module captured; see `partita.capture`."""
     _check(module, args, kwargs)
-    program = _exported(module, tuple(args), kwargs, checkpointing)
+    args, kwargs = _distinct((tuple(args), kwargs))
+    program = _exported(module, args, kwargs, checkpointing)
     for node in list(program.graph.nodes):
         if node.op == "call_function" and _short_name(node) in CHECKS and not node.users:
             program.graph.erase_node(node)
@@ -95,6 +96,19 @@ def export(
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
     return Captured(module, program, record, graph, places)
+
+
+def _distinct(given: Any) -> Any:
+    """One tensor given as two arguments becomes two: the export would make them one input."""
+    seen: set[int] = set()
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in seen:
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        seen.add(id(tensor))
+        return tensor
+
+    return tree_map_only(torch.Tensor, once, given)
 
 
 def _check(module: Any, args: Any, kwargs: Any) -> None:

@@ -20,10 +20,12 @@ from partita.costs.sharding import Dims, dims_of, ways_of
 from partita.costs.uncertainty import MEMORY, around, sets_of, spread_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
-from partita.errors import PlanError
+from partita.errors import GraphError, PlanError
 from partita.forecast import Forecast, Strategy, Transformer
 from partita.graph.flops import flops
-from partita.graph.record import Graph
+from partita.graph.loops import loop_nest
+from partita.graph.rebatch import batch_dims
+from partita.graph.record import Graph, Op
 from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model
@@ -485,19 +487,33 @@ def data_parallel(graph: Graph, cluster: Cluster, zero: int = 0) -> Stage:
 def data_splits(graph: Graph, mesh: Mesh, zero: int = 0) -> tuple[OpSplit, ...]:
     """The batch along every axis where shares are whole, nothing elsewhere."""
     splits = []
+    try:
+        carried = batch_dims(graph)
+    except GraphError:  # samples are mixed somewhere: only loops that are called b are known
+        carried = {}
     for op in graph.ops:
         if op.phase == "forward":
+            loop = _batch_loop(graph, op, carried)
             legal = dims_of(graph.call(op), mesh.axes)
-            best = max(legal, key=lambda dims: _batch_parts(dims, mesh))
+            best = max(legal, key=lambda dims: _batch_parts(dims, mesh, loop))
             splits.append(OpSplit(op.name, best, zero))
     return tuple(splits)
 
 
-def _batch_parts(dims: Dims, mesh: Mesh) -> int:
+def _batch_loop(graph: Graph, op: Op, carried: dict[str, int]) -> str:
+    """The loop over the batch: `b`, or in a reshape the outermost of the dim that carries it."""
+    nest = loop_nest(graph.call(op))
+    dim = carried.get(op.outputs[0])
+    if dim is None or any(each.name == "b" for each in nest.dims):
+        return "b"
+    return next(iter(nest.outputs[0].dims[dim]), "b")
+
+
+def _batch_parts(dims: Dims, mesh: Mesh, loop: str) -> int:
     """Into how many parts the batch is cut; 0 if anything else is cut."""
     parts = 1
     for dim, axis in zip(dims, mesh.axes, strict=True):
-        if dim not in ("", "b"):
+        if dim not in ("", loop):
             return 0
         parts *= axis.parts if dim else 1
     return parts

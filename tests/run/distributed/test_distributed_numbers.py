@@ -157,7 +157,18 @@ def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_fac
     assert ends[1].result == ends[2].result == ends[3].result  # losses are the same on every rank
 
 
-def test_a_stage_in_which_nothing_is_differentiated_runs_in_a_pipeline(tmp_path):
-    ends = run_on_ranks(4, run_random, 4, ("moe",), 880899, folder=tmp_path)
+def run_seeds(rank, world, cases):
+    return [run_random(rank, world, (model,), seed)[model] for model, seed in cases]
+
+
+def test_plans_that_once_failed_give_the_numbers_of_one_process(tmp_path):
+    cases = [
+        ("moe", 880899),  # a stage in which nothing is differentiated
+        ("moe", 15882),  # one weight is gathered alone and, elsewhere, with its bias
+        ("t5", 619812),  # ZeRO 3 with tied weights in one stage
+    ]
+    ends = run_on_ranks(4, run_seeds, 4, cases, folder=tmp_path)
     assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
-    assert ends[0].result["moe"]["state"] <= CLOSE
+    for case, errors in zip(cases, ends[0].result, strict=True):
+        assert errors["state"] <= CLOSE, case
+        assert errors["gradients"] <= CLOSE, case

@@ -125,30 +125,32 @@ class Communicator:
         if padded.numel() < most:
             padded = torch.cat([padded, padded.new_zeros(most - padded.numel())])
         padded = padded.contiguous()
-        parts = [padded.new_empty(most) for _ in line]
-        handle = dist.all_gather(parts, padded, group=self.groups[line, overlapped], async_op=True)
+        whole = padded.new_empty(most * len(line))
+        handle = dist.all_gather_into_tensor(
+            whole, padded, group=self.groups[line, overlapped], async_op=True
+        )
         return Pending(
             handle,
-            lambda: [part[:size] for part, size in zip(parts, sizes, strict=True)],
+            lambda: [whole[k * most : k * most + size] for k, size in enumerate(sizes)],
             padded,
             self.waiting,
         )
 
-    def reduce_scatter(self, parts: Sequence[T], line: Line, overlapped: bool = False) -> Pending:
-        """The sum over a line of the flat part that this rank keeps; parts are per member."""
-        most = max(part.numel() for part in parts)
-        own = parts[line.index(self.rank)].numel()
-        padded = []
-        for part in parts:
-            flat = part.reshape(-1)
-            if flat.numel() < most:
-                flat = torch.cat([flat, flat.new_zeros(most - flat.numel())])
-            padded.append(flat.contiguous())
-        total = padded[0].new_empty(most)
-        handle = dist.reduce_scatter(
-            total, padded, group=self.groups[line, overlapped], async_op=True
+    def reduce_scatter(
+        self, parts: Sequence[Sequence[T]], line: Line, overlapped: bool = False
+    ) -> Pending:
+        """The sum over a line of what this rank keeps; per member the flat pieces of its part."""
+        sizes = [sum(piece.numel() for piece in pieces) for pieces in parts]
+        most, own = max(sizes), sizes[line.index(self.rank)]
+        whole = parts[0][0].new_empty(most * len(line))
+        for k, (pieces, size) in enumerate(zip(parts, sizes, strict=True)):
+            torch.cat(list(pieces), out=whole[k * most : k * most + size])
+            whole[k * most + size : (k + 1) * most] = 0
+        total = whole.new_empty(most)
+        handle = dist.reduce_scatter_tensor(
+            total, whole, group=self.groups[line, overlapped], async_op=True
         )
-        return Pending(handle, lambda: total[:own], padded, self.waiting)
+        return Pending(handle, lambda: total[:own], whole, self.waiting)
 
     def all_to_all(
         self, parts: Sequence[T], sizes: Sequence[int], line: Line, overlapped: bool = False

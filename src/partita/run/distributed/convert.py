@@ -107,7 +107,10 @@ def _reduced(
         total = comm.all_reduce(own.clone(memory_format=torch.contiguous_format), line)
         return _then(total, lambda t: sliced(t, shape, whole, need, at.axes, at.place, num_gates))
     mine = box(shape, whole, at.axes, at.place)
-    parts = [own[inside(box(shape, need, at.axes, place), mine)] for place in at.line_places(axis)]
+    parts = [
+        [own[inside(box(shape, need, at.axes, place), mine)].reshape(-1)]
+        for place in at.line_places(axis)
+    ]
     total = comm.reduce_scatter(parts, line)
     return _then(total, lambda t: t.reshape(shapes[0]))
 

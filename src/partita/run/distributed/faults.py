@@ -8,6 +8,7 @@ in a collective that never returns, so the process is ended from the thread, aft
 the main thread may end by itself.
 """
 
+import atexit
 import json
 import os
 import sys
@@ -53,10 +54,18 @@ class FaultBoard:
         """Begin to give signs of life; the first is there before any step can be."""
         self._beat(0)
         self.thread.start()
+        atexit.register(self.close)
 
     def close(self) -> None:
-        """The run has ended well."""
+        """The run has ended well.
+
+        The thread is waited for: one that is inside of the store when Python ends, or when the
+        process group goes, aborts the process.
+        """
         self.closed.set()
+        if self.thread.is_alive() and self.thread is not threading.current_thread():
+            self.thread.join(GRACE_S)
+        atexit.unregister(self.close)
 
     def note(self, task: str) -> None:
         """What this rank does now."""

@@ -83,6 +83,7 @@ class StageState:
     optimizer: torch.optim.Optimizer | None = None
     gradient_of: dict[str, str] = field(default_factory=dict)  # parameter -> gradient tensor
     last_gradients: dict[str, tuple[Value, T]] = field(default_factory=dict)
+    leaves: dict[str, T] = field(default_factory=dict)  # parameters that autograd adds to itself
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -105,6 +106,30 @@ class StageState:
             known[1].add_(tensor)
         else:
             self.gradients[value.tensor] = (value, known[1] + tensor, True)
+
+    def leaf(self, name: str) -> T:
+        """A parameter as autograd sees it in every micro-batch: gradients are added in place."""
+        if name not in self.leaves:
+            self.leaves[name] = self.stored[name].tensor.detach().requires_grad_()
+        return self.leaves[name]
+
+    def take_leaf(self, name: str, value: Value) -> None:
+        """The gradient of a leaf becomes that of the stage; nothing was added: it is zero."""
+        leaf = self.leaves[name]
+        if leaf.grad is None:
+            leaf.grad = torch.zeros_like(leaf)
+        known = self.gradients.get(value.tensor)
+        if known is None:
+            self.gradients[value.tensor] = (value, leaf.grad, True)
+        elif known[1] is not leaf.grad:  # another block has added to it by itself
+            self.add_gradient(value, leaf.grad)
+            leaf.grad = None
+
+    def clear_gradients(self) -> None:
+        """A step has ended."""
+        self.gradients.clear()
+        for leaf in self.leaves.values():
+            leaf.grad = None
 
     def make_parts(self, program: Program) -> None:
         """What the optimizer updates, as the updates of a body say."""

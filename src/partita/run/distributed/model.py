@@ -42,6 +42,19 @@ class OpsFunction:
     outputs: tuple[str, ...]
     run: Callable[..., tuple[T, ...]]
     is_random: bool = False
+    uses: tuple["WeightUse", ...] = ()  # where the gradients of parameters are taken apart
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """A node that reads parameters: which results it is, and which arguments they are.
+
+    Where a function is built with `apart`, no two nodes share an argument for a parameter: what a
+    node's result says of its own arguments is then the gradient through this node alone.
+    """
+
+    results: tuple[int, ...]  # beyond the outputs of the function
+    arguments: tuple[int, ...]
 
 
 class RunModel:
@@ -71,7 +84,11 @@ class RunModel:
 
     def reseed(self, node: str) -> None:
         """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
-        torch.manual_seed(place_seed(node, *self.moment))
+        seed = place_seed(node, *self.moment)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:  # torch.manual_seed would also queue a call, with its stack, for every other device
+            torch.default_generator.manual_seed(seed)
 
     def at(self, batch: int) -> Captured:
         """The export at a size of batch."""
@@ -96,12 +113,17 @@ class RunModel:
         return export_module(self.module, args, kwargs)
 
     def function(
-        self, ops: Sequence[str], outputs: Sequence[str], batch: int, *, given: frozenset[str]
-    ) -> OpsFunction:
-        """Ops that run one after the other; `given` are tensors that come from outside."""
-        key = (tuple(ops), tuple(outputs), batch)
+        self, ops: Sequence[str], outputs: Sequence[str], batch: int, *, given: frozenset[str],
+        apart: frozenset[str] = frozenset(),
+    ) -> OpsFunction:  # fmt: skip
+        """Ops that run one after the other; `given` are tensors that come from outside.
+
+        With `apart`, parameters, the function also gives the results of the nodes that read them.
+        """
+        key = (tuple(ops), tuple(outputs), batch, apart)
         if key not in self.known:
-            self.known[key] = _FunctionBuilder(self, self.at(batch), ops, given).build(outputs)
+            builder = _FunctionBuilder(self, self.at(batch), ops, given)
+            self.known[key] = builder.build(outputs, apart)
         return self.known[key]
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, T]:
@@ -152,18 +174,57 @@ class _FunctionBuilder:
         self.start = self.graph.create_node("placeholder", "begin_")  # what comes before is input
         self.constant = _constant_tensors(graph)
 
-    def build(self, outputs: Sequence[str]) -> OpsFunction:
+    def build(self, outputs: Sequence[str], apart: frozenset[str]) -> OpsFunction:
         graph = self.captured.graph
         for op in graph.ops:
             if op.name in self.own:
                 self._op(op)
         made = [self._tensor(name) for name in outputs]
+        names, uses = list(self.placeholders), []
+        if apart:
+            uses = self._apart(apart, names, made)
         self.graph.output(tuple(made))
         self.graph.erase_node(self.start)
         self.graph.lint()
         code = fx.GraphModule({}, self.graph)
-        names = tuple(self.placeholders)
-        return OpsFunction(names, tuple(outputs), code.forward, self.random)
+        return OpsFunction(tuple(names), tuple(outputs), code.forward, self.random, tuple(uses))
+
+    def _apart(
+        self, parameters: frozenset[str], names: list[str], made: list[fx.Node]
+    ) -> list[WeightUse]:
+        """Give every node that reads parameters arguments of its own, and add its results.
+
+        What is made of parameters alone for one reader (a transposed weight) belongs to it.
+        """
+        held = {node: name for name, node in self.placeholders.items() if name in parameters}
+        chains: dict[fx.Node, list[tuple[fx.Node, fx.Node]]] = {}  # uses: a reader, a parameter
+        uses, taken = [], set()
+        for node in list(self.graph.nodes):
+            inputs = node.all_input_nodes
+            own = [(node, each) for each in inputs if each in held]
+            own += [use for each in inputs for use in chains.get(each, ())]
+            if not own:
+                continue
+            alone = all(each in held or each in chains for each in inputs)
+            if alone and len(node.users) == 1 and node not in made:
+                chains[node] = own
+                continue
+            arguments = []
+            for reader, parameter in own:
+                place = names.index(held[parameter])
+                if parameter in taken:
+                    with self.graph.inserting_before(self.start):
+                        fresh = self.graph.create_node("placeholder", f"t{len(names)}")
+                    reader.replace_input_with(parameter, fresh)
+                    place = len(names)
+                    names.append(held[parameter])
+                taken.add(parameter)
+                arguments.append(place)
+            parts = [user for user in node.users if user.target is operator.getitem]
+            results = range(len(made), len(made) + max(len(parts), 1))
+            made += parts or [node]
+            uses.append(WeightUse(tuple(results), tuple(arguments)))
+        return uses
 
     def _op(self, op: Op) -> None:
         node = self.captured.record.node[self.captured.node_of(op)]

@@ -6,11 +6,13 @@ what the plan overlaps is overlapped. A value is dropped after its last reader.
 
 The forward of an op runs under autograd from leaves of its own; its data and weight gradients are
 two calls of autograd, where and when the program has them. Sharded parameters (ZeRO 3) give their
-memory back after the forward and get it again from the gather of the backward.
+memory back after the forward and get it again from the gather of the backward. Gathers that follow
+one another go in one message of at most some megabytes, started while the one before is used.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +28,10 @@ from partita.run.distributed.convert import MeshPlace, convert, sliced
 from partita.run.distributed.held import StageState, flat_view
 from partita.run.distributed.model import OpsFunction, RunModel
 from partita.run.distributed.shares import (
+    BackwardPlan,
     Record,
     SharePlan,
+    backward_plan,
     check_joins,
     run_backward,
     run_forward,
@@ -35,6 +39,7 @@ from partita.run.distributed.shares import (
 )
 
 T = torch.Tensor
+BUCKET_BYTES = 4 << 20  # what one message of gathers holds; a larger parameter goes alone
 
 
 class WorkRecorder(Protocol):
@@ -98,6 +103,11 @@ class BodyPlan:
     recomputed: frozenset[str]
     added: dict[int, list[int]]  # value -> gradients that are slices of it
     forwards: dict[int, "ForwardPlan"] = field(default_factory=dict)  # by work
+    backwards: dict[int, BackwardPlan] = field(default_factory=dict)
+    following: dict[int, int] = field(default_factory=dict)  # the next work of the same phase
+    buckets: tuple[tuple[int, ...], ...] = ()  # gathers of parameters that go together
+    bucket_of: dict[int, int] = field(default_factory=dict)  # by gather
+    sizes: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)  # of gathers
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +125,9 @@ class ForwardPlan:
     num_backward: int
 
 
-def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
+def body_plan(
+    program: Program, kept: Callable[[Value], bool], size_bytes: Callable[[Value], int]
+) -> BodyPlan:
     """What the works of a body do in which order; `kept` values are read from outside."""
     order: Iterable[int] = range(program.num_tasks)
     if program.order is not None:
@@ -141,7 +153,37 @@ def body_plan(program: Program, kept: Callable[[Value], bool]) -> BodyPlan:
                 root = program.values[root].of
             added.setdefault(root, []).append(number)
     recomputed = _recomputed_first(program, works)
-    return BodyPlan(program, works, last, _exchanges(program, works), recomputed, added)
+    following = {
+        a: b for a, b in pairwise(works) if program.works[a].phase is program.works[b].phase
+    }
+    buckets = _buckets(program, works, size_bytes)
+    return BodyPlan(
+        program, works, last, _exchanges(program, works), recomputed, added, following=following,
+        buckets=buckets,
+        bucket_of={number: k for k, bucket in enumerate(buckets) for number in bucket},
+    )  # fmt: skip
+
+
+def _buckets(
+    program: Program, works: Sequence[int], size_bytes: Callable[[Value], int]
+) -> tuple[tuple[int, ...], ...]:
+    """Gathers of stored parameters that follow one another, as many as fit into one message."""
+    buckets: list[list[int]] = []
+    size, before = 0, None
+    for number in works:
+        work = program.works[number]
+        reads = [program.values[value] for value in work.reads]
+        if work.purpose is not Purpose.PARAMETER_GATHER or work.phase is Phase.UPDATE:
+            continue
+        more = sum(size_bytes(value) for value in reads)
+        stored = all(value.source == "parameter" and value.of < 0 for value in reads)
+        kind = (work.phase, work.axis) if stored else None
+        if kind is None or kind != before or size + more > BUCKET_BYTES:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(number)
+        size, before = size + more, kind
+    return tuple(map(tuple, buckets))
 
 
 def _recomputed_first(program: Program, works: Sequence[int]) -> frozenset[str]:
@@ -190,8 +232,11 @@ class Frame:
         self.values: dict[int, Any] = {}
         self.received: dict[tuple[str, Layout], T] = {}
         self.records: dict[str, Record] = {}
+        self.early: dict[int, tuple[T, ...]] = {}  # results of works whose turn comes next
         self.late: list[tuple[int, Pending]] = []  # sums that are added when the block ends
         self.has_stepped = False
+        self.num_gathered = 0  # buckets that were started
+        self.phases: Sequence[Phase] = ()  # that are run now
 
     # Values.
 
@@ -288,6 +333,7 @@ class Frame:
         self, phases: Sequence[Phase], *, purposes: frozenset[Purpose] | None = None
     ) -> None:
         """All works of some phases, in order."""
+        self.phases = phases
         for position, number in enumerate(self.plan.works):
             work = self.program.works[number]
             if work.phase in phases and (purposes is None or work.purpose in purposes):
@@ -314,7 +360,7 @@ class Frame:
                 ),
             )  # fmt: skip
         elif work.purpose is Purpose.PARAMETER_GATHER:
-            self._gather(work)
+            self._gather(number, work)
         elif work.purpose is Purpose.GRADIENT_REDUCTION:
             self._reduction(work)
         elif work.purpose is Purpose.UPDATE:
@@ -453,28 +499,47 @@ class Frame:
         return pending.wait()  # type: ignore[no-any-return]
 
     def _backward(self, number: int, work: Work, op: Op) -> None:
-        record = self.records.get(op.forward)
-        if record is None:
-            raise ProgramError(f"{op.name} runs before its forward", fix="verify the plan")
-        call = self.run.small.call(op)
-        reads = call.reads
-        given = {
-            int(code[1:]): self.read(value, work)
-            for code, value in zip(reads, work.reads, strict=True)
-            if code[0] == "g"
-        }
-        for code, value in zip(reads, work.reads, strict=True):
-            if code[0] == "i" and int(code[1:]) in record.released:
-                self._restore(record, int(code[1:]), self.read(value, work))
-        record.left -= 1
-        results = run_backward(
-            record, call, work.dims, self.plan.exchanged[number], given, self._gathered,
-            retain=record.left > 0,
-        )  # fmt: skip
-        if record.left == 0:
-            del self.records[op.forward]
+        results = self.early.pop(number, None)
+        if results is None:
+            record = self.records.get(op.forward)
+            if record is None:
+                raise ProgramError(f"{op.name} runs before its forward", fix="verify the plan")
+            results = self._differentiated(number, work, record)
+            if record.left == 0:
+                del self.records[op.forward]
         for value, own in zip(work.writes, results, strict=True):
             self.write(value, own)
+
+    def _differentiated(self, number: int, work: Work, record: Record) -> tuple[T, ...]:
+        """The results of a backward op; a weight gradient that comes next is taken along."""
+        numbers, backs = [number], [self._backward_plan(number, work, record)]
+        other = self.plan.following.get(number, -1)
+        if other in self.plan.exchanged:
+            after = self.program.works[other]
+            op = self.run.ops.get(after.op)
+            if op is not None and op.forward and op.forward == self.run.ops[work.op].forward:
+                back = self._backward_plan(other, after, record)
+                if (back.joins, back.gradients) == (backs[0].joins, backs[0].gradients):
+                    numbers.append(other)
+                    backs.append(back)
+        for back in backs:
+            for place, value in back.inputs:
+                if place in record.released:
+                    self._restore(record, place, value, work)
+        given = {place: self.read(value, work) for place, value in backs[0].gradients}
+        record.left -= len(backs)
+        results = run_backward(record, backs, given, self._gathered, retain=record.left > 0)
+        self.early.update(zip(numbers[1:], results[1:], strict=True))
+        return results[0]
+
+    def _backward_plan(self, number: int, work: Work, record: Record) -> BackwardPlan:
+        known = self.plan.backwards.get(number)
+        if known is None:
+            call = self.run.small.call(self.run.ops[work.op])
+            known = self.plan.backwards[number] = backward_plan(
+                record.plan, call, work.dims, self.plan.exchanged[number], work.reads
+            )
+        return known
 
     # Memory of sharded parameters.
 
@@ -494,39 +559,69 @@ class Frame:
                 self.values.pop(value, None)
                 leaf.untyped_storage().resize_(0)
 
-    def _restore(self, record: Record, position: int, tensor: T) -> None:
-        leaf = record.leaves[position]
+    def _restore(self, record: Record, position: int, value: int, work: Work) -> None:
+        """A parameter gets its memory again, filled from where it was gathered."""
+        leaf, known = record.leaves[position], self.values.get(value)
         storage = leaf.untyped_storage()
         if storage.size() == 0:
-            storage.resize_(tensor.numel() * tensor.element_size())
+            storage.resize_(leaf.numel() * leaf.element_size())
             with torch.no_grad(), _unsafe_preserve_version_counter(leaf):
-                leaf.data.copy_(tensor)
+                if isinstance(known, _SharedPart):
+                    torch.cat(known.pieces(), out=leaf.data.view(-1))
+                else:
+                    leaf.data.copy_(self.read(value, work))
         record.released.discard(position)
 
     # Collectives of parameters and gradients.
 
-    def _gather(self, work: Work) -> None:
+    def _gather(self, number: int, work: Work) -> None:
+        """Start what this gather belongs to, unless it is on its way, and what comes after it."""
+        own = self.plan.bucket_of.get(number)
+        if own is None:  # of updated parameters
+            self._gather_together((work,))
+            return
+        if self.plan.buckets[own][0] != number:
+            return
+        ahead = own + 2 if self._may_start(own + 1) else own + 1
+        for k in range(max(own, self.num_gathered), ahead):
+            self._gather_together([self.program.works[each] for each in self.plan.buckets[k]])
+        self.num_gathered = max(self.num_gathered, ahead)
+
+    def _may_start(self, bucket: int) -> bool:
+        """May the next bucket go ahead? Only what is stored, and of the phases that run now."""
+        if bucket >= len(self.plan.buckets):
+            return False
+        work = self.program.works[self.plan.buckets[bucket][0]]
+        reads = (self.program.values[value] for value in work.reads)
+        return work.phase in self.phases and all(
+            value.source == "parameter" and value.of < 0 for value in reads
+        )
+
+    def _gather_together(self, works: Sequence[Work]) -> None:
         """Flat parts along one axis, those of several parameters in one message."""
-        axis = work.axis
-        sizes: list[list[int]] = []  # per member, per value
-        spots = self.at.line_places(axis)
-        for place in spots:
-            own = []
-            for read in work.reads:
-                value = self.program.values[read]
-                own.append(flat_size(value, self._shape(value), self.at.axes, place, self._gates(value)))  # fmt: skip  # noqa: E501
-            sizes.append(own)
-        parts = [self.read(value, work).detach().reshape(-1) for value in work.reads]
+        axis = works[0].axis
+        reads = tuple(value for work in works for value in work.reads)
+        sizes = self.plan.sizes.get(reads)  # per member, per value
+        if sizes is None:
+            known = [self.program.values[read] for read in reads]
+            sizes = self.plan.sizes[reads] = [
+                [flat_size(v, self._shape(v), self.at.axes, place, self._gates(v)) for v in known]
+                for place in self.at.line_places(axis)
+            ]
+        parts = [self.read(value, works[0]).detach().reshape(-1) for value in reads]
         pending = self.run.comm.all_gather(
             torch.cat(parts) if len(parts) > 1 else parts[0], [sum(own) for own in sizes],
             self.at.line(axis), overlapped=True,
         )  # fmt: skip
         shared = _Shared(pending, sizes)
-        for k, made in enumerate(work.writes):
-            value = self.program.values[made]
-            self.start(made, shared.part(k, self._shaped(value)))
-            if work.phase is Phase.UPDATE and not value.flat:
-                self._updated(value, self.read(made))
+        k = 0
+        for work in works:
+            for made in work.writes:
+                value = self.program.values[made]
+                self.start(made, shared.part(k, self._shaped(value)))
+                if work.phase is Phase.UPDATE and not value.flat:
+                    self._updated(value, self.read(made))
+                k += 1
 
     def _shaped(self, value: Value) -> Callable[[T], T]:
         if value.flat:
@@ -554,9 +649,7 @@ class Frame:
                 self._reduced(made, shared.part(k, _reshape(shapes[k])))
             return
         count = len(line)
-        parts = [
-            torch.cat([flat_view(tensor, k, count) for tensor in tensors]) for k in range(count)
-        ]
+        parts = [[flat_view(tensor, k, count) for tensor in tensors] for k in range(count)]
         pending = self.run.comm.reduce_scatter(parts, line, overlapped=True)
         mine = line.index(self.run.comm.rank)
         sizes = [flat_view(tensor, mine, count).numel() for tensor in tensors]
@@ -623,9 +716,9 @@ class _Shared:
         self.pending, self.sizes = pending, sizes
         self.parts: list[list[T]] | None = None
 
-    def part(self, k: int, shape: Callable[[T], T]) -> Pending:
+    def part(self, k: int, shape: Callable[[T], T]) -> "_SharedPart":
         """The k-th of them, in its shape."""
-        return Pending(self, lambda: shape(self._joined(k)))
+        return _SharedPart(self, k, shape)
 
     def wait(self) -> None:
         if self.parts is None:
@@ -635,11 +728,29 @@ class _Shared:
                 list(flat.split(sizes)) for flat, sizes in zip(members, self.sizes, strict=True)
             ]
 
-    def _joined(self, k: int) -> T:
+    def pieces(self, k: int) -> list[T]:
+        """The k-th of them as every member sent it."""
         assert self.parts is not None, "it was waited for"
-        if len(self.parts) == 1:
-            return self.parts[0][k]
-        return torch.cat([member[k] for member in self.parts])
+        return [member[k] for member in self.parts]
+
+
+class _SharedPart(Pending):
+    """One tensor of several that come in one message."""
+
+    __slots__ = ("number", "shared")
+
+    def __init__(self, shared: _Shared, number: int, shape: Callable[[T], T]) -> None:
+        super().__init__(shared, lambda: shape(self._joined()))
+        self.shared, self.number = shared, number
+
+    def pieces(self) -> list[T]:
+        """What every member sent, once it is there."""
+        self.shared.wait()
+        return self.shared.pieces(self.number)
+
+    def _joined(self) -> T:
+        pieces = self.shared.pieces(self.number)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _same_memory(a: T, b: T) -> bool:

@@ -3,8 +3,13 @@
 A stage on one device, or one whose ops are all split along the batch and whose gradients are
 reduced once a step, runs its forward as one function and its backward as one call of autograd. With
 full checkpointing the forward keeps what passes from segment to segment, and the backward runs each
-segment again. Everything else (splits within ops, ZeRO 2 and 3, selective checkpointing, data and
-weight gradients apart) runs op by op.
+segment again. Everything else (splits within ops, ZeRO 2 and 3, selective checkpointing) runs op by
+op.
+
+Where the schedule has data and weight gradients apart, the first call of autograd stops at the
+results of the nodes that read parameters; what came there is differentiated again, node by node,
+when the weight gradients' turn has come. Until then all of the block's activations are kept.
+Autograd adds the gradients of parameters itself, in place.
 """
 
 from collections.abc import Sequence
@@ -16,6 +21,7 @@ from partita.graph.record import Graph
 from partita.meaning import Layout, Phase, Purpose, Value
 from partita.plans import Stage
 from partita.program import Program
+from partita.run.distributed.autograd import add_gradients, differentiate
 from partita.run.distributed.boxes import local_shape
 from partita.run.distributed.comm import Pending
 from partita.run.distributed.convert import MeshPlace, convert
@@ -41,6 +47,8 @@ class SegmentPlan:
     entering: tuple[str, ...]
     settles: tuple[tuple[Value, Value], ...]  # conversions of the loss
     split_axes: tuple[int, ...]  # along which the batch is split
+    summed: frozenset[str]  # parameters whose gradients are summed in every micro-batch
+    apart: bool  # are data and weight gradients two blocks?
 
 
 def segment_plan(
@@ -61,9 +69,7 @@ def segment_plan(
                 settles.append((have, need))
             elif work.collective != "all_reduce" or run.origin_of(have.tensor) in run.batch_dims:
                 return None  # else a sum over the batch on its way to a parameter: see below
-        elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER) or (
-            work.phase is Phase.WEIGHT and work.op
-        ):
+        elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER):
             return None
     batch, scale = _share_of_batch(run, stage, at, loss)
     if batch == 0:
@@ -80,8 +86,17 @@ def segment_plan(
     if gradients.keys() != state.gradient_of.keys():
         return None
     wanted = [*leaving, *([loss] if loss in own else [])]
+    apart = any(work.phase is Phase.WEIGHT and work.op for work in program.works)
+    split_axes = tuple(
+        i
+        for i, axis in enumerate(at.axes)
+        if axis.size > 1 and any(split.dims[i] for split in stage.splits)
+    )
     return SegmentPlan(
-        _functions(run, stage, small, batch, wanted, program),
+        _functions(
+            run, stage, small, batch, wanted, program,
+            frozenset(gradients) if apart else frozenset(),
+        ),
         stage.checkpointing == "none",
         scale,
         loss if loss in own else "",
@@ -89,12 +104,14 @@ def segment_plan(
         gradients,
         tuple({v.tensor: None for v in program.values if v.source == "received"}),
         tuple(settles),
-        tuple(
-            i
-            for i, axis in enumerate(at.axes)
-            if axis.size > 1 and any(split.dims[i] for split in stage.splits)
+        split_axes,
+        frozenset(
+            name
+            for name, value in gradients.items()
+            if any(value.layout[axis].kind == "replicate" for axis in split_axes)
         ),
-    )
+        apart,
+    )  # fmt: skip
 
 
 def _share_of_batch(run: RankContext, stage: Stage, at: MeshPlace, loss: str) -> tuple[int, float]:
@@ -150,8 +167,9 @@ def _batch_share(
 
 
 def _functions(
-    run: RankContext, stage: Stage, small: Graph, batch: int, wanted: list[str], program: Program
-) -> tuple[OpsFunction, ...]:
+    run: RankContext, stage: Stage, small: Graph, batch: int, wanted: list[str], program: Program,
+    apart: frozenset[str],
+) -> tuple[OpsFunction, ...]:  # fmt: skip
     """The stage's ops as functions, one per checkpoint segment."""
     named = {split.op for split in stage.splits}
     ops = [
@@ -177,16 +195,20 @@ def _functions(
         known = given | {
             n for other in groups[:i] for name in other for n in small.op(name).outputs
         }
-        functions.append(run.model.function(group, outputs, batch, given=frozenset(known)))
+        functions.append(
+            run.model.function(group, outputs, batch, given=frozenset(known), apart=apart)
+        )
     return tuple(functions)
 
 
 @dataclass(eq=False)
 class _Ran:
-    """A segment that ran: its leaves, and what it gave."""
+    """A segment that ran: its arguments, what it gave, and what came to nodes with parameters."""
 
-    leaves: dict[str, T]
-    outputs: dict[str, T] = field(default_factory=dict)
+    function: OpsFunction
+    leaves: list[T]
+    results: tuple[T, ...]
+    seen: list[T | None] = field(default_factory=list)  # gradients of results, once they are known
 
 
 class SegmentFrame(Frame):
@@ -199,6 +221,7 @@ class SegmentFrame(Frame):
         super().__init__(run, state, at, plan, m)
         self.segments = segments
         self.ran: list[_Ran] = []
+        self.late_weights: list[_Ran] = []
         self.known: dict[str, T] = {}  # activations by tensor
         self.backwards: dict[str, T] = {}  # gradients of what entered, by tensor
         self.loss: T | Pending | None = None
@@ -206,11 +229,15 @@ class SegmentFrame(Frame):
     def do_all(
         self, phases: Sequence[Phase], *, purposes: frozenset[Purpose] | None = None
     ) -> None:
-        """The forward, or the backward, of the block."""
+        """The forward, the backward, or the weight gradients of the block."""
         if Phase.FORWARD in phases:
             self._forward_block()
         if Phase.BACKWARD in phases:
             self._backward_block()
+        if Phase.WEIGHT in phases and self.segments.apart:
+            for ran in self.late_weights:
+                self._weigh(ran)
+            self.late_weights.clear()
 
     def _given(self, name: str) -> T:
         if name in self.known:
@@ -227,24 +254,32 @@ class SegmentFrame(Frame):
         self.known[name] = own
         return own
 
+    def _leaf(self, name: str, *, grad: bool, again: bool, shared: bool) -> T:
+        """An argument of a segment; parameters are the same leaf in every micro-batch."""
+        is_trained = name in self.segments.gradients
+        if is_trained and grad and not shared and name not in self.segments.summed:
+            return self.state.leaf(name)
+        own = self._given(name)
+        if name in self.state.stored and not is_trained:
+            return own.clone() if again else own  # running statistics are taken once
+        own = own.detach()
+        moves = name not in self.segments.inputs and own.is_floating_point()
+        return own.requires_grad_() if grad and moves else own
+
     def _run_segment(self, function: OpsFunction, *, grad: bool, again: bool = False) -> _Ran:
-        leaves = {}
-        trained = self.segments.gradients
-        for name in function.inputs:
-            own = self._given(name)
-            stored = self.state.stored.get(name)
-            if stored is not None and name not in trained:
-                leaves[name] = own.clone() if again else own  # running statistics are taken once
-                continue
-            own = own.detach()
-            moves = name not in self.segments.inputs and own.is_floating_point()
-            leaves[name] = own.requires_grad_() if grad and moves else own
+        names = function.inputs
+        is_once = len(set(names)) == len(names)
+        leaves = [
+            self._leaf(name, grad=grad, again=again, shared=not is_once and names.count(name) > 1)
+            for name in names
+        ]
         with torch.set_grad_enabled(grad):
-            results = function.run(*leaves.values())
-            outputs = dict(zip(function.outputs, results, strict=True))
-            if self.segments.scale != 1.0 and self.segments.loss in outputs:
-                outputs[self.segments.loss] = outputs[self.segments.loss] * self.segments.scale
-        return _Ran(leaves, outputs)
+            results = function.run(*leaves)
+            if self.segments.scale != 1.0 and self.segments.loss in function.outputs:
+                place = function.outputs.index(self.segments.loss)
+                scaled = results[place] * self.segments.scale
+                results = (*results[:place], scaled, *results[place + 1 :])
+        return _Ran(function, leaves, results)
 
     def _forward_block(self) -> None:
         keeps = self.segments.keeps
@@ -252,7 +287,8 @@ class SegmentFrame(Frame):
             ran = self._run_segment(function, grad=keeps)
             if keeps:
                 self.ran.append(ran)
-            self.known.update({name: out.detach() for name, out in ran.outputs.items()})
+            for name, out in zip(function.outputs, ran.results, strict=False):
+                self.known[name] = out.detach()
         if self.segments.loss:
             self.loss = self.known[self.segments.loss]
             for have, need in self.segments.settles:
@@ -281,26 +317,71 @@ class SegmentFrame(Frame):
         self.known = {}
 
     def _differentiate(self, ran: _Ran, given: dict[str, T]) -> None:
-        """Gradients of a segment's leaves, added to those that are known."""
-        outputs = [
-            (out, given.pop(name))
-            for name, out in ran.outputs.items()
-            if name in given and out.requires_grad
-        ]
-        leaves = {name: leaf for name, leaf in ran.leaves.items() if leaf.requires_grad}
-        if not outputs or not leaves:
+        """Gradients of a segment's arguments, added to those that are known."""
+        outputs, gradients = [], []
+        for name, out in zip(ran.function.outputs, ran.results, strict=False):
+            if name in given:
+                gradient = given.pop(name)
+                if out.requires_grad:
+                    outputs.append(out)
+                    gradients.append(gradient)
+        trained = self.segments.gradients
+        entered = {
+            name: leaf
+            for name, leaf in zip(ran.function.inputs, ran.leaves, strict=True)
+            if leaf.requires_grad and name not in trained
+        }
+        if self.segments.apart:
+            self._split(ran, outputs, gradients, entered, given)
             return
-        results = torch.autograd.grad(
-            [out for out, _ in outputs], list(leaves.values()), [g for _, g in outputs],
-            allow_unused=True,
-        )  # fmt: skip
-        for name, gradient in zip(leaves, results, strict=True):
-            value = self.segments.gradients.get(name)
-            if value is not None:
-                zero = torch.zeros_like(leaves[name]) if gradient is None else gradient
-                self.state.add_gradient(value, self._whole_sum(value, zero))
-            elif gradient is not None:
+        if outputs:
+            add_gradients(outputs, gradients)
+        for name, leaf in entered.items():
+            if leaf.grad is not None:
+                given[name] = given[name] + leaf.grad if name in given else leaf.grad
+        self._take(ran)
+
+    def _split(
+        self, ran: _Ran, outputs: list[T], gradients: list[T], entered: dict[str, T],
+        given: dict[str, T],
+    ) -> None:  # fmt: skip
+        """The data gradients; what comes to nodes that read parameters is kept for later."""
+        later = ran.results[len(ran.function.outputs) :]
+        wanted = [*entered.values(), *(each for each in later if each.requires_grad)]
+        found = iter(differentiate(outputs, wanted, gradients, retain=True))
+        for name in entered:
+            gradient = next(found)
+            if gradient is not None:
                 given[name] = given[name] + gradient if name in given else gradient
+        ran.seen = [next(found) if each.requires_grad else None for each in later]
+        self.late_weights.append(ran)
+
+    def _weigh(self, ran: _Ran) -> None:
+        """The weight gradients of a segment, node by node."""
+        first = len(ran.function.outputs)
+        for use in ran.function.uses:
+            came = [(ran.results[i], ran.seen[i - first]) for i in use.results]
+            pairs = [(out, gradient) for out, gradient in came if gradient is not None]
+            if pairs:
+                leaves = [ran.leaves[i] for i in use.arguments]
+                add_gradients([out for out, _ in pairs], [own for _, own in pairs], leaves)
+        self._take(ran)
+
+    def _take(self, ran: _Ran) -> None:
+        """What autograd has added to parameters is the stage's; arguments of one are added up."""
+        sums: dict[str, T] = {}
+        for name, leaf in zip(ran.function.inputs, ran.leaves, strict=True):
+            value = self.segments.gradients.get(name)
+            if value is None:
+                continue
+            if leaf is self.state.leaves.get(name):
+                self.state.take_leaf(name, value)
+            else:
+                own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                sums[name] = sums[name] + own if name in sums else own
+        for name, total in sums.items():
+            value = self.segments.gradients[name]
+            self.state.add_gradient(value, self._whole_sum(value, total))
 
     def _whole_sum(self, value: Value, gradient: T) -> T:
         """A gradient that the program has summed over the batch by now.

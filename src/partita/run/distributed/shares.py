@@ -24,6 +24,7 @@ from partita.graph.record import Call, Op
 from partita.graph.splits import REPLICATE, placements
 from partita.meaning import Layout
 from partita.plans import Axis
+from partita.run.distributed.autograd import differentiate
 from partita.run.distributed.boxes import Box, box, inside, local_shape, shape_of
 from partita.run.distributed.model import OpsFunction
 from partita.run.local.ops import _joined, _only_drifts, _work, needs_exchange
@@ -226,36 +227,66 @@ def _cut(out: T, shape: Shape, need: Layout, wide: Layout, plan: SharePlan, gate
     return out[inside(needed, box(shape, wide, plan.axes, plan.place))]
 
 
-def run_backward(
-    record: Record, call: Call, dims: tuple[str, ...], exchanged: frozenset[int],
-    given: dict[int, T], gather: Gather, *, retain: bool,
-) -> tuple[T, ...]:  # fmt: skip
-    """The gradients of the inputs `call.wrt`, from gradients of outputs by position."""
-    plan = record.plan
-    joins = _joined(call, dims, plan.axes, exchanged)["g"]
+@dataclass(frozen=True, eq=False)
+class BackwardPlan:
+    """How a rank differentiates an op, worked out once."""
+
+    call: Call
+    joins: frozenset[int]  # axes along which gradients of outputs are joined
+    gradients: tuple[tuple[int, int], ...]  # which output each gradient is of, and its value
+    inputs: tuple[tuple[int, int], ...]  # the same of inputs that are read
+    needs: tuple[Layout, ...]  # of the results
+    holds: tuple[bool, ...]
+
+
+def backward_plan(
+    plan: SharePlan, call: Call, dims: tuple[str, ...], exchanged: frozenset[int],
+    values: Sequence[int],
+) -> BackwardPlan:  # fmt: skip
+    """How the rank of a share differentiates its op; `values` are what the program reads."""
     work = _work(call, dims, plan.axes, exchanged)
     rank = places(plan.axes).index(plan.place)
-    pairs = []
+    coded = [(code[0], int(code[1:]), v) for code, v in zip(call.reads, values, strict=True)]
+    return BackwardPlan(
+        call,
+        _joined(call, dims, plan.axes, exchanged)["g"],
+        tuple((place, value) for kind, place, value in coded if kind == "g"),
+        tuple((place, value) for kind, place, value in coded if kind == "i"),
+        tuple(
+            tuple(p if p.kind != "partial" else REPLICATE for p in layout)
+            for layout in placements(call, dims)[1]
+        ),
+        tuple(share.holds[rank] for share in work.shares),
+    )
+
+
+def run_backward(
+    record: Record, backs: Sequence[BackwardPlan], given: dict[int, T], gather: Gather, *,
+    retain: bool,
+) -> list[tuple[T, ...]]:  # fmt: skip
+    """The gradients of the inputs that some backward ops are for, all in one call of autograd.
+
+    They read the same gradients of outputs, which are given by position.
+    """
+    plan = record.plan
+    outputs, gradients = [], []
     for position, own in given.items():
         out = record.outputs[position]
-        if not out.requires_grad:
-            continue
-        pairs.append((out, _gradient_seen(plan, position, own, joins, gather)))
-    wrt = [record.leaves[i] for i in call.wrt]
-    if not pairs:
-        results: Sequence[T] = [torch.zeros_like(leaf) for leaf in wrt]
-    else:
-        results = torch.autograd.grad(
-            [out for out, _ in pairs], wrt, [g for _, g in pairs], retain_graph=retain,
-            materialize_grads=True,
-        )  # fmt: skip
-    shares = []
-    _, layouts = placements(call, dims)
-    for k, (i, result) in enumerate(zip(call.wrt, results, strict=True)):
-        need = tuple(p if p.kind != "partial" else REPLICATE for p in layouts[k])
-        own = _cut(result, call.inputs[i], need, plan.wide[i], plan, plan.gates[i])
-        shares.append(own if work.shares[k].holds[rank] else torch.zeros_like(own))
-    return tuple(shares)
+        if out.requires_grad:
+            outputs.append(out)
+            gradients.append(_gradient_seen(plan, position, own, backs[0].joins, gather))
+    wrt = [record.leaves[i] for back in backs for i in back.call.wrt]
+    results = iter(differentiate(outputs, wrt, gradients, retain=retain))
+    every = []
+    for back in backs:
+        shares = []
+        for need, holds, i in zip(back.needs, back.holds, back.call.wrt, strict=True):
+            known = next(results)
+            result = torch.zeros_like(record.leaves[i]) if known is None else known
+            own = _cut(result, plan.call.inputs[i], need, plan.wide[i], plan, plan.gates[i])
+            shares.append(own if holds else torch.zeros_like(own))
+        every.append(tuple(shares))
+    return every
 
 
 def _gradient_seen(

@@ -6,6 +6,7 @@ of a block runs its body (op by op, or as segments where nothing is sent inside)
 their block has ended; gradients of tied parameters are exchanged, reduced and applied at the end.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -152,7 +153,9 @@ class RankWalk:
         if key not in self.plans:
             kept = self.kept.get(stage, frozenset())
             self.plans[key] = body_plan(
-                self._body(stage, body), lambda value: (value.tensor, value.layout) in kept
+                self._body(stage, body),
+                lambda value: (value.tensor, value.layout) in kept,
+                lambda value: 4 * math.prod(self.shapes.shape(value.tensor)),
             )
         return self.plans[key]
 
@@ -184,7 +187,7 @@ class RankWalk:
             self.steps.end_step()
         self.frames.clear()
         for state in self.states.values():
-            state.gradients.clear()
+            state.clear_gradients()
         return self.losses
 
     def _is_block(self, task: int) -> bool:
