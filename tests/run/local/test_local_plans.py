@@ -292,6 +292,18 @@ def test_weight_gradients_without_data_gradients_exchange_what_those_would(kind,
     assert any("statistics" in sentence for sentence in right.refused(wrong))
 
 
+@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("dims", [("h", ""), ("", "h"), ("h", "i")])
+def test_parts_of_a_gradient_are_cut_from_what_was_exchanged(dims, level):
+    graph = recurrent("lstm")
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    splits = tuple(OpSplit(op, dims if op == "layer" else ("", ""), level) for op in ops)
+    stage = Stage("model", Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3)), splits)
+    right = trial(RandomPlan(graph, resolve("4xA100"), (stage,), Schedule("1f1b", 2)))
+    assert right.refused() == ()
+    assert right.error() < TOLERANCE
+
+
 def routed(dispatch, combine, axes, stages=1):
     """A model with experts in which every dispatch and combine is split as said."""
     graph = training("mixtral")

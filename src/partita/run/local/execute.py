@@ -7,7 +7,7 @@ updated parameters are put together from what the ranks hold (`Outcome`), to be 
 whole model (`reference`). Nothing is taken from the plan but the splits and meshes of its stages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -135,7 +135,8 @@ class _StageFrame:
         self.received: dict[tuple[str, Layout], Shards] = {}
         self.borders: dict[str, set[int]] = {}
         self.pending: dict[int, _PendingOp] = {}  # by the first value that an op writes
-        self.added = _accumulated(program)
+        self.added = _slices(program, lambda value: value.source == "gradient")
+        self.slices = _slices(program, lambda value: value.source != "gradient")
 
     # Values.
 
@@ -198,6 +199,9 @@ class _StageFrame:
     def write(self, number: int, shards: Shards, *, anew: bool = False) -> None:
         """A value is there, or it is there anew, now that statistics have arrived."""
         value = self.program.values[number]
+        if anew:  # slices of it that were read meanwhile are not what they were
+            for slice_ in self.slices.get(number, ()):
+                self.shards.pop(slice_, None)
         if value.source == "gradient":
             self._accumulate(number, shards, anew=anew)
         else:
@@ -601,16 +605,16 @@ def _do_all(frame: _StageFrame, phases: Sequence[Phase]) -> None:
             frame.do(program.works[number])
 
 
-def _accumulated(program: Program) -> dict[int, list[int]]:
-    """Gradient values that are slices of what a task writes, by that value."""
-    accumulated: dict[int, list[int]] = {}
+def _slices(program: Program, counts: Callable[[Value], bool]) -> dict[int, list[int]]:
+    """Values that are slices, at any remove, of what a task writes, by that value."""
+    slices: dict[int, list[int]] = {}
     for number, value in enumerate(program.values):
-        if value.source == "gradient" and value.of >= 0:
+        if value.of >= 0 and counts(value):
             root = value.of
             while program.values[root].of >= 0:
                 root = program.values[root].of
-            accumulated.setdefault(root, []).append(number)
-    return accumulated
+            slices.setdefault(root, []).append(number)
+    return slices
 
 
 def _origins(graph: Graph) -> dict[str, str]:
