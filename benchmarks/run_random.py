@@ -231,15 +231,15 @@ class Killer:
 
 
 def trained(rank, world, model, seed, folder, victim, task, delay_s):
-    """A run with checkpoints, from the last on; its losses and a digest of what it ends with."""
+    """A run with checkpoints, from the last on; its losses, and how many tasks this rank had."""
     plan = plan_for(model, world, seed)
     module, args = make(model)
     settings = trains.TrainSettings(STEPS, 1e-2, "cpu", folder, EVERY, TIMEOUT_S, 0)
-    killer = Killer(task, delay_s) if rank == victim else None
+    killer = Killer(task if rank == victim else 0, delay_s)
     losses = {}
     for done in trains.train(plan, module, args, None, settings, killer):
         losses[done.number] = done.loss
-    return losses
+    return losses, -killer.left
 
 
 def kills(options, number, folder):
@@ -256,17 +256,19 @@ def kills(options, number, folder):
         print(f"  {model} {seed}: {_last_line(ends)}", flush=True)
         shutil.rmtree(folder / "whole", ignore_errors=True)
     whole = _final(folder / "whole")
+    counts = [end.result[1] for end in ends]
     lines = []
     for k in range(KILLS_A_PLAN):
         place = folder / f"killed{k}"
-        lines.append(_kill(chance, model, world, seed, whole, place, folder))
+        lines.append(_kill(chance, model, counts, seed, whole, place, folder))
         shutil.rmtree(place, ignore_errors=True)
     return lines
 
 
-def _kill(chance, model, world, seed, whole, place, folder):
+def _kill(chance, model, counts, seed, whole, place, folder):
+    world = len(counts)
     victim = chance.randrange(world)
-    task, delay_s = chance.randrange(5, 40), chance.random() * 0.02
+    task, delay_s = chance.randint(1, counts[victim]), chance.random() * 0.002
     began = time.monotonic()
     lost = run_on_ranks(
         world, trained, world, model, seed, place, victim, task, delay_s, folder=folder, limit_s=90
@@ -284,7 +286,8 @@ def _kill(chance, model, world, seed, whole, place, folder):
     return {
         "outcome": "killed", "model": model, "seed": seed, "victim": victim, "took_s": took,
         "ended": other.code == 1, "named": named, "went_on": all(e.code == 0 for e in again),
-        "from_step": min(again[0].result or {0: 0}), "same": same, "said": _last_line([other]),
+        "from_step": min((again[0].result or ({0: 0},))[0]), "same": same,
+        "said": _last_line([other]),
     }  # fmt: skip
 
 

@@ -6,11 +6,13 @@ from partita.cluster import resolve
 from partita.errors import InputError
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import parse_constraints
+from partita.jobs.constraints import counted, parse_constraints
 from partita.jobs.plan import plan
 from partita.schedules.named import NAMED
 from partita.search.base import Stop
 from partita.search.joint.model import ModelSettings
+
+QUICK = Stop(gap=0.01)
 
 
 def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
@@ -125,3 +127,28 @@ def test_the_bound_rises_while_a_search_goes_on():
     assert bounds[0] < 0.9 * bounds[-1]
     for step in planned.history:
         assert step.lower_bound <= step.objective * (1 + 1e-9)
+
+
+def test_the_size_of_a_micro_batch_is_their_number_once_replicas_are_known():
+    size = counted(parse_constraints(["micro-batch=2", "dp=4"], ["micro-batch=1"]), 32)
+    assert size.pinned_to("micro-batches") == "4"
+    assert size.pinned_to("micro-batch") is None
+    assert size.banned == (("micro-batches", "8"),)
+    planned = plan("gpt2@64", "4xA100", batch=8, pin=["dp=2", "pp=2", "micro-batch=2"], stop=QUICK)
+    assert planned.plan is not None
+    assert planned.plan.schedule.num_microbatches == 2
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (["micro-batch=2"], "not how many replicas there are; add --pin dp=N, or write"),
+        (["micro-batch=3", "dp=4"], "micro-batch=3 times dp=4 does not divide the batch of 32"),
+        (["micro-batch=16", "dp=4"], "does not divide the batch of 32"),
+        (["micro-batch=2", "dp=4", "micro-batches=8"], "contradicts micro-batches=8"),
+    ],
+)
+def test_a_size_that_does_not_go_with_the_rest_is_refused(pins, words):
+    with pytest.raises(InputError) as caught:
+        counted(parse_constraints(pins), 32)
+    assert words in str(caught.value)

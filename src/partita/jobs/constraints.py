@@ -2,6 +2,7 @@
 
     pp=4    vpp=2    dp=8    tp=2    cp=1    ep=1    sp=yes
     micro-batches=16    schedule=1f1b    recompute=selective    mesh=16x8    zero=1
+    micro-batch=2 (samples of one replica in one micro-batch; with dp)
 
 A pin leaves one value of that decision, a ban all others. Degrees are those that a plan's summary
 prints (`degrees.py`). Two constraints that contradict each other are refused, both named.
@@ -17,9 +18,10 @@ from partita.suggest import suggest
 
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
 DECISIONS = (
-    "pp", "vpp", *DEGREES, "sp", "micro-batches", "schedule", "recompute", "mesh", "zero",
+    "pp", "vpp", *DEGREES, "sp", "micro-batch", "micro-batches", "schedule", "recompute", "mesh",
+    "zero",
 )  # fmt: skip
-COUNTS = ("pp", "vpp", *DEGREES, "micro-batches")
+COUNTS = ("pp", "vpp", *DEGREES, "micro-batch", "micro-batches")
 FLAGS = {
     **dict.fromkeys(("yes", "true", "on", "1"), "yes"),
     **dict.fromkeys(("no", "false", "off", "0"), "no"),
@@ -82,6 +84,46 @@ def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Con
             )
         banned.append((key, value))
     return Constraints(tuple(pinned.items()), tuple(banned))
+
+
+def counted(constraints: Constraints, batch: int) -> Constraints:
+    """Sizes of micro-batches as numbers of them: a batch is their number times size times dp."""
+    pinned = dict(constraints.pinned)
+    size = pinned.pop("micro-batch", None)
+    if size is not None:
+        count = _number(size, pinned.get("dp"), batch, "pin")
+        if pinned.setdefault("micro-batches", count) != count:
+            raise InputError(
+                f"micro-batch={size} with dp={pinned['dp']} and a batch of {batch} are {count} "
+                f"micro-batches, which contradicts micro-batches={pinned['micro-batches']}",
+                fix="keep one of the two",
+                field="pin",
+            )
+    banned = tuple(
+        ("micro-batches", _number(value, pinned.get("dp"), batch, "forbid"))
+        if key == "micro-batch"
+        else (key, value)
+        for key, value in constraints.banned
+    )
+    return Constraints(tuple(pinned.items()), banned)
+
+
+def _number(size: str, dp: str | None, batch: int, field: str) -> str:
+    if dp is None:
+        raise InputError(
+            f"micro-batch={size} says how many samples a replica takes at a time, and not how many "
+            "replicas there are",
+            fix=f"add --pin dp=N, or write micro-batches={max(1, batch // int(size))}",
+            field=field,
+        )
+    count, rest = divmod(batch, int(size) * int(dp))
+    if rest or not count:
+        raise InputError(
+            f"micro-batch={size} times dp={dp} does not divide the batch of {batch}",
+            fix="change one of these",
+            field=field,
+        )
+    return str(count)
 
 
 def _parse(text: str, field: str) -> tuple[str, str]:

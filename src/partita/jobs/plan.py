@@ -22,7 +22,7 @@ from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import Constraints, parse_constraints
+from partita.jobs.constraints import Constraints, counted, parse_constraints
 from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned, rejection
@@ -84,6 +84,7 @@ def plan(
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     spec = cluster if isinstance(cluster, str) else cluster.name
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
+    constraints = counted(constraints, workload.batch)
     limit, clock = max_memory or math.inf, Clock(stop)
     joint = joint_model(workload, machine, constraints, limit, clock)
     simulator = Simulator(
