@@ -27,7 +27,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Graph
+from partita.graph.splits import REPLICATE, input_placement
 
 NEUTRAL = ("x", "y", "z")
 FEW = 0.05  # of the ops that vote: so many may split something else than the name says
@@ -297,19 +299,31 @@ def stage_degrees(stage: StageLike, names: Sequence[str]) -> dict[str, int]:
 def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:
     """`zero=1`; `zero=0/3` where ops differ; nothing where all parameters are replicated.
 
-    Ops without parameters count only where no graph tells them apart, and then only if sharded.
+    Ops whose parameters have no copies to share count only where no graph tells them apart, and
+    then only if sharded.
     """
     levels: set[int] = set()
     for stage in stages:
         for split in stage.splits:
             number = split.zero
-            if number if graph is None else _learns(graph, split.op):
+            if number if graph is None else copied_bytes(graph, stage, split):
                 levels.add(number)
     return f"zero={'/'.join(map(str, sorted(levels)))}" if any(levels) else ""
 
 
-def _learns(graph: Graph, op: str) -> bool:
-    return any(graph.tensor(name).role == "parameter" for name in graph.op(op).inputs)
+def copied_bytes(graph: Graph, stage: StageLike, split: SplitLike) -> float:
+    """Bytes of an op's parameters of which several devices have the same: ZeRO is about these."""
+    op = graph.op(split.op)
+    nest = loop_nest(graph.call(op))
+    wide = [dim for axis, dim in zip(stage.mesh.axes, split.dims, strict=True) if axis.size > 1]
+    total = 0.0
+    for name, access in zip(op.inputs, nest.inputs, strict=True):
+        tensor = graph.tensor(name)
+        if tensor.role == "parameter" and any(
+            input_placement(access, dim) == REPLICATE for dim in wide
+        ):
+            total += tensor.size_bytes
+    return total
 
 
 def _checkpointing(stages: Sequence[StageLike]) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from partita import units
 from partita.costs.uncertainty import alike
+from partita.degrees import copied_bytes
 from partita.graph.record import Graph
 from partita.jobs.plan import Planned, SimulatedPlan
 from partita.jobs.simulate import Simulation
@@ -63,14 +64,24 @@ def stage_rows(simulation: Simulation, most: int) -> list[tuple[str, ...]]:
 
 
 def kept_words(stage: Stage, graph: Graph) -> str:
-    """How most of a stage's parameters are kept, by their size; nothing where it has none."""
+    """How most of a stage's parameters are kept, by their size; nothing where it has none.
+
+    Those of which no device has a copy are split with their ops, whatever the ZeRO stage.
+    """
     sizes: dict[int, float] = {}
+    split_bytes = 0.0
     for split in stage.splits:
-        for name in graph.op(split.op).inputs:
-            tensor = graph.tensor(name)
-            if tensor.role == "parameter":
-                sizes[split.zero] = sizes.get(split.zero, 0.0) + tensor.size_bytes
-    return KEPT[max(sizes, key=lambda level: sizes[level])] if sizes else "none"
+        tensors = [graph.tensor(name) for name in graph.op(split.op).inputs]
+        own = sum(tensor.size_bytes for tensor in tensors if tensor.role == "parameter")
+        copied = copied_bytes(graph, stage, split)
+        split_bytes += own - copied
+        if copied:
+            sizes[split.zero] = sizes.get(split.zero, 0.0) + copied
+    if sizes:
+        return KEPT[max(sizes, key=lambda level: sizes[level])]
+    if not split_bytes:
+        return "none"
+    return "split" if len(stage.mesh.devices) > 1 else KEPT[0]
 
 
 def split_words(splits: tuple[Any, ...], most: int = 3) -> str:

@@ -20,7 +20,8 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 P = TypeVar("P", contravariant=True)
-PROVEN_GAP = 1e-9  # so near, bound and objective differ by rounding alone
+PROVEN_GAP = 1e-9  # so near, an answer is called optimal
+ROUNDING = 1e-11  # so near, bound and objective are the same number
 S = TypeVar("S")
 
 
@@ -150,7 +151,7 @@ class Run(Generic[S]):
             if stop.target is not None and self.objective <= stop.target:
                 return f"the target of {stop.target:g} is reached"
             gap = relative_gap(self.objective, self.lower_bound)
-            if gap is not None and gap <= PROVEN_GAP:
+            if gap is not None and gap <= ROUNDING:
                 return "the lower bound is reached"
             if gap is not None and gap <= stop.gap:
                 return f"within the asked gap of {stop.gap:.2%}"
