@@ -41,7 +41,7 @@ ARRANGED = (  # model, cluster, batch, strategy, schedule instead of the strateg
     ("gpt2", "4xA100", 16, "1f1b", "zb-h1"),
     ("alexnet", "2x2xA100", 32, "fsdp", ""),
     ("alexnet", "2xV100+2xP100", 32, "zero1", ""),
-    ("alexnet", "4xV100", 32, "data", ""),
+    ("alexnet", "4x1xV100", 32, "data", ""),
 )
 
 

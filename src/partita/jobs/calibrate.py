@@ -9,8 +9,10 @@ squares of relative errors; each is drawn lightly towards what fits all blocks a
 a run does not tell apart stays equal. Then all are scaled alike, so that the whole host's time of a
 step (computing, starting collectives, gaps between tasks) is in the sum. What is still missing of
 the measured step (ranks that wait for each other by chance, collectives that do not overlap as they
-should) is spread over the ops by a last factor. So the step that results is that of the run; it is
-told apart into causes only as far as blocks differ.
+should) is spread over the ops by a last factor. Where the step comes out too long, that factor is
+on messages as well: tasks that went in one message were each measured as the whole of it.
+So the step that results is that of the run; it is told apart into causes only as far as blocks
+differ.
 
 Links. A message or collective is a * latency part + b * bandwidth part of what was predicted; the
 parts come from lowering the plan once more on links of no size-dependent time.
@@ -79,20 +81,12 @@ def calibration_of(matched: MatchedRun) -> Calibration:
     plan, graph = matched.plan, matched.workload.graph
     base = lower_plan(matched.lowered.stages, plan.schedule, graph, cluster, run)
     kinds = sorted({cluster.kind_of(d).name for d in matched.devices})
-    scales = _op_scales(matched, base, cluster)
+    ops = _op_scales(matched, base, cluster)
     link = link_fit(matched, base, cluster)
-    if link is not None:
-        known = reached(cluster)
-        scales = (
-            *scales,
-            OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.latency),
-            OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.latency),
-        )
-    fixed = tuple(scale for scale in scales if scale.ops in (FIXED_INSIDE, FIXED_ACROSS))
-    ops = tuple(scale for scale in scales if scale not in fixed)
-    links = () if link is None else _links(matched, cluster, link)
     where = f"{matched.traces[0].device}, torch {matched.traces[0].torch}"
     for _ in range(CORRECTIONS):
+        fixed = () if link is None else _fixed(cluster, link)
+        links = () if link is None else _links(matched, cluster, link)
         own = Calibration(where, tuple(KindCalibration(k, (*ops, *fixed)) for k in kinds), links)
         machine = calibrated(cluster, own)
         step_s = run(lower_plan(base.stages, plan.schedule, graph, machine, run).program).makespan
@@ -101,7 +95,18 @@ def calibration_of(matched: MatchedRun) -> Calibration:
             break
         ratio = min(max(ratio, 1 / MOST), MOST)
         ops = tuple(OpScale(o.ops, o.factor * ratio, o.launch_s * ratio) for o in ops)
+        if ratio < 1 and link is not None:
+            link = replace(link, latency=link.latency * ratio, per_byte=link.per_byte * ratio)
     return own
+
+
+def _fixed(cluster: Cluster, link: LinkFit) -> tuple[OpScale, OpScale]:
+    """What it takes to start a collective, inside a node and across."""
+    known = reached(cluster)
+    return (
+        OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.latency),
+        OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.latency),
+    )
 
 
 # Devices.
