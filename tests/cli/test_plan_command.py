@@ -211,3 +211,17 @@ def test_a_language_model_without_a_batch_says_which_is_assumed(run):
     assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-q").stderr
     assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-b", "4").stderr
     assert said not in run("simulate", "alexnet", "-c", "2xA100").stderr
+
+
+def test_every_step_of_a_table_has_its_interval(run, run_json):
+    words = ("alexnet", "--cluster", "2xA100", "--batch", "8", "--quiet")
+    for command in (["plan"], ["compare"], ["shard"], ["shard", "--compare"]):
+        lines = run(*command, *words).stdout.splitlines()
+        (first,) = (i for i, line in enumerate(lines) if "80 % interval  " in line + "  ")
+        assert " ms to " in lines[first + 1], command
+        assert "memory ±6 %" in lines[first]
+    rows = run_json("compare", *words)["rows"]
+    for row in rows:
+        if row["step_s"] is not None:
+            low, high = row["step_interval_s"]
+            assert low < row["step_s"] < high

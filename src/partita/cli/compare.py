@@ -5,7 +5,9 @@ import click
 from partita import units
 from partita.cli.base import Output, common_options
 from partita.cli.model_options import ModelOptions, model_options, objective_option
+from partita.costs.uncertainty import alike
 from partita.jobs.compare import ComparedStrategy, Comparison
+from partita.report.summary import INTERVAL, MEMORY_HEADER, likely_range
 
 
 @click.command()
@@ -64,16 +66,19 @@ def _text(comparison: Comparison) -> str:
     for row in sorted(comparison.rows, key=lambda r: (not r.fits, r.objective_s)):
         simulation = row.simulation
         if simulation is None:
-            rows.append((row.name, row.summary, *("-",) * (6 + steady_state)))
+            rows.append((row.name, row.summary, *("-",) * (7 + steady_state)))
             notes.setdefault(row.note, []).append(row.name)
             continue
-        ratio = "" if best is None else f"x{row.objective_s / best.objective_s:.2f}"
+        ratio = ""
+        if best is not None:
+            ratio = f"x{row.objective_s / best.objective_s:.2f}{_equal(row, best)}"
         rows.append(
             (
                 row.name,
                 row.summary,
                 simulation.arrangement,
                 units.seconds(row.step_s),
+                likely_range(simulation),
                 *((units.seconds(row.objective_s),) if steady_state else ()),
                 ratio if row.fits else "does not fit",
                 units.size(simulation.fullest[0]),
@@ -83,11 +88,19 @@ def _text(comparison: Comparison) -> str:
         )
     interval = ("batch to batch",) if steady_state else ()
     header = (
-        "strategy", "what it is", "plan", "step", *interval, "", "memory", "idle", "search",
+        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "idle",
+        "search",
     )  # fmt: skip
     table = units.table(header, rows, numbers=range(3, len(header)))
     told = [f"{', '.join(names)}: {note}" for note, names in notes.items()]
     return "\n".join([table, *[""] * bool(told), *told])
+
+
+def _equal(row: ComparedStrategy, best: ComparedStrategy) -> str:
+    """Strategies within each other's 80 % intervals are called equal."""
+    assert best.simulation is not None, "the best fits"
+    same = row is not best and alike(row.objective_s, best.objective_s, best.simulation.spread)
+    return " equal" if same else ""
 
 
 def _row_json(row: ComparedStrategy) -> dict[str, object]:
@@ -98,6 +111,7 @@ def _row_json(row: ComparedStrategy) -> dict[str, object]:
         shown |= {
             "plan": simulation.arrangement,
             "step_s": row.step_s,
+            "step_interval_s": list(simulation.likely_step_s),
             "objective_s": row.objective_s,
             "peak_memory_bytes": peak,
             "capacity_bytes": capacity,
@@ -105,6 +119,14 @@ def _row_json(row: ComparedStrategy) -> dict[str, object]:
         }
     else:
         shown |= dict.fromkeys(
-            ("plan", "step_s", "objective_s", "peak_memory_bytes", "capacity_bytes", "bubble")
+            (
+                "plan",
+                "step_s",
+                "step_interval_s",
+                "objective_s",
+                "peak_memory_bytes",
+                "capacity_bytes",
+                "bubble",
+            )
         )
     return {**shown, "seconds": row.seconds, "num_plans": row.num_plans}

@@ -9,7 +9,15 @@ from partita.graph.record import Graph
 from partita.jobs.plan import Planned, SimulatedPlan
 from partita.jobs.simulate import Simulation
 from partita.plans import Stage
-from partita.report.summary import CHECKPOINTED, KEPT, headline, throughput
+from partita.report.summary import (
+    CHECKPOINTED,
+    INTERVAL,
+    KEPT,
+    MEMORY_HEADER,
+    headline,
+    likely_range,
+    throughput,
+)
 
 MOST_STAGES = 16
 STAGE_HEADER = ("stage", "devices", "mesh", "ops", "from", "ops by split", "parameters", "")
@@ -101,7 +109,7 @@ def others_text(planned: Planned) -> str:
     in_a_row = any(other.objective_s != other.step_s for other in everything)
     rows = [candidate_row(candidate, planned.best, in_a_row) for candidate in everything]
     interval = ("steady state",) if in_a_row else ()
-    header = ("found by", "plan", "step", *interval, "", "memory", "bubble")
+    header = ("found by", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "bubble")
     return units.table(header, rows, numbers=range(2, len(header)))
 
 
@@ -112,6 +120,7 @@ def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, in_a_row: bool)
         candidate.name,
         simulation.arrangement,
         units.seconds(candidate.step_s),
+        likely_range(simulation),
         *((units.seconds(candidate.objective_s),) if in_a_row else ()),
         f"x{candidate.objective_s / best.objective_s:.2f}{_equal(candidate, best)}",
         units.size(simulation.fullest[0]),
@@ -168,6 +177,7 @@ def _plan_json(candidate: SimulatedPlan) -> dict[str, Any]:
     return {
         "found_by": candidate.name,
         "step_s": candidate.step_s,
+        "step_interval_s": list(simulation.likely_step_s),
         "objective_s": candidate.objective_s,
         "bubble": simulation.bubble,
         "peak_memory_bytes": list(simulation.peak_bytes),

@@ -12,6 +12,8 @@ from partita.jobs.strategies import STRATEGIES
 
 SLOWEST = 10
 MOST_CANDIDATES = 8
+INTERVAL = "80 % interval"  # over the column of `likely_range`
+MEMORY_HEADER = "memory ±6 %"  # every figure of it: `costs/uncertainty.py`
 KEPT = {
     0: "replicated",
     1: "sharded states (ZeRO 1)",
@@ -91,6 +93,12 @@ def step_line(simulation: Simulation) -> str:
     low, high = simulation.likely_mfu
     mfu = f"MFU {simulation.mfu:.0%}, {low:.0%} to {min(high, 1.0):.0%}"
     return f"step       {likely_seconds(simulation)}   ({rate}, {mfu})"
+
+
+def likely_range(simulation: Simulation) -> str:
+    """The 80 % interval of a step, for a column."""
+    low, high = map(units.seconds, simulation.likely_step_s)
+    return f"{low} to {high}"
 
 
 def likely_seconds(simulation: Simulation) -> str:
@@ -267,14 +275,17 @@ def comparison_text(sharding: Sharding) -> str:
                 what,
                 candidate.mesh,
                 units.seconds(candidate.step_s),
+                likely_range(simulation),
                 f"x{ratio:.2f}",
                 units.seconds(simulation.communication_s),
                 units.size(max(simulation.peak_bytes)),
                 "" if simulation.fits else "does not fit",
             )
         )
-    header = ("strategy", "what it is", "mesh", "step", "", "communication", "memory", "")
-    return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6)), "", *_verdict(sharding)))
+    header = (
+        "strategy", "what it is", "mesh", "step", INTERVAL, "", "communication", MEMORY_HEADER, "",
+    )  # fmt: skip
+    return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6, 7)), "", *_verdict(sharding)))
 
 
 def sharding_text(sharding: Sharding) -> str:
@@ -284,14 +295,15 @@ def sharding_text(sharding: Sharding) -> str:
             ("-> " if candidate is sharding.best else "   ") + candidate.name,
             candidate.mesh,
             units.seconds(candidate.step_s),
+            likely_range(candidate.simulation),
             units.seconds(candidate.simulation.communication_s),
             units.size(max(candidate.simulation.peak_bytes)),
             "yes" if candidate.simulation.fits else "no",
         )
         for candidate in sharding.tried[:MOST_CANDIDATES]
     ]
-    header = ("   candidate", "mesh", "step", "communication", "memory", "fits")
-    return "\n".join((units.table(header, rows, numbers=(2, 3, 4)), "", *_verdict(sharding)))
+    header = ("   candidate", "mesh", "step", INTERVAL, "communication", MEMORY_HEADER, "fits")
+    return "\n".join((units.table(header, rows, numbers=(2, 3, 4, 5)), "", *_verdict(sharding)))
 
 
 def _verdict(sharding: Sharding) -> list[str]:
