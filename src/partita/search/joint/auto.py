@@ -51,13 +51,15 @@ class Auto:
     behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
     behind_heterogeneous: float = 1.3  # there estimates differ more
     reach: float = 1.04  # estimates beyond are not evaluated
-    close: float = 1.01  # the same for variants of what is evaluated
+    close: float = 1.01  # the same for variants of what is evaluated, and virtual stages
+    close_heterogeneous: float = 1.05  # there rounds are less even than estimates say
     slow_alone: float = 0.6  # of a single stage: what pipelines may take for it to wait for them
     early: float = 0.7  # of the best plan: an estimate so much better is evaluated at once
     worse: float = 1.01  # more virtual stages will not help any more
     # How many are looked at further.
     evaluated: int = 3  # candidates, and one for each number of stages in reach
     promising: int = 4  # candidates that are tried with virtual stages
+    promising_heterogeneous: int = 10
     kept_interleaved: int = 2  # numbers of virtual stages that may be evaluated
     leaders: int = 2  # plain pipelines for which other orders are tried
     # What does not fit after all is made again with less.
@@ -396,7 +398,9 @@ class _Search:
             known = candidate.cell in self.promised
             if plain and not known and len(candidate.solution.stages) > 1:
                 cells.setdefault(candidate.cell, candidate)
-        most = None if self.evaluator.is_cheap else self.settings.promising
+        settings, alike = self.settings, self.problem.homogeneous
+        few = settings.promising if alike else settings.promising_heterogeneous
+        most = None if self.evaluator.is_cheap else few
         return list(cells.values())[:most]
 
     def _one_to_show(self) -> None:
@@ -427,6 +431,12 @@ class _Search:
 
     # Evaluations.
 
+    @property
+    def _close(self) -> float:
+        """How far behind the best plan an estimate may be to be evaluated."""
+        alike = self.problem.homogeneous
+        return self.settings.close if alike else self.settings.close_heterogeneous
+
     def _leaders_evaluated(self) -> None:
         """The best estimates; plain ones also if they would win without waiting."""
         settings = self.settings
@@ -434,7 +444,7 @@ class _Search:
         for candidate in sorted(self.interleaved, key=lambda c: c.estimate_s):
             if self._done():
                 return
-            if candidate.estimate_s < self.evaluator.incumbent_s() * settings.close:
+            if candidate.estimate_s < self.evaluator.incumbent_s() * self._close:
                 self._evaluate_both(candidate)
         left = (c for c in self.made if c.solution not in self.evaluations)
         ranked = sorted(left, key=lambda c: c.estimate_s)
@@ -463,7 +473,7 @@ class _Search:
             candidate.cell, candidate.solution.schedule, filled=candidate.filled, selective=False
         )
         best = self.evaluator.incumbent_s()
-        if other is not None and other.estimate_s < best * self.settings.close:
+        if other is not None and other.estimate_s < best * self._close:
             self._evaluate(other)
 
     def _evaluate(self, candidate: JointCandidate) -> None:
