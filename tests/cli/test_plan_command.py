@@ -225,3 +225,10 @@ def test_every_step_of_a_table_has_its_interval(run, run_json):
         if row["step_s"] is not None:
             low, high = row["step_interval_s"]
             assert low < row["step_s"] < high
+
+
+def test_a_plan_given_to_start_from_is_not_lost(run_json, pipeline):
+    given = run_json("simulate", str(pipeline))["step_s"]
+    words = ("--start", str(pipeline), "--time-limit", "0.001", "--quiet")
+    answer = run_json("plan", *SMALL, *words)
+    assert answer["objective"] <= given * (1 + 1e-9)
