@@ -224,22 +224,35 @@ def _plain(name: str) -> str:
 
 def summary(stages: Sequence[StageLike], schedule: ScheduleLike, graph: Graph | None = None) -> str:
     """A plan in a line; with the graph, what mixed axes split is told in words, not loop dims."""
-    groups = len({frozenset(stage.mesh.devices) for stage in stages})
-    per_group = math.ceil(len(stages) / groups)
+    shared = [stage for stage in stages if _is_shared(stage, stages)]
+    own = [stage for stage in stages if stage not in shared] or shared
+    groups = len({frozenset(stage.mesh.devices) for stage in own})
+    per_group = math.ceil(len(own) / groups)
     parts = [f"pp={groups}"] if groups > 1 else []
     parts += [f"vpp={per_group}"] if per_group > 1 else []
-    each = [_mesh_words(stage, graph) for stage in stages]
-    different = list(dict.fromkeys(each))
-    if len(different) == 1:
-        parts += [different[0]] if different[0] else []
+    each = [_mesh_words(stage, graph) for stage in own]
+    if len(set(each)) == 1:
+        parts += [each[0]] if each[0] else []
     else:
-        counts = Counter(each)
-        kinds = (f"{counts[words]} x [{words or 'one device'}]" for words in different)
-        parts.append(" + ".join(kinds))
+        parts.append(_counted(each))
+    if shared and own != shared:
+        parts.append(f"shared {_counted([_mesh_words(stage, graph) for stage in shared])}")
     zero = zero_words(stages, graph)
     parts += [zero] if zero else []
     told = [" ".join(parts) or "one device", *_checkpointing(stages), *_order(stages, schedule)]
     return ", ".join(told)
+
+
+def _is_shared(stage: StageLike, stages: Sequence[StageLike]) -> bool:
+    """Has a stage all devices of another, and more? Then several groups run it together."""
+    devices = set(stage.mesh.devices)
+    return any(set(other.mesh.devices) < devices for other in stages)
+
+
+def _counted(each: Sequence[str]) -> str:
+    """`2 x [dp=2] + 1 x [tp=4]`."""
+    counts = Counter(each)
+    return " + ".join(f"{counts[words]} x [{words or 'one device'}]" for words in counts)
 
 
 def _mesh_words(stage: StageLike, graph: Graph | None) -> str:

@@ -21,7 +21,7 @@ from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import Memo
-from partita.plans import Schedule, Stage, device_groups
+from partita.plans import Schedule, Stage, device_groups, shared_stages
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import PROVEN_GAP, Improvement, Stop, relative_gap
 from partita.search.joint.evaluator import Evaluation
@@ -222,7 +222,9 @@ class Simulator:
 
     def _keeps(self, stages: tuple[Stage, ...]) -> bool:
         """Are degrees and virtual stages what was asked for? Meshes and splits alone do not say."""
-        chunks = math.ceil(len(stages) / len(device_groups(stages)))
+        groups = device_groups(stages)
+        own = len(stages) - len(shared_stages(groups))
+        chunks = max(1, math.ceil(own / len(groups)))
         return self.constraints.allow("vpp", chunks) and keeps_degrees(
             self.constraints, self.workload.graph, stages
         )
