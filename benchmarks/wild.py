@@ -19,8 +19,10 @@ Models run in processes of their own, forked from one that has imported the pack
 
 import argparse
 import collections
+import contextlib
 import copy
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import time
@@ -130,6 +132,25 @@ def make_timm(name: str) -> Made:
     if not model.default_cfg.get("fixed_input_size") and not name.startswith(("vit", "eva")):
         size = model.default_cfg.get("min_input_size") or (3, 128, 128)
     return model, (torch.randn(BATCH, *size),), {}
+
+
+def import_package(name: str) -> Any:
+    """A package by name, also where torchvision's wheel is one for CUDA and there is none.
+
+    Its operators do not load then, and it asks for two of them while it is imported, which the
+    other packages do. None of the models here calls one.
+    """
+    if importlib.util.find_spec("torchvision") is not None:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):  # it is there
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou) -> Tensor")
+        KEPT.append(library)
+        importlib.import_module("torchvision")
+    return importlib.import_module(name)
+
+
+KEPT: list[Any] = []  # operators go when their library does
 
 
 def make_torchvision(name: str) -> Made:
@@ -440,7 +461,7 @@ def main() -> None:
     every = [f"{p}:{name}" for p in packages for name in PACKAGES[p][1].split()][:: options.every]
     names = options.names or every
     for package in {name.partition(":")[0] for name in names}:
-        importlib.import_module(package)
+        import_package(package)
     results: list[Check] = []
     for done in run(names, options.jobs, options.limit_s):
         results += done
