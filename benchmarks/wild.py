@@ -2,6 +2,7 @@
 
     python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
         [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--json FILE]
+        [--cut anywhere]
 
 Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
 small where a configuration allows it. Every model is piped in training and in eval mode, run,
@@ -46,6 +47,7 @@ BATCH = 2
 GRADIENT_TOLERANCE = 1e-4  # of a gradient's largest element
 SEARCH = Stop(time_s=2.0, gap=0.2, evaluations=500)
 CHECKS = ("train", "train, then eval", "eval", "eval, then train")
+CUT = ["modules"]  # where stages begin: see partita.pipe
 VERDICTS = ("right", "refused", "wrong", "crash", "timeout")
 
 TIMM = """
@@ -166,7 +168,7 @@ def make_torchvision(name: str) -> Made:
         size = 224 if name.startswith("mvit") else 64
         return model, (torch.randn(BATCH, 3, frames, size, size),), {}
     if "optical_flow" in kind:
-        return model, (torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {}
+        return model, (torch.randn(BATCH, 3, 128, 128), torch.randn(BATCH, 3, 128, 128)), {}
     size = (
         299 if name == "inception_v3" else 224 if name.startswith(("vit", "maxvit", "swin")) else 96
     )
@@ -278,15 +280,22 @@ PACKAGES: dict[str, tuple[Callable[[str], Made], str]] = {
 }
 
 
+def made(name: str, batch: int = BATCH) -> Made:
+    """A model by its package and name with random weights from one seed, and its arguments."""
+    global BATCH  # the makers above read it
+    package, _, model = name.partition(":")
+    BATCH = batch
+    torch.manual_seed(0)
+    return PACKAGES[package][0](model)
+
+
 # One model.
 
 
 def checks(name: str) -> Iterator[Check]:
     """The four checks of one model, each given as soon as it is known."""
-    package, _, model = name.partition(":")
-    torch.manual_seed(0)
     try:
-        module, args, kwargs = PACKAGES[package][0](model)
+        module, args, kwargs = made(name)
         reference = copy.deepcopy(module)
         for training in (True, False):
             observed(module.train(training), args, kwargs)
@@ -311,7 +320,7 @@ def _mode(
         try:
             if piped is None:
                 module.train(training)
-                piped = partita.pipe(module, args, kwargs, devices=DEVICES, stop=SEARCH)
+                piped = partita.pipe(module, args, kwargs, devices=DEVICES, stop=SEARCH, cut=CUT[0])
             piped.train(mode)
             outcome = observed(piped, args, kwargs)
             why = difference(outcome, observed(plain.train(mode), args, kwargs))
@@ -454,7 +463,9 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
     parser.add_argument("--json", default="")
+    parser.add_argument("--cut", default="modules", choices=("modules", "anywhere"))
     options = parser.parse_args()
+    CUT[0] = options.cut
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     packages = options.packages.split(",")

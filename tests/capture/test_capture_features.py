@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+import partita  # noqa: E402
 from partita.capture import capture, export_module  # noqa: E402
 from partita.errors import CaptureError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
@@ -29,8 +30,8 @@ def captured(name):
     return export_module(*feature.make(), **feature.options)
 
 
-def test_of_42_features_38_are_captured():
-    assert (len(FEATURES), len(CAPTURED), len(REFUSED)) == (42, 38, 4)
+def test_of_42_features_39_are_captured():
+    assert (len(FEATURES), len(CAPTURED), len(REFUSED)) == (42, 39, 3)
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -126,15 +127,78 @@ def test_checkpointing_is_refused_or_inlined_on_request(reentrant):
 APPLY = features._StraightThrough.apply  # bound before anything is watched
 
 
-def test_a_custom_function_is_seen_through_a_bound_method():
-    with pytest.raises(CaptureError, match=r"custom autograd.Function _StraightThrough"):
-        capture(wrapped(lambda m, x: APPLY(m[0](x))), (X,))
+def test_a_custom_function_keeps_its_backward():
+    module = wrapped(lambda m, x: APPLY(m[0](x)))
+    captured = export_module(module, (X,))
+    kinds = [op.kind for op in captured.graph.ops]
+    assert [kind.partition("_StraightThrough_")[0] for kind in kinds[1:]] == ["partita_functions."]
+    program = captured.program.module()
+    APPLY(module.parts[0](X)).sum().backward()
+    program(X).sum().backward()
+    gradients = dict(program.named_parameters())
+    assert module.parts[0].weight.grad.abs().sum() > 0  # that of sign(x) would be 0
+    assert torch.equal(gradients["parts.0.weight"].grad, module.parts[0].weight.grad)
+
+
+def test_two_captures_of_a_custom_function_are_the_same_program():
+    graphs = [capture(wrapped(lambda m, x: APPLY(m[0](x))), (X,)) for _ in range(2)]
+    assert graphs[0].fingerprint() == graphs[1].fingerprint()
+
+
+class Scaled(torch.autograd.Function):
+    """Two results, and an argument that is no tensor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor, x + 1
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        return 7 * ctx.factor * grad + other, None
+
+
+@pytest.mark.parametrize("cut", ["modules", "anywhere"])
+def test_a_piped_model_runs_a_custom_function_with_its_own_backward(cut):
+    def forward(m, x):
+        a, b = Scaled.apply(m[0](x), 3.0)
+        return m[1](a * b)
+
+    torch.manual_seed(0)
+    module = wrapped(forward, nn.Linear(6, 6), nn.Linear(6, 6))
+    piped = partita.pipe(module, (X,), devices=2, cut=cut)
+    out = piped(X)
+    out.sum().backward()
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    plain = module(X)
+    plain.sum().backward()
+    assert torch.equal(out, plain)
+    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, module.parameters(), strict=True))
+
+
+class InPlace(torch.autograd.Function):
+    """Changes what it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_a_custom_function_that_cannot_be_an_operator_is_refused():
+    with pytest.raises(CaptureError, match="InPlace, whose backward would be lost: it changes its"):
+        capture(wrapped(lambda m, x: InPlace.apply(m[0](x) + 1)), (X,))
 
 
 def test_what_the_model_catches_is_refused_all_the_same():
     def careful(m, x):
         try:
-            return APPLY(m[0](x))
+            return InPlace.apply(m[0](x) + 1)
         except Exception:
             return m[0](x)
 
@@ -336,8 +400,7 @@ def test_fake_tensors_do_and_the_mode_of_the_caller_does_not_matter():
 
 
 def test_watching_leaves_torch_as_it_was():
-    with pytest.raises(CaptureError):
-        capture(*FEATURES["CustomFn"].make())
+    capture(*FEATURES["CustomFn"].make())
     module, args, _ = FEATURES["CustomFn"].make()
     module(*args).sum().backward()
     assert module.a.weight.grad.abs().sum() > 0
@@ -399,3 +462,12 @@ def test_one_tensor_may_be_two_arguments():
     same, other = capture(Product(), (x, x)), capture(Product(), (x, y))
     assert same.fingerprint() == other.fingerprint()
     assert [tensor.name for tensor in same.inputs] == ["x", "y"]
+
+
+def test_emitted_code_imports_a_custom_function():
+    from partita.emit.stages import emit
+
+    captured = export_module(*FEATURES["CustomFn"].make())
+    source = emit(captured, {op.name: i // 2 for i, op in enumerate(captured.graph.ops)}).source
+    assert "from tests.capture.features import _StraightThrough\n" in source
+    assert "_StraightThrough.apply(" in source
