@@ -12,9 +12,13 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import partita  # noqa: E402
 from partita.capture import capture, export_module  # noqa: E402
+from partita.cluster import resolve  # noqa: E402
+from partita.costs.roofline import op_cost  # noqa: E402
 from partita.errors import CaptureError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
 from partita.graph.check import check_graph  # noqa: E402
+from partita.graph.flops import flops  # noqa: E402
+from partita.graph.shapes import unknown_kinds  # noqa: E402
 from tests.capture import features  # noqa: E402
 from tests.capture.compare import differences, ran  # noqa: E402
 from tests.capture.features import FEATURES  # noqa: E402
@@ -471,3 +475,28 @@ def test_emitted_code_imports_a_custom_function():
     source = emit(captured, {op.name: i // 2 for i, op in enumerate(captured.graph.ops)}).source
     assert "from tests.capture.features import _StraightThrough\n" in source
     assert "_StraightThrough.apply(" in source
+
+
+class Experts(nn.Module):
+    """Tokens sorted by expert, one grouped product, as transformers writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.weight = nn.Parameter(torch.zeros(4, 8, 16))
+
+    def forward(self, x):
+        expert = self.router(x).argmax(-1)
+        ends = torch.cumsum(torch.nn.functional.one_hot(expert, 4).sum(0), 0).to(torch.int32)
+        return torch._grouped_mm(x[torch.argsort(expert)], self.weight, ends)
+
+
+def test_products_of_experts_cost_their_products():
+    graph = training_graph(capture(Experts().bfloat16(), (torch.zeros(32, 8).bfloat16(),)))
+    products = [op for op in graph.ops if op.kind == "grouped_mm"]
+    assert [op.phase for op in products] == ["forward", "wgrad"]
+    a100 = resolve("1xA100").kind_of(0)
+    for op in products:
+        assert flops(graph.call(op)) == 2 * 32 * 8 * 16
+        assert op_cost(graph, op, a100).compute_s > 0
+    assert "grouped_mm" not in unknown_kinds(graph)
