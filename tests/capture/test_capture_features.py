@@ -500,3 +500,43 @@ def test_products_of_experts_cost_their_products():
         assert flops(graph.call(op)) == 2 * 32 * 8 * 16
         assert op_cost(graph, op, a100).compute_s > 0
     assert "grouped_mm" not in unknown_kinds(graph)
+
+
+def _checked(m, x):
+    assert torch.isfinite(x).all(), "finite"
+    assert not (x > 1e6).any().item()
+    if (x < -1e6).any():
+        raise ValueError("too small")
+    return m[0](x)
+
+
+def test_checks_of_values_are_left_out_and_said(caplog):
+    captured = export_module(wrapped(_checked), (X,))
+    assert [op.kind for op in captured.graph.ops][-1] == "linear"
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(said) == 3
+    assert said[0].startswith(f"{__file__}:")
+    assert torch.equal(captured.program.module()(X), captured.module(X))
+
+
+def _branching(m, x):
+    if x.sum() > 0:
+        x = x + 1
+    return m[0](x)
+
+
+def test_a_branch_that_does_more_than_raise_is_no_check():
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+        capture(wrapped(_branching), (X,))
+
+
+def _counting(m, x):
+    expert = m[0](x).argmax(-1)
+    return torch.bincount(expert, minlength=6) + expert.bincount(minlength=6)
+
+
+def test_numbers_of_tokens_per_expert_are_counted():
+    module = wrapped(_counting)
+    program = export_module(module, (X,)).program.module()
+    given = torch.randn(4, 6)
+    assert torch.equal(program(given), module(given))

@@ -28,6 +28,7 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from partita.capture import lines
+from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
 
@@ -53,6 +54,8 @@ def watching(module: torch.nn.Module, checkpointing: str, carries: bool = True) 
         _functions(refused, carries),
         _attributes(module, refused),
         _decided_draws(),
+        _bounded_counts(),
+        passing_checks(),
     ):
         yield
     if refused:  # the model caught our error itself
@@ -180,6 +183,31 @@ def _decided_draws() -> Iterator[None]:
         put(torch.Tensor, "__lt__", comparing(torch.Tensor.__lt__, below=True))
         put(torch.Tensor, "__le__", comparing(less_or_equal, below=True))
         put(torch.Tensor, "__ge__", comparing(torch.Tensor.__ge__, below=False))
+        yield
+
+
+@contextlib.contextmanager
+def _bounded_counts() -> Iterator[None]:
+    """`torch.bincount(x, minlength=n)` gives n numbers, as where nothing in x is n or more.
+
+    That is how losses of routers count tokens per expert. What is more than it should be raises
+    when the captured program runs.
+    """
+
+    def on_bincount(
+        input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+    ) -> torch.Tensor:
+        if weights is not None or minlength < 1 or input.dim() != 1:
+            return bincount(input, weights, minlength)
+        places = input.long()
+        zeros = torch.zeros(minlength, dtype=torch.long, device=input.device)
+        return zeros.scatter_add(0, places, torch.ones_like(places))
+
+    bincount = torch.bincount
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(torch, "bincount", on_bincount)
+        put(torch.Tensor, "bincount", on_bincount)
         yield
 
 
