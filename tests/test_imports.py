@@ -40,6 +40,7 @@ ORDER = [
     "engine",
     "verify",
     "jobs",
+    "export",
     "report",
     "emit",
     "run",

@@ -175,19 +175,21 @@ def meaning(call: Call, dim: str) -> str:
 def axis_use(graph: Graph, dims: Iterable[tuple[str, str]]) -> AxisUse:
     """The use of one axis, from (op, loop dim along the axis) of every op."""
     counts: Counter[str] = Counter()
-    in_products: set[str] = set()
+    in_products: Counter[str] = Counter()
     for name, dim in dims:
         op = graph.op(name)
         what = meaning(graph.call(op), dim) if dim else ""
         if what:
             counts[what] += 1
             if op.kind in PRODUCTS:
-                in_products.add(what)
+                in_products[what] += 1
     ranked = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     few = FEW * sum(counts.values())
-    word = _word(set(counts), in_products)
+    # Of the products of a layer, the output layer alone may split something else.
+    products = {what for what, n in in_products.items() if 6 * n > in_products.total()}
+    word = _word(set(counts), products)
     if not word:
-        word = _word({what for what, count in ranked if count > few}, in_products)
+        word = _word({what for what, count in ranked if count > few}, products)
     return AxisUse(word, ranked)
 
 
