@@ -71,6 +71,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "rms_norm": _NORM,
     "attention": {**_LEADING, "h": "features", "g": "features"},
     "embedding": {**_LEADING, "v": "features", "e": "features"},
+    "state_space": {"b": "batch", "g": "features", "r": "features"},
     "lstm": _CELL,
     "gru": _CELL,
     "lstm_cell": _CELL,
