@@ -7,11 +7,11 @@ computing alone takes longer than the best plan. Named strategies are simulated 
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
+from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
 from partita.jobs.constraints import SEARCHED, Constraints
@@ -56,12 +56,12 @@ class Clock:
     """How long a search goes on already; `searching` is its part of the time, the rest is named."""
 
     stop: Stop
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=work_clock)
     searching: float = 0.7  # named strategies need the rest: they must not be faster
 
     def seconds(self) -> float:
         """Since the search began."""
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def is_late(self) -> bool:
         """Is it time to leave the rest to the named strategies?"""
