@@ -44,6 +44,7 @@ ORDER = [
     "emit",
     "run",
     "gpu",
+    "serve",
     "cli",
 ]
 
@@ -57,6 +58,8 @@ HEAVY = {
     "numba": ("compiled.py", "cli/doctor.py"),
     "rich": ("report", "cli"),
     "click": ("cli",),
+    "starlette": ("serve",),
+    "uvicorn": ("serve",),
 }
 
 # What `import partita` itself must not load.
