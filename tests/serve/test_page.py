@@ -85,7 +85,8 @@ def test_text_can_be_read_in_light_and_dark(tab, scheme):
     pairs = tab.run(
         "(() => { const style = getComputedStyle(document.documentElement);"
         " return ['--ink', '--soft', '--accent', '--bad'].flatMap((ink) =>"
-        " ['--page', '--card'].map((paper) => [style.getPropertyValue(ink), style.getPropertyValue(paper)])); })()"
+        " ['--page', '--card'].map((paper) =>"
+        " [style.getPropertyValue(ink), style.getPropertyValue(paper)])); })()"
     )
     for ink, paper in pairs:
         assert contrast(ink.strip(), paper.strip()) >= 4.5, (scheme, ink, paper)
