@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HOSTILE, TOKEN
+from live_server import HOSTILE, TOKEN
 
 from partita.errors import InputError
 from partita.serve.app import MOST_BODY, MOST_VIEWS, Views

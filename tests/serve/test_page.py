@@ -4,7 +4,7 @@ import re
 
 import pytest
 from chromium import browser, needs_chromium
-from conftest import HOSTILE
+from live_server import HOSTILE
 
 pytestmark = needs_chromium
 COMMAND = "document.querySelector('#command').textContent"
