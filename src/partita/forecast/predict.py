@@ -15,6 +15,7 @@ from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
+from partita.showing import plot_of, repr_html, table_of
 
 HIDDEN = "behind the host"  # communication that runs while the device waits for the host
 
@@ -60,6 +61,8 @@ class Forecast:
     parts_s: tuple[tuple[str, float], ...]  # computing of the busiest rank by what bounds it
     memory: MemoryParts
     hardware_flops: float  # of the whole step, recomputing counted
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def communication_spread(self) -> float:

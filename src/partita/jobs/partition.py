@@ -46,6 +46,7 @@ from partita.problems.partition import (
 from partita.schedules.actions import Action
 from partita.search import searches
 from partita.search.base import Result, Status, Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 
 log = logging.getLogger("partita")
@@ -80,6 +81,8 @@ class Partitioned:
     stage_of: dict[str, int]  # of every forward op; empty where there is no answer
     device_of: dict[int, int]  # of every stage
     reports: tuple[StageReport, ...]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def problem(self) -> PartitionProblem:
