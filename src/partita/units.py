@@ -1,12 +1,16 @@
 """Numbers for people: seconds, bytes, FLOPs, counts, and tables of them."""
 
 import math
+import re
 from collections.abc import Sequence
+
+from partita.errors import InputError
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z")
 _COUNTS = ("", "K", "M", "B", "T")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(?:([KMGT]?)(I?)B)?", re.IGNORECASE)
 
 
 def seconds(value: float) -> str:
@@ -29,6 +33,15 @@ def seconds(value: float) -> str:
 def size(value_bytes: float) -> str:
     """`512 B`, `1.50 GiB`: binary units, three digits."""
     return _scaled(value_bytes, 1024, _BINARY)
+
+
+def size_bytes(text: str, field: str) -> float:
+    """The bytes of a size as people type it (`40GB`, `16GiB`, `1024`); `field` is what it is of."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"found {text!r}", fix="write a size such as 40GB or 16GiB", field=field)
+    power = " KMGT".index((match[2] or " ").upper())
+    return float(match[1]) * float((1024 if match[3] else 1000) ** power)
 
 
 def flops(value: float) -> str:

@@ -25,6 +25,7 @@ from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
 MOST_PLANS = 12  # of one strategy: depths and meshes beyond are left out, evenly
@@ -71,6 +72,8 @@ class Comparison:
 
     rows: tuple[ComparedStrategy, ...]
     lower_bound_s: float
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def best(self) -> ComparedStrategy | None:
