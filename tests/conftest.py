@@ -50,18 +50,20 @@ providers._get_local_constants = providers.Constants
 # needs nothing compiled.
 COMPILED = ("engine", "search")
 NEVER_COMPILED = ("capture", "cluster", "graph", "problems", "zoo")
+# Ranks are forked off a server that takes seconds to start: their tests are neighbours, so that
+# one worker runs them all.
+RANKS = ("emit", "run")
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    parts: dict[str, list[pytest.Item]] = {"first": [], "others": [], "second": []}
-    for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
-        where = (
-            "first" if folder in COMPILED else "second" if folder in NEVER_COMPILED else "others"
-        )
-        parts[where].append(item)
-    first, others, second = parts.values()
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(HERE).parts[0]
+
+    first = [item for item in items if folder(item) in COMPILED]
+    second = [item for item in items if folder(item) in NEVER_COMPILED]
+    others = [item for item in items if folder(item) not in (*COMPILED, *NEVER_COMPILED)]
+    others.sort(key=lambda item: folder(item) not in RANKS)
     cut = max(0, len(items) // 2 - len(first))
     while 0 < cut < len(others) and others[cut].path == others[cut - 1].path:
         cut += 1  # the tests of a file share what they have made
