@@ -50,7 +50,8 @@ def in_interpreter(code: str, **settings: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         request = {"code": code, "settings": settings, "out": str(out), "err": str(err)}
-        print(json.dumps(request), file=server.stdin, flush=True)
+        server.stdin.write(f"{json.dumps(request)}\n")
+        server.stdin.flush()
         code_at_end = server.stdout.readline()
         assert code_at_end == "0\n", err.read_text() if err.exists() else "no answer"
         return out.read_text()

@@ -53,4 +53,5 @@ for line in sys.stdin:
     if not process:
         child(json.loads(line))
     _, status = os.waitpid(process, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
+    sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+    sys.stdout.flush()
