@@ -442,9 +442,7 @@ class _ShardingBuilder:
             u, v = index[dispatch.name], index[combine.name]
             edges.append((u, v))
             matrix_of.append(self._routing_matrix(dispatch, combine, choices[u], choices[v]))
-        return ModelEdges(
-            tuple(edges), tuple(matrix_of), tuple(self.stored), frozenset(self.tied)
-        )
+        return ModelEdges(tuple(edges), tuple(matrix_of), tuple(self.stored), frozenset(self.tied))
 
     # What an op's choices cost by themselves.
 
@@ -453,8 +451,11 @@ class _ShardingBuilder:
         if key not in self.known:
             choices = self._choices(op)
             parts = [self._parts(op, choice) for choice in choices]
-            columns = map(np.array, zip(*parts, strict=True))
-            self.known[key] = choices, OpTable(*columns, functools.partial(self._sends, op, choices))
+            compute, blocking, *held = (np.array(part) for part in zip(*parts, strict=True))
+            send = functools.partial(self._sends, op, choices)
+            memory, activations, selectively = held
+            table = OpTable(compute, blocking, memory, activations, selectively, send)
+            self.known[key] = choices, table
         return self.known[key]
 
     def _choices(self, op: Op) -> tuple[SplitChoice, ...]:

@@ -1,7 +1,7 @@
 """What every strategy costs on every layer range: the tables that cuts are chosen from.
 
-The formulas of `problems.joint` for all ranges [i, j) of the chain at once, by prefix sums: for each
-option an array of starts x ends. An option is a strategy with one kind of checkpointing.
+The formulas of `problems.joint` for all ranges [i, j) of the chain at once, by prefix sums: for
+each option an array of starts x ends. An option is a strategy with one kind of checkpointing.
 """
 
 import functools
@@ -54,9 +54,11 @@ class LayerRanges:
         seconds, least = np.full((size, size), np.inf), np.full((size, size), np.inf)
         option = np.zeros((size, size), np.int64)
         for number in range(len(self.seconds)):
-            figures = (each[number] for each in self._parts)
-            shares = (tail_share, in_flight, moment_share, s_per_byte, budget)
-            _improve(number, *figures, *shares, seconds, least, option)
+            _improve(
+                number, self.seconds[number], self.static[number], self.saved[number],
+                self.moment[number], self.tail[number], tail_share, in_flight, moment_share,
+                s_per_byte, budget, seconds, least, option,
+            )  # fmt: skip
         return seconds, option
 
     @property
