@@ -21,7 +21,7 @@ import torch.distributed as dist
 from partita.capture.reference_module import ReferenceModule
 from partita.cluster import Cluster
 from partita.engine import run as simulate
-from partita.errors import PlanError, RunError, VerificationError
+from partita.errors import PartitaError, PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
 from partita.graph.rebatch import batch_dims, rebatch
 from partita.jobs.carried import load_cluster
@@ -321,7 +321,10 @@ class Engine:
 
 
 def _one_line_errors() -> None:
-    """A fault of a run that nobody catches is one line, not one traceback per rank."""
+    """A fault of a run, or a refusal, that nobody catches is one line, not a traceback per rank.
+
+    What all ranks refuse alike rank 0 says.
+    """
     before = sys.excepthook
     if getattr(before, "is_partita", False):
         return
@@ -331,6 +334,11 @@ def _one_line_errors() -> None:
             sys.stderr.write(f"partita: {error}\n")
             sys.stderr.flush()
             os._exit(1)  # others may be stuck in a collective with us
+        if isinstance(error, PartitaError) and not os.environ.get("PARTITA_TRACEBACK"):
+            alone = not dist.is_initialized() or dist.get_rank() == 0 or "rank" in str(error)
+            if alone:
+                sys.stderr.write(f"partita: {error}\n")
+            return
         before(kind, error, tb)
 
     hook.is_partita = True  # type: ignore[attr-defined]
