@@ -49,12 +49,13 @@ def _child(rank, world, port, function, args, folder, pipe):
             os._exit(1)
 
 
-def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S):
+PRELOADED = ("torch", "torch.export", "partita.run.distributed.engine", "distributed_plans")
+
+
+def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S, preloaded=PRELOADED):
     """Call `function(rank, *args)` on so many ranks at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch.export", "partita.run.distributed.engine", "distributed_plans"]
-    )
+    context.set_forkserver_preload(list(preloaded))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(world):
