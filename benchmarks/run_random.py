@@ -31,8 +31,11 @@ from unittest import mock
 
 import torch
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS.parent), str(TESTS / "lower"), str(TESTS / "run" / "distributed")]
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [
+    str(TESTS.parent), str(TESTS / "lower"), str(TESTS / "run" / "distributed"),
+    str(Path(__file__).resolve().parent),
+]  # fmt: skip
 
 from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
@@ -42,24 +45,24 @@ from distributed_plans import (  # noqa: E402
     random_plan_on,
     sgd,
 )
-from distributed_ranks import run_on_ranks  # noqa: E402
+from distributed_ranks import PRELOADED, run_on_ranks  # noqa: E402
+from exported_models import MODELS, exported_once  # noqa: E402
 
 from partita.errors import PartitaError, PlanError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
 from partita.plans import device_groups, shared_stages  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed import train as trains  # noqa: E402
-from partita.run.distributed.model import RunModel  # noqa: E402
 from tests.lower.random_graphs import random_graph  # noqa: E402
 from tests.lower.random_plans import random_plan  # noqa: E402
 from tests.run.local.plans import trial  # noqa: E402
 from tests.run.local.small_models import MODELS as SMALL_MODELS  # noqa: E402
 
-MODELS = ("mlp", "gpt", "resnet", "unet", "lstm", "moe", "t5")
 CLOSE = 1e-5
 LOSS_CLOSE = 5e-6
 LOCAL_CLOSE = 1e-9  # float64
-TIMEOUT_S = 20.0
+TIMEOUT_S = 8.0  # a rank is missed after half of it
+EXPORTED = (*PRELOADED, "exported_models")
 STEPS, EVERY = 8, 2
 A_START = 12  # plans that run one after the other on the same ranks
 KILLS_A_PLAN = 5  # on one run that is left alone
@@ -123,17 +126,6 @@ def local(options):
 
 
 # Numbers.
-
-
-EXPORTS: dict = {}
-
-
-def exported_once(module, args, kwargs, device):
-    """Exports of a model are made once in a process: every make() of a name is the same."""
-    key = type(module).__name__
-    if key not in EXPORTS:
-        EXPORTS[key] = RunModel(module, args, kwargs, device)
-    return EXPORTS[key]
 
 
 def compare(rank, world, cases, path, shared):
@@ -241,8 +233,9 @@ def trained(rank, world, model, seed, folder, victim, task, delay_s):
     settings = trains.TrainSettings(STEPS, 1e-2, "cpu", folder, EVERY, TIMEOUT_S, 0)
     killer = Killer(task if rank == victim else 0, delay_s)
     losses = {}
-    for done in trains.train(plan, module, args, None, settings, killer):
-        losses[done.number] = done.loss
+    with mock.patch.object(engines, "RunModel", exported_once):
+        for done in trains.train(plan, module, args, None, settings, killer):
+            losses[done.number] = done.loss
     return losses, -killer.left
 
 
@@ -253,8 +246,9 @@ def kills(options, number, folder):
     while True:
         seed = chance.randrange(10**6)
         ends = run_on_ranks(
-            world, trained, world, model, seed, folder / "whole", -1, 0, 0.0, folder=folder
-        )
+            world, trained, world, model, seed, folder / "whole", -1, 0, 0.0, folder=folder,
+            preloaded=EXPORTED,
+        )  # fmt: skip
         if all(end.code == 0 for end in ends):
             break
         print(f"  {model} {seed}: {_last_line(ends)}", flush=True)
@@ -275,14 +269,17 @@ def _kill(chance, model, counts, seed, whole, place, folder):
     task, delay_s = chance.randint(1, counts[victim]), chance.random() * 0.002
     began = time.monotonic()
     lost = run_on_ranks(
-        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder, limit_s=90
-    )
+        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder,
+        limit_s=90, preloaded=EXPORTED,
+    )  # fmt: skip
     took = time.monotonic() - began
     other = lost[1 - victim]
     if lost[victim].code != -signal.SIGKILL:
         return {"outcome": "ended before it was killed"}
     named = f"rank {victim} failed in" in other.stderr or "rank 0 (or what" in other.stderr
-    again = run_on_ranks(world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder)
+    again = run_on_ranks(
+        world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder, preloaded=EXPORTED
+    )
     state = _final(place)
     same = whole.keys() == state.keys() and all(
         torch.equal(whole[name], state[name]) for name in whole

@@ -51,10 +51,13 @@ def _child(rank, world, port, function, args, folder, pipe):
             os._exit(1)
 
 
-def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S):
+PRELOADED = ("partita.run.distributed.engine", "distributed_warm")
+
+
+def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S, preloaded=PRELOADED):
     """Call `function(rank, *args)` on so many ranks at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["partita.run.distributed.engine", "distributed_warm"])
+    context.set_forkserver_preload(list(preloaded))
     # What the server cannot import it passes over in silence, and it does not know our sys.path.
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     with mock.patch.dict(os.environ, PYTHONPATH=path):

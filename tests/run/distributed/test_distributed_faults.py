@@ -74,6 +74,26 @@ def test_all_ranks_end_and_name_the_one_that(how, cause, plan, tmp_path):
     assert "Traceback" not in ends[0].stderr
 
 
+def run_without_a_last_word(rank, plan, folder):
+    """Rank 1 goes when the others begin to save; the board of rank 0 looks out for it."""
+    module, args = make("mlp")
+    engine = execute(plan, module, optimizer=sgd, device="cpu", timeout_s=TIMEOUT_S)
+    engine.step(*args)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.save(folder / "checkpoint")
+
+
+def test_a_rank_that_is_lost_while_others_save_is_named(plan, tmp_path):
+    ends = run_on_ranks(WORLD, run_without_a_last_word, plan, tmp_path, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, -signal.SIGKILL]
+    (said,) = ends[0].stderr.strip().splitlines()
+    assert said.startswith("rank 1 failed in ")
+    assert "no sign of life for" in said
+    assert "rank 0 is in saving a checkpoint" in said
+    assert not (tmp_path / "checkpoint").exists()
+
+
 def test_a_cause_is_one_line():
     assert cause_of(ValueError("one\ntwo")) == "ValueError: one"
     assert cause_of(MemoryError()) == "out of memory (no more words)"
