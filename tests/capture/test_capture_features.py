@@ -540,3 +540,24 @@ def test_numbers_of_tokens_per_expert_are_counted():
     program = export_module(module, (X,)).program.module()
     given = torch.randn(4, 6)
     assert torch.equal(program(given), module(given))
+
+
+def _sorted_by_expert(m, x):
+    counts = torch.bincount(m[0](x).argmax(-1), minlength=6)
+    return torch.cat([part * 2 for part in x.split(counts.tolist())])
+
+
+def test_pieces_as_long_as_the_data_says_are_refused_with_the_line():
+    with pytest.raises(CaptureError, match="depends on the data") as caught:
+        capture(wrapped(_sorted_by_expert), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+
+
+def _other_when_exported(m, x):
+    mask = None if torch.compiler.is_exporting() else torch.ones(6)
+    return m[0](x) * mask[None]
+
+
+def test_a_model_that_fails_only_where_it_is_exported_is_captured_as_it_runs():
+    module = wrapped(_other_when_exported)
+    assert torch.equal(export_module(module, (X,)).program.module()(X), module(X))

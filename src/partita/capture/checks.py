@@ -82,15 +82,18 @@ def _checks(file: str) -> tuple[tuple[int, int, bool], ...]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             checks.append((node.test, True))
-        elif isinstance(node, ast.If) and not node.orelse:
-            if all(isinstance(inner, ast.Raise) for inner in node.body):
-                checks.append((node.test, False))
+        elif isinstance(node, ast.If) and not node.orelse and _only_raises(node.body):
+            checks.append((node.test, False))
     spans = [
         (test.lineno, test.end_lineno or test.lineno, passes != _is_negated(test))
         for test, passes in checks
         if not isinstance(test, ast.BoolOp)
     ]
     return tuple(sorted(spans, key=lambda span: (span[1] - span[0], span)))
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    return all(isinstance(inner, ast.Raise) for inner in body)
 
 
 def _is_negated(test: ast.expr) -> bool:

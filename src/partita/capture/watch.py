@@ -37,10 +37,13 @@ log = logging.getLogger("partita")
 
 
 @contextlib.contextmanager
-def watching(module: torch.nn.Module, checkpointing: str, carries: bool = True) -> Iterator[None]:
+def watching(
+    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False
+) -> Iterator[None]:
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
-    `carries`: may a custom Function become an operator?
+    `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
+    being compiled or exported, should it ask?
     """
     if checkpointing not in DROPPED:
         raise CaptureError(
@@ -56,6 +59,7 @@ def watching(module: torch.nn.Module, checkpointing: str, carries: bool = True) 
         _decided_draws(),
         _bounded_counts(),
         passing_checks(),
+        _plain_run() if plainly else contextlib.nullcontext(),
     ):
         yield
     if refused:  # the model caught our error itself
@@ -183,6 +187,23 @@ def _decided_draws() -> Iterator[None]:
         put(torch.Tensor, "__lt__", comparing(torch.Tensor.__lt__, below=True))
         put(torch.Tensor, "__le__", comparing(less_or_equal, below=True))
         put(torch.Tensor, "__ge__", comparing(torch.Tensor.__ge__, below=False))
+        yield
+
+
+@contextlib.contextmanager
+def _plain_run() -> Iterator[None]:
+    """The model's own code is told that nobody compiles or exports it; PyTorch's is not."""
+
+    def denying(question: Callable[[], bool]) -> Callable[[], bool]:
+        def answer() -> bool:
+            return not lines.is_called_by_user(sys._getframe(1)) and question()
+
+        return answer
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for name in ("is_compiling", "is_dynamo_compiling", "is_exporting"):
+            put(torch.compiler, name, denying(getattr(torch.compiler, name)))
         yield
 
 
