@@ -203,7 +203,7 @@ def _announce() -> None:
 
     event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
 
-    @typeof_impl.register(Compiled)  # type: ignore[untyped-decorator]
+    @typeof_impl.register(Compiled)
     def _(value: Compiled, _: Any) -> Any:
         return types.Dispatcher(value.dispatcher)
 

@@ -66,6 +66,7 @@ from partita.graph.splits import (
     output_placement,
     splittable,
 )
+from partita.graph.traffic import cached_inputs
 from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
@@ -490,6 +491,9 @@ class _ShardingBuilder:
         updates: list[tuple[Op, float]] = []
         nest = loop_nest(self.graph.call(op))
         for name, access in zip(op.inputs, nest.inputs, strict=True):
+            if name in cached_inputs(self.graph):
+                layout = self._reads(access, choice.dims)
+                memory += self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
             if self.owner.get(name) != op.name:
                 continue
             tensor = self.graph.tensor(name)
