@@ -198,8 +198,14 @@ class TestSmallProblems:
         doubled(1.5)
         assert doubled.dispatcher.signatures
 
+    def test_end_in_a_long_run(self, doubled, monkeypatch):
+        doubled.interpreted_s = module.GLANCE_S
+        monkeypatch.setattr(module._Compiling, "interpreted_s", module.LONG_RUN_S)
+        assert not doubled.has_patience()
+
     def test_end_at_once_where_code_is_on_disk(self, doubled, monkeypatch):
         doubled.interpreted_s = module.GLANCE_S
+        monkeypatch.setattr(module._Compiling, "interpreted_s", 0.0)
         assert doubled.has_patience()
         doubled.is_kept = True
         assert not doubled.has_patience()

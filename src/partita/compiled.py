@@ -38,12 +38,14 @@ _IMPORT = re.compile(r"^(?:from|import) partita((?:\.\w+)*)(?: import (\([^)]*\)
 
 GLANCE_S = 0.05  # interpreted so long before asking whether machine code lies on disk
 PATIENCE_S = 0.7  # interpreted so long where none does: compiling takes one or two
+LONG_RUN_S = 2.0  # all functions interpreted so long: a run in which compiling pays
 
 
 class _Compiling:
-    """How long this process has compiled, and whether it does so now."""
+    """How long this process has compiled, whether it does so now; how long it has interpreted."""
 
     seconds = 0.0
+    interpreted_s = 0.0
     depth = 0
     began = 0.0
 
@@ -105,7 +107,9 @@ class Compiled:
                 return self.plain(*arguments)
         finally:
             _interpreting.depth -= 1
-            self.interpreted_s += time.thread_time() - began
+            spent = time.thread_time() - began
+            self.interpreted_s += spent
+            _Compiling.interpreted_s += spent
 
     def is_small(self, arguments: tuple[Any, ...]) -> bool:
         """May a call be interpreted?"""
@@ -121,7 +125,8 @@ class Compiled:
             folder = getattr(self.dispatcher.stats, "cache_path", None)
             kept = f"*{self.function.__qualname__}-*.nbi"
             self.is_kept = folder is not None and any(Path(folder).glob(kept))
-        return not self.is_kept and self.interpreted_s < PATIENCE_S
+        is_long = _Compiling.interpreted_s >= LONG_RUN_S
+        return not self.is_kept and self.interpreted_s < PATIENCE_S and not is_long
 
     def compile_and_call(self, *arguments: Any) -> Any:
         """From now on compiled."""
@@ -203,7 +208,7 @@ def _announce() -> None:
 
     event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
 
-    @typeof_impl.register(Compiled)  # type: ignore[untyped-decorator]
+    @typeof_impl.register(Compiled)
     def _(value: Compiled, _: Any) -> Any:
         return types.Dispatcher(value.dispatcher)
 

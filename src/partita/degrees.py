@@ -295,7 +295,7 @@ def _what(stages: Sequence[StageLike], name: str, graph: Graph | None) -> str:
             return words
     counts = Counter(dim for _, dim in pairs if dim)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3])
+    return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3]) or "replicated"
 
 
 def stage_degrees(stage: StageLike, names: Sequence[str]) -> dict[str, int]:

@@ -139,10 +139,12 @@ def _rope(call: Call, x: T) -> T:
     whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
     size = call.whole("size", whole.shape[-1])
     x = whole if size == whole.shape[-1] else whole[..., :size]
-    place = torch.arange(x.shape[-3], dtype=torch.float32, device=x.device)
+    place = _places(call, x.shape[-3], x)
     angle = place[:, None] * _frequencies(call, size, x)
     factor = call.number("factor", 1)
-    cos, sin = ((f * factor)[:, None].to(x.dtype) for f in (angle.cos(), angle.sin()))
+    cos, sin = (
+        (f if factor == 1 else f * factor)[:, None].to(x.dtype) for f in (angle.cos(), angle.sin())
+    )
     if call.flag("interleaved"):
         a, b = x[..., 0::2], x[..., 1::2]
         x = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
@@ -151,6 +153,12 @@ def _rope(call: Call, x: T) -> T:
         x = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
     x = x if size == whole.shape[-1] else torch.cat((x, whole[..., size:]), -1)
     return x.flatten(-2)
+
+
+def _places(call: Call, count: int, like: T) -> T:
+    """The numbers of positions; the first is `start` where others have been read before."""
+    start = call.whole("start", 0)
+    return torch.arange(start, start + count, dtype=torch.float32, device=like.device)
 
 
 def _frequencies(call: Call, size: int, like: T) -> T:
@@ -166,7 +174,7 @@ def _frequencies(call: Call, size: int, like: T) -> T:
 
 def _temperature(call: Call, x: T) -> T:
     """Queries [b, s, features] made longer the later they are (Llama 4, layers without rope)."""
-    place = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+    place = _places(call, x.shape[1], x)
     steps = torch.floor((place + 1) / call.number("floor", 1))
     return x * (torch.log1p(steps) * call.number("factor", 0) + 1)[:, None].to(x.dtype)
 
@@ -402,8 +410,12 @@ def constant_ids(op: Op, shape: Sequence[int], limit: int, device: Any = None) -
     assert isinstance(buckets, int)
     assert isinstance(start, int)
     if not buckets:
-        numbers = torch.arange(math.prod(shape), device=device) % max(1, limit - start)
-        return (numbers + start).reshape(tuple(shape))
+        count, room = math.prod(shape), max(1, limit - start)
+        if count <= room:
+            numbers = torch.arange(start, start + count, device=device)
+        else:
+            numbers = torch.arange(count, device=device) % room + start
+        return numbers if len(shape) == 1 else numbers.reshape(tuple(shape))
     key, query = torch.arange(shape[1], device=device), torch.arange(shape[0], device=device)
     ahead = key[None, :] - query[:, None]
     first = torch.zeros_like(ahead)

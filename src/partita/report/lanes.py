@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partita.meaning import Phase, Purpose, Work
-from partita.program import Body, Lane
+from partita.program import I32, Body, Lane
 from partita.report.tasks import categories
 from partita.timeline import Timeline
 
@@ -159,7 +159,7 @@ def _with(timeline: Timeline, blocks: list[tuple[int, int, _Inside]]) -> Timelin
     start, end = np.append(timeline.start, starts), np.append(timeline.end, ends)
     count = len(starts)
 
-    def longer(column: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def longer(column: I32) -> I32:
         """Offsets of lists that the new tasks have none of."""
         return np.append(column, np.full(count, column[-1] if len(column) else 0, column.dtype))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
+from partita.graph.traffic import cached_inputs
 from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
@@ -67,15 +68,26 @@ def _doubt(simulation: Simulation) -> tuple[str, ...]:
 def job_line(simulation: Simulation) -> str:
     """The model and what is done with it."""
     workload = simulation.workload
+    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
     job = f"training with {workload.optimizer}" if workload.training else "inference"
+    if tokens and not workload.training:
+        job += f", {phase_of_inference(workload.graph)}"
     if workload.execution != "graph":
         job += f" ({workload.execution})"
-    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
-    each = f" of {tokens:,} tokens" if tokens else ""
+    each = f" of {units.counted(tokens, 'token')}" if tokens else ""
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
         f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, {workload.dtype}"
     )
+
+
+def phase_of_inference(graph: Graph) -> str:
+    """What a language model does: reads a prompt, or adds tokens to what it has read."""
+    cached = max(cached_inputs(graph).values(), default=0)
+    if not cached:
+        return "prefill"
+    size = sum(graph.tensor(name).size_bytes for name in cached_inputs(graph))
+    return f"decode behind a KV cache of {cached:,} tokens a sample ({units.size(size)})"
 
 
 def ops_text(graph: Graph) -> str:

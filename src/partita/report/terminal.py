@@ -53,7 +53,8 @@ def gantt(
     if fold and lanes is None:
         rows_of = {group[0]: group for group in alike(timeline, range(len(program.lanes)))}
     shown, others = _choose(timeline, lanes, list(rows_of))
-    memories, held_alike = [], {}
+    memories: list[int] = []
+    held_alike: dict[int, list[int]] = {}
     if memory:
         memories, held_alike = _choose_memories(timeline, peaks, fold)
     labels = [group_name([program.lanes[one].name for one in rows_of[lane]]) for lane in shown]
@@ -116,7 +117,8 @@ def _fullest(timeline: Timeline, peaks: F64) -> list[int]:
     stores = timeline.program.memories
     limits = np.array([m.capacity or peak for m, peak in zip(stores, peaks, strict=True)])
     share = np.divide(peaks, limits, out=np.zeros(len(peaks)), where=limits > 0)
-    return np.argsort(-share, kind="stable").tolist()
+    order: list[int] = np.argsort(-share, kind="stable").tolist()
+    return order
 
 
 def _num_columns(timeline: Timeline, room: int) -> int:

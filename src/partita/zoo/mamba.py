@@ -97,12 +97,12 @@ def _mixer(g: GraphBuilder, x: Tensor, sizes: MambaSizes) -> Tensor:
 def _part_of_linear(
     g: GraphBuilder, x: Tensor, part: str, total: int, start: int, width: int, bias: bool
 ) -> Tensor:
-    span = {"start": start, "stop": start + width}
-    packed = PackedPart("in_proj.weight", (total, x.shape[-1]), **span)
+    stop = start + width
+    packed = PackedPart("in_proj.weight", (total, x.shape[-1]), start=start, stop=stop)
     shape = (width, x.shape[-1])
     weights = [g.parameter(f"in_proj.{part}.weight", shape, packed=packed)]
     if bias:
-        packed = PackedPart("in_proj.bias", (total,), **span)
+        packed = PackedPart("in_proj.bias", (total,), start=start, stop=stop)
         weights.append(g.parameter(f"in_proj.{part}.bias", (width,), packed=packed))
     return g.one("linear", x, *weights, name=f"in_proj.{part}")
 
@@ -110,11 +110,11 @@ def _part_of_linear(
 def _part_of_conv(g: GraphBuilder, x: Tensor, part: str, start: int, sizes: MambaSizes) -> Tensor:
     """Each feature looks at its last positions, then the activation."""
     width = x.shape[-1]
-    total, span = sizes.inner + 2 * sizes.read, {"start": start, "stop": start + width}
-    packed = PackedPart("conv1d.weight", (total, 1, sizes.kernel), **span)
+    total, stop = sizes.inner + 2 * sizes.read, start + width
+    packed = PackedPart("conv1d.weight", (total, 1, sizes.kernel), start=start, stop=stop)
     weights = [g.parameter(f"conv1d.{part}.weight", (width, 1, sizes.kernel), packed=packed)]
     if sizes.conv_bias:
-        packed = PackedPart("conv1d.bias", (total,), **span)
+        packed = PackedPart("conv1d.bias", (total,), start=start, stop=stop)
         weights.append(g.parameter(f"conv1d.{part}.bias", (width,), packed=packed))
     y = g.transpose(x, (0, 2, 1), f"{part}_turned")
     y = g.one("pad", y, name=f"{part}_padded", before=(0, 0, sizes.kernel - 1), after=(0, 0, 0))

@@ -145,7 +145,7 @@ def _numbered(first: Ints, number: Ints) -> Ints:
 def _hashes_of_choices_in_numpy(class_of: Ints, class_at: Ints, count: int) -> Hashes:
     hashes = np.zeros(count, np.uint64)
     for at in class_at:
-        hashes = (_mixed(hashes) + class_of[at : at + count].astype(np.uint64)) * np.uint64(SPREAD)  # type: ignore[arg-type,assignment]
+        hashes = (_mixed(hashes) + class_of[at : at + count].astype(np.uint64)) * np.uint64(SPREAD)  # type: ignore[arg-type]
     return hashes
 
 
