@@ -125,10 +125,16 @@ def bound_gap(account: IdleAccount, lower_bound_s: float) -> BoundGap:
 def idle_account(timeline: Timeline) -> IdleAccount:
     """Why each device of a timeline is idle, and for how long."""
     reader = _Reader(timeline)
-    lanes = [n for n, lane in enumerate(timeline.program.lanes) if lane.kind == "device"]
+    lanes = computing_lanes(timeline.program)
     plain = [reader.lane(lane) for lane in lanes]
     most = max((lane.busy_s for lane in plain), default=0.0)
     return IdleAccount(timeline.makespan, tuple(_balanced(lane, most) for lane in plain))
+
+
+def computing_lanes(program: Program) -> list[int]:
+    """The lanes of devices; of a program without any, all that are no links."""
+    devices = [number for number, lane in enumerate(program.lanes) if lane.kind == "device"]
+    return devices or [n for n, lane in enumerate(program.lanes) if lane.kind != "link"]
 
 
 def _balanced(lane: LaneIdle, most_busy_s: float) -> LaneIdle:

@@ -9,6 +9,7 @@ text; the characters that could end the element are escaped. Nothing is loaded f
 """
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from partita.jobs.idle import CAUSES, DEPENDENCY, IMBALANCE, IdleAccount
 from partita.jobs.measured_lanes import MeasuredLane
 from partita.jobs.memory_parts import PARTS, MemoryCurves, few_steps
+from partita.report.charts import cut
 from partita.report.html_parts import embedded
 from partita.report.palette import (
     CATEGORY_COLORS,
@@ -32,11 +34,14 @@ from partita.report.palette import (
 from partita.report.tasks import CATEGORIES, about, categories
 from partita.timeline import Timeline
 
+LAST_NUMBER = re.compile(r"[0-9]+(?=[^0-9]*$)")
+ANY_NUMBER = re.compile(r"[0-9]+")
 MOST_LANES = 256
 MOST_STEPS = 8_000  # of one memory's curve
 MOST_TASKS = 120_000  # that travel one by one
 MOST_SHARES = 6_000_000  # bytes of the shares that stand for more
 MOST_COLUMNS = 16_384
+LONGEST_NAME = 36  # on a button
 MOST_PART_STEPS = 500  # of each part of a memory
 LETTERS = "FBDWU" + " " * (len(CATEGORIES) - 5)  # what papers write into blocks
 _TOOLS = (
@@ -55,13 +60,54 @@ _SAVES = (
 class TimelineExtras:
     """What is known of a timeline beside itself: why lanes are idle, memory by part, a run of it.
 
-    `saves` names the downloads that are offered.
+    `saves` names the downloads that are offered. With `by_block` colours tell blocks apart instead
+    of kinds: those that take longest have one each.
     """
 
     idle: IdleAccount | None = None
     parts: tuple[MemoryCurves, ...] = ()
     measured: tuple[MeasuredLane, ...] = ()
     saves: tuple[str, ...] = ("trace", "csv", "svg", "memory")
+    by_block: bool = False
+
+
+@dataclass(frozen=True)
+class TaskColors:
+    """The names that have a colour, and for every task the number of its own."""
+
+    names: tuple[str, ...]
+    letters: tuple[str, ...]
+    of_task: npt.NDArray[np.uint8]
+
+
+def task_colors(timeline: Timeline, by_block: bool) -> TaskColors:
+    """By kind and purpose; or by block, the longest first and the rest together."""
+    program = timeline.program
+    if not by_block:
+        letters = tuple(letter.strip() for letter in LETTERS)
+        return TaskColors(CATEGORIES, letters, categories(program))
+    most = len(CATEGORY_COLORS) - 1
+    names = families(program.blocks, most)
+    families_of = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    family = np.array([families_of[name] for name in names])[program.block]
+    spent = np.bincount(family, weights=program.duration, minlength=len(families_of))
+    kept = np.sort(np.argsort(-spent, kind="stable")[:most])  # in the order they first stand there
+    number = np.full(len(families_of), len(kept), np.uint8)
+    number[kept] = np.arange(len(kept))
+    known = list(families_of)
+    shown = (*(known[place] for place in kept.tolist()), "others")
+    return TaskColors(shown, ("",) * len(shown), number[family])
+
+
+def families(names: Sequence[str], most: int) -> list[str]:
+    """Names with as few of their last numbers left out as make at most `most` different ones."""
+    whole = list(names)
+    if len(set(whole)) <= most:
+        return whole
+    without_last = [LAST_NUMBER.sub("*", name) for name in whole]
+    if len(set(without_last)) <= most:
+        return without_last
+    return [ANY_NUMBER.sub("*", name) for name in whole]
 
 
 def timeline_script() -> str:
@@ -128,13 +174,14 @@ def live_timeline(
 
 def _buttons(timeline: Timeline, known: TimelineExtras, whole: bool) -> str:
     drawn, _ = timeline.slots()
-    shown = {*np.unique(categories(timeline.program)[drawn]).tolist()}
+    colors = task_colors(timeline, known.by_block)
+    shown = {*np.unique(colors.of_task[drawn]).tolist()}
     shown |= {kind for lane in known.measured for kind in lane.kinds}
     parts = [
         f'<button type="button" data-kind="{category}" aria-pressed="true">'
         f'<i style="background:'
         f'{hatch(CATEGORY_COLORS[category], CATEGORY_PATTERNS[category])}"></i>'
-        f"{escape(CATEGORIES[category])}</button>"
+        f"{escape(cut(colors.names[category], LONGEST_NAME))}</button>"
         for category in sorted(shown)
     ]
     if known.idle is not None and whole:
@@ -175,15 +222,20 @@ def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str,
     measured = known.measured if whole else ()
     longest = max((float(lane.end.max()) for lane in measured if lane.end.size), default=0.0)
     causes = list(CAUSES)
+    colors = task_colors(timeline, known.by_block)
     return {
         "unit": program.time_unit,
         "makespan": max(timeline.makespan, longest),
-        "kinds": list(CATEGORIES),
-        "letters": [letter.strip() for letter in LETTERS],
-        "patterns": list(CATEGORY_PATTERNS),
+        "kinds": list(colors.names),
+        "letters": list(colors.letters),
+        "patterns": list(CATEGORY_PATTERNS[: len(colors.names)]),
         "causes": causes,
         "cause_patterns": [CAUSE_PATTERNS[cause] for cause in causes],
-        **(_tasks(timeline, measured) if whole else _shares(timeline, len(lanes))),
+        **(
+            _tasks(timeline, measured, colors.of_task)
+            if whole
+            else _shares(timeline, len(lanes), colors.of_task)
+        ),
         **_idle(timeline, known.idle if whole else None, measured),
         "memories": [_memory(timeline, i) for i in range(min(len(program.memories), MOST_LANES))],
         "parts": [_part_curves(parts) for parts in known.parts[:MOST_LANES]],
@@ -199,7 +251,9 @@ def display_lanes(timeline: Timeline, measured: Sequence[MeasuredLane]) -> list[
     return rows
 
 
-def _tasks(timeline: Timeline, measured: Sequence[MeasuredLane]) -> dict[str, Any]:
+def _tasks(
+    timeline: Timeline, measured: Sequence[MeasuredLane], of: npt.NDArray[np.uint8]
+) -> dict[str, Any]:
     """Every task, and after them those that were measured."""
     program = timeline.program
     rows = display_lanes(timeline, measured)
@@ -229,7 +283,7 @@ def _tasks(timeline: Timeline, measured: Sequence[MeasuredLane]) -> dict[str, An
         "blocks": list(names),
         "start": joined(timeline.start, [lane.start for lane in measured], "<f8"),
         "end": joined(timeline.end, [lane.end for lane in measured], "<f8"),
-        "kind": joined(categories(program), [np.array(m.kinds, np.uint8) for m in measured], "<u1"),
+        "kind": joined(of, [np.array(m.kinds, np.uint8) for m in measured], "<u1"),
         "work": joined(program.work, [np.full(len(m.start), -1) for m in measured], "<i4"),
         "block": joined(
             np.array([numbers[name] for name in program.blocks])[program.block], of_names, "<i4"
@@ -247,10 +301,9 @@ def _tasks(timeline: Timeline, measured: Sequence[MeasuredLane]) -> dict[str, An
     }
 
 
-def _shares(timeline: Timeline, num_lanes: int) -> dict[str, Any]:
+def _shares(timeline: Timeline, num_lanes: int, of: npt.NDArray[np.uint8]) -> dict[str, Any]:
     """How each lane spends each column of time, in 255ths."""
     program = timeline.program
-    of = categories(program)
     drawn, _ = timeline.slots()
     present = np.unique(of[drawn]).tolist()
     columns = min(MOST_COLUMNS, MOST_SHARES // max(1, num_lanes * len(present)))

@@ -95,7 +95,7 @@ def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] 
             f'<p class="soft">{escape(_subtitle(plan, simulation))}</p>',
             _cards(plan, simulation, hidden),
             _assumptions(simulation),
-            time_section(idle, gap, simulation),
+            time_section(idle, gap),
             _bounds(simulation),
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline, extras),

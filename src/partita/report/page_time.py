@@ -1,13 +1,14 @@
 """The part of a plan's page on time: from the bound to the step, and why devices are idle."""
 
+from collections.abc import Callable
 from html import escape
 
 from partita import units
 from partita.jobs.idle import CAUSES, BoundGap, IdleAccount
-from partita.jobs.simulate import Simulation
 from partita.report.html_parts import folded, legend, table
 from partita.report.palette import BUSY_COLOR, CAUSE_COLORS, CAUSE_PATTERNS, WORK_COLOR, hatch
 
+Words = Callable[[float], str]  # a time as people read it
 MOST_ROWS = 64
 WORDS = {
     "dependency": "dependency (bubble)",
@@ -18,7 +19,7 @@ WORDS = {
 }
 
 
-def time_section(account: IdleAccount, gap: BoundGap, simulation: Simulation) -> str:
+def time_section(account: IdleAccount, gap: BoundGap, words: Words = units.seconds) -> str:
     """A bar from nothing over the bound to the step, and a row for every device."""
     step = account.step_s or 1.0
     parts = [
@@ -31,12 +32,12 @@ def time_section(account: IdleAccount, gap: BoundGap, simulation: Simulation) ->
     ]
     bar = "".join(
         f'<i style="width:{seconds / step:.3%};background:{hatch(color, pattern)}" '
-        f'title="{escape(name)} {units.seconds(seconds)}, {seconds / step:.1%}"></i>'
+        f'title="{escape(name)} {words(seconds)}, {seconds / step:.1%}"></i>'
         for name, seconds, color, pattern in parts
         if seconds > 0
     )
     names = [
-        (f"{name} {units.seconds(seconds)} ({seconds / step:.1%})", color, pattern)
+        (f"{name} {words(seconds)} ({seconds / step:.1%})", color, pattern)
         for name, seconds, color, pattern in parts
         if seconds > 0.0005 * step
     ]
@@ -46,20 +47,20 @@ def time_section(account: IdleAccount, gap: BoundGap, simulation: Simulation) ->
     return (
         "<h2>From the bound to the step</h2>"
         f'<div class="bar" role="img" aria-label="the step by part">{bar}</div>{legend(names)}'
-        f'<p class="soft">{units.seconds(missing)} of {units.seconds(step)} are above the proven '
+        f'<p class="soft">{words(missing)} of {words(step)} are above the proven '
         f"bound{who}: what it computes beyond it, and idle time by its cause.</p>"
-        f"{_devices(account)}"
+        f"{_devices(account, words)}"
     )
 
 
-def _devices(account: IdleAccount) -> str:
+def _devices(account: IdleAccount, words: Words) -> str:
     header = ("row", "busy", *(WORDS[cause] for cause in CAUSES), "step")
     rows = [
         (
             lane.name,
-            units.seconds(lane.busy_s),
-            *(units.seconds(lane.seconds[cause]) for cause in CAUSES),
-            units.seconds(account.step_s),
+            words(lane.busy_s),
+            *(words(lane.seconds[cause]) for cause in CAUSES),
+            words(account.step_s),
         )
         for lane in account.lanes[:MOST_ROWS]
     ]
@@ -67,9 +68,9 @@ def _devices(account: IdleAccount) -> str:
     rows.append(
         (
             "mean",
-            units.seconds(account.mean_busy_s),
-            *(units.seconds(mean[cause]) for cause in CAUSES),
-            units.seconds(account.step_s),
+            words(account.mean_busy_s),
+            *(words(mean[cause]) for cause in CAUSES),
+            words(account.step_s),
         )
     )
     count = len(account.lanes)

@@ -9,16 +9,12 @@ from partita.jobs.other_orders import OtherOrder
 from partita.jobs.pareto import pareto_front
 from partita.jobs.simulate import Simulation
 from partita.plans import Plan
-from partita.report.figures import Mark, figure, interval_bars, linear_axes, scatter
+from partita.report.figures import Mark, interval_bars, linear_axes, scatter
 from partita.report.html_parts import folded
-from partita.report.palette import CAUSE_COLORS, CAUSE_PATTERNS, svg_patterns
-from partita.report.tasks import CATEGORIES, COLORS, categories
+from partita.report.small_timeline import SmallTimeline, small_timelines
 
 LONGEST_S = 1e12  # of what is drawn: plan files may say anything
 MOST_ROWS = 24
-LANE, WIDE, LEFT = 13, 1060, 150
-MOST_LANES = 16  # of a small timeline
-MOST_TASKS = 6000
 
 
 def tried_section(plan: Plan, simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
@@ -100,12 +96,14 @@ def _orders(simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
     """The same stages in other orders, one small timeline under the other, on one axis."""
     if len(orders) < 2:
         return ""
-    longest = max(order.simulation.step_s for order in orders)
-    parts = [svg_patterns(CAUSE_COLORS, CAUSE_PATTERNS, "idle")]
-    top = 0.0
-    for order in orders:
-        drawn, top = _small(order, longest, top, order.simulation is simulation)
-        parts += drawn
+    rows = [
+        SmallTimeline(
+            order.title + (" (this plan)" if order.simulation is simulation else ""),
+            units.seconds(order.simulation.step_s),
+            order.simulation.timeline,
+        )
+        for order in orders
+    ]
     names = ", ".join(
         f"{order.title} {units.seconds(order.simulation.step_s)} "
         f"(bubble {order.simulation.bubble:.0%}, "
@@ -114,52 +112,7 @@ def _orders(simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
     )
     return folded(
         f"the same stages in {len(orders)} orders, on one axis",
-        f"{figure('the same stages in other orders', parts, top + 4)}"
+        f"{small_timelines('the same stages in other orders', rows)}"
         f'<p class="soft">{escape(names)}. Hatched: idle.</p>',
         is_open=True,
     )
-
-
-def _small(
-    order: OtherOrder, longest: float, top: float, is_chosen: bool
-) -> tuple[list[str], float]:
-    """A timeline of blocks alone; idle time is hatched and told in percent."""
-    timeline = order.simulation.timeline
-    program = timeline.program
-    of = categories(program)
-    scale = (WIDE - LEFT - 70) / longest
-    mark = " (this plan)" if is_chosen else ""
-    parts = [f'<text x="2" y="{top + 14}">{escape(order.title + mark)}</text>']
-    parts.append(
-        f'<text class="s" x="2" y="{top + 29}">{units.seconds(order.simulation.step_s)}</text>'
-    )
-    lanes = [n for n, lane in enumerate(program.lanes) if lane.kind == "device"][:MOST_LANES]
-    busy = timeline.busy()
-    for row, lane in enumerate(lanes):
-        y = top + 4 + row * (LANE + 2)
-        whole = timeline.makespan * scale
-        idle = 1 - float(busy[lane]) / timeline.makespan if timeline.makespan else 0.0
-        parts.append(
-            f'<rect x="{LEFT}" y="{y}" width="{whole:.1f}" height="{LANE}" fill="url(#idle0)" '
-            f'fill-opacity=".55"><title>{escape(program.lanes[lane].name)}: idle {idle:.1%}'
-            "</title></rect>"
-        )
-        for task in timeline.lane_tasks(lane).tolist()[:MOST_TASKS]:
-            x = LEFT + float(timeline.start[task]) * scale
-            wide = float(timeline.end[task] - timeline.start[task]) * scale
-            label = program.task_label(task)
-            parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{max(0.2, wide - 0.4):.2f}" height="{LANE}" '
-                f'fill="{COLORS[of[task]]}"><title>{escape(CATEGORIES[of[task]])} '
-                f"{escape(label.block)}</title></rect>"
-            )
-            if label.microbatch >= 0 and wide > 9 + 5 * len(str(label.microbatch)):
-                parts.append(
-                    f'<text class="m w" x="{x + wide / 2:.1f}" y="{y + 10.5}" '
-                    f'style="font-size:10px;pointer-events:none">{label.microbatch}</text>'
-                )
-        parts.append(
-            f'<text class="s" x="{LEFT + whole + 6:.1f}" y="{y + 11}" style="font-size:11px">'
-            f"{idle:.0%}</text>"
-        )
-    return parts, top + max(2, len(lanes)) * (LANE + 2) + 14

@@ -150,30 +150,26 @@
         const live = [];
         let held = 0;
         curve.times.forEach((time, i) => {
-          const amount = Math.round(curve.amounts[i]), frames = [{ filename: "plan", line: 0, name: curve.name }];
-          if (amount > held) {
-            live.push([address, amount - held]);
-            events.push({ action: "alloc", addr: address, size: amount - held, stream: 0, time_us: Math.round(time * scale), frames });
-            address += amount - held;
-          }
-          let back = held - amount;
-          while (back > 0 && live.length) {
+          const wanted = Math.round(curve.amounts[i]), moment = Math.round(time * scale);
+          const frames = [{ filename: "plan", line: 0, name: curve.name }];
+          const note = (action, addr, size) => events.push({ action, addr, size, stream: 0, time_us: moment, frames });
+          while (held > wanted) {
             const [at, size] = live.pop();
-            events.push({ action: "free_requested", addr: at, size, stream: 0, time_us: Math.round(time * scale), frames });
-            events.push({ action: "free_completed", addr: at, size, stream: 0, time_us: Math.round(time * scale), frames });
-            if (size > back) {
-              live.push([address, size - back]);
-              events.push({ action: "alloc", addr: address, size: size - back, stream: 0, time_us: Math.round(time * scale), frames });
-              address += size - back;
-            }
-            back -= size;
+            note("free_requested", at, size);
+            note("free_completed", at, size);
+            held -= size;
           }
-          held = amount;
+          if (wanted > held) {
+            note("alloc", address, wanted - held);
+            live.push([address, wanted - held]);
+            address += wanted - held;
+            held = wanted;
+          }
         });
       }
       events.sort((a, b) => a.time_us - b.time_us);
       traces.push(events);
-      segments.push({ device, address: ADDRESS, total_size: address - ADDRESS, allocated_size: 0, active_size: 0,
+      segments.push({ device, address: ADDRESS, total_size: 0, allocated_size: 0, active_size: 0,
         requested_size: 0, stream: 0, segment_type: "large", blocks: [], frames: [] });
     });
     return { segments, device_traces: traces, allocator_settings: {}, external_annotations: [] };

@@ -2,7 +2,7 @@
 // The timeline of a page: zoom with the wheel or + and -, drag or arrow keys to move, hover or keys to read.
 // All data comes from the JSON element beside the canvas; nothing is fetched.
 (function () {
-  const ROW = 20, GAP = 4, AXIS = 24, MEMORY = 46, FONT = "12px system-ui, sans-serif";
+  const AXIS = 24, MEMORY = 46, FONT = "12px system-ui, sans-serif";
   const LINES = "rgba(255,255,255,0.42)", TILE = 8, MARKED = 0.2;
 
   const TYPES = { f8: Float64Array, f4: Float32Array, u1: Uint8Array, i1: Int8Array, i2: Int16Array, i4: Int32Array };
@@ -98,6 +98,11 @@
       for (let lane = 0; lane < this.data.lanes.length; lane++)
         for (let i = this.data.slot_from[lane]; i < this.data.slot_from[lane + 1]; i++)
           if (this.laneOf[this.data.slot_task[i]] < 0) this.laneOf[this.data.slot_task[i]] = lane;
+      // Many lanes are a map: thin rows, some of them named.
+      const count = this.data.lanes.length, many = count > 48;
+      this.tall = count > 128 ? 3 : many ? 6 : 20;
+      this.gap = count > 128 ? 0 : many ? 1 : 4;
+      this.named = many ? Math.ceil(14 / (this.tall + this.gap)) : 1;
       this.pen.font = FONT;
       const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name)];
       this.widest = Math.max(...names.map((name) => this.pen.measureText(name).width), 60) + 16;
@@ -105,13 +110,13 @@
       this.resize();
     }
 
-    get laneBottom() { return AXIS + this.data.lanes.length * (ROW + GAP); }
+    get laneBottom() { return AXIS + this.data.lanes.length * (this.tall + this.gap); }
 
     resize() {
       const ratio = window.devicePixelRatio || 1;
       this.width = this.root.clientWidth || 720;
       this.labels = Math.min(this.widest, 240, Math.max(84, this.width * 0.28));
-      this.height = this.laneBottom + this.data.memories.length * (MEMORY + GAP) + 6;
+      this.height = this.laneBottom + this.data.memories.length * (MEMORY + 4) + 6;
       this.canvas.style.height = this.height + "px";
       this.canvas.width = Math.round(this.width * ratio);
       this.canvas.height = Math.round(this.height * ratio);
@@ -121,7 +126,7 @@
 
     x(time) { return this.labels + (time - this.from) / (this.to - this.from) * (this.width - this.labels - 8); }
     time(x) { return this.from + (x - this.labels) / (this.width - this.labels - 8) * (this.to - this.from); }
-    top(lane) { return AXIS + lane * (ROW + GAP); }
+    top(lane) { return AXIS + lane * (this.tall + this.gap); }
 
     show(from, to) {
       const whole = this.data.makespan || 1;
@@ -244,11 +249,11 @@
     paintGround(lane) {
       const pen = this.pen, top = this.top(lane);
       pen.fillStyle = this.card;
-      pen.fillRect(this.labels, top, this.width - this.labels - 8, ROW);
-      this.label(this.data.lanes[lane], top + ROW / 2, this.ink);
+      pen.fillRect(this.labels, top, this.width - this.labels - 8, this.tall);
+      if (lane % this.named === 0) this.label(this.data.lanes[lane], top + this.tall / 2, this.ink);
       if (lane === this.row && document.activeElement === this.canvas) {
         pen.strokeStyle = this.ink;
-        pen.strokeRect(this.labels, top - 1, this.width - this.labels - 8, ROW + 2);
+        pen.strokeRect(this.labels, top - 1, this.width - this.labels - 8, this.tall + 2);
       }
     }
 
@@ -285,10 +290,10 @@
         const cause = data.idle_cause[index];
         const part = cause === dependency ? uneven : 0;
         pen.fillStyle = this.causeFills[cause];
-        pen.fillRect(left, top, right - left, ROW * (1 - part));
+        pen.fillRect(left, top, right - left, this.tall * (1 - part));
         if (part > 0) {
           pen.fillStyle = this.causeFills[imbalance];
-          pen.fillRect(left, top + ROW * (1 - part), right - left, ROW * part);
+          pen.fillRect(left, top + this.tall * (1 - part), right - left, this.tall * part);
         }
       }
     }
@@ -304,11 +309,11 @@
         alpha = Math.max(alpha, this.dim(task));
         index++;
       } while (index < high && this.starts[index] < until && this.x(this.ends[index]) - this.x(this.starts[index]) < 1);
-      let y = top + ROW;
+      let y = top + this.tall;
       pen.globalAlpha = alpha;
       for (const [kind, share] of shares) {
         if (this.hidden.has(kind)) continue;
-        const tall = Math.min(y - top, Math.max(1, share * ROW));
+        const tall = Math.min(y - top, Math.max(1, share * this.tall));
         pen.fillStyle = this.colors[kind];
         pen.fillRect(pixel, y - tall, 1, tall);
         y -= tall;
@@ -326,13 +331,13 @@
       for (let column = first; column < last; column += step) {
         const left = Math.max(this.labels, this.x(column * width));
         const right = Math.min(this.width - 8, this.x((column + step) * width));
-        let y = top + ROW;
+        let y = top + this.tall;
         data.present.forEach((kind, place) => {
           if (this.hidden.has(kind)) return;
           let share = 0;
           for (let i = column; i < Math.min(column + step, count); i++)
             share += data.shares[(lane * count + i) * data.present.length + place];
-          const tall = Math.min(y - top, share / step / 255 * ROW);
+          const tall = Math.min(y - top, share / step / 255 * this.tall);
           if (!(tall > 0)) return;
           pen.fillStyle = this.colors[kind];
           pen.fillRect(left, y - tall, Math.max(right - left, 0.5), tall);
@@ -352,28 +357,28 @@
 
     paintTask(task, left, right, top, measured) {
       const pen = this.pen, data = this.data, wide = right - left, kind = data.kind[task];
-      const inset = measured ? 3 : 0;
+      const inset = measured && this.tall > 12 ? 3 : 0;
       pen.globalAlpha = this.dim(task);
       pen.fillStyle = this.colors[kind];
-      pen.fillRect(left, top + inset, wide > 3 ? wide - 0.6 : wide, ROW - 2 * inset);
+      pen.fillRect(left, top + inset, wide > 3 ? wide - 0.6 : wide, this.tall - 2 * inset);
       if (wide > 6 && this.overlays[data.patterns[kind]]) {
         pen.fillStyle = this.overlays[data.patterns[kind]];
-        pen.fillRect(left, top + inset, wide - 0.6, ROW - 2 * inset);
+        pen.fillRect(left, top + inset, wide - 0.6, this.tall - 2 * inset);
       }
       if (task === this.hovered) {
         pen.strokeStyle = this.ink;
         pen.lineWidth = 2;
-        pen.strokeRect(left + 1, top + 1, Math.max(1, wide - 2), ROW - 2);
+        pen.strokeRect(left + 1, top + 1, Math.max(1, wide - 2), this.tall - 2);
         pen.lineWidth = 1;
       }
       const number = data.microbatch[task] >= 0 ? String(data.microbatch[task]) : "";
       const label = wide > 16 + 7 * number.length ? data.letters[kind] + number : number;
-      if (label && wide > 6 + 7 * label.length) {
+      if (label && this.tall > 12 && wide > 6 + 7 * label.length) {
         pen.fillStyle = this.colors[kind];
         if (this.overlays[data.patterns[kind]])
-          pen.fillRect((left + right) / 2 - 4 * label.length, top + inset + 1, 8 * label.length, ROW - 2 * inset - 2);
+          pen.fillRect((left + right) / 2 - 4 * label.length, top + inset + 1, 8 * label.length, this.tall - 2 * inset - 2);
         pen.fillStyle = "#fff";
-        pen.fillText(label, (left + right) / 2, top + ROW / 2 + 0.5);
+        pen.fillText(label, (left + right) / 2, top + this.tall / 2 + 0.5);
       }
       pen.globalAlpha = 1;
     }
@@ -398,7 +403,7 @@
       const pen = this.pen, clip = (x) => Math.min(this.width - 8, Math.max(this.labels, x));
       const down = toLane >= fromLane ? 1 : -1;
       const x1 = clip(this.x(fromTime)), x2 = clip(this.x(toTime));
-      const y1 = this.top(fromLane) + ROW / 2, y2 = this.top(toLane) + (down > 0 ? 1 : ROW - 1);
+      const y1 = this.top(fromLane) + this.tall / 2, y2 = this.top(toLane) + (down > 0 ? 1 : this.tall - 1);
       pen.strokeStyle = pen.fillStyle = this.ink;
       pen.lineWidth = 1.4;
       pen.beginPath();
@@ -415,7 +420,7 @@
     }
 
     paintMemory(memory, index) {
-      const pen = this.pen, top = this.laneBottom + index * (MEMORY + GAP), bottom = top + MEMORY;
+      const pen = this.pen, top = this.laneBottom + index * (MEMORY + 4), bottom = top + MEMORY;
       // A cap far above the curve would press it flat: then it is only said, not drawn.
       const capped = memory.capacity && memory.capacity < 4 * memory.peak;
       const most = Math.max(memory.peak, capped ? memory.capacity : 0) * 1.05 || 1;
@@ -453,7 +458,7 @@
     }
 
     laneAt(x, y) {
-      const lane = Math.floor((y - AXIS) / (ROW + GAP));
+      const lane = Math.floor((y - AXIS) / (this.tall + this.gap));
       return x < this.labels || lane < 0 || lane >= this.data.lanes.length ? -1 : lane;
     }
 
@@ -515,7 +520,7 @@
       const task = this.taskAt(x, y);
       if (task >= 0) return [task, this.about(task)];
       if (lane >= 0) return [-1, this.showIdle ? this.aboutIdle(lane, x) : []];
-      const index = Math.floor((y - this.laneBottom) / (MEMORY + GAP));
+      const index = Math.floor((y - this.laneBottom) / (MEMORY + 4));
       const memory = data.memories[index];
       if (memory && x >= this.labels) {
         const at = Math.max(0, above(memory.times, 0, memory.times.length, this.time(x)) - 1);
