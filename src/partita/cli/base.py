@@ -19,6 +19,8 @@ What a command returns is its exit code (None is 0); after Ctrl-C it is 130 inst
 import functools
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from typing import Any
 
 import click
 
-from partita import files
+from partita import files, units
 from partita.cli import INTERRUPTED
 from partita.cli.progress import Interrupt, shown
 from partita.errors import FileError
@@ -138,7 +140,7 @@ class Output:
 
         `words` says an objective as people read it: `partita.units.seconds`, say.
         """
-        with self._interrupt.listening(self.quiet), shown(self.quiet, words) as view:
+        with self._interrupt.listening(self.quiet), shown(self.quiet, words, time_s) as view:
 
             def interrupted() -> bool:
                 if view is not None:
@@ -160,6 +162,13 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def terminal_columns() -> int | None:
+    """Columns that tables keep to on a terminal, 60 to 200; None where stdout is a file or pipe."""
+    if not sys.stdout.isatty():
+        return None
+    return min(200, max(60, shutil.get_terminal_size((100, 24)).columns))
+
+
 def common_options(command: Command) -> Command:
     """Add `--json`, `--seed` and `--quiet`, handed to the command as `out: Output`."""
 
@@ -175,7 +184,7 @@ def common_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, seed: int, quiet: bool, **options: Any) -> None:
         out = Output(json=as_json, quiet=quiet, seed=seed)
-        with _warnings_noted(out):
+        with _warnings_noted(out), units.fitting(terminal_columns()):
             code = out._close(command(*args, out=out, **options))
         click.get_current_context().exit(code)
 

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.base import (
+    Output,
+    OutputFile,
+    common_options,
+    output_option,
+    terminal_columns,
+)
 from partita.errors import InputError
 from partita.jobs.simulate import Simulation
 from partita.plans import Plan
@@ -20,14 +26,16 @@ OF_TIMELINES = (".html", ".svg", ".trace.json", ".csv", ".txt")
 
 @click.command()
 @click.argument("plan")
-@click.option("--width", type=click.IntRange(40, 400), default=100, help="Columns of the timeline.")
+@click.option(
+    "--width", type=click.IntRange(40, 400), help="Columns of the timeline; those of the terminal."
+)
 @click.option(
     "--measured", metavar="FOLDER", help="Traces of a run of the plan: lanes under the predicted."
 )
 @output_option(f"Write a report here; the ending decides: {', '.join(FORMATS)}.")
 @common_options
 def command(
-    plan: str, width: int, measured: str | None, output: OutputFile | None, out: Output
+    plan: str, width: int | None, measured: str | None, output: OutputFile | None, out: Output
 ) -> int:
     """Draw a PLAN (or a saved timeline): what it predicts, the timeline of one step, memory.
 
@@ -43,6 +51,7 @@ def command(
     from partita.report.summary import simulation_json, simulation_text
     from partita.report.terminal import gantt
 
+    width = width or terminal_columns() or 100
     if _is_timeline(plan):
         return _saved_timeline(plan, width, measured, output, out)
     suffix = None if output is None else output.ending(FORMATS)

@@ -76,7 +76,8 @@
       this.data = read(root.querySelector("script"));
       this.canvas = root.querySelector("canvas");
       this.tip = root.querySelector(".tip");
-      this.pen = this.canvas.getContext("2d");
+      this.pen = this.screen = this.canvas.getContext("2d");
+      this.known = new Map();  // colours as pixels have them
       this.from = 0;
       this.to = this.data.makespan || 1;
       this.hidden = new Set();
@@ -115,7 +116,16 @@
     resize() {
       const ratio = window.devicePixelRatio || 1;
       this.width = this.root.clientWidth || 720;
-      this.labels = Math.min(this.widest, 240, Math.max(84, this.width * 0.28));
+      this.labels = Math.round(Math.min(this.widest, 240, Math.max(84, this.width * 0.28)));
+      this.shortened = new Map();
+      // What is narrower than a pixel is written into the pixels of a row, which is drawn at once.
+      this.strip = document.createElement("canvas");
+      this.strip.width = Math.max(1, Math.ceil(this.width - this.labels - 8));
+      this.strip.height = this.tall;
+      this.stripPen = this.strip.getContext("2d");
+      this.image = this.stripPen.createImageData(this.strip.width, this.tall);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+      this.written = false;
       this.height = this.laneBottom + this.data.memories.length * (MEMORY + 4) + 6;
       this.canvas.style.height = this.height + "px";
       this.canvas.width = Math.round(this.width * ratio);
@@ -204,8 +214,7 @@
 
     // On the canvas; or on a pen that writes a picture, for the download.
     paint(pen) {
-      const screen = this.pen;
-      if (pen) this.pen = pen; else pen = screen;
+      if (pen) this.pen = pen; else pen = this.screen;
       this.theme();
       pen.clearRect(0, 0, this.width, this.height);
       pen.font = FONT;
@@ -216,7 +225,7 @@
       if (this.showPath) this.paintArrows();
       if (this.partner.has(this.hovered)) this.arrowBetween(this.hovered, this.partner.get(this.hovered));
       this.data.memories.forEach((memory, i) => this.paintMemory(memory, i));
-      this.pen = screen;
+      this.pen = this.screen;
     }
 
     paintAxis() {
@@ -240,9 +249,13 @@
       const pen = this.pen;
       pen.textAlign = "right";
       pen.fillStyle = color;
-      let shown = text;
-      while (shown.length > 4 && pen.measureText(shown).width > this.labels - 12)
-        shown = "…" + shown.slice(shown.length > 24 ? shown.length - 22 : 2);
+      let shown = this.shortened.get(text);
+      if (shown === undefined) {
+        shown = text;
+        while (shown.length > 4 && pen.measureText(shown).width > this.labels - 12)
+          shown = "…" + shown.slice(shown.length > 24 ? shown.length - 22 : 2);
+        this.shortened.set(text, shown);
+      }
       pen.fillText(shown, this.labels - 8, y);
     }
 
@@ -255,6 +268,42 @@
         pen.strokeStyle = this.ink;
         pen.strokeRect(this.labels, top - 1, this.width - this.labels - 8, this.tall + 2);
       }
+    }
+
+    // A rectangle of whole pixels in the row at `top`: from a share of its height to another.
+    dot(x, wide, top, low, high, color, alpha) {
+      if (this.pen !== this.screen) {
+        this.pen.globalAlpha = alpha;
+        this.pen.fillStyle = color;
+        this.pen.fillRect(x, top + low, wide, high - low);
+        this.pen.globalAlpha = 1;
+        return;
+      }
+      const across = this.strip.width, first = Math.max(0, Math.floor(x - this.labels));
+      const last = Math.min(across, Math.max(first + 1, Math.floor(x + wide - this.labels)));
+      const shade = (Math.round(alpha * 255) << 24) | this.rgb(color);
+      for (let y = Math.round(low); y < Math.round(high); y++)
+        this.pixels.fill(shade, y * across + first, y * across + last);
+      this.written = true;
+    }
+
+    rgb(color) {
+      let value = this.known.get(color);
+      if (value === undefined) {
+        const n = parseInt(color.slice(1), 16);
+        value = ((n & 255) << 16) | (n & 0xff00) | (n >> 16);
+        this.known.set(color, value);
+      }
+      return value;
+    }
+
+    // Show what was written into the pixels of a row.
+    flush(top) {
+      if (!this.written) return;
+      this.stripPen.putImageData(this.image, 0, 0);
+      this.pen.drawImage(this.strip, this.labels, top);
+      this.pixels.fill(0);
+      this.written = false;
     }
 
     paintLane(lane) {
@@ -275,6 +324,7 @@
         if (!this.hidden.has(kind)) this.paintTask(task, left, right, top, data.measured[lane]);
         index++;
       }
+      this.flush(top);
       pen.globalAlpha = 1;
     }
 
@@ -289,6 +339,10 @@
         if (right - left < 0.5) continue;
         const cause = data.idle_cause[index];
         const part = cause === dependency ? uneven : 0;
+        if (right - left < 4) {
+          this.dot(left, right - left, top, 0, this.tall, this.causeColors[part > 0.5 ? imbalance : cause], 0.35);
+          continue;
+        }
         pen.fillStyle = this.causeFills[cause];
         pen.fillRect(left, top, right - left, this.tall * (1 - part));
         if (part > 0) {
@@ -300,7 +354,7 @@
 
     // Tasks narrower than a pixel: their shares of it, stacked by kind; what stays empty is idle.
     paintPixel(index, high, pixel, top) {
-      const data = this.data, pen = this.pen, width = this.time(pixel + 1) - this.time(pixel);
+      const data = this.data, width = this.time(pixel + 1) - this.time(pixel);
       const shares = new Map(), until = this.time(pixel + 1);
       let alpha = 0.25;
       do {
@@ -309,13 +363,11 @@
         alpha = Math.max(alpha, this.dim(task));
         index++;
       } while (index < high && this.starts[index] < until && this.x(this.ends[index]) - this.x(this.starts[index]) < 1);
-      let y = top + this.tall;
-      pen.globalAlpha = alpha;
+      let y = this.tall;
       for (const [kind, share] of shares) {
         if (this.hidden.has(kind)) continue;
-        const tall = Math.min(y - top, Math.max(1, share * this.tall));
-        pen.fillStyle = this.colors[kind];
-        pen.fillRect(pixel, y - tall, 1, tall);
+        const tall = Math.min(y, Math.max(1, share * this.tall));
+        this.dot(pixel, 1, top, y - tall, y, this.colors[kind], alpha);
         y -= tall;
       }
       return index;
@@ -323,7 +375,7 @@
 
     // Too many tasks for a file: how much of each column of time a lane spends on what.
     paintColumns(lane) {
-      const data = this.data, pen = this.pen, top = this.top(lane), count = data.columns;
+      const data = this.data, top = this.top(lane), count = data.columns;
       this.paintGround(lane);
       const width = data.makespan / count, first = Math.max(0, Math.floor(this.from / width));
       const last = Math.min(count, Math.ceil(this.to / width));
@@ -331,19 +383,20 @@
       for (let column = first; column < last; column += step) {
         const left = Math.max(this.labels, this.x(column * width));
         const right = Math.min(this.width - 8, this.x((column + step) * width));
-        let y = top + this.tall;
-        data.present.forEach((kind, place) => {
-          if (this.hidden.has(kind)) return;
+        let y = this.tall;
+        for (let place = 0; place < data.present.length; place++) {
+          const kind = data.present[place];
+          if (this.hidden.has(kind)) continue;
           let share = 0;
           for (let i = column; i < Math.min(column + step, count); i++)
             share += data.shares[(lane * count + i) * data.present.length + place];
-          const tall = Math.min(y - top, share / step / 255 * this.tall);
-          if (!(tall > 0)) return;
-          pen.fillStyle = this.colors[kind];
-          pen.fillRect(left, y - tall, Math.max(right - left, 0.5), tall);
+          const tall = Math.min(y, share / step / 255 * this.tall);
+          if (!(tall > 0)) continue;
+          this.dot(left, right - left, top, y - tall, y, this.colors[kind], 1);
           y -= tall;
-        });
+        }
       }
+      this.flush(top);
     }
 
     isFound(task) {
@@ -430,12 +483,20 @@
       pen.beginPath();
       pen.moveTo(this.labels, bottom);
       let i = Math.max(0, above(times, 0, times.length, this.from) - 1);
-      for (; i < times.length && times[i] < this.to; i++) {
+      let before = i ? amounts[i - 1] : 0;
+      while (i < times.length && times[i] < this.to) {
         const x = Math.max(this.labels, this.x(times[i]));
-        pen.lineTo(x, i ? y(amounts[i - 1]) : bottom);
-        pen.lineTo(x, y(amounts[i]));
+        let most = amounts[i], last = amounts[i++];
+        while (i < times.length && times[i] < this.to && this.x(times[i]) < x + 0.7) {
+          most = Math.max(most, amounts[i]);  // of what a pixel shows, the most
+          last = amounts[i++];
+        }
+        pen.lineTo(x, y(before));
+        pen.lineTo(x, y(most));
+        if (most !== last) pen.lineTo(x, y(last));
+        before = last;
       }
-      if (i > 0) pen.lineTo(this.width - 8, y(amounts[i - 1]));
+      pen.lineTo(this.width - 8, y(before));
       pen.lineTo(this.width - 8, bottom);
       pen.closePath();
       pen.globalAlpha = 0.3;
