@@ -67,6 +67,7 @@ class ScheduleTable:
 
     rows: list[dict[str, Any]]
     left_out: tuple[tuple[str, str], ...]
+    ran: "tuple[Baseline, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @click.option("--comms", is_flag=True, help="With sends, receives, gathers in that CSV.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write a picture here.")
 @click.option("--trace", "trace_file", metavar="FILE", help="Write a Perfetto trace here.")
+@click.option("--page", "page_file", metavar="FILE", help="Write a page to look around in here.")
 @output_option("Write the result here, as with --json.")
 @common_options
 def command(
@@ -154,6 +156,7 @@ def command(
     comms: bool,
     svg_file: str | None,
     trace_file: str | None,
+    page_file: str | None,
     output: OutputFile | None,
     out: Output,
     **figures: Any,
@@ -169,7 +172,9 @@ def command(
     them, and what is found, for torch; with --comms as it will run, messages included.
     """
     force = bool(click.get_current_context().params["force"])
-    wanted = {"save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file}
+    wanted = {
+        "save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file, "page": page_file,
+    }  # fmt: skip
     targets = {n: OutputFile(Path(path), force) for n, path in wanted.items() if path is not None}
     given = {flag: figures[flag[2:].replace("-", "_")] for flag in FIGURES}
     given = {flag: value for flag, value in given.items() if value is not None}
@@ -196,7 +201,7 @@ def command(
         data["torch"] = what.given.to_json()
     if output is not None:
         output.write(files.encode_json(data))
-    written = _write(targets, result, what.given, comms, out)
+    written = _write(targets, result, what.given, compared, comms, out)
     out.show(_as_text(result, compared, what.given))
     for path in written if output is None else [*written, output.path]:
         out.show(f"written to {path}")
@@ -350,7 +355,7 @@ def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:
             rows.append(_our_row(this_result, *names, baseline.strategies))
     rows += [_baseline_row(baseline, result.problem) for baseline in compared.ran]
     rows.sort(key=lambda row: (row["makespan"], not row["name"].startswith("ours")))
-    return ScheduleTable(rows, compared.left_out)
+    return ScheduleTable(rows, compared.left_out, tuple(compared.ran))
 
 
 def _our_row(
@@ -388,8 +393,8 @@ def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, A
 
 
 def _write(
-    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None, comms: bool,
-    out: Output,
+    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None,
+    compared: ScheduleTable | None, comms: bool, out: Output,
 ) -> list[Path]:  # fmt: skip
     """Write what was asked for; without a schedule only the problem is there to be written."""
     written = [targets["save"].path] if "save" in targets else []
@@ -403,9 +408,39 @@ def _write(
         "csv": lambda: _torch_csv(result, given, comms),
         "svg": lambda: timeline_svg(result.timeline(), title=title),
         "trace": lambda: chrome_trace(result.timeline()),
+        "page": lambda: _page(result, compared, title),
     }
     saved = [out.save(targets[name], make) for name, make in forms.items() if name in targets]
     return [*written, *(path for path in saved if path is not None)]
+
+
+def _page(result: ScheduleResult, compared: ScheduleTable | None, title: str) -> str:
+    """The schedule as papers draw it; with --compare the published ones under it."""
+    from partita.report.small_timeline import SmallTimeline
+    from partita.report.timeline_page import TimelineStory, timeline_page
+
+    timeline = result.timeline()
+    bound = result.lower_bound or 0.0
+    is_whole = result.problem.num_microbatches is not None
+    what = "makespan" if is_whole else "period"
+    objective = result.objective or 0.0
+    rivals = [
+        SmallTimeline(b.title, f"{number(b.makespan)} steps", b.timeline)
+        for b in sorted(compared.ran if compared else (), key=lambda b: b.makespan)
+        if b.num_microbatches == result.num_microbatches
+    ]
+    figures = (
+        (what, f"{number(objective)} steps", result.why),
+        ("from optimal", f"≤ {result.gap or 0:.1%}", f"no schedule is below {number(bound)}"),
+        ("bubble", f"{result.bubble_rate or 0:.1%}", "of the time of all devices"),
+        ("memory", number(max(result.peak_memory)), "at most on any device"),
+    )
+    about = _headline(result)
+    return timeline_page(
+        TimelineStory(
+            title, about, timeline, figures, bound if is_whole else 0.0, rivals, as_in_papers=True
+        )
+    )
 
 
 def _torch_csv(result: ScheduleResult, given: GivenOrder | None, comms: bool) -> str:
