@@ -33,8 +33,11 @@ def command(
 ) -> int:
     """Put named strategies and our searches side by side for a MODEL on a cluster.
 
-    Data parallel, ZeRO, FSDP, Megatron-style tensor parallel, GPipe, 1F1B, interleaved and
-    Megatron-style TP x PP x DP, each with the best of the meshes and depths it knows; then the
+    Data parallel, ZeRO, FSDP, tensor parallel, 1F1B, interleaved; and what frameworks do when their
+    degrees are tuned: DDP, FSDP2 x TP, DeepSpeed, GPipe, Megatron's TP x PP x DP
+    with sequence parallelism, interleaving and distributed optimizer, torchtitan's TP x PP x FSDP.
+    All degrees of a transformer are ranked by forecasts, and the best few simulated. On devices of
+    several kinds, stages by kind and samples by speed are there, too. Then the
     search for splits alone (partita shard) and the joint search (partita plan). After Ctrl-C what
     was not reached is named.
     """
