@@ -225,3 +225,20 @@ def test_every_step_of_a_table_has_its_interval(run, run_json):
         if row["step_s"] is not None:
             low, high = row["step_interval_s"]
             assert low < row["step_s"] < high
+
+
+def test_prices_a_deadline_and_the_front_are_told_for_one_machine(run_json, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[per_hour]\nA100 = 1.5\n")
+    words = ("--price", str(prices), "--deadline", "1d", "--steps", "10", "--time-limit", "1")
+    told = run_json("plan", "alexnet", "-c", "2xA100", "-b", "4", "--quiet", *words)["what_if"]
+    assert told["choice"]["price_per_hour"] == 1.5 * told["choice"]["num_devices"]
+    assert any(point["on_front"] for point in told["points"])
+
+
+def test_a_price_list_without_a_kind_is_refused_before_planning(run, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[per_hour]\nA100 = 1.5\n")
+    result = run("plan", "alexnet", "-c", "2xV100", "--price", str(prices))
+    assert result.exit_code == 2
+    assert "has no price of V100" in result.stderr

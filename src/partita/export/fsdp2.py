@@ -1,7 +1,9 @@
 """FSDP2 and tensor parallelism of plain PyTorch: a Python file to import, and to edit.
 
 `parallelize(model)` splits the matrices of each layer with `parallelize_module`, wraps layers for
-recomputation, and shares parameters with `fully_shard` (or replicates them: DDP). Names of modules
+recomputation, and shares parameters with `fully_shard` (or replicates them: DDP). ZeRO 3 gathers
+parameters for each use and reduces gradients of each micro-batch, ZeRO 2 keeps what was gathered
+until the backward, ZeRO 1 gathers and reduces once in a step. Names of modules
 are those of the plan's ops; a name that the model does not have is an error when it runs. What the
 file does stands in its table `STRATEGY`, which the reader takes without running anything.
 """
@@ -32,8 +34,6 @@ def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
         return "FSDP2 has no pipeline: torchtitan and `partita emit --training` have"
     if scope.stack is None:
         return "it wraps one stack of equal layers, which the model is not"
-    if s.zero == 1:
-        return "fully_shard shares gradients and parameters (ZeRO 2 or 3), not states alone"
     if s.zero == 0 and s.dp > 1 and s.tp > 1:
         return "DDP replicates whole parameters, and tensor parallelism splits them"
     if s.recompute in ("norms", "attention"):
@@ -61,9 +61,25 @@ def write(s: FrameworkStrategy, scope: ExportScope) -> str:
         _STEP.format(
             context="loss_parallel()" if logits else "nullcontext()",
             loss="loss.detach().full_tensor()" if logits else "loss.detach()",
+            sync=_sync(s),
+            each="number, batch" if _sync(s) else "batch",
+            batches="enumerate(micro_batches)" if _sync(s) else "micro_batches",
         ),
     ]  # fmt: skip
     return "".join(parts)
+
+
+def _sync(s: FrameworkStrategy) -> str:
+    """The lines that put the reduction of gradients off to the last micro-batch."""
+    if s.zero > 1 or s.dp == 1:
+        return ""
+    names = ("require_backward_grad_sync",) if s.zero == 0 else ()
+    lines = [f"        model.{name} = last" for name in names]
+    if s.zero == 1:
+        lines = ["        model.set_requires_gradient_sync(last)"]
+        lines.append("        model.set_reshard_after_backward(last)")
+    last = "        last = number == len(micro_batches) - 1"
+    return "\n".join([last, *lines]) + "\n"
 
 
 def _imports(s: FrameworkStrategy, styles: dict[str, str]) -> list[str]:
@@ -300,13 +316,10 @@ def products_only():
 
 _STEP = '''\
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, micro_batches: list) -> float:
-    """One step over the micro-batches of this replica; gradients are reduced after the last."""
+    """One step over the micro-batches of this replica."""
     total = 0.0
-    for number, batch in enumerate(micro_batches):
-        last = number == len(micro_batches) - 1
-        if hasattr(model, "set_requires_gradient_sync"):
-            model.set_requires_gradient_sync(last)
-        with {context}:
+    for {each} in {batches}:
+{sync}        with {context}:
             loss = model(*batch) / len(micro_batches)
             loss.backward()
         total += float({loss})

@@ -12,8 +12,9 @@ import shlex
 from itertools import groupby
 
 from partita.errors import FileError
-from partita.export.scope import ExportedSizes, ExportScope
+from partita.export.scope import ExportScope
 from partita.jobs.framework_plan import FrameworkStrategy, even_layers
+from partita.jobs.stack_sizes import StackSizes
 
 VERSION = "Megatron-LM with megatron-core 0.16"
 MODULES = {"norms": "layernorm", "attention": "core_attn"}
@@ -49,6 +50,8 @@ def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
 def write(s: FrameworkStrategy, scope: ExportScope) -> str:
     """The arguments, after comments that say how to start."""
     sizes = scope.sizes
+    if sizes is not None and sizes.experts:  # routing has options of its own
+        sizes = None
     lines = [
         f"# {scope.spec}: {s}",
         f"# {VERSION}; start with:",
@@ -84,7 +87,7 @@ def _strategy_lines(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     return [*lines, *DTYPES.get(scope.dtype, ())]
 
 
-def _model_lines(sizes: ExportedSizes, scope: ExportScope) -> list[str]:
+def _model_lines(sizes: StackSizes, scope: ExportScope) -> list[str]:
     lines = [
         "--use-mcore-models",
         f"--num-layers {sizes.num_layers}",

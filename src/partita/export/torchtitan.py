@@ -2,7 +2,8 @@
 
 Tensor parallelism there always splits norms by their sequence; replicas share parameters and
 gradients (FSDP: ZeRO 3, or 2 where parameters stay gathered from forward to backward) or hold
-all (DDP, alone). With a pipeline all micro-batches of a replica pass through it in one step.
+all (DDP, alone). With a pipeline all micro-batches of a replica pass through it in one step, for
+which parameters are gathered once and gradients reduced once: what ZeRO 1 holds and sends.
 """
 
 import re
@@ -10,14 +11,15 @@ import tomllib
 from typing import Any
 
 from partita.errors import FileError
-from partita.export.scope import ExportedSizes, ExportScope
+from partita.export.scope import ExportScope
 from partita.jobs.framework_plan import SEVERAL, FrameworkStrategy
+from partita.jobs.stack_sizes import StackSizes
 
 VERSION = "torchtitan 0.2.2"
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
 }  # fmt: skip
-RESHARD = {2: "never", 3: "always"}
+RESHARD = {1: "never", 2: "never", 3: "always"}
 # Its models by layers, hidden size, heads and heads of keys and values.
 FLAVORS = {
     (32, 4096, 32, 8): ("llama3", "8B"),
@@ -37,8 +39,10 @@ def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
         return "it takes one stack of equal layers, which the model is not"
     if s.tp > 1 and not s.sp:
         return "its tensor parallelism always splits norms by their sequence"
-    if s.zero == 1:
-        return "its replicas share parameters (ZeRO 2 or 3) or nothing, not optimizer states alone"
+    if s.pp == 1 and s.zero == 1:
+        return "its replicas share gradients too (ZeRO 2 or 3), not optimizer states alone"
+    if s.pp > 1 and s.zero > 1:
+        return "in a pipeline it gathers and reduces once a step, as ZeRO 1 does"
     if s.dp > 1 and s.zero == 0 and s.tp * s.pp > 1:
         return "it replicates parameters (DDP) only without tensor and pipeline parallelism"
     if s.recompute in ("norms", "attention"):
@@ -79,7 +83,7 @@ def write(s: FrameworkStrategy, scope: ExportScope) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _model_lines(sizes: ExportedSizes | None) -> list[str]:
+def _model_lines(sizes: StackSizes | None) -> list[str]:
     if sizes is not None:
         key = (sizes.num_layers, sizes.hidden, sizes.heads, sizes.kv_heads)
         if key in FLAVORS:
@@ -163,10 +167,10 @@ def read(text: str, scope: ExportScope) -> FrameworkStrategy:
             field="pipeline_parallel_schedule",
         )  # fmt: skip
     keeps = parallel.get("fsdp_reshard_after_forward", "default")
-    never = keeps == "never" or (keeps == "default" and pp > 1)
+    level = 1 if pp > 1 else 2 if keeps == "never" else 3
     return FrameworkStrategy(
         tp=tp, sp=tp > 1, pp=pp, vpp=len(layers) // pp if layers else 1, dp=dp,
-        zero=0 if shards == 1 else 2 if never else 3, micro_batch=micro,
+        zero=0 if shards == 1 else level, micro_batch=micro,
         num_microbatches=batch // (micro * dp),
         recompute=str(_table(given, "activation_checkpoint").get("mode", "selective")),
         schedule=schedules[name.lower()] if pp > 1 else "1f1b", layers=layers,

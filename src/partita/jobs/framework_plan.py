@@ -35,6 +35,8 @@ V_SHAPED = ("zb-v",)  # the second half of the stages goes back over the groups
 SEVERAL = ("interleaved", *V_SHAPED)  # schedules of several virtual stages
 NORMS = frozenset({"layer_norm", "rms_norm"})
 PRODUCTS = frozenset({"linear", "expert_linear"})
+ALIKE = 0.4  # of the layers: experts in every other one, and a first one of its own, are a stack
+INSIDE = 0.75  # of the ops: what has more around its layers is no stack of them
 NUMBERED = re.compile(r"(?P<stack>(?:[^.0-9][^.]*\.)*?)(?P<number>[0-9]+)\.")
 
 FrameworkPlan = tuple[tuple[Stage, ...], Schedule]
@@ -126,20 +128,33 @@ def layer_stack(graph: Graph) -> LayerStack | None:
     for op in forward:
         match = matches[op]
         if match and match["stack"] == name:
-            if int(match["number"]) + 1 < place:
+            unit = int(match["number"]) + 1
+            if unit not in (max(place, 1), place + 1):
                 return None  # layers do not follow one another
-            place = int(match["number"]) + 1
+            place = unit
         elif place == number:  # not numbered, after the last layer has begun
             place = number + 1
         units.append((op, place))
-    if max(unit for _, unit in units) < number or {u for _, u in units} & {number + 2}:
-        return None
-    return LayerStack(name, number, tuple(units))
+    return LayerStack(name, number, tuple(units)) if _are_alike(graph, units, number) else None
+
+
+def _are_alike(graph: Graph, units: list[tuple[str, int]], number: int) -> bool:
+    """Have all layers products, most the same ops, and are nearly all ops in layers?"""
+    inside = sum(0 < unit <= number for _, unit in units)
+    heavy = {unit for op, unit in units if graph.op(op).kind in PRODUCTS}
+    if inside < INSIDE * len(units) or not heavy >= set(range(1, number + 1)):
+        return False
+    kinds: dict[int, list[str]] = {}
+    for op, unit in units:
+        kinds.setdefault(unit, []).append(graph.op(op).kind)
+    shapes = Counter(tuple(kinds.get(unit, ())) for unit in range(1, number + 1))
+    return shapes.most_common(1)[0][1] >= ALIKE * number
 
 
 def module_of(op: Op) -> str:
-    """The module that an op is of: where it was captured, or what it is called."""
-    return op.scope or op.name
+    """The module that an op is of: what it is called, or where it was captured."""
+    named = not op.scope or op.name.startswith(f"{op.scope}.")  # models of the zoo
+    return op.name if named else op.scope
 
 
 def even_layers(num_layers: int, stages: int) -> tuple[int, ...]:

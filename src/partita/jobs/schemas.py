@@ -28,6 +28,11 @@ TYPES = {
 ANSWERS: dict[str, dict[str, str]] = {
     "clusters": {"machines": "object"},
     "comparison": {"model": "text", "cluster": "text", "lower_bound_s": "number", "rows": "list"},
+    "compared-curve": {"model": "text", "cluster": "text", "points": "list", "missing": "list"},
+    "curve": {
+        "model": "text", "cluster": "text", "points": "list", "missing": "list",
+        "choice": "object or null",
+    },
     "difference": {"first": "text", "second": "text", "figures": "list", "num_ops": "whole"},
     "doctor": {"partita": "text", "python": "text"},
     "emitted": {"plan": "text", "model": "text", "lines": "whole", "source": "text or null"},
