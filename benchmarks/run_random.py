@@ -8,7 +8,8 @@ parameters are held against the whole model's. Plans: such plans of seven small 
 two to four gloo ranks; losses, gradients and parameters after two steps are held against the model
 in one process. Kills: a rank of such a plan gets SIGKILL at a random moment of a run with
 checkpoints; the others must end within the timeout and name it, and a second run that goes on from
-the last checkpoint must end with the parameters of a run that was left alone, bit by bit.
+the last checkpoint must end with the parameters of a run that was left alone, bit by bit. With
+`--shared` every plan has stages that several groups of devices run together, beside others.
 """
 
 import argparse
@@ -45,6 +46,7 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import PartitaError, PlanError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
+from partita.plans import device_groups, shared_stages  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed import train as trains  # noqa: E402
 from partita.run.distributed.model import RunModel  # noqa: E402
@@ -63,9 +65,9 @@ A_START = 12  # plans that run one after the other on the same ranks
 KILLS_A_PLAN = 5  # on one run that is left alone
 
 
-def plan_for(model, world, seed):
+def plan_for(model, world, seed, shared=False):
     """The random plan of a seed."""
-    return random_plan_on(world, seed, graph_of(*make(model)))
+    return random_plan_on(world, seed, graph_of(*make(model)), shared=shared)
 
 
 # All ranks in one process.
@@ -77,7 +79,7 @@ def small_model(name):
     return training_graph(SMALL_MODELS[name]())
 
 
-def local_case(seed):
+def local_case(seed, shared=False):
     """What is wrong with a random plan of a random graph, or nothing."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
@@ -85,7 +87,9 @@ def local_case(seed):
         graph = training_graph(random_graph(chance))
     else:
         graph = small_model(chance.choice(sorted(SMALL_MODELS)))
-    plan = random_plan(chance, graph)
+    plan = random_plan(chance, graph, shared=shared)
+    while shared and not shared_stages(device_groups(plan.stages)):
+        plan = random_plan(chance, graph, shared=shared)
     name = plan.schedule.name
     try:
         ran = trial(plan, seed)
@@ -101,9 +105,8 @@ def local(options):
     context, began = multiprocessing.get_context("spawn"), time.monotonic()
     names, wrong = Counter(), []
     with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        for seed, name, what in pool.map(
-            local_case, range(first, first + options.local), chunksize=20
-        ):
+        case = functools.partial(local_case, shared=options.shared)
+        for seed, name, what in pool.map(case, range(first, first + options.local), chunksize=20):
             names[name] += 1
             if what != "":
                 wrong.append((seed, what))
@@ -133,10 +136,10 @@ def exported_once(module, args, kwargs, device):
     return EXPORTS[key]
 
 
-def compare(rank, world, cases, path):
+def compare(rank, world, cases, path, shared):
     """Take two steps of every plan; rank 0 writes a line for each as it goes."""
     for model, seed in cases:
-        plan = plan_for(model, world, seed)
+        plan = plan_for(model, world, seed, shared)
         module, args = make(model)
         line = {"model": model, "seed": seed}
         try:
@@ -182,20 +185,21 @@ def numbers(options, folder):
     lines, failed = [], []
     with concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 3)) as pool:
         places = [folder / str(i) for i in range(len(starts))]
-        for done, lost in pool.map(_numbers, starts, places):
+        runs = functools.partial(_numbers, shared=options.shared)
+        for done, lost in pool.map(runs, starts, places):
             lines += done
             failed += lost
             print(f"  {len(lines)} plans", file=sys.stderr, flush=True)
     return lines, failed
 
 
-def _numbers(start, folder):
+def _numbers(start, folder, shared):
     (world, cases), lines, failed = start, [], []
     folder.mkdir()
     while cases:
         path = folder / f"numbers{len(cases)}"
         path.write_text("")
-        ends = run_on_ranks(world, compare, world, cases, path, folder=folder, limit_s=500)
+        ends = run_on_ranks(world, compare, world, cases, path, shared, folder=folder, limit_s=500)
         done = [json.loads(line) for line in path.read_text().splitlines()]
         lines += done
         cases = cases[len(done) :]
@@ -356,6 +360,7 @@ def main():
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=0, help="of plans here, and of kills")
+    parser.add_argument("--shared", action="store_true", help="stages on devices of several others")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

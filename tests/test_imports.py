@@ -41,6 +41,7 @@ ORDER = [
     "engine",
     "verify",
     "jobs",
+    "export",
     "report",
     "emit",
     "run",

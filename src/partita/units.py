@@ -66,6 +66,11 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 candidate`, `2,000 candidates`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """Aligned columns as text; the columns listed in `numbers` are set to the right."""
     lines = [list(header), *map(list, rows)]

@@ -180,6 +180,7 @@ UNARY: dict[str, Callable[[T], T]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
     "lrn": lambda x: F.local_response_norm(x, 5),
 }
 # Functions of one input with attributes.
@@ -212,6 +213,8 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
         return SET[fn](call, inputs[0])
     if fn == "clamped_swiglu" and len(inputs) == 2:
         return _clamped_swiglu(call, *inputs)
+    if fn == "marked" and len(inputs) == 2:
+        return _marked(call, *inputs)
     if len(inputs) == 1 and fn in UNARY:
         return UNARY[fn](inputs[0])
     if len(inputs) > 1 and fn in FOLDED:
@@ -223,6 +226,14 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
         f"no reference of the elementwise function {fn!r} of {len(inputs)} inputs",
         fix=f"use one of {', '.join(sorted((*UNARY, *SET, *FOLDED, 'dropout', 'clamped_swiglu')))}",
     )
+
+
+def _marked(call: Call, x: T, ids: T) -> T:
+    """Rows of x at the first place of the id `value`, or of the largest id; 0 elsewhere."""
+    value, ids = call.whole("value", -1), ids.squeeze(-1)
+    first = (ids if value < 0 else (ids == value).int()).argmax(-1, keepdim=True)
+    here = torch.arange(ids.shape[-1], device=ids.device) == first
+    return x.masked_fill(~here[..., None], 0.0)
 
 
 def _clamped_swiglu(call: Call, gate: T, value: T) -> T:
@@ -279,6 +290,46 @@ def _lstm_cell(module: nn.Module, call: Call, x: T, h: T, c: T, *weights: T) -> 
 
 def _gru_cell(module: nn.Module, call: Call, x: T, h: T, *weights: T) -> T:
     return torch.gru_cell(x, h, *weights)
+
+
+def _state_space(
+    module: nn.Module, call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T
+) -> T:
+    """The scan of Mamba-2 in chunks (Dao, Gu 2024, section 6).
+
+    h[t] = exp(-exp(decay) step[t]) h[t - 1] + step[t] b[t] x[t],  y[t] = c[t] h[t] + skip x[t]
+    """
+    heads, groups = call.whole("heads", 1), call.whole("groups", 1)
+    length, chunk = x.shape[1], min(call.whole("chunk", 256), x.shape[1])
+    x, b, c = (
+        x.unflatten(-1, (heads, -1)),
+        b.unflatten(-1, (groups, -1)),
+        c.unflatten(-1, (groups, -1)),
+    )
+    b, c = (t.repeat_interleave(heads // groups, 2) for t in (b, c))
+    steps = F.softplus(steps + bias)
+    low, high = call.number("low", 0), call.number("high", math.inf)
+    steps = steps.clamp(low, high) if low > 0 or high < math.inf else steps
+    passed = skip[:, None] * x
+    fades = steps * -torch.exp(decay)  # logarithms of what is left after a step
+    x = x * steps[..., None]
+    missing = -length % chunk
+    parts = (F.pad(t, (0, 0) * (t.ndim - 2) + (0, missing)) for t in (x, fades, b, c))
+    x, fades, b, c = (t.unflatten(1, (-1, chunk)) for t in parts)
+    sums = fades.cumsum(2)  # within a chunk: b n l h
+    between = sums[:, :, :, None] - sums[:, :, None]
+    earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
+    left = between.masked_fill(~earlier[:, :, None], -math.inf).exp()
+    scores = torch.einsum("bnlhs,bnmhs->bnlmh", c, b)
+    y = torch.einsum("bnlmh,bnmhp->bnlhp", scores * left, x)
+    ends = (sums[:, :, -1:] - sums).exp()
+    made = torch.einsum("bnlhs,bnlhp->bnhps", b * ends[..., None], x)
+    state, starts = torch.zeros_like(made[:, 0]), []
+    for number in range(made.shape[1]):
+        starts.append(state)
+        state = state * sums[:, number, -1, :, None, None].exp() + made[:, number]
+    y = y + torch.einsum("bnlhs,bnhps->bnlhp", c * sums.exp()[..., None], torch.stack(starts, 1))
+    return (y.flatten(1, 2)[:, :length] + passed).flatten(2)
 
 
 def _router(module: nn.Module, call: Call, x: T, w: T, *more: T) -> T:
@@ -391,6 +442,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "resize": _resize,
     "expand": lambda module, call, x: x.expand(call.ints("shape")),
+    "state_space": _state_space,
     "lstm": _recurrent,
     "gru": _recurrent,
     "lstm_cell": _lstm_cell,

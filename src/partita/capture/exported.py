@@ -155,7 +155,7 @@ def _strictly(
     """By reading the bytecode, which nobody can watch; so the model is run first, without data."""
     copied = _without_data(module)
     args2, kwargs2 = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
-    with _silent(), torch.enable_grad(), watching(copied, checkpointing):
+    with _silent(), torch.enable_grad(), watching(copied, checkpointing, carries=False):
         copied(*args2, **kwargs2)
     return _export(module, args, kwargs, checkpointing, strict=True)
 
@@ -177,7 +177,7 @@ def _export(
     checkpointing: str,
     strict: bool,
 ) -> ExportedProgram:
-    with _silent(), torch.enable_grad(), watching(module, checkpointing):
+    with _silent(), torch.enable_grad(), watching(module, checkpointing, carries=not strict):
         return torch.export.export(module, args, kwargs, strict=strict)
 
 

@@ -53,6 +53,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run a plan on torch.distributed, under torchrun.",
         "compare-trace": "A traced run beside its prediction; what was assumed wrong.",
         "emit": "Write the stages of a plan as Python source.",
+        "export": "Write a plan for torchtitan, Megatron-LM, DeepSpeed or FSDP2.",
     },
     "Know": {
         "models": "The models that come with partita.",

@@ -29,6 +29,7 @@ import click
 
 from partita import files
 from partita.cli import INTERRUPTED
+from partita.cli.fitted import fitted, room
 from partita.cli.progress import Interrupt, shown
 from partita.errors import FileError
 from partita.search.base import Stop
@@ -91,10 +92,16 @@ class Output:
     _interrupt: Interrupt = field(default_factory=Interrupt, repr=False, compare=False)
     _unsaved: list[str] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def width(self) -> int:
+        """Columns that answers may take: the terminal's, within reason; 100 without one."""
+        return room() or 100
+
     def show(self, text: str) -> None:
-        """Print an answer for people; nothing under `--json`."""
+        """Print an answer for people, as wide as their terminal; nothing under `--json`."""
         if not self.json:
-            click.echo(text)
+            width = room()
+            click.echo(text if width is None else fitted(text, width))
 
     def result(self, data: dict[str, Any]) -> None:
         """The answer for programs: under `--json` the one object printed when the command ends."""

@@ -73,6 +73,7 @@ def command(
 
     Exit code 1 says that nothing fits; the message says what would help.
     """
+    from partita.cli.launching import launch_lines, launch_of
     from partita.jobs.plan import plan
     from partita.report.planned import planned_json, planned_text
 
@@ -98,11 +99,12 @@ def command(
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
     run = _run_command(planned, written)
-    if run is not None:
-        first = "" if written is not None else "-o plan.json keeps the plan; "
-        out.show(f"{first}run it with: {run}")
+    launch = launch_of(planned)
+    for line in launch_lines(launch, run, written):
+        out.show(line)
     answer = planned_json(planned, model, cluster, None if written is None else str(written))
-    out.result({**answer, "space": planned.space, "run": run if written is not None else None})
+    started = {"run": run if written is not None else None, "to_launch": launch}
+    out.result({**answer, "space": planned.space, **started})
     return 0 if planned.best is not None else 1
 
 

@@ -13,10 +13,12 @@ FORMATS = (".html", ".svg", ".trace.json", ".txt")
 
 @click.command()
 @click.argument("plan")
-@click.option("--width", type=click.IntRange(40, 400), default=100, help="Columns of the timeline.")
+@click.option(
+    "--width", type=click.IntRange(40, 400), help="Columns of the timeline; the terminal's."
+)
 @output_option(f"Write a report here; the ending decides: {', '.join(FORMATS)}.")
 @common_options
-def command(plan: str, width: int, output: OutputFile | None, out: Output) -> int:
+def command(plan: str, width: int | None, output: OutputFile | None, out: Output) -> int:
     """Draw a PLAN: what it predicts, the timeline of one step, memory.
 
     Text goes to the terminal. With -o report.html you get one self-contained page, with -o
@@ -30,7 +32,8 @@ def command(plan: str, width: int, output: OutputFile | None, out: Output) -> in
     suffix = None if output is None else output.ending(FORMATS)
     record = read_plan(plan)
     simulation = simulate(record)
-    text = f"{simulation_text(simulation)}\n\n{gantt(simulation.timeline, width=width)}"
+    drawn = gantt(simulation.timeline, width=width or out.width, fold=True)
+    text = f"{simulation_text(simulation)}\n\n{drawn}"
     out.show(text)
     written = None
     if output is not None and suffix is not None:
@@ -50,9 +53,10 @@ def _content(suffix: str, plan: Plan, simulation: Simulation, text: str) -> byte
     if suffix == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
-        return timeline_svg(simulation.timeline, title=str(plan))
+        return timeline_svg(simulation.timeline, title=str(plan), fold=True)
     if suffix == ".trace.json":
+        from partita.report.lanes import unfolded
         from partita.report.trace import chrome_trace
 
-        return chrome_trace(simulation.timeline)
+        return chrome_trace(unfolded(simulation.timeline))
     return text + "\n"

@@ -14,6 +14,7 @@ from torch.fx import traceback
 
 from partita.capture import export_module
 from partita.capture.exported import Captured
+from partita.capture.functions import function_of, source_of
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
@@ -86,8 +87,23 @@ def _emit_module(
             fix="plan again with this version of the model",
             field="model",
         )
+    _check_functions(captured, spec)
     again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
     return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)
+
+
+def _check_functions(captured: Captured, spec: str) -> None:
+    """Refuse custom Functions that code in a file of its own could not import."""
+    for node in captured.record.nodes:
+        function = function_of(node.target)
+        if function is not None and source_of(function) is None:
+            raise ModelError(
+                f"`{node.line.code}` calls the autograd.Function {function.cls.__name__}, which "
+                "the emitted code cannot import",
+                fix="define it in a module that can be imported by name, and import it from there",
+                file=node.line.place,
+                field=spec,
+            )
 
 
 def _emit_reference(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:

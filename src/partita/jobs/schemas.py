@@ -33,6 +33,11 @@ ANSWERS: dict[str, dict[str, str]] = {
     "emitted": {"plan": "text", "model": "text", "lines": "whole", "source": "text or null"},
     "error": {"error": "text", "field": "text or null", "file": "text or null"},
     "explanation": {"plan": "text"},
+    "export": {
+        "plan": "text", "target": "text", "strategy": "text", "step_s": "number",
+        "plan_step_s": "number", "fits": "flag", "exact": "flag", "differences": "list",
+        "text": "text or null",
+    },
     "methods": {"kinds": "object"},
     "model": {"name": "text"},
     "models": {"models": "list"},

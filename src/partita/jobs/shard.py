@@ -12,11 +12,11 @@ sharded by
 
 import functools
 import math
-import time
 from dataclasses import dataclass, field, replace
 
 from partita import __version__, units
 from partita.cluster import Cluster, resolve
+from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
@@ -178,7 +178,7 @@ class _ShardJob:
             )
         self.search = known[self.method]
         self.stop, self.seed, self.settings = stop, seed, settings
-        self.started = time.perf_counter()
+        self.started = work_clock()
         self.collectives = Collectives(cluster)
         self.tried: list[SimulatedSharding] = []
         self.seen: dict[tuple[object, ...], Simulation | None] = {}
@@ -400,7 +400,7 @@ class _ShardJob:
         return self.stopped
 
     def _seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def _result(self) -> Sharding:
         best = self._representatives(self._best())

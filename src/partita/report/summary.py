@@ -273,7 +273,7 @@ def comparison_text(sharding: Sharding) -> str:
             (
                 name,
                 what,
-                candidate.mesh,
+                candidate.simulation.arrangement,
                 units.seconds(candidate.step_s),
                 likely_range(simulation),
                 f"x{ratio:.2f}",
@@ -283,7 +283,7 @@ def comparison_text(sharding: Sharding) -> str:
             )
         )
     header = (
-        "strategy", "what it is", "mesh", "step", INTERVAL, "", "communication", MEMORY_HEADER, "",
+        "strategy", "what it is", "plan", "step", INTERVAL, "", "communication", MEMORY_HEADER, "",
     )  # fmt: skip
     return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6, 7)), "", *_verdict(sharding)))
 
@@ -293,7 +293,7 @@ def sharding_text(sharding: Sharding) -> str:
     rows = [
         (
             ("-> " if candidate is sharding.best else "   ") + candidate.name,
-            candidate.mesh,
+            candidate.simulation.arrangement,
             units.seconds(candidate.step_s),
             likely_range(candidate.simulation),
             units.seconds(candidate.simulation.communication_s),
@@ -302,7 +302,7 @@ def sharding_text(sharding: Sharding) -> str:
         )
         for candidate in sharding.tried[:MOST_CANDIDATES]
     ]
-    header = ("   candidate", "mesh", "step", INTERVAL, "communication", MEMORY_HEADER, "fits")
+    header = ("   candidate", "plan", "step", INTERVAL, "communication", MEMORY_HEADER, "fits")
     return "\n".join((units.table(header, rows, numbers=(2, 3, 4, 5)), "", *_verdict(sharding)))
 
 

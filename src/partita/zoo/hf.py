@@ -14,8 +14,9 @@ from partita.zoo.decoder import DecoderSizes, decoder
 from partita.zoo.fields import Fields
 from partita.zoo.hf_decoders import DECODERS, Family
 from partita.zoo.hf_encoders import ENCODERS
+from partita.zoo.mamba import MambaSizes, mamba
 from partita.zoo.t5 import T5Sizes, encoder_decoder
-from partita.zoo.towers import Seq2SeqSizes, Towers, VitClassifier, towers
+from partita.zoo.towers import ClipSizes, Seq2SeqSizes, Towers, VitClassifier, towers
 
 OPTIONS: dict[str, Any] = {"seq": 4096, "fused_attention": True}
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
@@ -24,7 +25,7 @@ FAMILIES: dict[str, Family] = {**DECODERS, **ENCODERS}
 # Families of several towers, of which one is read by itself.
 PARTS = {"llama4": "llama4_text", "gemma3": "gemma3_text"}
 
-Sizes = BertSizes | DecoderSizes | T5Sizes | Towers
+Sizes = BertSizes | DecoderSizes | T5Sizes | Towers | MambaSizes
 
 
 def build_config(
@@ -37,7 +38,9 @@ def build_config(
     label = name or str(config["model_type"])
     if isinstance(sizes, T5Sizes):
         return encoder_decoder(label, sizes, batch, length, length, element, loss, fused_attention)
-    if isinstance(sizes, Seq2SeqSizes | VitClassifier):
+    if isinstance(sizes, MambaSizes):
+        return mamba(label, sizes, batch, length, element, loss)
+    if isinstance(sizes, Seq2SeqSizes | VitClassifier | ClipSizes):
         return towers(label, sizes, batch, length, element, loss, fused_attention)
     if isinstance(sizes, BertSizes):
         return encoder(label, sizes, batch, length, element, loss, fused_attention)

@@ -59,7 +59,7 @@ def test_tables_of_layer_ranges_are_the_records_formulas(problem, data):
         cost = stage_cost(problem, known[option.strategy], option.checkpointing, first, end)
         ranges = table.ranges
         read = (ranges.seconds, ranges.tail, ranges.static, ranges.saved, ranges.moment)
-        assert [float(each[number, first, end]) for each in read] == pytest.approx(list(cost))
+        assert [float(each[number][first, end]) for each in read] == pytest.approx(list(cost))
 
 
 @settings(max_examples=40, deadline=None)

@@ -331,18 +331,30 @@ class _Search:
         return found
 
     def _interleave(self, candidate: JointCandidate, numbers: list[int]) -> list[JointCandidate]:
-        """More and more stages on each group, as long as the estimate does not grow."""
+        """Likely numbers of stages on each group, then more and fewer while estimates do not grow.
+
+        Where nothing fits, the next number on that side is tried.
+        """
         candidates: list[JointCandidate] = []
-        for schedule in numbers:
-            if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
-                continue
-            other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
-            if other is None:
-                continue
-            candidates.append(other)
-            if other.estimate_s > self.settings.worse * min(c.estimate_s for c in candidates):
-                break
+        likely = self._likely_first(candidate.cell, numbers)
+        for side in (numbers[likely:], numbers[:likely][::-1]):
+            for schedule in side:
+                if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
+                    continue
+                other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
+                if other is None:
+                    continue
+                candidates.append(other)
+                if other.estimate_s > self.settings.worse * min(c.estimate_s for c in candidates):
+                    break
         return sorted(candidates, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
+
+    def _likely_first(self, cell: Cell, numbers: Sequence[int]) -> int:
+        """Where to begin: as many virtual stages as blocks, often of two segments."""
+        p = self.problem.groupings[cell.grouping].num_groups
+        wanted = self.problem.num_segments / (2 * p)
+        stages = [self.problem.schedules[k].virtual_stages for k in numbers]
+        return min(range(len(stages)), key=lambda k: (abs(stages[k] - wanted), k))
 
     def _promising(self) -> list[JointCandidate]:
         """Pipelines that would be the fastest if no group ever had to wait, one of each cell."""
@@ -376,13 +388,10 @@ class _Search:
 
     def _likely_chunks(self, cell: Cell) -> list[int]:
         """A number of virtual stages: as many as blocks, often of two segments."""
-        p = self.problem.groupings[cell.grouping].num_groups
-        wanted = self.problem.num_segments / (2 * p)
-        schedules = self.problem.schedules
         known = [
             k for k in self._by_name().get("interleaved", []) if self.candidates.flights(cell, k)
         ]
-        return sorted(known, key=lambda k: abs(schedules[k].virtual_stages - wanted))[:1]
+        return [known[self._likely_first(cell, known)]] if known else []
 
     # Evaluations.
 
