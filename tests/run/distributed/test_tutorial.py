@@ -11,6 +11,11 @@ torch = pytest.importorskip("torch")
 
 from distributed_ranks import run_on_ranks  # noqa: E402
 
+from partita.jobs.compare_trace import compare_trace  # noqa: E402
+from partita.jobs.run_trace import read_traces  # noqa: E402
+from partita.notebook.charts import chart_of  # noqa: E402
+from partita.plans import read_plan  # noqa: E402
+
 PAGE = doc_commands.ROOT / "docs" / "tutorial.md"
 
 
@@ -39,5 +44,15 @@ def test_the_commands_of_the_tutorial_run_as_pasted(tmp_path, monkeypatch):
             result = doc_commands.run(line)
             assert result.exit_code == 0, f"{line}\n{result.output}"
     assert ran
+    _shows_itself(Path("plan.json"), Path("trace"))
     for name in ("plan.json", "report.html", "measured.json", "again.json", "train.py"):
         assert Path(name).stat().st_size > 0, name
+
+
+def _shows_itself(plan, trace):
+    """A traced run beside its prediction, as a notebook shows it."""
+    compared = compare_trace(read_plan(plan), read_traces(trace))
+    assert compared._repr_html_().startswith("<div><b>predicted</b>")
+    table = compared.table()
+    assert {row["purpose"] for row in table.to_dicts()} >= {"compute", "update"}
+    assert len(chart_of(compared).table) == 2 * len(table)

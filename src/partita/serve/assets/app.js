@@ -385,7 +385,10 @@
     });
     for (const form of all("form")) {
       form.addEventListener("submit", (event) => { event.preventDefault(); ask(form.id); });
-      form.addEventListener("input", () => { refresh(form); if (form.id !== "plan") soon(form.id); });
+      form.addEventListener("input", () => {
+        refresh(form);
+        if (form.id !== "plan" || form.elements.again.checked) soon(form.id);
+      });
       const stop = $("[data-stop]", form);
       if (stop) stop.addEventListener("click", () => post("stop", { id: state[form.id].id }));
     }
