@@ -4,7 +4,8 @@
 
 Starts `partita serve`, asks as a browser does (HTTP, answer and view), and opens the page in
 headless Chromium where there is one: first contentful paint as the browser reports it, and the time
-from a moved slider to the new timeline on the page.
+from a moved slider to the new timeline on the page. The last lines are the CPU seconds of an answer
+in this process: what a quiet machine takes.
 """
 
 import argparse
@@ -41,6 +42,7 @@ def main() -> None:
                 in_browser(address, rounds)
         finally:
             server.send_signal(signal.SIGINT)
+    in_process(rounds)
 
 
 def measure(address: str, begun: float, rounds: int) -> None:
@@ -90,6 +92,23 @@ def in_browser(address: str, rounds: int) -> None:
             each = [tab.run(MOVE % (how, 3 + i % 6)) for i in range(rounds)]
             middle, most = statistics.median(each) / 1e3, max(each) / 1e3
             print(f"slider to view, {words} median {middle:.3f} s, most {most:.3f} s")
+
+
+def in_process(rounds: int) -> None:
+    """CPU seconds of answers, without server and browser."""
+    from partita.search.base import Stop
+    from partita.serve.answers import answer, warm_up
+    from partita.serve.asks import SimulateAsk, StrategyAsk
+
+    warm_up()
+    for kind, words in ((StrategyAsk, "strategy by name"), (SimulateAsk, "op by op        ")):
+        answer(kind("gpt2", "8xA100", 512), Stop())
+        each = []
+        for i in range(rounds):
+            begun = time.process_time()
+            answer(kind("gpt2", "8xA100", BATCHES[i % len(BATCHES)], links=1 + i / 64), Stop())
+            each.append(time.process_time() - begun)
+        print(f"answer, {words}     median {statistics.median(each):.3f} s of CPU")
 
 
 MOVE = """

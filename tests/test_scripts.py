@@ -261,7 +261,8 @@ def test_ci_runs_the_commands_of_the_readme_in_environments_that_only_they_have_
         "python -m pytest -n 2 --dist worksteal --random 180",
     ]
     targets = [call.rsplit(" ", 1)[1] for call in ready.installs if "--editable" in call]
-    assert targets == [".[test]", ".[dev]", "."]
+    assert targets == [".[test]", ".[dev]", ".[docs]", "."]
+    assert "python -m mkdocs build --strict --quiet" in ready.calls
     assert ready.calls[-1].startswith("partita report")
     first, *_ = ready.installs
     assert ready.calls.index(first) < ready.calls.index(pytest_calls[0])
@@ -273,8 +274,9 @@ def test_ci_calls_the_two_commands_of_the_readme():
     ci = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = re.findall(r"^(scripts/\w+)", readme.split("```")[1], flags=re.MULTILINE)
     assert commands == ["scripts/demo", "scripts/test"]
-    assert {*commands, "scripts/check"} <= set(ci)
-    assert all(os.access(ROOT / name, os.X_OK) for name in (*commands, "scripts/check", ".ci/run"))
+    started = (*commands, "scripts/check", "scripts/docs")
+    assert set(started) <= set(ci)
+    assert all(os.access(ROOT / name, os.X_OK) for name in (*started, ".ci/run"))
 
 
 def test_ci_ends_with_the_first_command_that_fails(ready, tmp_path):

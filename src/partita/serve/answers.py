@@ -138,6 +138,7 @@ def _strategy(ask: Ask, stop: Stop) -> Answer:
 def _forecast_cards(forecast: Forecast) -> list[Card]:
     low, high = map(units.seconds, forecast.interval_s)
     exposed = sum(seconds for _, seconds in forecast.exposed_s) / forecast.step_s
+    count, size = forecast.strategy.num_microbatches, forecast.strategy.micro_batch
     rate = f"{forecast.tokens_per_s:,.0f} tokens/s"
     each = f"{forecast.tokens_per_s / forecast.machine.num_devices:,.0f} a device"
     return [
@@ -147,6 +148,11 @@ def _forecast_cards(forecast: Forecast) -> list[Card]:
         _memory_card(forecast.memory.total, forecast.capacity_bytes, forecast.fits),
         ("bubble", f"{forecast.bubble_s / forecast.step_s:.0%}", "of the step"),
         ("exposed communication", f"{exposed:.0%}", "of the step"),
+        (
+            "micro-batches",
+            f"{count:,}",
+            f"of {size:,} on each of {forecast.strategy.dp:,} replicas",
+        ),
     ]
 
 

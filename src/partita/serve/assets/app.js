@@ -173,11 +173,13 @@
     const asking = mine.asking = new AbortController();
     const [kind, ask] = QUESTIONS[tab](form.elements);
     mine.history = [];
+    mine.since = performance.now();
     const stop = $("[data-stop]", form);
     try {
       const response = await post("search", { kind, ask }, asking.signal);
       if (!response.ok) return keep(tab, await response.json());
       if (tab === current) say("Searching …");
+      tick();
       for await (const [event, data] of events(response.body)) {
         if (mine.asking !== asking) return;
         if (event === "started") {
@@ -218,19 +220,28 @@
     state[tab].history.push(step);
     if (tab !== current) return;
     const time = tab === "plan" ? (s) => (s * 1e3).toPrecision(4) + " ms" : (s) => String(Number(s.toPrecision(6)));
-    const parts = [`${step.seconds.toFixed(1)} s of search`];
-    parts.push(step.objective === null ? "no answer yet" : `best ${time(step.objective)}`);
+    const parts = [step.objective === null ? "no answer yet" : `best ${time(step.objective)}`];
     if (step.bound !== null) parts.push(`bound ${time(step.bound)}`);
     if (step.gap !== null) parts.push(`at most ${(100 * step.gap).toFixed(1)} % from optimal`);
     say("Searching: " + parts.join(", "));
-    chart(state[tab].history);
+    tick();
+  }
+
+  // How long a search has been running, apart from what is read out.
+  function tick() {
+    const mine = state[current], box = $("#progress");
+    box.hidden = current === "whatif" || !mine.asking;
+    if (box.hidden) return;
+    const seconds = ((performance.now() - mine.since) / 1e3).toFixed(0);
+    $("#elapsed").textContent = `searching for ${seconds} s; best as a line, lower bound dashed`;
+    chart(mine.history);
   }
 
   // Best and bound over the time of the search, as two stairs.
   function chart(history) {
-    const box = $("#progress"), canvas = $("canvas", box);
-    box.hidden = history.length < 2;
-    if (box.hidden) return;
+    const canvas = $("#progress canvas");
+    canvas.hidden = history.length < 2;
+    if (canvas.hidden) return;
     const scale = window.devicePixelRatio || 1, width = canvas.clientWidth, height = 90;
     canvas.width = width * scale;
     canvas.height = height * scale;
@@ -385,7 +396,10 @@
     });
     for (const form of all("form")) {
       form.addEventListener("submit", (event) => { event.preventDefault(); ask(form.id); });
-      form.addEventListener("input", () => { refresh(form); if (form.id !== "plan") soon(form.id); });
+      form.addEventListener("input", () => {
+        refresh(form);
+        if (form.id !== "plan" || form.elements.again.checked) soon(form.id);
+      });
       const stop = $("[data-stop]", form);
       if (stop) stop.addEventListener("click", () => post("stop", { id: state[form.id].id }));
     }
@@ -410,6 +424,7 @@
     options = await (await fetch("options")).json();
     prepare();
     listen();
+    setInterval(tick, 500);
     const wanted = location.hash.slice(1);
     open(wanted in state ? wanted : "whatif");
   }

@@ -79,6 +79,20 @@ def test_tabs_are_reached_by_keys_and_fields_have_names(tab):
     assert tab.run(nameless) == 0
 
 
+def test_a_search_ends_in_the_page_of_its_plan_and_a_file_to_keep(tab):
+    tab.run("document.querySelector('#tab-plan').click()")
+    move(tab, "plan", model="alexnet", per_node=1, batch=2)
+    assert tab.run(STATUS) == "Choose, then search."
+    tab.run("document.querySelector('#plan [type=submit]').click()")
+    tab.until(f"{STATUS} === 'Done.'")
+    assert tab.run(COMMAND).startswith("partita plan alexnet --cluster 2xA100-80GB-SXM --batch 4 ")
+    title = "document.querySelector('iframe:not(.next)').contentDocument.title"
+    tab.until(f"{title}.startsWith('alexnet on 2xA100')")
+    plan = tab.run("fetch(document.querySelector('#keep').href).then((answer) => answer.json())")
+    assert plan["model"]["spec"] == "alexnet"
+    assert tab.run("document.querySelector('#plan [data-stop]').disabled")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_light_and_dark(tab, scheme):
     tab.media(prefers_color_scheme=scheme)

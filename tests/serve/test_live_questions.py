@@ -17,9 +17,9 @@ QUESTIONS = [
     SimulateAsk("alexnet", "2xV100+2xP100", 8, dtype="f16", training=False),
     StrategyAsk("gpt2", "8xA100", 64, micro_batch=2, tp=2, pp=2, zero=1, sp=True, memory_gib=1),
     StrategyAsk("gpt2", "2x4xH100", 64, pp=4, vpp=3, recompute="full", dtype="f16", links=2),
-    PlanAsk("alexnet", "2xA100", 4, memory_gib=4, micro_batches=1, time_limit=30),
-    ScheduleAsk("vshape", 3, 5, memory=3, forward_span=1, backward_span=2.5, time_limit=5),
-    ScheduleAsk("looped", 2, 4, chunks=3, weight_span=1, backward_span=1, delay=1),
+    PlanAsk("alexnet", "2xA100", 4, memory_gib=4, micro_batches=1, time_limit=600),
+    ScheduleAsk("vshape", 3, 5, memory=3, forward_span=1, backward_span=2.5, time_limit=600),
+    ScheduleAsk("looped", 2, 2, chunks=2, weight_span=1, backward_span=1, delay=1, time_limit=600),
     ScheduleAsk("1f1b", 4, 6, backward_span=2),
     ScheduleAsk("zb-v", 2, 6, weight_span=1, backward_span=1),
 ]
