@@ -26,6 +26,7 @@ from typing import Any
 from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
+from partita.showing import plot_of, repr_html, table_of
 
 VERSION = 5
 FORMAT = f"partita/plan@{VERSION}"
@@ -370,6 +371,8 @@ class Plan:
     origin: Origin
     schedule: Schedule = Schedule()
     folder: str = field(default="", compare=False, repr=False)  # where its file is; not saved
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __post_init__(self) -> None:
         if not self.stages:

@@ -203,6 +203,7 @@ def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
         sync_s=line(few.sync_s, many.sync_s),
         update_s=line(few.update_s, many.update_s),
         static_bytes=lines(few.static_bytes, many.static_bytes),
+        cache_bytes=line(few.cache_bytes, many.cache_bytes),
     )
 
 

@@ -148,6 +148,7 @@ class _PipelineBuilder:
     ) -> None:  # fmt: skip
         self.stages, self.groups, self.order = stages, groups, order
         self.cluster, self.blocks, self.sends = cluster, blocks, sends
+        self.num_microbatches = 1 + max((a.microbatch for row in order for a in row), default=0)
         self.builder = ProgramBuilder()
         self.builder.stages = tuple(stage.name for stage in stages)
         self.steady = [-1] * len(stages)  # numbers of bodies
@@ -387,6 +388,7 @@ class _PipelineBuilder:
                     blocks = self.blocks[stage]
                     kinds = [self.cluster.devices[d].kind for d in blocks.devices]
                     total += blocks.static_bytes[kinds.index(kind)]
+                    total += (self.num_microbatches - 1) * blocks.cache_bytes
                 effects.append((memory, total, 0.0))
         return self.builder.add(Work(Purpose.RESIDENT), (), 0.0, (), effects)
 

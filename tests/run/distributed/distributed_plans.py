@@ -1,9 +1,11 @@
 """Plans of small models, and what a run of them is held against: the model in one process."""
 
+import functools
 import random
 from dataclasses import replace
 
 import torch
+from distributed_models import make
 
 from partita.capture import capture
 from partita.cluster import resolve
@@ -21,6 +23,7 @@ from partita.plans import (
     Schedule,
     Stage,
 )
+from partita.run.distributed.model import RunModel
 
 CLUSTER = "8xA100"
 
@@ -28,6 +31,23 @@ CLUSTER = "8xA100"
 def graph_of(module, args):
     """The training graph of a module."""
     return training_graph(capture(module, args), "sgd")
+
+
+@functools.cache
+def graph_by_name(name):
+    """The training graph of one of the small models."""
+    return graph_of(*make(name))
+
+
+EXPORTS: dict[str, RunModel] = {}
+
+
+def exported_once(module, args, kwargs, device):
+    """Exports of a model are made once for all cases of a process: every make() is the same."""
+    key = str(module)
+    if key not in EXPORTS:
+        EXPORTS[key] = RunModel(module, args, kwargs, device)
+    return EXPORTS[key]
 
 
 def plan_of(graph, stages, schedule, batch=8):

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from distributed_models import make  # noqa: E402
-from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_plans import graph_by_name, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import RunError  # noqa: E402
@@ -52,7 +52,7 @@ def run_broken(rank, how, plan):
 
 @pytest.fixture(scope="module")
 def plan():
-    return pipeline(graph_of(*make("mlp")), WORLD, "1f1b", 4)
+    return pipeline(graph_by_name("mlp"), WORLD, "1f1b", 4)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A plan that runs gives the numbers of the model in one process, whatever the plan."""
 
-import functools
 from unittest import mock
 
 import pytest
@@ -13,7 +12,8 @@ from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
     adamw,
     apart,
-    graph_of,
+    exported_once,
+    graph_by_name,
     in_one_process,
     pipeline,
     random_plan_on,
@@ -23,7 +23,6 @@ from distributed_plans import (  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.run.distributed import engine as engines  # noqa: E402
-from partita.run.distributed.model import RunModel  # noqa: E402
 
 CLOSE = 1e-5
 EXACT = 0.0
@@ -91,17 +90,6 @@ TWO_RANKS = {
 }  # fmt: skip
 
 
-EXPORTS: dict = {}
-
-
-def exported_once(module, args, kwargs, device):
-    """Exports of a model are made once for all cases of a process: every make() is the same."""
-    key = type(module).__name__
-    if key not in EXPORTS:
-        EXPORTS[key] = RunModel(module, args, kwargs, device)
-    return EXPORTS[key]
-
-
 def run_case(rank, model, plan, optimizer, steps=2, without=None):
     """Errors of losses, gradients and parameters after some steps, on rank 0."""
     module, args = make(model)
@@ -123,11 +111,10 @@ def run_case(rank, model, plan, optimizer, steps=2, without=None):
 
 
 def run_cases(rank, cases):
-    graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
     for name, (model, plan_settings, optimizer, _) in cases.items():
         planned = shaped if "devices" in plan_settings else pipeline
-        plan = planned(graphs(model), **plan_settings)
+        plan = planned(graph_by_name(model), **plan_settings)
         results[name] = run_case(rank, model, plan, optimizer)
     return results
 
@@ -148,10 +135,9 @@ def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
 
 
 def run_random(rank, world, models, seed, shared=False):
-    graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
     for model in models:
-        plan = random_plan_on(world, seed, graphs(model), shared=shared)
+        plan = random_plan_on(world, seed, graph_by_name(model), shared=shared)
         # Running statistics depend on the order of micro-batches, which these plans choose.
         results[model] = run_case(rank, model, plan, "sgd", without="running_")
     return results
