@@ -11,6 +11,8 @@ from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.engine import run
 from partita.errors import PlanError
+from partita.export.job import fitting_targets
+from partita.export.read_off import read_off
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import REPLICATE, TensorPlacement
 from partita.jobs.check_plan import check_plan
@@ -252,6 +254,9 @@ def test_an_m_shape_is_planned_saved_read_named_verified_and_not_for_torch():
     assert check_plan(plan) == ()
     with pytest.raises(PlanError, match="torch's pipelining has every stage on one rank"):
         schedule_of_plan(plan)
+    assert all(fitting_targets(plan, workload).values())
+    with pytest.raises(PlanError, match="shared runs on several groups of devices together"):
+        read_off(plan, workload.graph)
     account = account_of(simulate(usual))
     assert [group.name for group in account.groups] == ["n0.gpu0", "n0.gpu1"]
 
