@@ -187,7 +187,7 @@ def _export(
     strict: bool,
     plainly: bool = False,
 ) -> ExportedProgram:
-    watched = watching(module, checkpointing, carries=not strict, plainly=plainly)
+    watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
     with _silent(), torch.enable_grad(), watched:
         return torch.export.export(module, args, kwargs, strict=strict)
 
