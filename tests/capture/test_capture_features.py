@@ -625,3 +625,14 @@ def test_a_buffer_made_for_other_sizes_is_refused_until_it_is_there():
     module(X)
     given = torch.randn(4, 6)
     assert torch.equal(export_module(module, (X,)).program.module()(given), module(given))
+
+
+def test_numbers_that_only_checks_compare_are_left_out():
+    def checked(m, x):
+        longest = x.sum(-1).long().max().item()
+        torch._check(longest <= 100)
+        return m[0](x)
+
+    module = wrapped(checked)
+    piped = partita.pipe(module, (X,), devices=2)
+    assert torch.equal(piped(X), module(X))
