@@ -173,5 +173,5 @@ class TestSavedGraphs:
 def test_a_file_of_another_kind_is_no_model(tmp_path):
     other = tmp_path / "weights.bin"
     other.write_bytes(b"1")
-    with pytest.raises(ModelError, match="weights.bin: is no model that is read; give a config"):
+    with pytest.raises(ModelError, match=r"weights.bin: is no model that is read; give a config"):
         build(str(other))

@@ -112,7 +112,7 @@ def _text(partitioned: "Partitioned") -> str:
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
         ending = "proven optimal" if result.gap <= 1e-9 else f"at most {result.gap:.2%} away"
-        lines.append(f"lower bound     {bound} for it, {ending}")
+        lines.append(f"lower bound     {bound} for it on this cost model, over all cuts: {ending}")
     step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
     count = partitioned.plan.schedule.num_microbatches
     parts = f"{count} micro-batches" if count > 1 else "the batch at once"

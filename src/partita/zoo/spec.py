@@ -110,7 +110,7 @@ def _file(spec: str) -> tuple[Path, str | None] | None:
     if Path(spec).is_file():
         raise ModelError(
             "is no model that is read", file=spec,
-            fix="give a config.json, a saved graph (.json, .txt), an .onnx file or file.py:function",
+            fix="give a config.json, a saved graph (.json, .txt), an .onnx file, file.py:function",
         )  # fmt: skip
     if at and "/" not in after and not Path(spec).is_dir():
         return Path(before) / "config.json", after
