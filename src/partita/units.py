@@ -6,14 +6,18 @@ next line.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from partita.errors import InputError
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z")
 _COUNTS = ("", "K", "M", "B", "T")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(?:([KMGT]?)(I?)B)?", re.IGNORECASE)
 _GAP = 2  # columns between cells
 _INDENT = 4  # of what goes on in the next line
 _LEAST = 14  # columns that text keeps before a table goes on in the next line
@@ -42,6 +46,15 @@ def size(value_bytes: float) -> str:
     return _scaled(value_bytes, 1024, _BINARY)
 
 
+def size_bytes(text: str, field: str) -> float:
+    """The bytes of a size as people type it (`40GB`, `16GiB`, `1024`); `field` is what it is of."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"found {text!r}", fix="write a size such as 40GB or 16GiB", field=field)
+    power = " KMGT".index((match[2] or " ").upper())
+    return float(match[1]) * float((1024 if match[3] else 1000) ** power)
+
+
 def flops(value: float) -> str:
     """`3.21 TFLOP`: decimal units, three digits."""
     return _scaled(value, 1000, tuple(f"{prefix}FLOP" for prefix in _DECIMAL))
@@ -62,6 +75,11 @@ def number(value: float) -> str:
     if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.6g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 candidate`, `2,000 candidates`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 @contextmanager

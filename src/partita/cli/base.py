@@ -19,8 +19,6 @@ What a command returns is its exit code (None is 0); after Ctrl-C it is 130 inst
 import functools
 import logging
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ import click
 
 from partita import files, units
 from partita.cli import INTERRUPTED
+from partita.cli.fitted import fitted, room
 from partita.cli.progress import Interrupt, shown
 from partita.errors import FileError
 from partita.search.base import Stop
@@ -93,10 +92,16 @@ class Output:
     _interrupt: Interrupt = field(default_factory=Interrupt, repr=False, compare=False)
     _unsaved: list[str] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def width(self) -> int:
+        """Columns that answers may take: the terminal's, within reason; 100 without one."""
+        return room() or 100
+
     def show(self, text: str) -> None:
-        """Print an answer for people; nothing under `--json`."""
+        """Print an answer for people, as wide as their terminal; nothing under `--json`."""
         if not self.json:
-            click.echo(text)
+            width = room()
+            click.echo(text if width is None else fitted(text, width))
 
     def result(self, data: dict[str, Any]) -> None:
         """The answer for programs: under `--json` the one object printed when the command ends."""
@@ -162,13 +167,6 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def terminal_columns() -> int | None:
-    """Columns that tables keep to on a terminal, 60 to 200; None where stdout is a file or pipe."""
-    if not sys.stdout.isatty():
-        return None
-    return min(200, max(60, shutil.get_terminal_size((100, 24)).columns))
-
-
 def common_options(command: Command) -> Command:
     """Add `--json`, `--seed` and `--quiet`, handed to the command as `out: Output`."""
 
@@ -184,7 +182,7 @@ def common_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, seed: int, quiet: bool, **options: Any) -> None:
         out = Output(json=as_json, quiet=quiet, seed=seed)
-        with _warnings_noted(out), units.fitting(terminal_columns()):
+        with _warnings_noted(out), units.fitting(room()):
             code = out._close(command(*args, out=out, **options))
         click.get_current_context().exit(code)
 

@@ -10,7 +10,6 @@ from partita.cli.base import (
     OutputFile,
     common_options,
     output_option,
-    terminal_columns,
 )
 from partita.errors import InputError
 from partita.jobs.simulate import Simulation
@@ -51,14 +50,15 @@ def command(
     from partita.report.summary import simulation_json, simulation_text
     from partita.report.terminal import gantt
 
-    width = width or terminal_columns() or 100
+    width = width or out.width
     if _is_timeline(plan):
         return _saved_timeline(plan, width, measured, output, out)
     suffix = None if output is None else output.ending(FORMATS)
     record = read_plan(plan)
     traces = _traces(record, measured)
     simulation = simulate(record)
-    text = f"{simulation_text(simulation)}\n\n{gantt(simulation.timeline, width=width)}"
+    drawn = gantt(simulation.timeline, width=width, fold=True)
+    text = f"{simulation_text(simulation)}\n\n{drawn}"
     out.show(text)
     written = None
     if output is not None and suffix is not None:
@@ -101,11 +101,12 @@ def _drawn(suffix: str, timeline: "Timeline", title: str, text: str) -> bytes | 
     if suffix == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
-        return timeline_svg(timeline, title=title)
+        return timeline_svg(timeline, title=title, fold=True)
     if suffix == ".trace.json":
+        from partita.report.lanes import unfolded
         from partita.report.trace import chrome_trace
 
-        return chrome_trace(timeline)
+        return chrome_trace(unfolded(timeline))
     if suffix == ".csv":
         from partita.report.task_table import task_table
 

@@ -23,14 +23,14 @@ from partita.cli.schedule_order import (
 from partita.errors import InputError, ProblemError
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.problems import schedule as problems
-from partita.problems.schedule import ScheduleProblem, ScheduleSolution, work_per_device
+from partita.problems.schedule import ScheduleProblem, work_per_device
 from partita.schedules.named import NAMED
 from partita.schedules.order_problem import csv_pipeline, order_of_solution, placement_of_order
 from partita.schedules.placement import asked
 from partita.schedules.shapes import SHAPES, ShapeOptions, shape
 from partita.schedules.torch_comms import in_loss_order, with_comms
 from partita.schedules.torch_csv import torch_schedule
-from partita.search.base import Result, Status, Stop
+from partita.search.base import Status, Stop
 from partita.units import number, seconds, table
 
 if TYPE_CHECKING:
@@ -327,20 +327,9 @@ def _searched(
 
 
 def _given_order(problem: ScheduleProblem, given: GivenOrder) -> ScheduleResult:
-    """The order as a result: it runs as early as it can, and no one has searched."""
-    from partita.jobs.baselines import run_order
+    from partita.jobs.baselines import order_result
 
-    assert problem.num_microbatches is not None
-    timeline = run_order(problem, given.order, problem.num_microbatches)
-    blocks = len(problem.blocks)
-    table_ = timeline.start.reshape(-1, blocks).tolist()
-    plain = [[int(t) if t == int(t) else t for t in row] for row in table_]
-    solution = problems.solution_of(problem, plain)
-    result: Result[ScheduleSolution] = Result(
-        "order", Status.FEASIBLE, solution, solution.makespan, problems.lower_bound(problem),
-        "the order given, every block as early as it can", 0.0, 0,
-    )  # fmt: skip
-    return ScheduleResult(problem, result, None)
+    return order_result(problem, given.order)
 
 
 def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:

@@ -29,7 +29,7 @@ _FAMILIES = {
     "matrix": ("linear", "matmul", "einsum", "expert_linear"),
     "convolution": ("conv",),
     "attention": ("attention",),
-    "recurrent": ("lstm", "gru", "lstm_cell", "gru_cell"),
+    "recurrent": ("lstm", "gru", "lstm_cell", "gru_cell", "state_space"),
     "norm": ("batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax"),
     "pool, reduce": ("pool", "reduce", "resize"),
     "elementwise": ("elementwise",),

@@ -22,8 +22,8 @@ from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE
 from partita.jobs.explain import op_layouts
 from partita.jobs.simulate import Simulation
-from partita.lower import drawn_devices
-from partita.plans import Stage, device_groups
+from partita.lower import drawn_devices, first_of_kinds
+from partita.plans import Stage, device_groups, group_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,10 @@ def memory_places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
         return [((0,), device) for device in drawn_devices(simulation.stage, simulation.cluster)]
     return [
         (members, device)
-        for members in device_groups(simulation.stages)
-        for device in drawn_devices(simulation.stages[members[0]], simulation.cluster, 1)
+        for members, devices in zip(
+            device_groups(simulation.stages), group_devices(simulation.stages), strict=True
+        )
+        for device in first_of_kinds(devices, simulation.cluster)
     ]
 
 

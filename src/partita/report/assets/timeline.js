@@ -163,7 +163,7 @@
         if (this.showPath) state.set("path", "1");
         if (!this.showIdle) state.set("idle", "0");
         if (this.find) state.set("find", this.find);
-        history.replaceState(null, "", "#" + state);
+        try { history.replaceState(null, "", "#" + state); } catch { /* a frame without an address of its own */ }
       }, 120);
     }
 
