@@ -19,7 +19,7 @@ GOOD: list[str] = [
         "plan", "shard", "partition", "place", "experiment", "schedule", "streams", "rtasks",
         "solve", "profile", "compare", "simulate", "explain", "diff", "report", "verify",
         "validate", "run", "compare-trace", "emit", "models", "clusters", "methods", "schema",
-        "doctor", "accelerate", "export",
+        "doctor", "accelerate", "export", "serve",
     )),
     *(f"{command} --json" for command in ("models", "clusters", "methods", "doctor", "schema")),
     *(f"schema {kind}" for kind in ("plan", "graph", "cluster", "error")),

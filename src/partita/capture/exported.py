@@ -1,7 +1,8 @@
 """A PyTorch module as an exported program, and that as a Graph.
 
-1. `torch.export` follows the module's Python code with tensors that have no data: non-strict first,
-   strict where that fails. `watch.py` refuses what it would lose silently.
+1. `torch.export` follows the module's Python code with tensors that have no data: non-strict first;
+   where that fails, as if the model ran by itself; then strict. `watch.py` refuses what it would
+   lose silently.
 2. Regions without gradients or in another precision become plain nodes (`regions.py`), operations
    in place become functional ones (`functional.py`), recurrent layers one node each
    (`recurrent.py`). Nothing else is decomposed: a linear layer, an attention stays one node. The
@@ -140,13 +141,21 @@ def _exported(
         raise
     except Exception as first:
         if not _is_hopeless(module, first):
-            try:
-                return _strictly(module, args, kwargs, checkpointing)
-            except CaptureError:
-                raise
-            except Exception:
-                log.debug("strict export failed as well", exc_info=True)
+            for attempt in (_plainly, _strictly):
+                try:
+                    return attempt(module, args, kwargs, checkpointing)
+                except CaptureError:
+                    raise
+                except Exception:
+                    log.debug("another way to export failed as well", exc_info=True)
         raise _refusal(module, first) from first
+
+
+def _plainly(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    """As the model runs by itself: some go other ways where they are exported, and fail there."""
+    return _export(module, args, kwargs, checkpointing, strict=False, plainly=True)
 
 
 def _strictly(
@@ -155,7 +164,7 @@ def _strictly(
     """By reading the bytecode, which nobody can watch; so the model is run first, without data."""
     copied = _without_data(module)
     args2, kwargs2 = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
-    with _silent(), torch.enable_grad(), watching(copied, checkpointing):
+    with _silent(), torch.enable_grad(), watching(copied, checkpointing, carries=False):
         copied(*args2, **kwargs2)
     return _export(module, args, kwargs, checkpointing, strict=True)
 
@@ -176,8 +185,10 @@ def _export(
     kwargs: dict[str, Any],
     checkpointing: str,
     strict: bool,
+    plainly: bool = False,
 ) -> ExportedProgram:
-    with _silent(), torch.enable_grad(), watching(module, checkpointing):
+    watched = watching(module, checkpointing, carries=not strict, plainly=plainly)
+    with _silent(), torch.enable_grad(), watched:
         return torch.export.export(module, args, kwargs, strict=strict)
 
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Stop when the plan is proven to be this close to optimal.",
 )
+@click.option(
+    "--start", metavar="FILE", help="A plan that is there already: the answer is never worse."
+)
 @click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
 @output_option("Write the plan here.")
 @what_if_options
@@ -58,6 +61,7 @@ def command(
     max_memory: str | None,
     time_limit: float,
     gap: float,
+    start: str | None,
     save: str | None,
     output: OutputFile | None,
     what_if: WhatIf,
@@ -103,7 +107,7 @@ def command(
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
         planned = plan(
             model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
-            stop=stop, seed=out.seed, **options.as_dict(),
+            stop=stop, seed=out.seed, start=start, **options.as_dict(),
         )  # fmt: skip
     written = None
     if output is not None and planned.plan is not None:

@@ -29,6 +29,7 @@ from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
 FIELD_PLANS = 12  # of frameworks that the joint search looks at, too
@@ -78,6 +79,8 @@ class Comparison:
 
     rows: tuple[ComparedStrategy, ...]
     lower_bound_s: float
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def best(self) -> ComparedStrategy | None:

@@ -13,6 +13,7 @@ from partita.jobs.simulate import Simulation
 from partita.plans import Alternative, Origin, Plan, Progress, device_groups
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
+from partita.showing import plot_of, repr_html, table_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Planned:
     objective: str
     space: str = ""  # the plans that the lower bound speaks of, in words
     problem: JointProblem | None = None  # the joint problem, with the tables that were made
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def gap(self) -> float | None:

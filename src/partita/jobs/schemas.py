@@ -50,6 +50,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "run": {},
     "schema": {"kind": "text", "schema": "object"},
     "schemas": {"kinds": "list"},
+    "serve": {"url": "text"},
     "simulation": {
         "model": "text", "cluster": "text", "batch": "whole", "step_s": "number", "mfu": "number",
         "fits": "flag", "peak_memory_bytes": "list", "ops": "list",

@@ -13,11 +13,12 @@ with a proven lower bound, weak or strong. Stopping early is not an error: the r
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
+
+from partita.compiled import work_clock
 
 P = TypeVar("P", contravariant=True)
 PROVEN_GAP = 1e-9  # so near, an answer is called optimal
@@ -108,7 +109,7 @@ class Run(Generic[S]):
         self.stop = stop
         self.method = method
         self.seed = seed
-        self.started = time.perf_counter()
+        self.started = work_clock()
         self.solution: S | None = None
         self.objective: float | None = None
         self.lower_bound: float | None = None
@@ -118,7 +119,7 @@ class Run(Generic[S]):
     @property
     def seconds(self) -> float:
         """Seconds since the search began."""
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def offer(self, solution: S, objective: float) -> bool:
         """Keep `solution` if it is strictly better than what we have; True if kept."""

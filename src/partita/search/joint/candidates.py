@@ -19,6 +19,7 @@ from partita.problems.joint import (
     StageChoice,
     estimate_s,
     pace_s,
+    stage_cost,
 )
 from partita.search.joint.cuts import SLACKS, best_cuts
 from partita.search.joint.interleaved import USUAL, Interleaved, InterleavedSettings
@@ -89,7 +90,7 @@ class Candidates:
         if cuts is None:
             return None
         own = np.array([
-            float(r.seconds[option, a, b] + r.tail[option, a, b] / (m * known.virtual_stages))
+            float(r.seconds[option][a, b] + r.tail[option][a, b] / (m * known.virtual_stages))
             for r, (a, b, option) in zip(ranges, cuts.stages, strict=True)
         ])  # fmt: skip
         sent = float(sum(sends[a] for a, _, _ in cuts.stages))
@@ -112,19 +113,20 @@ class Candidates:
         budget = problem.groupings[cell.grouping].budget_bytes[0]
         for number, mesh in enumerate(problem.meshes_of(cell, 0)):
             known = problem.strategies[problem.key(cell, 0, mesh)]
-            table = table_of(problem, [(number, known)])
-            if table is None:
-                continue
-            whole = table.ranges
-            seconds = (m * whole.seconds + whole.tail)[:, 0, -1]
-            held = (whole.static + flights[0] * whole.saved + whole.moment)[:, 0, -1]
-            seconds = np.where(held > budget, np.inf, seconds)
+            least: dict[bool, tuple[float, Option]] = {}
+            for place, strategy in enumerate(known):
+                for checkpointing in problem.options(strategy):
+                    whole = stage_cost(problem, strategy, checkpointing, 0, problem.num_segments)
+                    if whole.static + flights[0] * whole.saved + whole.moment > budget:
+                        continue
+                    seconds = m * whole.seconds + whole.tail
+                    if seconds < least.get(strategy.replicated, (np.inf,))[0]:
+                        option = Option(number, place, checkpointing)
+                        least[strategy.replicated] = seconds, option
             for replicated in (False, True):
-                mine = [known[option.strategy].replicated == replicated for option in table.options]
-                own = np.where(mine, seconds, np.inf)
-                best = int(own.argmin())
-                if np.isfinite(own[best]):
-                    yield self._single(cell, schedule, table.options[best], float(own[best]))
+                if replicated in least:
+                    seconds, option = least[replicated]
+                    yield self._single(cell, schedule, option, seconds)
 
     def _single(self, cell: Cell, schedule: int, option: Option, estimate: float) -> JointCandidate:
         stage = StageChoice(0, self.problem.num_segments, *option)
