@@ -28,6 +28,7 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from partita.capture import lines
+from partita.capture.attributes import kept_attributes
 from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
@@ -38,12 +39,14 @@ log = logging.getLogger("partita")
 
 @contextlib.contextmanager
 def watching(
-    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False
-) -> Iterator[None]:
+    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
+    bytecode: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
     `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
-    being compiled or exported, should it ask?
+    being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
+    That knows less of what is put in the place of PyTorch's own, and the model has been run before.
     """
     if checkpointing not in DROPPED:
         raise CaptureError(
@@ -55,10 +58,10 @@ def watching(
     with (
         _replaced(refused, checkpointing == "inline"),
         _functions(refused, carries),
-        _attributes(module, refused),
+        kept_attributes(module, refused, reads=not bytecode),
         _decided_draws(),
-        _bounded_counts(),
-        passing_checks(),
+        contextlib.nullcontext() if bytecode else _bounded_counts(),
+        contextlib.nullcontext() if bytecode else passing_checks(),
         _plain_run() if plainly else contextlib.nullcontext(),
     ):
         yield
@@ -230,48 +233,6 @@ def _bounded_counts() -> Iterator[None]:
         put(torch, "bincount", on_bincount)
         put(torch.Tensor, "bincount", on_bincount)
         yield
-
-
-@contextlib.contextmanager
-def _attributes(module: torch.nn.Module, refused: list[CaptureError]) -> Iterator[None]:
-    """What a module keeps in its attributes from call to call; what is new there goes again."""
-    before = {child: dict(vars(child)) for child in module.modules()}
-
-    def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
-        old = before.get(self, {}).get(name)
-        if lines.is_called_by_user(sys._getframe(1)):
-            line = lines.of_stack()
-            lost, fix = "", ""
-            if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
-                lost = "keeps a tensor for the next call, which would be lost"
-                fix = f"make {name} a buffer (register_buffer) and change that in place"
-            elif (
-                isinstance(value, torch.nn.Module)
-                and self in before  # not a module that is being made
-                and value is not self._modules.get(name)
-            ):
-                lost = f"puts another module in the place of {name!r} while the model runs"
-                fix = "put it there before: call the model once, then capture it"
-            if lost:
-                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
-                refused.append(error)
-                raise error
-            if isinstance(old, int | float) and value is not old:
-                log.warning(
-                    "%s: `%s` changes %s from call to call; captured, it stays as it is now",
-                    line.place, line.code, name,
-                )  # fmt: skip
-        put(self, name, value)
-
-    put = torch.nn.Module.__setattr__
-    torch.nn.Module.__setattr__ = on_set  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
-        for child, known in before.items():
-            for name in vars(child).keys() - known.keys():
-                delattr(child, name)
 
 
 def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:
