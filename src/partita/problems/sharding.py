@@ -383,7 +383,7 @@ def _decoded(meta: str) -> dict[str, Any]:
 
 
 def _freeze(problem: ShardingProblem, field: str, dtype: Any, ndim: int) -> None:
-    """Hold read-only copies: a frozen record stays what it was, and what was shared stays so."""
+    """Hold read-only copies, so that a frozen record stays what it was; shared ones stay shared."""
     frozen: list[Any] = []
     copies: dict[int, Any] = {}
     for index, given in enumerate(getattr(problem, field)):
