@@ -275,8 +275,10 @@ def test_hooks_on_gradients_are_refused():
 
 
 def test_python_random_numbers_are_refused():
-    with pytest.raises(CaptureError, match="draws random numbers with Python's random"):
+    with pytest.raises(CaptureError, match="draws random numbers with Python's random") as caught:
         capture(wrapped(lambda m, x: m[0](x) * random.random()), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+    assert "random.random()" in caught.value.found
 
 
 class Keeps(nn.Module):

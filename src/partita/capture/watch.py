@@ -34,6 +34,8 @@ from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
 
 DROPPED = "refuse", "inline"
+DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle",
+         "gauss", "normal", "rand", "randn", "permutation", "beta", "binomial")  # fmt: skip
 log = logging.getLogger("partita")
 
 
@@ -55,7 +57,9 @@ def watching(
     _refuse_hooks(module)
     before = _random_states()
     refused: list[CaptureError] = []
+    drawn: list[lines.SourceLine] = []
     with (
+        _noted_draws(drawn),
         _replaced(refused, checkpointing == "inline"),
         _functions(refused, carries),
         kept_attributes(module, refused, reads=not bytecode),
@@ -68,10 +72,13 @@ def watching(
     if refused:  # the model caught our error itself
         raise refused[0]
     if _random_states() != before:
+        line = drawn[0] if drawn else lines.SourceLine()
+        who = f"`{line.code}`" if drawn else "the model"
         raise CaptureError(
-            "the model draws random numbers with Python's random module or numpy, "
+            f"{who} draws random numbers with Python's random module or numpy, "
             "and the captured graph would keep those drawn now",
             fix="draw them with torch, or pass what depends on them as an argument",
+            file=line.place,
         )
 
 
@@ -190,6 +197,27 @@ def _decided_draws() -> Iterator[None]:
         put(torch.Tensor, "__lt__", comparing(torch.Tensor.__lt__, below=True))
         put(torch.Tensor, "__le__", comparing(less_or_equal, below=True))
         put(torch.Tensor, "__ge__", comparing(torch.Tensor.__ge__, below=False))
+        yield
+
+
+@contextlib.contextmanager
+def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
+    """Lines that draw with Python's or numpy's generators, as far as they look them up there."""
+
+    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def on_draw(*args: Any, **kwargs: Any) -> Any:
+            if lines.is_called_by_user(sys._getframe(1)):
+                drawn.append(lines.of_stack())
+            return draw(*args, **kwargs)
+
+        return on_draw
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for home in (random, getattr(sys.modules.get("numpy"), "random", None)):
+            for name in DRAWS:
+                if hasattr(home, name):
+                    put(home, name, noting(getattr(home, name)))
         yield
 
 
