@@ -88,7 +88,8 @@ GOOD: list[str] = [
 BAD: list[str] = [
     "plann", "plan", "plan alexnet", "plan nonsense -c 2xA100", "plan alexnet -c nonsense",
     "simulate gpt2 --decode -c 2xA100", "simulate alexnet --decode --cache 4 -c 2xA100",
-    "simulate gpt2 --cache 1024 -c 2xA100", "plan gpt2@1+x -c 2xA100", "plan {folder}/machine.toml -c 2xA100",
+    "simulate gpt2 --cache 1024 -c 2xA100", "plan gpt2@1+x -c 2xA100",
+    "plan {folder}/machine.toml -c 2xA100",
     "plan alexnet -c 2xA100 -b 0", "plan alexnet -c 2xA100 --pin pp=3",
     "plan alexnet -c 2xA100 --pin nonsense=3", "plan alexnet -c 2xA100 --pin schedule=chimera",
     "plan alexnet -c 2xA100 --pin schedule=searched", "plan alexnet -c 2xA100 --seq 4",
