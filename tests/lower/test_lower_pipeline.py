@@ -16,7 +16,7 @@ from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_of, order_text, refusal
 from partita.lower.pipeline import lower_pipeline
 from partita.meaning import Purpose
-from partita.plans import Axis, Mesh, Schedule, Stage, device_groups
+from partita.plans import Axis, Mesh, Schedule, Stage
 from partita.program import Kind
 from partita.verify import verify_program, verify_timeline
 
@@ -247,14 +247,6 @@ class TestOrders:
         stuck = Schedule("mine", 1, ("0F0 0B0", "1B0 1F0"))
         with pytest.raises(PlanError, match="go on: 1B0 waits for 1F0, which comes after 1B0"):
             lower_plan(stages, stuck, graph, CLUSTER, run)
-
-
-def test_stages_share_all_their_devices_or_none():
-    graph = chain()
-    first, second = staged(graph, 2, size=2)
-    crossed = replace(second, mesh=mesh_at(1, 2))
-    with pytest.raises(PlanError, match="shares device 1 with another stage, but not all"):
-        device_groups((first, crossed))
 
 
 def test_micro_batches_divide_the_batch():

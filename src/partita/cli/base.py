@@ -27,7 +27,7 @@ from typing import Any
 
 import click
 
-from partita import files
+from partita import files, units
 from partita.cli import INTERRUPTED
 from partita.cli.fitted import fitted, room
 from partita.cli.progress import Interrupt, shown
@@ -145,7 +145,7 @@ class Output:
 
         `words` says an objective as people read it: `partita.units.seconds`, say.
         """
-        with self._interrupt.listening(self.quiet), shown(self.quiet, words) as view:
+        with self._interrupt.listening(self.quiet), shown(self.quiet, words, time_s) as view:
 
             def interrupted() -> bool:
                 if view is not None:
@@ -182,7 +182,7 @@ def common_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, seed: int, quiet: bool, **options: Any) -> None:
         out = Output(json=as_json, quiet=quiet, seed=seed)
-        with _warnings_noted(out):
+        with _warnings_noted(out), units.fitting(room()):
             code = out._close(command(*args, out=out, **options))
         click.get_current_context().exit(code)
 

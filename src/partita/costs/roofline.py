@@ -250,7 +250,7 @@ def _compiled(call: Call, dtype: str, eager: Kernels, rates: Rates, mode: Mode) 
 
 def op_class(call: Call) -> str:
     """What a calibration tells apart: products, attention, and everything else."""
-    if call.kind in CONTRACTIONS or call.kind in RECURRENT:
+    if call.kind in CONTRACTIONS or call.kind in RECURRENT or call.kind == "grouped_mm":
         return "product"
     return "attention" if call.kind == "attention" else "elementwise"
 
@@ -301,6 +301,12 @@ def _compute_seconds(
             halves = dtype in HALF and not (aligned and call.kind != "conv")
             floor = _unaligned_seconds(call, work, device) if halves else 0.0
             return max(once * slow, floor)
+    if call.kind == "grouped_mm":  # on average every group has as many rows as the others
+        (rows, k), (groups, _, n) = call.inputs[:2]
+        product = Product(groups, -(-rows // groups), n, k)
+        peak = device.peak(dtype) * rates.products / BEST_TILE
+        once = product_seconds(product, peak, device.num_units, fine=rates.fine_tiles)
+        return once * max(1, sum(position < 2 for position in call.wrt))
     if call.kind == "attention":
         return _attention_seconds(call, nest, dtype, device, factors, work)
     if call.kind == "state_space":

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from partita.capture import export_module
 from partita.capture.exported import Captured
+from partita.capture.functions import function_of, source_of
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
@@ -92,10 +93,25 @@ def _emit_module(
             fix="plan again with this version of the model",
             field="model",
         )
+    _check_functions(captured, spec)
     again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
     others = recaptured_module(module, captured.record, args, kwargs, batch)
     title = f"{spec} ({type(module).__name__})"
     return emit(captured, stage_of, title=title, again=again, others=others)
+
+
+def _check_functions(captured: Captured, spec: str) -> None:
+    """Refuse custom Functions that code in a file of its own could not import."""
+    for node in captured.record.nodes:
+        function = function_of(node.target)
+        if function is not None and source_of(function) is None:
+            raise ModelError(
+                f"`{node.line.code}` calls the autograd.Function {function.cls.__name__}, which "
+                "the emitted code cannot import",
+                fix="define it in a module that can be imported by name, and import it from there",
+                file=node.line.place,
+                field=spec,
+            )
 
 
 def _emit_reference(plan: Plan, spec: str, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from partita import __version__
+from partita.capture.functions import function_of, source_of
 from partita.capture.torch_program import TorchProgram
 from partita.emit.builder import Builder, Runner, constants, dict_of, names_tuple
 from partita.emit.calls import Gatherer
@@ -120,7 +121,9 @@ class _Emission:
     def emit(self) -> Emitted:
         classes, stages = self._alike()
         base = stage_base(self.module.training)
-        families = Families(classes.drafts, {*self.class_names, base})
+        functions = self._functions()
+        taken = {*self.class_names, base, *(name for _, name in functions)}
+        families = Families(classes.drafts, taken)
         body = self._tables()
         for name, lines in families.classes():
             body += ["", "", f"class {name}(nn.Module):", *lines]
@@ -130,7 +133,7 @@ class _Emission:
         body += [*made, *self._builder(bool(made)).lines(), *self._runner().lines()]
         own = helpers(body, self.module.training)
         blank = [""] if own and body[:2] != ["", ""] else []  # after a class there are two
-        lines = [*self._head(), "", *imports(body), *own, *blank, *body]
+        lines = [*self._head(), "", *imports(body, functions), *own, *blank, *body]
         return Emitted(
             "\n".join(lines) + "\n",
             tuple(stage.label for stage in self.stages),
@@ -143,6 +146,12 @@ class _Emission:
             ),
             tuple(missing),
         )
+
+    def _functions(self) -> list[tuple[str, str]]:
+        """Custom Functions that the code calls: module and name, sorted."""
+        carried = (function_of(step.target) for step in self.model.steps)
+        sources = {source_of(function) for function in carried if function is not None}
+        return sorted(source for source in sources if source is not None)
 
     # Classes.
 

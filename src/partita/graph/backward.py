@@ -51,6 +51,7 @@ SAVED: dict[str, BackwardReads | WeightedKind] = {
     "linear": _WEIGHTED,
     "conv": _WEIGHTED,
     "expert_linear": _WEIGHTED,
+    "grouped_mm": WeightedKind(dgrad=BackwardReads((1, 2)), wgrad=BackwardReads((0, 2))),
     "matmul": _PRODUCT,
     "einsum": _PRODUCT,
     "attention": _ALL,

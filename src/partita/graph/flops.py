@@ -181,6 +181,12 @@ def _combine(call: Call) -> float:
     return 2.0 * math.prod(call.inputs[0])
 
 
+def _grouped(call: Call) -> float:
+    """Rows [t, k], each times the matrix of its group, of [e, k, n]."""
+    rows, matrices = call.inputs[:2]
+    return _contractions(call, 2.0 * math.prod(rows) * matrices[2])
+
+
 def _embedding(call: Call) -> float:
     return float(math.prod(call.outputs[0])) if call.phase == "wgrad" else 0.0
 
@@ -194,6 +200,7 @@ FLOPS: dict[str, Callable[[Call], float]] = {
     "matmul": _contraction,
     "einsum": _contraction,
     "expert_linear": _contraction,
+    "grouped_mm": _grouped,
     "conv": _conv,
     "attention": _attention,
     "pool": _pool,

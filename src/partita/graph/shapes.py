@@ -39,7 +39,8 @@ def output_shapes(call: Call) -> Shapes:
 
 def unknown_kinds(graph: Graph) -> tuple[str, ...]:
     """Kinds of ops that no table knows, sorted: carried, not split, costed by bytes."""
-    return tuple(sorted({op.kind for op in graph.ops if op.kind not in SHAPES}))
+    known = SHAPES.keys() | CARRIED
+    return tuple(sorted({op.kind for op in graph.ops if op.kind not in known}))
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -490,6 +491,9 @@ def _pair_loss(call: Call) -> Shapes:
 def _shown(shapes: Shapes) -> str:
     return ", ".join(str(list(shape)) for shape in shapes) or "nothing"
 
+
+# Kinds that are carried as they are, never split, but whose work is known (`flops.py`).
+CARRIED = frozenset({"grouped_mm"})
 
 SHAPES: dict[str, Callable[[Call], Shapes]] = {
     "linear": _linear,

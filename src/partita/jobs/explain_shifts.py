@@ -113,7 +113,11 @@ def rivals(simulation: Simulation, is_late: Callable[[], bool]) -> list[Rival]:
         fastest = min(simulated, key=lambda other: other.step_s, default=None)
         if fastest is not None and not _same(simulation, fastest):
             best.append(Rival(name, fastest))
-    return sorted(best, key=lambda rival: (rival.simulation.step_s, rival.name))[:RIVALS]
+    ordered = sorted(best, key=lambda rival: (rival.simulation.step_s, rival.name))
+    different: dict[str, Rival] = {}  # families have plans in common
+    for rival in ordered:
+        different.setdefault(rival.simulation.arrangement, rival)
+    return list(different.values())[:RIVALS]
 
 
 def _same(plan: Simulation, other: Simulation) -> bool:

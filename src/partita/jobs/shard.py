@@ -34,6 +34,7 @@ from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
 from partita.search.joint.model import JointModel
+from partita.showing import plot_of, repr_html, table_of
 
 AXIS_NAMES = ("x", "y")
 
@@ -89,6 +90,8 @@ class Sharding:
     seconds: float
     seed: int
     history: tuple[Improvement, ...]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
 
 def shard(

@@ -64,7 +64,9 @@ class Memo:
     ) -> float:
         """Seconds to bring a tensor from one mesh to another; pairs that lie alike once."""
         place: tuple[object, ...] = (*source.devices, *target.devices)
-        if self.collectives.cluster.num_devices > self.by_links:
+        common = len(set(source.devices) & set(target.devices))
+        in_part = 0 < common < max(len(source.devices), len(target.devices))
+        if self.collectives.cluster.num_devices > self.by_links and not in_part:
             place = self.patterns.pattern((*source.devices, *target.devices))
         key = (size_bytes, source.axes, target.axes, have, need, len(source.devices), place)
         if key not in self.sent:

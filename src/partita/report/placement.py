@@ -61,8 +61,8 @@ def front_text(candidates: Sequence[SimulatedPlacement]) -> str:
     return f"{said}\n{units.table(header, rows, numbers=(0, 1, 2))}"
 
 
-def archive_text(placed: Placed) -> str:
-    """What a method that keeps an archive has kept: the best step by devices and bytes sent."""
+def archive_rows(placed: Placed) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(header, rows) of what a method keeps: the best step by devices used and bytes sent."""
     archive = placed.archive
     used = sorted({elite.devices_used for elite in archive.elites})
     kinds = sorted({elite.communication_class for elite in archive.elites})
@@ -76,7 +76,14 @@ def archive_text(placed: Placed) -> str:
         "devices",
         *(units.size(archive.class_bytes[kind]) if kind else "none" for kind in kinds),
     )
-    rows = [(f"{count}", *(cells.get((count, kind), "") for kind in kinds)) for count in used]
+    return header, [
+        (f"{count}", *(cells.get((count, kind), "") for kind in kinds)) for count in used
+    ]
+
+
+def archive_text(placed: Placed) -> str:
+    """What a method that keeps an archive has kept: the best step by devices and bytes sent."""
+    header, rows = archive_rows(placed)
     said = "archive: best step of the search by devices used and bytes sent a batch, at most"
     return f"{said}\n{units.table(header, rows, numbers=range(1, len(header)))}"
 
