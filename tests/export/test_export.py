@@ -14,6 +14,7 @@ from partita.errors import FileError, InputError, PlanError
 from partita.export import megatron, torchtitan
 from partita.export.job import export, fitting_targets, read_export
 from partita.export.read_off import read_off
+from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
 from partita.jobs.framework_plan import FrameworkStrategy, even_layers, framework_plan, layer_stack
 from partita.plans import Schedule
@@ -213,6 +214,19 @@ def test_fsdp2_code_trains_as_the_model_alone(tmp_path):
     losses = json.loads((tmp_path / "losses.json").read_text())
     for name in cases:
         assert losses[name] == pytest.approx(losses["alone"], rel=1e-5)
+
+
+def test_buckets_of_another_size_are_named():
+    plan = plan_of(S(dp=8, zero=3))
+    other = replace(plan, stages=tuple(replace(one, bucket_bytes=1) for one in plan.stages))
+    assert "other buckets" in "; ".join(export(other, "fsdp2").differences)
+
+
+def test_a_tied_output_layer_is_not_split_by_fsdp2_code():
+    work = workload("gpt2@16", 8)
+    scope = ExportScope("gpt2", work.graph, 8, "bf16", "adamw", 8, 1)
+    assert "untie" in TARGETS["fsdp2"].refusal(S(dp=4, tp=2, zero=3), scope)
+    assert TARGETS["fsdp2"].refusal(S(dp=8, zero=3), scope) == ""
 
 
 def test_fsdp2_code_names_modules_as_the_model_does():

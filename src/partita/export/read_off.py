@@ -146,6 +146,8 @@ def differences(
     shared = [op for op in its if mine[op][1] != its[op][1]]
     if shared:
         told.append(f"another ZeRO stage of {len(shared)} ops (first {shared[0]})")
+    if [_buffers(stage) for stage in stages] != [_buffers(stage) for stage in plan.stages]:
+        told.append("other buckets of gradients or prefetching of parameters")
     if [_again(stage) for stage in stages] != [_again(stage) for stage in plan.stages]:
         told.append("other ops that are recomputed")
     if len(stages) > 1 and (schedule.name, ()) != (plan.schedule.name, plan.schedule.order):
@@ -158,6 +160,10 @@ def differences(
 
 def _places(stage: Stage) -> tuple[object, ...]:
     return tuple(sorted(split.op for split in stage.splits)), frozenset(stage.mesh.devices)
+
+
+def _buffers(stage: Stage) -> tuple[int, int]:
+    return stage.prefetch, stage.bucket_bytes
 
 
 def _again(stage: Stage) -> tuple[object, ...]:
