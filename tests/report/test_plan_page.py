@@ -21,7 +21,7 @@ HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=a
 
 @needs_chromium
 def test_a_page_of_fifty_thousand_tasks_is_small_quick_and_alone(browser):
-    plan = line("squeezenet1_1@64", "16xA100", 1024, batch=1024)
+    plan = line("squeezenet1_1@64", "16xA100", 560, batch=560)
     simulation = simulate(plan)
     assert simulation.timeline.program.num_tasks > 50_000
     page = plan_page(plan, simulation)

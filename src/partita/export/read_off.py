@@ -65,8 +65,15 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
     dp = used // (pp * tp)
     count = plan.schedule.num_microbatches
     micro = max(1, plan.model.batch // (count * dp))
+    if plan.model.batch % dp:
+        raise PlanError(
+            f"{dp} replicas share a batch of {plan.model.batch}, and frameworks give each whole "
+            "samples",
+            fix=f"plan with a batch that {dp} divides, or with fewer devices",
+            field="model",
+        )
     if micro * count * dp != plan.model.batch:
-        count = max(1, plan.model.batch // dp)
+        count = plan.model.batch // dp
         micro = 1
         told.append("samples of a micro-batch that are shared by several replicas")
     strategy = FrameworkStrategy(

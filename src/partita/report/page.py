@@ -188,7 +188,12 @@ def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
         _waiting_card(simulation),
         *_overlap_card(hidden),
     )  # fmt: skip
-    return cards(figures)
+    ranges = {
+        "step (predicted)": (step, *simulation.likely_step_s),
+        "MFU": (simulation.mfu, *simulation.likely_mfu),
+        "memory": (peak, *simulation.likely_peak_bytes),
+    }
+    return cards(figures, ranges)
 
 
 def _overlap_card(hidden: HiddenShare) -> tuple[tuple[str, str, str], ...]:

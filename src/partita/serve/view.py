@@ -23,6 +23,6 @@ def timeline_view(
     title: str, timeline: Timeline, note: str = "", parts: tuple[MemoryCurves, ...] = ()
 ) -> str:
     """The page: the timeline, with idle time by cause and memory by part, and a note."""
-    extras = TimelineExtras(idle_account(timeline), parts)
+    extras = TimelineExtras(idle_account(timeline), parts, saves=("svg",))
     words = f'<p class="soft">{escape(note)}</p>' if note else ""
     return document(title, _STYLE, f"{live_timeline(timeline, extras)}{words}{timeline_script()}")
