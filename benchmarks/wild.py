@@ -2,6 +2,7 @@
 
     python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
         [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--json FILE]
+        [--cut anywhere]
 
 Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
 small where a configuration allows it. Every model is piped in training and in eval mode, run,
@@ -19,8 +20,10 @@ Models run in processes of their own, forked from one that has imported the pack
 
 import argparse
 import collections
+import contextlib
 import copy
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import time
@@ -44,6 +47,7 @@ BATCH = 2
 GRADIENT_TOLERANCE = 1e-4  # of a gradient's largest element
 SEARCH = Stop(time_s=2.0, gap=0.2, evaluations=500)
 CHECKS = ("train", "train, then eval", "eval", "eval, then train")
+CUT = ["modules"]  # where stages begin: see partita.pipe
 VERDICTS = ("right", "refused", "wrong", "crash", "timeout")
 
 TIMM = """
@@ -132,6 +136,25 @@ def make_timm(name: str) -> Made:
     return model, (torch.randn(BATCH, *size),), {}
 
 
+def import_package(name: str) -> Any:
+    """A package by name, also where torchvision's wheel is one for CUDA and there is none.
+
+    Its operators do not load then, and it asks for two of them while it is imported, which the
+    other packages do. None of the models here calls one.
+    """
+    if importlib.util.find_spec("torchvision") is not None:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):  # it is there
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou) -> Tensor")
+        KEPT.append(library)
+        importlib.import_module("torchvision")
+    return importlib.import_module(name)
+
+
+KEPT: list[Any] = []  # operators go when their library does
+
+
 def make_torchvision(name: str) -> Made:
     """A classifier, segmenter, video or flow model without weights."""
     models = importlib.import_module("torchvision.models")
@@ -145,7 +168,7 @@ def make_torchvision(name: str) -> Made:
         size = 224 if name.startswith("mvit") else 64
         return model, (torch.randn(BATCH, 3, frames, size, size),), {}
     if "optical_flow" in kind:
-        return model, (torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {}
+        return model, (torch.randn(BATCH, 3, 128, 128), torch.randn(BATCH, 3, 128, 128)), {}
     size = (
         299 if name == "inception_v3" else 224 if name.startswith(("vit", "maxvit", "swin")) else 96
     )
@@ -257,15 +280,22 @@ PACKAGES: dict[str, tuple[Callable[[str], Made], str]] = {
 }
 
 
+def made(name: str, batch: int = BATCH) -> Made:
+    """A model by its package and name with random weights from one seed, and its arguments."""
+    global BATCH  # the makers above read it
+    package, _, model = name.partition(":")
+    BATCH = batch
+    torch.manual_seed(0)
+    return PACKAGES[package][0](model)
+
+
 # One model.
 
 
 def checks(name: str) -> Iterator[Check]:
     """The four checks of one model, each given as soon as it is known."""
-    package, _, model = name.partition(":")
-    torch.manual_seed(0)
     try:
-        module, args, kwargs = PACKAGES[package][0](model)
+        module, args, kwargs = made(name)
         reference = copy.deepcopy(module)
         for training in (True, False):
             observed(module.train(training), args, kwargs)
@@ -290,7 +320,7 @@ def _mode(
         try:
             if piped is None:
                 module.train(training)
-                piped = partita.pipe(module, args, kwargs, devices=DEVICES, stop=SEARCH)
+                piped = partita.pipe(module, args, kwargs, devices=DEVICES, stop=SEARCH, cut=CUT[0])
             piped.train(mode)
             outcome = observed(piped, args, kwargs)
             why = difference(outcome, observed(plain.train(mode), args, kwargs))
@@ -433,14 +463,16 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
     parser.add_argument("--json", default="")
+    parser.add_argument("--cut", default="modules", choices=("modules", "anywhere"))
     options = parser.parse_args()
+    CUT[0] = options.cut
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     packages = options.packages.split(",")
     every = [f"{p}:{name}" for p in packages for name in PACKAGES[p][1].split()][:: options.every]
     names = options.names or every
     for package in {name.partition(":")[0] for name in names}:
-        importlib.import_module(package)
+        import_package(package)
     results: list[Check] = []
     for done in run(names, options.jobs, options.limit_s):
         results += done

@@ -800,7 +800,7 @@ FEATURES: dict[str, Feature] = {
     "DataBranch": Feature(_of(DataBranch, 4, 6), "refused", "if y.sum() > 0:"),
     "LoopLen": Feature(_of(LoopLen, 4, 3, 6)),
     "NoneInTuple": Feature(_of(NoneInTuple, 4, 6)),
-    "CustomFn": Feature(_of(CustomFn, 4, 6), "refused", "_StraightThrough"),
+    "CustomFn": Feature(_of(CustomFn, 4, 6)),
     "MaskOps": Feature(_of(MaskOps, 2, 5, 6)),
     "MHA": Feature(_of(MHA, 2, 5, 8)),
     "SDPA": Feature(_of(SDPA, 2, 5, 8, more=lambda: (torch.randn(2, 1, 5, 5),))),

@@ -242,6 +242,17 @@ def test_open_sizes_are_given_after_an_at(tmp_path):
         onnx_graph(f"{path}@many")
 
 
+def test_where_only_the_batch_is_open_the_number_after_an_at_is_the_batch(tmp_path):
+    path = saved(tmp_path, RELU, {"x": (("batch", 8), FLOAT)})
+    assert onnx_graph(f"{path}@32").inputs[0].shape == (32, 8)
+    assert onnx_graph(f"{path}@32", batch=32).inputs[0].shape == (32, 8)
+    with pytest.raises(FileError, match="is given two: 32 after the @, and 4; leave one out"):
+        onnx_graph(f"{path}@32", batch=4)
+    fixed = saved(tmp_path, RELU, {"x": ((4, 8), FLOAT)}, name="fixed.onnx")
+    with pytest.raises(FileError, match="leaves no size open, and 32 is given after the @"):
+        onnx_graph(f"{fixed}@32")
+
+
 def test_what_is_wrong_is_named_with_file_and_node(tmp_path):
     with pytest.raises(FileError, match=r"none.onnx: there is no such file"):
         onnx_graph(str(tmp_path / "none.onnx"))

@@ -13,6 +13,7 @@ from partita.problems.partition import check, evaluate
 from partita.search.base import Status, Stop
 from partita.search.partition import SEARCHES
 from partita.zoo import build
+from tests.costs.test_module_layers import decoder
 
 QUICK = Stop(evaluations=30_000, gap=0.05)
 
@@ -43,7 +44,7 @@ def assert_whole(partitioned: Partitioned) -> None:
 
 
 def test_a_decoder_is_cut_planned_and_simulated(tmp_path: Path) -> None:
-    partitioned = partita.partition("gpt2", devices=4, batch=8)
+    partitioned = partita.partition("gpt2", devices=4, batch=8, offer=True)
     assert_whole(partitioned)
     assert partitioned.plan is not None
     assert partitioned.tied == ("wte.weight",)  # the embedding and the head are far apart
@@ -138,6 +139,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
         ({"devices": 2, "method": "metiss"}, "method: found 'metiss'; did you mean metis"),
         ({"devices": 2, "batch": 4, "microbatches": 3}, "microbatches: a batch of 4 in 3"),
         ({"devices": 2, "stages": 0}, "num_stages: is 0"),
+        ({"devices": 2, "cut": "module"}, "cut: found 'module'; use one of modules, anywhere"),
     ],
 )
 def test_bad_input_is_named(given: dict[str, Any], message: str) -> None:
@@ -154,3 +156,44 @@ def test_a_graph_file_edited_into_a_cycle_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(value))
     with pytest.raises(InputError, match=r"model.json: ops: has a cycle: .* -> features.0"):
         partition(str(path), devices=2)
+
+
+class TestCuts:
+    """Where a model may be cut: at the borders of its modules, or anywhere."""
+
+    def test_equal_blocks_are_dealt_out_evenly(self) -> None:
+        graph = decoder(8)
+        partitioned = partition(graph, devices=4)
+        assert_whole(partitioned)
+        assert partitioned.cut == "modules"
+        first: dict[int, set[str]] = {}
+        for op, stage in partitioned.stage_of.items():
+            if op.startswith("h."):
+                first.setdefault(stage, set()).add(op.split(".")[1])
+        assert [len(blocks) for blocks in first.values()] == [2, 2, 2, 2]
+        assert len(partitioned.device_of) == 4
+
+    def test_no_module_is_in_two_stages(self) -> None:
+        partitioned = partition("resnet50", devices=4, batch=4)
+        block_stages: dict[str, set[int]] = {}
+        for op in partitioned.workload.graph.ops:
+            if op.phase == "forward" and op.scope.startswith("layer"):
+                block = ".".join(op.scope.split(".")[:2])
+                block_stages.setdefault(block, set()).add(partitioned.stage_of[op.name])
+        assert {len(stages) for stages in block_stages.values()} == {1}
+
+    def test_a_free_cut_is_offered_with_its_gain(self) -> None:
+        at_modules = partition("resnet50", devices=4, batch=4, offer=True, stop=QUICK)
+        free = at_modules.free
+        assert free is not None
+        assert at_modules.bottleneck_ms is not None
+        assert free.bottleneck_ms == pytest.approx(at_modules.bottleneck_ms * (1 - free.gain))
+        anywhere = partition("resnet50", devices=4, batch=4, cut="anywhere", stop=QUICK)
+        assert anywhere.cut == "anywhere"
+        assert anywhere.bottleneck_ms == free.bottleneck_ms
+
+    def test_what_borders_do_not_allow_is_cut_anywhere(self) -> None:
+        partitioned = partition(decoder(1), devices=2, stages=5, stop=QUICK)
+        assert_whole(partitioned)
+        assert partitioned.cut == "anywhere"
+        assert len(partitioned.device_of) == 5

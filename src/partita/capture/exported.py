@@ -1,7 +1,8 @@
 """A PyTorch module as an exported program, and that as a Graph.
 
-1. `torch.export` follows the module's Python code with tensors that have no data: non-strict first,
-   strict where that fails. `watch.py` refuses what it would lose silently.
+1. `torch.export` follows the module's Python code with tensors that have no data: non-strict first;
+   where that fails, as if the model ran by itself; then strict. `watch.py` refuses what it would
+   lose silently.
 2. Regions without gradients or in another precision become plain nodes (`regions.py`), operations
    in place become functional ones (`functional.py`), recurrent layers one node each
    (`recurrent.py`). Nothing else is decomposed: a linear layer, an attention stays one node. The
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
@@ -82,9 +84,7 @@ def export(
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
     program = _exported(module, args, kwargs, checkpointing)
-    for node in list(program.graph.nodes):
-        if node.op == "call_function" and _short_name(node) in CHECKS and not node.users:
-            program.graph.erase_node(node)
+    _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
     split_layers(program.graph)
@@ -96,6 +96,15 @@ def export(
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
     return Captured(module, program, record, graph, places)
+
+
+def _erase_checks(graph: torch.fx.Graph) -> None:
+    """Leave out what the export checks, and comparisons of numbers that only checks read."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            is_number = not isinstance(node.target, torch._ops.OpOverload | HigherOrderOperator)
+            if _short_name(node) in CHECKS or is_number:
+                graph.erase_node(node)
 
 
 def _distinct(given: Any) -> Any:
@@ -140,13 +149,21 @@ def _exported(
         raise
     except Exception as first:
         if not _is_hopeless(module, first):
-            try:
-                return _strictly(module, args, kwargs, checkpointing)
-            except CaptureError:
-                raise
-            except Exception:
-                log.debug("strict export failed as well", exc_info=True)
+            for attempt in (_plainly, _strictly):
+                try:
+                    return attempt(module, args, kwargs, checkpointing)
+                except CaptureError:
+                    raise
+                except Exception:
+                    log.debug("another way to export failed as well", exc_info=True)
         raise _refusal(module, first) from first
+
+
+def _plainly(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    """As the model runs by itself: some go other ways where they are exported, and fail there."""
+    return _export(module, args, kwargs, checkpointing, strict=False, plainly=True)
 
 
 def _strictly(
@@ -155,7 +172,7 @@ def _strictly(
     """By reading the bytecode, which nobody can watch; so the model is run first, without data."""
     copied = _without_data(module)
     args2, kwargs2 = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
-    with _silent(), torch.enable_grad(), watching(copied, checkpointing):
+    with _silent(), torch.enable_grad(), watching(copied, checkpointing, carries=False):
         copied(*args2, **kwargs2)
     return _export(module, args, kwargs, checkpointing, strict=True)
 
@@ -176,8 +193,10 @@ def _export(
     kwargs: dict[str, Any],
     checkpointing: str,
     strict: bool,
+    plainly: bool = False,
 ) -> ExportedProgram:
-    with _silent(), torch.enable_grad(), watching(module, checkpointing):
+    watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
+    with _silent(), torch.enable_grad(), watched:
         return torch.export.export(module, args, kwargs, strict=strict)
 
 

@@ -495,6 +495,16 @@ FUNCTIONS = {
 }  # fmt: skip
 REDUCTIONS = {"amax": "max", "amin": "min"}
 
+
+def _grouped_mm(site: TorchSite) -> None:
+    """Rows sorted by group, each times the matrix of its group: what experts compute."""
+    inputs = site.all_tensors()
+    shapes = [site.shape_of(name) for name in inputs[:2]]
+    if len(inputs) != 3 or [len(shape) for shape in shapes] != [2, 3]:
+        raise TorchUnfit
+    site.give("grouped_mm", inputs, known=False)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("add", "sub", "rsub", "mul", "neg", "relu", "relu6", "leaky_relu", "elu", "gelu", "silu",
@@ -516,6 +526,7 @@ RULES: dict[str, Rule] = {
         _dropout,
     ),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot"), _matmul),
+    **dict.fromkeys(("_grouped_mm", "transformers.grouped_mm_fallback"), _grouped_mm),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
                      "conv_transpose2d", "conv_transpose3d"), _conv),
     **{f"max_pool{n}d": _pool("max") for n in (1, 2, 3)},

@@ -3,8 +3,9 @@
 Shapes are worked out node by node, and what only computes shapes is computed here and leaves no
 op; weights are never read, so data kept in other files need not be there. A size that the file
 leaves open is the batch where it stands first in an input (`--batch`, else 1), and otherwise the
-number after the `@`. Layers become ops by `onnx_kinds.py`; what has no kind is carried as it is,
-with the shapes that ONNX's own inference gives.
+number after the `@`; where only the batch is open, that number is the batch. Layers become ops by
+`onnx_kinds.py`; what has no kind is carried as it is, with the shapes that ONNX's own inference
+gives.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def onnx_graph(spec: str, batch: int | None = None, dtype: str | None = None) ->
         raise ModelError(f"{size!r} after the @", fix="a whole number is needed", field=spec)
     with _named(path):
         model = _loaded(path)
-        _fix_sizes(model, batch or 1, int(size) if at else None)
+        _fix_sizes(model, batch, int(size) if at else None)
         return _OnnxReader(_inferred(model), path.stem, dtype).graph()
 
 
@@ -76,8 +77,38 @@ def _loaded(path: Path) -> Any:
     return model
 
 
-def _fix_sizes(model: Any, batch: int, free: int | None) -> None:
-    """Give every open size of the inputs a number."""
+def _fix_sizes(model: Any, batch: int | None, free: int | None) -> None:
+    """Give every open size of the inputs a number.
+
+    The number after the @ is for sizes that are not the batch; where there is none of these, it is
+    the batch.
+    """
+    batch_dims, other_dims = _open_dims(model)
+    if free is not None and not other_dims:
+        if not batch_dims:
+            raise FileError(
+                f"leaves no size open, and {free} is given after the @", fix="leave out the @"
+            )
+        if batch not in (None, free):
+            raise FileError(
+                f"leaves only the batch open, and is given two: {free} after the @, and {batch}",
+                fix="leave one out",
+            )
+        batch = free
+    for dim in batch_dims:
+        dim.dim_value = batch or 1
+    for name, place, dim in other_dims:
+        if free is None:
+            raise FileError(
+                f"leaves the size {dim.dim_param or place!r} open",
+                fix="write it after the name: model.onnx@128",
+                field=f"input {name!r}",
+            )
+        dim.dim_value = free
+
+
+def _open_dims(model: Any) -> tuple[list[Any], list[tuple[str, int, Any]]]:
+    """Dims of inputs without a size: those of the batch, and the others with name and place."""
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in given]
     batches = {
@@ -85,20 +116,19 @@ def _fix_sizes(model: Any, batch: int, free: int | None) -> None:
         for value in inputs
         if value.type.tensor_type.shape.dim
     }
+    batch_dims: list[Any] = []
+    other_dims: list[tuple[str, int, Any]] = []
     for value in inputs:
         if not value.type.HasField("tensor_type"):
             raise FileError("is no tensor", fix="export without it", field=f"input {value.name!r}")
         for place, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 continue
-            is_batch = place == 0 or (dim.dim_param and dim.dim_param in batches)
-            if not is_batch and free is None:
-                raise FileError(
-                    f"leaves the size {dim.dim_param or place!r} open",
-                    fix="write it after the name: model.onnx@128",
-                    field=f"input {value.name!r}",
-                )
-            dim.dim_value = batch if is_batch else free
+            if place == 0 or (dim.dim_param and dim.dim_param in batches):
+                batch_dims.append(dim)
+            else:
+                other_dims.append((value.name, place, dim))
+    return batch_dims, other_dims
 
 
 def _inferred(model: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as DataDependent
 
 from partita.capture import lines
 from partita.capture.torch_program import (
@@ -126,7 +127,7 @@ class _Translation:
         if rule is not None:
             try:
                 rule(site)
-            except (TorchUnfit, GraphError, TypeError, KeyError, IndexError):
+            except (TorchUnfit, GraphError, TypeError, KeyError, IndexError, DataDependent):
                 site = TorchSite(self, node)
         if site.given is None:
             site.give(node.operation, site.all_tensors(), known=False)

@@ -1,7 +1,7 @@
 """Watching a model while it is exported, for what `torch.export` would lose without a word.
 
 - a custom `torch.autograd.Function`: only its forward would be kept, its backward replaced by the
-  derivative of that;
+  derivative of that. It becomes an operator (`functions.py`), and is refused where it cannot;
 - `torch.utils.checkpoint`: the region would be kept without the recomputation (and with
   `use_reentrant=True` without its gradient);
 - `Tensor.register_hook` and backward hooks of modules: they change gradients, and would be dropped;
@@ -12,9 +12,9 @@
 - packed sequences: export fails on them, but somewhere else;
 - Python's and numpy's random numbers: the value drawn now would be used for ever.
 
-All but the last raise `CaptureError` from where they happen, so that the line is known. What a
-bound method has been taken of before (`apply = MyFunction.apply`) is seen as well, because the
-names replaced here are those that PyTorch's own code looks up when it is called.
+Most raise `CaptureError` from where they happen, so that the line is known. What a bound method has
+been taken of before (`apply = MyFunction.apply`) is seen as well, because the names replaced here
+are those that PyTorch's own code looks up when it is called.
 """
 
 import contextlib
@@ -28,15 +28,28 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from partita.capture import lines
+from partita.capture.attributes import kept_attributes
+from partita.capture.checks import passing_checks
+from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
 
 DROPPED = "refuse", "inline"
+DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle",
+         "gauss", "normal", "rand", "randn", "permutation", "beta", "binomial")  # fmt: skip
 log = logging.getLogger("partita")
 
 
 @contextlib.contextmanager
-def watching(module: torch.nn.Module, checkpointing: str) -> Iterator[None]:
-    """Raise `CaptureError` at the line of the model that does what would be lost."""
+def watching(
+    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
+    bytecode: bool = False,
+) -> Iterator[None]:  # fmt: skip
+    """Raise `CaptureError` at the line of the model that does what would be lost.
+
+    `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
+    being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
+    That knows less of what is put in the place of PyTorch's own, and the model has been run before.
+    """
     if checkpointing not in DROPPED:
         raise CaptureError(
             f"checkpointing is {checkpointing!r}", fix=f"use one of {', '.join(DROPPED)}"
@@ -44,19 +57,28 @@ def watching(module: torch.nn.Module, checkpointing: str) -> Iterator[None]:
     _refuse_hooks(module)
     before = _random_states()
     refused: list[CaptureError] = []
+    drawn: list[lines.SourceLine] = []
     with (
+        _noted_draws(drawn),
         _replaced(refused, checkpointing == "inline"),
-        _attributes(module, refused),
+        _functions(refused, carries),
+        kept_attributes(module, refused, reads=not bytecode),
         _decided_draws(),
+        contextlib.nullcontext() if bytecode else _bounded_counts(),
+        contextlib.nullcontext() if bytecode else passing_checks(),
+        _plain_run() if plainly else contextlib.nullcontext(),
     ):
         yield
     if refused:  # the model caught our error itself
         raise refused[0]
     if _random_states() != before:
+        line = drawn[0] if drawn else lines.SourceLine()
+        who = f"`{line.code}`" if drawn else "the model"
         raise CaptureError(
-            "the model draws random numbers with Python's random module or numpy, "
+            f"{who} draws random numbers with Python's random module or numpy, "
             "and the captured graph would keep those drawn now",
             fix="draw them with torch, or pass what depends on them as an argument",
+            file=line.place,
         )
 
 
@@ -67,15 +89,6 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
         error = CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
         refused.append(error)
         raise error
-
-    def on_function(setup_context: Any) -> bool:
-        cls = sys._getframe(1).f_locals.get("cls")
-        if isinstance(cls, type) and not cls.__module__.startswith("torch."):
-            refuse(
-                f"calls the custom autograd.Function {cls.__name__}, whose backward would be lost",
-                "write it with differentiable operations, or keep it outside the captured module",
-            )
-        return bool(is_defined(setup_context))  # type: ignore[no-untyped-call]
 
     def on_checkpoint(*args: Any, **kwargs: Any) -> Any:
         refuse(
@@ -106,10 +119,8 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
         set_grad_mode(self, mode)
 
     set_grad_mode = torch.set_grad_enabled.__init__
-    is_defined = torch.autograd.function._is_setup_context_defined
     with contextlib.ExitStack() as stack:
         put = _putting(stack)
-        put(torch.autograd.function, "_is_setup_context_defined", on_function)
         put(torch.Tensor, "register_hook", on_hook)
         put(torch.set_grad_enabled, "__init__", on_grad_mode)
         put(torch.nn.utils.rnn, "_packed_sequence_init_args", on_packed)
@@ -119,6 +130,39 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
             put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
             put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
         yield
+
+
+@contextlib.contextmanager
+def _functions(refused: list[CaptureError], carries: bool) -> Iterator[None]:
+    """A custom Function becomes an operator of the program."""
+    base = torch.autograd.function._SingleLevelFunction  # where `Function.apply` looks further
+
+    def on_apply(cls: Any, *args: Any) -> Any:
+        apply = super(base, cls).apply
+        if is_own_apply() or cls.__module__.startswith("torch."):
+            return apply(*args)
+        reason = "is called where nobody can watch"
+        if carries:
+            try:
+                return carried(cls, args, apply)
+            except NotCarried as error:
+                reason = str(error)
+        line = lines.of_stack()
+        refusal = CaptureError(
+            f"`{line.code}` calls the custom autograd.Function {cls.__name__}, whose backward "
+            f"would be lost: it {reason}",
+            fix="let it take and give tensors, and change none of them, "
+            "or keep it outside the captured module",
+            file=line.place,
+        )
+        refused.append(refusal)
+        raise refusal
+
+    base.apply = classmethod(on_apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del base.apply  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -157,45 +201,66 @@ def _decided_draws() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _attributes(module: torch.nn.Module, refused: list[CaptureError]) -> Iterator[None]:
-    """What a module keeps in its attributes from call to call; what is new there goes again."""
-    before = {child: dict(vars(child)) for child in module.modules()}
+def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
+    """Lines that draw with Python's or numpy's generators, as far as they look them up there."""
 
-    def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
-        old = before.get(self, {}).get(name)
-        if lines.is_called_by_user(sys._getframe(1)):
-            line = lines.of_stack()
-            lost, fix = "", ""
-            if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
-                lost = "keeps a tensor for the next call, which would be lost"
-                fix = f"make {name} a buffer (register_buffer) and change that in place"
-            elif (
-                isinstance(value, torch.nn.Module)
-                and self in before  # not a module that is being made
-                and value is not self._modules.get(name)
-            ):
-                lost = f"puts another module in the place of {name!r} while the model runs"
-                fix = "put it there before: call the model once, then capture it"
-            if lost:
-                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
-                refused.append(error)
-                raise error
-            if isinstance(old, int | float) and value is not old:
-                log.warning(
-                    "%s: `%s` changes %s from call to call; captured, it stays as it is now",
-                    line.place, line.code, name,
-                )  # fmt: skip
-        put(self, name, value)
+    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def on_draw(*args: Any, **kwargs: Any) -> Any:
+            if lines.is_called_by_user(sys._getframe(1)):
+                drawn.append(lines.of_stack())
+            return draw(*args, **kwargs)
 
-    put = torch.nn.Module.__setattr__
-    torch.nn.Module.__setattr__ = on_set  # type: ignore[method-assign]
-    try:
+        return on_draw
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for home in (random, getattr(sys.modules.get("numpy"), "random", None)):
+            for name in DRAWS:
+                if hasattr(home, name):
+                    put(home, name, noting(getattr(home, name)))
         yield
-    finally:
-        torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
-        for child, known in before.items():
-            for name in vars(child).keys() - known.keys():
-                delattr(child, name)
+
+
+@contextlib.contextmanager
+def _plain_run() -> Iterator[None]:
+    """The model's own code is told that nobody compiles or exports it; PyTorch's is not."""
+
+    def denying(question: Callable[[], bool]) -> Callable[[], bool]:
+        def answer() -> bool:
+            return not lines.is_called_by_user(sys._getframe(1)) and question()
+
+        return answer
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for name in ("is_compiling", "is_dynamo_compiling", "is_exporting"):
+            put(torch.compiler, name, denying(getattr(torch.compiler, name)))
+        yield
+
+
+@contextlib.contextmanager
+def _bounded_counts() -> Iterator[None]:
+    """`torch.bincount(x, minlength=n)` gives n numbers, as where nothing in x is n or more.
+
+    That is how losses of routers count tokens per expert. What is more than it should be raises
+    when the captured program runs.
+    """
+
+    def on_bincount(
+        input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+    ) -> torch.Tensor:
+        if weights is not None or minlength < 1 or input.dim() != 1:
+            return bincount(input, weights, minlength)
+        places = input.long()
+        zeros = torch.zeros(minlength, dtype=torch.long, device=input.device)
+        return zeros.scatter_add(0, places, torch.ones_like(places))
+
+    bincount = torch.bincount
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(torch, "bincount", on_bincount)
+        put(torch.Tensor, "bincount", on_bincount)
+        yield
 
 
 def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:

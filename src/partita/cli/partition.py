@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
 @click.option("--devices", "-p", type=int, help="How many of its devices; alone: so many A100s.")
+@click.option(
+    "--cut",
+    type=click.Choice(["modules", "anywhere"]),
+    default="modules",
+    show_default=True,
+    help="Cut at the borders of modules, or wherever the busiest device is done first.",
+)
 @click.option("--method", help="A search for partition problems; see: partita methods partition.")
 @click.option("--memory", metavar="SIZE", help="Use at most this much of a device: 16GB.")
 @click.option("--recompute", is_flag=True, help="Run the forward again in the backward.")
@@ -62,9 +69,10 @@ def command(
     """Cut a MODEL into stages, each on one device, so that the busiest device is done first.
 
     MODEL is a zoo name (gpt2, inception_v3@299), a Hugging Face config.json, a saved graph, an ONNX
-    file, or file.py:function. A device may hold several stages unless --straight is given; a
-    device's time for a micro-batch is that of its ops and of all it sends and receives. What is
-    found is simulated and verified.
+    file, or file.py:function. Stages begin and end at the borders of the model's modules, one stage
+    on a device, and what a free cut would gain is said; with --cut anywhere that cut is made, and a
+    device may hold several stages unless --straight is given. A device's time for a micro-batch
+    is that of its ops and of all it sends and receives. What is found is simulated and verified.
 
     Exit code 1 says that nothing fits; the message says what would.
     """
@@ -80,6 +88,7 @@ def command(
             devices=devices,
             memory=None if memory is None else size_bytes(memory, "--memory"),
             profile=None if profile is None else read_profile(profile),
+            offer=True,
             stop=stop,
             seed=out.seed,
             **wishes,
@@ -112,7 +121,10 @@ def _text(partitioned: "Partitioned") -> str:
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
         ending = "proven optimal" if result.gap <= 1e-9 else f"at most {result.gap:.2%} away"
-        lines.append(f"lower bound     {bound} for it, {ending}")
+        over = "cuts at module borders" if partitioned.cut == "modules" else "all cuts"
+        lines.append(f"lower bound     {bound} for it on this cost model, over {over}: {ending}")
+    if partitioned.cut == "modules":
+        lines.append(f"cut             {_cut_text(partitioned)}")
     step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
     count = partitioned.plan.schedule.num_microbatches
     parts = f"{count} micro-batches" if count > 1 else "the batch at once"
@@ -128,6 +140,17 @@ def _text(partitioned: "Partitioned") -> str:
     if partitioned.tied:
         lines.append(f"held twice, gradients to be added: {', '.join(partitioned.tied)}")
     return "\n".join([*lines, "", _table(partitioned), "", result.why])
+
+
+def _cut_text(partitioned: "Partitioned") -> str:
+    """Where it was cut, and what a free cut would gain."""
+    free = partitioned.free
+    if free is None:
+        return "at module borders"
+    return (
+        f"at module borders; --cut anywhere: {_milliseconds(free.bottleneck_ms)} "
+        f"({free.gain:.1%} less) in {free.num_stages} stages"
+    )
 
 
 def _table(partitioned: "Partitioned") -> str:
@@ -166,6 +189,10 @@ def _data(partitioned: "Partitioned", model: str, written: str | None) -> dict[s
         "seed": result.seed,
         "why": result.why,
         "evaluations": result.evaluations,
+        "cut": partitioned.cut,
+        "free_cut": None
+        if partitioned.free is None
+        else {name: getattr(partitioned.free, name) for name in partitioned.free.__slots__},
         "step_s": None if partitioned.simulation is None else partitioned.simulation.step_s,
         "tied": list(partitioned.tied),
         "solution": None

@@ -38,6 +38,7 @@ class PartitionModel:
     layers: tuple[tuple[str, ...], ...]  # names of forward ops, in topological order
     problem: PartitionProblem
     tied: tuple[tuple[str, tuple[int, ...]], ...]  # parameter, the layers that read it
+    placement: PlacementModel  # what every op takes on every device
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,20 @@ def partition_model(
     *,
     updates_every: int = 1,
     profile: ModelProfile | None = None,
+    layers: Sequence[Sequence[str]] | None = None,
 ) -> PartitionModel:
     """The problem of cutting a (training) graph for the first `num_devices` of a cluster.
 
     The graph is that of one micro-batch; `updates_every` so many of them there is an update.
+    `layers` are what is never cut, stretches of the graph's order; else an op with all that only
+    reshapes, norms or activates its output.
     """
     count = cluster.num_devices if num_devices is None else num_devices
     if not 1 <= count <= cluster.num_devices:
         fix = f"{cluster.name} has {cluster.num_devices}"
         raise ClusterError(f"{count} devices are asked for", fix=fix, field="devices")
     asked = constraints or PartitionConstraints()
-    model, edges = _layers(graph, cluster, asked.in_order)
+    model, edges = _layers(graph, cluster, asked.in_order, layers)
     tied = _tied(graph, model)
     times = (
         _profiled(model, profile, cluster) if profile else _modelled(model, count, updates_every)
@@ -106,7 +110,7 @@ def partition_model(
         num_stages=asked.num_stages,
         straight=asked.straight,
     )
-    return PartitionModel(graph, model.layers, problem, tied)
+    return PartitionModel(graph, model.layers, problem, tied, model)
 
 
 def _modelled(
@@ -183,15 +187,20 @@ def _held_bytes(
 
 
 def _layers(
-    graph: Graph, cluster: Cluster, in_order: Sequence[str]
+    graph: Graph,
+    cluster: Cluster,
+    in_order: Sequence[str],
+    layers: Sequence[Sequence[str]] | None,
 ) -> tuple[PlacementModel, tuple[PartitionEdge, ...]]:
     """Layers with their edges; an edge without bytes leads from each op in order to the next.
 
     Where layers of several such ops would then wait for each other, each of these ops is a layer of
     its own: the ops follow one another in the graph, so that there is no circle among them.
     """
-    model = placement_model(graph, cluster)
+    model = placement_model(graph, cluster, layers=layers)
     edges = _edges(graph, model, in_order)
+    if layers is not None:
+        return model, edges
     consumers: list[list[int]] = [[] for _ in model.layers]
     for edge in edges:
         consumers[edge.src].append(edge.dst)

@@ -66,6 +66,7 @@ from partita.graph.splits import (
     output_placement,
     splittable,
 )
+from partita.graph.traffic import cached_inputs
 from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
@@ -549,7 +550,7 @@ class _ShardingBuilder:
 
     def _parameters(self, op: Op, choice: SplitChoice) -> tuple[list[tuple[Op, float]], float]:
         """Updates with their share, bytes held."""
-        memory = 0.0
+        memory = self._cached_bytes(op, choice)
         updates: list[tuple[Op, float]] = []
         for tensor, layout, copied in self._own_parameters(op, choice):
             copies = 1
@@ -567,6 +568,19 @@ class _ShardingBuilder:
             memory += held  # its gradient
             updates.append((update, 1 / split))
         return updates, memory
+
+    def _cached_bytes(self, op: Op, choice: SplitChoice) -> float:
+        """Bytes of a decoder's cache that an op reads."""
+        cached = cached_inputs(self.graph)
+        if cached.keys().isdisjoint(op.inputs):
+            return 0.0
+        nest = loop_nest(self.graph.call(op))
+        return sum(
+            self.graph.tensor(name).size_bytes
+            / num_shards(self._reads(access, choice.dims), self.ways)
+            for name, access in zip(op.inputs, nest.inputs, strict=True)
+            if name in cached
+        )
 
     def _own_parameters(
         self, op: Op, choice: SplitChoice

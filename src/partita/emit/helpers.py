@@ -1,6 +1,6 @@
 """What an emitted module needs beside its stages: imports, and what its checkpoints run in."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _COUNTED_ONCE = '''
 
@@ -73,8 +73,8 @@ def helpers(body: Sequence[str], training: bool) -> list[str]:
     return [line for word, text in known.items() if _says(body, word) for line in text.split("\n")]
 
 
-def imports(body: Sequence[str]) -> list[str]:
-    """The imports that a module's lines ask for."""
+def imports(body: Sequence[str], functions: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """The imports that a module's lines ask for, and of custom Functions by module and name."""
     known = {
         "import contextlib": "CountedOnce(",
         "import threading": "RUN_AGAIN",
@@ -91,6 +91,8 @@ def imports(body: Sequence[str]) -> list[str]:
         imports += ["from torch.utils.checkpoint import (", *(f"    {n}," for n in names), ")"]
     elif _says(body, "checkpoint("):
         imports.append("from torch.utils.checkpoint import checkpoint")
+    own_imports = [f"from {module} import {name}" for module, name in functions]
+    imports += ["", "# isort: split", *own_imports] if own_imports else []
     return [*own, "", *imports] if own else imports
 
 

@@ -10,10 +10,11 @@ import types
 import torch
 from torch.nn import functional
 
+from partita.capture.functions import function_of, source_of
 from partita.emit.arguments import Env, Written
 from partita.emit.forms import FORMS, method
 from partita.emit.steps import OpStep
-from partita.emit.text import Expr, call
+from partita.emit.text import Expr, call, literal
 
 _ONLY_IN_SCHEMA = ("aten.bernoulli.Tensor",)  # in Python it takes a number
 
@@ -25,6 +26,14 @@ def written(step: OpStep, env: Env) -> Expr:
     if step.target.namespace == "aten":
         written = form(it) if form is not None else None
         return written if written is not None else _plain(it)
+    function = function_of(step.target)
+    if function is not None and source_of(function) is not None:
+        tensors = [it.expr(value) for value in step.args]
+        fixed = [
+            None if i in function.tensors else literal(v) for i, v in enumerate(function.fixed)
+        ]
+        arguments = [tensors.pop(0) if each is None else each for each in fixed]
+        return call(f"{function.cls.__name__}.apply", arguments)
     return _by_schema(it)
 
 

@@ -1,7 +1,10 @@
 """Partition a model: which ops form a stage, which device runs it; then simulate it.
 
-1. The graph of one micro-batch becomes a problem (`costs/partition.py`) for the devices asked for.
+1. The graph of one micro-batch becomes a problem (`costs/partition.py`) for the devices asked for:
+   its modules are cut at their borders (`costs/module_layers.py`), or anywhere if asked for.
 2. A search finds stages and devices; the objective is the busiest device's time per micro-batch.
+   Modules are cut in their order, by dynamic programming; how much a free cut would gain can be
+   looked for as well.
 3. The stages become a plan: each on one device, its ops whole. Straight pipelines run 1F1B; with
    several stages on a device all forwards of a step come first, then the backwards.
 4. The plan is simulated and verified; what the search counted stands beside it.
@@ -11,11 +14,12 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from partita import __version__
 from partita.cluster import Cluster, resolve
+from partita.costs.module_layers import module_layers
 from partita.costs.partition import PartitionConstraints, PartitionModel, partition_model
 from partita.costs.profiles import ModelProfile
 from partita.errors import InputError
@@ -42,15 +46,20 @@ from partita.problems.partition import (
     check,
     device_bytes,
     device_times_ms,
+    lower_bound,
 )
 from partita.schedules.actions import Action
 from partita.search import searches
 from partita.search.base import Result, Status, Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 
 log = logging.getLogger("partita")
 
 DEFAULT_KIND = "A100"
+CUTS = ("modules", "anywhere")
+IN_ORDER = "chain"  # the method for modules: their order is the model's
+BORDERS = "the best cut of the model's order at the borders of its modules"
 QUICKLY = Stop(time_s=10.0, gap=0.005, evaluations=2_000_000)  # where nothing else is asked
 
 
@@ -67,6 +76,15 @@ class StageReport:
     held_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class FreeCut:
+    """What a search that may cut anywhere found, beside a cut at module borders."""
+
+    bottleneck_ms: float
+    num_stages: int
+    gain: float  # of the busiest device's time, as a fraction
+
+
 @dataclass(frozen=True)
 class Partitioned:
     """Stages and devices of a model's ops, as found, planned and simulated."""
@@ -80,6 +98,10 @@ class Partitioned:
     stage_of: dict[str, int]  # of every forward op; empty where there is no answer
     device_of: dict[int, int]  # of every stage
     reports: tuple[StageReport, ...]
+    cut: str = "anywhere"
+    free: FreeCut | None = None  # where it was looked for and gains something
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def problem(self) -> PartitionProblem:
@@ -154,6 +176,8 @@ def partition(
     straight: bool = False,
     in_order: Sequence[str] = (),
     profile: ModelProfile | None = None,
+    cut: str = "modules",
+    offer: bool = False,
     stop: Stop = QUICKLY,
     seed: int = 0,
 ) -> Partitioned:
@@ -162,8 +186,11 @@ def partition(
     `memory` caps the bytes of every device, `recompute` runs the forward again in the backward,
     `stages` asks for so many, `straight` for at most one on a device. The ops named `in_order` run
     in that order when the stages run in turn. `profile` replaces the modelled times by measured
-    ones.
+    ones. `cut` is "modules" (at their borders) or "anywhere"; `offer` looks for what the latter
+    would gain, too.
     """
+    if cut not in CUTS:
+        raise InputError(f"found {cut!r}", fix=f"use one of {', '.join(CUTS)}", field="cut")
     if cluster is None and devices is None:
         raise InputError(
             "is missing", fix="say how many devices, or name a cluster", field="devices"
@@ -176,24 +203,84 @@ def partition(
     if profile is not None:
         _check_profile(profile, model)
     name = _method(method)
-    this_partition_model = partition_model(
-        _microbatch(workload, microbatches),
-        machine,
-        devices,
-        PartitionConstraints(
-            memory,
-            recompute,
-            min(microbatches, devices or machine.num_devices),
-            stages,
-            straight,
-            tuple(in_order),
-        ),
-        updates_every=microbatches,
-        profile=profile,
-    )
-    result = searches("partition")[name](this_partition_model.problem, stop, seed)
-    job = _Answer(workload, machine, spec, this_partition_model, result, microbatches)
-    return job.partitioned()
+    graph = _microbatch(workload, microbatches)
+    constraints = PartitionConstraints(
+        memory, recompute, min(microbatches, devices or machine.num_devices), stages, straight,
+        tuple(in_order),
+    )  # fmt: skip
+
+    def model_of(layers: Sequence[Sequence[str]] | None) -> PartitionModel:
+        return partition_model(
+            graph, machine, devices, constraints, updates_every=microbatches, profile=profile,
+            layers=layers,
+        )  # fmt: skip
+
+    free = model_of(None)
+    cutting = _Cutting(free, name, method is not None, stop, seed)
+    if cut == "modules":
+        borders = model_of(module_layers(free.placement, free.problem.num_devices))
+        chosen = cutting.at_borders(borders, offer)
+    else:
+        chosen = cutting.anywhere()
+    return _Answer(workload, machine, spec, chosen, microbatches).partitioned()
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A way to cut, and what its search said."""
+
+    model: PartitionModel
+    result: Result[PartitionSolution]
+    cut: str
+    free: FreeCut | None = None
+
+
+@dataclass(frozen=True)
+class _Cutting:
+    """A model that may be cut anywhere, and how its cuts are searched for."""
+
+    free: PartitionModel
+    method: str
+    is_asked: bool  # was the method named?
+    stop: Stop
+    seed: int
+
+    def anywhere(self) -> _Chosen:
+        return _Chosen(self.free, self._search(self.free, self.method), "anywhere")
+
+    def at_borders(self, borders: PartitionModel, offer: bool) -> _Chosen:
+        """The best cut at module borders; anywhere if there is none.
+
+        The bound is that of all cuts, wherever they are.
+        """
+        problem = borders.problem
+        in_order = not self.is_asked and (problem.num_stages or 0) <= problem.num_devices
+        result = self._search(borders, IN_ORDER if in_order else self.method)
+        objective_ms = result.objective
+        if objective_ms is None:
+            if not self.stop.interrupted():
+                log.info("no cut at module borders keeps to what was asked: cut anywhere")
+            return self.anywhere()
+        if in_order and not self.stop.interrupted():
+            result = replace(result, status=Status.FEASIBLE, why=BORDERS)
+        elif result.status is Status.OPTIMAL:
+            result = replace(result, status=Status.FEASIBLE, why=f"{result.why}, at module borders")
+        bound_ms = min(lower_bound(self.free.problem), objective_ms)
+        free = None
+        if offer and objective_ms > bound_ms * (1 + self.stop.gap):
+            other = self._search(self.free, self.method)
+            bound_ms = max(bound_ms, min(other.lower_bound or 0.0, objective_ms))
+            if other.objective is not None and other.solution is not None:
+                gain = 1 - other.objective / objective_ms
+                count = len(other.solution.device_of)
+                free = FreeCut(other.objective, count, gain) if gain > 0 else None
+        return _Chosen(borders, replace(result, lower_bound=bound_ms), "modules", free)
+
+    def _search(self, model: PartitionModel, method: str) -> Result[PartitionSolution]:
+        stop = self.stop
+        if method == IN_ORDER and not self.is_asked:
+            stop = replace(stop, gap=0.0, evaluations=None)  # it takes no time
+        return searches("partition")[method](model.problem, stop, self.seed)
 
 
 def _check_profile(profile: ModelProfile, model: str | Graph) -> None:
@@ -237,16 +324,24 @@ class _Answer:
     workload: Workload
     cluster: Cluster
     spec: str | Cluster
-    model: PartitionModel
-    result: Result[PartitionSolution]
+    chosen: _Chosen
     microbatches: int
+
+    @property
+    def model(self) -> PartitionModel:
+        return self.chosen.model
+
+    @property
+    def result(self) -> Result[PartitionSolution]:
+        return self.chosen.result
 
     def partitioned(self) -> Partitioned:
         solution, problem = self.result.solution, self.model.problem
         if solution is None:
             return Partitioned(
-                self.workload, self.cluster, self.model, self.result, None, None, {}, {}, ()
-            )
+                self.workload, self.cluster, self.model, self.result, None, None, {}, {}, (),
+                self.chosen.cut,
+            )  # fmt: skip
         assert not check(problem, solution), "a search gave an answer that is not valid"
         stage_of, device_of = _in_order(problem, solution)
         ops = {
@@ -256,7 +351,7 @@ class _Answer:
         reports = self._reports(stage_of, device_of)
         return Partitioned(
             self.workload, self.cluster, self.model, self.result, plan, simulation, ops, device_of,
-            reports,
+            reports, self.chosen.cut, self.chosen.free,
         )  # fmt: skip
 
     def _plan(self, ops: dict[str, int], device_of: dict[int, int]) -> tuple[Plan, Simulation]:

@@ -7,11 +7,11 @@ computing alone takes longer than the best plan. Named strategies are simulated 
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
+from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
 from partita.jobs.constraints import SEARCHED, Constraints
@@ -21,7 +21,7 @@ from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import MAX_DRAWN, Memo
-from partita.plans import Schedule, Stage, device_groups
+from partita.plans import Schedule, Stage, device_groups, shared_stages
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import PROVEN_GAP, Improvement, Stop, relative_gap
 from partita.search.joint.evaluator import Evaluation
@@ -56,13 +56,13 @@ class Clock:
     """How long a search goes on already; `searching` is its part of the time, the rest is named."""
 
     stop: Stop
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=work_clock)
     searching: float = 0.7  # named strategies need the rest: they must not be faster
     trying: float = 0.88  # from there on nothing new: the answer is lowered and verified in full
 
     def seconds(self) -> float:
         """Since the search began."""
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def is_late(self) -> bool:
         """Is it time to leave the rest to the named strategies?"""
@@ -236,7 +236,9 @@ class Simulator:
 
     def _keeps(self, stages: tuple[Stage, ...]) -> bool:
         """Are degrees and virtual stages what was asked for? Meshes and splits alone do not say."""
-        chunks = math.ceil(len(stages) / len(device_groups(stages)))
+        groups = device_groups(stages)
+        own = len(stages) - len(shared_stages(groups))
+        chunks = max(1, math.ceil(own / len(groups)))
         return self.constraints.allow("vpp", chunks) and keeps_degrees(
             self.constraints, self.workload.graph, stages
         )

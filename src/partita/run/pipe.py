@@ -24,7 +24,8 @@ def pipe(
     *,
     devices: int | None = None,
     cluster: "str | Cluster | None" = None,
-    method: str = "auto",
+    method: str | None = None,
+    cut: str = "modules",
     stages: int | None = None,
     straight: bool = False,
     memory: float | None = None,
@@ -35,9 +36,10 @@ def pipe(
 ) -> "Piped":
     """A PyTorch module cut into stages for some devices; called as the module is.
 
-    Without a cluster `devices` A100s are planned for, four if nothing is said. Parameters and
-    buffers are shared with the module, not copied. What cannot be captured raises CaptureError,
-    what fits nowhere PlanError.
+    Without a cluster `devices` A100s are planned for, four if nothing is said. Stages begin and end
+    at the borders of modules; with `cut="anywhere"` wherever the busiest device is done first, and
+    a device may hold several. Parameters and buffers are shared with the module, not copied. What
+    cannot be captured raises CaptureError, what fits nowhere PlanError.
     """
     from partita.capture.installed import need_torch
 
@@ -48,15 +50,15 @@ def pipe(
     if devices is None and cluster is None:
         devices = 4
     options = {
-        "devices": devices, "cluster": cluster, "method": method, "stages": stages,
+        "devices": devices, "cluster": cluster, "method": method, "cut": cut, "stages": stages,
         "straight": straight, "memory": memory, "recompute": recompute,
         "stop": stop or QUICKLY, "seed": seed,
     }  # fmt: skip
 
-    def cut(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PipedMode":
+    def stages_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PipedMode":
         return _cut(module, args, kwargs, checkpointing, options)
 
-    return Piped(module, cut, args, kwargs or {})
+    return Piped(module, stages_for, args, kwargs or {})
 
 
 def _cut(
