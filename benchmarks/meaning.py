@@ -1,7 +1,7 @@
 """Do plans mean what they say? Random plans and wrong programs, judged twice.
 
     python benchmarks/meaning.py [--plans 200] [--mutants 500] [--seed 0] [--models gpt,graphs]
-                                 [--seconds 0] [--json]
+                                 [--seconds 0] [--shared] [--json]
 
 Random plans of small models of every family and of random graphs are lowered; the verifier follows
 the program (layouts, partial sums, messages), the local runtime executes it on all ranks and
@@ -45,6 +45,7 @@ OPTIMIZERS = ("adamw", "sgd", "momentum", "rmsprop")
 class Table:
     """What was counted; `findings` are sentences, with the seed that makes each again."""
 
+    shared: bool = False  # are some stages on the devices of several others?
     plans: int = 0
     refused: int = 0
     wrong: int = 0
@@ -74,7 +75,7 @@ def one_plan(name: str, seed: str, table: Table) -> tuple[Trial, random.Random] 
     draw = random.Random(seed)
     table.plans += 1
     try:
-        found = trial(random_plan(draw, model(name, draw)))
+        found = trial(random_plan(draw, model(name, draw), shared=table.shared))
         refused, error = found.refused(), found.error()
     except PlanError as error:  # no plan, and lowering says why
         table.plans -= 1
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> Table:
     names = (
         args.models.split(",") if args.models else [*MODELS, *[GRAPHS] * 8] * 3 + [*LARGE_MODELS]
     )
-    table, number = Table(), 0
+    table, number = Table(shared=args.shared), 0
     begun = time.monotonic()
     while table.plans < args.plans or table.changed.total() < args.mutants:
         if args.seconds and time.monotonic() - begun > args.seconds:
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", default="", help="names; 'graphs' are random ones")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
+    parser.add_argument("--shared", action="store_true", help="stages on devices of several others")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are tiny, and threads that wait use CPU

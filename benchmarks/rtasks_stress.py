@@ -119,7 +119,7 @@ def region_case(kind: str, dtype=torch.float32, device: str = "cuda") -> Case:
         arena = lowered.arena
         launches = [
             plan
-            and Region(plan.region.ops, plan.tiles, plan.program, arena.data, arena.wide,
+            and Region(plan.region, plan.tiles, plan.program, arena.data, arena.wide,
                        delay=delay_ns // 5)  # counted in reads of memory
             for plan in plans
         ]  # fmt: skip

@@ -19,6 +19,8 @@ import torch
 
 from partita.cluster import resolve
 from partita.gpu.measure import run_us
+from partita.gpu.rtasks.arena import RegionOps
+from partita.gpu.rtasks.check_table import reads_by_place
 from partita.gpu.rtasks.region import Region
 from partita.gpu.rtasks.tilecosts import SIGNAL_US, Unit, tile_us
 from partita.gpu.rtasks.tileops import Place, Tile, TileOp, num_tiles, tiles
@@ -149,7 +151,8 @@ def region(case: Case, tile: Tile, length: int, units: int) -> tuple[Region, flo
     assert result.objective is not None
     data = (0.05 * torch.randn(size + 64, device="cuda")).to(dtype)
     wide = torch.zeros(4 * case.channels + 64, device="cuda")
-    made = Region(ops, [tile] * length, rprogram(problem, result.solution), data, wide)
+    parts = RegionOps(tuple(ops), reads_by_place(ops))
+    made = Region(parts, [tile] * length, rprogram(problem, result.solution), data, wide)
     made.compile()
     return made, result.objective
 

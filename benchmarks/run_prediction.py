@@ -56,7 +56,8 @@ def make(batch: int = BATCH) -> Any:
     layers = int(os.environ.get("RUN_PREDICTION_LAYERS", "4"))
     ids = torch.randint(512, (batch, 64))
     heads = int(os.environ.get("RUN_PREDICTION_HEADS", "4"))
-    return example.GPT2(512, 256, heads, layers, 64), (ids, ids.clone())
+    width = int(os.environ.get("RUN_PREDICTION_WIDTH", "256"))
+    return example.GPT2(512, width, heads, layers, 64), (ids, ids.clone())
 
 
 @dataclass(frozen=True)

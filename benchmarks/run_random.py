@@ -8,7 +8,8 @@ parameters are held against the whole model's. Plans: such plans of seven small 
 two to four gloo ranks; losses, gradients and parameters after two steps are held against the model
 in one process. Kills: a rank of such a plan gets SIGKILL at a random moment of a run with
 checkpoints; the others must end within the timeout and name it, and a second run that goes on from
-the last checkpoint must end with the parameters of a run that was left alone, bit by bit.
+the last checkpoint must end with the parameters of a run that was left alone, bit by bit. With
+`--shared` every plan has stages that several groups of devices run together, beside others.
 """
 
 import argparse
@@ -30,8 +31,11 @@ from unittest import mock
 
 import torch
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS.parent), str(TESTS / "lower"), str(TESTS / "run" / "distributed")]
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [
+    str(TESTS.parent), str(TESTS / "lower"), str(TESTS / "run" / "distributed"),
+    str(Path(__file__).resolve().parent),
+]  # fmt: skip
 
 from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
@@ -41,31 +45,32 @@ from distributed_plans import (  # noqa: E402
     random_plan_on,
     sgd,
 )
-from distributed_ranks import run_on_ranks  # noqa: E402
+from distributed_ranks import PRELOADED, run_on_ranks  # noqa: E402
+from exported_models import MODELS, exported_once  # noqa: E402
 
 from partita.errors import PartitaError, PlanError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
+from partita.plans import device_groups, shared_stages  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed import train as trains  # noqa: E402
-from partita.run.distributed.model import RunModel  # noqa: E402
 from tests.lower.random_graphs import random_graph  # noqa: E402
 from tests.lower.random_plans import random_plan  # noqa: E402
 from tests.run.local.plans import trial  # noqa: E402
 from tests.run.local.small_models import MODELS as SMALL_MODELS  # noqa: E402
 
-MODELS = ("mlp", "gpt", "resnet", "unet", "lstm", "moe", "t5")
 CLOSE = 1e-5
 LOSS_CLOSE = 5e-6
 LOCAL_CLOSE = 1e-9  # float64
-TIMEOUT_S = 20.0
+TIMEOUT_S = 20.0  # a rank is missed after half of it; less is too little on a busy machine
+EXPORTED = (*PRELOADED, "exported_models")
 STEPS, EVERY = 8, 2
 A_START = 12  # plans that run one after the other on the same ranks
 KILLS_A_PLAN = 5  # on one run that is left alone
 
 
-def plan_for(model, world, seed):
+def plan_for(model, world, seed, shared=False):
     """The random plan of a seed."""
-    return random_plan_on(world, seed, graph_of(*make(model)))
+    return random_plan_on(world, seed, graph_of(*make(model)), shared=shared)
 
 
 # All ranks in one process.
@@ -77,7 +82,7 @@ def small_model(name):
     return training_graph(SMALL_MODELS[name]())
 
 
-def local_case(seed):
+def local_case(seed, shared=False):
     """What is wrong with a random plan of a random graph, or nothing."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
@@ -85,7 +90,9 @@ def local_case(seed):
         graph = training_graph(random_graph(chance))
     else:
         graph = small_model(chance.choice(sorted(SMALL_MODELS)))
-    plan = random_plan(chance, graph)
+    plan = random_plan(chance, graph, shared=shared)
+    while shared and not shared_stages(device_groups(plan.stages)):
+        plan = random_plan(chance, graph, shared=shared)
     name = plan.schedule.name
     try:
         ran = trial(plan, seed)
@@ -101,15 +108,16 @@ def local(options):
     context, began = multiprocessing.get_context("spawn"), time.monotonic()
     names, wrong = Counter(), []
     with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        for seed, name, what in pool.map(
-            local_case, range(first, first + options.local), chunksize=20
-        ):
+        case = functools.partial(local_case, shared=options.shared)
+        for seed, name, what in pool.map(case, range(first, first + options.local), chunksize=20):
             names[name] += 1
             if what != "":
                 wrong.append((seed, what))
             if options.seconds and time.monotonic() - began > options.seconds:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
+            if names.total() % 100 == 0:
+                print(f"  {names.total()} plans", file=sys.stderr, flush=True)
     print(
         f"local runtime: {names.total()} plans verified and executed in "
         f"{time.monotonic() - began:.0f} s, {len(wrong)} with other numbers than the whole model"
@@ -122,21 +130,10 @@ def local(options):
 # Numbers.
 
 
-EXPORTS: dict = {}
-
-
-def exported_once(module, args, kwargs, device):
-    """Exports of a model are made once in a process: every make() of a name is the same."""
-    key = type(module).__name__
-    if key not in EXPORTS:
-        EXPORTS[key] = RunModel(module, args, kwargs, device)
-    return EXPORTS[key]
-
-
-def compare(rank, world, cases, path):
+def compare(rank, world, cases, path, shared):
     """Take two steps of every plan; rank 0 writes a line for each as it goes."""
     for model, seed in cases:
-        plan = plan_for(model, world, seed)
+        plan = plan_for(model, world, seed, shared)
         module, args = make(model)
         line = {"model": model, "seed": seed}
         try:
@@ -182,20 +179,21 @@ def numbers(options, folder):
     lines, failed = [], []
     with concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 3)) as pool:
         places = [folder / str(i) for i in range(len(starts))]
-        for done, lost in pool.map(_numbers, starts, places):
+        runs = functools.partial(_numbers, shared=options.shared)
+        for done, lost in pool.map(runs, starts, places):
             lines += done
             failed += lost
             print(f"  {len(lines)} plans", file=sys.stderr, flush=True)
     return lines, failed
 
 
-def _numbers(start, folder):
+def _numbers(start, folder, shared):
     (world, cases), lines, failed = start, [], []
     folder.mkdir()
     while cases:
         path = folder / f"numbers{len(cases)}"
         path.write_text("")
-        ends = run_on_ranks(world, compare, world, cases, path, folder=folder, limit_s=500)
+        ends = run_on_ranks(world, compare, world, cases, path, shared, folder=folder, limit_s=500)
         done = [json.loads(line) for line in path.read_text().splitlines()]
         lines += done
         cases = cases[len(done) :]
@@ -237,8 +235,9 @@ def trained(rank, world, model, seed, folder, victim, task, delay_s):
     settings = trains.TrainSettings(STEPS, 1e-2, "cpu", folder, EVERY, TIMEOUT_S, 0)
     killer = Killer(task if rank == victim else 0, delay_s)
     losses = {}
-    for done in trains.train(plan, module, args, None, settings, killer):
-        losses[done.number] = done.loss
+    with mock.patch.object(engines, "RunModel", exported_once):
+        for done in trains.train(plan, module, args, None, settings, killer):
+            losses[done.number] = done.loss
     return losses, -killer.left
 
 
@@ -249,8 +248,9 @@ def kills(options, number, folder):
     while True:
         seed = chance.randrange(10**6)
         ends = run_on_ranks(
-            world, trained, world, model, seed, folder / "whole", -1, 0, 0.0, folder=folder
-        )
+            world, trained, world, model, seed, folder / "whole", -1, 0, 0.0, folder=folder,
+            preloaded=EXPORTED,
+        )  # fmt: skip
         if all(end.code == 0 for end in ends):
             break
         print(f"  {model} {seed}: {_last_line(ends)}", flush=True)
@@ -271,14 +271,17 @@ def _kill(chance, model, counts, seed, whole, place, folder):
     task, delay_s = chance.randint(1, counts[victim]), chance.random() * 0.002
     began = time.monotonic()
     lost = run_on_ranks(
-        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder, limit_s=90
-    )
+        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder,
+        limit_s=90, preloaded=EXPORTED,
+    )  # fmt: skip
     took = time.monotonic() - began
     other = lost[1 - victim]
     if lost[victim].code != -signal.SIGKILL:
         return {"outcome": "ended before it was killed"}
     named = f"rank {victim} failed in" in other.stderr or "rank 0 (or what" in other.stderr
-    again = run_on_ranks(world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder)
+    again = run_on_ranks(
+        world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder, preloaded=EXPORTED
+    )
     state = _final(place)
     same = whole.keys() == state.keys() and all(
         torch.equal(whole[name], state[name]) for name in whole
@@ -287,7 +290,7 @@ def _kill(chance, model, counts, seed, whole, place, folder):
         "outcome": "killed", "model": model, "seed": seed, "victim": victim, "took_s": took,
         "ended": other.code == 1, "named": named, "went_on": all(e.code == 0 for e in again),
         "from_step": min((again[0].result or ({0: 0},))[0]), "same": same,
-        "said": _last_line([other]),
+        "said": _last_line([other]), "said_again": _last_line(again),
     }  # fmt: skip
 
 
@@ -356,6 +359,7 @@ def main():
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=0, help="of plans here, and of kills")
+    parser.add_argument("--shared", action="store_true", help="stages on devices of several others")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,10 +1,11 @@
 # Sourced by the scripts beside it: the environment they share, in .venv of the repository or where
 # PARTITA_VENV says.
 #
-#   ensure_environment base|test|dev    make it if it is missing, install what the level needs
+#   ensure_environment base|docs|test|dev    make it if it is missing, install what the level needs
 #
 # A stamp in it remembers what was installed from which files. While nothing changed, pip is not
-# called at all, so that a second run needs no network. A level holds the ones before it.
+# called at all, so that a second run needs no network. A level holds the ones before it; docs stands
+# by itself.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=${PARTITA_VENV:-"$root/.venv"}
@@ -73,7 +74,8 @@ is_installed() {
 ensure_environment() {
     local level=$1 target enough wanted
     case $level in
-        base) target="."       enough="base test dev" ;;
+        base) target="."       enough="base docs test dev" ;;
+        docs) target=".[docs]" enough="docs" ;;
         test) target=".[test]" enough="test dev" ;;
         dev)  target=".[dev]"  enough="dev" ;;
         *) fail "unknown level $level" ;;

@@ -45,19 +45,29 @@ assert callable(providers._get_local_constants)
 providers._get_local_constants = providers.Constants
 
 # In a fresh clone the first use of a search compiles it, seconds each, for all processes that come
-# later. xdist gives each worker a long run of neighbours to begin with: one compiles, while the
-# other is busy with what needs nothing compiled.
+# later. xdist gives each of two workers one half of the tests to begin with (and lets who is done
+# take over what the other has not begun): one half begins with what compiles, the other with what
+# needs nothing compiled.
 COMPILED = ("engine", "search")
 NEVER_COMPILED = ("capture", "cluster", "graph", "problems", "zoo")
+# Ranks are forked off a server that takes seconds to start: their tests are neighbours, so that
+# one worker runs them all.
+RANKS = ("emit", "run")
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        folder = item.path.relative_to(HERE).parts[0]
-        return 0 if folder in COMPILED else 1 if folder in NEVER_COMPILED else 2
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(HERE).parts[0]
 
-    items.sort(key=rank)
+    first = [item for item in items if folder(item) in COMPILED]
+    second = [item for item in items if folder(item) in NEVER_COMPILED]
+    others = [item for item in items if folder(item) not in (*COMPILED, *NEVER_COMPILED)]
+    others.sort(key=lambda item: folder(item) not in RANKS)
+    cut = max(0, len(items) // 2 - len(first))
+    while 0 < cut < len(others) and others[cut].path == others[cut - 1].path:
+        cut += 1  # the tests of a file share what they have made
+    items[:] = [*first, *others[:cut], *second, *others[cut:]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,13 +6,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import partita
 from partita import compiled as module
+from partita.cluster import resolve
 from partita.compiled import compiled, fingerprint
+from partita.costs.sharding import sharding_model
+from partita.engine import run
+from partita.engine.events import MODES
+from partita.graph import training_graph
+from partita.jobs.simulate import simulate
+from partita.plans import Axis, Mesh
+from partita.problems import load
+from partita.search import searches
+from partita.search.base import Stop
+from partita.zoo import build
 
 SOURCE = Path(partita.__file__).parent
+DATA = Path(__file__).parent / "data"
 
 MODULE = """
 from typing import NamedTuple
@@ -123,7 +136,7 @@ def test_options_are_those_of_numba():
         return x / 2
 
     assert half(3.0) == 1.5
-    assert half.targetoptions["fastmath"] is True
+    assert half.dispatcher.targetoptions["fastmath"] is True
 
 
 def test_compiling_is_said_once_and_reading_from_disk_is_not(tmp_path):
@@ -157,3 +170,104 @@ def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(monkeypat
 
         assert half(3.0) == 1.5
     assert "no folder for compiled code can be written" in caplog.text
+
+
+class TestSmallProblems:
+    """They are interpreted: nothing is compiled for them, and the numbers are the same."""
+
+    @pytest.fixture
+    def doubled(self):
+        @compiled(small=3)
+        def doubled(x):
+            return 2 * x
+
+        return doubled
+
+    def test_are_not_compiled(self, doubled):
+        assert doubled(np.ones(3)).tolist() == [2, 2, 2]
+        assert not doubled.dispatcher.signatures
+
+    def test_end_where_arrays_are_large(self, doubled):
+        assert doubled(np.ones(4)).sum() == 8
+        assert doubled.dispatcher.signatures
+        doubled(np.ones(3, np.int8))  # once compiled, it stays so
+        assert len(doubled.dispatcher.signatures) == 2
+
+    def test_end_where_interpreting_took_as_long_as_compiling(self, doubled):
+        doubled.interpreted_s = module.PATIENCE_S
+        doubled(1.5)
+        assert doubled.dispatcher.signatures
+
+    def test_end_in_a_long_run(self, doubled, monkeypatch):
+        doubled.interpreted_s = module.GLANCE_S
+        monkeypatch.setattr(module._Compiling, "interpreted_s", module.LONG_RUN_S)
+        assert not doubled.has_patience()
+
+    def test_end_at_once_where_code_is_on_disk(self, doubled, monkeypatch):
+        doubled.interpreted_s = module.GLANCE_S
+        monkeypatch.setattr(module._Compiling, "interpreted_s", 0.0)
+        assert doubled.has_patience()
+        doubled.is_kept = True
+        assert not doubled.has_patience()
+
+    def test_what_they_call_is_interpreted_too_in_its_plain_form(self):
+        @compiled(plain=lambda x: ("plain", x))
+        def inner(x):
+            return x
+
+        @compiled(small=1)
+        def outer(x):
+            return inner(x)
+
+        assert outer(3) == ("plain", 3)
+        assert inner(3) == 3
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Calls as they are in a fresh process, however much this one has compiled."""
+
+    def each(call):
+        monkeypatch.setattr(module._interpreting, "depth", 1)
+        with np.errstate(all="ignore"):
+            slow = call()
+        monkeypatch.setattr(module._interpreting, "depth", 0)
+        monkeypatch.setattr(module.Compiled, "is_small", lambda *_: False)
+        return slow, call()
+
+    return each
+
+
+@pytest.mark.parametrize(
+    "name", ["sharding", "placement/alexnet-malvik4-pipeline", "streams/inception_v3"]
+)
+def test_interpreted_and_compiled_searches_answer_alike(name, interpreted):
+    if name == "sharding":
+        graph = training_graph(build("alexnet", batch=16))
+        mesh = Mesh((Axis("x", 2), Axis("y", 2)), (0, 1, 2, 3))
+        problem, kind = sharding_model(graph, resolve("4xA100"), mesh).problem(), name
+    else:
+        problem, kind = load(str(DATA / f"{name}.json")), name.split("/")[0]
+    search = next(iter(searches(kind).values()))
+    slow, fast = interpreted(lambda: search(problem, Stop(evaluations=300), 3))
+    assert slow.solution == fast.solution
+    assert (slow.objective, slow.lower_bound) == (fast.objective, fast.lower_bound)
+
+
+def test_interpreted_and_compiled_engines_agree(interpreted):
+    program = simulate("squeezenet1_1", "2xV100", batch=4).timeline.program
+    slow, fast = interpreted(lambda: [run(program, mode).end.tolist() for mode in MODES])
+    assert slow == fast
+
+
+def test_the_clock_of_limits_stands_still_while_numba_compiles(monkeypatch):
+    ticks = iter(range(10))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(module._Compiling, "seconds", 0.0)
+    assert module.work_clock() == 0
+    monkeypatch.setattr(module._Compiling, "depth", 1)
+    monkeypatch.setattr(module._Compiling, "began", 1.0)
+    assert module.work_clock() == module.work_clock() == 1
+    monkeypatch.setattr(module._Compiling, "depth", 0)
+    monkeypatch.setattr(module._Compiling, "seconds", 1.0)
+    assert module.work_clock() == 0

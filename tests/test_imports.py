@@ -18,6 +18,7 @@ SOURCE = Path(partita.__file__).parent
 # A module imports only from its left.
 ORDER = [
     "errors",
+    "showing",
     "suggest",
     "files",
     "units",
@@ -40,10 +41,13 @@ ORDER = [
     "engine",
     "verify",
     "jobs",
+    "export",
     "report",
     "emit",
     "run",
     "gpu",
+    "notebook",
+    "serve",
     "cli",
 ]
 
@@ -57,10 +61,18 @@ HEAVY = {
     "numba": ("compiled.py", "cli/doctor.py"),
     "rich": ("report", "cli"),
     "click": ("cli",),
+    "starlette": ("serve",),
+    "altair": ("notebook",),
+    "pandas": ("notebook",),
+    "polars": ("notebook",),
+    "uvicorn": ("serve",),
 }
 
 # What `import partita` itself must not load.
-NOT_AT_START = {"torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", "click", "pymetis"}
+NOT_AT_START = {
+    "torch", "ortools", "numba", "numpy", "onnx", "triton", "rich", "click", "pymetis", "pandas",
+    "polars", "altair", "starlette", "uvicorn",
+}  # fmt: skip
 
 # What `from partita import *` gives; a name is public by standing here.
 PUBLIC = [

@@ -185,7 +185,7 @@ def test_a_failed_installation_is_said_and_tried_again(ready):
 
 def test_the_tests_get_the_arguments_and_end_with_what_is_next(ready):
     result = ready.run("test", "tests/cli", "-k", "two words")
-    assert ready.calls[-1] == "python -m pytest -n 2 tests/cli -k two words"
+    assert ready.calls[-1] == "python -m pytest -n 2 --dist worksteal tests/cli -k two words"
     closing, after = result.stdout.splitlines()[-2:]
     assert closing == "=== 3 passed ==="
     assert "Next: scripts/demo" in after
@@ -217,7 +217,7 @@ def test_arguments_that_would_be_ignored_are_refused(ready, script):
 
 def test_failing_randomised_tests_point_to_the_commands_that_repeat_them(ready):
     result = ready.run("test", "--random", "9", FAKE_TEST_CODE="1")
-    assert ready.calls[-1] == "python -m pytest -n 2 --random 9"
+    assert ready.calls[-1] == "python -m pytest -n 2 --dist worksteal --random 9"
     assert result.returncode == 1
     assert result.stdout.splitlines()[-1].startswith("Not passed. Next: the commands above")
 
@@ -257,11 +257,12 @@ def test_ci_runs_the_commands_of_the_readme_in_environments_that_only_they_have_
     assert result.returncode == 0, result.stderr
     pytest_calls = [call for call in ready.calls if " -m pytest" in call]
     assert pytest_calls == [
-        "python -m pytest -n 2",
-        "python -m pytest -n 2 --random 180",
+        "python -m pytest -n 2 --dist worksteal",
+        "python -m pytest -n 2 --dist worksteal --random 180",
     ]
     targets = [call.rsplit(" ", 1)[1] for call in ready.installs if "--editable" in call]
-    assert targets == [".[test]", ".[dev]", "."]
+    assert targets == [".[test]", ".[dev]", ".[docs]", "."]
+    assert "python -m mkdocs build --strict --quiet" in ready.calls
     assert ready.calls[-1].startswith("partita report")
     first, *_ = ready.installs
     assert ready.calls.index(first) < ready.calls.index(pytest_calls[0])
@@ -273,8 +274,9 @@ def test_ci_calls_the_two_commands_of_the_readme():
     ci = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = re.findall(r"^(scripts/\w+)", readme.split("```")[1], flags=re.MULTILINE)
     assert commands == ["scripts/demo", "scripts/test"]
-    assert {*commands, "scripts/check"} <= set(ci)
-    assert all(os.access(ROOT / name, os.X_OK) for name in (*commands, "scripts/check", ".ci/run"))
+    started = (*commands, "scripts/check", "scripts/docs")
+    assert set(started) <= set(ci)
+    assert all(os.access(ROOT / name, os.X_OK) for name in (*started, ".ci/run"))
 
 
 def test_ci_ends_with_the_first_command_that_fails(ready, tmp_path):

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita import units
 from partita.units import count, flops, number, rate, seconds, size, table
 
 
@@ -95,3 +96,40 @@ def test_seconds_are_within_half_a_percent_of_what_they_show(value):
 def test_a_table_aligns_words_left_and_numbers_right():
     text = table(("name", "time"), [("a", "10"), ("long name", "5")], numbers=(1,))
     assert text.splitlines() == ["name       time", "a            10", "long name     5"]
+
+
+WIDE = ("name", "what it is", "step", "memory", "why not")
+ROWS = [
+    ("search", "pp=2 1 x [dp=4] + 1 x [dp=8] zero=1/3, ZB-H2, 6 micro-batches", "672 ms",
+     "11.2 GiB", "slower"),
+    ("data", "dp=12", "1.48 s", "12.8 GiB", "slower by more than anyone would like to wait for it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", range(60, 201, 10))
+def test_tables_keep_to_the_columns_there_are_and_lose_no_number(columns):
+    whole = units.table(WIDE, ROWS, (2, 3))
+    with units.fitting(columns):
+        fitted = units.table(WIDE, ROWS, (2, 3))
+    assert max(map(len, fitted.splitlines())) <= columns
+    for figure in ("672 ms", "1.48 s", "11.2 GiB", "12.8 GiB"):
+        assert figure in fitted
+    assert fitted == whole or columns < max(map(len, whole.splitlines()))
+    assert units.table(WIDE, ROWS, (2, 3)) == whole  # outside nothing has changed
+
+
+def test_a_table_of_too_many_numbers_goes_on_in_the_next_line():
+    header = [f"column {n}" for n in range(12)]
+    rows = [[f"{n}{n}{n} ms" for n in range(12)] for _ in range(2)]
+    with units.fitting(60):
+        lines = units.table(header, rows, range(12)).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert [line.startswith("    ") for line in lines] == [False, True, True] * 3
+    assert " ".join(lines[3:6]).split() == " ".join(rows[0]).split()
+
+
+def test_a_cell_wider_than_the_terminal_is_cut():
+    with units.fitting(60):
+        (line,) = units.table(("x" * 300,), []).splitlines()
+    assert len(line) <= 60
+    assert line.endswith("…")

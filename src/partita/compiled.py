@@ -7,20 +7,25 @@ code may hold constants and functions of other modules as they were. So the name
 function is kept has a fingerprint in it: of its module, and of all modules of this package which
 that imports. What other sources have left behind is never opened.
 
-The first use on a machine compiles, seconds for some searches: a line says so. Where nothing can be
-kept (a container whose folders are read-only) every process compiles anew, and a line says that.
+The first use on a machine compiles, seconds for some searches: a line says so, and `work_clock`
+stands still meanwhile, so that no time limit is used up by it. Where nothing can be kept (a
+container whose folders are read-only) every process compiles anew, and a line says that.
+
+Small problems need no compiling at all: a function that says up to which size it is cheap is
+interpreted by Python until that took about as long as compiling would, or at once not where its
+machine code lies on disk already. Both give the same numbers to the last bit, which tests check;
+a function may have a `plain` twin in numpy that is used in place of loops.
 """
 
 import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numba
-from numba.core import event
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,22 +36,140 @@ DIGITS = 12  # of the fingerprint: enough for it never to come again
 # Imports that are indented do not matter: nothing that is compiled can have them.
 _IMPORT = re.compile(r"^(?:from|import) partita((?:\.\w+)*)(?: import (\([^)]*\)|.*))?", re.M)
 
+GLANCE_S = 0.05  # interpreted so long before asking whether machine code lies on disk
+PATIENCE_S = 0.7  # interpreted so long where none does: compiling takes one or two
+LONG_RUN_S = 2.0  # all functions interpreted so long: a run in which compiling pays
 
-def compiled(**options: Any) -> Callable[[Function], Function]:
+
+class _Compiling:
+    """How long this process has compiled, whether it does so now; how long it has interpreted."""
+
+    seconds = 0.0
+    interpreted_s = 0.0
+    depth = 0
+    began = 0.0
+
+
+class _Interpreting(threading.local):
+    """Inside a function that is interpreted those that it calls are, too."""
+
+    depth = 0
+
+
+_interpreting = _Interpreting()
+
+
+def work_clock() -> float:
+    """Seconds of `time.perf_counter` without those in which numba compiled: what limits count."""
+    now = _Compiling.began if _Compiling.depth else time.perf_counter()
+    return now - _Compiling.seconds
+
+
+class Compiled:
+    """A function that numba compiles when it is first called, or that is interpreted while small.
+
+    `small` is up to how many numbers in all array arguments together it may be interpreted, or a
+    function of the arguments that says whether it may. `plain` does the same in numpy.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        small: int | Callable[..., bool],
+        plain: Callable[..., Any] | None,
+        options: dict[str, Any],
+    ) -> None:
+        made_of = fingerprint(Path(function.__code__.co_filename))
+        function.__qualname__ = f"{function.__qualname__}_{made_of}"
+        functools.update_wrapper(self, function)
+        self.function, self.plain = function, plain or function
+        self.small, self.options = small, options
+        self.interpreted_s = 0.0
+        self.is_kept: bool | None = None  # on disk; None while nobody has looked
+        self.call: Callable[..., Any] = self.first if small else self.compile_and_call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it, compiled or not."""
+        if _interpreting.depth:
+            return self.plain(*arguments)
+        return self.call(*arguments)
+
+    def first(self, *arguments: Any) -> Any:
+        """The calls before it is compiled."""
+        if not self.is_small(arguments) or not self.has_patience():
+            return self.compile_and_call(*arguments)
+        import numpy as np
+
+        began = time.thread_time()
+        _interpreting.depth += 1
+        try:
+            with np.errstate(all="ignore"):  # as machine code: hashes wrap around, 1 / 0 is inf
+                return self.plain(*arguments)
+        finally:
+            _interpreting.depth -= 1
+            spent = time.thread_time() - began
+            self.interpreted_s += spent
+            _Compiling.interpreted_s += spent
+
+    def is_small(self, arguments: tuple[Any, ...]) -> bool:
+        """May a call be interpreted?"""
+        if callable(self.small):
+            return self.small(*arguments)
+        return _numbers_in(arguments) <= self.small
+
+    def has_patience(self) -> bool:
+        """Is it still sooner done without compiling?"""
+        if self.interpreted_s < GLANCE_S:
+            return True
+        if self.is_kept is None:
+            folder = getattr(self.dispatcher.stats, "cache_path", None)
+            kept = f"*{self.function.__qualname__}-*.nbi"
+            self.is_kept = folder is not None and any(Path(folder).glob(kept))
+        is_long = _Compiling.interpreted_s >= LONG_RUN_S
+        return not self.is_kept and self.interpreted_s < PATIENCE_S and not is_long
+
+    def compile_and_call(self, *arguments: Any) -> Any:
+        """From now on compiled."""
+        self.call = self.dispatcher
+        return self.dispatcher(*arguments)
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """What numba makes of the function; it reads or compiles code when called."""
+        import numba
+
+        _announce()
+        try:
+            return numba.njit(cache=True, **self.options)(self.function)
+        except RuntimeError:  # numba found no folder that it may write to
+            _say_that_nothing_is_kept()
+            return numba.njit(**self.options)(self.function)
+
+
+def compiled(
+    *,
+    small: int | Callable[..., bool] = 0,
+    plain: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Callable[[Function], Function]:
     """Compile a function when it is first called; `options` are those of `numba.njit`."""
 
     def decorate(function: Function) -> Function:
-        made_of = fingerprint(Path(function.__code__.co_filename))
-        function.__qualname__ = f"{function.__qualname__}_{made_of}"
-        _announce()
-        try:
-            dispatcher: Function = numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # numba found no folder that it may write to
-            _say_that_nothing_is_kept()
-            dispatcher = numba.njit(**options)(function)
-        return dispatcher
+        made: Any = Compiled(function, small, plain, options)
+        return made  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _numbers_in(arguments: Iterable[Any]) -> int:
+    """How many numbers arrays hold, those in tuples too."""
+    total = 0
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            total += _numbers_in(argument)
+        else:
+            total += getattr(argument, "size", 1)
+    return total
 
 
 @functools.cache  # once in a process
@@ -57,16 +180,6 @@ def _say_that_nothing_is_kept() -> None:
     )
 
 
-class _Announcer(event.Listener):
-    """Says once in a process that something is compiled; what is read from disk is no news."""
-
-    def on_start(self, event: event.Event) -> None:
-        _say_that_it_compiles()
-
-    def on_end(self, event: event.Event) -> None:
-        """Nothing to say."""
-
-
 @functools.cache
 def _say_that_it_compiles() -> None:
     log.info("compiling for this machine: some seconds, the first time only")
@@ -74,7 +187,30 @@ def _say_that_it_compiles() -> None:
 
 @functools.cache
 def _announce() -> None:
-    event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
+    """Tell numba what our functions are, and listen to when it compiles."""
+    from numba import types
+    from numba.core import event
+    from numba.extending import typeof_impl
+
+    class Announcer(event.Listener):
+        """Says once that something is compiled, and stops the clock; reading code is no news."""
+
+        def on_start(self, event: event.Event) -> None:
+            _say_that_it_compiles()
+            if not _Compiling.depth:
+                _Compiling.began = time.perf_counter()
+            _Compiling.depth += 1
+
+        def on_end(self, event: event.Event) -> None:
+            _Compiling.depth -= 1
+            if not _Compiling.depth:
+                _Compiling.seconds += time.perf_counter() - _Compiling.began
+
+    event.register("numba:compile", Announcer())  # type: ignore[no-untyped-call]
+
+    @typeof_impl.register(Compiled)
+    def _(value: Compiled, _: Any) -> Any:
+        return types.Dispatcher(value.dispatcher)
 
 
 def fingerprint(file: Path, package: Path = PACKAGE) -> str:

@@ -71,6 +71,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "rms_norm": _NORM,
     "attention": {**_LEADING, "h": "features", "g": "features"},
     "embedding": {**_LEADING, "v": "features", "e": "features"},
+    "state_space": {"b": "batch", "g": "features", "r": "features"},
     "lstm": _CELL,
     "gru": _CELL,
     "lstm_cell": _CELL,
@@ -175,19 +176,21 @@ def meaning(call: Call, dim: str) -> str:
 def axis_use(graph: Graph, dims: Iterable[tuple[str, str]]) -> AxisUse:
     """The use of one axis, from (op, loop dim along the axis) of every op."""
     counts: Counter[str] = Counter()
-    in_products: set[str] = set()
+    in_products: Counter[str] = Counter()
     for name, dim in dims:
         op = graph.op(name)
         what = meaning(graph.call(op), dim) if dim else ""
         if what:
             counts[what] += 1
             if op.kind in PRODUCTS:
-                in_products.add(what)
+                in_products[what] += 1
     ranked = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     few = FEW * sum(counts.values())
-    word = _word(set(counts), in_products)
+    # Of the products of a layer, the output layer alone may split something else.
+    products = {what for what, n in in_products.items() if 6 * n > in_products.total()}
+    word = _word(set(counts), products)
     if not word:
-        word = _word({what for what, count in ranked if count > few}, in_products)
+        word = _word({what for what, count in ranked if count > few}, products)
     return AxisUse(word, ranked)
 
 
@@ -224,37 +227,52 @@ def _plain(name: str) -> str:
 
 def summary(stages: Sequence[StageLike], schedule: ScheduleLike, graph: Graph | None = None) -> str:
     """A plan in a line; with the graph, what mixed axes split is told in words, not loop dims."""
-    groups = len({frozenset(stage.mesh.devices) for stage in stages})
-    per_group = math.ceil(len(stages) / groups)
+    shared = [stage for stage in stages if _is_shared(stage, stages)]
+    own = [stage for stage in stages if stage not in shared] or shared
+    groups = len({frozenset(stage.mesh.devices) for stage in own})
+    per_group = math.ceil(len(own) / groups)
     parts = [f"pp={groups}"] if groups > 1 else []
     parts += [f"vpp={per_group}"] if per_group > 1 else []
-    each = [_mesh_words(stage, graph) for stage in stages]
-    different = list(dict.fromkeys(each))
-    if len(different) == 1:
-        parts += [different[0]] if different[0] else []
-    else:
-        counts = Counter(each)
-        kinds = (f"{counts[words]} x [{words or 'one device'}]" for words in different)
-        parts.append(" + ".join(kinds))
+    parts += [words for words in [_meshes(own, graph)] if words]
+    if shared and own != shared:
+        parts.append(f"shared {_meshes(shared, graph, counted=True)}")
     zero = zero_words(stages, graph)
     parts += [zero] if zero else []
     told = [" ".join(parts) or "one device", *_checkpointing(stages), *_order(stages, schedule)]
     return ", ".join(told)
 
 
-def _mesh_words(stage: StageLike, graph: Graph | None) -> str:
-    """The degrees of one stage: `dp=8 tp=2`."""
+def _is_shared(stage: StageLike, stages: Sequence[StageLike]) -> bool:
+    """Has a stage all devices of another, and more? Then several groups run it together."""
+    devices = set(stage.mesh.devices)
+    return any(set(other.mesh.devices) < devices for other in stages)
+
+
+def _meshes(stages: Sequence[StageLike], graph: Graph | None, *, counted: bool = False) -> str:
+    """`dp=8` of stages that are alike, `2 x [dp=2] + 1 x [tp=4]` of others, or if `counted`."""
+    alike: dict[object, list[StageLike]] = {}
+    for stage in stages:  # by their axes; what mixed ones split is told of all stages together
+        axes = tuple((axis.name, axis.size, axis.weights) for axis in stage.mesh.axes)
+        alike.setdefault(tuple(axis for axis in axes if axis[1] > 1), []).append(stage)
+    each = [(len(group), _mesh_words(group, graph)) for group in alike.values()]
+    if len(each) == 1 and not counted:
+        return each[0][1]
+    return " + ".join(f"{count} x [{words or 'one device'}]" for count, words in each)
+
+
+def _mesh_words(stages: Sequence[StageLike], graph: Graph | None) -> str:
+    """The degrees of stages with the same axes: `dp=8 tp=2`."""
     degrees: dict[str, int] = {}
     ragged: dict[str, str] = {}
     extras: list[str] = []
     mixed: list[str] = []
-    for index, axis in enumerate(stage.mesh.axes):
+    for axis in stages[0].mesh.axes:
         word, _, extra = _plain(axis.name).partition("_")
         weights = f" (ragged {':'.join(map(str, axis.weights))})" if axis.weights else ""
         if axis.size == 1:
             continue
         if word not in DEGREES:
-            what = _what(stage, index, graph)
+            what = _what(stages, axis.name, graph)
             mixed.append(f"{axis.name}={axis.size}{f' ({what})' if what else ''}{weights}")
             continue
         degrees[word] = degrees.get(word, 1) * axis.size
@@ -265,16 +283,19 @@ def _mesh_words(stage: StageLike, graph: Graph | None) -> str:
     return " ".join((*told, *dict.fromkeys(extras), *mixed))
 
 
-def _what(stage: StageLike, index: int, graph: Graph | None) -> str:
-    """What ops split along an axis without a name."""
+def _what(stages: Sequence[StageLike], name: str, graph: Graph | None) -> str:
+    """What ops of these stages split along an axis without a name of a degree."""
+    pairs = []
+    for stage in stages:
+        index = [axis.name for axis in stage.mesh.axes].index(name)
+        pairs += [(split.op, split.dims[index]) for split in stage.splits]
     if graph is not None:
-        pairs = ((split.op, split.dims[index]) for split in stage.splits)
         words = str(axis_use(graph, pairs))
         if words:
             return words
-    counts = Counter(split.dims[index] for split in stage.splits if split.dims[index])
+    counts = Counter(dim for _, dim in pairs if dim)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3])
+    return ", ".join(f"{dim} in {count}" for dim, count in ranked[:3]) or "replicated"
 
 
 def stage_degrees(stage: StageLike, names: Sequence[str]) -> dict[str, int]:

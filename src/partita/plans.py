@@ -9,7 +9,8 @@ A plan carries what it was made from where that was a file: the model's graph an
 the machine, both as text, line by line. So opening a plan runs no code and opens no other file. A
 model of the zoo and a preset are named, and built again. `jobs/carried.py` reads both.
 
-Stages have all their devices in common (several stages are interleaved on one mesh) or none. Files
+Stages have all their devices in common (several stages are interleaved on one mesh), none, or some:
+a stage on all devices beside stages on single ones (Tessel's M, NN and K shapes) is *shared*. Files
 of version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages
 keep all their activations or recompute all. Up to version 3 the order of collectives is not said:
 it is decided when such a plan is lowered, as it was then. Up to version 4 nothing is carried.
@@ -25,6 +26,7 @@ from typing import Any
 from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
+from partita.showing import plot_of, repr_html, table_of
 
 VERSION = 5
 FORMAT = f"partita/plan@{VERSION}"
@@ -238,8 +240,9 @@ class Schedule:
     """In which order the stages run their micro-batches.
 
     `name` is that of a known schedule (1f1b, gpipe, interleaved, zb-h1, ...), or of whatever found
-    the `order`: a row for each group of devices (by their first stage) of actions such as `3F2`,
-    the forward of stage 3 for micro-batch 2; F forward, B backward, I and W its two halves.
+    the `order`: a row for each group of devices (`device_groups`) of actions such as `3F2`, the
+    forward of stage 3 for micro-batch 2; F forward, B backward, I and W its two halves. Actions
+    of a shared stage stand in the rows of all its groups, in the same relative order.
     """
 
     name: str = "1f1b"
@@ -369,13 +372,14 @@ class Plan:
     schedule: Schedule = Schedule()
     folder: str = field(default="", compare=False, repr=False)  # where its file is; not saved
 
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
+
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("the plan has no stages", fix="a plan has at least one", field="stages")
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise PlanError("two stages have one name", fix="rename one", field="stages")
-        device_groups(self.stages)
         if self.model.batch % self.schedule.num_microbatches:
             raise PlanError(
                 f"a batch of {self.model.batch} in {self.schedule.num_microbatches} micro-batches",
@@ -404,21 +408,39 @@ def runs_once(stages: tuple[Stage, ...], schedule: Schedule) -> bool:
 
 
 def device_groups(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
-    """The stages (by number) of each group of devices, in the order the groups are met."""
-    device_groups: dict[frozenset[int], list[int]] = {}
-    taken: set[int] = set()
+    """The stages (by number) of each group of devices, in the order the groups are met.
+
+    A group is the devices that hold the same stages. A stage that is in several is *shared*: all
+    their devices run it together.
+    """
+    return tuple(_grouped(stages))
+
+
+def group_devices(stages: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
+    """The devices of each group, as the mesh of its first stage has them."""
+    return tuple(map(tuple, _grouped(stages).values()))
+
+
+def _grouped(stages: tuple[Stage, ...]) -> dict[tuple[int, ...], list[int]]:
+    """Stages of a group -> its devices."""
+    held: dict[int, list[int]] = {}
     for number, stage in enumerate(stages):
-        devices = frozenset(stage.mesh.devices)
-        if devices not in device_groups:
-            if taken & devices:
-                raise PlanError(
-                    f"shares device {min(taken & devices)} with another stage, but not all",
-                    fix="stages have all their devices in common, or none",
-                    field=f"stage {stage.name!r}",
-                )
-            taken |= devices
-        device_groups.setdefault(devices, []).append(number)
-    return tuple(map(tuple, device_groups.values()))
+        for device in stage.mesh.devices:
+            held.setdefault(device, []).append(number)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, members in held.items():
+        groups.setdefault(tuple(members), []).append(device)
+    return dict(sorted(groups.items()))
+
+
+def shared_stages(groups: tuple[tuple[int, ...], ...]) -> frozenset[int]:
+    """The stages that several groups of devices run together."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for members in groups:
+        shared |= seen & set(members)
+        seen |= set(members)
+    return frozenset(shared)
 
 
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from partita.errors import InputError, ProgramError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 from partita.program import F64, Kind, Program
+from partita.showing import plot_of, repr_html, table_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -32,6 +33,8 @@ class Timeline:
     program: Program
     start: F64
     end: F64
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __post_init__(self) -> None:
         for name in ("start", "end"):

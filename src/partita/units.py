@@ -1,12 +1,27 @@
-"""Numbers for people: seconds, bytes, FLOPs, counts, and tables of them."""
+"""Numbers for people: seconds, bytes, FLOPs, counts, and tables of them.
+
+A table is as wide as its cells. On a terminal the command line says how many columns there are
+(`fitting`), and tables keep to them: long text is cut, and what is still too wide goes on in the
+next line.
+"""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from partita.errors import InputError
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z")
 _COUNTS = ("", "K", "M", "B", "T")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(?:([KMGT]?)(I?)B)?", re.IGNORECASE)
+_GAP = 2  # columns between cells
+_INDENT = 4  # of what goes on in the next line
+_LEAST = 14  # columns that text keeps before a table goes on in the next line
+_columns: ContextVar[int | None] = ContextVar("columns", default=None)  # set by `fitting` alone
 
 
 def seconds(value: float) -> str:
@@ -31,6 +46,15 @@ def size(value_bytes: float) -> str:
     return _scaled(value_bytes, 1024, _BINARY)
 
 
+def size_bytes(text: str, field: str) -> float:
+    """The bytes of a size as people type it (`40GB`, `16GiB`, `1024`); `field` is what it is of."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"found {text!r}", fix="write a size such as 40GB or 16GiB", field=field)
+    power = " KMGT".index((match[2] or " ").upper())
+    return float(match[1]) * float((1024 if match[3] else 1000) ** power)
+
+
 def flops(value: float) -> str:
     """`3.21 TFLOP`: decimal units, three digits."""
     return _scaled(value, 1000, tuple(f"{prefix}FLOP" for prefix in _DECIMAL))
@@ -53,17 +77,79 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 candidate`, `2,000 candidates`."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+@contextmanager
+def fitting(columns: int | None) -> Iterator[None]:
+    """Tables that are made inside keep to so many columns; with None to none."""
+    token = _columns.set(columns)
+    try:
+        yield
+    finally:
+        _columns.reset(token)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """Aligned columns as text; the columns listed in `numbers` are set to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    most = _columns.get()
+    if most is not None:
+        widths = _narrowed(widths, numbers, most)
+        lines = [
+            [_cut(cell, width) for cell, width in zip(line, widths, strict=True)] for line in lines
+        ]
+    groups = _groups(widths, most)
     return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+        " " * (_INDENT if place else 0)
+        + (" " * _GAP)
+        .join(
+            line[column].rjust(widths[column])
+            if column in numbers
+            else line[column].ljust(widths[column])
+            for column in group
+        )
+        .rstrip()
         for line in lines
+        for place, group in enumerate(groups)
     )
+
+
+def _narrowed(widths: list[int], numbers: Sequence[int], most: int) -> list[int]:
+    """Text gives way, the widest first, down to a least; numbers keep their width.
+
+    Where that is not enough, a row goes on in the next line, and nothing need give way.
+    """
+    narrow = list(widths)
+    over = sum(narrow) + _GAP * (len(narrow) - 1) - most
+    while over > 0:
+        text = [c for c in range(len(narrow)) if c not in numbers and narrow[c] > _LEAST]
+        if not text:
+            break
+        widest = max(text, key=lambda column: narrow[column])
+        narrow[widest] -= 1
+        over -= 1
+    return [min(width, most - _INDENT) for width in (narrow if over <= 0 else widths)]
+
+
+def _groups(widths: Sequence[int], most: int | None) -> list[list[int]]:
+    """Columns that stand on one line; all of them where there is room."""
+    groups: list[list[int]] = [[]]
+    used = 0
+    for column, width in enumerate(widths):
+        if groups[-1] and most is not None and used + _GAP + width > most:
+            groups.append([])
+            used = _INDENT - _GAP
+        used += width + (_GAP if groups[-1] or len(groups) > 1 else 0)
+        groups[-1].append(column)
+    return groups
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: max(0, width - 1)]}…"
 
 
 def _scaled(value: float, base: int, names: Sequence[str], space: str = " ") -> str:

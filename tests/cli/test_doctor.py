@@ -52,6 +52,9 @@ def test_as_json(run_json, no_gpus):
         "onnx",
         "pymetis",
         "triton",
+        "uvicorn",
+        "altair",
+        "polars",
     }
     assert answer["jit"]["works"]
 

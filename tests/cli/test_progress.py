@@ -3,6 +3,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -21,6 +22,30 @@ from partita.search.base import Improvement
 )
 def test_an_improvement_is_one_line(step, text):
     assert describe(step) == text
+
+
+def test_with_a_time_limit_a_line_says_what_is_left(capsys):
+    lines = PlainLines(time_s=60.0)
+    lines(Improvement(12.4, 10.0, 8.0, 0))
+    assert capsys.readouterr().err == ("12.4 s  best 10  bound 8  gap 20.0%  at most 48.0 s left\n")
+    assert describe(Improvement(70.0, 1.0, None, 0), left_s=-3.0).endswith("at most 0 s left")
+
+
+def test_tables_fit_the_terminal_and_pipes_get_them_whole(run):
+    columns = 60
+    words = [sys.executable, "-m", "partita", "methods"]
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    ours, theirs = pty.openpty()
+    subprocess.run(words, stdout=theirs, env=environment, check=True)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):
+        while more := os.read(ours, 1 << 16):
+            shown += more
+    os.close(ours)
+    lines = shown.decode().splitlines()
+    assert 40 < max(map(len, lines)) <= columns
+    assert max(map(len, run("methods").stdout.splitlines())) > columns
 
 
 def test_an_objective_can_be_said_in_its_own_words(capsys):

@@ -66,7 +66,9 @@ def test_the_modules_of_the_zoo_are_classes_and_its_inputs_have_names():
 
 def test_the_code_is_for_one_micro_batch():
     plan = plan_in_parts("squeezenet1_1@64", 2, microbatches=4, batch=8, training=False)
-    assert "float32 (2, 3, 64, 64), given to the model" in emit_plan(plan).source
+    source = emit_plan(plan).source
+    assert "float32 (batch, 3, 64, 64), given to the model" in source
+    assert "Planned for batch 2; it takes any." in source
 
 
 def test_a_plan_of_a_file_is_emitted_from_the_module_in_it(tmp_path):
@@ -158,4 +160,5 @@ def test_a_plan_of_a_saved_graph_is_emitted_for_one_micro_batch(tmp_path, ending
     spec = tmp_path / f"net{ending}"
     write_graph(spec, build("squeezenet1_1@64", batch=8, loss=False))
     source = emit_plan(plan_in_parts(str(spec), 2, microbatches=4, training=False)).source
-    assert "float32 (2, 3, 64, 64), given to the model" in source
+    assert "float32 (batch, 3, 64, 64), given to the model" in source
+    assert "Planned for batch 2; it takes any." in source

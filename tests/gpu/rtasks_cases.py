@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from partita.gpu.rtasks.arena import RegionOps
+from partita.gpu.rtasks.check_table import reads_by_place
 from partita.gpu.rtasks.tileops import NOWHERE, Place, Tile, TileOp, num_tiles
 from partita.problems.rprogram import RProgram, check_rprogram, rprogram
 from partita.problems.rtasks import ROperator, RtasksProblem, TileEdge, Tiling, VDevice
@@ -58,6 +60,10 @@ def view(data: T, place: Place) -> T:
 
 def pixels(image: T) -> T:
     return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
+
+
+def region_of(ops: list[TileOp]) -> RegionOps:
+    return RegionOps(tuple(ops), reads_by_place(ops))
 
 
 def program_of(
@@ -196,8 +202,21 @@ def cells(arena: Arena) -> Found:
     return ops, [(0, 1)], [(outs[0], made), (outs[1], cell), (outs[2], last)]
 
 
+def many_waits(arena: Arena) -> Found:
+    """A sum that waits for more ops than a row of the table has room for."""
+    x = torch.randn(1, 16)
+    read, total = arena.put(x), arena.place(1, 16)
+    parts = [arena.place(1, 16) for _ in range(12)]
+    softmax = (("fn", "softmax"), ("eps", 0.0))
+    ops = [TileOp(f"p{i}", "rows", (read,), (part,), attrs=softmax) for i, part in enumerate(parts)]
+    attrs = (("act", ""), ("factors", (1.0,) * 6))
+    ops.append(TileOp("sum", "combine", tuple(parts[:6]), (total,), (), (NOWHERE, NOWHERE), attrs))
+    edges = [(i, 12) for i in range(12)]  # more than it reads: such waits are allowed
+    return ops, edges, [(total, 6 * x.softmax(1))]
+
+
 CASES: tuple[Callable[[Arena], Found], ...] = (
-    two_layers, several_rows, convolution, windows, chain_and_rows, cells,
+    two_layers, several_rows, convolution, windows, chain_and_rows, cells, many_waits,
 )  # fmt: skip
 
 
@@ -216,7 +235,7 @@ def run_cases(
             chosen = [tiles(op)[pick] for op in ops]
             data, wide = arena.build(dtype, device)
             program = program_of(ops, chosen, edges)
-            region = Region(ops, chosen, program, data, wide, delay=delay)
+            region = Region(region_of(ops), chosen, program, data, wide, delay=delay)
             for _ in range(launches):
                 for place, _ in checks:
                     view(data, place).fill_(float("nan"))

@@ -7,7 +7,7 @@ from in_interpreter import in_interpreter
 
 torch = pytest.importorskip("torch")
 
-from rtasks_cases import CASES, Arena, program_of  # noqa: E402
+from rtasks_cases import CASES, Arena, program_of, region_of  # noqa: E402
 
 from partita.errors import VerificationError  # noqa: E402
 from partita.gpu.bounds import Reach, check_inside, matrix_end, outside  # noqa: E402
@@ -54,7 +54,7 @@ REGIONS = (
     TOUCHED
     + """
 import torch
-from rtasks_cases import CASES, Arena, program_of
+from rtasks_cases import CASES, Arena, program_of, region_of
 from partita.gpu.rtasks.bounds import region_reaches
 from partita.gpu.rtasks.region import Region
 from partita.gpu.rtasks.tileops import tiles
@@ -66,7 +66,7 @@ for case in CASES:
     chosen = [tiles(op)[0] for op in ops]
     data, wide = arena.build(torch.float32, "cpu")
     addresses.clear()
-    Region(ops, chosen, program_of(ops, chosen, edges), data, wide)()
+    Region(region_of(ops), chosen, program_of(ops, chosen, edges), data, wide)()
     reaches = region_reaches(ops, data.numel(), wide.numel())
     for tensor, mine in ((data, [r for r in reaches if "vector" not in r.operand]),
                          (wide, [r for r in reaches if "vector" in r.operand])):
@@ -160,9 +160,9 @@ def test_a_region_in_an_arena_that_is_too_short_is_refused(case):
     program = program_of(ops, chosen, edges)
     reaches = region_reaches(ops, data.numel(), wide.numel())
     end = max(each.begin + each.needs for each in reaches if "vector" not in each.operand)
-    Region(ops, chosen, program, data[:end], wide)
-    with pytest.raises(VerificationError, match="would leave its memory"):
-        Region(ops, chosen, program, data[: end - 1], wide)
+    Region(region_of(ops), chosen, program, data[:end], wide)
+    with pytest.raises(VerificationError, match=f"element {end - 1:,} of|is reached"):
+        Region(region_of(ops), chosen, program, data[: end - 1], wide)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

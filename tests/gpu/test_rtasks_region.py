@@ -11,7 +11,7 @@ from rtasks_cases import CASES, Arena, program_of, run_cases  # noqa: E402
 
 from partita.errors import ProblemError  # noqa: E402
 from partita.gpu.rtasks.generate import Source  # noqa: E402
-from partita.gpu.rtasks.region import WIDTH, _queues, _table  # noqa: E402
+from partita.gpu.rtasks.table import WIDTH, launch_table, task_queues  # noqa: E402
 from partita.gpu.rtasks.tileops import Place, Tile, TileOp, num_tiles, rectangle, tiles  # noqa: E402
 from partita.problems.rprogram import Instruction, RProgram  # noqa: E402
 
@@ -52,12 +52,13 @@ def test_a_task_of_the_table_knows_its_waits_its_counter_and_its_operands():
     ops, edges, _ = CASES[0](arena)
     chosen = [Tile(1, 64, 8), Tile(1, 64, 8)]
     program = program_of(ops, chosen, edges, units=1)
-    rows, starts, waits = _table(ops, (7, 9), program, _queues(program))
-    assert starts[-1] == 3
+    table = launch_table(ops, (7, 9), program)
+    rows = table.rows
+    assert table.starts[-1] == 3
     assert [len(row) for row in rows] == [WIDTH] * 4  # and one to read ahead
-    assert waits == []
+    assert table.waits == ()
     last = next(row for row in rows if row[0] == 9)
-    assert (last[3], last[20:22]) == (1, [0, 2])
+    assert (last[3], last[20:22]) == (1, (0, 2))
     assert last[4] == -1  # nobody waits for it
     assert sorted(row[4] for row in rows if row[0] == 7) == [0, 0]
     assert last[5] == ops[1].reads[0].at // 8
@@ -76,18 +77,19 @@ def test_waits_beyond_six_lie_outside_of_the_row():
     ops.append(replace(ops[0], name="last", reads=(values[0],), writes=(values[8],)))
     tile = Tile(8, 32)
     program = program_of(ops, [tile] * 9, [(i, 8) for i in range(8)], units=8)
-    rows, _, waits = _table(ops, (0,) * 9, program, _queues(program))
-    last = next(row for row in rows if row[3] > 0)
+    table = launch_table(ops, (0,) * 9, program)
+    last = next(row for row in table.rows if row[3] > 0)
     assert last[3] == 7  # it runs where one of the eight ran
     assert last[2] == 0
-    assert len(waits) == 1
+    assert len(table.waits) == 1
+    assert len(set(table.pairs(last))) == 7
 
 
 def test_a_wait_for_one_tile_is_refused():
     run, wait = Instruction("run", 0, 0), Instruction("wait", 0, 1)
     program = RProgram(("a",), (2,), ((wait, run), (replace(run, tile=1),)))
     with pytest.raises(ProblemError, match="waits for one tile"):
-        _queues(program)
+        task_queues(program)
 
 
 def test_places_lie_in_eights():
@@ -117,11 +119,12 @@ import torch
 from partita.errors import VerificationError
 from partita.gpu.rtasks.region import Region
 from partita.gpu.rtasks.tileops import tiles
-from rtasks_cases import CASES, Arena, program_of
+from rtasks_cases import CASES, Arena, program_of, region_of
 arena = Arena()
 ops, edges, _ = CASES[0](arena)
 chosen = [tiles(op)[-1] for op in ops]
-region = Region(ops, chosen, program_of(ops, chosen, edges), *arena.build(torch.float32, "cpu"))
+program = program_of(ops, chosen, edges)
+region = Region(region_of(ops), chosen, program, *arena.build(torch.float32, "cpu"))
 region.table[:-1] = region.table[:-1].flip(0)
 try:
     region()

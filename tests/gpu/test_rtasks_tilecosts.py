@@ -134,7 +134,7 @@ def test_ops_that_run_at_the_same_time_share_the_cache():
     assert tile_us(op, large, unit, 12) > 1.5 * tile_us(op, large, unit)
     ops = [replace(op, name=f"op{number}") for number in range(12)]
     wide, chain = (
-        region_problem(RegionOps(tuple(ops), edges), VDevice(132, 2), unit, "region")
-        for edges in ((), tuple((number, number + 1) for number in range(11)))
+        region_problem(RegionOps(tuple(ops), reads_from), VDevice(132, 2), unit, "region")
+        for reads_from in ((((),),) * 12, (((),), *(((number,),) for number in range(11))))
     )
     assert wide.operators[0].tilings[-1].tile_us > chain.operators[0].tilings[-1].tile_us

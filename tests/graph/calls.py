@@ -297,6 +297,15 @@ def _optimizer(draw: Draw) -> Call:
     return make_call("optimizer", [_shape(draw)] * draw(st.integers(2, 4)), rule="adamw")
 
 
+def _state_space(draw: Draw) -> Call:
+    b, t, groups, each = (draw(SIZES) for _ in range(4))
+    size, state, heads = draw(SIZES), draw(SIZES), groups * each
+    read, own = (b, t, groups * state), (heads,)
+    inputs = [(b, t, heads * size), (b, t, heads), own, read, read, own, own]
+    chunk = draw(st.sampled_from([1, 2, 4, 64]))
+    return make_call("state_space", inputs, heads=heads, groups=groups, chunk=chunk)
+
+
 _CALLS = {
     "linear": _linear,
     "matmul": _matmul,
@@ -325,6 +334,7 @@ _CALLS = {
     "gru": _recurrent("gru"),
     "lstm_cell": _cell("lstm_cell"),
     "gru_cell": _cell("gru_cell"),
+    "state_space": _state_space,
     "moe_router": _router,
     "moe_dispatch": _dispatch,
     "moe_combine": _combine,

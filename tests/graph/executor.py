@@ -88,6 +88,9 @@ class Split:
             return share | (
                 {"kv_heads": call.whole("kv_heads") // self.factor} if dim == "h" else {}
             )
+        if kind == "state_space" and dim in ("g", "r"):
+            share = {"heads": call.whole("heads") // self.factor}
+            return share | ({"groups": call.whole("groups") // self.factor} if dim == "g" else {})
         if kind == "elementwise" and call.text("fn") == "rope" and dim == "h":
             return {"heads": call.whole("heads") // self.factor}
         if kind == "pool" and call.attr("output") is not None:

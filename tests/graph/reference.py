@@ -225,6 +225,20 @@ def _cross_entropy(call: Call, logits: T, targets: T) -> T:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+def _state_space(call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T) -> T:
+    """Position by position."""
+    heads, groups = call.whole("heads"), call.whole("groups")
+    x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, heads), (b, groups), (c, groups)))
+    each = torch.arange(heads, device=x.device) // (heads // groups)  # the group of each head
+    steps = torch.nn.functional.softplus(steps + bias)
+    state, outputs = 0.0, []
+    for t in range(x.shape[1]):
+        made = (steps[:, t, :, None] * x[:, t])[..., None] * b[:, t, each][:, :, None]
+        state = state * torch.exp(-decay.exp() * steps[:, t])[..., None, None] + made
+        outputs.append((state * c[:, t, each][:, :, None]).sum(-1) + skip[:, None] * x[:, t])
+    return torch.stack(outputs, 1).flatten(2)
+
+
 RULES: dict[str, Any] = {
     "linear": lambda call, x, w, b=None: F.linear(x, w, b),
     "matmul": _matmul,
@@ -253,6 +267,7 @@ RULES: dict[str, Any] = {
     "gru": _recurrent,
     "lstm_cell": _lstm_cell,
     "gru_cell": _gru_cell,
+    "state_space": _state_space,
     "moe_router": lambda call, x, w: torch.softmax(F.linear(x, w), -1),
     "moe_dispatch": _dispatch,
     "moe_combine": _combine,

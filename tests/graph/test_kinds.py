@@ -45,6 +45,10 @@ EXAMPLES = {
     "gru": ([(4, 6, 8), (60, 8), (60, 10), (60,), (60,)], {"bidirectional": True}),
     "lstm_cell": ([(4, 8), (4, 10), (4, 10), (40, 8), (40, 10), (40,), (40,)], {}),
     "gru_cell": ([(4, 8), (4, 10), (30, 8), (30, 10), (30,), (30,)], {}),
+    "state_space": (
+        [(4, 6, 40), (4, 6, 8), (8,), (4, 6, 14), (4, 6, 14), (8,), (8,)],
+        {"heads": 8, "groups": 2, "chunk": 3},
+    ),
     "moe_router": ([(4, 6, 8), (10, 8)], {}),
     "moe_dispatch": ([(4, 6, 8), (4, 6, 10)], {"top_k": 2}),
     "moe_combine": ([(10, 24, 8), (4, 6, 10)], {}),
@@ -142,4 +146,5 @@ def test_the_page_counts_the_flops(kind):
     call = CALLS[kind]
     *_, formula = table()[kind]
     sizes = {dim.name: dim.extent for dim in loop_nest(call).dims}
+    sizes |= {"chunk": call.whole("chunk", 0), "min": min}
     assert eval(formula.strip("`").replace("·", "*"), {}, sizes) == flops(call)

@@ -6,7 +6,7 @@ from partita.cluster import resolve
 from partita.errors import InputError
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import counted, parse_constraints
+from partita.jobs.constraints import Constraints, counted, parse_constraints, settled
 from partita.jobs.plan import plan
 from partita.schedules.named import NAMED
 from partita.search.base import Stop
@@ -152,3 +152,39 @@ def test_a_size_that_does_not_go_with_the_rest_is_refused(pins, words):
     with pytest.raises(InputError) as caught:
         counted(parse_constraints(pins), 32)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        (["grad-dtype=f32"], "a plan adds gradients up in the type of the parameters (bf16)"),
+        (["matmul-dtype=fp8"], "a plan's products are in the type of the model (bf16)"),
+        (["execution=eager"], "time the plan: partita simulate plan.json --execution eager"),
+        (["hsdp=4"], "pin zero=3 (with dp=4 it is the same)"),
+        (["hsdp=4", "dp=8"], "hsdp=4 replicates over a part of the replicas"),
+        (["hsdp=4", "dp=4", "zero=1"], "hsdp=4 and zero=1 contradict each other"),
+    ],
+)
+def test_what_only_a_forecast_can_vary_is_refused_by_name(pins, words):
+    with pytest.raises(InputError) as error:
+        settled(parse_constraints(pins), "bf16")
+    assert words in str(error.value)
+
+
+def test_what_every_plan_does_may_be_pinned():
+    pins = ["grad-dtype=bf16", "matmul-dtype=bf16", "execution=graph", "pp=2"]
+    bans = ["execution=eager", "grad-dtype=fp32", "hsdp=4"]
+    assert settled(parse_constraints(pins, bans), "bf16") == Constraints((("pp", "2"),))
+    with pytest.raises(InputError, match="execution=graph is ruled out, but a plan is made for"):
+        settled(parse_constraints((), ["execution=graph"]), "bf16")
+
+
+def test_shards_over_all_replicas_are_zero_3():
+    pinned = settled(parse_constraints(["hsdp=4", "dp=4"]), "bf16")
+    assert pinned == Constraints((("dp", "4"), ("zero", "3")))
+
+
+@pytest.mark.parametrize("key", ["layers=3,4", "attention=flash", "dropout=yes", "dtype=bf16"])
+def test_keys_of_a_forecast_that_are_no_decision_say_what_there_is_instead(key):
+    with pytest.raises(InputError, match=r"partita simulate --|write --dtype"):
+        parse_constraints([key])

@@ -1,5 +1,6 @@
 """Experiments: files checked before anything runs, runs saved and resumed, pictures that parse."""
 
+import base64
 import csv
 import json
 import re
@@ -175,6 +176,17 @@ class TestRuns:
         assert answers(rest) == answers(whole)
         assert rest.resumed == len(part.runs) == 2
 
+    def test_side_by_side_the_answers_are_the_same(self, tmp_path, folder):
+        seeds = experiment(clusters=[{"cluster": MACHINE, "bandwidth": [0.5, 2]}], seeds=1)
+        told = []
+        beside = run_experiment(seeds, tmp_path / "b", told=told.append, workers=2)
+        alone = run_experiment(replace(seeds, seeds=(0,)), tmp_path / "a")
+        assert [(r.key, r.objective_s, r.placement) for r in beside.runs] == [
+            (r.key, r.objective_s, r.placement) for r in alone.runs
+        ]
+        assert len(told) == len(beside.runs) == 4
+        assert run_experiment(seeds, tmp_path / "b", workers=2).resumed == 4
+
     def test_a_changed_parameter_is_run_anew(self, tmp_path):
         run_experiment(experiment(), tmp_path / "out")
         changed = experiment(optimisers=[SMALL["optimisers"][1], {"method": "etf"}])
@@ -233,7 +245,9 @@ class TestPictures:
         page = (folder / "index.html").read_text()
         for name in names:
             ElementTree.parse(folder / "charts" / name)
-            assert f'src="charts/{name}"' in page
+            held = base64.b64encode((folder / "charts" / name).read_bytes()).decode()
+            assert held in page
+            assert f'href="charts/{name}"' in page
 
     def test_names_are_text_not_markup(self, folder):
         page = (folder / "index.html").read_text()

@@ -180,6 +180,7 @@ def test_no_plan_at_random_is_below_the_bound_of_its_kind(case, seed):
     simulation = simulate_stages(made.work, made.cluster, stages, schedule, made.memo)
     computing = max(made.bounds.bound(cell, level, math.inf) for level in (0, 1))
     assert 0 < computing <= simulation.step_s * (1 + ROUNDING)
+    assert bound.first_s <= simulation.step_s * (1 + ROUNDING)
     if made.fits(simulation):
         assert bound.climbed_s() <= simulation.step_s * (1 + ROUNDING)
     elif (

@@ -38,8 +38,9 @@ def axes_of(random, shape):
     return tuple(axes)
 
 
-def random_plan(random, graph, *, most_groups=4):
-    """A plan that lowering must be able to carry out."""
+def random_plan(random, graph, *, most_groups=4, shared=False):
+    """A plan that lowering must be able to carry out; with `shared` some stages are on the devices
+    of several others."""
     cluster = resolve(random.choice(CLUSTERS))
     forward = [op.name for op in graph.ops if op.phase == "forward"]
     batch = batch_of(graph)
@@ -64,9 +65,21 @@ def random_plan(random, graph, *, most_groups=4):
     for number, ops in enumerate(parts):
         chunk, rank = divmod(number, groups)
         group = groups - 1 - rank if waves and chunk % 2 else rank
-        stages.append(_stage(random, micro, number, meshes[group], ops, graph.is_training))
+        mesh = meshes[group]
+        if shared and random.random() < 0.4:
+            mesh = _joint_mesh(random, meshes)
+        stages.append(_stage(random, micro, number, mesh, ops, graph.is_training))
     stages = _routed_alike(random, micro, tuple(stages))
     return RandomPlan(graph, cluster, stages, _schedule(random, stages, count, graph.is_training))
+
+
+def _joint_mesh(random, meshes):
+    """Devices of several meshes, or of parts of them, in any arrangement."""
+    every = [device for mesh in meshes for device in mesh.devices]
+    size = random.choice([len(every), random.randint(1, len(every))])
+    devices = random.sample(every, size) if random.random() < 0.3 else every[:size]
+    shapes = [shape for shape in (*SHAPES, (size,)) if _size(shape) == size]
+    return Mesh(axes_of(random, random.choice(shapes)), tuple(devices))
 
 
 def _routed_alike(random, micro, stages):
@@ -143,7 +156,7 @@ def _schedule(random, stages, count, training):
 
 def _listed(random, groups, count, training):
     """Rows of an order that somebody could have written: any that does not wait for itself."""
-    num_stages = sum(map(len, groups))
+    num_stages = 1 + max(map(max, groups))
     apart = {(s, m): training and random.random() < 0.5 for s in range(num_stages)
              for m in range(count)}  # fmt: skip
     left = {("F", s, m) for s in range(num_stages) for m in range(count)}

@@ -16,7 +16,7 @@ from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_of, order_text, refusal
 from partita.lower.pipeline import lower_pipeline
 from partita.meaning import Purpose
-from partita.plans import Axis, Mesh, Schedule, Stage, device_groups
+from partita.plans import Axis, Mesh, Schedule, Stage
 from partita.program import Kind
 from partita.verify import verify_program, verify_timeline
 
@@ -249,14 +249,6 @@ class TestOrders:
             lower_plan(stages, stuck, graph, CLUSTER, run)
 
 
-def test_stages_share_all_their_devices_or_none():
-    graph = chain()
-    first, second = staged(graph, 2, size=2)
-    crossed = replace(second, mesh=mesh_at(1, 2))
-    with pytest.raises(PlanError, match="shares device 1 with another stage, but not all"):
-        device_groups((first, crossed))
-
-
 def test_micro_batches_divide_the_batch():
     graph = chain(batch=32)
     with pytest.raises(PlanError, match="a batch of 32 in 5 micro-batches"):
@@ -277,6 +269,10 @@ def test_a_deep_stage_is_estimated_by_two_shorter_ones():
         assert quick.peaks() == pytest.approx(exact.peaks(), rel=1e-3)
         for a, b in zip(short.blocks, whole.blocks, strict=True):
             assert a.busy_s == pytest.approx(b.busy_s, rel=1e-3)
+        # The order of all its collectives, which a plan has, is none of the shorter stages'.
+        decided, again = lowered(work.graph, whole.stages, count=4, quick=True)
+        assert decided.stages[0].overlap is not None
+        assert again.makespan == quick.makespan
 
 
 def test_checkpoints_that_do_not_repeat_are_lowered_in_full():

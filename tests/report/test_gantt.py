@@ -106,7 +106,7 @@ def test_long_and_wide_names_keep_rows_aligned():
     timeline = Timeline(b.build(), np.zeros(3), np.ones(3))
     rows = gantt(timeline, width=60, legend=False).splitlines()[3:]
     assert {row.rindex("│") + row.count("計算装置") * 4 for row in rows} == {rows[0].rindex("│")}
-    assert rows[2].startswith("xxxxxxxxxxx…")
+    assert rows[2].startswith("xxxxxxx…xxxxxxx ")
 
 
 def test_nothing_is_drawn_as_nothing(nothing):

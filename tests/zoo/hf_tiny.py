@@ -28,6 +28,15 @@ _SEQ2SEQ: Config = {
     "decoder_start_token_id": 0,
 }  # fmt: skip
 
+_CLIP_TEXT: Config = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 40, "max_position_embeddings": 16, "projection_dim": 6, "eos_token_id": 7,
+}  # fmt: skip
+_CLIP_IMAGES: Config = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 8, "patch_size": 4, "projection_dim": 6,
+}  # fmt: skip
+
 TINY: dict[str, Config] = {
     "llama": _LLAMA,
     "llama4_text": {
@@ -76,6 +85,13 @@ TINY: dict[str, Config] = {
     "vit": {
         "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 24, "image_size": 8, "patch_size": 4,
+    },
+    "clip_text_model": _CLIP_TEXT,
+    "clip_vision_model": _CLIP_IMAGES,
+    "clip": {"text_config": _CLIP_TEXT, "vision_config": _CLIP_IMAGES, "projection_dim": 6},
+    "mamba2": {
+        "num_hidden_layers": 2, "hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6,
+        "n_groups": 2, "vocab_size": 40, "chunk_size": 5,
     },
 }  # fmt: skip
 
@@ -208,6 +224,18 @@ VARIANTS: dict[str, list[Config]] = {
     "vit": [
         {"qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.01, "num_labels": 5,
          "num_channels": 1},
+    ],
+    "clip_text_model": [{"eos_token_id": 2, "hidden_act": "gelu", "layer_norm_eps": 0.01}],
+    "clip_vision_model": [{"image_size": 9, "hidden_act": "gelu", "num_channels": 1}],
+    "clip": [
+        {"text_config_dict": {**_CLIP_TEXT, "eos_token_id": 2}, "vision_config_dict": _CLIP_IMAGES,
+         "logit_scale_init_value": 1.0},
+    ],
+    "mamba2": [
+        {"n_groups": 1, "use_bias": True, "conv_kernel": 3, "chunk_size": 64, "hidden_act": "relu",
+         "tie_word_embeddings": True},
+        {"use_conv_bias": False, "chunk_size": 1, "time_step_limit": [0.5, 0.6], "n_groups": 4,
+         "layer_norm_epsilon": 0.01},
     ],
 }  # fmt: skip
 

@@ -17,6 +17,9 @@ from transformers import (
     AutoModelForCausalLM,
     BartForConditionalGeneration,
     BertForMaskedLM,
+    CLIPModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionModelWithProjection,
     RobertaForMaskedLM,
     T5ForConditionalGeneration,
     ViTForImageClassification,
@@ -40,7 +43,15 @@ CLASSES = {
     "bart": BartForConditionalGeneration,
     "whisper": WhisperForConditionalGeneration,
     "vit": ViTForImageClassification,
+    "clip": CLIPModel,
+    "clip_text_model": CLIPTextModelWithProjection,
+    "clip_vision_model": CLIPVisionModelWithProjection,
 }  # those that are no causal language models
+# What is compared, where a model gives no logits.
+GIVES = {
+    "clip": "logits_per_image", "clip_text_model": "text_embeds",
+    "clip_vision_model": "image_embeds",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +105,8 @@ def test_logits_are_those_of_transformers(family, variant):
         module = reference_module(graph).eval()
         assert not module.load_state_dict(model.state_dict(), strict=False).missing_keys
         with torch.no_grad():
-            wanted, found = model(**given).logits, module(*given.values())
+            wanted = getattr(model(**given), GIVES.get(family, "logits"))
+            found = module(*given.values())
         assert wanted.abs().max() > 0.1
         assert (found - wanted).abs().max() < TOLERANCE
     written = json.loads(json.dumps(model.config.to_dict()))  # as save_pretrained writes it

@@ -96,6 +96,11 @@ VALUES = {
     ("t5", "num_decoder_layers"): 1,
     ("phi3", "rope_scaling"): _LONG,
     ("phi3", "rope_parameters"): _LONG,
+    **{("clip", f"text_config{end}"): {"hidden_size": 8} for end in ("", "_dict")},
+    **{("clip", f"vision_config{end}"): {"hidden_size": 24} for end in ("", "_dict")},
+    ("clip_vision_model", "num_attention_heads"): 8,
+    ("mamba2", "time_step_limit"): [0.1, 0.2],
+    ("mamba2", "n_groups"): 4,
 }
 _WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 # Fields that round otherwise, or of which others are refused by their family.
@@ -146,6 +151,10 @@ def test_every_field_that_is_read_changes_the_graph(family, name):
         return  # tested below, or in comparison with transformers
     if name == "num_key_value_heads" and family.startswith("deepseek"):
         with pytest.raises(ModelError, match="latent attention has as many as queries"):
+            build_config(changed)
+        return
+    if family == "mamba2" and name in ("num_heads", "head_dim", "hidden_size", "expand"):
+        with pytest.raises(ModelError, match=r"expand: .* these must agree"):
             build_config(changed)
         return
     seq = None if name in ("max_position_embeddings", "n_positions") else 12
@@ -214,3 +223,26 @@ def test_models_with_a_tower_for_images_name_the_part_that_is_read(family):
 def test_scalings_that_cannot_be_are_refused_by_name(scaling, message):
     with pytest.raises(ModelError, match=message):
         build_config({**tiny("llama"), "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_config": {"hidden_size": "8"}}, "hidden_size: is '8'"),
+        ({"vision_config": {"mystery": 1}}, "vision_config.mystery: is not a field"),
+        ({"text_config": 3}, "text_config: is 3; an object is needed"),
+        ({"vision_config": {"patch_size": 300}}, "patch_size: 300 is more than image_size 224"),
+    ],
+)
+def test_towers_of_clip_are_read_field_by_field(change, message):
+    with pytest.raises(ModelError, match=message):
+        build_config({"model_type": "clip", **change})
+
+
+@pytest.mark.parametrize("value", [3, [1], [-1, 2], [2, 1], ["a", "b"]])
+def test_limits_of_time_steps_are_two_numbers(value):
+    with pytest.raises(ModelError, match=r"time_step_limit: is .*a least and a larger number"):
+        build_config({**tiny("mamba2"), "time_step_limit": value})
+    assert build_config({**tiny("mamba2"), "time_step_limit": [0, "inf"]}) == build_config(
+        tiny("mamba2")
+    )

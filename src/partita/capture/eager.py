@@ -139,10 +139,12 @@ def _rope(call: Call, x: T) -> T:
     whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
     size = call.whole("size", whole.shape[-1])
     x = whole if size == whole.shape[-1] else whole[..., :size]
-    place = torch.arange(x.shape[-3], dtype=torch.float32, device=x.device)
+    place = _places(call, x.shape[-3], x)
     angle = place[:, None] * _frequencies(call, size, x)
     factor = call.number("factor", 1)
-    cos, sin = ((f * factor)[:, None].to(x.dtype) for f in (angle.cos(), angle.sin()))
+    cos, sin = (
+        (f if factor == 1 else f * factor)[:, None].to(x.dtype) for f in (angle.cos(), angle.sin())
+    )
     if call.flag("interleaved"):
         a, b = x[..., 0::2], x[..., 1::2]
         x = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
@@ -151,6 +153,12 @@ def _rope(call: Call, x: T) -> T:
         x = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
     x = x if size == whole.shape[-1] else torch.cat((x, whole[..., size:]), -1)
     return x.flatten(-2)
+
+
+def _places(call: Call, count: int, like: T) -> T:
+    """The numbers of positions; the first is `start` where others have been read before."""
+    start = call.whole("start", 0)
+    return torch.arange(start, start + count, dtype=torch.float32, device=like.device)
 
 
 def _frequencies(call: Call, size: int, like: T) -> T:
@@ -166,7 +174,7 @@ def _frequencies(call: Call, size: int, like: T) -> T:
 
 def _temperature(call: Call, x: T) -> T:
     """Queries [b, s, features] made longer the later they are (Llama 4, layers without rope)."""
-    place = torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
+    place = _places(call, x.shape[1], x)
     steps = torch.floor((place + 1) / call.number("floor", 1))
     return x * (torch.log1p(steps) * call.number("factor", 0) + 1)[:, None].to(x.dtype)
 
@@ -180,12 +188,13 @@ UNARY: dict[str, Callable[[T], T]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
     "lrn": lambda x: F.local_response_norm(x, 5),
 }
 # Functions of one input with attributes.
 SET: dict[str, Callable[[Call, T], T]] = {
     "clip": lambda call, x: torch.clamp(x, call.number("low", 0.0), call.number("high", CLIP)),
-    "scale": lambda call, x: x * call.number("factor", x.shape[-1] ** -0.5),
+    "scale": lambda call, x: x * call.number("factor", x.shape[-1] ** -0.5 if x.ndim else 1.0),
     "mask": lambda call, x: (
         x + _seen(x.shape[-2], x.shape[-1], call.whole("window", 0), x, call.whole("chunk", 0))
     ),
@@ -212,6 +221,8 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
         return SET[fn](call, inputs[0])
     if fn == "clamped_swiglu" and len(inputs) == 2:
         return _clamped_swiglu(call, *inputs)
+    if fn == "marked" and len(inputs) == 2:
+        return _marked(call, *inputs)
     if len(inputs) == 1 and fn in UNARY:
         return UNARY[fn](inputs[0])
     if len(inputs) > 1 and fn in FOLDED:
@@ -223,6 +234,14 @@ def _elementwise(module: nn.Module, call: Call, *inputs: T) -> T:
         f"no reference of the elementwise function {fn!r} of {len(inputs)} inputs",
         fix=f"use one of {', '.join(sorted((*UNARY, *SET, *FOLDED, 'dropout', 'clamped_swiglu')))}",
     )
+
+
+def _marked(call: Call, x: T, ids: T) -> T:
+    """Rows of x at the first place of the id `value`, or of the largest id; 0 elsewhere."""
+    value, ids = call.whole("value", -1), ids.squeeze(-1)
+    first = (ids if value < 0 else (ids == value).int()).argmax(-1, keepdim=True)
+    here = torch.arange(ids.shape[-1], device=ids.device) == first
+    return x.masked_fill(~here[..., None], 0.0)
 
 
 def _clamped_swiglu(call: Call, gate: T, value: T) -> T:
@@ -279,6 +298,46 @@ def _lstm_cell(module: nn.Module, call: Call, x: T, h: T, c: T, *weights: T) -> 
 
 def _gru_cell(module: nn.Module, call: Call, x: T, h: T, *weights: T) -> T:
     return torch.gru_cell(x, h, *weights)
+
+
+def _state_space(
+    module: nn.Module, call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T
+) -> T:
+    """The scan of Mamba-2 in chunks (Dao, Gu 2024, section 6).
+
+    h[t] = exp(-exp(decay) step[t]) h[t - 1] + step[t] b[t] x[t],  y[t] = c[t] h[t] + skip x[t]
+    """
+    heads, groups = call.whole("heads", 1), call.whole("groups", 1)
+    length, chunk = x.shape[1], min(call.whole("chunk", 256), x.shape[1])
+    x, b, c = (
+        x.unflatten(-1, (heads, -1)),
+        b.unflatten(-1, (groups, -1)),
+        c.unflatten(-1, (groups, -1)),
+    )
+    b, c = (t.repeat_interleave(heads // groups, 2) for t in (b, c))
+    steps = F.softplus(steps + bias)
+    low, high = call.number("low", 0), call.number("high", math.inf)
+    steps = steps.clamp(low, high) if low > 0 or high < math.inf else steps
+    passed = skip[:, None] * x
+    fades = steps * -torch.exp(decay)  # logarithms of what is left after a step
+    x = x * steps[..., None]
+    missing = -length % chunk
+    parts = (F.pad(t, (0, 0) * (t.ndim - 2) + (0, missing)) for t in (x, fades, b, c))
+    x, fades, b, c = (t.unflatten(1, (-1, chunk)) for t in parts)
+    sums = fades.cumsum(2)  # within a chunk: b n l h
+    between = sums[:, :, :, None] - sums[:, :, None]
+    earlier = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
+    left = between.masked_fill(~earlier[:, :, None], -math.inf).exp()
+    scores = torch.einsum("bnlhs,bnmhs->bnlmh", c, b)
+    y = torch.einsum("bnlmh,bnmhp->bnlhp", scores * left, x)
+    ends = (sums[:, :, -1:] - sums).exp()
+    made = torch.einsum("bnlhs,bnlhp->bnhps", b * ends[..., None], x)
+    state, starts = torch.zeros_like(made[:, 0]), []
+    for number in range(made.shape[1]):
+        starts.append(state)
+        state = state * sums[:, number, -1, :, None, None].exp() + made[:, number]
+    y = y + torch.einsum("bnlhs,bnhps->bnlhp", c * sums.exp()[..., None], torch.stack(starts, 1))
+    return (y.flatten(1, 2)[:, :length] + passed).flatten(2)
 
 
 def _router(module: nn.Module, call: Call, x: T, w: T, *more: T) -> T:
@@ -351,8 +410,12 @@ def constant_ids(op: Op, shape: Sequence[int], limit: int, device: Any = None) -
     assert isinstance(buckets, int)
     assert isinstance(start, int)
     if not buckets:
-        numbers = torch.arange(math.prod(shape), device=device) % max(1, limit - start)
-        return (numbers + start).reshape(tuple(shape))
+        count, room = math.prod(shape), max(1, limit - start)
+        if count <= room:
+            numbers = torch.arange(start, start + count, device=device)
+        else:
+            numbers = torch.arange(count, device=device) % room + start
+        return numbers if len(shape) == 1 else numbers.reshape(tuple(shape))
     key, query = torch.arange(shape[1], device=device), torch.arange(shape[0], device=device)
     ahead = key[None, :] - query[:, None]
     first = torch.zeros_like(ahead)
@@ -391,6 +454,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "pad": _pad,
     "resize": _resize,
     "expand": lambda module, call, x: x.expand(call.ints("shape")),
+    "state_space": _state_space,
     "lstm": _recurrent,
     "gru": _recurrent,
     "lstm_cell": _lstm_cell,

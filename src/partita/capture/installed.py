@@ -7,14 +7,15 @@ from partita.errors import MissingExtraError
 
 def need_torch(purpose: str = "capturing a PyTorch model") -> None:
     """Refuse with the pip command where PyTorch is not installed."""
-    _need("torch", "torch", purpose)
+    need("torch", "torch", purpose)
 
 
 def need_onnx(purpose: str = "reading an ONNX file") -> None:
     """Refuse with the pip command where onnx is not installed."""
-    _need("onnx", "onnx", purpose)
+    need("onnx", "onnx", purpose)
 
 
-def _need(package: str, extra: str, purpose: str) -> None:
+def need(package: str, extra: str, purpose: str) -> None:
+    """Refuse with the pip command where an optional package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra, purpose)

@@ -110,7 +110,8 @@ class ReferenceModule(nn.Module):
             return torch.zeros(shape, dtype=dtype, device=device)
         op = self.graph.producer(name)
         assert op is not None
-        return constant_ids(op, shape, self._limits.get(name, 2), device).to(dtype)
+        ids = constant_ids(op, shape, self._limits.get(name, 2), device)
+        return ids if ids.dtype == dtype else ids.to(dtype)
 
     def _held(self, name: str) -> T:
         """A parameter of the graph: one of the module, or a part of one."""

@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "simulate": "Time, bounds and memory of a model on a cluster.",
         "explain": "What bounds a plan, what would help, why an op is split so.",
         "diff": "What two plans do differently, and what it is worth.",
+        "serve": "A live page: move batch, memory, links; the plan follows.",
         "report": "Draw a plan: text here, HTML or a trace in a file.",
         "verify": "Check a plan, program or timeline, whatever made it.",
         "validate": "Predictions against measured runs of a file.",
@@ -52,6 +53,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run a plan on torch.distributed, under torchrun.",
         "compare-trace": "A traced run beside its prediction; what was assumed wrong.",
         "emit": "Write the stages of a plan as Python source.",
+        "export": "Write a plan for torchtitan, Megatron-LM, DeepSpeed or FSDP2.",
     },
     "Know": {
         "models": "The models that come with partita.",

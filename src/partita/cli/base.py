@@ -27,8 +27,9 @@ from typing import Any
 
 import click
 
-from partita import files
+from partita import files, units
 from partita.cli import INTERRUPTED
+from partita.cli.fitted import fitted, room
 from partita.cli.progress import Interrupt, shown
 from partita.errors import FileError
 from partita.search.base import Stop
@@ -91,10 +92,16 @@ class Output:
     _interrupt: Interrupt = field(default_factory=Interrupt, repr=False, compare=False)
     _unsaved: list[str] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def width(self) -> int:
+        """Columns that answers may take: the terminal's, within reason; 100 without one."""
+        return room() or 100
+
     def show(self, text: str) -> None:
-        """Print an answer for people; nothing under `--json`."""
+        """Print an answer for people, as wide as their terminal; nothing under `--json`."""
         if not self.json:
-            click.echo(text)
+            width = room()
+            click.echo(text if width is None else fitted(text, width))
 
     def result(self, data: dict[str, Any]) -> None:
         """The answer for programs: under `--json` the one object printed when the command ends."""
@@ -138,7 +145,7 @@ class Output:
 
         `words` says an objective as people read it: `partita.units.seconds`, say.
         """
-        with self._interrupt.listening(self.quiet), shown(self.quiet, words) as view:
+        with self._interrupt.listening(self.quiet), shown(self.quiet, words, time_s) as view:
 
             def interrupted() -> bool:
                 if view is not None:
@@ -175,7 +182,7 @@ def common_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, seed: int, quiet: bool, **options: Any) -> None:
         out = Output(json=as_json, quiet=quiet, seed=seed)
-        with _warnings_noted(out):
+        with _warnings_noted(out), units.fitting(room()):
             code = out._close(command(*args, out=out, **options))
         click.get_current_context().exit(code)
 

@@ -1,13 +1,19 @@
 """`partita compare`: named strategies and our searches in one table."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from partita import units
 from partita.cli.base import Output, common_options
+from partita.cli.curve_options import CurveOptions, sweep_options
 from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.costs.uncertainty import alike
 from partita.jobs.compare import ComparedStrategy, Comparison
 from partita.report.summary import INTERVAL, MEMORY_HEADER, likely_range
+
+if TYPE_CHECKING:
+    from partita.jobs.compare_curve import ComparedCurve
 
 
 @click.command()
@@ -21,6 +27,7 @@ from partita.report.summary import INTERVAL, MEMORY_HEADER, likely_range
     show_default=True,
     help="Seconds for each of our searches.",
 )
+@sweep_options
 @model_options
 @common_options
 def command(
@@ -28,17 +35,25 @@ def command(
     cluster: str,
     objective: str,
     time_limit: float,
+    what_if: CurveOptions,
     options: ModelOptions,
     out: Output,
 ) -> int:
     """Put named strategies and our searches side by side for a MODEL on a cluster.
 
-    Data parallel, ZeRO, FSDP, Megatron-style tensor parallel, GPipe, 1F1B, interleaved and
-    Megatron-style TP x PP x DP, each with the best of the meshes and depths it knows; then the
+    Data parallel, ZeRO, FSDP, tensor parallel, 1F1B, interleaved; and what frameworks do when their
+    degrees are tuned: DDP, FSDP2 x TP, DeepSpeed, GPipe, Megatron's TP x PP x DP
+    with sequence parallelism, interleaving and distributed optimizer, torchtitan's TP x PP x FSDP.
+    All degrees of a transformer are ranked by forecasts, and the best few simulated. On devices of
+    several kinds, stages by kind and samples by speed are there, too. Then the
     search for splits alone (partita shard) and the joint search (partita plan). After Ctrl-C what
-    was not reached is named.
+    was not reached is named. With --devices 8..64 the table has a column for each number of devices
+    like those of --cluster 8xH100.
     """
     from partita.jobs.compare import compare
+
+    if what_if.devices is not None:
+        return _curve(model, cluster, objective, time_limit, what_if, options, out)
 
     with out.stop(time_s=time_limit, gap=0.01, words=units.seconds) as stop:
         comparison = compare(
@@ -56,6 +71,56 @@ def command(
         }
     )
     return 0 if comparison.best is not None else 1
+
+
+def _curve(
+    model: str, cluster: str, objective: str, time_limit: float, what_if: CurveOptions,
+    options: ModelOptions, out: Output,
+) -> int:  # fmt: skip
+    """A comparison for each number of devices."""
+    from partita.jobs.compare_curve import ComparedTask, compare_curve
+    from partita.jobs.curve import cluster_of, device_numbers
+
+    assert what_if.devices is not None
+    tasks = [
+        ComparedTask(
+            model, cluster_of(cluster, number), number, objective=objective, time_s=time_limit,
+            seed=out.seed, **options.as_dict(),
+        )
+        for number in device_numbers(what_if.devices)
+    ]  # fmt: skip
+    with out.stop():
+        answer = compare_curve(tasks, what_if.sweeper(out))
+    rows = [_curve_row(answer, name) for name in answer.names]
+    header = ("strategy", *(f"{number} devices" for number in answer.numbers))
+    if rows:
+        out.show(units.table(header, rows, numbers=range(1, len(header))))
+    for number, why in answer.missing:
+        out.show(f"{number} devices: {why}")
+    points = [
+        {"strategy": name, "num_devices": number, "objective_s": seconds,
+         "plan": answer.plans[name, number]}
+        for (name, number), seconds in answer.objective_s.items()
+    ]  # fmt: skip
+    out.result(
+        {
+            "format": "partita/compared-curve@1",
+            "model": model,
+            "cluster": cluster,
+            "points": points,
+            "missing": [{"num_devices": n, "why": why} for n, why in answer.missing],
+        }
+    )
+    return 0 if rows else 1
+
+
+def _curve_row(answer: "ComparedCurve", name: str) -> tuple[str, ...]:
+    cells = []
+    for number in answer.numbers:
+        seconds = answer.objective_s.get((name, number))
+        mark = " *" if answer.best(number) == name else ""
+        cells.append("-" if seconds is None else f"{units.seconds(seconds)}{mark}")
+    return (name, *cells)
 
 
 def _text(comparison: Comparison) -> str:
@@ -86,9 +151,9 @@ def _text(comparison: Comparison) -> str:
                 units.seconds(row.seconds),
             )
         )
-    interval = ("batch to batch",) if steady_state else ()
+    interval = ("steady state",) if steady_state else ()
     header = (
-        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "idle",
+        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "bubble",
         "search",
     )  # fmt: skip
     table = units.table(header, rows, numbers=range(3, len(header)))

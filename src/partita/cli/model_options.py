@@ -43,7 +43,7 @@ objective_option = click.option(
     type=click.Choice(["throughput", "latency"]),
     default="throughput",
     show_default=True,
-    help="For inference: time from batch to batch, or of one batch.",
+    help="For inference: the steady state, batch after batch, or the time of one batch.",
 )
 
 
@@ -55,6 +55,17 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
 
     @click.option("--batch", "-b", type=click.IntRange(1), help="Samples per step on all devices.")
     @click.option("--seq", type=click.IntRange(1), help="Tokens per sample; as MODEL@SEQ.")
+    @click.option(
+        "--decode",
+        is_flag=True,
+        help="Inference of one token a sample behind --cache; without it a prompt is read.",
+    )
+    @click.option(
+        "--cache",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Tokens read before, in the KV cache; as MODEL@1+N.",
+    )
     @click.option("--dtype", type=click.Choice(FLOATS), help="Element type of the parameters.")
     @click.option("--train/--infer", "training", default=True, help="Training is the default.")
     @click.option(
@@ -69,14 +80,21 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
         *args: Any,
         batch: int | None,
         seq: int | None,
+        decode: bool,
+        cache: int | None,
         dtype: str | None,
         training: bool,
         optimizer: str,
         **rest: Any,
     ) -> int | None:
         model = rest.get("model")
-        if seq is not None:
-            rest["model"] = model = _with_sequence(model, seq)
+        if decode or cache is not None:
+            rest["model"] = model = _decoding(model, seq, cache)
+            training = False
+        elif seq is not None:
+            rest["model"] = model = _with_sequence(model, str(seq), "--seq")
+        elif isinstance(model, str) and _says_cache(model):
+            training = False
         if batch is None and isinstance(model, str) and not rest.get("quiet"):
             _ask_for_batch(model)
         return command(*args, options=ModelOptions(batch, dtype, training, optimizer), **rest)
@@ -84,23 +102,38 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
     return wrapped
 
 
-def _with_sequence(model: str | None, seq: int) -> str:
+def _says_cache(model: str) -> bool:
+    """`llama-7b@1+4095`: only inference has a cache."""
+    return not is_python_spec(model) and "+" in model.rpartition("@")[2] and "@" in model
+
+
+def _decoding(model: str | None, seq: int | None, cache: int | None) -> str:
+    """The MODEL with one new token (or --seq of them) behind a cache."""
+    if cache is None:
+        raise InputError(
+            "needs to know how many tokens were read before", fix="add --cache, for example 4096",
+            field="--decode",
+        )  # fmt: skip
+    return _with_sequence(model, f"{seq or 1}+{cache}", "--cache")
+
+
+def _with_sequence(model: str | None, value: str, option: str) -> str:
     """The MODEL with its sequence length; refused where it has none to choose."""
     if model is None or is_python_spec(model) or is_onnx_spec(model):
         raise InputError(
             "is for models of the zoo and configurations",
             fix="let the file give arguments of that length",
-            field="--seq",
+            field=option,
         )
     if "@" in model:
-        raise InputError(f"{model} says a size already", fix="give it once", field="--seq")
+        raise InputError(f"{model} says a size already", fix="give it once", field=option)
     if not names_file(model) and find(model).option != "seq":
         known = find(model)
         raise InputError(
             f"{known.name} has no sequence", fix=f"choose its {known.option}: {model}@224",
-            field="--seq",
+            field=option,
         )  # fmt: skip
-    return f"{model}@{seq}"
+    return f"{model}@{value}"
 
 
 def _ask_for_batch(model: str) -> None:

@@ -13,8 +13,6 @@ from partita.errors import InputError
 if TYPE_CHECKING:
     from partita.jobs.place_result import Placed
 
-TIME_LIMIT_S = 10.0
-
 
 def _wish(text: str) -> tuple[str, str]:
     """`op=device`, where op may be a pattern."""
@@ -49,9 +47,7 @@ def _wish(text: str) -> tuple[str, str]:
 @click.option(
     "--time-limit",
     type=click.FloatRange(0, min_open=True),
-    default=TIME_LIMIT_S,
-    show_default=True,
-    help="Seconds to search.",
+    help="Seconds to search; without it as the model's size asks, the same on any machine.",
 )
 @click.option("--page", metavar="FILE", help="Draw it: one HTML page, timeline and graph.")
 @click.option("--net", metavar="FILE", help="Exprimo: write MODEL again, with its devices.")
@@ -65,7 +61,7 @@ def command(
     forbid: tuple[tuple[str, str], ...],
     colocate: tuple[str, ...],
     front: bool,
-    time_limit: float,
+    time_limit: float | None,
     page: str | None,
     net: str | None,
     output: OutputFile | None,
@@ -106,7 +102,7 @@ def command(
         written = output.write(placed.saved.to_json())
     if placed.best is not None:
         _write_more(model, placed, drawn, filled, out)
-    out.show(placement_text(placed))
+    out.show(placement_text(placed, out.width))
     if front and placed.best is not None:
         out.show("\n" + front_text(placed.front()))
     if written is not None:

@@ -7,6 +7,7 @@ import click
 
 from partita import files, units
 from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.curve_options import CurveOptions, planned_curve, priced, what_if_options
 from partita.cli.model_options import (
     ModelOptions,
     calibration_option,
@@ -42,8 +43,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Stop when the plan is proven to be this close to optimal.",
 )
+@click.option(
+    "--start", metavar="FILE", help="A plan that is there already: the answer is never worse."
+)
 @click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
 @output_option("Write the plan here.")
+@what_if_options
 @model_options
 @common_options
 def command(
@@ -56,8 +61,10 @@ def command(
     max_memory: str | None,
     time_limit: float,
     gap: float,
+    start: str | None,
     save: str | None,
     output: OutputFile | None,
+    what_if: CurveOptions,
     options: ModelOptions,
     out: Output,
 ) -> int:
@@ -71,20 +78,36 @@ def command(
     strategy. No plan of the space that is named at the end is below the lower bound; --save writes
     the part of it for which strategies were worked out.
 
+    With --devices 8..1024 it is a curve: a plan for each number of devices like those of
+    --cluster 8xH100, on all cores, and the Pareto front of step, memory, devices and price; -o
+    then writes the plan for --deadline and --budget, or the fastest.
+
     Exit code 1 says that nothing fits; the message says what would help.
     """
+    from partita.cli.launching import launch_lines, launch_of
+    from partita.cluster import resolve
+    from partita.jobs.curve import CurveTask
     from partita.jobs.plan import plan
+    from partita.jobs.prices import read_prices
     from partita.report.planned import planned_json, planned_text
 
     if calibration is not None:  # part of the machine's name, so that the plan says so
         cluster = f"{cluster}+{calibration}"
     budget = None if max_memory is None else size_bytes(max_memory, "--max-memory")
+    if what_if.devices is not None:
+        task = CurveTask(
+            model, cluster, 0, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
+            time_s=time_limit, gap=gap, seed=out.seed, **options.as_dict(),
+        )  # fmt: skip
+        return planned_curve(task, what_if, output, out)
+    if what_if.price is not None:
+        read_prices(what_if.price, resolve(cluster))  # refused before anything is planned
     force = bool(click.get_current_context().params["force"])
     target = None if save is None else OutputFile(Path(save), force)
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
         planned = plan(
             model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
-            stop=stop, seed=out.seed, **options.as_dict(),
+            stop=stop, seed=out.seed, start=start, **options.as_dict(),
         )  # fmt: skip
     written = None
     if output is not None and planned.plan is not None:
@@ -92,17 +115,21 @@ def command(
     if target is not None and planned.problem is not None:
         target.write(files.encode_json(planned.problem.to_json()))
     out.show(planned_text(planned))
+    lines, prices = priced(planned, what_if)
+    for line in lines:
+        out.show(line)
     out.show(f"space: {planned.space}")
     if target is not None:
         out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
     run = _run_command(planned, written)
-    if run is not None:
-        first = "" if written is not None else "-o plan.json keeps the plan; "
-        out.show(f"{first}run it with: {run}")
+    launch = launch_of(planned)
+    for line in launch_lines(launch, run, written):
+        out.show(line)
     answer = planned_json(planned, model, cluster, None if written is None else str(written))
-    out.result({**answer, "space": planned.space, "run": run if written is not None else None})
+    started = {"run": run if written is not None else None, "to_launch": launch, "what_if": prices}
+    out.result({**answer, "space": planned.space, **started})
     return 0 if planned.best is not None else 1
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 
 import click
@@ -53,8 +54,11 @@ class Interrupt:
 Words = Callable[[float], str]  # an objective as people read it
 
 
-def describe(step: Improvement, words: Words = number) -> str:
-    """One improvement in one line: `1.2 s  best 10  bound 8  gap 20.0%  1,000 evaluations`."""
+def describe(step: Improvement, words: Words = number, left_s: float | None = None) -> str:
+    """One improvement in one line: `1.2 s  best 10  bound 8  gap 20.0%  1,000 evaluations`.
+
+    With a time limit it ends with what is left of that.
+    """
     parts = [seconds(step.seconds)]
     parts += ["no answer yet" if step.objective is None else f"best {words(step.objective)}"]
     if step.lower_bound is not None:
@@ -64,15 +68,21 @@ def describe(step: Improvement, words: Words = number) -> str:
         parts.append(f"gap {gap:.1%}")
     if step.evaluations:
         parts.append(f"{step.evaluations:,} evaluation{'s' * (step.evaluations != 1)}")
+    if left_s is not None:
+        parts.append(f"at most {seconds(round(max(0.0, left_s)))} left")
     return "  ".join(parts)
 
 
 class PlainLines:
     """Improvements as plain lines: the first at once, then at most one per `LINE_INTERVAL_S`."""
 
-    def __init__(self, words: Words = number, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, words: Words = number, clock: Callable[[], float] = time.monotonic,
+        time_s: float | None = None,
+    ) -> None:  # fmt: skip
         self._words = words
         self._clock = clock
+        self._time_s = time_s
         self._next_at = -math.inf
         self._waiting: Improvement | None = None
 
@@ -90,27 +100,40 @@ class PlainLines:
         """Show what still waits."""
         if self._waiting is not None:
             self._next_at = self._clock() + LINE_INTERVAL_S
-            click.echo(describe(self._waiting, self._words), err=True)
+            left = None if self._time_s is None else self._time_s - self._waiting.seconds
+            click.echo(describe(self._waiting, self._words, left), err=True)
             self._waiting = None
 
 
 class Live:
-    """The last improvement, in one line of the terminal that is kept up to date."""
+    """The last improvement and the time that is left, in one line that is kept up to date."""
 
-    def __init__(self, words: Words = number) -> None:
+    def __init__(self, words: Words = number, time_s: float | None = None) -> None:
         from rich.console import Console  # only a terminal pays for this import
 
         text = "searching (Ctrl-C stops with the best so far)"
         self._status = Console(stderr=True).status(text)
         self._status.start()
         self._words = words
+        self._begun = self._next_at = time.monotonic()
+        self._time_s = time_s
+        self._step: Improvement | None = None
 
     def __call__(self, step: Improvement) -> None:
         """Show the step in place of the one before."""
-        self._status.update(describe(step, self._words))
+        self._step = step
+        self._next_at = 0.0
+        self.tick()
 
     def tick(self) -> None:
-        """Nothing waits."""
+        """Let the clock go on between improvements, at most twice a second."""
+        now = time.monotonic()
+        if self._step is None or now < self._next_at:
+            return
+        self._next_at = now + 0.5
+        spent = max(now - self._begun, self._step.seconds)
+        left = None if self._time_s is None else self._time_s - spent
+        self._status.update(describe(replace(self._step, seconds=spent), self._words, left))
 
     def close(self) -> None:
         """Take the line away."""
@@ -118,12 +141,14 @@ class Live:
 
 
 @contextmanager
-def shown(quiet: bool, words: Words = number) -> Iterator[PlainLines | Live | None]:
+def shown(
+    quiet: bool, words: Words = number, time_s: float | None = None
+) -> Iterator[PlainLines | Live | None]:
     """What shows improvements in the way that fits stderr; None when quiet."""
     if quiet:
         yield None
         return
-    view = Live(words) if sys.stderr.isatty() else PlainLines(words)
+    view = Live(words, time_s) if sys.stderr.isatty() else PlainLines(words, time_s=time_s)
     try:
         yield view
     finally:

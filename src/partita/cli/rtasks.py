@@ -1,6 +1,7 @@
 """`partita rtasks`: a whole model as one persistent kernel, planned tile by tile."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,7 +9,10 @@ from partita import units
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.jobs.rtasks import FusedPlan
 
-FORMATS = (".json", ".txt", ".svg", ".trace.json", ".problem.json")
+if TYPE_CHECKING:
+    from partita.timeline import Timeline
+
+FORMATS = (".json", ".txt", ".html", ".svg", ".trace.json", ".problem.json")
 
 
 @click.command()
@@ -42,8 +46,8 @@ def command(
     for data, not for each other's launches. The program of every unit (run, signal, wait) is proven
     safe before it is shown: all programs resident, no wait without a signal, none for ever. Costs
     are those of the roofline; no GPU is needed. With --with another model shares the kernel. The
-    answer as -o FILE: .txt is the program of every unit, .svg and .trace.json its timeline,
-    .problem.json the problem for partita solve.
+    answer as -o FILE: .txt is the program of every unit, .html a page with the map of units and
+    time, .svg and .trace.json its timeline, .problem.json the problem for partita solve.
 
     With --run the model is lowered to fused regions and fallbacks, compiled, checked and timed on
     this machine's GPU; --interpret does the same tile by tile in PyTorch, to see what is fused and
@@ -107,6 +111,8 @@ def _content(suffix: str, fused: FusedPlan) -> bytes | str:
     if suffix == ".txt":
         return f"{fused.program or ''}\n"
     timeline = fused.timeline()
+    if suffix == ".html":
+        return _page(fused, timeline)
     if suffix == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
@@ -114,6 +120,28 @@ def _content(suffix: str, fused: FusedPlan) -> bytes | str:
     from partita.report.trace import chrome_trace
 
     return chrome_trace(timeline)
+
+
+def _page(fused: FusedPlan, timeline: "Timeline") -> str:
+    """Units over time: who runs which op when, and what units wait for."""
+    from partita.report.timeline_page import TimelineStory, timeline_page
+
+    result, unfused = fused.result, fused.model.unfused_s
+    assert fused.fused_s is not None
+    bound_s = (result.lower_bound or 0.0) * 1e-6
+    busy = float(timeline.utilisation().mean()) if timeline.program.lanes else 0.0
+    figures = (
+        ("one kernel", units.seconds(fused.fused_s), f"x{unfused / fused.fused_s:.2f} of op by op"),
+        ("from optimal", f"≤ {result.gap or 0:.1%}",
+         f"no schedule below {units.seconds(bound_s)}"),
+        ("units busy", f"{busy:.0%}", f"of {len(timeline.program.lanes):,} on {fused.device}"),
+        ("op by op", units.seconds(unfused), "as kernels of their own"),
+    )  # fmt: skip
+    about = f"rTasks: tiles of ops on the units of {fused.device}; {result.why}"
+    story = TimelineStory(
+        fused.model.problem.name, about, timeline, figures, bound_s, by_block=True
+    )
+    return timeline_page(story)
 
 
 def _text(fused: FusedPlan) -> str:
@@ -124,7 +152,8 @@ def _text(fused: FusedPlan) -> str:
         steps = [step.action for veu in fused.program.veus for step in veu]
         lines += [
             f"one kernel   {units.seconds(fused.fused_s)}, at most {result.gap or 0:.1%} from "
-            f"optimal (no schedule below {_microseconds(result.lower_bound or 0.0)})",
+            f"optimal (on this cost model no schedule of these tiles is below "
+            f"{_microseconds(result.lower_bound or 0.0)})",
             f"op by op     {units.seconds(unfused)} as kernels of their own: "
             f"x{unfused / fused.fused_s:.2f}",
             f"programs     {len(fused.program.veus):,} of {steps.count('run'):,} tiles, "

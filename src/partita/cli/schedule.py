@@ -23,14 +23,14 @@ from partita.cli.schedule_order import (
 from partita.errors import InputError, ProblemError
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.problems import schedule as problems
-from partita.problems.schedule import ScheduleProblem, ScheduleSolution, work_per_device
+from partita.problems.schedule import ScheduleProblem, work_per_device
 from partita.schedules.named import NAMED
 from partita.schedules.order_problem import csv_pipeline, order_of_solution, placement_of_order
 from partita.schedules.placement import asked
 from partita.schedules.shapes import SHAPES, ShapeOptions, shape
 from partita.schedules.torch_comms import in_loss_order, with_comms
 from partita.schedules.torch_csv import torch_schedule
-from partita.search.base import Result, Status, Stop
+from partita.search.base import Status, Stop
 from partita.units import number, seconds, table
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class ScheduleTable:
 
     rows: list[dict[str, Any]]
     left_out: tuple[tuple[str, str], ...]
+    ran: "tuple[Baseline, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @click.option("--comms", is_flag=True, help="With sends, receives, gathers in that CSV.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Write a picture here.")
 @click.option("--trace", "trace_file", metavar="FILE", help="Write a Perfetto trace here.")
+@click.option("--page", "page_file", metavar="FILE", help="Write a page to look around in here.")
 @output_option("Write the result here, as with --json.")
 @common_options
 def command(
@@ -154,6 +156,7 @@ def command(
     comms: bool,
     svg_file: str | None,
     trace_file: str | None,
+    page_file: str | None,
     output: OutputFile | None,
     out: Output,
     **figures: Any,
@@ -169,7 +172,9 @@ def command(
     them, and what is found, for torch; with --comms as it will run, messages included.
     """
     force = bool(click.get_current_context().params["force"])
-    wanted = {"save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file}
+    wanted = {
+        "save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file, "page": page_file,
+    }  # fmt: skip
     targets = {n: OutputFile(Path(path), force) for n, path in wanted.items() if path is not None}
     given = {flag: figures[flag[2:].replace("-", "_")] for flag in FIGURES}
     given = {flag: value for flag, value in given.items() if value is not None}
@@ -196,7 +201,7 @@ def command(
         data["torch"] = what.given.to_json()
     if output is not None:
         output.write(files.encode_json(data))
-    written = _write(targets, result, what.given, comms, out)
+    written = _write(targets, result, what.given, compared, comms, out)
     out.show(_as_text(result, compared, what.given))
     for path in written if output is None else [*written, output.path]:
         out.show(f"written to {path}")
@@ -322,20 +327,9 @@ def _searched(
 
 
 def _given_order(problem: ScheduleProblem, given: GivenOrder) -> ScheduleResult:
-    """The order as a result: it runs as early as it can, and no one has searched."""
-    from partita.jobs.baselines import run_order
+    from partita.jobs.baselines import order_result
 
-    assert problem.num_microbatches is not None
-    timeline = run_order(problem, given.order, problem.num_microbatches)
-    blocks = len(problem.blocks)
-    table_ = timeline.start.reshape(-1, blocks).tolist()
-    plain = [[int(t) if t == int(t) else t for t in row] for row in table_]
-    solution = problems.solution_of(problem, plain)
-    result: Result[ScheduleSolution] = Result(
-        "order", Status.FEASIBLE, solution, solution.makespan, problems.lower_bound(problem),
-        "the order given, every block as early as it can", 0.0, 0,
-    )  # fmt: skip
-    return ScheduleResult(problem, result, None)
+    return order_result(problem, given.order)
 
 
 def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:
@@ -361,7 +355,7 @@ def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:
             rows.append(_our_row(this_result, *names, baseline.strategies))
     rows += [_baseline_row(baseline, result.problem) for baseline in compared.ran]
     rows.sort(key=lambda row: (row["makespan"], not row["name"].startswith("ours")))
-    return ScheduleTable(rows, compared.left_out)
+    return ScheduleTable(rows, compared.left_out, tuple(compared.ran))
 
 
 def _our_row(
@@ -399,8 +393,8 @@ def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, A
 
 
 def _write(
-    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None, comms: bool,
-    out: Output,
+    targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None,
+    compared: ScheduleTable | None, comms: bool, out: Output,
 ) -> list[Path]:  # fmt: skip
     """Write what was asked for; without a schedule only the problem is there to be written."""
     written = [targets["save"].path] if "save" in targets else []
@@ -414,9 +408,39 @@ def _write(
         "csv": lambda: _torch_csv(result, given, comms),
         "svg": lambda: timeline_svg(result.timeline(), title=title),
         "trace": lambda: chrome_trace(result.timeline()),
+        "page": lambda: _page(result, compared, title),
     }
     saved = [out.save(targets[name], make) for name, make in forms.items() if name in targets]
     return [*written, *(path for path in saved if path is not None)]
+
+
+def _page(result: ScheduleResult, compared: ScheduleTable | None, title: str) -> str:
+    """The schedule as papers draw it; with --compare the published ones under it."""
+    from partita.report.small_timeline import SmallTimeline
+    from partita.report.timeline_page import TimelineStory, timeline_page
+
+    timeline = result.timeline()
+    bound = result.lower_bound or 0.0
+    is_whole = result.problem.num_microbatches is not None
+    what = "makespan" if is_whole else "period"
+    objective = result.objective or 0.0
+    rivals = [
+        SmallTimeline(b.title, f"{number(b.makespan)} steps", b.timeline)
+        for b in sorted(compared.ran if compared else (), key=lambda b: b.makespan)
+        if b.num_microbatches == result.num_microbatches
+    ]
+    figures = (
+        (what, f"{number(objective)} steps", result.why),
+        ("from optimal", f"≤ {result.gap or 0:.1%}", f"no schedule is below {number(bound)}"),
+        ("bubble", f"{result.bubble_rate or 0:.1%}", "of the time of all devices"),
+        ("memory", number(max(result.peak_memory)), "at most on any device"),
+    )
+    about = _headline(result)
+    return timeline_page(
+        TimelineStory(
+            title, about, timeline, figures, bound if is_whole else 0.0, rivals, as_in_papers=True
+        )
+    )
 
 
 def _torch_csv(result: ScheduleResult, given: GivenOrder | None, comms: bool) -> str:

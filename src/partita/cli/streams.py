@@ -17,7 +17,7 @@ from partita.errors import InputError
 if TYPE_CHECKING:
     from partita.timeline import Timeline
 
-ANALYTIC = (".json", ".svg", ".trace.json")
+ANALYTIC = (".json", ".html", ".svg", ".trace.json")
 MEASURED = (".json", ".py")
 
 
@@ -51,7 +51,7 @@ def _batches(text: str) -> tuple[int, ...]:
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out of the comparison.")
 @output_option(
     "Write the schedule (.json) here, from a GPU also as Python source (.py), from analytic costs "
-    "also its timeline (.svg, .trace.json)."
+    "also its page (.html) or timeline (.svg, .trace.json)."
 )
 @common_options
 def command(model: str, device: str, output: OutputFile | None, out: Output, **options: Any) -> int:
@@ -111,7 +111,7 @@ def _analytic(
         if each.objective is not None:
             out.show(f"  {each.method:14}{each.objective:10.1f} us  {each.why}")
     if streams.timeline is not None:
-        out.show("\n" + gantt(streams.timeline))
+        out.show("\n" + gantt(streams.timeline, out.width))
     if written is not None:
         out.show(f"written to {written}")
     out.show(f"measure it on a GPU with: partita streams {model} --device cuda")
@@ -127,6 +127,8 @@ def _drawn(
         return files.encode_json(data)
     if timeline is None:
         raise InputError("there is no schedule to draw")
+    if ending == ".html":
+        return _page(data, timeline, title)
     if ending == ".svg":
         from partita.report.svg_timeline import timeline_svg
 
@@ -134,6 +136,30 @@ def _drawn(
     from partita.report.trace import chrome_trace
 
     return chrome_trace(timeline)
+
+
+def _page(data: dict[str, Any], timeline: "Timeline", title: str) -> str:
+    """The streams as a page, beside what the other searches gave."""
+    from partita.report.html_parts import table
+    from partita.report.timeline_page import TimelineStory, timeline_page
+
+    best, bound = data["objective"], data["lower_bound"] or 0.0
+    rows = [
+        (name, f"{value:.1f} us", f"x{value / best:.2f}")
+        for name, value in data["candidates"].items()
+        if value is not None
+    ]
+    figures = (
+        ("one inference", f"{best:.1f} us", f"by {data['method']}: {data['why']}"),
+        ("from optimal", f"≤ {1 - bound / best:.1%}", f"nothing is below {bound:.1f} us"),
+        ("streams", f"{len(timeline.program.lanes)}", f"for {len(data['ops'])} launches"),
+    )
+    about = f"streams on {data['device']}, by a roofline in which ops share the processors"
+    sections = ("<h2>What was tried</h2>", table(("method", "time", ""), rows, (1, 2)))
+    return timeline_page(
+        TimelineStory(title, about, timeline, figures, bound * 1e-6, sections=sections,
+                      by_block=True)
+    )  # fmt: skip
 
 
 @contextmanager

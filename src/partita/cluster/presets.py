@@ -6,6 +6,7 @@
     2x8xH100           two nodes of eight
     4xV100+8xP100      groups of different kinds, joined by the network
     4xdgx-a100         several machines
+    8xA100@links=0.5   any of these with other memory or links (changes.py)
 
 A group is cut into nodes of 8 (72 for GB200, one pod for TPUs) unless the node size is given. What
 is inside a node, and its network cards, are those usual for the kind: NVLink or Infinity Fabric
@@ -29,6 +30,7 @@ from partita.cluster.catalogue import (
     KindPreset,
     plain,
 )
+from partita.cluster.changes import changed, split_changes
 from partita.cluster.kinds import read_kind
 from partita.cluster.nodes import read_wire
 from partita.cluster.record import MAX_DEVICES, Cluster, DeviceKind
@@ -54,6 +56,10 @@ def resolve(spec: str | PathLike[str], read: Read = read_bytes) -> Cluster:
     base, plus, measured = str(spec).rpartition("+")
     if plus and measured.lower().endswith(".json") and not Path(spec).exists():
         return calibrated(resolve(base, read), calibration_of(read(measured), measured))
+    if isinstance(spec, str) and not spec.lower().endswith((".toml", ".json")):
+        base, changes = split_changes(spec)
+        if changes:
+            return changed(resolve(base, read), changes)
     if isinstance(spec, PathLike) or str(spec).lower().endswith((".toml", ".json")):
         return _read_file(Path(spec), read)
     if not isinstance(spec, str) or not spec.strip():

@@ -72,6 +72,9 @@ class DeviceKind:
     # (class of ops, factor on the roofline, seconds per launch); see calibration.py
     measured: tuple[tuple[str, float, float], ...] = ()
 
+    def __hash__(self) -> int:  # asked for with every cost of an op: a few fields will do
+        return hash((self.name, self.launch_s, self.measured))
+
     def __post_init__(self) -> None:
         check_name(self.name, "kinds", "a kind of device")
         where = f"kind {self.name!r}"

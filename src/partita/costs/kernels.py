@@ -236,6 +236,12 @@ def _recurrent(call: Call, dtype: str, training: bool) -> Kernels:
     return Kernels(each * steps, (9 if call.phase == "forward" else 11) * MICRO * each * steps)
 
 
+def _state_space(call: Call, dtype: str, training: bool) -> Kernels:
+    """Five kernels of its own library: sums of decays, scores, states, their passing, outputs."""
+    count = 5.0 if call.phase == "forward" else 2.0 if call.phase == "wgrad" else 12.0
+    return Kernels(count, _host(call, 90, 200))
+
+
 def _cell(call: Call, dtype: str, training: bool) -> Kernels:
     if call.phase == "forward":
         return Kernels(3.0, (84 if training else 75) * MICRO)
@@ -287,6 +293,7 @@ KERNELS: dict[str, Rule] = {
     "cross_entropy": _loss,
     "embedding": _embedding,
     "pool": _pool,
+    "state_space": _state_space,
     "lstm": _recurrent,
     "gru": _recurrent,
     "lstm_cell": _cell,

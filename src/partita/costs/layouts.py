@@ -140,37 +140,48 @@ class Conversions:
     groups: Sequence[Groups]
     collectives: Collectives
     _number: dict[Layout, int] = field(default_factory=dict, repr=False)  # quicker to hash
-    _known: dict[tuple[float, int, int], float] = field(default_factory=dict, repr=False)
+    _layouts: list[Layout] = field(default_factory=list, repr=False)
+    _known: dict[float, Floats] = field(default_factory=dict, repr=False)  # by size; nan: not yet
 
     def table(self, size: float, have: Sequence[Layout], need: Sequence[Layout]) -> Floats:
         """Seconds from each layout to each; many of them may be equal."""
         rows, columns = self._numbers(have), self._numbers(need)
-        known: Floats = np.array([
-            [self._seconds(size, i, j, a, b) for j, b in columns.items()] for i, a in rows.items()
-        ])  # fmt: skip
-        row_of, column_of = ({n: k for k, n in enumerate(side)} for side in (rows, columns))
-        table: Floats = known[
-            np.ix_(
-                [row_of[self._number[layout]] for layout in have],
-                [column_of[self._number[layout]] for layout in need],
-            )
-        ]
+        known = self._known_of(size)
+        own, its = sorted(set(rows)), sorted(set(columns))
+        for i, j in np.argwhere(np.isnan(known[np.ix_(own, its)])).tolist():
+            known[own[i], its[j]] = self._seconds(size, own[i], its[j])
+        table: Floats = known[np.ix_(rows, columns)]
         return table
 
     def seconds(self, size: float, have: Layout, need: Layout) -> float:
         """Seconds from one layout to another."""
         (i,), (j,) = self._numbers([have]), self._numbers([need])
-        return self._seconds(size, i, j, have, need)
+        known = self._known_of(size)
+        if np.isnan(known[i, j]):
+            known[i, j] = self._seconds(size, i, j)
+        return float(known[i, j])
 
-    def _numbers(self, layouts: Sequence[Layout]) -> dict[int, Layout]:
-        """The different ones by number."""
-        return {self._number.setdefault(layout, len(self._number)): layout for layout in layouts}
+    def _numbers(self, layouts: Sequence[Layout]) -> list[int]:
+        numbers = []
+        for layout in layouts:
+            number = self._number.setdefault(layout, len(self._layouts))
+            if number == len(self._layouts):
+                self._layouts.append(layout)
+            numbers.append(number)
+        return numbers
 
-    def _seconds(self, size: float, i: int, j: int, have: Layout, need: Layout) -> float:
+    def _known_of(self, size: float) -> Floats:
+        """What is known for a size, with room for every layout."""
+        known, count = self._known.get(size), len(self._layouts)
+        if known is None or len(known) < count:
+            wider = np.full((2 * count, 2 * count), np.nan)
+            if known is not None:
+                wider[: len(known), : len(known)] = known
+            known = self._known[size] = wider
+        return known
+
+    def _seconds(self, size: float, i: int, j: int) -> float:
         if i == j:
             return 0.0
-        if (size, i, j) not in self._known:
-            self._known[size, i, j] = conversion_seconds(
-                size, self.sizes, self.groups, self.collectives, have, need
-            )
-        return self._known[size, i, j]
+        have, need = self._layouts[i], self._layouts[j]
+        return conversion_seconds(size, self.sizes, self.groups, self.collectives, have, need)

@@ -21,6 +21,7 @@ from partita.costs.roofline import (
     as_products,
     measured_scale,
     rates_of,
+    scan_rate,
 )
 from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
@@ -90,6 +91,8 @@ def _compute(call: Call, dtype: str, kind: DeviceKind) -> float:
             narrow /= 2
         best *= min(1.0, math.pow(width / 128, narrow))
         return work / (kind.peak(dtype) * best)
+    if call.kind == "state_space":
+        return work / (kind.peak(dtype) * scan_rate(call, rates))
     fastest = max(kind.peak(dtype), kind.peak("f32") * VECTOR_EFFICIENCY)
     return (
         work / fastest

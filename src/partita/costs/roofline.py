@@ -68,6 +68,7 @@ HALF = frozenset({"f16", "bf16"})
 UNALIGNED_GRADIENT = 1.5  # times as many in a gradient, which contracts the unaligned dim
 FEW_CHANNELS_FLOPS_PER_S = 0.25e12  # the same of a convolution of images of a few colours
 ATTENTION_ROWS = 128
+SCANNED = 0.5  # of what fused attention reaches; assumed, nobody here has measured it
 F32_PRODUCTS = 0.5  # of the peak of plain f32 arithmetic
 # Reductions over rows wait for their sums: a part of the bandwidth that plain kernels reach.
 ROW_EFFICIENCY = dict.fromkeys(
@@ -308,9 +309,17 @@ def _compute_seconds(
         return once * max(1, sum(position < 2 for position in call.wrt))
     if call.kind == "attention":
         return _attention_seconds(call, nest, dtype, device, factors, work)
+    if call.kind == "state_space":
+        return work / (device.peak(dtype) * scan_rate(call, rates))
     if call.kind in RECURRENT:
         return _recurrent_seconds(call, dtype, device, factors, work)
     return work / (device.peak("f32") * VECTOR_EFFICIENCY)
+
+
+def scan_rate(call: Call, rates: Rates) -> float:
+    """The part of the peak that a scan in chunks reaches: its products are small ones."""
+    forward = call.phase == "forward"
+    return SCANNED * (rates.attention_forward if forward else rates.attention_backward)
 
 
 def as_products(call: Call, nest: Nest, factors: Factors) -> tuple[Product, ...]:

@@ -33,8 +33,8 @@ What depends on other ops (buckets, slowed, gradients of tied parameters) does n
 
 import functools
 import itertools
-from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,7 @@ from partita.graph.splits import (
     output_placement,
     splittable,
 )
+from partita.graph.traffic import cached_inputs
 from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
@@ -103,18 +104,47 @@ PLAIN = Weights()
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """The parts of every choice of one op."""
+    """The parts of every choice of one op; what parameters send is worked out when asked for."""
 
     compute: Floats  # choices x kinds of device
     blocking: Floats
-    hidden: Floats
-    ends: Floats
-    hidden_buckets: Floats
-    ends_buckets: Floats
-    slowed: Floats
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
     selectively: Floats  # of that, what is held where cheap ops run again
+    send: Callable[[], Floats] = field(repr=False)  # rows as the properties below
+
+    @functools.cached_property
+    def _sent(self) -> Floats:
+        return self.send()
+
+    @property
+    def hidden(self) -> Floats:
+        """Seconds that may run beside compute."""
+        return self._column(0)
+
+    @property
+    def ends(self) -> Floats:
+        """Seconds at the end of a step."""
+        return self._column(1)
+
+    @property
+    def hidden_buckets(self) -> Floats:
+        """A part of what it takes to start collectives that may run beside compute."""
+        return self._column(2)
+
+    @property
+    def ends_buckets(self) -> Floats:
+        """The same of those at the end of a step."""
+        return self._column(3)
+
+    @property
+    def slowed(self) -> Floats:
+        """What computing pays for hidden communication beside it."""
+        return self._column(4)
+
+    def _column(self, number: int) -> Floats:
+        column: Floats = self._sent[number]
+        return column
 
     def held(self, in_flight: float, *, selective: bool = False) -> Floats:
         """Each choice's bytes with so many micro-batches on their way."""
@@ -141,11 +171,32 @@ class ShardingModel:
     ops: tuple[str, ...]
     choices: tuple[tuple[SplitChoice, ...], ...]
     tables: tuple[OpTable, ...]
-    edges: tuple[tuple[int, int], ...]
-    matrix_of: tuple[int, ...]
-    matrices: tuple[Floats, ...]
     conversions: Conversions
-    tied: frozenset[int] = frozenset()  # matrices of readers of one parameter
+    pair_up: Callable[[], "ModelEdges"] = field(repr=False)  # bounds do without
+
+    @functools.cached_property
+    def _pairs(self) -> "ModelEdges":
+        return self.pair_up()
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of ops, by number, whose choices together cost something."""
+        return self._pairs.edges
+
+    @property
+    def matrix_of(self) -> tuple[int, ...]:
+        """The matrix of every edge."""
+        return self._pairs.matrix_of
+
+    @property
+    def matrices(self) -> tuple[Floats, ...]:
+        """Seconds of pairs of choices; edges between equal ops share theirs."""
+        return self._pairs.matrices
+
+    @property
+    def tied(self) -> frozenset[int]:
+        """Matrices of readers of one parameter."""
+        return self._pairs.tied
 
     def problem(
         self, weights: Weights = PLAIN, exposed: Container[str] = frozenset()
@@ -200,6 +251,16 @@ class ShardingModel:
         """What the busiest kind of device computes even if every op is at its best."""
         least = sum(table.compute.min(axis=0) for table in self.tables)
         return float(np.max(least, initial=0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelEdges:
+    """What pairs of choices cost."""
+
+    edges: tuple[tuple[int, int], ...]
+    matrix_of: tuple[int, ...]
+    matrices: tuple[Floats, ...]
+    tied: frozenset[int] = frozenset()
 
 
 def _weighted(matrix: Floats, weight: float) -> Floats:
@@ -356,31 +417,33 @@ class _ShardingBuilder:
         self.stored: list[Floats] = []
         self.tied: set[int] = set()
         self.conversions = Conversions(self.ways, self.groups, collectives)
+        self.starting: dict[tuple[str, int], float] = {}  # of a bucket, beside its bandwidth
 
     def build(self) -> ShardingModel:
         own = [self._table(op) for op in self.forward]
+        choices = tuple(choices for choices, _ in own)
+        return ShardingModel(
+            self.mesh,
+            tuple(op.name for op in self.forward),
+            choices,
+            tuple(table for _, table in own),
+            self.conversions,
+            functools.partial(self._model_edges, choices),
+        )
+
+    def _model_edges(self, choices: tuple[tuple[SplitChoice, ...], ...]) -> ModelEdges:
         index = {op.name: i for i, op in enumerate(self.forward)}
         edges: list[tuple[int, int]] = []
         matrix_of: list[int] = []
         for source, target, tensor in self.pairs:
             u, v = index[source.name], index[target.name]
             edges.append((u, v))
-            matrix_of.append(self._matrix(source, target, tensor, own[u][0], own[v][0]))
+            matrix_of.append(self._matrix(source, target, tensor, choices[u], choices[v]))
         for dispatch, combine in self.routed:
             u, v = index[dispatch.name], index[combine.name]
             edges.append((u, v))
-            matrix_of.append(self._routing_matrix(dispatch, combine, own[u][0], own[v][0]))
-        return ShardingModel(
-            self.mesh,
-            tuple(op.name for op in self.forward),
-            tuple(choices for choices, _ in own),
-            tuple(table for _, table in own),
-            tuple(edges),
-            tuple(matrix_of),
-            tuple(self.stored),
-            self.conversions,
-            frozenset(self.tied),
-        )
+            matrix_of.append(self._routing_matrix(dispatch, combine, choices[u], choices[v]))
+        return ModelEdges(tuple(edges), tuple(matrix_of), tuple(self.stored), frozenset(self.tied))
 
     # What an op's choices cost by themselves.
 
@@ -389,7 +452,11 @@ class _ShardingBuilder:
         if key not in self.known:
             choices = self._choices(op)
             parts = [self._parts(op, choice) for choice in choices]
-            self.known[key] = choices, OpTable(*map(np.array, zip(*parts, strict=True)))
+            compute, blocking, *held = (np.array(part) for part in zip(*parts, strict=True))
+            send = functools.partial(self._sends, op, choices)
+            memory, activations, selectively = held
+            table = OpTable(compute, blocking, memory, activations, selectively, send)
+            self.known[key] = choices, table
         return self.known[key]
 
     def _choices(self, op: Op) -> tuple[SplitChoice, ...]:
@@ -406,27 +473,27 @@ class _ShardingBuilder:
         return tuple(choices)
 
     def _parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], *tuple[float, ...]]:
-        own, updates, memory = self._parameters(op, choice)
+        updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
             self.by_dims[key] = self._dims_parts(op, choice)
-        seconds, blocking, also_hidden, activations, selectively = self.by_dims[key]
+        seconds, blocking, _, activations, selectively = self.by_dims[key]
         compute = [
             own + self.once * sum(part * self._update_s(update, kind) for update, part in updates)
             for own, (kind, _) in zip(seconds, self.devices, strict=True)
         ]
-        return (
-            compute,
-            blocking,
-            own.hidden + also_hidden,
-            own.ends,
-            own.hidden_buckets,
-            own.ends_buckets,
-            self.collectives.interference * own.hidden,
-            memory + activations,
-            activations,
-            selectively,
-        )
+        return compute, blocking, memory + activations, activations, selectively
+
+    def _sends(self, op: Op, choices: tuple[SplitChoice, ...]) -> Floats:
+        """What parameters send, choice by choice: hidden, at the end, buckets of both, slowed."""
+        rows = []
+        for choice in choices:
+            own = self._sent(op, choice)
+            also_hidden = self.by_dims[self.signature[op.name], choice.dims][2]
+            slowed = self.collectives.interference * own.hidden
+            hidden = own.hidden + also_hidden
+            rows.append((hidden, own.ends, own.hidden_buckets, own.ends_buckets, slowed))
+        return np.array(rows).T
 
     def _update_s(self, update: Op, kind: DeviceKind) -> float:
         """Seconds of a whole update, started by somebody else's launch."""
@@ -481,36 +548,59 @@ class _ShardingBuilder:
                 )  # fmt: skip
         return seconds
 
-    def _parameters(
-        self, op: Op, choice: SplitChoice
-    ) -> tuple["_Sent", list[tuple[Op, float]], float]:
-        """Seconds of communication, updates with their share, bytes held."""
-        sent, memory = _Sent(), 0.0
-        gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
+    def _parameters(self, op: Op, choice: SplitChoice) -> tuple[list[tuple[Op, float]], float]:
+        """Updates with their share, bytes held."""
+        memory = self._cached_bytes(op, choice)
         updates: list[tuple[Op, float]] = []
-        nest = loop_nest(self.graph.call(op))
-        for name, access in zip(op.inputs, nest.inputs, strict=True):
-            if self.owner.get(name) != op.name:
-                continue
-            tensor = self.graph.tensor(name)
-            layout = self._reads(access, choice.dims)
-            copied = copied_axes(layout, self.axes)
+        for tensor, layout, copied in self._own_parameters(op, choice):
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
-            held = tensor.size_bytes / num_shards(layout, self.ways)
-            memory += held / (copies if choice.zero == 3 else 1)
-            if choice.zero == 3:
-                gathered[copied] = gathered.get(copied, 0.0) + held
-            update = self.update_of.get(name)
+            shards = num_shards(layout, self.ways)
+            held = tensor.size_bytes / shards / (copies if choice.zero == 3 else 1)
+            memory += held
+            update = self.update_of.get(tensor.name)
             if update is None:
                 continue
             states = sum(self.graph.tensor(n).size_bytes for n in update.inputs[2:])
-            split = num_shards(layout, self.ways) * (1 if choice.zero == 0 else copies)
+            split = shards * (1 if choice.zero == 0 else copies)
             memory += states / split
-            memory += held / (copies if choice.zero == 3 else 1)  # its gradient
+            memory += held  # its gradient
             updates.append((update, 1 / split))
-            if choice.zero == 1:
+        return updates, memory
+
+    def _cached_bytes(self, op: Op, choice: SplitChoice) -> float:
+        """Bytes of a decoder's cache that an op reads."""
+        cached = cached_inputs(self.graph)
+        if cached.keys().isdisjoint(op.inputs):
+            return 0.0
+        nest = loop_nest(self.graph.call(op))
+        return sum(
+            self.graph.tensor(name).size_bytes
+            / num_shards(self._reads(access, choice.dims), self.ways)
+            for name, access in zip(op.inputs, nest.inputs, strict=True)
+            if name in cached
+        )
+
+    def _own_parameters(
+        self, op: Op, choice: SplitChoice
+    ) -> Iterator[tuple[Tensor, Layout, tuple[int, ...]]]:
+        """The parameters that an op decides about, how they lie, and the axes with copies."""
+        nest = loop_nest(self.graph.call(op))
+        for name, access in zip(op.inputs, nest.inputs, strict=True):
+            if self.owner.get(name) == op.name:
+                layout = self._reads(access, choice.dims)
+                yield self.graph.tensor(name), layout, copied_axes(layout, self.axes)
+
+    def _sent(self, op: Op, choice: SplitChoice) -> "_Sent":
+        """Seconds of communication of an op's parameters."""
+        sent = _Sent()
+        gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
+        for tensor, layout, copied in self._own_parameters(op, choice):
+            held = tensor.size_bytes / num_shards(layout, self.ways)
+            if choice.zero == 3:
+                gathered[copied] = gathered.get(copied, 0.0) + held
+            if choice.zero == 1 and tensor.name in self.update_of:
                 for axis in copied:
                     moving, starting = self._in_bucket("all_gather", held, axis)
                     sent.ends += self.once * moving
@@ -519,7 +609,7 @@ class _ShardingBuilder:
         for axes, held in gathered.items():
             sent.hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
         self._gradient_sums(op, choice, sent)
-        return sent, updates, memory
+        return sent
 
     def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
         """Reductions of gradients; those of a tied parameter are added up and reduced once."""
@@ -544,10 +634,12 @@ class _ShardingBuilder:
     def _in_bucket(self, collective: str, size: float, axis: int) -> tuple[float, float]:
         """Seconds by bandwidth, and the part of a bucket's start that a gradient pays for."""
         groups = self.groups[axis]
-        starting = self._time(collective, BUCKET_BYTES, axis)
-        starting -= self.collectives.by_bandwidth(collective, BUCKET_BYTES, groups)
-        part = min(1.0, size / BUCKET_BYTES)
-        return self.collectives.by_bandwidth(collective, size, groups), part * max(0.0, starting)
+        if (collective, axis) not in self.starting:
+            starting = self._time(collective, BUCKET_BYTES, axis)
+            starting -= self.collectives.by_bandwidth(collective, BUCKET_BYTES, groups)
+            self.starting[collective, axis] = max(0.0, starting)
+        part = min(1.0, size / BUCKET_BYTES) * self.starting[collective, axis]
+        return self.collectives.by_bandwidth(collective, size, groups), part
 
     def _activations(self, op: Op, choice: SplitChoice) -> float:
         """Bytes of the op's outputs that are kept for the backward."""

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import torch
 
 from partita.emit.steps import EmittedValue, OpStep, values_in
+from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr, literal
 
 _PER_SPACE = ("kernel_size", "stride", "padding", "dilation", "output_padding", "output_size")
@@ -20,6 +21,9 @@ class Env(Protocol):
 
     def tensor(self) -> str | None:
         """Some tensor at hand, to ask for its device."""
+
+    def size(self, size: Size) -> str:
+        """A size that follows the batch or the length."""
 
 
 class Written:
@@ -50,7 +54,10 @@ class Written:
             return self.env.name(value)
         if isinstance(value, torch.device):
             return self.device(value)
-        if isinstance(value, list | tuple) and any(values_in(value)):
+        if isinstance(value, Size):
+            return self.env.size(value)
+        sizes = isinstance(value, list | tuple) and any(isinstance(v, Size) for v in value)
+        if isinstance(value, list | tuple) and (sizes or any(values_in(value))):
             return Bracket("[", tuple(self.expr(item) for item in value), "]", display=True)
         return literal(value)
 
@@ -65,7 +72,8 @@ class Written:
 
     def text(self, name: str) -> str:
         """An argument as plain text, for operators and subscripts."""
-        return str(self(name))
+        text = str(self(name))
+        return f"({text})" if isinstance(self.raw(name), Size) and " " in text else text
 
     def device(self, device: torch.device) -> Expr:
         """The device of a tensor at hand, so that a stage can be moved."""

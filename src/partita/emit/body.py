@@ -15,6 +15,7 @@ from partita.emit.calls import CheckpointSegment, Item, ModuleCall, is_again, re
 from partita.emit.names import POOL, unused, variable
 from partita.emit.ops import written
 from partita.emit.steps import EmittedValue, OpStep
+from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr, call, returned, statement
 
 _DULL = re.compile(
@@ -73,6 +74,9 @@ class _Env:
     def tensor(self) -> str | None:
         return self.body.tensor()
 
+    def size(self, size: Size) -> str:
+        return self.body.size(size)
+
 
 class EmittedBody:
     """The lines of one `forward`."""
@@ -92,6 +96,8 @@ class EmittedBody:
         self.functions: list[str] = []  # written for pieces
         self.marks = False
         self.marked = False  # inside of what runs again
+        self.sizes = _sizes(takes)  # what of the batch and the length the arguments tell
+        self.sizes_used: dict[str, None] = {}
 
     def write(self, items: Sequence[Item], gives: Sequence[EmittedValue]) -> list[str]:
         """The lines for items, and the return of what is given."""
@@ -99,8 +105,12 @@ class EmittedBody:
             self.last.update((value, place) for value in reads(item))
         self.last.update((value, 1 << 60) for value in gives)
         self.marks = not all(map(is_again, items))  # else whoever calls it marks it
+        pad = " " * self.indent
         self._items(items, gives)
-        return self.lines
+        known = [
+            f"{pad}{name} = {self.sizes[name]}" for name in self.sizes if name in self.sizes_used
+        ]
+        return [*known, *self.lines]
 
     def name(self, value: EmittedValue) -> str:
         """The variable or attribute that holds a value, or the chain of methods so far."""
@@ -116,6 +126,13 @@ class EmittedBody:
             if isinstance(value.meta, TensorSpec) and self._holds(value, name):
                 return name
         return self.paths.tensor()
+
+    def size(self, size: Size) -> str:
+        """A size in terms of the arguments' sizes, or its number where they do not tell."""
+        if not all(symbol in self.sizes for symbol in size.symbols):
+            return str(int(size))
+        self.sizes_used.update(dict.fromkeys(size.symbols))
+        return size.text
 
     def _matters(self, value: EmittedValue) -> bool:
         return self.last.get(value, -1) >= self.place or value in self.takes
@@ -265,6 +282,7 @@ class EmittedBody:
     def bind(self, item: Item, out: EmittedValue) -> str:
         """A name for what an item gives, remembered for its readers."""
         live = {name for value, name in self.names.items() if self.last.get(value, -1) > self.place}
+        live |= self.sizes.keys()
         name = self._continued(item, live) or unused(self._fresh(item, live), live)
         self.names.pop(out, None)
         self.names[out] = name
@@ -287,7 +305,23 @@ class EmittedBody:
             own = [part for part in item.path.split(".") if not part.isdigit()]
             if own and not _DULL.fullmatch(own[-1].lower()):
                 return variable(own[-1])
-        return next((name for name in POOL if name not in live), POOL[0])
+        free = next((name for name in POOL if name not in live), None)
+        if free is None and isinstance(item, OpStep):  # rather than x_2
+            return variable(item.operator)
+        return free or POOL[0]
+
+
+def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
+    """Where the batch and the length can be read: `ids.shape[0]`."""
+    told: dict[str, str] = {}
+    taken = {name for _, name in takes}
+    for value, name in takes:
+        shape = value.meta.shape if isinstance(value.meta, TensorSpec) else ()
+        for place, size in enumerate(shape):
+            plain = isinstance(size, Size) and size.factor == 1 and not size.more
+            if plain and len(size.symbols) == 1 and size.symbols[0] not in taken:
+                told.setdefault(size.symbols[0], f"{name}.shape[{place}]")
+    return told
 
 
 def _numbered(path: str) -> tuple[str, int]:

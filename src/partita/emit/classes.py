@@ -18,6 +18,7 @@ from partita.emit.holding import Holding
 from partita.emit.layers import RecurrentCall, layer, recurrent, sequence
 from partita.emit.names import POOL, unused, variable
 from partita.emit.steps import EmittedValue, OpStep
+from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr
 
 
@@ -263,7 +264,13 @@ def _argument_names(module: nn.Module, takes: Sequence[EmittedValue]) -> list[st
 
 def shapes(values: Sequence[EmittedValue]) -> str:
     """`(2, 8) and (2, 4)`."""
-    return " and ".join(str(tuple(v.meta.shape)) for v in values) or "nothing"
+    return " and ".join(shape_text(v.meta.shape) for v in values) or "nothing"
+
+
+def shape_text(shape: Sequence[object]) -> str:
+    """`(2, 8)`, `(batch, 8)`."""
+    sizes = [size.text if isinstance(size, Size) else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 def described(value: EmittedValue) -> str:
@@ -271,4 +278,4 @@ def described(value: EmittedValue) -> str:
     meta = value.meta
     if not isinstance(meta, TensorSpec):
         return type(meta).__name__
-    return f"{str(meta.dtype).removeprefix('torch.')} {tuple(meta.shape)}"
+    return f"{str(meta.dtype).removeprefix('torch.')} {shape_text(meta.shape)}"

@@ -2,14 +2,15 @@
 
 Values go straight from the stage that makes them to every stage that reads them; the stages form
 any graph without circles. What depends on no input and no weight (positions, masks, zeros) is not
-sent but made in every stage that needs it. Steps that the assignment does not name go where the
-last of their arguments is made.
+sent but made in every stage that needs it, once: what several modules make alike is made first.
+Steps that the assignment does not name go where the last of their arguments is made.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from partita.capture.torch_program import replaced
 from partita.emit.steps import EmittedValue, OpStep, Steps, values_in
 from partita.errors import PlanError
 from partita.problems.dag import sorted_or_cycle
@@ -28,6 +29,7 @@ class StageSteps:
 def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
     """The stages, in an order in which they can run; `stage_of` names ops of the graph."""
     constants = _constants(model)
+    shared = _made_once(model, constants)
     labels = _complete(model, stage_of, constants)
     used = [label for i, label in enumerate(labels) if i not in constants] or labels
     stages = {label: StageSteps(label) for label in sorted(set(used)) or [0]}
@@ -36,7 +38,7 @@ def cut(model: Steps, stage_of: Mapping[str, int]) -> list[StageSteps]:
         if step.index not in constants:
             stages[label].steps.append(step)
             home.update((out, label) for out in step.outs if out is not None)
-    _make_constants(model, stages, constants)
+    _make_constants(model, stages, constants, shared)
     _connect(model, stages, home)
     before = {s.label: {home[v] for v in s.takes if v in home} for s in stages.values()}
     order = _order(before)
@@ -62,7 +64,9 @@ def _constants(model: Steps) -> set[int]:
     return constants
 
 
-def _make_constants(model: Steps, stages: dict[int, StageSteps], constants: set[int]) -> None:
+def _make_constants(
+    model: Steps, stages: dict[int, StageSteps], constants: set[int], shared: set[int]
+) -> None:
     """Make constants in every stage that needs them; those that are returned in the last one."""
     returned = set(values_in(model.outputs))
     for stage in stages.values():
@@ -73,7 +77,49 @@ def _make_constants(model: Steps, stages: dict[int, StageSteps], constants: set[
             if any(out in needed for out in step.outs):
                 needed.update(step.reads())
                 stage.steps.append(step)
-        stage.steps.sort(key=lambda step: step.index)
+        stage.steps.sort(key=lambda step: (step.index not in shared, step.index))
+
+
+def _made_once(model: Steps, constants: set[int]) -> set[int]:
+    """Let equal constants be one, in no module: their readers read the first; which these are."""
+    numbers: dict[EmittedValue, int] = {}  # of equal values the same
+    keys: dict[object, int] = {}
+    alike: dict[str, list[OpStep]] = {}
+    returned = set(values_in(model.outputs))
+    maker: dict[EmittedValue, OpStep] = {}
+    for index in sorted(constants):
+        step = model.steps[index]
+        given = _numbered(step.args, numbers), _numbered(step.kwargs, numbers)
+        key = repr((str(step.target), *given))
+        for place, out in enumerate(step.outs):
+            if out is not None:
+                maker[out] = step
+                numbers[out] = keys.setdefault((key, place), len(keys))
+        if not any(out in returned for out in step.outs):
+            alike.setdefault(key, []).append(step)
+    first: dict[EmittedValue, EmittedValue] = {}
+    shared: set[int] = set()
+    for group in alike.values():
+        for step in group[1:]:
+            shared.update((step.index, group[0].index))
+            pairs = zip(step.outs, group[0].outs, strict=True)
+            first.update((out, kept) for out, kept in pairs if out is not None and kept is not None)
+    for index in sorted(shared, reverse=True):  # what it is made of is made early, too
+        shared.update(maker[value].index for value in model.steps[index].reads())
+    for index, step in enumerate(model.steps):
+        args, kwargs = _swapped(step.args, first), _swapped(step.kwargs, first)
+        stack = () if index in shared else step.stack
+        model.steps[index] = replace(step, args=args, kwargs=kwargs, stack=stack)
+    return shared
+
+
+def _numbered(nested: Any, numbers: Mapping[EmittedValue, int]) -> Any:
+    """Arguments as something to compare: values by what they hold."""
+    return replaced(nested, EmittedValue, lambda value: f"value {numbers.get(value, id(value))}")
+
+
+def _swapped(nested: Any, first: Mapping[EmittedValue, EmittedValue]) -> Any:
+    return replaced(nested, EmittedValue, lambda value: first.get(value, value))
 
 
 def _connect(model: Steps, stages: dict[int, StageSteps], home: dict[EmittedValue, int]) -> None:

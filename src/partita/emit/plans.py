@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import traceback
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from partita.capture import export_module
 from partita.capture.exported import Captured
@@ -18,19 +19,24 @@ from partita.capture.functions import function_of, source_of
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
+from partita.capture.torch_program import TorchProgram
+from partita.degrees import num_tokens
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
 from partita.emit.stages import Emitted, emit
+from partita.emit.symbolic import BATCH, LENGTH, Recaptured
 from partita.engine import run
-from partita.errors import ModelError, PlanError
+from partita.errors import InputError, ModelError, PlanError
 from partita.graph.backward import forward_part
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
 from partita.jobs.carried import code_of, load_cluster, load_model
 from partita.lower import lower_plan
 from partita.plans import Plan, runs_once
+from partita.zoo import build
 
 _MARK = "partita_op"
+MOST_NODES = 6000  # of a model that is captured more than once
 
 
 def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
@@ -51,7 +57,7 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
         )
     if is_python_spec(spec):
         return _emit_module(plan, spec, batch, graph, stage_of)
-    return _emit_reference(plan, rebatch(forward_part(graph), batch), stage_of)
+    return _emit_reference(plan, spec, rebatch(forward_part(graph), batch), stage_of)
 
 
 def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
@@ -89,7 +95,9 @@ def _emit_module(
         )
     _check_functions(captured, spec)
     again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
-    return emit(captured, stage_of, title=f"{spec} ({type(module).__name__})", again=again)
+    others = recaptured_module(module, captured.record, args, kwargs, batch)
+    title = f"{spec} ({type(module).__name__})"
+    return emit(captured, stage_of, title=title, again=again, others=others)
 
 
 def _check_functions(captured: Captured, spec: str) -> None:
@@ -106,7 +114,7 @@ def _check_functions(captured: Captured, spec: str) -> None:
             )
 
 
-def _emit_reference(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:
+def _emit_reference(plan: Plan, spec: str, graph: Graph, stage_of: Mapping[str, int]) -> Emitted:
     missing = sorted({op.name for op in graph.ops} - stage_of.keys())
     if missing:
         raise PlanError(
@@ -124,7 +132,69 @@ def _emit_reference(plan: Plan, graph: Graph, stage_of: Mapping[str, int]) -> Em
         scopes={node: scope_of[op] for node, op in op_of.items()},
         input_names=[tensor.name for tensor in graph.inputs],
         again=recomputed_of(plan, nodes),
+        others=_recaptured_reference(plan, spec, graph, captured),
     )
+
+
+def recaptured_module(
+    module: torch.nn.Module, record: TorchProgram, args: tuple[Any, ...], kwargs: dict[str, Any],
+    batch: int,
+) -> dict[str, Recaptured]:  # fmt: skip
+    """A module captured with twice the batch, and with half the length where it reads texts."""
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    others: dict[str, Recaptured] = {}
+    if len(record.nodes) > MOST_NODES:
+        return others
+    if tensors and all(leaf.shape[0] == batch for leaf in tensors):
+        doubled = [torch.cat([x, x]) if _is_array(x) else x for x in leaves]
+        _add_capture(others, BATCH, module, tree_unflatten(doubled, spec), batch, 2 * batch)
+    shapes = {tuple(leaf.shape) for leaf in tensors}
+    texts = all(not leaf.is_floating_point() and leaf.ndim == 2 for leaf in tensors)
+    if tensors and texts and len(shapes) == 1 and tensors[0].shape[1] > 2:
+        length = tensors[0].shape[1]
+        half = [x[:, : length // 2] if _is_array(x) else x for x in leaves]
+        _add_capture(others, LENGTH, module, tree_unflatten(half, spec), length, length // 2)
+    return others
+
+
+def _is_array(leaf: Any) -> bool:
+    """Is an argument a tensor with dims?"""
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
+
+
+def _add_capture(
+    others: dict[str, Recaptured], symbol: str, module: torch.nn.Module, given: Any, before: int,
+    after: int,
+) -> None:  # fmt: skip
+    """Where a model takes no other batch or length, its numbers stay; that is no mistake."""
+    try:
+        captured = export_module(module, *given)
+    except Exception:
+        return
+    others[symbol] = Recaptured(captured.record, before, after)
+
+
+def _recaptured_reference(
+    plan: Plan, spec: str, graph: Graph, captured: Captured
+) -> dict[str, Recaptured]:
+    """A model of the zoo captured with twice the batch, and half the length where it has one."""
+    batch, training = batch_of(graph), plan.model.training
+    others: dict[str, Recaptured] = {}
+    if batch is None or len(captured.record.nodes) > MOST_NODES:
+        return others
+    again = capture_reference(rebatch(graph, 2 * batch), training)[0]
+    others[BATCH] = Recaptured(again.record, batch, 2 * batch)
+    length = (num_tokens(graph) or 0) // batch
+    name, _, value = spec.rpartition("@") if "@" in spec else (spec, "", "")
+    if length > 2 and "+" not in value:
+        try:
+            shorter = build(f"{name}@{length // 2}", batch, plan.model.dtype, loss=training)
+        except InputError:  # a saved graph has its length
+            return others
+        again = capture_reference(shorter, training)[0]
+        others[LENGTH] = Recaptured(again.record, length, length // 2)
+    return others
 
 
 def recomputed_of(plan: Plan, nodes: Mapping[str, Sequence[str]]) -> dict[int, RecomputedNodes]:

@@ -30,6 +30,7 @@ from partita.emit.helpers import helpers, imports, stage_base
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import EmittedValue, Steps, read_steps
+from partita.emit.symbolic import Recaptured, symbolic
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
 from partita.units import count
@@ -75,23 +76,26 @@ def emit(
     scopes: Mapping[str, str] | None = None,
     input_names: Sequence[str] | None = None,
     again: Mapping[int, RecomputedNodes] | None = None,
+    others: Mapping[str, Recaptured] | None = None,
 ) -> Emitted:
     """The source and the wiring; `stage_of` gives ops of the captured graph to stages.
 
     `scopes` names a module for nodes that were not captured in a call of one; `input_names` are
     better names for the model's flat arguments than their places; `again` is what the backward of
-    a stage runs again.
+    a stage runs again. `others` are captures of the model with another batch or length: sizes that
+    follow these are written so (`symbolic.py`).
     """
     for op, label in stage_of.items():
         if not isinstance(label, int) or isinstance(label, bool) or label < 0:
             raise PlanError(
                 f"op {op!r} is given to stage {label!r}", fix="stages are numbered from 0 up"
             )
-    model = read_steps(captured.record, captured.module, scopes)
+    record, followed = symbolic(captured.record, others or {})
+    model = read_steps(record, captured.module, scopes)
     model.input_names = list(input_names or model.input_names)
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
-    return _Emission(captured, model, stages, name, again or {}).emit()
+    return _Emission(captured, model, stages, name, again or {}, followed).emit()
 
 
 class _Emission:
@@ -99,9 +103,10 @@ class _Emission:
 
     def __init__(
         self, captured: CapturedModule, model: Steps, stages: list[StageSteps], title: str,
-        again: Mapping[int, RecomputedNodes],
+        again: Mapping[int, RecomputedNodes], followed: Mapping[str, int],
     ) -> None:  # fmt: skip
         self.module = captured.module
+        self.followed = followed
         self.again = again
         self.out_spec = captured.record.out_spec
         self.model = model
@@ -215,6 +220,9 @@ class _Emission:
             "`build_stages(model.state_dict())` makes the stages with the weights of the original;",
             "`run_stages(stages, ...)` runs one after the other and gives what the model gives.",
         ]
+        if self.followed:
+            sizes = " and ".join(f"{name} {size:,}" for name, size in self.followed.items())
+            doc.append(f"Planned for {sizes}; it takes any.")
         return docstring(doc, 0)
 
     def _tables(self) -> list[str]:
@@ -255,10 +263,20 @@ def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[EmittedValue, st
     for value in (value for stage in stages for value in stage.gives):
         if value not in wire_names:
             origin = value.names[0] if value.is_state else value.scope or value.label
-            telling = [part for part in origin.split(".") if part not in _HOLDERS]
-            short = itertools.dropwhile(str.isdigit, telling[-3:])
+            short = itertools.dropwhile(str.isdigit, _telling(origin.split("."))[-3:])
             wire_names[value] = unused(variable("_".join(short), "value"), wire_names.values())
     return wire_names
+
+
+def _telling(parts: Sequence[str]) -> list[str]:
+    """The parts of a path that say something: `layers` does not, but with a number `layer` does."""
+    telling = []
+    for part, following in zip(parts, [*parts[1:], ""], strict=True):
+        if part not in _HOLDERS:
+            telling.append(part)
+        elif following.isdigit():
+            telling.append(part.removesuffix("s"))
+    return telling
 
 
 def _origin(value: EmittedValue) -> str:

@@ -35,6 +35,7 @@ from partita.timeline import Timeline
 Mode = Literal["static", "fifo", "priority"]
 MODES: tuple[Mode, ...] = ("static", "fifo", "priority")
 
+SMALL = 60_000  # numbers in a program that is soon timed without compiling
 _NOT_RUN = -1.0  # no end is negative
 _NO_ORDER: I32 = np.empty(0, np.int32)
 _NO_PRIORITY: F64 = np.empty(0, np.float64)
@@ -71,7 +72,7 @@ def run(program: Program, mode: Mode = "static") -> Timeline:
 # --- static order -------------------------------------------------------------------------------
 
 
-@compiled()
+@compiled(small=SMALL)
 def evaluate_static(
     duration: F64,
     lane_start: I32,
@@ -116,7 +117,7 @@ def evaluate_static(
     return makespan
 
 
-@compiled()
+@compiled(small=SMALL)
 def _sorted_static(
     duration: F64,
     lane_start: I32,
@@ -167,7 +168,7 @@ def _sorted_static(
     return makespan if num_run == num_tasks else np.inf
 
 
-@compiled()
+@compiled(small=SMALL)
 def _lane_succession(
     lane_start: I32, lane_of: I32, wait_start: I32, order: I32, num_lanes: int
 ) -> tuple[I32, I32]:
@@ -188,7 +189,7 @@ def _lane_succession(
     return left, next_on_lane
 
 
-@compiled()
+@compiled(small=SMALL)
 def followers(wait_start: I32, wait_on: I32, wait_delay: F64) -> tuple[I32, I32, F64]:
     """The waits the other way round: for each task, who waits for it and with what delay.
 
@@ -218,7 +219,7 @@ def followers(wait_start: I32, wait_on: I32, wait_delay: F64) -> tuple[I32, I32,
 # they join, and each starts when its lanes have finished those that joined before it.
 
 
-@compiled()
+@compiled(small=SMALL)
 def evaluate_fifo(
     duration: F64,
     lane_start: I32,
@@ -328,7 +329,7 @@ def _pop(key_time: F64, key_task: I32, size: int) -> int:
 # the task plus the number of tasks). One heap of waiting tasks per lane, all in one array.
 
 
-@compiled()
+@compiled(small=SMALL)
 def _priority(
     duration: F64,
     lane_start: I32,

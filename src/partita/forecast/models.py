@@ -18,10 +18,11 @@ from partita.zoo.decoder import DecoderSizes
 from partita.zoo.gpt import GPT2, GPT3, GptSizes
 from partita.zoo.hf import FAMILIES, Sizes, read_config
 from partita.zoo.llama import LLAMA, MIXTRAL
+from partita.zoo.mamba import MambaSizes
 from partita.zoo.model import ZooModel
 from partita.zoo.spec import named
 from partita.zoo.t5 import T5Sizes
-from partita.zoo.towers import Seq2SeqSizes, VitClassifier
+from partita.zoo.towers import ClipSizes, Seq2SeqSizes, VitClassifier
 from partita.zoo.vit import VIT, VitSizes
 
 # The builders of the zoo that make a stack of equal layers, and the sizes of their variants.
@@ -33,7 +34,16 @@ STACKS: dict[str, dict[str, Any]] = {
     "bert:bert": BERT,
     "vit:vit": VIT,
 }
-NOT_STACKS = {"t5", "bart", "whisper", "vit"}  # families with two stacks, or of images
+NOT_STACKS = {
+    "t5",
+    "bart",
+    "whisper",
+    "vit",
+    "clip",
+    "clip_text_model",
+    "clip_vision_model",
+    "mamba2",
+}  # families with two stacks, of images, or without attention
 CLASSES = 1000  # of the vision transformers of the zoo
 CHANNELS = 3
 
@@ -146,6 +156,10 @@ def from_sizes(name: str, sizes: GptSizes | Sizes, seq: int) -> Transformer:
     """The transformer of the zoo's sizes at a sequence length."""
     if isinstance(sizes, T5Sizes | Seq2SeqSizes):
         raise _refused(name, "has an encoder and a decoder, not one stack of equal layers")
+    if isinstance(sizes, ClipSizes):
+        raise _refused(name, "has towers for texts and images, not one stack of equal layers")
+    if isinstance(sizes, MambaSizes):
+        raise _refused(name, "has state spaces in place of attention")
     if isinstance(sizes, VitClassifier):
         raise _refused(name, "is a configuration of images, whose names here are vit-*")
     if isinstance(sizes, DecoderSizes) and not sizes.positions:

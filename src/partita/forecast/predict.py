@@ -15,6 +15,7 @@ from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
 from partita.forecast.transformer import Transformer
+from partita.showing import plot_of, repr_html, table_of
 
 HIDDEN = "behind the host"  # communication that runs while the device waits for the host
 
@@ -60,6 +61,8 @@ class Forecast:
     parts_s: tuple[tuple[str, float], ...]  # computing of the busiest rank by what bounds it
     memory: MemoryParts
     hardware_flops: float  # of the whole step, recomputing counted
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def communication_spread(self) -> float:
@@ -248,12 +251,7 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
     stages = stage_layers(model, s)
     dense, exposed_dense = step.layer(step.dense)
     sparse, exposed_sparse = step.layer(step.sparse) if step.sparse else (Times(), {})
-    action = Times(machine.physics.action_s, machine.physics.action_s) if s.pp > 1 else Times()
-    times = [
-        step.ends_of(stage).plus(dense, stage.dense).plus(sparse, stage.sparse)
-        .plus(action, s.vpp)
-        for stage in stages
-    ]  # fmt: skip
+    times = _stage_times(step, stages, dense, sparse)
     send = _send(model, machine, s)
     pipeline, busiest, waits = _pipeline(s, times, send)
     exposed = dict.fromkeys(("tp", "pp", "dp", "cp", "ep", HIDDEN), 0.0)
@@ -276,6 +274,27 @@ def forecast(model: Transformer, machine: Machine, strategy: Strategy) -> Foreca
         tuple(exposed.items()), _parts(step, stages[busiest], optimizer), memory,
         _hardware_flops(model, s),
     )  # fmt: skip
+
+
+def _stage_times(
+    step: _Step, stages: tuple[StageLayers, ...], dense: Times, sparse: Times
+) -> list[Times]:
+    """What one micro-batch takes in each stage, given what it takes in a layer."""
+    s, action_s = step.s, step.machine.physics.action_s
+    action = Times(action_s, action_s) if s.pp > 1 else Times()
+    return [
+        step.ends_of(stage).plus(dense, stage.dense).plus(sparse, stage.sparse)
+        .plus(action, s.vpp)
+        for stage in stages
+    ]  # fmt: skip
+
+
+def stage_times(model: Transformer, machine: Machine, strategy: Strategy) -> list[Times]:
+    """What one micro-batch takes in each stage."""
+    step = _Step(model, machine, strategy)
+    dense = step.layer(step.dense)[0]
+    sparse = step.layer(step.sparse)[0] if step.sparse else Times()
+    return _stage_times(step, stage_layers(model, strategy), dense, sparse)
 
 
 def layer_seconds(model: Transformer, machine: Machine, strategy: Strategy) -> float:

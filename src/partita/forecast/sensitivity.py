@@ -14,6 +14,7 @@ from partita.forecast.machine import Machine
 from partita.forecast.neighbours import neighbours
 from partita.forecast.predict import Forecast, forecast
 from partita.forecast.strategy import Strategy
+from partita.showing import plot_of, repr_html, table_of
 
 # What is moved together: a name, what gets worse in words, the parameters that grow and shrink.
 SHIFTS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -59,6 +60,8 @@ class Sensitivity:
     forecast: Forecast
     compared: tuple[Forecast, ...]  # fastest first, the forecast itself among them
     shifts: tuple[Shift, ...]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def winner(self) -> Forecast:

@@ -61,6 +61,7 @@ SAVED: dict[str, BackwardReads | WeightedKind] = {
     "layer_norm": _NORM,
     "rms_norm": _NORM,
     "pool": _FROM_INPUT,
+    "state_space": BackwardReads("all"),
     "lstm": _RECURRENT,
     "gru": _RECURRENT,
     "lstm_cell": _RECURRENT,
@@ -87,7 +88,7 @@ SAVED: dict[str, BackwardReads | WeightedKind] = {
 FROM_INPUT = frozenset({
     "gelu", "silu", "swiglu", "pow", "log", "sin", "cos", "erf", "abs", "hardswish", "softplus",
     "max", "min", "where", "div", "square", "lrn", "clip", "gelu_tanh", "quick_gelu", "relu2",
-    "softcap", "clamped_swiglu",
+    "softcap", "clamped_swiglu", "marked",
 })  # fmt: skip
 FROM_OUTPUT = frozenset({
     "relu", "relu6", "leaky_relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "elu", "dropout",

@@ -29,7 +29,7 @@ _FAMILIES = {
     "matrix": ("linear", "matmul", "einsum", "expert_linear"),
     "convolution": ("conv",),
     "attention": ("attention",),
-    "recurrent": ("lstm", "gru", "lstm_cell", "gru_cell"),
+    "recurrent": ("lstm", "gru", "lstm_cell", "gru_cell", "state_space"),
     "norm": ("batch_norm", "group_norm", "layer_norm", "rms_norm", "softmax"),
     "pool, reduce": ("pool", "reduce", "resize"),
     "elementwise": ("elementwise",),
@@ -365,12 +365,14 @@ def _xml(text: str) -> str:
     return html.escape("\n".join(_UNSHOWN.sub("\ufffd", line) for line in lines))
 
 
+# Every rule is of this picture alone: it may stand inside a page, beside others.
 _STYLE = """
-text{font:11px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#222;text-anchor:middle}
-.name{font-weight:600} .soft{fill:#555} .left{text-anchor:start}
-.box{stroke:#55606e;stroke-width:1} .dashed{stroke-dasharray:4 2}
-.edge{fill:none;stroke:#8a93a0;stroke-width:1.2} g.e:hover .edge{stroke:#d2452d;stroke-width:2.4}
-g.n:hover .box{stroke:#d2452d;stroke-width:2}
+.ops text{font:11px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#222;text-anchor:middle}
+.ops .name{font-weight:600} .ops .soft{fill:#555} .ops .left{text-anchor:start}
+.ops .box{stroke:#55606e;stroke-width:1} .ops .dashed{stroke-dasharray:4 2}
+.ops .edge{fill:none;stroke:#8a93a0;stroke-width:1.2}
+.ops g.e:hover .edge{stroke:#d2452d;stroke-width:2.4}
+.ops g.n:hover .box{stroke:#d2452d;stroke-width:2}
 """.strip()
 
 
@@ -381,8 +383,8 @@ def _svg(graph: Graph, scene: _Scene, layout: DrawnLayout) -> str:
     height = layout.height + top + 2 * _MARGIN
     shift = (width - 2 * _MARGIN - layout.width) / 2
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ops" viewBox="0 0 {width:.0f} '
+        f'{height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img">',
         f"<title>{_xml(about)}</title>",
         f"<style>{_STYLE}</style>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '

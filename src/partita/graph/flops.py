@@ -22,7 +22,7 @@ ELEMENTWISE = {
     "gelu": 12, "silu": 7, "swiglu": 8, "erf": 10, "hardswish": 4, "hardsigmoid": 3, "elu": 5,
     "softplus": 8, "clip": 2, "rope": 6, "mask": 1, "scale": 1, "square": 1, "reciprocal": 2,
     "compare": 1, "lrn": 12, "gelu_tanh": 12, "quick_gelu": 8, "relu2": 2, "softcap": 10,
-    "temperature": 1, "clamped_swiglu": 12,
+    "temperature": 1, "clamped_swiglu": 12, "marked": 2,
 }  # fmt: skip
 OPTIMIZER = {
     "sgd": 2,
@@ -151,6 +151,19 @@ def _recurrent(call: Call) -> float:
     return steps * (both * (2.0 * (math.prod(w_in) + math.prod(w_rec)) + 8.0 * w_in[0]) + back)
 
 
+def _state_space(call: Call) -> float:
+    """Chunk by chunk: scores and values within one, states from one to the next (Dao, Gu 2024)."""
+    x, b = call.inputs[0], call.inputs[3]
+    heads, groups = call.whole("heads", 1), call.whole("groups", 1)
+    size, state = x[2] // heads, b[2] // groups
+    if call.phase == "wgrad":  # of decay, skip and bias: known from the data gradient
+        return 4.0 * x[0] * x[1] * x[2]
+    pairs = (min(call.whole("chunk", 256), x[1]) + 1) / 2
+    within = pairs * (groups * 2.0 * state + heads * (2.0 * size + 6.0))
+    between = heads * (4.0 * size * state + 20.0)
+    return x[0] * x[1] * (within + between) * (1.0 if call.phase == "forward" else 2.5)
+
+
 def _cell(call: Call) -> float:
     states = len(call.outputs)
     batch = call.inputs[0][0]
@@ -200,6 +213,7 @@ FLOPS: dict[str, Callable[[Call], float]] = {
     "reduce": _per_element(1, 1),
     "resize": _resize,
     "embedding": _embedding,
+    "state_space": _state_space,
     "lstm": _recurrent,
     "gru": _recurrent,
     "lstm_cell": _cell,

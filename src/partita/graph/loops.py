@@ -410,8 +410,9 @@ def _elementwise(call: Call) -> Nest:
     fn = call.text("fn", "add")
     if fn == "rope":
         return _rope(call)
-    # A local response norm mixes channels.
-    return _broadcast(call, whole=tuple(_named(call.outputs[0]))[1:2] if fn == "lrn" else ())
+    # A local response norm mixes channels, and where a sequence ends all of it decides.
+    mixes = fn in ("lrn", "marked")
+    return _broadcast(call, whole=tuple(_named(call.outputs[0]))[1:2] if mixes else ())
 
 
 def _broadcast(call: Call, whole: tuple[str, ...] = ()) -> Nest:
@@ -573,6 +574,18 @@ def _cell(call: Call) -> Nest:
     return nest_from(text, sizes, whole=("k",) if call.kind == "gru_cell" else (), stats=stats)
 
 
+def _state_space(call: Call) -> Nest:
+    """A scan over positions, which stay together; heads of a group share what they read."""
+    x, b = call.inputs[0], call.inputs[3]
+    heads, groups = call.whole("heads", 1), call.whole("groups", 1)
+    text = "b t (g r p), b t (g r), (g r), b t (g n), b t (g n), (g r), (g r) -> b t (g r p)"
+    sizes = {
+        "b": x[0], "t": x[1], "g": groups, "r": heads // groups, "p": x[2] // heads,
+        "n": b[2] // groups,
+    }  # fmt: skip
+    return nest_from(text, sizes, whole=("t", "p", "n"))
+
+
 def _router(call: Call) -> Nest:
     x, w, *more = call.inputs
     lead = _leading(x[:-1])
@@ -660,6 +673,7 @@ LOOPS: dict[str, Callable[[Call], Nest]] = {
     "gru": _recurrent,
     "lstm_cell": _cell,
     "gru_cell": _cell,
+    "state_space": _state_space,
     "moe_router": _router,
     "moe_dispatch": _token_exchange,
     "moe_combine": _token_exchange,

@@ -37,10 +37,14 @@ def rebatch(graph: Graph, batch: int) -> Graph:
 
 def batch_dims(graph: Graph) -> dict[str, int]:
     """The dim that the batch runs along, of every tensor that has one with the batch outermost."""
-    before = batch_of(graph)
-    work = _Rebatch(graph, before, 2 * before)
-    work.run()
-    return {name: dim for name, (dim, outer) in work.carries.items() if outer == 1}
+    if ("batch dims", "") not in graph.memo:
+        before = batch_of(graph)
+        work = _Rebatch(graph, before, 2 * before)
+        work.run()
+        dims = {name: dim for name, (dim, outer) in work.carries.items() if outer == 1}
+        graph.memo["batch dims", ""] = dims
+    known: dict[str, int] = graph.memo["batch dims", ""]
+    return known
 
 
 class _Rebatch:

@@ -404,6 +404,26 @@ def _cell(call: Call) -> Shapes:
     return tuple(state)
 
 
+def _state_space(call: Call) -> Shapes:
+    heads, groups = call.whole("heads", 1), call.whole("groups", 1)
+    _needs(call.whole("chunk", 1) >= 1, call, "chunks of at least 1 position")
+    _needs(call.number("low", 0) >= 0 and call.number("high", 1) > 0, call, "limits of time steps")
+    _needs(len(call.inputs) == 7, call, "seven inputs: x, steps, decay, b, c, skip, step bias")
+    x, steps, decay, b, c, skip, bias = call.inputs
+    _needs(
+        len(x) == 3 and steps == (*x[:2], heads) and b == c and len(b) == 3 and b[:2] == x[:2]
+        and decay == skip == bias == (heads,),
+        call,
+        f"[b, t, heads * p], [b, t, {heads}] steps, [b, t, groups * n] twice, and three [{heads}]",
+    )  # fmt: skip
+    _needs(
+        heads % groups == 0 and x[2] % heads == 0 and b[2] % groups == 0,
+        call,
+        f"{groups} groups that divide {heads} heads, and sizes that they divide",
+    )
+    return (x,)
+
+
 ROUTER_SCORES = ("softmax", "sigmoid")
 
 
@@ -503,6 +523,7 @@ SHAPES: dict[str, Callable[[Call], Shapes]] = {
     "gru": _recurrent,
     "lstm_cell": _cell,
     "gru_cell": _cell,
+    "state_space": _state_space,
     "moe_router": _router,
     "moe_dispatch": _dispatch,
     "moe_combine": _combine,

@@ -53,6 +53,19 @@ def elements(graph: Graph, op: Op) -> tuple[Elements, Elements]:
     return elements
 
 
+def cached_inputs(graph: Graph) -> dict[str, int]:
+    """Inputs that are kept from call to call and grow, with the positions they hold."""
+    key = ("cached inputs", "")
+    if key not in graph.memo:
+        graph.memo[key] = {
+            op.inputs[0]: graph.tensor(op.inputs[0]).shape[1]
+            for op in graph.ops
+            if op.kind == "concat" and op.attr("appended")
+        }
+    cached: dict[str, int] = graph.memo[key]
+    return cached
+
+
 def traffic(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
     """Bytes one device moves for its share of an op."""
     return TRAFFIC.get(call.kind, _all)(call, reads, writes, factors)
@@ -118,6 +131,15 @@ def _recurrent(call: Call, reads: Elements, writes: Elements, factors: Factors) 
     return Traffic(once.given * (1 + again), once.computed)
 
 
+def _concat(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """Where the first part stays in its place, only the others are moved: a cache that grows."""
+    if not call.flag("appended") or call.phase != "forward":
+        return _all(call, reads, writes, factors)
+    share = math.prod(factors.values())
+    moved = sum(math.prod(part.shape) * part.element_bytes for part in reads[1:])
+    return Traffic(0.0, 2.0 * moved / share)
+
+
 def _optimizer(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
     once = _all(call, reads, writes, factors)
     return Traffic(2 * once.given, once.computed)
@@ -129,6 +151,7 @@ def _nothing(call: Call, reads: Elements, writes: Elements, factors: Factors) ->
 
 TRAFFIC: dict[str, Callable[[Call, Elements, Elements, Factors], Traffic]] = {
     **dict.fromkeys(sorted(VIEWS), _view),
+    "concat": _concat,
     "embedding": _lookup,
     "elementwise": _elementwise,
     "lstm": _recurrent,

@@ -12,13 +12,21 @@ from itertools import pairwise
 
 from partita.engine import run
 from partita.errors import InputError, ProblemError, VerificationError
-from partita.problems.schedule import ScheduleProblem, memory_left_per_device
+from partita.jobs.schedule import ScheduleResult
+from partita.problems.schedule import (
+    ScheduleProblem,
+    ScheduleSolution,
+    lower_bound,
+    memory_left_per_device,
+    solution_of,
+)
 from partita.schedules.actions import Order
 from partita.schedules.named import NAMED, Layout, NamedSchedule
 from partita.schedules.pipeline import Pipeline, StageHolding, held, on_devices, pipeline_of
 from partita.schedules.placement import whole
 from partita.schedules.programs import ordered_program
 from partita.schedules.shapes import ShapeOptions, shape
+from partita.search.base import Result, Status
 from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import verify_program, verify_timeline
@@ -136,6 +144,20 @@ def run_order(
     if violations := verify_timeline(program, timeline):
         raise VerificationError(violations)
     return timeline
+
+
+def order_result(problem: ScheduleProblem, order: Order) -> ScheduleResult:
+    """An order as a result: it runs as early as it can, and no one has searched."""
+    assert problem.num_microbatches is not None
+    timeline = run_order(problem, order, problem.num_microbatches)
+    table = timeline.start.reshape(-1, len(problem.blocks)).tolist()
+    plain = [[int(t) if t == int(t) else t for t in row] for row in table]
+    solution = solution_of(problem, plain)
+    result: Result[ScheduleSolution] = Result(
+        "order", Status.FEASIBLE, solution, solution.makespan, lower_bound(problem),
+        "the order given, every block as early as it can", 0.0, 0,
+    )  # fmt: skip
+    return ScheduleResult(problem, result, None)
 
 
 def named_schedule(

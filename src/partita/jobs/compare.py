@@ -16,8 +16,12 @@ from partita.costs.collectives import Collectives
 from partita.graph.chain import chain_of
 from partita.graph.record import Graph
 from partita.jobs.attempts import Attempts, in_words
+from partita.jobs.field import FIELD, field_plans
+from partita.jobs.framework_plan import layer_stack
+from partita.jobs.mixed import by_kind, kinds_of, unequal
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.plan import DEFAULT_STOP, plan
+from partita.jobs.plan_settings import PlanSettings
 from partita.jobs.shard import shard
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.strategies import STRATEGIES, NamedStrategy
@@ -25,10 +29,14 @@ from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 
 Pipeline = tuple[tuple[Stage, ...], Schedule]
+FIELD_PLANS = 12  # of frameworks that the joint search looks at, too
 MOST_PLANS = 12  # of one strategy: depths and meshes beyond are left out, evenly
 TRAINING = ("zero1", "fsdp")  # they differ from data parallel in what only training has
+BY_KIND = "stages by kind of device, work by speed"
+UNEQUAL = "data parallel, samples by speed"
 SHARD = ("shard", "our search for splits")
 JOINT = ("plan", "our joint search")
 
@@ -71,6 +79,8 @@ class Comparison:
 
     rows: tuple[ComparedStrategy, ...]
     lower_bound_s: float
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def best(self) -> ComparedStrategy | None:
@@ -115,7 +125,10 @@ def compare(
         note = "" if best else f"{split.status}: {split.why}"
         count = len(split.tried)
         rows.append(ComparedStrategy(*SHARD, best, split.seconds, count, steady_state, note))
-    joint = attempt("plan", lambda: plan(model, machine, objective=objective, **asked))
+    settings = PlanSettings(field_plans=FIELD_PLANS)
+    joint = attempt(
+        "plan", lambda: plan(model, machine, objective=objective, settings=settings, **asked)
+    )
     if joint is None:
         return Comparison((*rows, _failed(*JOINT, attempt)), 0.0)
     best = None if joint.best is None else joint.best.simulation
@@ -139,8 +152,15 @@ def named_plans(work: Workload, machine: Cluster) -> Iterator[tuple[str, str, Ma
     for name, strategy in STRATEGIES.items():
         if work.training or name not in TRAINING:
             yield name, strategy.summary, partial(split, strategy)
-    chain = chain_of(graph)
+    chain, is_stack = chain_of(graph), layer_stack(graph) is not None and work.training
+    for name, entry in FIELD.items() if is_stack else ():
+        yield name, entry.summary, partial(field_plans, entry, graph, machine, work.batch)
+    if len(kinds_of(machine)) > 1:
+        yield "by-kind", BY_KIND, partial(by_kind, graph, chain, machine, work.batch)
+        yield "unequal", UNEQUAL, partial(unequal, graph, machine, work.batch)
     for name, pipeline in PIPELINES.items():
+        if name in FIELD and is_stack:
+            continue  # tuned above
         yield name, pipeline.summary, partial(pipeline.plans, graph, chain, machine, work.batch)
 
 

@@ -23,6 +23,7 @@ from partita.jobs.trace_match import COMPUTE, MatchedRun, TaskMatch, containers,
 from partita.lower import lower_plan
 from partita.meaning import COMMUNICATION, Purpose
 from partita.plans import Plan
+from partita.showing import plot_of, repr_html, table_of
 
 ALIKE = 1.1  # a factor within this is as predicted
 BESIDE = 0.5  # of a task, that something is sent beside it
@@ -67,6 +68,8 @@ class TraceComparison:
     calibration: Calibration
     predicted_bubble: float
     measured_bubble: float
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def predicted_s(self) -> float:

@@ -11,7 +11,9 @@ prints (`degrees.py`). Two constraints that contradict each other are refused, b
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from partita.costs.physics import EXECUTIONS
 from partita.errors import InputError
+from partita.graph.dtypes import FLOATS
 from partita.plans import CHECKPOINTING, ZERO_STAGES
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
@@ -19,12 +21,37 @@ from partita.suggest import suggest
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
 DECISIONS = (
     "pp", "vpp", *DEGREES, "sp", "micro-batch", "micro-batches", "schedule", "recompute", "mesh",
-    "zero",
+    "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
 )  # fmt: skip
-COUNTS = ("pp", "vpp", *DEGREES, "micro-batch", "micro-batches")
+# What a forecast of `partita simulate` can vary and a plan cannot: its only value, and why.
+FIXED = {
+    "grad-dtype": "a plan adds gradients up in the type of the parameters",
+    "matmul-dtype": "a plan's products are in the type of the model",
+    "execution": "a plan is made for kernels in CUDA graphs",
+}
+INSTEAD = {
+    "grad-dtype": (
+        "plan with --dtype {value}, or forecast it: partita simulate --grad-dtype {value}"
+    ),
+    "matmul-dtype": (
+        "plan with --dtype {value}, or forecast it: partita simulate --matmul-dtype {value}"
+    ),
+    "execution": "time the plan: partita simulate plan.json --execution {value}",
+}
+COUNTS = ("pp", "vpp", *DEGREES, "micro-batch", "micro-batches", "hsdp")
 FLAGS = {
     **dict.fromkeys(("yes", "true", "on", "1"), "yes"),
     **dict.fromkeys(("no", "false", "off", "0"), "no"),
+}
+TYPES = (*FLOATS, "tf32", "f4")
+NARROW = {"fp8": "f8", "fp4": "f4", "fp16": "f16", "fp32": "f32"}  # as others write them
+# Keys of `partita simulate` that are no decision of a plan, and what there is instead.
+ELSEWHERE = {
+    "layers": "a plan is cut where that is fastest: pin pp; partita simulate --layers forecasts",
+    "attention": "a plan's attention is one fused kernel: partita simulate --attention forecasts",
+    "dropout": "ops are those of the model: partita simulate --dropout forecasts",
+    "dtype": "write --dtype",
+    "batch": "write --batch",
 }
 SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
@@ -86,6 +113,44 @@ def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Con
     return Constraints(tuple(pinned.items()), tuple(banned))
 
 
+def settled(constraints: Constraints, dtype: str) -> Constraints:
+    """The constraints without what every plan of a model in `dtype` does; refuses what none does.
+
+    Sharding over all replicas of a pinned dp is ZeRO stage 3; over fewer is no plan yet.
+    """
+    pinned = dict(constraints.pinned)
+    banned = tuple(pair for pair in constraints.banned if pair[0] not in (*FIXED, "hsdp"))
+    for key, only in {"grad-dtype": dtype, "matmul-dtype": dtype, "execution": "graph"}.items():
+        value = pinned.pop(key, only)
+        if value != only:
+            raise InputError(
+                f"{key}={value}, but {FIXED[key]} ({only})",
+                fix=INSTEAD[key].format(value=value), field="pin",
+            )  # fmt: skip
+        if (key, only) in constraints.banned:
+            raise InputError(
+                f"{key}={only} is ruled out, but {FIXED[key]} ({only})", fix="leave it out",
+                field="forbid",
+            )  # fmt: skip
+    shards = pinned.pop("hsdp", None)
+    if shards is not None:
+        if pinned.get("dp") != shards:
+            raise InputError(
+                f"hsdp={shards} replicates over a part of the replicas, and a plan shards over all",
+                fix=f"pin zero=3 (with dp={shards} it is the same), or forecast it: partita "
+                f"simulate --hsdp {shards}",
+                field="pin",
+            )
+        if pinned.setdefault("zero", "3") != "3":
+            raise InputError(
+                f"hsdp={shards} and zero={pinned['zero']} contradict each other: parameters that "
+                "are sharded are ZeRO stage 3",
+                fix="keep one of the two",
+                field="pin",
+            )
+    return Constraints(tuple(pinned.items()), banned)
+
+
 def counted(constraints: Constraints, batch: int) -> Constraints:
     """Sizes of micro-batches as numbers of them: a batch is their number times size times dp."""
     pinned = dict(constraints.pinned)
@@ -132,6 +197,8 @@ def _parse(text: str, field: str) -> tuple[str, str]:
     if key in EARLIER and equals:
         new = f"{EARLIER[key]}={EARLIER_ZERO.get(value, value)}"
         raise InputError(f"found {text!r}", fix=f"write {new}", field=field)
+    if key in ELSEWHERE and equals:
+        raise InputError(f"found {text!r}", fix=ELSEWHERE[key], field=field)
     if key not in DECISIONS or not equals:
         fix = suggest(key, DECISIONS) if equals else f"write one of {', '.join(DECISIONS)}=value"
         raise InputError(f"found {text!r}", fix=fix, field=field)
@@ -156,6 +223,11 @@ def _parse(text: str, field: str) -> tuple[str, str]:
             raise InputError(f"found {text!r}", fix=fix, field=field)
     elif key == "schedule":
         _check_schedule(text, value, field)
+    elif key in FIXED:
+        values = EXECUTIONS if key == "execution" else TYPES
+        value = NARROW.get(value, value)
+        if value not in values:
+            raise InputError(f"found {text!r}", fix=suggest(value, values), field=field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
         raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):

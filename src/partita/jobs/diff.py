@@ -14,6 +14,7 @@ from partita.jobs.explain_account import Account, account_of
 from partita.jobs.explain_time import Shares
 from partita.jobs.simulate import simulate
 from partita.plans import OpSplit, Plan, Stage
+from partita.showing import plot_of, repr_html, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Difference:
     changes: tuple[Change, ...]
     same_ops: int
     num_ops: int
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
 
 def diff(first: Plan, second: Plan) -> Difference:

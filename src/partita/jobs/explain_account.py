@@ -15,6 +15,7 @@ from partita.cluster import Cluster
 from partita.costs.collectives import Groups
 from partita.jobs.explain_links import Links
 from partita.jobs.explain_time import Shares, TimeItem, TimelineWalk, add, scaled
+from partita.jobs.idle import BLOCK_PHASES
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower.transfer import paired
@@ -27,12 +28,6 @@ BUBBLE = "bubble"
 RECOMPUTE = TimeItem("compute", "recompute")
 UPDATE = TimeItem("update", "optimizer update")
 DUST = 1e-12  # of a step
-BLOCK_PHASES = {
-    Kind.FORWARD: (Phase.FORWARD,),
-    Kind.BACKWARD: (Phase.BACKWARD, Phase.WEIGHT),
-    Kind.DGRAD: (Phase.BACKWARD,),
-    Kind.WGRAD: (Phase.WEIGHT,),
-}  # what a block of a pipeline stands for
 
 
 @dataclass(frozen=True)

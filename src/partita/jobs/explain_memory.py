@@ -22,8 +22,8 @@ from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE
 from partita.jobs.explain import op_layouts
 from partita.jobs.simulate import Simulation
-from partita.lower import drawn_devices
-from partita.plans import Stage, device_groups
+from partita.lower import drawn_devices, first_of_kinds
+from partita.plans import Stage, device_groups, group_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def memory_account(simulation: Simulation) -> MemoryAccount:
         for peak, capacity in zip(simulation.peak_bytes, simulation.capacity_bytes, strict=True)
     ]
     fullest = max(range(len(filled)), key=lambda i: filled[i])
-    members, device = _places(simulation)[fullest]
-    kept = [_kept(simulation.stages[i], simulation.workload.graph) for i in members]
+    members, device = memory_places(simulation)[fullest]
+    kept = [kept_bytes(simulation.stages[i], simulation.workload.graph) for i in members]
     parameters = sum(part[0] for part in kept)
     states = sum(part[1] for part in kept)
     gradients = sum(sum(part[2].values()) for part in kept)
@@ -74,18 +74,20 @@ def memory_account(simulation: Simulation) -> MemoryAccount:
     )  # fmt: skip
 
 
-def _places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
+def memory_places(simulation: Simulation) -> list[tuple[tuple[int, ...], int]]:
     """For each memory of the program the stages it holds, and a device it stands for."""
     if not simulation.is_pipelined:
         return [((0,), device) for device in drawn_devices(simulation.stage, simulation.cluster)]
     return [
         (members, device)
-        for members in device_groups(simulation.stages)
-        for device in drawn_devices(simulation.stages[members[0]], simulation.cluster, 1)
+        for members, devices in zip(
+            device_groups(simulation.stages), group_devices(simulation.stages), strict=True
+        )
+        for device in first_of_kinds(devices, simulation.cluster)
     ]
 
 
-def _kept(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, float]]:
+def kept_bytes(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, float]]:
     """Bytes of a device's parameters, of its states, and of each gradient."""
     updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
     ways = [axis.ways() for axis in stage.mesh.axes]

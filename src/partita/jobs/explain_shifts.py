@@ -6,10 +6,10 @@ links, the host, products. A plan that stays ahead in all of them is a safe choi
 one wins the sentence says under which assumption.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from partita.compiled import work_clock
 from partita.costs.collectives import Collectives, Reached, reached
 from partita.costs.uncertainty import alike
 from partita.errors import PartitaError
@@ -70,10 +70,10 @@ def sensitivity(simulation: Simulation, budget_s: float) -> PlanSensitivity:
 
     A third of the time is for finding rivals; no simulation is begun after `budget_s`.
     """
-    began = time.perf_counter()
+    began = work_clock()
 
     def is_late(part: float) -> bool:
-        return time.perf_counter() - began > part * budget_s
+        return work_clock() - began > part * budget_s
 
     against = rivals(simulation, lambda: is_late(1 / 3))
     shifts, untried = [], []
@@ -113,7 +113,11 @@ def rivals(simulation: Simulation, is_late: Callable[[], bool]) -> list[Rival]:
         fastest = min(simulated, key=lambda other: other.step_s, default=None)
         if fastest is not None and not _same(simulation, fastest):
             best.append(Rival(name, fastest))
-    return sorted(best, key=lambda rival: (rival.simulation.step_s, rival.name))[:RIVALS]
+    ordered = sorted(best, key=lambda rival: (rival.simulation.step_s, rival.name))
+    different: dict[str, Rival] = {}  # families have plans in common
+    for rival in ordered:
+        different.setdefault(rival.simulation.arrangement, rival)
+    return list(different.values())[:RIVALS]
 
 
 def _same(plan: Simulation, other: Simulation) -> bool:

@@ -51,6 +51,7 @@ from partita.problems.partition import (
 from partita.schedules.actions import Action
 from partita.search import searches
 from partita.search.base import Result, Status, Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 
 log = logging.getLogger("partita")
@@ -99,6 +100,8 @@ class Partitioned:
     reports: tuple[StageReport, ...]
     cut: str = "anywhere"
     free: FreeCut | None = None  # where it was looked for and gains something
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def problem(self) -> PartitionProblem:

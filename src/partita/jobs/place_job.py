@@ -5,12 +5,12 @@ own rules (`own`), by Exprimo's (`exprimo`), or for a placement that is given (`
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from partita import __version__
+from partita.compiled import work_clock
 from partita.costs.placement import PlacementModel
 from partita.errors import VerificationError
 from partita.jobs.carried import carried_file, cluster_ref
@@ -34,6 +34,7 @@ from partita.problems.placement import (
     simulate_exprimo,
 )
 from partita.search.base import Improvement, Result, Search, Status, Stop
+from partita.search.placement.attempt import usual_evaluations
 from partita.search.placement.front import sweep
 from partita.timeline import Timeline
 from partita.units import size
@@ -44,6 +45,7 @@ ROUNDS = {"small": ((1.0, 0.3), (0.5, 0.1)), "large": ((1.0, 0.65), (0.5, 0.15))
 LARGE = 2500  # ops of all batches of a step
 REFINED = 4  # of the best placements are changed
 REFINEMENTS = 400  # changed placements that are simulated op by op, at most
+REFINED_OPS = 2_000_000  # simulated for that, where no limit is set
 EASE = 1e-9
 
 
@@ -67,7 +69,7 @@ class PlacementJob:
         self.method, self.search = method, search
         self.batches, self.in_flight = batches, in_flight
         self.stop, self.seed = stop, seed
-        self.started = time.perf_counter()
+        self.started = work_clock()
         self.tried: dict[tuple[int, ...], SimulatedPlacement] = {}
         self.history: list[Improvement] = []
         self.evaluations = 0
@@ -193,6 +195,11 @@ class PlacementJob:
         return self._own_result(problem, why)
 
     @property
+    def _by_size(self) -> bool:
+        """Without a limit the model's size says how long to search: the same on any machine."""
+        return self.stop.time_s is None and self.stop.evaluations is None
+
+    @property
     def _names(self) -> tuple[tuple[str, ...], ...]:
         return self.model.layers
 
@@ -236,6 +243,9 @@ class PlacementJob:
         sorts = {item.name: item for item in reversed(fitting)}  # the best of each sort
         best = sorted(sorts.values(), key=lambda item: item.step_s)
         budget = REFINEMENTS
+        if self._by_size:
+            ops = self.batches * len(self.model.graph.ops)
+            budget = max(REFINED, min(budget, REFINED_OPS // ops))
         for start in best[:REFINED]:
             budget = self._descend(problem, start, budget)
 
@@ -361,11 +371,12 @@ class PlacementJob:
         return result
 
     def _share(self, part: float) -> Stop:
-        limit = self.stop.time_s
+        limit, evaluations = self.stop.time_s, self.stop.evaluations
+        if self._by_size:
+            size = len(self.model.layers), self.model.cluster.num_devices, self.batches
+            evaluations = max(1, int(usual_evaluations(*size) * part))
         left = None if limit is None else max(0.05, min(limit * part, limit - self._seconds()))
-        return Stop(
-            time_s=left, evaluations=self.stop.evaluations, interrupted=self.stop.interrupted
-        )
+        return Stop(time_s=left, evaluations=evaluations, interrupted=self.stop.interrupted)
 
     def _out_of_time(self) -> bool:
         late = self.stop.time_s is not None and self._seconds() >= self.stop.time_s
@@ -373,7 +384,7 @@ class PlacementJob:
         return self.stopped
 
     def _seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def _infeasible(
         self, problem: PlacementProblem, semantics: str, why: str,

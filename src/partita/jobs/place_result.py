@@ -10,6 +10,7 @@ from partita.jobs.place_inputs import Subject
 from partita.plans import Plan
 from partita.problems.placement import PlacementProblem
 from partita.search.base import Improvement, Status, relative_gap
+from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
 
 
@@ -57,6 +58,8 @@ class Placed:
     saved: SavedPlacement | None
     history: tuple[Improvement, ...] = ()
     archive: Any = field(default=None, compare=False)  # of a method that keeps one
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def plan(self) -> Plan | None:

@@ -4,7 +4,8 @@
 
 1. The model on the cluster is a joint problem (`search.joint.model`): its record states the space,
    and makes tables of strategies when they are asked for.
-2. Named strategies on one stage are simulated first: something to show at once (`plan_named`).
+2. A plan to start from is simulated first (`plan_start`), then named strategies on one stage:
+   something to show at once (`plan_named`).
 3. The joint search (`search.joint.auto`) chooses candidates of the space; the simulator has the
    last word on each (`plan_simulator`).
 4. The other named strategies are candidates too: those that could still win are simulated.
@@ -15,6 +16,7 @@ of all work over all devices, and of the bound of the whole space that the probl
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
@@ -22,15 +24,16 @@ from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import Constraints, counted, parse_constraints
+from partita.jobs.constraints import Constraints, counted, parse_constraints, settled
 from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned, rejection
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
+from partita.jobs.plan_start import start_from
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
-from partita.plans import Stage
+from partita.plans import Plan, Stage, read_plan
 from partita.search.base import Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.model import JointModel
@@ -64,6 +67,7 @@ def plan(
     max_memory: float | None = None,
     stop: Stop = DEFAULT_STOP,
     seed: int = 0,
+    start: Plan | str | Path | None = None,
     search: Auto | None = None,
     settings: PlanSettings = USUAL,
 ) -> Planned:
@@ -71,8 +75,8 @@ def plan(
 
     `objective` matters for inference: `latency` is the time of one batch, `throughput` the time
     from one batch to the next. `max_memory` is bytes per device; `pin` and `forbid` hold texts
-    such as `pp=4` or `schedule=gpipe`. `search` is the joint search with other settings,
-    `settings` are those of what comes before and after it.
+    such as `pp=4` or `schedule=gpipe`. The answer is never worse than the plan `start`. `search` is
+    the joint search with other settings, `settings` are those of what comes before and after it.
     """
     if objective not in OBJECTIVES:
         raise InputError(
@@ -84,7 +88,7 @@ def plan(
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     spec = cluster if isinstance(cluster, str) else cluster.name
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    constraints = counted(constraints, workload.batch)
+    constraints = counted(settled(constraints, workload.dtype), workload.batch)
     limit, clock = max_memory or math.inf, Clock(stop)
     joint = joint_model(workload, machine, constraints, limit, clock)
     simulator = Simulator(
@@ -99,6 +103,8 @@ def plan(
         seed,
         settings,
     )
+    if start is not None:
+        start_from(simulator, start if isinstance(start, Plan) else read_plan(start))
     something_at_once(simulator)
     result = (search or Auto())(
         joint.problem, clock.search_stop(simulator.heard), seed, evaluator=simulator

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from partita.graph.chain import chain_of
+from partita.jobs.field import FIELD, whole_field
+from partita.jobs.framework_plan import FrameworkStrategy, framework_plan, layer_stack
+from partita.jobs.mixed import by_kind, kinds_of, unequal
 from partita.jobs.pipelines import PIPELINES
 from partita.jobs.plan_simulator import Simulator
 from partita.jobs.shard import shard
@@ -15,9 +18,16 @@ TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none 
 
 
 def something_at_once(simulator: Simulator) -> None:
-    """Named ways on one stage, of a large model the first that fits: something to show."""
+    """Named ways on one stage, of a large model the first that fits: something to show.
+
+    Of a large stack of layers that is the best of what frameworks do.
+    """
     graph, settings = simulator.workload.graph, simulator.settings
     small = len(graph.ops) <= settings.small_ops
+    if not small:
+        tuned(simulator)
+        if simulator.best() is not None:
+            return
     for name in STRATEGIES if small else settings.first:
         if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in _stages(simulator, name):
@@ -29,11 +39,51 @@ def something_at_once(simulator: Simulator) -> None:
 
 def all_named(simulator: Simulator) -> None:
     """Every named strategy that is allowed, unless its bound rules it out."""
+    tuned(simulator)
     for name, stages, schedule in _plans(simulator):
         if simulator.cut() and simulator.candidates:
             return
         if simulator.allowed(stages, schedule):
             simulator.add(name, stages, schedule)
+
+
+def tuned(simulator: Simulator) -> None:
+    """The most promising of what frameworks do, all families together, until enough are there."""
+    workload, settings = simulator.workload, simulator.settings
+    if not (simulator.model.is_cut and workload.training):
+        return
+    make = partial(
+        whole_field, workload.graph, simulator.cluster, workload.batch, settings.field
+    )  # fmt: skip
+    ranked = simulator.attempt("the field", make) or []
+    left = settings.field_plans
+    for one in [one for one in ranked if _may(simulator, one.strategy)][: settings.field_tried]:
+        if simulator.cut() and simulator.candidates:
+            return
+        build = partial(framework_plan, workload.graph, one.strategy)
+        plan = simulator.attempt(f"{one.family} as {one.strategy}", build)
+        if plan is None or not simulator.allowed(*plan):
+            continue
+        simulator.add(one.family, *plan)
+        left -= 1
+        if left <= 0 and simulator.best() is not None:
+            return
+
+
+def _may(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
+    """Do the pins that a strategy shows at once allow it?"""
+    allow = simulator.constraints.allow
+    recompute = strategy.recompute if strategy.recompute in ("none", "full") else "selective"
+    return (
+        allow("pp", strategy.pp)
+        and allow("vpp", strategy.vpp)
+        and allow("tp", strategy.tp)
+        and allow("dp", strategy.dp)
+        and allow("zero", strategy.zero)
+        and allow("micro-batches", strategy.num_microbatches)
+        and allow("recompute", recompute)
+        and allow("schedule", strategy.schedule)
+    )
 
 
 def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:
@@ -43,7 +93,18 @@ def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Sched
         if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in _stages(simulator, name):
                 yield name, (stage,), Schedule()
+    if len(kinds_of(simulator.cluster)) > 1:
+        for name, plans in (
+            ("by-kind", partial(by_kind, graph, chain, simulator.cluster, batch)),
+            ("unequal", partial(unequal, graph, simulator.cluster, batch)),
+        ):
+            if simulator.model.is_cut or name == "unequal":
+                for stages, schedule in simulator.attempt(name, plans) or ():
+                    yield name, stages, schedule
+    is_stack = layer_stack(graph) is not None and simulator.workload.training
     for name, pipeline in PIPELINES.items() if simulator.model.is_cut else ():
+        if name in FIELD and is_stack:
+            continue  # tuned above
         make = partial(
             pipeline.plans, graph, chain, simulator.cluster, batch, simulator.settings.pipelines
         )

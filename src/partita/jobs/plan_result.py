@@ -1,16 +1,19 @@
 """What a search for a plan answers: the plan, the next best, how far from optimal it can be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from partita import __version__, units
+from partita.degrees import axis_names, stage_degrees, zero_words
 from partita.jobs.advice import what_would_fit
 from partita.jobs.carried import cluster_ref
 from partita.jobs.plan_simulator import SimulatedPlan, Simulator, rank
 from partita.jobs.simulate import Simulation
-from partita.plans import Alternative, Origin, Plan, Progress
+from partita.plans import Alternative, Origin, Plan, Progress, device_groups
 from partita.problems.joint import JointProblem, JointSolution
 from partita.search.base import Improvement, Result, Status, relative_gap
+from partita.showing import plot_of, repr_html, table_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Planned:
     space: str = ""  # the plans that the lower bound speaks of, in words
     problem: JointProblem | None = None  # the joint problem, with the tables that were made
 
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
+
     @property
     def gap(self) -> float | None:
         """How far from optimal the best is at most, as a fraction of it."""
@@ -52,13 +57,38 @@ def planned(simulator: Simulator, result: Result[JointSolution], spec: str) -> P
     status, why = _ending(simulator, result, bound)
     said = (status, f"{why}; no plan of this space is below: {problem.space()}")
     plan = None if best is None else _plan(simulator, best, said, bound, spec)
-    ranked = sorted((c for c in simulator.candidates if c.fits), key=rank)
+    ranked = differing(simulator.candidates)
     return Planned(
         status, why, plan, best, tuple(ranked[1 : simulator.settings.next_best + 1]), bound,
         simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
         len(simulator.candidates), result.evaluations, simulator.objective, problem.space(),
         problem,
     )  # fmt: skip
+
+
+def differing(candidates: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
+    """Those that fit, the fastest of each kind, best first: degrees, ZeRO, schedule, recompute."""
+    kinds: dict[object, SimulatedPlan] = {}
+    for candidate in sorted((c for c in candidates if c.fits), key=rank):
+        kinds.setdefault(_kind(candidate.simulation), candidate)
+    return list(kinds.values())
+
+
+def _kind(simulation: Simulation) -> object:
+    """What makes a plan another kind of plan; cuts and numbers of micro-batches do not."""
+    stages, graph = simulation.stages, simulation.workload.graph
+    largest = max(stages, key=lambda stage: len(stage.splits))
+    degrees = stage_degrees(largest, axis_names(graph, largest))
+    groups = len(device_groups(stages))
+    return (
+        groups,
+        len(stages) // groups,
+        tuple(degrees.items()),
+        len({stage.mesh.axes for stage in stages}) > 1,
+        zero_words(stages, graph),
+        tuple(sorted({stage.checkpointing for stage in stages})),
+        simulation.schedule.name if groups > 1 else simulation.schedule.num_microbatches > 1,
+    )
 
 
 def _ending(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from partita.jobs.field import USUAL as FIELD
+from partita.jobs.field import FieldSettings
 from partita.jobs.pipelines import USUAL as PIPELINES
 from partita.jobs.pipelines import PipelineSettings
 
@@ -30,6 +32,9 @@ class PlanSettings:
     small_devices: int = 64  # a small model on so many: the sharding search is asked as well
 
     pipelines: PipelineSettings = PIPELINES  # those that people build by hand
+    field: FieldSettings = FIELD  # families of frameworks, tuned over their degrees
+    field_plans: int = 3  # of all of them, those with the shortest forecasts are simulated
+    field_tried: int = 40  # that are looked at until so many keep to the constraints
 
     # Orders that are searched for exactly the stages of a plan.
     largest_order: int = 160  # blocks in all: beyond, published orders are tried only

@@ -7,11 +7,11 @@ computing alone takes longer than the best plan. Named strategies are simulated 
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
+from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
 from partita.jobs.constraints import SEARCHED, Constraints
@@ -20,8 +20,8 @@ from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
-from partita.lower import Memo
-from partita.plans import Schedule, Stage, device_groups
+from partita.lower import MAX_DRAWN, Memo
+from partita.plans import Schedule, Stage, device_groups, shared_stages
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import PROVEN_GAP, Improvement, Stop, relative_gap
 from partita.search.joint.evaluator import Evaluation
@@ -56,17 +56,23 @@ class Clock:
     """How long a search goes on already; `searching` is its part of the time, the rest is named."""
 
     stop: Stop
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=work_clock)
     searching: float = 0.7  # named strategies need the rest: they must not be faster
+    trying: float = 0.88  # from there on nothing new: the answer is lowered and verified in full
 
     def seconds(self) -> float:
         """Since the search began."""
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def is_late(self) -> bool:
         """Is it time to leave the rest to the named strategies?"""
         limit = self.stop.time_s
         return limit is not None and self.seconds() >= self.searching * limit
+
+    def is_over(self) -> bool:
+        """Is only the time left that the answer itself needs?"""
+        limit = self.stop.time_s
+        return limit is not None and self.seconds() >= self.trying * limit
 
     def must_end(self) -> bool:
         """Must the joint search end, also in the middle of a step?"""
@@ -162,12 +168,14 @@ class Simulator:
 
     # Plans.
 
-    def add(self, name: str, stages: tuple[Stage, ...], schedule: Schedule) -> SimulatedPlan | None:
+    def add(
+        self, name: str, stages: tuple[Stage, ...], schedule: Schedule, *, quick: bool = True
+    ) -> SimulatedPlan | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
-        key = (
-            tuple((s.mesh, s.splits, (s.checkpointing == "full"), s.recomputed) for s in stages),
-            schedule,
+        looks = tuple(
+            (s.mesh, s.splits, s.checkpointing == "full", s.recomputed, s.overlap) for s in stages
         )
+        key = (looks, schedule)
         if key in self._seen:
             return None
         self._seen.add(key)
@@ -183,7 +191,13 @@ class Simulator:
         simulation = self.attempt(
             f"{name} in {len(stages)} stages on {stages[0].mesh}, {schedule}",
             lambda: simulate_stages(
-                self.workload, self.cluster, stages, schedule, self.memo, most_devices=1, quick=True
+                self.workload,
+                self.cluster,
+                stages,
+                schedule,
+                self.memo,
+                most_devices=1 if quick else MAX_DRAWN,
+                quick=quick,
             ).capped(self.max_memory),
         )
         if simulation is None:
@@ -222,7 +236,9 @@ class Simulator:
 
     def _keeps(self, stages: tuple[Stage, ...]) -> bool:
         """Are degrees and virtual stages what was asked for? Meshes and splits alone do not say."""
-        chunks = math.ceil(len(stages) / len(device_groups(stages)))
+        groups = device_groups(stages)
+        own = len(stages) - len(shared_stages(groups))
+        chunks = max(1, math.ceil(own / len(groups)))
         return self.constraints.allow("vpp", chunks) and keeps_degrees(
             self.constraints, self.workload.graph, stages
         )
@@ -254,7 +270,7 @@ class Simulator:
         """Is the time used up, or was the search interrupted? In words."""
         if self.stop.interrupted():
             return "interrupted"
-        if self.stop.time_s is not None and self.clock.seconds() >= self.stop.time_s:
+        if self.clock.is_over():
             return f"the time limit of {self.stop.time_s:g} s is used up"
         return ""
 
@@ -267,7 +283,8 @@ class Simulator:
     def left(self) -> Stop:
         """What a search inside this one may take."""
         limit = self.stop.time_s
-        seconds = None if limit is None else max(0.1, limit - self.clock.seconds())
+        trying = self.clock.trying
+        seconds = None if limit is None else max(0.1, trying * limit - self.clock.seconds())
         return Stop(seconds, interrupted=self.stop.interrupted)
 
 

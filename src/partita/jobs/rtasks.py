@@ -17,6 +17,7 @@ from partita.problems.rtasks import RtasksProblem, RtasksSolution, needed_tiles,
 from partita.program import Kind, Program, ProgramBuilder
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Result, Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -33,6 +34,8 @@ class FusedPlan:
     result: Result[RtasksSolution]
     program: RProgram | None
     alone_s: tuple[float, ...] = ()  # of several models: each as a kernel of its own
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def fused_s(self) -> float | None:

@@ -25,6 +25,7 @@ from partita.schedules.programs import program_of, start_column
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Result, Search, Status, Stop
 from partita.search.schedule.periodic import Periodic
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
@@ -48,6 +49,8 @@ class ScheduleResult:
     found: Result[ScheduleSolution]
     period: float | None
     time_unit: str = ""
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def status(self) -> Status:

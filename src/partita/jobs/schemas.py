@@ -28,11 +28,21 @@ TYPES = {
 ANSWERS: dict[str, dict[str, str]] = {
     "clusters": {"machines": "object"},
     "comparison": {"model": "text", "cluster": "text", "lower_bound_s": "number", "rows": "list"},
+    "compared-curve": {"model": "text", "cluster": "text", "points": "list", "missing": "list"},
+    "curve": {
+        "model": "text", "cluster": "text", "points": "list", "missing": "list",
+        "choice": "object or null",
+    },
     "difference": {"first": "text", "second": "text", "figures": "list", "num_ops": "whole"},
     "doctor": {"partita": "text", "python": "text"},
     "emitted": {"plan": "text", "model": "text", "lines": "whole", "source": "text or null"},
     "error": {"error": "text", "field": "text or null", "file": "text or null"},
     "explanation": {"plan": "text"},
+    "export": {
+        "plan": "text", "target": "text", "strategy": "text", "step_s": "number",
+        "plan_step_s": "number", "fits": "flag", "exact": "flag", "differences": "list",
+        "text": "text or null",
+    },
     "methods": {"kinds": "object"},
     "model": {"name": "text"},
     "models": {"models": "list"},
@@ -40,6 +50,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "run": {},
     "schema": {"kind": "text", "schema": "object"},
     "schemas": {"kinds": "list"},
+    "serve": {"url": "text"},
     "simulation": {
         "model": "text", "cluster": "text", "batch": "whole", "step_s": "number", "mfu": "number",
         "fits": "flag", "peak_memory_bytes": "list", "ops": "list",

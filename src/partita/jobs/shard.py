@@ -12,11 +12,11 @@ sharded by
 
 import functools
 import math
-import time
 from dataclasses import dataclass, field, replace
 
 from partita import __version__, units
 from partita.cluster import Cluster, resolve
+from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
@@ -34,6 +34,7 @@ from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
 from partita.search.joint.model import JointModel
+from partita.showing import plot_of, repr_html, table_of
 
 AXIS_NAMES = ("x", "y")
 
@@ -89,6 +90,8 @@ class Sharding:
     seconds: float
     seed: int
     history: tuple[Improvement, ...]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
 
 def shard(
@@ -175,7 +178,7 @@ class _ShardJob:
             )
         self.search = known[self.method]
         self.stop, self.seed, self.settings = stop, seed, settings
-        self.started = time.perf_counter()
+        self.started = work_clock()
         self.collectives = Collectives(cluster)
         self.tried: list[SimulatedSharding] = []
         self.seen: dict[tuple[object, ...], Simulation | None] = {}
@@ -397,7 +400,7 @@ class _ShardJob:
         return self.stopped
 
     def _seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def _result(self) -> Sharding:
         best = self._representatives(self._best())

@@ -43,6 +43,7 @@ from partita.plans import (
     runs_once,
 )
 from partita.program import Memory, Program
+from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
 from partita.verify import check_meaning, check_timeline
 
@@ -105,6 +106,8 @@ class Simulation:
     memory: ModelMemory
     cap_bytes: float = math.inf  # what the user allows, where that is less than there is
     decided: tuple[Stage, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def stage(self) -> Stage:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from partita.costs.routing import token_groups
 from partita.costs.sharding import dims_of
-from partita.graph.loops import loop_nest
+from partita.graph.loops import Access, loop_nest
 from partita.graph.record import Graph, Op
 from partita.graph.routing import routed_pairs
 from partita.graph.splits import REPLICATE, TensorPlacement, output_placement
@@ -27,6 +27,7 @@ from partita.plans import Axis, Mesh, OpSplit, Stage
 
 MATRICES = frozenset({"linear", "expert_linear"})
 MOST_INNER = 64
+SEQUENCE = "s"  # the loop over positions
 OPENS = {"moe_dispatch": "e", "embedding": "v"}  # ops that may start a split of their own
 
 
@@ -95,10 +96,14 @@ STRATEGIES: dict[str, NamedStrategy] = {
 }
 
 
-def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tuple[OpSplit, ...]:
+def feature_splits(
+    graph: Graph, mesh: Mesh, *, batch_first: bool = False, sequence: bool = False
+) -> tuple[OpSplit, ...]:
     """Splits along the last axis that follow features from op to op; the batch along the others.
 
-    With `batch_first`, ops that no dense layer comes before are split by batch there too.
+    With `batch_first`, ops that no dense layer comes before are split by batch there too. With
+    `sequence`, what would be replicated along the last axis is split by its sequence (Megatron's
+    sequence parallelism): norms, residuals, and tables that the axis does not divide.
     """
     lies: dict[str, TensorPlacement] = {}  # how each tensor lies on the last axis
     splits: list[OpSplit] = []
@@ -106,7 +111,7 @@ def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tu
         if op.phase != "forward":
             continue
         legal = _routed_alike(graph, op, dims_of(graph.call(op), mesh.axes), mesh, splits)
-        inner = _follow(graph, op, lies, mesh.axes[-1].parts)
+        inner = _follow(graph, op, lies, mesh.axes[-1].parts, sequence)
         if not inner and batch_first and _all_replicated(graph, op, lies):
             inner = "b"
         dims = _with_batch(legal, inner)
@@ -114,11 +119,23 @@ def feature_splits(graph: Graph, mesh: Mesh, *, batch_first: bool = False) -> tu
         nest = loop_nest(graph.call(op))
         for name, access in zip(op.outputs, nest.outputs, strict=True):
             placement = output_placement(nest, access, dims[-1])
-            lies[name] = placement if placement.kind == "shard" else REPLICATE
+            if placement.kind != "shard":  # a partial sum is reduced, or reduce-scattered
+                placement = _along_sequence(access) if sequence else REPLICATE
+            lies[name] = placement
     return tuple(splits)
 
 
-def _follow(graph: Graph, op: Op, lies: dict[str, TensorPlacement], parts: int) -> str:
+def _along_sequence(access: Access) -> TensorPlacement:
+    """A tensor in shares of its sequence; whole where it has none."""
+    for index, names in enumerate(access.dims):
+        if names == (SEQUENCE,):
+            return TensorPlacement("shard", index)
+    return REPLICATE
+
+
+def _follow(
+    graph: Graph, op: Op, lies: dict[str, TensorPlacement], parts: int, sequence: bool = False
+) -> str:
     """The loop dim that keeps the shares an op's inputs come in; for matrices, that makes some."""
     nest = loop_nest(graph.call(op))
     extents = {dim.name: dim.extent for dim in nest.dims if not dim.whole}
@@ -127,11 +144,14 @@ def _follow(graph: Graph, op: Op, lies: dict[str, TensorPlacement], parts: int) 
         place = lies.get(name, REPLICATE)
         if place.kind == "shard" and place.dim < len(access.dims) and access.dims[place.dim]:
             wanted.add(access.dims[place.dim][0])
-    keeps_batch = wanted == {"b"}
-    if op.kind in MATRICES and (not wanted or keeps_batch):
-        candidates = ["n"]
-    elif op.kind in OPENS and not wanted:
-        candidates = [OPENS[op.kind]]
+    if sequence and len(wanted) > 1:  # shares of features or experts come first
+        wanted.discard(SEQUENCE)
+    free = not wanted or (sequence and wanted == {SEQUENCE})
+    last = [SEQUENCE] if sequence else []
+    if op.kind in MATRICES and (free or wanted == {"b"}):
+        candidates = ["n", *last]
+    elif op.kind in OPENS and free:
+        candidates = [OPENS[op.kind], *last]
     elif len(wanted) == 1:
         candidates = sorted(wanted)
     else:

@@ -24,6 +24,7 @@ from partita.problems.streams import (
 from partita.program import F64, Kind, ProgramBuilder
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Result, Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import Timeline
 
@@ -40,6 +41,8 @@ class AnalyticStreams:
     device: DeviceKind
     results: tuple[Result[StreamsSolution], ...]  # the best first
     timeline: Timeline | None
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def best(self) -> Result[StreamsSolution]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partita.errors import PlanError, VerificationError
 from partita.lower.orders import order_of, order_text
-from partita.plans import Plan, Schedule, device_groups
+from partita.plans import Plan, Schedule, device_groups, shared_stages
 from partita.schedules.torch_comms import in_loss_order, with_comms
 from partita.schedules.torch_csv import TorchSchedule, torch_schedule
 from partita.verify.torch_schedules import torch_refusals
@@ -48,7 +48,15 @@ def plan_with_schedule(plan: Plan, schedule: TorchSchedule, file: str = "") -> P
 
 def schedule_of_plan(plan: Plan, *, comms: bool = False) -> TorchSchedule:
     """The plan's schedule for torch's runtime, a rank for each group of devices."""
-    order = order_of(plan.schedule, device_groups(plan.stages), training=plan.model.training)
+    groups = device_groups(plan.stages)
+    if shared := shared_stages(groups):
+        raise PlanError(
+            f"{plan.stages[min(shared)].name} runs on several groups of devices together, and "
+            "torch's pipelining has every stage on one rank",
+            fix="run the plan with: partita run",
+            field="schedule",
+        )
+    order = order_of(plan.schedule, groups, training=plan.model.training)
     schedule = in_loss_order(torch_schedule(order))
     return with_comms(schedule) if comms else schedule
 

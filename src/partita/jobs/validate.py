@@ -22,6 +22,7 @@ from partita.forecast import Forecast, MemoryParts, forecast
 from partita.forecast.predict import layer_seconds
 from partita.jobs.published import PublishedRun, Skipped, left_out
 from partita.jobs.validate_memory import MemoryCheck, check_memory
+from partita.showing import plot_of, repr_html, table_of
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -143,6 +144,8 @@ class Validation:
     duels: tuple[Duel, ...]
     memory: MemoryCheck
     coverage: tuple[Coverage, ...]  # of all, then by kind of device
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def worst(self, most: int) -> dict[str, tuple[Checked, ...]]:
         """By group the runs with the largest errors, the largest first."""

@@ -12,11 +12,12 @@ known      the same in short for many plans: equal stages once, deep ones by two
 transfer   from one stage's devices to another's
 sends      all that passes between stages
 orders     which block a group of devices runs next
+shared_orders where blocks that several groups run together stand in such an order
 pipeline   any plan; with many stages and micro-batches a task per block and micro-batch
 """
 
-from partita.lower.context import MAX_DRAWN, drawn_devices
+from partita.lower.context import MAX_DRAWN, drawn_devices, first_of_kinds
 from partita.lower.known import Memo
 from partita.lower.pipeline import Lowered, lower_plan
 
-__all__ = ["MAX_DRAWN", "Lowered", "Memo", "drawn_devices", "lower_plan"]
+__all__ = ["MAX_DRAWN", "Lowered", "Memo", "drawn_devices", "first_of_kinds", "lower_plan"]

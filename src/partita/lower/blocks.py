@@ -22,6 +22,7 @@ from partita.lower.context import Context, context_of, drawn_devices
 from partita.lower.ops import Collect, Received, run_ops, settle, settle_outputs
 from partita.lower.parameters import (
     SHARDED_GRADIENTS,
+    cache_bytes,
     flush_all,
     gradient_bytes,
     join_bucket,
@@ -65,6 +66,7 @@ class Blocks:
     sends: tuple[Layout | None, ...]  # the gradients of what entered, where there are any
     takes: tuple[tuple[Layout, ...], ...]  # of what leaves, the gradients stage by stage
     shared: tuple[Layout, ...]  # parameters that other stages hold too
+    cache_bytes: float = 0.0  # of the static ones, what each micro-batch has of its own
 
     @property
     def tail_s(self) -> float:
@@ -139,6 +141,7 @@ def stage_bodies(
         update,
         tuple(resident[d] - workspace_bytes(context.kinds[d]) + held for d in devices),
         *layouts.listed(w, part),
+        cache_bytes=cache_bytes(w),
     )
     steady = Body(number, program, timeline.start, timeline.end)
     return StageBodies(blocks, part, context, steady, ending, Overlap(order, last))

@@ -117,8 +117,11 @@ def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN)
     collectives still cost what they cost among all.
     """
     devices = stage.mesh.devices
-    if len(devices) <= most_devices:
-        return devices
+    return devices if len(devices) <= most_devices else first_of_kinds(devices, cluster)
+
+
+def first_of_kinds(devices: tuple[int, ...], cluster: Cluster) -> tuple[int, ...]:
+    """The first device of each kind among some."""
     kinds: dict[str, int] = {}
     for device in devices:
         kinds.setdefault(cluster.devices[device].kind, device)

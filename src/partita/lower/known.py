@@ -64,7 +64,9 @@ class Memo:
     ) -> float:
         """Seconds to bring a tensor from one mesh to another; pairs that lie alike once."""
         place: tuple[object, ...] = (*source.devices, *target.devices)
-        if self.collectives.cluster.num_devices > self.by_links:
+        common = len(set(source.devices) & set(target.devices))
+        in_part = 0 < common < max(len(source.devices), len(target.devices))
+        if self.collectives.cluster.num_devices > self.by_links and not in_part:
             place = self.patterns.pattern((*source.devices, *target.devices))
         key = (size_bytes, source.axes, target.axes, have, need, len(source.devices), place)
         if key not in self.sent:
@@ -99,8 +101,9 @@ def known_blocks(
     if short is None:
         block = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
+        plain = replace(stage, overlap=None)  # an order of all collectives is none of fewer
         few, many = (
-            _timed_blocks(graph, stage, number, where, part, cluster, run, memo, apart)
+            _timed_blocks(graph, plain, number, where, part, cluster, run, memo, apart)
             for part in short.parts
         )
         block = extended(few, many, short.times - RUNS_TIMED[1])
@@ -201,6 +204,7 @@ def extended(few: Blocks, many: Blocks, runs: int) -> Blocks:
         sync_s=line(few.sync_s, many.sync_s),
         update_s=line(few.update_s, many.update_s),
         static_bytes=lines(few.static_bytes, many.static_bytes),
+        cache_bytes=line(few.cache_bytes, many.cache_bytes),
     )
 
 

@@ -369,4 +369,6 @@ def _is_view(call: Call) -> bool:
         return passes_through(call)
     if call.kind == "reshape":
         return call.phase in ("forward", "dgrad")
+    if call.kind == "concat":
+        return call.flag("appended") and call.phase == "forward"
     return call.kind in VIEWS and call.phase == "forward"

@@ -1,13 +1,15 @@
 """The order in which groups of devices run the blocks of a plan: by name, or as the plan lists it.
 
-A group is the devices that one or several stages share; rows are by group, in the order in which
-the stages meet them. Inference runs the forwards of the same orders.
+A group is the devices that hold the same stages; rows are by group, in the order in which the
+stages meet them. Blocks of a stage that several groups run together stand in the row of each.
+Inference runs the forwards of the same orders.
 """
 
 from collections.abc import Sequence
 
 from partita.errors import InputError, PlanError
-from partita.plans import Schedule
+from partita.lower.shared_orders import with_shared
+from partita.plans import Schedule, shared_stages
 from partita.schedules.actions import Action, Order, parse_action
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
@@ -27,8 +29,7 @@ def order_of(schedule: Schedule, groups: Groups, *, training: bool) -> Order:
                 fix="choose another schedule or number of micro-batches",
                 field="schedule",
             )
-        named, p = NAMED[schedule.name], len(groups)
-        order = named.order(p, len(groups[0]), schedule.num_microbatches)
+        order = _named(schedule, groups, training=training)
     if not training:
         order = tuple(tuple(a for a in row if a.kind == "F") for row in order)
     _check(order, groups, schedule.num_microbatches, training)
@@ -39,7 +40,10 @@ def refusal(name: str, groups: Groups, num_microbatches: int) -> str:
     """Why a named schedule cannot run on these groups; empty if it can."""
     if name not in NAMED:
         raise PlanError(f"unknown schedule {name!r}", fix=suggest(name, NAMED), field="schedule")
-    named, p, v = NAMED[name], len(groups), len(groups[0])
+    rows, _ = _own_groups(groups)
+    if not rows:
+        return "orders stages that a group of devices has for itself, and here all are shared"
+    named, p, v = NAMED[name], len(rows), len(rows[0])
     places = {
         "line": [[r] for r in range(p)],
         "looped": [[c * p + r for c in range(v)] for r in range(p)],
@@ -47,9 +51,36 @@ def refusal(name: str, groups: Groups, num_microbatches: int) -> str:
     }.get(named.layout)
     if places is None:
         return "holds the model twice, which a plan does not"
-    if [list(stages) for stages in groups] != places:
+    if [list(stages) for stages in rows] != places:
         return f"needs its stages on the devices in the manner of a {named.layout}"
     return named.refuses(p, v, num_microbatches)
+
+
+def _own_groups(groups: Groups) -> tuple[Groups, tuple[int, ...]]:
+    """Stages that are not shared, numbered among themselves, by group; and what they are called."""
+    shared = shared_stages(groups)
+    own = tuple(sorted(s for members in groups for s in members if s not in shared))
+    number = {stage: k for k, stage in enumerate(own)}
+    rows = (tuple(number[s] for s in members if s in number) for members in groups)
+    return tuple(row for row in rows if row), own
+
+
+def _named(schedule: Schedule, groups: Groups, *, training: bool) -> Order:
+    """The rows of a named schedule, with the blocks of shared stages between those of others."""
+    rows, own = _own_groups(groups)
+    count, shared = schedule.num_microbatches, shared_stages(groups)
+    order = iter(NAMED[schedule.name].order(len(rows), len(rows[0]), count))
+    if not shared:
+        return tuple(order)
+    by_group = tuple(
+        tuple(Action(own[a.stage], a.kind, a.microbatch) for a in next(order))
+        if any(s not in shared for s in members)
+        else ()
+        for members in groups
+    )
+    if not training:
+        by_group = tuple(tuple(a for a in row if a.kind == "F") for row in by_group)
+    return with_shared(by_group, groups, shared, count, training=training)
 
 
 def order_text(order: Order) -> tuple[str, ...]:
@@ -72,6 +103,7 @@ def _check(order: Order, groups: Groups, count: int, training: bool) -> None:
             fix="give one row for each",
             field="schedule order",
         )
+    halves: dict[tuple[int, int], str] = {}  # how each stage runs its backwards
     for row, stages in zip(order, groups, strict=True):
         wanted = {(s, m) for s in stages for m in range(count)}
         seen: dict[str, set[tuple[int, int]]] = {kind: set() for kind in "FBIW"}
@@ -80,6 +112,8 @@ def _check(order: Order, groups: Groups, count: int, training: bool) -> None:
             if place not in wanted or place in seen[action.kind]:
                 _refuse(action, "stands twice or on devices that do not have its stage")
             seen[action.kind].add(place)
+            if action.kind in "BI" and halves.setdefault(place, action.kind) != action.kind:
+                _refuse(action, "is whole on some devices of its stage and in halves on others")
         backward = seen["B"] | seen["I"]
         if seen["F"] != wanted or (training and backward != wanted):
             missing = min((wanted - seen["F"]) or (wanted - backward))

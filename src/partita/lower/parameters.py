@@ -20,6 +20,7 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph.record import Op
 from partita.graph.splits import PARTIAL, REPLICATE
+from partita.graph.traffic import cached_inputs
 from partita.lower.context import Context
 from partita.lower.writer import Buffer, Made, Writer, after
 from partita.meaning import Layout, Phase, Purpose, Work
@@ -327,6 +328,8 @@ def resident_bytes(w: Writer, device: int) -> float:
     total = workspace_bytes(context.kinds[device])
     if context.execution != "graph":  # what is fed stays where it is
         total += sum(buffer.size_bytes for buffer in w.fed.values())
+    else:
+        total += cache_bytes(w)
     updates = {op.inputs[0]: op for op in context.update_of.values()}
     for tensor in context.graph.parameters:
         buffer = w.buffers.get(tensor.name)
@@ -339,6 +342,12 @@ def resident_bytes(w: Writer, device: int) -> float:
         split = 1 if level == 0 else copies
         total += sum(state.size_bytes for state in states) / shards / split
     return total
+
+
+def cache_bytes(w: Writer) -> float:
+    """What is fed and stays for the next tokens: keys and values of those read before."""
+    kept = cached_inputs(w.context.graph)
+    return sum(buffer.size_bytes for (name, _), buffer in w.fed.items() if name in kept)
 
 
 def gradient_bytes(w: Writer) -> float:

@@ -3,7 +3,8 @@
 One stage that runs one micro-batch is a program of all its ops (`stage.py`). With several stages or
 micro-batches each group of devices has one lane for its blocks and one for the collectives that end
 a step; each direction between two groups has a lane for what they send. Devices of a group do the
-same, so one lane stands for all of them, with a memory for each kind among them.
+same, so one lane stands for all of them, with a memory for each kind among them. A block of a stage
+that several groups share takes the lanes of all of them.
 
     forward      waits for what enters its stage; holds its activations, and what leaves until sent
     backward     waits for its forward and the gradients of what left; gives everything back
@@ -16,8 +17,9 @@ shorter ones (`known.py`), which is what a search needs to try many plans.
 O(stages x micro-batches), and O(ops) for what is inside.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
@@ -25,16 +27,16 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
-from partita.lower.blocks import BlockPhase, Blocks, Run, StageBodies, stage_bodies
-from partita.lower.context import MAX_DRAWN, drawn_devices
+from partita.lower.blocks import Blocks, Run, StageBodies, stage_bodies
+from partita.lower.context import MAX_DRAWN, first_of_kinds
 from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
 from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
 from partita.lower.sends import Sends, StageSend, Tied, sends_of
 from partita.lower.stage import lower_stage
-from partita.lower.transfer import paired
+from partita.lower.transfer import paired, sent_pairs
 from partita.meaning import Phase, Purpose, Value, Work
-from partita.plans import Overlap, Schedule, Stage, device_groups, runs_once
+from partita.plans import Overlap, Schedule, Stage, device_groups, group_devices, runs_once
 from partita.program import Body, Kind, Program, ProgramBuilder
 from partita.schedules.actions import Action, Order
 
@@ -146,6 +148,7 @@ class _PipelineBuilder:
     ) -> None:  # fmt: skip
         self.stages, self.groups, self.order = stages, groups, order
         self.cluster, self.blocks, self.sends = cluster, blocks, sends
+        self.num_microbatches = 1 + max((a.microbatch for row in order for a in row), default=0)
         self.builder = ProgramBuilder()
         self.builder.stages = tuple(stage.name for stage in stages)
         self.steady = [-1] * len(stages)  # numbers of bodies
@@ -153,7 +156,12 @@ class _PipelineBuilder:
         for i, own in enumerate(bodies):
             self.steady[i] = self._body(own.steady)
             self.ending[i] = -1 if own.ending is None else self._body(own.ending)
-        self.group_of = {stage: g for g, members in enumerate(groups) for stage in members}
+        self.groups_of = {
+            stage: tuple(g for g, members in enumerate(groups) if stage in members)
+            for stage in range(len(stages))
+        }
+        self.devices = group_devices(stages)
+        self.group_of_device = {d: g for g, own in enumerate(self.devices) for d in own}
         self.lanes = [self.builder.lane(self._name(g)) for g in range(len(groups))]
         self.memory_of = [self._memories(g) for g in range(len(groups))]
         self.network: dict[tuple[int, int], int] = {}
@@ -166,7 +174,7 @@ class _PipelineBuilder:
             self.from_after[i].append(j)
         self.training = any(block.backward is not None for block in blocks)
         self.sent: dict[tuple[int, int, int], int] = {}  # (from, to, microbatch) -> its receive
-        self.messages: dict[tuple[int, int, str], tuple[Work, Work]] = {}
+        self.messages: dict[tuple[int, int, str], tuple[Work, Work, tuple[int, ...]]] = {}
 
     def build(self) -> Program:
         self.begin = self._begin()
@@ -175,10 +183,12 @@ class _PipelineBuilder:
         while left:
             before = left
             for g, row in enumerate(self.order):
-                while place[g] < len(row) and self._ready(row[place[g]]):
-                    self._run(g, row[place[g]])
-                    place[g] += 1
-                    left -= 1
+                while place[g] < len(row) and self._ready(row[place[g]], place):
+                    action = row[place[g]]
+                    self._run(action)
+                    for other in self.groups_of[action.stage]:
+                        place[other] += 1
+                        left -= 1
             if left == before:
                 raise PlanError(
                     f"the order cannot go on: {self._circle(place)}",
@@ -188,8 +198,17 @@ class _PipelineBuilder:
         self._end_step()
         return self.builder.build()
 
-    def _ready(self, action: Action) -> bool:
-        return all((a.kind, a.stage, a.microbatch) in self.done for a in self._needs(action))
+    def _ready(self, action: Action, place: list[int]) -> bool:
+        """Has all that an action needs run, and is it the next one of all its groups?"""
+        together = all(self._next(g, place) == action for g in self.groups_of[action.stage])
+        return together and all(map(self._is_done, self._needs(action)))
+
+    def _is_done(self, action: Action) -> bool:
+        return (action.kind, action.stage, action.microbatch) in self.done
+
+    def _next(self, group: int, place: list[int]) -> Action | None:
+        row = self.order[group]
+        return row[place[group]] if place[group] < len(row) else None
 
     def _circle(self, place: list[int]) -> str:
         """The circle of waits that an order has come to, in words."""
@@ -199,13 +218,18 @@ class _PipelineBuilder:
         while group not in seen:
             seen[group] = len(steps)
             action = self.order[group][place[group]]
-            missing = next(
-                a for a in self._needs(action) if (a.kind, a.stage, a.microbatch) not in self.done
+            missing = next((a for a in self._needs(action) if not self._is_done(a)), action)
+            # Of the groups that run what is missing together, one that is not there yet.
+            group = next(
+                (g for g in self.groups_of[missing.stage] if self._next(g, place) != missing),
+                self.groups_of[missing.stage][0],
             )
-            group = self.group_of[missing.stage]
             behind = self.order[group][place[group]]
-            comes = "" if behind == missing else f", which comes after {behind}"
-            steps.append(f"{action} waits for {missing}{comes}")
+            if missing == action:  # the others are there, and one group is not
+                steps.append(f"{action} waits for {self._name(group)}, which runs {behind} first")
+            else:
+                comes = "" if behind == missing else f", which comes after {behind}"
+                steps.append(f"{action} waits for {missing}{comes}")
         return "; ".join(steps[seen[group] :])
 
     def _needs(self, action: Action) -> list[Action]:
@@ -217,22 +241,22 @@ class _PipelineBuilder:
             return [Action(stage, "I", m)]
         later = []
         for j in self.from_after[stage]:
-            row = self.order[self.group_of[j]]
+            row = self.order[self.groups_of[j][0]]
             later.append(Action(j, "I", m) if Action(j, "I", m) in row else Action(j, "B", m))
         return [Action(stage, "F", m), *later]
 
-    def _run(self, group: int, action: Action) -> None:
+    def _run(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
         if action.kind == "F":
-            self._forward(group, stage, m)
+            self._forward(stage, m)
         elif action.kind == "W":
-            self._weight(group, stage, m)
+            self._weight(stage, m)
         else:
-            self._backward(group, stage, m, whole=action.kind == "B")
+            self._backward(stage, m, whole=action.kind == "B")
 
     # Blocks.
 
-    def _forward(self, group: int, stage: int, m: int) -> None:
+    def _forward(self, stage: int, m: int) -> None:
         blocks = self.blocks[stage]
         phase = blocks.forward
         leaving = sum(
@@ -241,17 +265,17 @@ class _PipelineBuilder:
         entered = 0.0 if self.training else self._entered(stage)
         effects = [
             (memory, peak, held - peak + leaving - entered)
-            for memory, peak, held in self._rows(group, blocks, phase)
+            for memory, peak, held in self._rows(stage, phase.peak_bytes, phase.held_bytes)
         ]
         if not self.training:  # nothing is kept for a backward
             effects = [(k, peak, leaving - entered - peak) for k, peak, _ in effects]
         waits = [self.sent[i, stage, m] for i in self.into[stage]] or [self.begin]
-        self._block(stage, group, phase.seconds, waits, effects, Kind.FORWARD, m, "F")
+        self._block(stage, phase.seconds, waits, effects, Kind.FORWARD, m, "F")
         for i, j in self.sends.forward:
             if i == stage:
                 self._send(i, j, m, self.sends.forward[i, j], self.done["F", i, m], Phase.FORWARD)
 
-    def _backward(self, group: int, stage: int, m: int, *, whole: bool) -> None:
+    def _backward(self, stage: int, m: int, *, whole: bool) -> None:
         blocks = self.blocks[stage]
         phase = blocks.backward
         assert phase is not None, "an order of training has a backward"
@@ -270,59 +294,54 @@ class _PipelineBuilder:
         back = arrived + self._entered(stage) - leaving
         effects = [
             (memory, peak - held, after - peak - back)
-            for memory, peak, held, after in zip(
-                self._places(group, blocks), peaks, blocks.forward.held_bytes, last.held_bytes,
-                strict=True,
+            for memory, peak, held, after in self._rows(
+                stage, peaks, blocks.forward.held_bytes, last.held_bytes
             )
-        ]  # fmt: skip
+        ]
         waits = [
             self.done["F", stage, m],
             *(self.sent[j, stage, m] for j in self.from_after[stage]),
         ]
         apart = not whole
         kind = Kind.DGRAD if apart else Kind.BACKWARD
-        self._block(stage, group, seconds, waits, effects, kind, m, "I" if apart else "B")
+        self._block(stage, seconds, waits, effects, kind, m, "I" if apart else "B")
         made = self.done["I" if apart else "B", stage, m]
         for j, i in self.sends.backward:
             if j == stage:
                 self._send(j, i, m, self.sends.backward[j, i], made, Phase.BACKWARD)
 
-    def _weight(self, group: int, stage: int, m: int) -> None:
+    def _weight(self, stage: int, m: int) -> None:
         blocks = self.blocks[stage]
         assert blocks.backward is not None, "an order of training has a backward"
         assert blocks.weight is not None, "the backward was taken apart"
         effects = [
             (memory, peak - held, after - peak)
-            for memory, peak, held, after in zip(
-                self._places(group, blocks), blocks.weight.peak_bytes,
-                blocks.backward.held_bytes, blocks.weight.held_bytes, strict=True,
+            for memory, peak, held, after in self._rows(
+                stage, blocks.weight.peak_bytes, blocks.backward.held_bytes,
+                blocks.weight.held_bytes,
             )
         ]  # fmt: skip
         waits = [self.done["I", stage, m]]
-        self._block(stage, group, blocks.weight.seconds, waits, effects, Kind.WGRAD, m, "W")
+        self._block(stage, blocks.weight.seconds, waits, effects, Kind.WGRAD, m, "W")
 
     def _block(
-        self, stage: int, group: int, seconds: float, waits: list[int],
+        self, stage: int, seconds: float, waits: list[int],
         effects: list[tuple[int, float, float]], kind: Kind, m: int, letter: str,
     ) -> None:  # fmt: skip
         phase = BLOCK_PHASES[letter]
         work = Work(Purpose.COMPUTE, phase, stage=stage, body=self.steady[stage])
         self.done[letter, stage, m] = self.builder.add(
-            work, self.lanes[group], seconds, waits, effects, kind, m
+            work, self._lanes(stage), seconds, waits, effects, kind, m
         )
 
     def _send(self, i: int, j: int, m: int, sent: StageSend, made: int, phase: Phase) -> None:
         """A message between stages: its send, and the receive that the next block waits for."""
-        a, b = self.group_of[i], self.group_of[j]
-        effects = [(memory, 0.0, -sent.source_bytes) for memory in self.memory_of[a].values()]
-        for memory in self.memory_of[b].values():
-            if a == b:
-                place = next(k for k, effect in enumerate(effects) if effect[0] == memory)
-                effects[place] = (memory, sent.target_bytes, -sent.source_bytes)
-            else:
-                effects.append((memory, sent.target_bytes, 0.0))
-        send, receive = self._message(i, j, sent, phase)
-        lanes = () if a == b else (self._link(a, b),)
+        takes = dict.fromkeys(self._memories_of(j), sent.target_bytes)
+        gives = dict.fromkeys(self._memories_of(i), -sent.source_bytes)
+        effects = [
+            (memory, takes.get(memory, 0.0), gives.get(memory, 0.0)) for memory in gives | takes
+        ]
+        send, receive, lanes = self._message(i, j, sent, phase)
         seconds = sent.seconds if lanes else 0.0
         first = self.builder.add(send, lanes, seconds, [made], effects, Kind.SEND, m)
         # A receive has the order of the sends on its link, so that neither waits for the other.
@@ -330,14 +349,24 @@ class _PipelineBuilder:
         self.builder.pair(first, second)
         self.sent[i, j, m] = second
 
-    def _message(self, i: int, j: int, sent: StageSend, phase: Phase) -> tuple[Work, Work]:
+    def _message(
+        self, i: int, j: int, sent: StageSend, phase: Phase
+    ) -> tuple[Work, Work, tuple[int, ...]]:
+        """What a message and its receive are, and the lanes that they take."""
         key = (i, j, phase.name)
         if key not in self.messages:
             here, there = [], []
             for crossing in sent.tensors:
                 here.append(self.builder.value(Value(crossing.source, crossing.have)))
                 there.append(self.builder.value(Value(crossing.target, crossing.need, "received")))
-            group = self.builder.group(paired(self.stages[i].mesh, self.stages[j].mesh))
+            source, target = self.stages[i].mesh, self.stages[j].mesh
+            each = (
+                pair
+                for crossing in sent.tensors
+                for pair in sent_pairs(source, crossing.have, target, crossing.need)
+            )
+            pairs = tuple(dict.fromkeys(each))
+            group = self.builder.group(pairs)
             send = Work(
                 Purpose.SEND, phase, stage=i, peer=j, group=group, size_bytes=sent.source_bytes,
                 reads=tuple(here),
@@ -345,7 +374,7 @@ class _PipelineBuilder:
             receive = replace(
                 send, purpose=Purpose.RECEIVE, stage=j, peer=i, reads=(), writes=tuple(there)
             )
-            self.messages[key] = send, receive
+            self.messages[key] = send, receive, self._between(i, j, pairs)
         return self.messages[key]
 
     # Before the first and after the last micro-batch.
@@ -359,6 +388,7 @@ class _PipelineBuilder:
                     blocks = self.blocks[stage]
                     kinds = [self.cluster.devices[d].kind for d in blocks.devices]
                     total += blocks.static_bytes[kinds.index(kind)]
+                    total += (self.num_microbatches - 1) * blocks.cache_bytes
                 effects.append((memory, total, 0.0))
         return self.builder.add(Work(Purpose.RESIDENT), (), 0.0, (), effects)
 
@@ -373,39 +403,39 @@ class _PipelineBuilder:
         for pair, tied in self.sends.returned.items():
             self._tie(pair, tied, ready, "broadcast")
         for stage in sorted(ready, key=lambda s: max(ready[s])):  # whose gradients come first
-            blocks, group = self.blocks[stage], self.group_of[stage]
-            waits = ready[stage]
+            blocks, waits = self.blocks[stage], ready[stage]
             body = self.ending[stage]
             if blocks.sync_s > 0 or body >= 0:
                 work = Work(Purpose.GRADIENT_REDUCTION, Phase.REDUCE, stage=stage, body=body)
-                lanes = (self._link(group, group),) if blocks.sync_s > 0 else ()
+                lanes = tuple(self._link(g, g) for g in self.groups_of[stage])
+                lanes = lanes if blocks.sync_s > 0 else ()
                 task = self.builder.add(
                     work, lanes, blocks.sync_s if lanes else 0.0, waits, kind=Kind.COLLECTIVE
                 )
                 waits = [task]
             if blocks.update_s > 0 or body >= 0:
                 work = Work(Purpose.UPDATE, Phase.UPDATE, stage=stage, body=body)
-                self.builder.add(work, self.lanes[group], blocks.update_s, waits, kind=Kind.UPDATE)
+                self.builder.add(work, self._lanes(stage), blocks.update_s, waits, kind=Kind.UPDATE)
 
     def _tie(
         self, pair: tuple[int, int], tied: Tied, ready: dict[int, list[int]], collective: str
     ) -> None:
         """Two stages that hold a parameter add up its gradients, or one hands on the whole sum."""
         i, j = pair
-        a, b = self.group_of[i], self.group_of[j]
         here, there = [], []
         for name, have, need in tied.parameters:
             here.append(self.builder.value(Value(name, have, "parameter")))
             there.append(self.builder.value(Value(name, need, "parameter")))
+        pairs = paired(self.stages[i].mesh, self.stages[j].mesh)
         work = Work(
             Purpose.GRADIENT_REDUCTION, Phase.REDUCE, stage=i, peer=j, collective=collective,
-            group=self.builder.group(paired(self.stages[i].mesh, self.stages[j].mesh)),
+            group=self.builder.group(pairs),
             size_bytes=tied.size_bytes, reads=tuple(here), writes=tuple(there),
         )  # fmt: skip
         lanes: tuple[int, ...] = ()
         if tied.seconds > 0:
-            both = (self._link(a, b), self._link(b, a))
-            lanes = both[:1] if a == b or collective == "broadcast" else both
+            both = pairs if collective == "broadcast" else (*pairs, *((b, a) for a, b in pairs))
+            lanes = self._links(both, inside=True)
         task = self.builder.add(
             work, lanes, tied.seconds, [*ready[i], *ready[j]], kind=Kind.COLLECTIVE
         )
@@ -419,13 +449,12 @@ class _PipelineBuilder:
         return len(self.builder.bodies) - 1
 
     def _name(self, group: int) -> str:
-        devices = self.stages[self.groups[group][0]].mesh.devices
-        names = [self.cluster.devices[device].name for device in devices]
+        names = [self.cluster.devices[device].name for device in self.devices[group]]
         return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
     def _memories(self, group: int) -> dict[str, int]:
         """A memory for each kind of device in a group."""
-        devices = drawn_devices(self.stages[self.groups[group][0]], self.cluster, 1)
+        devices = first_of_kinds(self.devices[group], self.cluster)
         memories = {}
         for device in devices:
             kind = self.cluster.kind_of(device)
@@ -434,22 +463,47 @@ class _PipelineBuilder:
         return memories
 
     def _kind(self, group: int, name: str) -> DeviceKind:
-        devices = self.stages[self.groups[group][0]].mesh.devices
         return next(
-            self.cluster.kind_of(d) for d in devices if self.cluster.devices[d].kind == name
+            self.cluster.kind_of(device)
+            for device in self.devices[group]
+            if self.cluster.devices[device].kind == name
         )
 
-    def _places(self, group: int, blocks: Blocks) -> list[int]:
-        memory_of = self.memory_of[group]
-        return [memory_of[self.cluster.devices[device].kind] for device in blocks.devices]
+    def _lanes(self, stage: int) -> tuple[int, ...]:
+        """The lanes that a block of a stage takes: of all its devices."""
+        return tuple(self.lanes[g] for g in self.groups_of[stage])
 
-    def _rows(
-        self, group: int, blocks: Blocks, phase: BlockPhase
-    ) -> Iterable[tuple[int, float, float]]:
-        return zip(self._places(group, blocks), phase.peak_bytes, phase.held_bytes, strict=True)
+    def _rows(self, stage: int, *columns: tuple[float, ...]) -> Iterable[Any]:
+        """(memory, bytes, ...) of a stage: group by group, kind by kind as its blocks have them."""
+        kinds = [self.cluster.devices[device].kind for device in self.blocks[stage].devices]
+        for g in self.groups_of[stage]:
+            for k, kind in enumerate(kinds):
+                if kind in self.memory_of[g]:
+                    yield self.memory_of[g][kind], *(column[k] for column in columns)
+
+    def _memories_of(self, stage: int) -> list[int]:
+        return [memory for g in self.groups_of[stage] for memory in self.memory_of[g].values()]
 
     def _entered(self, stage: int) -> float:
         return sum(sent.target_bytes for (_, j), sent in self.sends.forward.items() if j == stage)
+
+    def _between(self, i: int, j: int, pairs: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The lanes of a message between stages; none where both have the same devices."""
+        if self.groups_of[i] == self.groups_of[j]:
+            return ()
+        return self._links(pairs, inside=False)
+
+    def _links(self, pairs: Sequence[tuple[int, ...]], *, inside: bool) -> tuple[int, ...]:
+        """The lanes between the groups of pairs of devices, each once.
+
+        What stays in a group takes its own lane, where that counts or where it moves at all.
+        """
+        lanes: dict[int, None] = {}
+        for source, target in pairs:
+            a, b = self.group_of_device[source], self.group_of_device[target]
+            if a != b or inside or source != target:
+                lanes[self._link(a, b)] = None
+        return tuple(lanes)
 
     def _link(self, a: int, b: int) -> int:
         if (a, b) not in self.network:

@@ -4,17 +4,37 @@ Every name is escaped, so that whatever a model or machine is called shows as te
 """
 
 import base64
+import math
 from html import escape
+from importlib import resources
 
 from partita import units
 from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
+from partita.jobs.cost_tree import cost_tree
+from partita.jobs.idle import bound_gap, idle_account
+from partita.jobs.measured_lanes import measured_lanes
+from partita.jobs.memory_parts import memory_parts
+from partita.jobs.other_orders import other_orders
+from partita.jobs.run_trace import RankTrace
 from partita.jobs.simulate import Simulation, slowest_groups
+from partita.jobs.traffic import HiddenShare, hidden_share, sent
 from partita.meaning import Purpose
 from partita.plans import Plan, Progress
 from partita.report.charts import ChartLine, line_chart
-from partita.report.html_parts import cards, document, table
-from partita.report.live_timeline import live_timeline, timeline_colors, timeline_script
+from partita.report.html_parts import cards, document, folded, legend, table
+from partita.report.live_timeline import (
+    TIMELINE_STYLE,
+    TimelineExtras,
+    live_timeline,
+    timeline_script,
+)
+from partita.report.page_links import links_section
+from partita.report.page_memory import memory_section
+from partita.report.page_model import model_section, roofline_section
+from partita.report.page_time import time_section
+from partita.report.page_tried import tried_section
+from partita.report.palette import hatch
 from partita.report.planned import STAGE_HEADER, stage_rows
 from partita.report.summary import (
     KEPT,
@@ -32,56 +52,110 @@ MOST_SPLITS = 400
 MOST_OPS = 25
 MOST_BOXES = 160  # of the model, before modules are folded
 
-_STYLE = """
-.bar{display:flex;height:14px;border-radius:7px;overflow:hidden;background:var(--line)}
-.bar i{display:block}
-details summary{cursor:pointer}
-.timeline{position:relative;--held:#8250df}
-.timeline canvas{display:block;width:100%;touch-action:pan-y}
-.timeline canvas:focus-visible{outline:2px solid var(--k0);outline-offset:2px}
-.tools{display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;margin-bottom:.5rem;
-font-size:.85rem}
-.tools button{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);
-border-radius:6px;padding:.15rem .55rem;cursor:pointer}
-.tools button[aria-pressed=false]{opacity:.55}.tools [data-critical][aria-pressed=true]{
-border-color:var(--ink)}
-.tools i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.4em}
-.tip{position:absolute;pointer-events:none;background:var(--card);border:1px solid var(--line);
-border-radius:6px;padding:.3rem .6rem;font-size:.82rem;max-width:30rem;overflow-wrap:anywhere;
-box-shadow:0 2px 8px #0003;z-index:1}
-.tip div:first-child{font-weight:600}
-.model{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}
-.model svg{display:block;margin:auto}
+_STYLE = f"""
+.bar{{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}}
+.bar i{{display:block}}
+{TIMELINE_STYLE}
+.fig{{min-width:48rem}}
+.model{{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}}
+.model svg{{display:block;margin:auto}}
+.chip{{color:#fff;border-radius:9px;padding:.05rem .5rem;font-size:.8rem;margin-right:.3rem;
+display:inline-block}}
+.chip.plain{{color:var(--ink);border:1px solid var(--line)}}
+.tree{{font-size:.9rem;max-height:30rem;overflow:auto;border:1px solid var(--line);
+border-radius:8px;padding:.4rem .8rem}}
+.tree details{{margin-left:1.1rem}}.tree>details,.tree>p{{margin-left:0}}
+.tree p{{margin:.1rem 0 .1rem 2.1rem}}.tree summary{{cursor:pointer}}
+.tree .n{{float:right;font-variant-numeric:tabular-nums;font-size:.85rem}}
+.share{{display:inline-block;height:.6em;background:var(--soft);margin:0 .5rem;border-radius:2px}}
+input[type=search]{{font:inherit;color:var(--ink);background:var(--card);
+border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem}}
+.picked{{list-style:none;padding:.5rem .9rem;margin:.4rem 0;background:var(--card);
+border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}}
+.pick{{cursor:pointer}}.pick[aria-pressed=true] *{{stroke:var(--ink);stroke-width:3}}
+.pick:focus-visible *{{stroke:var(--focus);stroke-width:3}}
+@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0}}
+.timeline canvas{{height:auto!important}}}}
 """.strip()
-_SHADES = ("#2f74d0", "#b7701b", "#6b7683", "#c4473f")  # of what bounds a step
+_SHADES = (("#2f74d0", 0), ("#a5650f", 3), ("#6b7683", 4), ("#c4473f", 2))  # of what bounds a step
 
 
-def plan_page(plan: Plan, simulation: Simulation) -> str:
-    """The page of a plan and its simulation."""
+def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] = ()) -> str:
+    """The page of a plan and its simulation; with traces of a run, beside what was measured."""
     title = f"{plan.model.spec} on {plan.cluster.spec}"
+    idle = idle_account(simulation.timeline)
+    hidden = hidden_share(simulation.timeline)
+    parts = memory_parts(simulation)
+    measured = measured_lanes(plan, simulation, traces) if traces else ()
+    extras = TimelineExtras(idle, parts, measured)
+    gap = bound_gap(idle, _bound_of_step(plan, simulation))
     body = "\n".join(
         (
             f"<h1>{escape(title)}</h1>",
             f'<p class="soft">{escape(_subtitle(plan, simulation))}</p>',
-            _cards(plan, simulation),
-            _bounds(simulation),
+            _cards(plan, simulation, hidden),
+            _assumptions(simulation),
+            time_section(idle, gap),
             "<h2>Timeline of one step</h2>",
-            live_timeline(simulation.timeline),
+            live_timeline(simulation.timeline, extras),
             _drawn(simulation),
+            _bounds(simulation),
             *_inside(simulation),
+            memory_section(simulation, parts),
+            *_search(plan, simulation),
             *_stages(simulation),
-            "<h2>The model by stage</h2>",
+            model_section(cost_tree(simulation)),
             _model(plan, simulation),
-            "<h2>Slowest ops on one device</h2>",
+            roofline_section(simulation),
             _slowest(simulation),
+            links_section(simulation.cluster, sent(simulation.timeline.program), hidden),
             "<h2>How every op is split</h2>",
             _splits(plan, simulation),
-            *_search(plan),
             f'<p class="soft">{escape(_origin(plan))}</p>',
             timeline_script(),
+            page_script(),
         )
     )
-    return document(title, f"{_STYLE}\n.timeline{{{timeline_colors()}}}", body)
+    return document(title, _STYLE, body)
+
+
+def page_script() -> str:
+    """What the page answers to beside its timelines."""
+    text = resources.files("partita.report").joinpath("assets/page.js").read_text("utf-8")
+    return f"<script>\n{text}</script>"
+
+
+def _bound_of_step(plan: Plan, simulation: Simulation) -> float:
+    """The bound of one step: what is known of steady state bounds a step as well."""
+    return min(max(0.0, plan.prediction.lower_bound_s), simulation.step_s)
+
+
+def _assumptions(simulation: Simulation) -> str:
+    """What the prediction rests on, in lines."""
+    workload = simulation.workload
+    how = {
+        "graph": "kernels start from a CUDA graph; the host costs nothing",
+        "eager": "PyTorch op by op; the host starts every kernel",
+        "compiled": "chains of cheap ops are fused; the host starts what is left",
+    }[workload.execution]
+    lines = [f"execution {workload.execution}: {how}"]
+    for record in simulation.physics_sets:
+        known = record.physics
+        own = "fitted or measured for this kind" if record.own else "taken from a kind most like it"
+        lines.append(
+            f"{record.kind} ({own}): products reach {known.products:.0%} of the peak, memory "
+            f"{known.memory:.0%}, links {known.inside:.0%} inside and {known.across:.0%} between "
+            f"nodes; a collective costs at least {units.seconds(known.inside_s)}; interference "
+            f"{known.interference:.0%}; measured runs lie within a factor of "
+            f"{math.exp(1.2816 * record.spread):.2f} (80 %)"
+        )
+    lines.append(
+        "memory: what the program holds and the workspace of drivers and libraries; "
+        "fragmentation is not counted; 80 % of published peaks lie within 6 %"
+    )
+    lines.append("all devices of a kind are equally fast, and nothing else runs on them")
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return folded("what this prediction assumes", f"<ul>{items}</ul>")
 
 
 def _subtitle(plan: Plan, simulation: Simulation) -> str:
@@ -93,7 +167,7 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
     )
 
 
-def _cards(plan: Plan, simulation: Simulation) -> str:
+def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
     step = simulation.step_s
     in_a_row = plan.prediction.interval_s is not None
     objective = simulation.interval_s if in_a_row else step
@@ -112,8 +186,22 @@ def _cards(plan: Plan, simulation: Simulation) -> str:
         ("MFU", f"{simulation.mfu:.0%}", f"{mfu} of the peak FLOP/s of all devices"),
         ("memory", units.size(peak), f"{memory} of {units.size(capacity)} per device"),
         _waiting_card(simulation),
+        *_overlap_card(hidden),
     )  # fmt: skip
-    return cards(figures)
+    ranges = {
+        "step (predicted)": (step, *simulation.likely_step_s),
+        "MFU": (simulation.mfu, *simulation.likely_mfu),
+        "memory": (peak, *simulation.likely_peak_bytes),
+    }
+    return cards(figures, ranges)
+
+
+def _overlap_card(hidden: HiddenShare) -> tuple[tuple[str, str, str], ...]:
+    """How much of all communication is hidden; nothing where nothing is sent."""
+    if not hidden.sending_s > 0:
+        return ()
+    note = f"of {units.seconds(hidden.sending_s)} that devices send, they compute as well"
+    return (("overlap", f"{hidden.share:.0%}", note),)
 
 
 def _waiting_card(simulation: Simulation) -> tuple[str, str, str]:
@@ -128,11 +216,18 @@ def _waiting_card(simulation: Simulation) -> tuple[str, str, str]:
 def _bounds(simulation: Simulation) -> str:
     shares = bound_shares(simulation)
     bars = "".join(
-        f'<i style="width:{share:.3%};background:{shade}" title="{name} {share:.1%}"></i>'
-        for (name, share), shade in zip(shares, _SHADES, strict=True)
+        f'<i style="width:{share:.3%};background:{hatch(shade, pattern)}" '
+        f'title="{name} {share:.1%}"></i>'
+        for (name, share), (shade, pattern) in zip(shares, _SHADES, strict=True)
     )
-    words = " · ".join(f"{name} {share:.0%}" for name, share in shares)
-    return f'<h2>What bounds it</h2><div class="bar">{bars}</div><p class="soft">{words}</p>'
+    words = [
+        (f"{name} {share:.0%}", shade, pattern)
+        for (name, share), (shade, pattern) in zip(shares, _SHADES, strict=True)
+    ]
+    return (
+        '<h3>What bounds the busiest device</h3><div class="bar" role="img" '
+        f'aria-label="what bounds the busiest device">{bars}</div>{legend(words)}'
+    )
 
 
 def _drawn(simulation: Simulation) -> str:
@@ -159,11 +254,13 @@ def _inside(simulation: Simulation) -> tuple[str, ...]:
     longest = max(stages, key=lambda number: float(program.bodies[number].end.max()))
     body = program.bodies[longest]
     name = simulation.stages[stages[longest]].name
+    inner = Timeline(body.program, body.start, body.end)
+    extras = TimelineExtras(idle_account(inner))
     return (
-        f"<h2>Inside the blocks of {escape(name)}</h2>",
+        f"<h3>Inside the blocks of {escape(name)}</h3>",
         '<p class="soft">One micro-batch of the stage that takes longest, alone: its ops and '
         "collectives.</p>",
-        live_timeline(Timeline(body.program, body.start, body.end)),
+        live_timeline(inner, extras, f"one micro-batch of {name}"),
     )
 
 
@@ -191,13 +288,14 @@ def _model(plan: Plan, simulation: Simulation) -> str:
             labels[split.op] = ", ".join(cut) or "whole"
     forward = forward_part(simulation.workload.graph)
     picture = to_svg(forward, stage_of, labels, max_nodes=MOST_BOXES)
-    return f'<div class="model scroll">{picture}</div>'
+    return folded("the graph of its ops by stage", f'<div class="model scroll">{picture}</div>')
 
 
 def _slowest(simulation: Simulation) -> str:
     total = sum(op.cost.seconds for op in simulation.ops) or 1.0
     rows = [op_row(group, total) for group in slowest_groups(simulation.ops, MOST_OPS)]
-    return table(OP_HEADER, rows, numbers=(3, 4, 5, 7))
+    shown = table(OP_HEADER, rows, numbers=(3, 4, 5, 7))
+    return folded("the slowest ops on one device", shown)
 
 
 def _splits(plan: Plan, simulation: Simulation) -> str:
@@ -227,11 +325,12 @@ def _splits(plan: Plan, simulation: Simulation) -> str:
     )
 
 
-def _search(plan: Plan) -> tuple[str, ...]:
+def _search(plan: Plan, simulation: Simulation) -> tuple[str, ...]:
     """How the search went, and what else it tried; nothing where the plan does not say."""
+    drawn = tried_section(plan, simulation, other_orders(simulation))
     sections: list[str] = []
-    if plan.origin.history:
-        sections += ["<h2>The search</h2>", f'<div class="scroll">{_progress(plan)}</div>']
+    if drawn or plan.origin.alternatives:
+        sections += ["<h2>What else was tried</h2>", drawn]
     if plan.origin.alternatives:
         best = plan.prediction.objective_s or 1.0
         rows = [
@@ -247,7 +346,11 @@ def _search(plan: Plan) -> tuple[str, ...]:
         ]
         what = "step" if plan.prediction.interval_s is None else "steady state"
         header = ("found by", "plan", what, "", "memory", "why not")
-        sections += ["<h2>What else was tried</h2>", table(header, rows, numbers=(2, 3, 4))]
+        shown = table(header, rows, numbers=(2, 3, 4))
+        sections.append(folded(f"all {len(rows)} with why not", shown))
+    if plan.origin.history:
+        picture = f'<div class="scroll">{_progress(plan)}</div>'
+        sections.append(folded("how the search went", picture))
     return tuple(sections)
 
 

@@ -61,8 +61,8 @@ def front_text(candidates: Sequence[SimulatedPlacement]) -> str:
     return f"{said}\n{units.table(header, rows, numbers=(0, 1, 2))}"
 
 
-def archive_text(placed: Placed) -> str:
-    """What a method that keeps an archive has kept: the best step by devices and bytes sent."""
+def archive_rows(placed: Placed) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(header, rows) of what a method keeps: the best step by devices used and bytes sent."""
     archive = placed.archive
     used = sorted({elite.devices_used for elite in archive.elites})
     kinds = sorted({elite.communication_class for elite in archive.elites})
@@ -76,7 +76,14 @@ def archive_text(placed: Placed) -> str:
         "devices",
         *(units.size(archive.class_bytes[kind]) if kind else "none" for kind in kinds),
     )
-    rows = [(f"{count}", *(cells.get((count, kind), "") for kind in kinds)) for count in used]
+    return header, [
+        (f"{count}", *(cells.get((count, kind), "") for kind in kinds)) for count in used
+    ]
+
+
+def archive_text(placed: Placed) -> str:
+    """What a method that keeps an archive has kept: the best step by devices and bytes sent."""
+    header, rows = archive_rows(placed)
     said = "archive: best step of the search by devices used and bytes sent a batch, at most"
     return f"{said}\n{units.table(header, rows, numbers=range(1, len(header)))}"
 
@@ -134,12 +141,13 @@ def _headline(placed: Placed) -> list[str]:
 def _result(placed: Placed, best: SimulatedPlacement) -> list[str]:
     samples = placed.subject.workload.batch * placed.problem.batches
     rate = samples / best.step_s if best.step_s else 0.0
-    away = "" if not placed.gap else f"   (at most {placed.gap:.1%} from optimal)"
+    away = "" if not placed.gap else f": at most {placed.gap:.1%} from optimal"
     rule = f"   ({placed.dispatch})" if placed.dispatch else ""
     tried = f", {placed.evaluations:,} evaluations" if placed.evaluations else ""
+    bound = units.seconds(placed.lower_bound_s)
     return [
         f"step         {units.seconds(best.step_s)}   ({rate:,.1f} samples/s){rule}",
-        f"lower bound  {units.seconds(placed.lower_bound_s)}{away}",
+        f"lower bound  {bound} on this cost model, over all placements{away}",
         f"{ENDINGS[placed.status]}: {placed.why}",
         f"{units.seconds(placed.seconds)}{tried}",
     ]

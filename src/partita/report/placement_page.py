@@ -1,33 +1,28 @@
-"""A placement as one HTML page that needs nothing else: figures, devices, timeline, the graph.
+"""A placement as one HTML page that needs nothing else: figures, timeline, archive, the graph.
 
 Every name is escaped. The graph has a colour per device; a large one is folded by modules.
 """
 
 from collections.abc import Mapping
-from html import escape
 
 from partita import units
 from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.graph.record import Graph
+from partita.jobs.pareto import pareto_front
 from partita.jobs.place_result import Placed
-from partita.report.placement import shown_lanes
-from partita.report.svg_timeline import timeline_svg
+from partita.report.figures import Mark, linear_axes, scatter
+from partita.report.html_parts import folded, table
+from partita.report.placement import archive_rows
+from partita.report.timeline_page import TimelineStory, timeline_page
 
 MAX_DRAWN_OPS = 400
-_STYLE = """
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:#1f2328;
-max-width:1180px;margin:2rem auto;padding:0 1rem;background:#fff}
-@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}}
-h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-table{border-collapse:collapse;font-size:.9rem}
-th,td{text-align:right;padding:.25rem .8rem;border-bottom:1px solid #d0d7de;white-space:nowrap}
-td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
-.scroll{overflow:auto;max-height:900px;border:1px solid #d0d7de;border-radius:8px;padding:.6rem}
-b.big{font-size:1.6rem}
-iframe{width:100%;height:900px;border:1px solid #d0d7de;border-radius:8px}
-""".strip()
+MOST_TRIED = 400  # placements that are drawn
 HEADER = ("device", "kind", "layers", "memory", "of")
+_STYLE = """
+.model{overflow:auto;max-height:900px;border:1px solid var(--line);border-radius:8px}
+.model svg{display:block;margin:auto}
+""".strip()
 
 
 def placement_page(placed: Placed) -> str:
@@ -36,38 +31,41 @@ def placement_page(placed: Placed) -> str:
     assert best is not None
     assert timeline is not None
     workload, cluster = placed.subject.workload, placed.model.cluster
-    title = f"{workload.spec} on {cluster.name}"
-    gap = "" if placed.gap is None else f", at most {placed.gap:.1%} from optimal"
+    gap = placed.gap or 0.0
     about = (
         f"{units.count(workload.graph.num_parameters)} parameters, "
         f"{'training' if workload.training else 'inference'}, batch {workload.batch} x "
         f"{placed.problem.batches}; rules: {placed.semantics}; method: {placed.method}, "
         f"seed {placed.seed}; {placed.status}: {placed.why}"
     )
+    fullest = max(range(len(best.peak_bytes)), key=lambda device: best.peak_bytes[device])
+    figures = (
+        ("step (predicted)", units.seconds(best.step_s), f"dispatch: {placed.dispatch}"),
+        ("from optimal", f"≤ {gap:.1%}",
+         f"no placement is below {units.seconds(placed.lower_bound_s)}"),
+        ("devices", f"{best.num_devices}", f"of {cluster.num_devices}"),
+        ("memory", units.size(best.peak_bytes[fullest]),
+         f"of {units.size(cluster.kind_of(fullest).memory_bytes)} on "
+         f"{cluster.devices[fullest].name}"),
+    )  # fmt: skip
     names = [device.name for device in cluster.devices]
     groups = {op: names[device] for op, device in placed.devices().items()}
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)} · partita</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>"
-        f'<p><b class="big">{units.seconds(best.step_s)}</b> a step; no placement is below '
-        f"{units.seconds(placed.lower_bound_s)}{gap}</p>{_devices(placed)}"
-        "<h2>Timeline of a step</h2>"
-        f'<div class="scroll">{timeline_svg(timeline, width=1100, lanes=shown_lanes(timeline))}'
-        "</div><h2>Where every op is</h2>"
-        f"{_framed(forward_svg(workload.graph, groups))}</body></html>\n"
-    )
+    picture = f'<div class="model">{forward_svg(workload.graph, groups)}</div>'
+    return timeline_page(
+        TimelineStory(
+            f"{workload.spec} on {cluster.name}", about, timeline, figures, placed.lower_bound_s,
+            sections=(
+                _devices(placed), _tried(placed), _archive(placed), "<h2>Where every op is</h2>",
+                picture,
+            ),
+            style=_STYLE,
+        )
+    )  # fmt: skip
 
 
 def forward_svg(graph: Graph, groups: Mapping[str, str]) -> str:
     """The forward ops of a graph, those of one group in one colour."""
     return to_svg(forward_part(graph), groups, max_nodes=MAX_DRAWN_OPS)
-
-
-def _framed(picture: str) -> str:
-    """A picture in a frame of its own: its styles would hold for the whole page otherwise."""
-    return f'<iframe title="graph" srcdoc="{escape(picture)}"></iframe>'
 
 
 def _devices(placed: Placed) -> str:
@@ -83,8 +81,40 @@ def _devices(placed: Placed) -> str:
         )
         for index, device in enumerate(cluster.devices)
     ]
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    head = "".join(f"<th>{name}</th>" for name in HEADER)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return "<h2>The devices</h2>" + table(HEADER, rows, (2, 3, 4))
+
+
+def _tried(placed: Placed) -> str:
+    """Everything that was simulated, by time and memory."""
+    tried = [one for one in placed.tried if one.step_s > 0][:MOST_TRIED]
+    if len(tried) < 2:
+        return ""
+    front = pareto_front([(one.step_s, max(one.peak_bytes)) for one in tried])
+    marks = [
+        Mark(
+            one.step_s * 1e3, max(one.peak_bytes) / 2**30,
+            "#2f74d0" if one is placed.best else "#2b8453" if n in front else "#6b7683",
+            f"{one.name}: {units.seconds(one.step_s)}, {units.size(max(one.peak_bytes))}, "
+            f"{one.num_devices} devices{'' if one.fits else ', does not fit'}",
+            8 if one is placed.best else 5,
+            "diamond" if one is placed.best else "square" if n in front else "circle",
+        )
+        for n, one in enumerate(tried)
+    ]  # fmt: skip
+    axes = linear_axes([mark.x for mark in marks], [mark.y for mark in marks])
+    return (
+        "<h2>What else was simulated</h2>"
+        + scatter("placements by time and memory", marks, "step, ms", "fullest device, GiB", (),
+                  axes)
+        + '<p class="soft">◆ this placement, ■ others that none beats in both, ● the rest.</p>'
+    )  # fmt: skip
+
+
+def _archive(placed: Placed) -> str:
+    """What a method that keeps an archive has kept, by devices and bytes sent."""
+    if placed.archive is None or not placed.archive.elites:
+        return ""
+    header, rows = archive_rows(placed)
+    shown = table(header, rows, range(1, len(header)))
+    note = '<p class="soft">The best step of the search by devices used and bytes sent.</p>'
+    return folded(f"the archive: {len(placed.archive.elites):,} elites", note + shown, is_open=True)

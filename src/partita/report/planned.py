@@ -36,7 +36,8 @@ def planned_text(planned: Planned) -> str:
         lines.append(
             f"on this cost model no plan of the space is below "
             f"{units.seconds(planned.lower_bound_s)}, so at most {planned.gap:.1%} from optimal; "
-            f"{planned.num_drafted} candidates, {planned.num_simulated} simulated in "
+            f"{units.counted(planned.num_drafted, 'candidate')}, "
+            f"{planned.num_simulated} simulated in "
             f"{units.seconds(planned.seconds)}"
         )
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
+from partita.graph.traffic import cached_inputs
 from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
@@ -67,15 +68,26 @@ def _doubt(simulation: Simulation) -> tuple[str, ...]:
 def job_line(simulation: Simulation) -> str:
     """The model and what is done with it."""
     workload = simulation.workload
+    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
     job = f"training with {workload.optimizer}" if workload.training else "inference"
+    if tokens and not workload.training:
+        job += f", {phase_of_inference(workload.graph)}"
     if workload.execution != "graph":
         job += f" ({workload.execution})"
-    tokens = tokens_of(workload.graph) // max(workload.batch, 1)
-    each = f" of {tokens:,} tokens" if tokens else ""
+    each = f" of {units.counted(tokens, 'token')}" if tokens else ""
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
         f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, {workload.dtype}"
     )
+
+
+def phase_of_inference(graph: Graph) -> str:
+    """What a language model does: reads a prompt, or adds tokens to what it has read."""
+    cached = max(cached_inputs(graph).values(), default=0)
+    if not cached:
+        return "prefill"
+    size = sum(graph.tensor(name).size_bytes for name in cached_inputs(graph))
+    return f"decode behind a KV cache of {cached:,} tokens a sample ({units.size(size)})"
 
 
 def ops_text(graph: Graph) -> str:
@@ -273,7 +285,7 @@ def comparison_text(sharding: Sharding) -> str:
             (
                 name,
                 what,
-                candidate.mesh,
+                candidate.simulation.arrangement,
                 units.seconds(candidate.step_s),
                 likely_range(simulation),
                 f"x{ratio:.2f}",
@@ -283,7 +295,7 @@ def comparison_text(sharding: Sharding) -> str:
             )
         )
     header = (
-        "strategy", "what it is", "mesh", "step", INTERVAL, "", "communication", MEMORY_HEADER, "",
+        "strategy", "what it is", "plan", "step", INTERVAL, "", "communication", MEMORY_HEADER, "",
     )  # fmt: skip
     return "\n".join((units.table(header, rows, numbers=(3, 4, 5, 6, 7)), "", *_verdict(sharding)))
 
@@ -293,7 +305,7 @@ def sharding_text(sharding: Sharding) -> str:
     rows = [
         (
             ("-> " if candidate is sharding.best else "   ") + candidate.name,
-            candidate.mesh,
+            candidate.simulation.arrangement,
             units.seconds(candidate.step_s),
             likely_range(candidate.simulation),
             units.seconds(candidate.simulation.communication_s),
@@ -302,7 +314,7 @@ def sharding_text(sharding: Sharding) -> str:
         )
         for candidate in sharding.tried[:MOST_CANDIDATES]
     ]
-    header = ("   candidate", "mesh", "step", INTERVAL, "communication", MEMORY_HEADER, "fits")
+    header = ("   candidate", "plan", "step", INTERVAL, "communication", MEMORY_HEADER, "fits")
     return "\n".join((units.table(header, rows, numbers=(2, 3, 4, 5)), "", *_verdict(sharding)))
 
 

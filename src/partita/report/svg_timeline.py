@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
+from partita.report.lanes import alike, alike_memories, group_name, short_names, unfolded
 from partita.report.tasks import CATEGORIES, COLORS, about, categories
 from partita.timeline import Timeline
 
@@ -44,6 +45,7 @@ svg.partita .cap{stroke:var(--held);stroke-dasharray:4 3}
 
 _ROW, _GAP, _TOP, _MEMORY = 22, 5, 58, 40
 _LETTER = 7.2  # pixels, about
+MOST_LETTERS = 28  # of a row's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +69,40 @@ def timeline_svg(
     width: int = 1000,
     lanes: Sequence[int] | None = None,
     memory: bool = True,
+    fold: bool = False,
 ) -> str:
-    """The timeline as one `<svg>` element, to be saved as a file or put into a page."""
+    """The timeline as one `<svg>` element, to be saved as a file or put into a page.
+
+    With `fold` one row stands for all lanes that do the same, and collectives inside the blocks of
+    a pipeline are drawn beside their stage.
+    """
+    timeline = unfolded(timeline) if fold and lanes is None else timeline
     program = timeline.program
-    shown = list(range(len(program.lanes)) if lanes is None else lanes)
-    left_out = len(shown) - MOST_LANES
-    shown = shown[:MOST_LANES]
+    rows = [[lane] for lane in (range(len(program.lanes)) if lanes is None else lanes)]
+    if fold and lanes is None:
+        rows = alike(timeline, range(len(program.lanes)))
+    left_out = len(rows) - MOST_LANES
+    rows = rows[:MOST_LANES]
+    shown = [row[0] for row in rows]
     peaks = timeline.peaks()
-    stores = _stores(peaks) if memory else []
-    labels = [program.lanes[lane].name for lane in shown]
-    labels += [_memory_label(timeline, store) for store in stores]
-    left = 20 + round(_LETTER * min(28, max(map(len, labels), default=0)))
+    held_rows = _stores(timeline, peaks, fold) if memory else []
+    stores = [row[0] for row in held_rows]
+    labels = [group_name([program.lanes[lane].name for lane in row]) for row in rows]
+    labels += [group_name([_memory_label(timeline, store) for store in row]) for row in held_rows]
+    labels = short_names(labels, MOST_LETTERS)
+    left = 20 + round(_LETTER * max(map(len, labels), default=0))
     held = {store: _peak_text(timeline, store, float(peaks[store])) for store in stores}
     right = 12 + _LETTER * max(map(len, held.values()), default=4)
     frame = _Frame(timeline, width, left, max(50.0, width - left - right), categories(program))
     bottom = _TOP + len(shown) * (_ROW + _GAP)
     parts = [*_heading(frame, title), *_axis(frame, _TOP - 6, bottom)]
     for row, lane in enumerate(shown):
-        parts += _lane(frame, lane, _TOP + row * (_ROW + _GAP))
+        parts += _lane(frame, lane, labels[row], _TOP + row * (_ROW + _GAP))
     if left_out > 0:
         parts.append(_text(left, bottom + 12, f"{left_out:,} more lanes are not drawn", "soft"))
         bottom += 20
-    for store in stores:
-        parts += _memory(frame, store, bottom + 6, held[store])
+    for store, label in zip(stores, labels[len(shown) :], strict=True):
+        parts += _memory(frame, store, label, bottom + 6, held[store])
         bottom += _MEMORY + 12
     parts += _legend(frame, shown, bottom + 22)
     height = bottom + 36
@@ -102,10 +115,11 @@ def timeline_svg(
     )
 
 
-def _stores(peaks: F64) -> list[int]:
-    """Memories that something is taken from, up to a dozen: the fullest."""
-    fullest = np.argsort(-peaks, kind="stable")[:12].tolist()
-    return sorted(m for m in fullest if peaks[m] > 0)
+def _stores(timeline: Timeline, peaks: F64, fold: bool) -> list[list[int]]:
+    """Memories that something is taken from, up to a dozen: the fullest; alike ones together."""
+    used = np.flatnonzero(peaks > 0).tolist()
+    groups = alike_memories(timeline, used) if fold else [[m] for m in used]
+    return sorted(sorted(groups, key=lambda group: -peaks[group[0]])[:12])
 
 
 def _heading(frame: _Frame, title: str) -> list[str]:
@@ -131,17 +145,16 @@ def _axis(frame: _Frame, y: float, bottom: float) -> list[str]:
     return parts
 
 
-def _lane(frame: _Frame, lane: int, y: float) -> list[str]:
+def _lane(frame: _Frame, lane: int, label: str, y: float) -> list[str]:
     """The name, the ground, the tasks and the share of time a lane is busy."""
     timeline = frame.timeline
-    name = timeline.program.lanes[lane].name
     tasks = timeline.lane_tasks(lane)
     end = frame.left + frame.room
     busy = float((timeline.end[tasks] - timeline.start[tasks]).sum())
     share = busy / timeline.makespan if timeline.makespan > 0 else 0.0
     parts = [
         f'<rect class="row" x="{frame.left}" y="{y}" width="{frame.room:.1f}" height="{_ROW}"/>',
-        _text(8, y + 15, _short(name)),
+        _text(8, y + 15, label),
         _text(end + 6, y + 15, f"{share:.0%}", "soft"),
     ]
     if len(tasks) > MOST_TASKS:
@@ -196,7 +209,7 @@ def _steps(x: float, step: float, heights: list[float]) -> str:
     return "".join(commands)
 
 
-def _memory(frame: _Frame, memory: int, y: float, held: str) -> list[str]:
+def _memory(frame: _Frame, memory: int, label: str, y: float, held: str) -> list[str]:
     """The curve of what a memory holds, with its capacity as a dashed line."""
     timeline = frame.timeline
     store = timeline.program.memories[memory]
@@ -216,7 +229,7 @@ def _memory(frame: _Frame, memory: int, y: float, held: str) -> list[str]:
     points.append(f"H{frame.left + frame.room:.1f}V{base}Z")
     words = f"{store.name} holds at most {held}"
     parts = [
-        _text(8, y + 24, _short(_memory_label(timeline, memory))),
+        _text(8, y + 24, label),
         f'<path class="held" d="{"".join(points)}"><title>{escape(_plain(words))}</title></path>',
         _text(frame.left + frame.room + 6, y + 24, held, "soft"),
     ]
@@ -270,7 +283,3 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 def _plain(text: str) -> str:
     """Text without characters that XML does not allow or that turn the reading direction."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 28 else name[:27] + "…"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from partita import units
 from partita.meaning import COMMUNICATION, Phase, Purpose, Work
 from partita.program import Kind, Program
+from partita.report.palette import CATEGORY_COLORS
 
 PURPOSES = (
     Purpose.RECOMPUTE,
@@ -24,10 +25,7 @@ PURPOSES = (
     Purpose.EXCHANGE,
 )  # those with a category of their own, after the kinds
 CATEGORIES = (*(kind.words for kind in Kind), *(purpose.words for purpose in PURPOSES))
-COLORS = (
-    "#2f74d0", "#2f8f5b", "#1f8a8c", "#b7701b", "#9a4fb0", "#c4473f", "#8a7420", "#6e7f1e",
-    "#6b7683", "#5b62b8", "#b8478d", "#d0622a", "#c4473f", "#8c6246",
-)  # fmt: skip  # of the categories; each reads with white text, on light and on dark ground
+COLORS = CATEGORY_COLORS
 MOST_TENSORS = 4
 MOST_RANKS = 16
 

@@ -1,12 +1,12 @@
 """A timeline in the terminal: a row per lane, a column per slice of time.
 
 A column shows the category of task (its kind, or its purpose where that says more) that took most
-of that slice, or idle where more than half of it is idle. On a lane with more tasks than columns
-that would hide the lesser ones, so there the categories of a column take turns, in proportion to
-their time. The percentages at the right are exact. Categories differ in character and in colour, so
-that it reads without colour; the number of the microbatch stands at the head of a task that has
-room for it. Beyond `MOST_LANES` lanes the busiest are drawn, and one row shows what share of the
-others is busy at a time.
+of that slice, or idle where more than half of it is idle; on a link, whatever crossed it. On a lane
+with more tasks than columns that would hide the lesser ones, so there the categories of a column
+take turns, in proportion to their time. The percentages at the right are exact. Categories differ
+in character and in colour, so that it reads without colour; the number of the microbatch stands at
+the head of a task that has room for it. Beyond `MOST_LANES` lanes the busiest are drawn, and one
+row shows what share of the others is busy at a time.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from rich.cells import cell_len, set_cell_size
 
 from partita.program import F64
 from partita.report.axis import memory_text, tick_text, ticks, time_scale, time_text
+from partita.report.lanes import alike, alike_memories, group_name, short_names, unfolded
 from partita.report.tasks import CATEGORIES, categories
 from partita.timeline import Timeline
 
@@ -38,16 +39,31 @@ def gantt(
     lanes: Sequence[int] | None = None,
     legend: bool = True,
     memory: bool = True,
+    fold: bool = False,
 ) -> str:
-    """The timeline as text of `width` columns; `lanes` chooses rows by index."""
+    """The timeline as text of `width` columns; `lanes` chooses rows by index.
+
+    With `fold` one row stands for all lanes that do the same, and collectives inside the blocks of
+    a pipeline are drawn beside their stage.
+    """
+    timeline = unfolded(timeline) if fold and lanes is None else timeline
     program = timeline.program
-    shown, others = _choose(timeline, lanes)
     peaks = timeline.peaks()
-    memories = _choose_memories(timeline, peaks) if memory else []
-    labels = [program.lanes[lane].name for lane in shown]
+    rows_of = {lane: [lane] for lane in range(len(program.lanes))}
+    if fold and lanes is None:
+        rows_of = {group[0]: group for group in alike(timeline, range(len(program.lanes)))}
+    shown, others = _choose(timeline, lanes, list(rows_of))
+    memories: list[int] = []
+    held_alike: dict[int, list[int]] = {}
+    if memory:
+        memories, held_alike = _choose_memories(timeline, peaks, fold)
+    labels = [group_name([program.lanes[one].name for one in rows_of[lane]]) for lane in shown]
     labels += [f"{len(others):,} more"] if others else []
-    labels += [f"{program.memories[m].name} mem" for m in memories]
-    label_width = min(max(map(cell_len, map(_clean, labels)), default=0), max(8, width // 5))
+    labels += [
+        group_name([f"{program.memories[one].name} mem" for one in held_alike[m]]) for m in memories
+    ]
+    label_width = min(max(map(cell_len, map(_clean, labels)), default=0), max(8, width // 4))
+    labels = short_names([_clean(label) for label in labels], label_width)
     sides = [*_percents(timeline, shown, others), *_held(timeline, memories, peaks)]
     side_width = max(map(len, sides), default=0)
     columns = _num_columns(timeline, max(10, width - label_width - side_width - 4))
@@ -64,30 +80,45 @@ def gantt(
         lines.append(f"{_fit(label, label_width)} │{row}│ {side}")
     if legend:
         lines += _legend(timeline, shown, others, columns, color, width)
-        used = int((peaks > 0).sum())
+        used = len(held_alike)
         if memory and used > len(memories):
             lines.append(f"the {len(memories)} fullest of {used:,} memories are drawn")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _choose(timeline: Timeline, lanes: Sequence[int] | None) -> tuple[list[int], list[int]]:
+def _choose(
+    timeline: Timeline, lanes: Sequence[int] | None, rows: list[int]
+) -> tuple[list[int], list[int]]:
     """(lanes drawn, lanes summed up): all, those asked for, or the busiest where there are many."""
-    count = len(timeline.program.lanes)
     if lanes is not None:
         return list(lanes), []
-    if count <= MOST_LANES:
-        return list(range(count)), []
-    by_use = np.argsort(-timeline.busy(), kind="stable")
+    if len(rows) <= MOST_LANES:
+        return rows, []
+    by_use = np.array(rows)[np.argsort(-timeline.busy()[rows], kind="stable")]
     return sorted(by_use[: MOST_LANES // 2].tolist()), sorted(by_use[MOST_LANES // 2 :].tolist())
 
 
-def _choose_memories(timeline: Timeline, peaks: F64) -> list[int]:
-    """The memories that are fullest, in their order; none that nothing is taken from."""
+def _choose_memories(
+    timeline: Timeline, peaks: F64, fold: bool
+) -> tuple[list[int], dict[int, list[int]]]:
+    """The memories that are fullest, in their order; none that nothing is taken from.
+
+    With `fold` the first of those that hold the same, and which these are.
+    """
+    used = np.flatnonzero(peaks > 0).tolist()
+    groups = alike_memories(timeline, used) if fold else [[m] for m in used]
+    first = {group[0]: group for group in groups}
+    fullest = [m for m in _fullest(timeline, peaks) if m in first][:MOST_MEMORIES]
+    return sorted(fullest), first
+
+
+def _fullest(timeline: Timeline, peaks: F64) -> list[int]:
+    """Memories by how full they are."""
     stores = timeline.program.memories
     limits = np.array([m.capacity or peak for m, peak in zip(stores, peaks, strict=True)])
     share = np.divide(peaks, limits, out=np.zeros(len(peaks)), where=limits > 0)
-    fullest = np.argsort(-share, kind="stable")[:MOST_MEMORIES].tolist()
-    return sorted(m for m in fullest if peaks[m] > 0)
+    order: list[int] = np.argsort(-share, kind="stable").tolist()
+    return order
 
 
 def _num_columns(timeline: Timeline, room: int) -> int:
@@ -127,8 +158,12 @@ def _lane_rows(timeline: Timeline, lanes: list[int], columns: int, color: bool) 
     shares = timeline.shares(columns, lanes, category, len(CATEGORIES))
     idle = 1.0 - shares.sum(axis=2)
     kinds = np.where(idle > 0.5, -1, shares.argmax(axis=2))
+    links = _links(timeline, lanes)
     for row in _crowded(timeline, lanes, columns):
-        kinds[row] = _take_turns(np.column_stack((shares[row], idle[row].clip(0))))
+        if row not in links:
+            kinds[row] = _take_turns(np.column_stack((shares[row], idle[row].clip(0))))
+    for row in links:  # messages are short: whatever crosses is seen
+        kinds[row] = np.where(shares[row].max(axis=1) > 0, shares[row].argmax(axis=1), -1)
     texts = [[IDLE if k < 0 else FILL[k] for k in row] for row in kinds.tolist()]
     numbered = np.zeros(kinds.shape, np.bool_)
     for row, first, number in _numbers(timeline, lanes, columns):
@@ -138,6 +173,11 @@ def _lane_rows(timeline: Timeline, lanes: list[int], columns: int, color: bool) 
         _paint_row(text, kind, number, color)
         for text, kind, number in zip(texts, kinds.tolist(), numbered.tolist(), strict=True)
     ]
+
+
+def _links(timeline: Timeline, lanes: list[int]) -> list[int]:
+    """Rows of links and networks."""
+    return [row for row, lane in enumerate(lanes) if timeline.program.lanes[lane].kind == "link"]
 
 
 def _crowded(timeline: Timeline, lanes: list[int], columns: int) -> list[int]:
@@ -235,7 +275,9 @@ def _legend(
     if (timeline.program.microbatch >= 0).any():
         notes.append("numbers are microbatches")
     lines = ["", *rows, "; ".join(notes)]
-    if _crowded(timeline, lanes, columns):
+    if _links(timeline, lanes):
+        lines.append("links show what crosses them, however short; devices what takes longest")
+    if set(_crowded(timeline, lanes, columns)) - set(_links(timeline, lanes)):
         lines.append(
             "lanes with more tasks than columns mix their kinds by the share of time each has"
         )

@@ -13,11 +13,13 @@ with a proven lower bound, weak or strong. Stopping early is not an error: the r
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
+
+from partita.compiled import work_clock
+from partita.showing import plot_of, repr_html, table_of
 
 P = TypeVar("P", contravariant=True)
 PROVEN_GAP = 1e-9  # so near, an answer is called optimal
@@ -75,6 +77,8 @@ class Result(Generic[S]):
     evaluations: int = 0
     history: tuple[Improvement, ...] = ()
 
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
+
     @property
     def gap(self) -> float | None:
         """How far from optimal at most, as a fraction of the objective."""
@@ -108,7 +112,7 @@ class Run(Generic[S]):
         self.stop = stop
         self.method = method
         self.seed = seed
-        self.started = time.perf_counter()
+        self.started = work_clock()
         self.solution: S | None = None
         self.objective: float | None = None
         self.lower_bound: float | None = None
@@ -118,7 +122,7 @@ class Run(Generic[S]):
     @property
     def seconds(self) -> float:
         """Seconds since the search began."""
-        return time.perf_counter() - self.started
+        return work_clock() - self.started
 
     def offer(self, solution: S, objective: float) -> bool:
         """Keep `solution` if it is strictly better than what we have; True if kept."""

@@ -5,6 +5,7 @@ looked into, at any depth:
 
 - the tasks inside a stage's blocks are right by themselves, and their run is a true one; a block
   lasts as long as its phase in that run, and takes as much memory;
+- a block takes the lanes of all devices of its stage, so that no device runs two blocks at once;
 - what a stage receives is what its ops read; every receive has a send of the same micro-batch from
   the stage that makes the tensor, settled, and waits for it; blocks wait for what they receive;
 - gradients of a parameter that several stages hold are added up, each once, before each of them
@@ -86,6 +87,8 @@ class _PipelineCheck:
         self.paired = {int(b): int(a) for a, b in self.program.pairs.tolist()}
         self.blocks = self._blocks()
         if not self.wrong:
+            self._lanes()
+        if not self.wrong:
             self._stages()
             self._messages()
             self._step_end()
@@ -135,6 +138,35 @@ class _PipelineCheck:
             return True
         shared = set(self.program.lanes_of(task)) & set(self.program.lanes_of(other))
         return bool(shared) and self.position[other] < self.position[task]
+
+    def _lanes(self) -> None:
+        """A lane stands for the devices that run the same stages: each has one, of no others."""
+        lanes_of: dict[int, set[int]] = {}
+        updates = [(work.stage, task) for work, tasks in self._of(Purpose.UPDATE) for task in tasks]
+        for stage, task in (*((key[0], task) for key, task in self.blocks.items()), *updates):
+            own = set(self.program.lanes_of(task))
+            if lanes_of.setdefault(stage, own) != own:
+                name = self.program.task_name(task)
+                self.wrong.append(f"{name} runs on other lanes than {self._named(stage)} does")
+                return
+        held: dict[int, set[int]] = {}  # device -> stages
+        on_lane: dict[int, set[int]] = {}
+        for number, stage_record in enumerate(self.stages):
+            for device in stage_record.mesh.devices:
+                held.setdefault(device, set()).add(number)
+            for lane in lanes_of[number]:
+                on_lane.setdefault(lane, set()).add(number)
+        for device, stages in held.items():
+            if stages not in on_lane.values():
+                names = " and ".join(self._named(stage) for stage in sorted(stages))
+                self.wrong.append(f"device {device} runs {names}, and no lane has just these")
+                return
+        for lane, stages in on_lane.items():
+            if stages not in held.values():
+                names = " and ".join(self._named(stage) for stage in sorted(stages))
+                where = self.program.lanes[lane].name
+                self.wrong.append(f"lane {where} has {names}, which no device runs together")
+                return
 
     # Inside the blocks.
 
@@ -236,17 +268,24 @@ class _PipelineCheck:
         before = {
             Kind.BACKWARD: Phase.FORWARD, Kind.DGRAD: Phase.FORWARD, Kind.WGRAD: Phase.BACKWARD
         }.get(kind)  # fmt: skip
+        wanted = []  # per kind of device
+        for k in range(len(inside[0].peaks)):
+            peak = max(phase.peaks[k] for phase in inside)
+            held = phases[before].held[k] if before in phases and before is not None else 0.0
+            wanted.append((peak - held, TOLERANCE * max(peak, 1.0)))
         part = slice(self.program.effect_start[task], self.program.effect_start[task + 1])
         said = self.program.effect_at_start[part].tolist()
-        for memory, takes in enumerate(said):
-            if memory >= len(inside[0].peaks):
-                return
-            peak = max(phase.peaks[memory] for phase in inside)
-            held = phases[before].held[memory] if before in phases and before is not None else 0.0
-            if abs(takes - (peak - held)) > TOLERANCE * max(peak, 1.0):
+        if len(said) < len(self.program.lanes_of(task)):
+            name = self.program.task_name(task)
+            self.wrong.append(f"{name} takes memory on {len(said)} of its groups of devices only")
+            return
+        for place, takes in enumerate(said):
+            # Groups of devices that share a stage have its kinds each, or some of them.
+            alike = wanted[place : place + 1] if len(said) == len(wanted) else wanted
+            if not any(abs(takes - right) <= most for right, most in alike):
                 name = self.program.task_name(task)
                 self.wrong.append(
-                    f"{name} is said to take {takes:.9g} bytes, inside it are {peak - held:.9g}"
+                    f"{name} is said to take {takes:.9g} bytes, inside it are {alike[0][0]:.9g}"
                 )
                 return
 

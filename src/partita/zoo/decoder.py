@@ -178,17 +178,21 @@ class DecoderSizes:
 
 def decoder(
     name: str, sizes: DecoderSizes, batch: int, seq: int, dtype: str, loss: bool,
-    fused_attention: bool = True,
+    fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
-    """The graph of a decoder of any description."""
-    if sizes.positions and seq > sizes.positions:
+    """The graph of a decoder of any description.
+
+    With `cache` so many tokens have been read before: keys and values of theirs are inputs, and
+    `seq` new tokens (one, where text is generated) look at them and at each other.
+    """
+    check_cache(name, seq, cache, sizes.positions, loss)
+    if cache and sizes.latent is not None:
         raise ModelError(
-            f"{seq} positions, and the model has learned {sizes.positions}",
-            fix=f"choose at most {sizes.positions}",
+            "has latent attention, of which no cache is built", fix="plan its prefill instead",
             field=name,
-        )
+        )  # fmt: skip
     g = GraphBuilder(name, dtype)
-    net = Stack(g, sizes, fused_attention)
+    net = Stack(g, sizes, fused_attention, cache)
     ids = g.input("input_ids", (batch, seq), "i64")
     with g.scope(sizes.names.model):
         table = g.parameter(
@@ -200,6 +204,31 @@ def decoder(
         if sizes.embed_width:
             x = g.linear(x, sizes.embed_width, "project_out", bias=False)
     return finish(g, net.logits(x, table), loss)
+
+
+def check_cache(name: str, seq: int, cache: int, positions: int, loss: bool) -> None:
+    """Refuse more positions than the model has learned (0: any number), and a cache in training."""
+    if positions and seq + cache > positions:
+        raise ModelError(
+            f"{seq + cache} positions, and the model has learned {positions}",
+            fix=f"choose at most {positions}",
+            field=name,
+        )
+    if cache and loss:
+        raise ModelError(
+            "has a cache of tokens read before, which training has not",
+            fix="plan inference with --infer",
+            field=name,
+        )
+
+
+def remembered(g: GraphBuilder, new: Tensor, cache: int, name: str) -> Tensor:
+    """Keys or values [b, s, features] behind those of the tokens read before, an input."""
+    if not cache:
+        return new
+    batch, _, width = new.shape
+    before = g.input(f"{g.path}.{name}_cache", (batch, cache, width))
+    return g.one("concat", before, new, name=f"{name}_all", axis=1, appended=True)
 
 
 def position_ids(g: GraphBuilder, count: int, start: int = 0) -> Tensor:
@@ -214,11 +243,12 @@ def position_ids(g: GraphBuilder, count: int, start: int = 0) -> Tensor:
 class Stack:
     """Layers of one description, with a builder: of a decoder, or of a tower in another model."""
 
-    def __init__(self, g: GraphBuilder, sizes: DecoderSizes, fused: bool) -> None:
+    def __init__(self, g: GraphBuilder, sizes: DecoderSizes, fused: bool, cache: int = 0) -> None:
         self.g = g
         self.sizes = sizes
         self.names = sizes.names
         self.fused = fused
+        self.cache = cache
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """The model's norm, over the last dim."""
@@ -236,7 +266,7 @@ class Stack:
         if not sizes.positions:
             return x
         offset = sizes.position_offset
-        order = position_ids(g, ids.shape[1], offset)
+        order = position_ids(g, ids.shape[1], offset + self.cache)
         places = g.embedding(order, sizes.positions + offset, sizes.width, self.names.positions)
         return g.add(x, places, name="embedding")
 
@@ -321,7 +351,10 @@ class Stack:
             q, k = self._head_norm(q, size, "q_norm"), self._head_norm(k, size, "k_norm")
         if sizes.temperature is not None and rope is None:
             floor, factor = sizes.temperature
-            q = g.elementwise("temperature", q, name="q_scaled", floor=floor, factor=factor)
+            more: dict[str, AttrIn] = {"start": self.cache} if self.cache else {}
+            q = g.elementwise("temperature", q, name="q_scaled", floor=floor, factor=factor, **more)
+        if memory is None:
+            k, v = (remembered(g, t, self.cache, n) for t, n in ((k, "k"), (v, "v")))
         sinks = g.parameter("sinks", (sizes.heads,)) if sizes.sinks else None
         y = g.attention(
             q, k, v, sizes.heads, kv_heads=kv_heads, softcap=sizes.softcap,
@@ -345,6 +378,8 @@ class Stack:
             attrs["frequencies"] = rope.frequencies
         elif rope.theta != usual.theta:
             attrs["theta"] = rope.theta
+        if self.cache:
+            attrs["start"] = self.cache
         for key in ("factor", "size", "interleaved"):
             if getattr(rope, key) != getattr(usual, key):
                 attrs[key] = getattr(rope, key)

@@ -9,9 +9,9 @@ dropout is left out. Parameters: 12 L d^2 + 13 L d + (vocabulary + positions) d 
 
 from dataclasses import dataclass
 
-from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
+from partita.zoo.decoder import check_cache, position_ids, remembered
 from partita.zoo.ending import finish
 from partita.zoo.variants import sizes_of
 
@@ -49,51 +49,48 @@ GPT3 = {
 
 def gpt2(
     variant: str = "small", batch: int = 8, seq: int = 1024, dtype: str = "bf16",
-    loss: bool = True, fused_attention: bool = True,
+    loss: bool = True, fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
     """GPT-2 small, medium, large or xl."""
     name = "gpt2" if variant == "small" else f"gpt2-{variant}"
-    return gpt(name, sizes_of("gpt2", variant, GPT2), batch, seq, dtype, loss, fused_attention)
+    sizes = sizes_of("gpt2", variant, GPT2)
+    return gpt(name, sizes, batch, seq, dtype, loss, fused_attention, cache)
 
 
 def gpt3(
     variant: str = "175b", batch: int = 1, seq: int = 2048, dtype: str = "bf16",
-    loss: bool = True, fused_attention: bool = True,
+    loss: bool = True, fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
     """GPT-3 of one of its eight sizes."""
-    return gpt(
-        f"gpt3-{variant}", sizes_of("gpt3", variant, GPT3), batch, seq, dtype, loss, fused_attention
-    )
+    sizes = sizes_of("gpt3", variant, GPT3)
+    return gpt(f"gpt3-{variant}", sizes, batch, seq, dtype, loss, fused_attention, cache)
 
 
 def gpt(
-    name: str, sizes: GptSizes, batch: int, seq: int, dtype: str, loss: bool, fused_attention: bool
-) -> Graph:
-    """A GPT of any sizes."""
-    if seq > sizes.positions:
-        raise ModelError(
-            f"{seq} positions, and the model has learned {sizes.positions}",
-            fix=f"choose at most {sizes.positions}",
-            field=name,
-        )
+    name: str, sizes: GptSizes, batch: int, seq: int, dtype: str, loss: bool, fused_attention: bool,
+    cache: int = 0,
+) -> Graph:  # fmt: skip
+    """A GPT of any sizes; `cache` tokens have been read before (see `decoder.py`)."""
+    check_cache(name, seq, cache, sizes.positions, loss)
     g = GraphBuilder(name, dtype)
     ids = g.input("input_ids", (batch, seq), "i64")
     table = g.parameter("wte.weight", (sizes.vocab, sizes.width))
-    (order,) = g.op("constant", name="position_ids", dtype="i64", shape=(seq,))
+    order = position_ids(g, seq, cache)
     places = g.embedding(order, sizes.positions, sizes.width, "wpe")
     x = g.add(g.lookup(ids, table, "wte"), places, name="embedding")
     for layer in range(sizes.layers):
         with g.scope(f"h.{layer}"):
-            x = _block(g, x, sizes, fused_attention)
+            x = _block(g, x, sizes, fused_attention, cache)
     x = g.norm(x, name="ln_f")
     head = table if sizes.tied else g.parameter("lm_head.weight", table.shape)
     return finish(g, g.one("linear", x, head, name="lm_head"), loss)
 
 
-def _block(g: GraphBuilder, x: Tensor, sizes: GptSizes, fused: bool) -> Tensor:
+def _block(g: GraphBuilder, x: Tensor, sizes: GptSizes, fused: bool, cache: int) -> Tensor:
     y = g.norm(x, name="ln_1")
     with g.scope("attn"):
         q, k, v = (g.linear(y, sizes.width, name) for name in ("q", "k", "v"))
+        k, v = (remembered(g, t, cache, name) for t, name in ((k, "k"), (v, "v")))
         y = g.attention(q, k, v, sizes.heads, causal=True, fused=fused)
         y = g.linear(y, sizes.width, "c_proj")
     x = g.add(x, y, name="attn_residual")

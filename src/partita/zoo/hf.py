@@ -14,34 +14,47 @@ from partita.zoo.decoder import DecoderSizes, decoder
 from partita.zoo.fields import Fields
 from partita.zoo.hf_decoders import DECODERS, Family
 from partita.zoo.hf_encoders import ENCODERS
+from partita.zoo.mamba import MambaSizes, mamba
 from partita.zoo.t5 import T5Sizes, encoder_decoder
-from partita.zoo.towers import Seq2SeqSizes, Towers, VitClassifier, towers
+from partita.zoo.towers import ClipSizes, Seq2SeqSizes, Towers, VitClassifier, towers
 
-OPTIONS: dict[str, Any] = {"seq": 4096, "fused_attention": True}
+OPTIONS: dict[str, Any] = {"seq": 4096, "fused_attention": True, "cache": 0}
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
 
 FAMILIES: dict[str, Family] = {**DECODERS, **ENCODERS}
 # Families of several towers, of which one is read by itself.
 PARTS = {"llama4": "llama4_text", "gemma3": "gemma3_text"}
 
-Sizes = BertSizes | DecoderSizes | T5Sizes | Towers
+Sizes = BertSizes | DecoderSizes | T5Sizes | Towers | MambaSizes
 
 
 def build_config(
     config: dict[str, Any], name: str = "", *, batch: int = 1, seq: int | None = None,
-    dtype: str | None = None, loss: bool = True, fused_attention: bool = True,
+    dtype: str | None = None, loss: bool = True, fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
-    """The graph of a configuration; `seq` and `dtype` are the configuration's unless given."""
-    sizes, length = read_config(config, seq)
+    """The graph of a configuration; `seq` and `dtype` are the configuration's unless given.
+
+    `cache` are tokens of a decoder that were read before (see `decoder.py`).
+    """
+    sizes, length = read_config(config, None if seq is None else seq + cache)
+    length -= cache if seq is not None else 0
+    if cache and not isinstance(sizes, DecoderSizes):
+        raise ModelError(
+            f"is {config['model_type']!r}, of which no cache is built",
+            fix="a cache is for models that are decoders alone; plan without",
+            field="model_type",
+        )
     element = dtype or _dtype(config)
     label = name or str(config["model_type"])
     if isinstance(sizes, T5Sizes):
         return encoder_decoder(label, sizes, batch, length, length, element, loss, fused_attention)
-    if isinstance(sizes, Seq2SeqSizes | VitClassifier):
+    if isinstance(sizes, MambaSizes):
+        return mamba(label, sizes, batch, length, element, loss)
+    if isinstance(sizes, Seq2SeqSizes | VitClassifier | ClipSizes):
         return towers(label, sizes, batch, length, element, loss, fused_attention)
     if isinstance(sizes, BertSizes):
         return encoder(label, sizes, batch, length, element, loss, fused_attention)
-    return decoder(label, sizes, batch, length, element, loss, fused_attention)
+    return decoder(label, sizes, batch, length, element, loss, fused_attention, cache)
 
 
 def read_config(config: dict[str, Any], seq: int | None = None) -> tuple[Sizes, int]:

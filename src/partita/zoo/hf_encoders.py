@@ -1,7 +1,8 @@
 """Families of Hugging Face configurations that are not decoders alone: which fields they read.
 
 See `hf_decoders.py`. BERT, RoBERTa, T5, BART and Whisper have the heads that they are trained with,
-ViT the one that tells classes apart.
+ViT the one that tells classes apart; CLIP is both towers with how well they agree, or one of them
+with its projection. Mamba-2 is a language model.
 """
 
 from dataclasses import replace
@@ -12,8 +13,16 @@ from partita.zoo.bert import BertSizes
 from partita.zoo.decoder import DecoderSizes, Names, Norm
 from partita.zoo.fields import MAX_LAYERS, Fields
 from partita.zoo.hf_decoders import USUAL_SEQ, Defaults, Family
+from partita.zoo.mamba import MambaSizes
 from partita.zoo.t5 import T5Sizes
-from partita.zoo.towers import ImageSizes, Seq2SeqSizes, VitClassifier
+from partita.zoo.towers import (
+    ClipImages,
+    ClipSizes,
+    ClipText,
+    ImageSizes,
+    Seq2SeqSizes,
+    VitClassifier,
+)
 
 
 def _bert(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
@@ -156,6 +165,103 @@ def _vit(fields: Fields, seq: int | None) -> tuple[VitClassifier, int]:
     return VitClassifier(stack, image, _classes(fields)), image.positions
 
 
+def _clip_stack(fields: Fields, **more: Any) -> DecoderSizes:
+    width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    fields.divides("num_attention_heads", "hidden_size", heads, width)
+    names = Names(
+        embed="token_embedding", positions="position_embedding", layers="layers",
+        norms=("layer_norm1", "layer_norm2", "", ""), output="out_proj", gate_up="fc1", down="fc2",
+    )  # fmt: skip
+    return DecoderSizes(
+        fields.whole("num_hidden_layers", most=MAX_LAYERS), width,
+        fields.whole("intermediate_size"), heads, qkv_bias=True, output_bias=True, mlp_bias=True,
+        norm=Norm("layer_norm", fields.number("layer_norm_eps")), gated=False, rope=None,
+        activation=fields.activation("hidden_act"), names=names, **more,
+    )  # fmt: skip
+
+
+def _clip_text_tower(fields: Fields) -> ClipText:
+    positions = fields.whole("max_position_embeddings")
+    stack = _clip_stack(fields, vocab=fields.whole("vocab_size"), positions=positions)
+    ending = fields.whole("eos_token_id", least=0)
+    # Models with the id 2 are of before it was said: their texts end at the largest id.
+    return ClipText(stack, None if ending == 2 else ending)
+
+
+def _clip_image_tower(fields: Fields) -> ClipImages:
+    image = ImageSizes(
+        fields.whole("image_size"), fields.whole("patch_size"), fields.whole("num_channels")
+    )
+    if image.patch > image.size:
+        raise ModelError(
+            f"{image.patch} is more than image_size {image.size}", fix="choose a smaller patch",
+            field="patch_size",
+        )  # fmt: skip
+    return ClipImages(_clip_stack(fields, causal=False), image)
+
+
+def _clip_text(fields: Fields, seq: int | None) -> tuple[ClipSizes, int]:
+    tower = _clip_text_tower(fields)
+    sizes = ClipSizes(tower, None, fields.whole("projection_dim"))
+    return sizes, seq or tower.stack.positions
+
+
+def _clip_images(fields: Fields, seq: int | None) -> tuple[ClipSizes, int]:
+    tower = _clip_image_tower(fields)
+    return ClipSizes(None, tower, fields.whole("projection_dim")), tower.image.positions
+
+
+def _part(fields: Fields, name: str, kind: str) -> Fields:
+    """The fields of a tower: of its own configuration, or of the older one that counts instead."""
+    older = fields.mapping(f"{name}_dict")
+    family = ENCODERS[kind]
+    part = Fields(older or fields.mapping(name), family.fields)
+    try:
+        part.check_all_known(kind, family.neutral)
+    except ModelError as error:
+        raise ModelError(error.found, fix=error.fix, field=f"{name}.{error.field}") from None
+    return part
+
+
+def _clip(fields: Fields, seq: int | None) -> tuple[ClipSizes, int]:
+    text = _clip_text_tower(_part(fields, "text_config", "clip_text_model"))
+    images = _clip_image_tower(_part(fields, "vision_config", "clip_vision_model"))
+    sizes = ClipSizes(text, images, fields.whole("projection_dim"))
+    return sizes, seq or text.stack.positions
+
+
+def _mamba2(fields: Fields, seq: int | None) -> tuple[MambaSizes, int]:
+    width, heads = fields.whole("hidden_size"), fields.whole("num_heads")
+    size, groups = fields.whole("head_dim"), fields.whole("n_groups")
+    if int(fields.number("expand") * width) != heads * size:
+        raise ModelError(
+            f"{fields.number('expand'):g} times hidden_size {width} is not num_heads {heads} times "
+            f"head_dim {size}", fix="these must agree", field="expand",
+        )  # fmt: skip
+    fields.divides("n_groups", "num_heads", groups, heads)
+    sizes = MambaSizes(
+        fields.whole("num_hidden_layers", most=MAX_LAYERS), width, heads, size,
+        fields.whole("state_size"), groups, fields.whole("conv_kernel"),
+        fields.whole("vocab_size"), chunk=fields.whole("chunk_size"),
+        eps=fields.number("layer_norm_epsilon"), bias=fields.flag("use_bias"),
+        conv_bias=fields.flag("use_conv_bias"), activation=fields.activation("hidden_act"),
+        tied=fields.flag("tie_word_embeddings"), limits=_time_steps(fields),
+    )  # fmt: skip
+    return sizes, seq or USUAL_SEQ
+
+
+def _time_steps(fields: Fields) -> tuple[float, float | None]:
+    """Least and largest; JSON has no word for infinity, writers use several."""
+    value = fields.values.get("time_step_limit") or fields.defaults["time_step_limit"]
+    if isinstance(value, list) and len(value) == 2:
+        low, high = value
+        unbounded = high in (None, "inf", "Infinity", float("inf"))
+        fine = type(low) in (int, float) and low >= 0
+        if fine and (unbounded or (type(high) in (int, float) and high > low)):
+            return float(low), None if unbounded else float(high)
+    raise fields.wrong("time_step_limit", "a least and a larger number are needed")
+
+
 _BERT: Defaults = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
@@ -166,6 +272,17 @@ _SEQ2SEQ: Defaults = {
     "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
     "activation_function": "gelu", "d_model": 1024, "scale_embedding": False,
     "tie_word_embeddings": True,
+}  # fmt: skip
+
+_CLIP_TEXT: Defaults = {
+    "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "projection_dim": 512,
+    "num_hidden_layers": 12, "num_attention_heads": 8, "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "eos_token_id": 49407,
+}  # fmt: skip
+_CLIP_IMAGES: Defaults = {
+    "hidden_size": 768, "intermediate_size": 3072, "projection_dim": 512, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32,
+    "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 
 ENCODERS: dict[str, Family] = {
@@ -220,5 +337,30 @@ ENCODERS: dict[str, Family] = {
             "num_labels": None, "id2label": None,
         },
         frozenset({"encoder_stride", "pooler_output_size", "pooler_act"}),
+    ),
+    "clip_text_model": Family(_clip_text, _CLIP_TEXT, frozenset()),
+    "clip_vision_model": Family(_clip_images, _CLIP_IMAGES, frozenset()),
+    "clip": Family(
+        _clip,
+        {
+            "text_config": None, "vision_config": None, "text_config_dict": None,
+            "vision_config_dict": None, "projection_dim": 512,
+        },
+        frozenset({"logit_scale_init_value"}),
+    ),
+    "mamba2": Family(
+        _mamba2,
+        {
+            "num_heads": 128, "head_dim": 64, "vocab_size": 32768, "hidden_size": 4096,
+            "state_size": 128, "num_hidden_layers": 64, "layer_norm_epsilon": 1e-5, "expand": 2,
+            "conv_kernel": 4, "n_groups": 8, "use_bias": False, "use_conv_bias": True,
+            "hidden_act": "silu", "chunk_size": 256, "tie_word_embeddings": False,
+            "time_step_limit": [0.0, None],
+        },
+        # How time steps are drawn when training begins, and in which type sums are kept.
+        frozenset({
+            "time_step_rank", "time_step_min", "time_step_max", "time_step_floor",
+            "rescale_prenorm_residual", "residual_in_fp32",
+        }),
     ),
 }  # fmt: skip

@@ -37,7 +37,7 @@ MIXTRAL = {
 
 def llama(
     variant: str = "7b", batch: int = 1, seq: int = 2048, dtype: str = "bf16",
-    loss: bool = True, fused_attention: bool = True,
+    loss: bool = True, fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
     """LLaMA 1, 2 or 3 of one of its sizes."""
     return decoder(
@@ -48,12 +48,13 @@ def llama(
         dtype,
         loss,
         fused_attention,
+        cache,
     )
 
 
 def mixtral(
     variant: str = "8x7b", batch: int = 1, seq: int = 4096, dtype: str = "bf16",
-    loss: bool = True, fused_attention: bool = True,
+    loss: bool = True, fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
     """Mixtral 8x7B or 8x22B: each token visits 2 of 8 experts."""
     return decoder(
@@ -64,4 +65,5 @@ def mixtral(
         dtype,
         loss,
         fused_attention,
+        cache,
     )

@@ -1,8 +1,10 @@
 """From what a user types to a graph: `gpt2`, `inception_v3@299`, `config.json@4096`, `graph.txt`.
 
 A name may be written with `-` or `_` and in capitals. After `@` stands the image size or the
-sequence length. A path ending in .json or .txt (or a folder with a config.json in it) is a saved
-graph or a Hugging Face configuration. Everything that can be wrong is an `InputError` naming it.
+sequence length; `llama-7b@1+4095` is one token of a decoder behind 4,095 that were read before,
+whose keys and values are in a cache. A path ending in .json or .txt (or a folder with a config.json
+in it) is a saved graph or a Hugging Face configuration. Everything that can be wrong is an
+`InputError` naming it.
 """
 
 from dataclasses import dataclass
@@ -54,7 +56,7 @@ def named(spec: str) -> NamedModel:
     if file is None:
         name, at, value = spec.partition("@")
         model = find(name)
-        number = _number(value, spec, model.option) if at else None
+        number = _number(_without_cache(value, spec), spec, model.option) if at else None
         if number is not None:
             _check(model.name, model.options(), {model.option: number})
         return NamedModel(model.name, model, None, number)
@@ -66,7 +68,7 @@ def named(spec: str) -> NamedModel:
             fix="name a model whose layers are known",
             file=str(path),
         )
-    number = None if value_text is None else _number(value_text, spec, "seq")
+    number = None if value_text is None else _number(_without_cache(value_text, spec), spec, "seq")
     if number is not None:
         _check(str(path), {"seq": 1}, {"seq": number})
     return NamedModel(_config_name(path), None, config, number)
@@ -105,6 +107,11 @@ def _file(spec: str) -> tuple[Path, str | None] | None:
         return Path(before), after
     if "/" not in spec:
         return None
+    if Path(spec).is_file():
+        raise ModelError(
+            "is no model that is read", file=spec,
+            fix="give a config.json, a saved graph (.json, .txt), an .onnx file, file.py:function",
+        )  # fmt: skip
     if at and "/" not in after and not Path(spec).is_dir():
         return Path(before) / "config.json", after
     return Path(spec) / "config.json", None
@@ -158,9 +165,24 @@ def _with_value(
     """The options with what stands after the `@` among them."""
     if value is None:
         return dict(options)
-    if option in options:
-        raise ModelError(f"gives {option} twice", fix="give it once", field=spec)
-    return {**options, option: _number(value, spec, option)}
+    new, plus, cached = value.partition("+")
+    given = {option: _number(new, spec, option)}
+    if plus:
+        given["cache"] = _number(cached, spec, "cache")
+    for name in given:
+        if name in options:
+            raise ModelError(f"gives {name} twice", fix="give it once", field=spec)
+    return {**options, **given}
+
+
+def _without_cache(value: str, spec: str) -> str:
+    if "+" in value:
+        raise ModelError(
+            "is one step of a decoder with a cache; what is asked is about training",
+            fix="leave the + and what follows out",
+            field=spec,
+        )
+    return value
 
 
 def _number(text: str, spec: str, option: str) -> int:
@@ -186,7 +208,7 @@ def _check(name: str, known: dict[str, Any], chosen: dict[str, Any]) -> None:
         if isinstance(default, bool):
             good, needed = isinstance(value, bool), "true or false"
         elif isinstance(default, int):
-            least = 0 if option == "seed" else 1
+            least = 0 if option in ("seed", "cache") else 1
             most = MAX_PARTS if option in REPEATED else MAX_CHOICE
             good = type(value) is int and least <= value <= most
             needed = f"a whole number from {least} to {most}"

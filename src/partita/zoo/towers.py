@@ -1,4 +1,4 @@
-"""Models of several stacks, or of images: BART, Whisper and ViT, as `transformers` has them.
+"""Models of several stacks, or of images: BART, Whisper, ViT, CLIP, as `transformers` has them.
 
 Their layers are those of `decoder.py`; here stand what goes into the stacks and what comes out.
 """
@@ -9,7 +9,7 @@ from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
 from partita.zoo.decoder import DecoderSizes, Stack
-from partita.zoo.ending import finish
+from partita.zoo.ending import finish, finish_regression
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,35 @@ class VitClassifier:
     classes: int
 
 
-Towers = Seq2SeqSizes | VitClassifier
+@dataclass(frozen=True, slots=True)
+class ClipText:
+    """CLIP's tower for texts; what it gives of one is what it has at the id `ending`.
+
+    Without an `ending` that is at the largest id.
+    """
+
+    stack: DecoderSizes
+    ending: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClipImages:
+    """CLIP's tower for images; what it gives of one is what it has at the class token."""
+
+    stack: DecoderSizes
+    image: ImageSizes
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSizes:
+    """CLIP, or one of its towers: both map into a space of `projection` dims."""
+
+    text: ClipText | None
+    images: ClipImages | None
+    projection: int
+
+
+Towers = Seq2SeqSizes | VitClassifier | ClipSizes
 
 
 def towers(
@@ -59,6 +87,8 @@ def towers(
     g = GraphBuilder(name, dtype)
     if isinstance(sizes, Seq2SeqSizes):
         return _seq2seq(g, sizes, batch, seq, loss, fused)
+    if isinstance(sizes, ClipSizes):
+        return _clip(g, sizes, batch, seq, loss, fused)
     return _vit(g, sizes, batch, loss, fused)
 
 
@@ -124,6 +154,88 @@ def _vit(g: GraphBuilder, sizes: VitClassifier, batch: int, loss: bool, fused: b
     first = g.one("slice", x, name="class_output", axis=1, start=0, stop=1)
     first = g.reshape(first, (batch, width), "features")
     return finish(g, g.linear(first, sizes.classes, "classifier"), loss)
+
+
+def _clip(
+    g: GraphBuilder, sizes: ClipSizes, batch: int, seq: int, loss: bool, fused: bool
+) -> Graph:
+    """How well texts and images go together; of one tower, where it maps its inputs."""
+    text = image = None
+    if sizes.text is not None:
+        text = _clip_text(g, sizes.text, sizes.projection, batch, seq, fused)
+    if sizes.images is not None:
+        image = _clip_image(g, sizes.images, sizes.projection, batch, fused)
+    if text is None or image is None:
+        embeds = image if text is None else text
+        assert embeds is not None
+        return finish_regression(g, embeds, loss)
+    text, image = (_unit(g, x, name) for x, name in ((text, "text"), (image, "image")))
+    scores = g.one("matmul", image, text, name="similarity", transpose_b=True)
+    scale = g.elementwise("exp", g.parameter("logit_scale", ()), name="temperature")
+    logits = g.elementwise("mul", scores, scale, name="logits_per_image")
+    if not loss:
+        return g.finish(logits)
+    targets = g.input("targets", (batch,), "i64")
+    turned = g.transpose(logits, (1, 0), "logits_per_text")
+    both = [
+        g.one("cross_entropy", each, targets, name=f"{name}_loss")
+        for each, name in ((logits, "image"), (turned, "text"))
+    ]
+    return g.finish(g.elementwise("scale", g.add(*both, name="losses"), name="loss", factor=0.5))
+
+
+def _unit(g: GraphBuilder, x: Tensor, name: str) -> Tensor:
+    """Vectors of length 1."""
+    x = g.norm(x, "rms_norm", f"{name}_norm", affine=False, eps=0.0)
+    return g.elementwise("scale", x, name=f"{name}_unit", factor=x.shape[-1] ** -0.5)
+
+
+def _clip_text(
+    g: GraphBuilder, sizes: ClipText, projection: int, batch: int, seq: int, fused: bool
+) -> Tensor:
+    stack, width = Stack(g, sizes.stack, fused), sizes.stack.width
+    if seq > sizes.stack.positions:
+        raise ModelError(
+            f"{seq} positions, and the model has learned {sizes.stack.positions}",
+            fix=f"choose at most {sizes.stack.positions}",
+            field=g.name,
+        )
+    ids = g.input("input_ids", (batch, seq), "i64")
+    with g.scope("text_model"):
+        with g.scope("embeddings"):
+            table = g.parameter("token_embedding.weight", (sizes.stack.vocab, width))
+            x = stack.embedded(ids, table)
+        with g.scope("encoder"):
+            x = stack.blocks(x)
+        x = stack.norm(x, "final_layer_norm")
+        marks = g.reshape(ids, (batch, seq, 1), "marks")
+        value = -1 if sizes.ending is None else sizes.ending
+        x = g.elementwise("marked", x, marks, name="at_ending", value=value)
+        x = g.one("reduce", x, name="pooled", axes=(1,), fn="sum")
+    return g.linear(x, projection, "text_projection", bias=False)
+
+
+def _clip_image(
+    g: GraphBuilder, sizes: ClipImages, projection: int, batch: int, fused: bool
+) -> Tensor:
+    stack, image, width = Stack(g, sizes.stack, fused), sizes.image, sizes.stack.width
+    x = g.input("pixel_values", (batch, image.channels, image.size, image.size))
+    with g.scope("vision_model"):
+        with g.scope("embeddings"):
+            x = g.conv(
+                x, width, image.patch, stride=image.patch, bias=False, name="patch_embedding"
+            )
+            x = _patches(g, x, batch, width)
+            token = g.parameter("class_embedding", (width,))
+            token = g.one("expand", token, name="class_tokens", shape=(batch, 1, width))
+            places = g.parameter("position_embedding.weight", (image.positions, width))
+            x = g.add(g.concat([token, x], 1), places, name="embedding")
+        x = stack.norm(x, "pre_layrnorm")
+        with g.scope("encoder"):
+            x = stack.blocks(x)
+        x = g.one("slice", x, name="class_output", axis=1, start=0, stop=1)
+        x = stack.norm(g.reshape(x, (batch, width), "features"), "post_layernorm")
+    return g.linear(x, projection, "visual_projection", bias=False)
 
 
 def _patches(g: GraphBuilder, x: Tensor, batch: int, width: int) -> Tensor:

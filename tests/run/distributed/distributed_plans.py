@@ -1,9 +1,11 @@
 """Plans of small models, and what a run of them is held against: the model in one process."""
 
+import functools
 import random
 from dataclasses import replace
 
 import torch
+from distributed_models import make
 
 from partita.capture import capture
 from partita.cluster import resolve
@@ -21,6 +23,7 @@ from partita.plans import (
     Schedule,
     Stage,
 )
+from partita.run.distributed.model import RunModel
 
 CLUSTER = "8xA100"
 
@@ -28,6 +31,23 @@ CLUSTER = "8xA100"
 def graph_of(module, args):
     """The training graph of a module."""
     return training_graph(capture(module, args), "sgd")
+
+
+@functools.cache
+def graph_by_name(name):
+    """The training graph of one of the small models."""
+    return graph_of(*make(name))
+
+
+EXPORTS: dict[str, RunModel] = {}
+
+
+def exported_once(module, args, kwargs, device):
+    """Exports of a model are made once for all cases of a process: every make() is the same."""
+    key = str(module)
+    if key not in EXPORTS:
+        EXPORTS[key] = RunModel(module, args, kwargs, device)
+    return EXPORTS[key]
 
 
 def plan_of(graph, stages, schedule, batch=8):
@@ -63,6 +83,19 @@ def pipeline(
     return plan_of(graph, stages, Schedule(name, count), batch)
 
 
+def shaped(graph, devices, name, count, *, zero=0, batch=8, **settings):
+    """Stages of equal numbers of ops on these devices, along the batch where there are several."""
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    number = len(devices)
+    stages = []
+    for i, own in enumerate(devices):
+        axes = (Axis("x", len(own)),) if len(own) > 1 else ()
+        mine = ops[i * len(ops) // number : (i + 1) * len(ops) // number]
+        splits = tuple(OpSplit(op.name, _along_batch(graph, op, axes), zero) for op in mine)
+        stages.append(Stage(f"stage{i}", Mesh(axes, own), splits, **settings))
+    return plan_of(graph, stages, Schedule(name, count), batch)
+
+
 def _along_batch(graph, op, axes):
     if not axes:
         return ()
@@ -70,13 +103,16 @@ def _along_batch(graph, op, axes):
     return ("b",) if "b" in dims else ("",)
 
 
-def random_plan_on(world, seed, graph):
-    """A random plan that uses so many devices."""
+def random_plan_on(world, seed, graph, *, shared=False):
+    """A random plan that uses so many devices; with `shared` some stages have those of others."""
+    from partita.plans import device_groups, shared_stages
     from tests.lower.random_plans import random_plan
 
     chance = random.Random(seed)
     while True:
-        plan = random_plan(chance, graph)
+        plan = random_plan(chance, graph, shared=shared)
+        if shared and not shared_stages(device_groups(plan.stages)):
+            continue
         if len({d for stage in plan.stages for d in stage.mesh.devices}) == world:
             return plan_of(graph, plan.stages, plan.schedule)
 

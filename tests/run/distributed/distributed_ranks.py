@@ -1,7 +1,7 @@
 """Several ranks on this machine: processes that meet at a store, as torchrun lets them.
 
-They are forked off a server that has imported what they need and done nothing else: a process that
-has used autograd must not be forked.
+They are forked off a server that has imported what they need and done once what each would do first
+(`distributed_warm.py`), but no more: a process that has used autograd must not be forked.
 """
 
 import multiprocessing
@@ -11,6 +11,8 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from unittest import mock
 
 import torch
 from torch.distributed import TCPStore
@@ -49,12 +51,17 @@ def _child(rank, world, port, function, args, folder, pipe):
             os._exit(1)
 
 
-def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S):
+PRELOADED = ("partita.run.distributed.engine", "distributed_warm")
+
+
+def run_on_ranks(world, function, *args, folder, limit_s=LIMIT_S, preloaded=PRELOADED):
     """Call `function(rank, *args)` on so many ranks at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch.export", "partita.run.distributed.engine", "distributed_plans"]
-    )
+    context.set_forkserver_preload(list(preloaded))
+    # What the server cannot import it passes over in silence, and it does not know our sys.path.
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    with mock.patch.dict(os.environ, PYTHONPATH=path):
+        forkserver.ensure_running()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(world):

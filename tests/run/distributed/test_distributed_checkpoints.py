@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from distributed_models import make  # noqa: E402
-from distributed_plans import adamw, graph_of, pipeline  # noqa: E402
+from distributed_plans import adamw, graph_by_name, pipeline  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import FileError, RunError  # noqa: E402
@@ -73,7 +73,7 @@ def read_alone(rank, plan, folder):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
-    graph = graph_of(*make("mlp"))
+    graph = graph_by_name("mlp")
     plans = (
         pipeline(graph, 1, "1f1b", 2, data_parallel=2, zero=3),
         pipeline(graph, 2, "1f1b", 2),

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from distributed_models import make  # noqa: E402
-from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_plans import graph_by_name, graph_of, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import PartitaError  # noqa: E402
@@ -68,7 +68,7 @@ def with_a_loss(rank):
 
 def with_dropout(rank):
     """Losses of one model under two plans."""
-    graph = graph_of(*make("gpt-dropout"))
+    graph = graph_by_name("gpt-dropout")
     losses = []
     for plan in (
         pipeline(graph, 2, "1f1b", 2, checkpointing="full"),

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from distributed_models import make  # noqa: E402
-from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
+from distributed_plans import graph_by_name, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import RunError  # noqa: E402
@@ -52,7 +52,7 @@ def run_broken(rank, how, plan):
 
 @pytest.fixture(scope="module")
 def plan():
-    return pipeline(graph_of(*make("mlp")), WORLD, "1f1b", 4)
+    return pipeline(graph_by_name("mlp"), WORLD, "1f1b", 4)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,26 @@ def test_all_ranks_end_and_name_the_one_that(how, cause, plan, tmp_path):
     assert cause in said[0]
     assert "stage1" in said[0] or "stage0" in said[0]  # the task
     assert "Traceback" not in ends[0].stderr
+
+
+def run_without_a_last_word(rank, plan, folder):
+    """Rank 1 goes when the others begin to save; the board of rank 0 looks out for it."""
+    module, args = make("mlp")
+    engine = execute(plan, module, optimizer=sgd, device="cpu", timeout_s=TIMEOUT_S)
+    engine.step(*args)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.save(folder / "checkpoint")
+
+
+def test_a_rank_that_is_lost_while_others_save_is_named(plan, tmp_path):
+    ends = run_on_ranks(WORLD, run_without_a_last_word, plan, tmp_path, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, -signal.SIGKILL]
+    (said,) = ends[0].stderr.strip().splitlines()
+    assert said.startswith("rank 1 failed in ")
+    assert "no sign of life for" in said
+    assert "rank 0 is in saving a checkpoint" in said
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_cause_is_one_line():

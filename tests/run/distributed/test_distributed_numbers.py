@@ -1,6 +1,5 @@
 """A plan that runs gives the numbers of the model in one process, whatever the plan."""
 
-import functools
 from unittest import mock
 
 import pytest
@@ -13,16 +12,17 @@ from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
     adamw,
     apart,
-    graph_of,
+    exported_once,
+    graph_by_name,
     in_one_process,
     pipeline,
     random_plan_on,
     sgd,
+    shaped,
 )
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.run.distributed import engine as engines  # noqa: E402
-from partita.run.distributed.model import RunModel  # noqa: E402
 
 CLOSE = 1e-5
 EXACT = 0.0
@@ -77,18 +77,17 @@ TWO_RANKS = {
         "gpt", {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 2, "zero": 3}, "adamw",
         CLOSE,
     ),
+    "M shape": (
+        "gpt", {"devices": ((0, 1), (0,), (1,)), "name": "1f1b", "count": 4}, "adamw", CLOSE,
+    ),
+    "NN shape, data gradients first": (
+        "mlp", {"devices": ((0, 1), (0,), (0, 1), (1,)), "name": "zb-h1", "count": 4}, "sgd", CLOSE,
+    ),
+    "K shape, devices in any order, ZeRO 3": (
+        "t5", {"devices": ((0,), (1,), (1, 0)), "name": "gpipe", "count": 2, "zero": 3}, "adamw",
+        CLOSE,
+    ),
 }  # fmt: skip
-
-
-EXPORTS: dict = {}
-
-
-def exported_once(module, args, kwargs, device):
-    """Exports of a model are made once for all cases of a process: every make() is the same."""
-    key = type(module).__name__
-    if key not in EXPORTS:
-        EXPORTS[key] = RunModel(module, args, kwargs, device)
-    return EXPORTS[key]
 
 
 def run_case(rank, model, plan, optimizer, steps=2, without=None):
@@ -112,10 +111,10 @@ def run_case(rank, model, plan, optimizer, steps=2, without=None):
 
 
 def run_cases(rank, cases):
-    graphs = functools.cache(lambda model: graph_of(*make(model)))
     results = {}
     for name, (model, plan_settings, optimizer, _) in cases.items():
-        plan = pipeline(graphs(model), **plan_settings)
+        planned = shaped if "devices" in plan_settings else pipeline
+        plan = planned(graph_by_name(model), **plan_settings)
         results[name] = run_case(rank, model, plan, optimizer)
     return results
 
@@ -135,11 +134,10 @@ def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
     assert two_ranks[name]["loss"] <= (close and 5e-6)
 
 
-def run_random(rank, world, models, seed):
-    graphs = functools.cache(lambda model: graph_of(*make(model)))
+def run_random(rank, world, models, seed, shared=False):
     results = {}
     for model in models:
-        plan = random_plan_on(world, seed, graphs(model))
+        plan = random_plan_on(world, seed, graph_by_name(model), shared=shared)
         # Running statistics depend on the order of micro-batches, which these plans choose.
         results[model] = run_case(rank, model, plan, "sgd", without="running_")
     return results
@@ -158,7 +156,7 @@ def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_fac
 
 
 def run_seeds(rank, world, cases):
-    return [run_random(rank, world, (model,), seed)[model] for model, seed in cases]
+    return [run_random(rank, world, (case[0],), *case[1:])[case[0]] for case in cases]
 
 
 def test_plans_that_once_failed_give_the_numbers_of_one_process(tmp_path):
@@ -166,6 +164,7 @@ def test_plans_that_once_failed_give_the_numbers_of_one_process(tmp_path):
         ("moe", 880899),  # a stage in which nothing is differentiated
         ("moe", 15882),  # one weight is gathered alone and, elsewhere, with its bias
         ("t5", 619812),  # ZeRO 3 with tied weights in one stage
+        ("mlp", 103482, True),  # lines of a mesh whose devices do not ascend
     ]
     ends = run_on_ranks(4, run_seeds, 4, cases, folder=tmp_path)
     assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)

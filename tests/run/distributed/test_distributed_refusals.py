@@ -1,6 +1,7 @@
 """What is refused before the first step, with what to do."""
 
 import socket
+import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -99,6 +100,10 @@ def refusals(rank):
         engine.step(args[0][:5], args[1][:5])
     except PartitaError as error:
         said["last batch"] = str(error)
+    try:
+        engine.step(args[0].double(), args[1])
+    except PartitaError as error:
+        said["later dtype"] = str(error)
     engine.board.close()
     return said
 
@@ -112,6 +117,7 @@ WORDS = {
     "optimizer": "the optimizer Muon is not elementwise as far as is known",
     "inference": "the plan is for inference",
     "version": "rank 1 has partita 0.1, and rank 0 has 0.0; give all ranks the same",
+    "later dtype": "is of torch.float64, and torch.float32 was planned; cast it with .to(torch.fl",
     "last batch": "is [5, 16], and [8, 16] was planned; give batches of 8 samples",
 }
 
@@ -123,6 +129,20 @@ def test_what_does_not_fit_is_refused_by_all_ranks_before_the_first_step(tmp_pat
         assert end.result.keys() == WORDS.keys()
         for name, words in WORDS.items():
             assert words in end.result[name], name
+
+
+def test_a_refusal_that_nobody_catches_is_one_line(capsys, monkeypatch):
+    from partita.run.distributed import engine
+
+    tracebacks = []
+    monkeypatch.setattr(sys, "excepthook", lambda *each: tracebacks.append(each))
+    engine._one_line_errors()
+    sys.excepthook(PlanError, PlanError("batch: of 7", fix="give 8"), None)
+    assert capsys.readouterr().err == "partita: batch: of 7; give 8\n"
+    sys.excepthook(ValueError, ValueError("mine"), None)
+    monkeypatch.setenv("PARTITA_TRACEBACK", "1")
+    sys.excepthook(PlanError, PlanError("batch: of 7", fix="give 8"), None)
+    assert [kind for kind, _, _ in tracebacks] == [ValueError, PlanError]
 
 
 def test_a_module_with_its_loss_is_one_module():

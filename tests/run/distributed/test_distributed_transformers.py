@@ -1,5 +1,7 @@
 """Models of `transformers` as they come run under a plan with the numbers of one process."""
 
+from unittest import mock
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,6 +10,7 @@ transformers = pytest.importorskip("transformers")
 from distributed_plans import (  # noqa: E402
     adamw,
     apart,
+    exported_once,
     graph_of,
     in_one_process,
     pipeline,
@@ -18,6 +21,7 @@ from partita.run.distributed import engine as engines  # noqa: E402
 
 CLOSE = 1e-5
 STEPS = 2
+MODELS = ("gpt2", "llama")
 PLANS = {
     "ZB-H1": {"groups": 2, "name": "zb-h1", "count": 2},
     "ZeRO 3": {"groups": 1, "name": "1f1b", "count": 1, "data_parallel": 2, "zero": 3},
@@ -59,9 +63,10 @@ def run_plans(rank, model):
     for name, settings in PLANS.items():
         module, args = make(model)
         plan = pipeline(graph, **settings)
-        engine = engines.execute(
-            plan, module, optimizer=adamw, device="cpu", keep_gradients=True, example=args
-        )
+        with mock.patch.object(engines, "RunModel", exported_once):
+            engine = engines.execute(
+                plan, module, optimizer=adamw, device="cpu", keep_gradients=True, example=args
+            )
         losses = [engine.step(*args) for _ in range(STEPS)]
         state, gradients = engine.full_state_dict(), engine.full_gradients()
         engine.board.close()
@@ -77,9 +82,19 @@ def run_plans(rank, model):
     return errors
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
-def test_a_model_of_transformers_has_the_numbers_of_one_process(tmp_path, model):
-    ends = run_on_ranks(2, run_plans, model, folder=tmp_path)
+def run_models(rank):
+    return {model: run_plans(rank, model) for model in MODELS}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory):
+    ends = run_on_ranks(2, run_models, folder=tmp_path_factory.mktemp("transformers"))
     assert [end.code for end in ends] == [0, 0], "\n".join(end.stderr for end in ends)
-    for name, errors in ends[0].result.items():
+    return ends[0].result
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_of_transformers_has_the_numbers_of_one_process(on_two_ranks, model):
+    assert list(on_two_ranks[model]) == list(PLANS)
+    for name, errors in on_two_ranks[model].items():
         assert max(errors.values()) <= CLOSE, (name, errors)

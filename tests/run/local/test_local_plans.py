@@ -43,6 +43,18 @@ def test_any_plan_of_a_model_gives_its_numbers(model, random):
     assert outcome.error() < TOLERANCE
 
 
+@settings(max_examples=12, deadline=None)
+@given(model=st.sampled_from(sorted(MODELS)), random=st.randoms(use_true_random=False))
+def test_any_plan_with_shared_stages_gives_the_numbers_of_its_model(model, random):
+    """And where a communication of it is wrong so that numbers change, it is refused."""
+    right = trial(random_plan(random, training(model), shared=True))
+    assert right.refused() == ()
+    assert right.error() < TOLERANCE
+    wrong = mutant(random, right.lowered.program)
+    if wrong is not None and right.error(wrong[1]) > TOLERANCE:
+        assert right.refused(wrong[1]), wrong[0]
+
+
 @pytest.mark.parametrize("model", LARGE_MODELS)
 def test_a_plan_of_a_model_of_many_ops_gives_its_numbers(model):
     """One that is always the same: of so many ops each takes seconds."""

@@ -1,5 +1,7 @@
 """Methods for joint problems meet the contract, brute force, and their own tables' formulas."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from partita.problems.joint import (
     evaluate,
     stage_cost,
 )
+from partita.schedules.named import NAMED
 from partita.search.base import Status
 from partita.search.joint import SEARCHES
 from partita.search.joint.auto import Auto
@@ -18,6 +21,7 @@ from partita.search.joint.brute import Brute, num_solutions, solutions
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.interleaved import InterleavedSettings
 from partita.search.joint.likely_cells import LikelyCells
+from partita.search.joint.orders import in_flight
 from partita.search.joint.space_bound import SpaceBound
 from tests.search.contract import SearchContract
 from tests.search.joint.joint_problems import chain, tiny_problems
@@ -59,7 +63,7 @@ def test_tables_of_layer_ranges_are_the_records_formulas(problem, data):
         cost = stage_cost(problem, known[option.strategy], option.checkpointing, first, end)
         ranges = table.ranges
         read = (ranges.seconds, ranges.tail, ranges.static, ranges.saved, ranges.moment)
-        assert [float(each[number, first, end]) for each in read] == pytest.approx(list(cost))
+        assert [float(each[number][first, end]) for each in read] == pytest.approx(list(cost))
 
 
 @settings(max_examples=40, deadline=None)
@@ -145,7 +149,27 @@ def test_a_bound_of_a_space_needs_a_bound_of_every_cell():
     assert SpaceBound((one, two), levels).least(10.0, lambda: True) == 0.0
 
 
+def test_a_cell_far_below_the_best_plan_is_not_ruled_out_by_dear_levels():
+    cell = Cell(0, 1)
+    levels = Levels({cell: (1.0, 2.0, 11.0)})
+    levels.num_levels = 3
+    assert not SpaceBound((cell,), levels).rules_out(cell, 10.0, 3, hardly=0.85)
+    assert (cell, 2) not in levels.asked
+    near = Levels({cell: (1.0, 9.0, 11.0)})
+    near.num_levels = 3
+    assert SpaceBound((cell,), near).rules_out(cell, 10.0, 3, hardly=0.85)
+
+
 def test_layouts_say_which_group_has_a_stage():
     wave, looped = JointSchedule("zb-v", 2, "wave"), JointSchedule("interleaved", 2, "looped")
     assert [wave.group_of(k, 2) for k in range(4)] == [0, 1, 1, 0]
     assert [looped.group_of(k, 2) for k in range(4)] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (2, 3, 4), (4, 2, 4), (4, 6, 8), (3, 4, 9)])
+def test_interleaved_orders_hold_what_is_read_off_them(p, v, m):
+    found = []
+    for row in NAMED["interleaved"].order(p, v, m):
+        levels = itertools.accumulate(1 if action.kind == "F" else -1 for action in row)
+        found.append(max(levels) / v)
+    assert in_flight("interleaved", p, v, m) == tuple(found)

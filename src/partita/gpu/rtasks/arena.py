@@ -15,7 +15,7 @@ from partita.gpu.flow.place import BufferPlacement, place
 from partita.gpu.flow.steps import Flow, Step
 from partita.gpu.rtasks.drafts import Draft, Values, Weight
 from partita.gpu.rtasks.pieces import Piece, Pieces
-from partita.gpu.rtasks.tileops import NOWHERE, Place, TileOp
+from partita.gpu.rtasks.tileops import NOWHERE, Place, ReadsFrom, TileOp
 
 T = torch.Tensor
 ALIGN = 64  # elements: a begin of a value or weight
@@ -24,10 +24,21 @@ MOST_ELEMENTS = 1 << 33  # what a region's table can point to
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionOps:
-    """The tile ops of one piece, and which needs which: (before, after) by index."""
+    """The tile ops of one piece, and the ops that made what each of them reads, read by read."""
 
     ops: tuple[TileOp, ...]
-    edges: tuple[tuple[int, int], ...]
+    reads_from: ReadsFrom
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Which needs which: (before, after) by index."""
+        pairs = {
+            (before, after)
+            for after, reads in enumerate(self.reads_from)
+            for some in reads
+            for before in some
+        }
+        return tuple(sorted(pairs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,16 +167,18 @@ class _Builder:
         """The tile ops of a piece."""
         tiled = [draft for draft in drafts if draft.is_tiled]
         ops = tuple(map(self.op, tiled))
-        edges: set[tuple[int, int]] = set()
+        reads_from = []
         writers: dict[str, list[tuple[int, str]]] = {}  # by buffer
         for after, draft in enumerate(tiled):
-            for name in draft.reads:
-                for before, written in writers.get(self.placement.places[name].buffer, ()):
-                    if self.overlap(written, name):
-                        edges.add((before, after))
+            reads_from.append(tuple(self.makers(name, writers) for name in draft.reads))
             for name in draft.makes:
                 writers.setdefault(self.placement.places[name].buffer, []).append((after, name))
-        return RegionOps(ops, tuple(sorted(edges)))
+        return RegionOps(ops, tuple(reads_from))
+
+    def makers(self, name: str, writers: dict[str, list[tuple[int, str]]]) -> tuple[int, ...]:
+        """The ops before that wrote some of a value."""
+        there = writers.get(self.placement.places[name].buffer, ())
+        return tuple(before for before, written in there if self.overlap(written, name))
 
     def overlap(self, one: str, other: str) -> bool:
         """Do two values of one buffer share memory?"""

@@ -122,7 +122,7 @@ def _region(lowered: LoweredModel, plan: PlannedRegion, num_warps: int) -> tuple
     from partita.gpu.rtasks.region import Region
 
     arena = lowered.arena
-    region = Region(plan.region.ops, plan.tiles, plan.program, arena.data, arena.wide, num_warps)
+    region = Region(plan.region, plan.tiles, plan.program, arena.data, arena.wide, num_warps)
     if arena.data.is_cuda:
         region.compile()
     return region, region.about()

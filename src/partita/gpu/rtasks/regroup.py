@@ -131,9 +131,10 @@ def _may_cut(drafts: Sequence[Draft], place: int) -> bool:
 
 def _some(region: RegionOps, ops: Sequence[int]) -> RegionOps:
     place = {op: number for number, op in enumerate(ops)}
-    edges = tuple(
-        (place[before], place[after])
-        for before, after in region.edges
-        if before in place and after in place
+    reads_from = tuple(
+        tuple(
+            tuple(place[each] for each in some if each in place) for some in region.reads_from[op]
+        )
+        for op in ops
     )
-    return RegionOps(tuple(region.ops[op] for op in ops), edges)
+    return RegionOps(tuple(region.ops[op] for op in ops), reads_from)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Attrs = tuple[tuple[str, Any], ...]
+ReadsFrom = tuple[tuple[tuple[int, ...], ...], ...]  # of an op, of a read: the ops that made it
 NOWHERE = -1  # of a wide operand that is not there
 ACTS = ("", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hardtanh")
 ATTRS: dict[str, tuple[str, ...]] = {

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from partita.errors import FileError, RunError
 from partita.meaning import Value
+from partita.run.distributed.faults import is_lost
 from partita.run.distributed.held import StageState, cut, joined
 from partita.run.local.shards import places
 
@@ -53,7 +54,8 @@ def save(walk: "RankWalk", names: dict[str, list[str]], steps: int, path: Path) 
     except BaseException as error:
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, KeyboardInterrupt):
+        full = "No space left" in str(error)
+        if isinstance(error, KeyboardInterrupt) or (is_lost(error) and not full):
             raise
         raise RunError(
             f"the checkpoint {path} could not be written: {_reason(error)}; "

@@ -2,9 +2,11 @@
 
 Ranks are the devices of the plan in ascending order. Collectives that an op waits for and those
 that are overlapped (parameter gathers, gradient reductions) have process groups of their own, so
-that neither queues behind the other. A message between two ranks is known by its number on the
-directed link between them: on gloo that is its tag; NCCL has no tags, so there each directed link
-is a group of its own and both ends go by the program's order.
+that neither queues behind the other. A process group has its ranks in ascending order, a line of a
+mesh in the mesh's: what is gathered or shared out is brought from one order into the other here.
+A message between two ranks is known by its number on the directed link between them: on gloo that
+is its tag; NCCL has no tags, so there each directed link is a group of its own and both ends go by
+the program's order.
 
 Everything is asynchronous: a `Pending` is what has been started, `wait` gives the result. Sums are
 added in the order of the backend's own algorithm, the same on all ranks of a group.
@@ -86,7 +88,7 @@ class Communicator:
         timeout = datetime.timedelta(seconds=timeout_s)
         self.groups: dict[tuple[Line, bool], Any] = {}
         for overlapped, each in ((False, lines.blocking), (True, lines.overlapped)):
-            for line in sorted(set(each)):
+            for line in sorted({tuple(sorted(line)) for line in each}):
                 self.groups[line, overlapped] = dist.new_group(list(line), timeout=timeout)
         self.links: dict[tuple[int, int], Any] = {}
         if self.is_nccl:
@@ -112,8 +114,7 @@ class Communicator:
 
     def all_reduce(self, tensor: T, line: Line, overlapped: bool = False) -> Pending:
         """The sum over a line; `tensor` itself is overwritten."""
-        group = self.groups[line, overlapped]
-        handle = dist.all_reduce(tensor, group=group, async_op=True)
+        handle = dist.all_reduce(tensor, group=self._group(line, overlapped), async_op=True)
         return Pending(handle, lambda: tensor, None, self.waiting)
 
     def all_gather(
@@ -127,11 +128,12 @@ class Communicator:
         padded = padded.contiguous()
         whole = padded.new_empty(most * len(line))
         handle = dist.all_gather_into_tensor(
-            whole, padded, group=self.groups[line, overlapped], async_op=True
+            whole, padded, group=self._group(line, overlapped), async_op=True
         )
+        spots = [k * most for k in _among_sorted(line)]
         return Pending(
             handle,
-            lambda: [whole[k * most : k * most + size] for k, size in enumerate(sizes)],
+            lambda: [whole[at : at + size] for at, size in zip(spots, sizes, strict=True)],
             padded,
             self.waiting,
         )
@@ -143,12 +145,12 @@ class Communicator:
         sizes = [sum(piece.numel() for piece in pieces) for pieces in parts]
         most, own = max(sizes), sizes[line.index(self.rank)]
         whole = parts[0][0].new_empty(most * len(line))
-        for k, (pieces, size) in enumerate(zip(parts, sizes, strict=True)):
+        for k, pieces, size in zip(_among_sorted(line), parts, sizes, strict=True):
             torch.cat(list(pieces), out=whole[k * most : k * most + size])
             whole[k * most + size : (k + 1) * most] = 0
         total = whole.new_empty(most)
         handle = dist.reduce_scatter_tensor(
-            total, whole, group=self.groups[line, overlapped], async_op=True
+            total, whole, group=self._group(line, overlapped), async_op=True
         )
         return Pending(handle, lambda: total[:own], whole, self.waiting)
 
@@ -156,10 +158,26 @@ class Communicator:
         self, parts: Sequence[T], sizes: Sequence[int], line: Line, overlapped: bool = False
     ) -> Pending:
         """Each member gets its part from every other; `sizes` are of what comes."""
-        given = torch.cat([part.reshape(-1) for part in parts])
+        order = sorted(range(len(line)), key=lambda k: line[k])  # of the process group
+        given = torch.cat([parts[k].reshape(-1) for k in order])
+        coming = [sizes[k] for k in order]
         taken = given.new_empty(sum(sizes))
         handle = dist.all_to_all_single(
-            taken, given, list(sizes), [part.numel() for part in parts],
-            group=self.groups[line, overlapped], async_op=True,
+            taken, given, coming, [parts[k].numel() for k in order],
+            group=self._group(line, overlapped), async_op=True,
         )  # fmt: skip
-        return Pending(handle, lambda: list(taken.split(list(sizes))), given, self.waiting)
+
+        def finish() -> list[T]:
+            pieces = dict(zip(order, taken.split(coming), strict=True))
+            return [pieces[k] for k in range(len(line))]
+
+        return Pending(handle, finish, given, self.waiting)
+
+    def _group(self, line: Line, overlapped: bool) -> Any:
+        return self.groups[tuple(sorted(line)), overlapped]
+
+
+def _among_sorted(line: Line) -> list[int]:
+    """The place of each member among the ranks of its process group."""
+    order = sorted(line)
+    return [order.index(rank) for rank in line]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from partita.capture.reference_module import ReferenceModule
 from partita.cluster import Cluster
 from partita.engine import run as simulate
-from partita.errors import PlanError, RunError, VerificationError
+from partita.errors import PartitaError, PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
 from partita.graph.rebatch import batch_dims, rebatch
 from partita.jobs.carried import load_cluster
@@ -30,7 +30,7 @@ from partita.lower.pipeline import Lowered
 from partita.plans import Plan, read_plan
 from partita.run.distributed import checkpoints
 from partita.run.distributed.comm import Communicator, Lines
-from partita.run.distributed.faults import FaultBoard
+from partita.run.distributed.faults import FaultBoard, is_lost
 from partita.run.distributed.feed import Feed
 from partita.run.distributed.held import MakeOptimizer, joined, shapes_of
 from partita.run.distributed.launch import open_world
@@ -126,6 +126,15 @@ class Engine:
 
     def prepare(self, *args: Any, **kwargs: Any) -> "Engine":
         """Check, lower and verify with the arguments of one call of the whole batch."""
+        try:
+            return self._prepared(args, kwargs)
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            text = str(error).splitlines()[0][:160]
+            raise RunError(f"rank {self.rank} lost others before the first step ({text})") from None
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Engine":
         model, graph = agree(lambda: self._checked(args, kwargs))
         check_alike(self.plan, graph, self.device)
         lowered = agree(lambda: self._verified(graph))
@@ -273,7 +282,8 @@ class Engine:
             for number, state in walk.states.items()
         }
         gathered: list[Any] | None = [None] * len(self.devices) if self.rank == 0 else None
-        dist.gather_object(own, gathered)
+        with self.board.guard("gathering the state"):
+            dist.gather_object(own, gathered)
         if gathered is None:
             return None
         whole: dict[str, T] = {}
@@ -289,12 +299,14 @@ class Engine:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that loads into the plain module and into any plan of the model."""
-        checkpoints.save(self.walk, self.names, self.steps, Path(path))
+        with self.board.guard("saving a checkpoint"):
+            checkpoints.save(self.walk, self.names, self.steps, Path(path))
 
     def load(self, path: str | Path) -> int:
         """Go on from a checkpoint; the number of steps that were taken before it."""
         folder = Path(path)
-        self.steps = agree(lambda: checkpoints.load(self.walk, self.names, folder))
+        with self.board.guard("loading a checkpoint"):
+            self.steps = agree(lambda: checkpoints.load(self.walk, self.names, folder))
         return self.steps
 
     # The end.
@@ -302,7 +314,8 @@ class Engine:
     def close(self) -> None:
         """End the run: no more steps. Called by leaving a `with` block, too."""
         if self._walk is not None and not self.board.closed.is_set():
-            dist.barrier()
+            with self.board.guard("the end"):
+                dist.barrier()
         self.board.close()
         if self.owns_world and dist.is_initialized():
             dist.destroy_process_group()
@@ -321,7 +334,10 @@ class Engine:
 
 
 def _one_line_errors() -> None:
-    """A fault of a run that nobody catches is one line, not one traceback per rank."""
+    """A fault of a run, or a refusal, that nobody catches is one line, not a traceback per rank.
+
+    What all ranks refuse alike rank 0 says.
+    """
     before = sys.excepthook
     if getattr(before, "is_partita", False):
         return
@@ -331,6 +347,11 @@ def _one_line_errors() -> None:
             sys.stderr.write(f"partita: {error}\n")
             sys.stderr.flush()
             os._exit(1)  # others may be stuck in a collective with us
+        if isinstance(error, PartitaError) and not os.environ.get("PARTITA_TRACEBACK"):
+            alone = not dist.is_initialized() or dist.get_rank() == 0 or "rank" in str(error)
+            if alone:
+                sys.stderr.write(f"partita: {error}\n")
+            return
         before(kind, error, tb)
 
     hook.is_partita = True  # type: ignore[attr-defined]

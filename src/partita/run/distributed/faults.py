@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,6 +72,23 @@ class FaultBoard:
         """What this rank does now."""
         self.task, self.since = task, time.monotonic()
 
+    @contextmanager
+    def guard(self, task: str) -> Iterator[None]:
+        """What all ranks do together between steps: who is lost meanwhile is named by the rest."""
+        self.is_busy = True
+        self.note(task)
+        try:
+            yield
+        except PartitaError:
+            raise
+        except BaseException as error:
+            fault = self.explain(error)
+            self.close()
+            raise fault from (error if os.environ.get("PARTITA_TRACEBACK") else None)
+        finally:
+            self.is_busy = False
+            self.note("between steps")
+
     # Posting and reading.
 
     def post(self, rank: int, task: str, cause: str) -> str:
@@ -91,8 +109,7 @@ class FaultBoard:
     def explain(self, error: BaseException) -> RunError:
         """An error of this rank's main thread as the one message of the run."""
         text = str(error)
-        lost = isinstance(error, RuntimeError) and any(word in text.lower() for word in LOST)
-        if not lost:
+        if not is_lost(error):
             return RunError(self.post(self.rank, self.task, cause_of(error)))
         end = time.monotonic() + self.timeout_s + self.silence_s
         while time.monotonic() < end:  # someone else is the cause: find out who
@@ -155,6 +172,12 @@ class FaultBoard:
         sys.stderr.write(f"partita: {fault}\n")
         sys.stderr.flush()
         self.exit(1)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Does an error say that another rank does not answer?"""
+    text = str(error).lower()
+    return isinstance(error, Exception) and any(word in text for word in LOST)
 
 
 def cause_of(error: BaseException) -> str:

@@ -8,6 +8,7 @@ step's gradients are those of the mean of the micro-batches' losses.
 
 import torch
 
+from partita.capture.translate import DTYPES
 from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.meaning import Value
@@ -30,6 +31,8 @@ class Feed:
     def take(self, given: dict[str, T], *, local: bool) -> None:
         """The tensors of a step; sizes and types must be those of the plan."""
         self.given, self.is_local = given, local
+        for name, value in given.items():
+            self._check_dtype(name, value)
         if local:
             return
         for name, tensor in self.wanted.items():
@@ -47,6 +50,16 @@ class Feed:
                     f"{rows}, or plan for that size",
                     field=f"argument {name}",
                 )
+
+    def _check_dtype(self, name: str, value: T) -> None:
+        wanted = self.wanted.get(name)
+        if wanted is not None and DTYPES.get(value.dtype) != wanted.dtype:
+            planned = next(key for key, word in DTYPES.items() if word == wanted.dtype)
+            raise PlanError(
+                f"is of {value.dtype}, and {planned} was planned",
+                fix=f"cast it with .to({planned}), or plan with what the step gives",
+                field=f"argument {name}",
+            )
 
     def __call__(self, name: str, value: Value, state: StageState, m: int) -> T:
         """A rank's part of an input in one micro-batch."""

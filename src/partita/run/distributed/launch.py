@@ -1,6 +1,7 @@
 """The world of a run: one process per device of the plan, brought together by torchrun."""
 
 import datetime
+import logging
 import os
 import time
 from typing import Any
@@ -13,6 +14,9 @@ from torch.distributed.rendezvous import rendezvous
 from partita.errors import InputError, PlanError
 
 MEET_S = 300.0  # a machine that starts many processes takes its time
+PATIENCE_S = 15.0  # after so long it is said who is missing
+
+log = logging.getLogger("partita")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -75,11 +79,14 @@ def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
     number = store.add(f"partita/{attempt}/opened/{rank}", 1)
     shared = PrefixStore(f"partita/{attempt}/{number}", store)
     shared.set(f"here/{rank}", "1")
-    end = time.monotonic() + timeout_s
+    end, say = time.monotonic() + timeout_s, time.monotonic() + PATIENCE_S
     while True:
         absent = [r for r in range(num_ranks) if not shared.check([f"here/{r}"])]
         if not absent:
             return shared, rank
+        if time.monotonic() > say:
+            say = end + 1.0
+            log.warning("waiting for rank %s of %d", ", ".join(map(str, absent)), num_ranks)
         if time.monotonic() > end:
             who = ", ".join(map(str, absent))
             raise InputError(

@@ -39,7 +39,7 @@ ANY_DIM = frozenset({
     "linear", "matmul", "einsum", "softmax", "layer_norm", "rms_norm", "concat", "split", "slice",
     "transpose", "reshape", "expand", "pad", "batch_norm", *MEANS,
 })  # fmt: skip
-WHOLE_FUNCTIONS = frozenset({"rope", "dropout", "lrn", "mask", "temperature"})
+WHOLE_FUNCTIONS = frozenset({"rope", "dropout", "lrn", "mask", "marked", "temperature"})
 
 
 @functools.lru_cache(maxsize=65536)
@@ -64,7 +64,7 @@ def is_natural(call: Call, dim: str) -> bool:
         return call.whole("groups", 1) == 1 and (position in (0, 1) or inner)
     if call.kind in ("pool", "resize"):
         return position in (0, 1)
-    return call.kind in ("lstm", "gru", "group_norm") and position == 0
+    return call.kind in ("lstm", "gru", "group_norm", "state_space") and position == 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,8 @@
    virtual stages on each group of devices, while that helps.
 3. The best estimates are evaluated; what does not fit after all is made again to fill less.
 4. Cells that were passed over are looked at in the same way while their bounds ask for it.
-5. Around the leaders other orders are tried.
+5. The numbers of micro-batches next to the best plan's are looked at, as long as that helps.
+6. Around the leaders other orders are tried.
 
 What evaluates is handed in: a simulator, or (`Formula`) the record's own objective, so that a saved
 problem is solved by the same steps. The bound is that of the whole space (`space_bound`).
@@ -42,19 +43,23 @@ class Auto:
 
     likely: LikelyCells = USUAL_CELLS  # which numbers of micro-batches are looked at
     more_cells: int = 4  # unlikely ones that are looked at, those with the least bounds first
+    neighbours: int = 3  # times that the numbers next to the best plan's are looked at
     far_below: float = 0.9  # of the best plan: bounds from there on are no reason to look
-    cheap_levels: int = 3  # of bounds: those that cells are ruled out by
+    cheap_levels: int = 4  # of bounds: those that cells are ruled out by
+    hardly: float = 0.85  # of the best plan: from there on dearer levels will not rule a cell out
     # Which candidates are given up; factors of the best estimate.
     behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
     behind_heterogeneous: float = 1.3  # there estimates differ more
     reach: float = 1.04  # estimates beyond are not evaluated
-    close: float = 1.01  # the same for variants of what is evaluated
+    close: float = 1.01  # the same for variants of what is evaluated, and virtual stages
+    close_heterogeneous: float = 1.05  # there rounds are less even than estimates say
     slow_alone: float = 0.6  # of a single stage: what pipelines may take for it to wait for them
     early: float = 0.7  # of the best plan: an estimate so much better is evaluated at once
     worse: float = 1.01  # more virtual stages will not help any more
     # How many are looked at further.
     evaluated: int = 3  # candidates, and one for each number of stages in reach
     promising: int = 4  # candidates that are tried with virtual stages
+    promising_heterogeneous: int = 10
     kept_interleaved: int = 2  # numbers of virtual stages that may be evaluated
     leaders: int = 2  # plain pipelines for which other orders are tried
     # What does not fit after all is made again with less.
@@ -112,6 +117,7 @@ class _Search:
             self._unlikely_cells,
             self._virtual_stages,
             self._leaders_evaluated,
+            self._neighbours,
             self._other_orders,
             self._one_to_show,
         )
@@ -198,6 +204,34 @@ class _Search:
             if not self._cannot_win(cell):
                 self._candidate(cell)
 
+    def _neighbours(self) -> None:
+        """The next numbers of micro-batches, more and fewer, for the grouping of the best plan."""
+        if self.evaluator.is_cheap:
+            return
+        for _ in range(self.settings.neighbours):
+            cell = None if self.run.solution is None else self.run.solution.cell
+            if cell is None:
+                return
+            for other in self._next_to(cell):
+                if self._done() or self._cannot_win(other):
+                    continue
+                candidate = self._candidate(other)
+                if candidate is not None and len(candidate.solution.stages) > 1:
+                    self._look_at_virtual_stages(candidate)
+            if not self._done():
+                self._leaders_evaluated()
+            if self.run.solution is None or self.run.solution.cell == cell:
+                return
+
+    def _next_to(self, cell: Cell) -> list[Cell]:
+        """Cells with the next number of micro-batches, if nobody has looked at them."""
+        known = {candidate.cell for candidate in self.made} | {out for _, out in self.ruled_out}
+        counts = sorted(self.counts_of[cell.grouping])
+        place = counts.index(cell.num_microbatches)
+        near = counts[max(0, place - 1) : place + 2]
+        cells = [Cell(cell.grouping, count) for count in near]
+        return [other for other in cells if other not in known]
+
     def _smallest_microbatches(self) -> None:
         """Nothing fits yet: the smallest micro-batches hold least; larger ones while they fit."""
         for grouping in likely_groupings(self.problem, self.counts_of):
@@ -226,7 +260,7 @@ class _Search:
         """Is everything in a cell slower than the best, by its bound?"""
         best = self.evaluator.incumbent_s()
         if not math.isfinite(best) or not self.bounds.rules_out(
-            cell, best, self.settings.cheap_levels
+            cell, best, self.settings.cheap_levels, self.settings.hardly
         ):
             return False
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
@@ -331,18 +365,30 @@ class _Search:
         return found
 
     def _interleave(self, candidate: JointCandidate, numbers: list[int]) -> list[JointCandidate]:
-        """More and more stages on each group, as long as the estimate does not grow."""
+        """Likely numbers of stages on each group, then more and fewer while estimates do not grow.
+
+        Where nothing fits, the next number on that side is tried.
+        """
         candidates: list[JointCandidate] = []
-        for schedule in numbers:
-            if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
-                continue
-            other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
-            if other is None:
-                continue
-            candidates.append(other)
-            if other.estimate_s > self.settings.worse * min(c.estimate_s for c in candidates):
-                break
+        likely = self._likely_first(candidate.cell, numbers)
+        for side in (numbers[likely:], numbers[:likely][::-1]):
+            for schedule in side:
+                if not self.candidates.flights(candidate.cell, schedule) or not self._may_make():
+                    continue
+                other = self.candidates.best(candidate.cell, schedule, filled=candidate.filled)
+                if other is None:
+                    continue
+                candidates.append(other)
+                if other.estimate_s > self.settings.worse * min(c.estimate_s for c in candidates):
+                    break
         return sorted(candidates, key=lambda c: c.estimate_s)[: self.settings.kept_interleaved]
+
+    def _likely_first(self, cell: Cell, numbers: Sequence[int]) -> int:
+        """Where to begin: as many virtual stages as blocks, often of two segments."""
+        p = self.problem.groupings[cell.grouping].num_groups
+        wanted = self.problem.num_segments / (2 * p)
+        stages = [self.problem.schedules[k].virtual_stages for k in numbers]
+        return min(range(len(stages)), key=lambda k: (abs(stages[k] - wanted), k))
 
     def _promising(self) -> list[JointCandidate]:
         """Pipelines that would be the fastest if no group ever had to wait, one of each cell."""
@@ -352,7 +398,9 @@ class _Search:
             known = candidate.cell in self.promised
             if plain and not known and len(candidate.solution.stages) > 1:
                 cells.setdefault(candidate.cell, candidate)
-        most = None if self.evaluator.is_cheap else self.settings.promising
+        settings, alike = self.settings, self.problem.homogeneous
+        few = settings.promising if alike else settings.promising_heterogeneous
+        most = None if self.evaluator.is_cheap else few
         return list(cells.values())[:most]
 
     def _one_to_show(self) -> None:
@@ -376,15 +424,18 @@ class _Search:
 
     def _likely_chunks(self, cell: Cell) -> list[int]:
         """A number of virtual stages: as many as blocks, often of two segments."""
-        p = self.problem.groupings[cell.grouping].num_groups
-        wanted = self.problem.num_segments / (2 * p)
-        schedules = self.problem.schedules
         known = [
             k for k in self._by_name().get("interleaved", []) if self.candidates.flights(cell, k)
         ]
-        return sorted(known, key=lambda k: abs(schedules[k].virtual_stages - wanted))[:1]
+        return [known[self._likely_first(cell, known)]] if known else []
 
     # Evaluations.
+
+    @property
+    def _close(self) -> float:
+        """How far behind the best plan an estimate may be to be evaluated."""
+        alike = self.problem.homogeneous
+        return self.settings.close if alike else self.settings.close_heterogeneous
 
     def _leaders_evaluated(self) -> None:
         """The best estimates; plain ones also if they would win without waiting."""
@@ -393,7 +444,7 @@ class _Search:
         for candidate in sorted(self.interleaved, key=lambda c: c.estimate_s):
             if self._done():
                 return
-            if candidate.estimate_s < self.evaluator.incumbent_s() * settings.close:
+            if candidate.estimate_s < self.evaluator.incumbent_s() * self._close:
                 self._evaluate_both(candidate)
         left = (c for c in self.made if c.solution not in self.evaluations)
         ranked = sorted(left, key=lambda c: c.estimate_s)
@@ -422,7 +473,7 @@ class _Search:
             candidate.cell, candidate.solution.schedule, filled=candidate.filled, selective=False
         )
         best = self.evaluator.incumbent_s()
-        if other is not None and other.estimate_s < best * self.settings.close:
+        if other is not None and other.estimate_s < best * self._close:
             self._evaluate(other)
 
     def _evaluate(self, candidate: JointCandidate) -> None:

@@ -80,6 +80,17 @@ class CellBound:
         return sorted(self.strategies, key=lambda mesh: float(mesh.compute_bound.sum()))
 
     @functools.cached_property
+    def first_s(self) -> float:
+        """The bound with tables of one mesh: others count by their computing alone. 0 if alone."""
+        if self.num_ranks == 1:
+            return 0.0
+        first = self.meshes[0].quick_bounds.least(Multipliers(busy_only=self.busy_only))
+        own = np.min([first, *(mesh.compute_bound for mesh in self.meshes[1:])], axis=0)
+        line_s = [] if self.line is None else [self._line_s(self.line, own)]
+        virtual_s = [] if self.virtual is None else [self.virtual(own)]
+        return min((*line_s, *virtual_s), default=0.0)
+
+    @functools.cached_property
     def quick_s(self) -> float:
         """The bound without multipliers; infinite where not even what must lie on a device fits."""
         least = math.inf
@@ -185,8 +196,12 @@ class CellBound:
                 network, multiplier, sync=self.training and network > 0, busy_only=self.busy_only
             )
         )
-        costs = self.line.paths.start + range_sums(own) - multiplier * self.budget
-        return least_cuts_s([np.maximum(self.line.costs, costs)] * self.num_ranks)
+        return self._line_s(self.line, own, multiplier * self.budget)
+
+    def _line_s(self, line: LineRanges, own: Floats, less_s: float = 0.0) -> float:
+        """Over all cuts, where segments take so long in a step."""
+        costs = line.paths.start + range_sums(own) - less_s
+        return least_cuts_s([np.maximum(line.costs, costs)] * self.num_ranks)
 
     def _interleaved(self, network: float, multiplier: float) -> float:
         """Ranks with several virtual stages: what they hold at a time counts."""

@@ -19,6 +19,7 @@ from partita.problems.joint import (
     StageChoice,
     estimate_s,
     pace_s,
+    stage_cost,
 )
 from partita.search.joint.cuts import SLACKS, best_cuts
 from partita.search.joint.interleaved import USUAL, Interleaved, InterleavedSettings
@@ -48,6 +49,7 @@ class Candidates:
     problem: JointProblem
     slacks: tuple[float, ...] = SLACKS
     interleaving: InterleavedSettings = USUAL
+    kept_tables: int = 4  # beside those of a cell: one of a large model takes some 50 MB
     _tables: dict[object, Table | None] = field(default_factory=dict)
 
     def flights(self, cell: Cell, schedule: int) -> tuple[float, ...]:
@@ -89,7 +91,7 @@ class Candidates:
         if cuts is None:
             return None
         own = np.array([
-            float(r.seconds[option, a, b] + r.tail[option, a, b] / (m * known.virtual_stages))
+            float(r.seconds[option][a, b] + r.tail[option][a, b] / (m * known.virtual_stages))
             for r, (a, b, option) in zip(ranges, cuts.stages, strict=True)
         ])  # fmt: skip
         sent = float(sum(sends[a] for a, _, _ in cuts.stages))
@@ -112,30 +114,37 @@ class Candidates:
         budget = problem.groupings[cell.grouping].budget_bytes[0]
         for number, mesh in enumerate(problem.meshes_of(cell, 0)):
             known = problem.strategies[problem.key(cell, 0, mesh)]
-            table = table_of(problem, [(number, known)])
-            if table is None:
-                continue
-            whole = table.ranges
-            seconds = (m * whole.seconds + whole.tail)[:, 0, -1]
-            held = (whole.static + flights[0] * whole.saved + whole.moment)[:, 0, -1]
-            seconds = np.where(held > budget, np.inf, seconds)
+            least: dict[bool, tuple[float, Option]] = {}
+            for place, strategy in enumerate(known):
+                for checkpointing in problem.options(strategy):
+                    whole = stage_cost(problem, strategy, checkpointing, 0, problem.num_segments)
+                    if whole.static + flights[0] * whole.saved + whole.moment > budget:
+                        continue
+                    seconds = m * whole.seconds + whole.tail
+                    if seconds < least.get(strategy.replicated, (np.inf,))[0]:
+                        option = Option(number, place, checkpointing)
+                        least[strategy.replicated] = seconds, option
             for replicated in (False, True):
-                mine = [known[option.strategy].replicated == replicated for option in table.options]
-                own = np.where(mine, seconds, np.inf)
-                best = int(own.argmin())
-                if np.isfinite(own[best]):
-                    yield self._single(cell, schedule, table.options[best], float(own[best]))
+                if replicated in least:
+                    seconds, option = least[replicated]
+                    yield self._single(cell, schedule, option, seconds)
 
     def _single(self, cell: Cell, schedule: int, option: Option, estimate: float) -> JointCandidate:
         stage = StageChoice(0, self.problem.num_segments, *option)
         return JointCandidate(JointSolution(cell, schedule, (stage,)), estimate, estimate)
 
     def table(self, cell: Cell, group: int) -> Table | None:
-        """Every option on every layer range of a group."""
+        """Every option on every layer range of a group; the last few are remembered."""
         problem = self.problem
         meshes = problem.meshes_of(cell, group)
         keys = tuple(problem.key(cell, group, mesh) for mesh in meshes)
-        if keys not in self._tables:
+        if keys in self._tables:
+            table = self._tables.pop(keys)  # and back in as the last that was asked for
+        else:
             own = [(number, problem.strategies[key]) for number, key in enumerate(keys)]
-            self._tables[keys] = table_of(problem, own)
-        return self._tables[keys]
+            table = table_of(problem, own)
+        self._tables[keys] = table
+        patterns = set(problem.groupings[cell.grouping].patterns)
+        while len(self._tables) > self.kept_tables + len(patterns):
+            del self._tables[next(iter(self._tables))]
+        return table

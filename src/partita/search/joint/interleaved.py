@@ -108,7 +108,7 @@ class Interleaved:
         known: dict[tuple[int, float], tuple[Floats, Ints]] = {}
         tables = []
         for ranges, count in zip(self.stages, self.in_flight, strict=True):
-            key = (id(ranges), count)
+            key = (id(ranges), count if multiplier else 0.0)  # without one, bytes do not count
             if key not in known:
                 known[key] = self._table(ranges, count, multiplier)
             tables.append(known[key])
@@ -117,14 +117,14 @@ class Interleaved:
     def _table(self, ranges: LayerRanges, count: float, multiplier: float) -> tuple[Floats, Ints]:
         chunks = len(self.stages) // len(self.budgets)
         share = 1 / (self.num_microbatches * chunks)
-        seconds = ranges.seconds + share * ranges.tail
+        unit = 0.0
         if multiplier:
-            held = ranges.static + count * ranges.saved + ranges.moment / chunks
-            unit = float(seconds[:, 0, -1].min() / max(held[:, 0, -1].min(), 1e-30))
-            option = (seconds + multiplier * unit * held).argmin(axis=0)
-        else:
-            option = seconds.argmin(axis=0)
-        return np.take_along_axis(seconds, option[None], 0)[0], option
+            seconds, static, saved, moment, tail = ranges.of_range(0, -1)
+            held = static + count * saved + moment / chunks
+            unit = float((seconds + share * tail).min() / max(held.min(), 1e-30))
+        return ranges.within(
+            count, math.inf, share, s_per_byte=multiplier * unit, moment_share=1 / chunks
+        )
 
     def _within_budgets(self, cuts: Cuts) -> Cuts | None:
         """The same cuts with some stages in options that hold less, so that all groups fit."""
@@ -145,11 +145,8 @@ class Interleaved:
     def _menu(self, stage: int, a: int, b: int) -> list[Item]:
         ranges, chunks = self.stages[stage], len(self.stages) // len(self.budgets)
         share = 1 / (self.num_microbatches * chunks)
-        return menu_of(
-            ranges.seconds[:, a, b] + share * ranges.tail[:, a, b],
-            ranges.static[:, a, b] + self.in_flight[stage] * ranges.saved[:, a, b],
-            ranges.moment[:, a, b],
-        )
+        seconds, static, saved, moment, tail = ranges.of_range(a, b)
+        return menu_of(seconds + share * tail, static + self.in_flight[stage] * saved, moment)
 
     def _rounds(self, tables: Tables) -> Cuts | None:
         p, count = len(self.budgets), len(self.stages)

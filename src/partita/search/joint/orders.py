@@ -35,8 +35,14 @@ def in_flight(
     """Per group, the most activations of a micro-batch that it holds, as parts of all its stages'.
 
     Read off the order itself; where weight gradients wait, gradients of activations wait with them
-    (`waiting`, a part of the activations).
+    (`waiting`, a part of the activations). Interleaved 1F1B has a closed form: a group runs as many
+    forwards as come before its first backward, and one more.
     """
+    if name == "interleaved":
+        most = virtual_stages * num_microbatches
+        first = (virtual_stages - 1) * num_groups + 1
+        ahead = [2 * (num_groups - 1 - group) for group in range(num_groups)]
+        return tuple(min(most, first + more) / virtual_stages for more in ahead)
     changes = {"F": 1.0, "B": -1.0, "I": waiting, "W": -1.0 - waiting}
     found = []
     for row in NAMED[name].order(num_groups, virtual_stages, num_microbatches):

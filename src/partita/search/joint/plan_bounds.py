@@ -19,8 +19,9 @@ class PlanBounds:
     """Bounds of the cells of one model's space, for simulated plans, from cheap to strong.
 
     On equal devices: all work over all devices; computing alone, with every op at its quickest
-    split (both `compute_bounds`); `CellBound` without multipliers; the same after dual ascent. On
-    heterogeneous devices: computing alone; the same over all cuts.
+    split (both `compute_bounds`); `CellBound` without multipliers, of one mesh with its tables and
+    then of all; the same after dual ascent. On heterogeneous devices: computing alone; the same
+    over all cuts.
     """
 
     model: JointModel
@@ -49,9 +50,14 @@ class PlanBounds:
         return (
             lambda cell, _: computing.ideal_s(cell) * ROUNDING,
             lambda cell, _: computing.computing_s(cell) * ROUNDING,
+            self._of_first_mesh,
             self._without_multipliers,
             self._with_multipliers,
         )
+
+    def _of_first_mesh(self, cell: Cell, enough: float) -> float:
+        bound = self.cell_bound(cell)
+        return math.inf if bound is None else bound.first_s
 
     def _without_multipliers(self, cell: Cell, enough: float) -> float:
         bound = self.cell_bound(cell)

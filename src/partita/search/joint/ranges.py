@@ -1,10 +1,11 @@
 """What every strategy costs on every layer range: the tables that cuts are chosen from.
 
-The formulas of `problems.joint` for all ranges [i, j) of the chain at once, by prefix sums: arrays
-of options x starts x ends. An option is a strategy with one kind of checkpointing.
+The formulas of `problems.joint` for all ranges [i, j) of the chain at once, by prefix sums: for
+each option an array of starts x ends. An option is a strategy with one kind of checkpointing.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from partita.compiled import compiled
 from partita.problems.joint import EXPOSED, GATHERED_AGAIN, JointProblem, JointStrategy, TiedBytes
 
 Floats = npt.NDArray[np.float64]
@@ -28,33 +30,65 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerRanges:
-    """Figures of every range [i, j): arrays of options x starts x ends.
+    """Figures of every range [i, j): for each option an array of starts x ends.
 
     Bytes of a stage: static + micro-batches in flight * saved + moment. `tail` is what it takes
     once, beyond the last micro-batch.
     """
 
-    seconds: Floats
-    static: Floats
-    saved: Floats
-    moment: Floats
-    tail: Floats
+    seconds: Sequence[Floats]
+    static: Sequence[Floats]
+    saved: Sequence[Floats]
+    moment: Sequence[Floats]
+    tail: Sequence[Floats]
 
-    def within(self, in_flight: float, budget: float, tail_share: float) -> tuple[Floats, Ints]:
-        """The least seconds of each range that fits the budget, and the option it is run with."""
-        held = in_flight * self.saved
-        held += self.static
-        held += self.moment
-        seconds = tail_share * self.tail
-        seconds += self.seconds
-        seconds[held > budget] = np.inf
-        option = seconds.argmin(axis=0)
-        return np.take_along_axis(seconds, option[None], 0)[0], option
+    def within(
+        self, in_flight: float, budget: float, tail_share: float, *, s_per_byte: float = 0.0,
+        moment_share: float = 1.0,
+    ) -> tuple[Floats, Ints]:  # fmt: skip
+        """The least seconds of each range that fits the budget, and the option it is run with.
+
+        With a multiplier on bytes the least of both together, and the seconds of that.
+        """
+        size = len(self.seconds[0])
+        seconds, least = np.full((size, size), np.inf), np.full((size, size), np.inf)
+        option = np.zeros((size, size), np.int64)
+        for number in range(len(self.seconds)):
+            _improve(
+                number, self.seconds[number], self.static[number], self.saved[number],
+                self.moment[number], self.tail[number], tail_share, in_flight, moment_share,
+                s_per_byte, budget, seconds, least, option,
+            )  # fmt: skip
+        return seconds, option
+
+    @property
+    def _parts(self) -> tuple[Sequence[Floats], ...]:
+        return self.seconds, self.static, self.saved, self.moment, self.tail
+
+    def of_range(self, a: int, b: int) -> Floats:
+        """Seconds, bytes and tail of one range; columns are options."""
+        return np.array([[own[a, b] for own in part] for part in self._parts])
 
     def only(self, chosen: Sequence[int]) -> "LayerRanges":
         """The same with some of the options."""
-        parts = (self.seconds, self.static, self.saved, self.moment, self.tail)
-        return LayerRanges(*(part[list(chosen)] for part in parts))
+        return LayerRanges(*(tuple(part[i] for i in chosen) for part in self._parts))
+
+
+@compiled()
+def _improve(
+    number: int, seconds: Floats, static: Floats, saved: Floats, moment: Floats, tail: Floats,
+    tail_share: float, in_flight: float, moment_share: float, s_per_byte: float, budget: float,
+    chosen_s: Floats, least: Floats, option: Ints,
+) -> None:  # fmt: skip
+    """Take an option wherever it fits and is less than what was taken before."""
+    size = len(seconds)
+    for i in range(size):
+        for j in range(i + 1, size):
+            held = in_flight * saved[i, j] + static[i, j] + moment_share * moment[i, j]
+            own = tail_share * tail[i, j] + seconds[i, j]
+            both = own + s_per_byte * held
+            if held <= budget and both < least[i, j]:
+                chosen_s[i, j], least[i, j], option[i, j] = own, both, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +109,11 @@ class Table:
 
 def joined(parts: Sequence[LayerRanges]) -> LayerRanges:
     """All options of several tables in one, in this order."""
-    if len(parts) == 1:
-        return parts[0]
-    return LayerRanges(
-        np.concatenate([part.seconds for part in parts]),
-        np.concatenate([part.static for part in parts]),
-        np.concatenate([part.saved for part in parts]),
-        np.concatenate([part.moment for part in parts]),
-        np.concatenate([part.tail for part in parts]),
-    )
+
+    def all_of(name: str) -> tuple[Floats, ...]:
+        return tuple(itertools.chain(*(getattr(part, name) for part in parts)))
+
+    return LayerRanges(*map(all_of, ("seconds", "static", "saved", "moment", "tail")))
 
 
 def table_of(
@@ -158,7 +188,7 @@ def _inference(problem: JointProblem, strategy: JointStrategy) -> LayerRanges:
 
 
 def _one(*arrays: Floats) -> LayerRanges:
-    return LayerRanges(*(array[None] for array in arrays))
+    return LayerRanges(*((array,) for array in arrays))
 
 
 def range_sums(values: Floats) -> Floats:

@@ -36,16 +36,21 @@ class SpaceBound:
     bounds: CellBounds
     _known: dict[Cell, tuple[float, int]] = field(default_factory=dict)  # bound, level
 
-    def rules_out(self, cell: Cell, objective: float, most_levels: int) -> bool:
-        """Is nothing of a cell below an objective, by its first levels?"""
-        return self.up_to(cell, most_levels - 1, objective) >= objective
+    def rules_out(
+        self, cell: Cell, objective: float, most_levels: int, hardly: float = 0.0
+    ) -> bool:
+        """Is nothing of a cell below an objective, by its first levels?
 
-    def up_to(self, cell: Cell, last: int, enough: float) -> float:
+        Where the second leaves less than the part `hardly` of it, dearer ones are not asked.
+        """
+        return self.up_to(cell, most_levels - 1, objective, hardly * objective) >= objective
+
+    def up_to(self, cell: Cell, last: int, enough: float, hardly: float = 0.0) -> float:
         """The bound of a cell at the first level that is enough, or at the last one asked for."""
         value = 0.0
         for level in range(min(last + 1, self.bounds.num_levels)):
             value = self.at(cell, level, enough)
-            if value >= enough:
+            if value >= enough or (level == 1 and value < hardly):
                 break
         return value
 

@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 
 from partita.problems.placement import PlacementProblem, PlacementSolution
-from partita.search.base import Result, Run, Status, Stop
+from partita.search.base import PROVEN_GAP, Result, Run, Status, Stop, relative_gap
 from partita.search.placement.bounds import lower_bound
 from partita.search.placement.fastsim import MAKESPAN, PEAKS, SCORE, Pool
 from partita.search.placement.feasible import joined, valid_placement
@@ -25,6 +25,21 @@ from partita.search.placement.tables import F64, I64, tables
 _EVENT_S = 4e-8  # about what one simulated event takes
 _EVENTS_PER_JOB = 2.5
 _LOOK_S = 0.02
+EFFORT_S = 10.0  # without a limit: about so long on one core
+FEW_CHOICES = 64  # layers times devices of a problem that is worth no compiling
+
+
+def usual_evaluations(
+    num_layers: int, num_devices: int, batches: int, effort_s: float = EFFORT_S
+) -> int:
+    """How many evaluations a problem is worth where nobody sets a limit: by its size alone."""
+    choices = num_layers * num_devices
+    most = (100 if choices <= FEW_CHOICES else 2000) * choices
+    return max(1, min(int(effort_s / _evaluation_s(num_layers, batches)), most))
+
+
+def _evaluation_s(num_layers: int, batches: int) -> float:
+    return 2 * num_layers * batches * _EVENTS_PER_JOB * _EVENT_S
 
 
 class Attempt:
@@ -39,8 +54,7 @@ class Attempt:
         self.run.bound(lower_bound(problem, self.net))
         self.makespan_ms, self.peaks_bytes = 0.0, np.zeros(len(problem.devices))
         self.ended = ""  # why the method itself came to an end
-        events = 2 * len(problem.layers) * problem.batches * _EVENTS_PER_JOB
-        self.evaluation_s = events * _EVENT_S
+        self.evaluation_s = _evaluation_s(len(problem.layers), problem.batches)
         self.chunk = max(1, min(2000, int(_LOOK_S / self.evaluation_s)))
         if self.opening.placement is not None and self.goes_on():
             self.score(self.opening.placement[None, :])
@@ -55,7 +69,13 @@ class Attempt:
 
     def goes_on(self) -> bool:
         """May the search go on?"""
-        return self.opening.placement is not None and not self.run.done()
+        return self.opening.placement is not None and not self.run.done() and not self.is_proven
+
+    @property
+    def is_proven(self) -> bool:
+        """Is nothing better but by rounding? Bounds are a little below what they are made of."""
+        gap = relative_gap(self.run.objective, self.run.lower_bound)
+        return gap is not None and gap <= PROVEN_GAP
 
     @property
     def left(self) -> int:
@@ -109,6 +129,8 @@ class Attempt:
         if self.opening.placement is None:
             status = Status.INFEASIBLE if self.opening.proven else Status.STOPPED
             return self.run.result(status, self.opening.why)
+        if self.is_proven and not why:
+            why = "the lower bound is reached"
         result = self.run.result(status, why)
         notes = [result.why, *self._alone(), *self._over()]
         return self.run.result(result.status, "; ".join(notes)) if len(notes) > 1 else result

@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.problems.placement import PlacementProblem, PlacementSolution
 from partita.search.base import UNTIL_DONE, Result, Stop
-from partita.search.placement.attempt import Attempt
+from partita.search.placement.attempt import EFFORT_S, FEW_CHOICES, Attempt, usual_evaluations
 from partita.search.placement.episodes import cheapest, make_episodes, memory_multiplier
 from partita.search.placement.every import all_tried, num_placements
 from partita.search.placement.labels import LabelBound
@@ -35,7 +35,7 @@ class AutoPlacement:
     """Races of annealing walks from built placements; small problems are solved by trying all."""
 
     most_tried: int = 2000  # a problem with at most so many placements is solved by trying all
-    effort_s: float = 10.0  # without a limit: about so long on one core, by the problem's size
+    effort_s: float = EFFORT_S  # without a limit: about so long on one core, by the problem's size
     runners: int = 32
     splits: int = 1000  # random stages to choose runners from
     first_steps: int = 500  # evaluations of each runner in the first heat
@@ -63,14 +63,19 @@ class _Races:
         self.auto, self.attempt, self.line = auto, attempt, line
         self.generator = np.random.default_rng((seed, 0))
         net = attempt.net
-        choices = len(line) * len(net.limit_bytes)
-        self.budget = min(auto.effort_s / attempt.evaluation_s, 2000.0 * choices)
+        self.budget: float = usual_evaluations(
+            len(line), len(net.limit_bytes), net.batches, auto.effort_s
+        )
         if attempt.run.stop.time_s is not None or attempt.run.stop.evaluations is not None:
             self.budget = math.inf  # who sets a limit wants it used
         # In a large network a move changes little: cooler walks, and fewer, longer ones.
         self.small = min(1.0, _USUAL_GENES / len(line))
         self.num_runners = max(min(auto.runners, _FEWEST), int(auto.runners * self.small))
         self.first_steps = auto.first_steps * auto.runners // self.num_runners
+        self.splits = auto.splits
+        if len(line) * len(net.limit_bytes) <= FEW_CHOICES:  # a short race finds what there is
+            self.num_runners = min(self.num_runners, _FEWEST)
+            self.first_steps, self.splits = auto.first_steps // 5, auto.splits // 10
         self.walkers = [walker(net, seed, number) for number in range(self.num_runners)]
         lists = [by_rank(net, earliest_end), critical_path(net)]
         built = [single_devices(net), *(array[None, :] for array in lists if array is not None)]
@@ -132,8 +137,8 @@ class _Races:
 
     def starts(self, *, with_best: bool) -> I64:
         """The cheapest of the built placements and of new random stages."""
-        auto, attempt, net = self.auto, self.attempt, self.attempt.net
-        count = max(2 * self.num_runners, min(auto.splits, int(0.5 / attempt.evaluation_s)))
+        attempt, net = self.attempt, self.attempt.net
+        count = max(2 * self.num_runners, min(self.splits, int(0.5 / attempt.evaluation_s)))
         staged = random_stages(net, self.line, count, self.generator)
         placements = np.concatenate((self.built, staged))
         cost = costs(attempt.details(placements), self.price)

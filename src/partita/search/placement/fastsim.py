@@ -42,6 +42,7 @@ INVALID = 1e300  # the cost of a placement that breaks a rule, times the number 
 
 SCORE, MAKESPAN, OVER, EVENTS, PEAKS = range(5)  # columns of what is found of many placements
 
+FEW_JOBS = 10_000  # layers of all batches and placements that are soon simulated uncompiled
 _ROWS_PER_THREAD = 16
 _IDLE, _WAKING = -1, -2  # what a slot does where it is no item
 _NONE = -1
@@ -193,7 +194,11 @@ class Pool:
             done.result()
 
 
-@compiled(nogil=True)
+def _few(net: PlacementArrays, work: PlacementWork, placements: I64, array: F64) -> bool:
+    return placements.size * net.batches <= FEW_JOBS
+
+
+@compiled(small=_few, nogil=True)
 def evaluate_many(net: PlacementArrays, work: PlacementWork, placements: I64, array: F64) -> None:
     """Fill a row of `found` for every row of `placements`; the score of an invalid one is inf."""
     for index in range(len(placements)):

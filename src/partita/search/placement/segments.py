@@ -405,7 +405,7 @@ def _cheap_first(rows: F64) -> F64:
     return array
 
 
-@compiled(nogil=True)
+@compiled(small=3_000, nogil=True)
 def _undercut(rows: F64, most: int) -> I64:
     """Per row: dropped because one kept before is no worse; kept; or left when `most` are kept."""
     kind = np.zeros(len(rows), np.int64)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partita.compiled import compiled
-from partita.search.placement.fastsim import INVALID, PlacementWork, cost_of, workspace
+from partita.search.placement.fastsim import FEW_JOBS, INVALID, PlacementWork, cost_of, workspace
 from partita.search.placement.moves import ALL_MOVES, move, random_state, uniform
 from partita.search.placement.tables import F64, I64, U64, PlacementArrays
 
@@ -81,7 +81,11 @@ def best_of(walk: Walker) -> tuple[I64, float]:
     return walk.best, float(walk.floats[_BEST])
 
 
-@compiled(nogil=True)
+def _few(net: PlacementArrays, line: I64, walk: Walker, count: int) -> bool:
+    return count * len(line) * net.batches <= FEW_JOBS
+
+
+@compiled(small=_few, nogil=True)
 def advance(net: PlacementArrays, line: I64, walk: Walker, count: int) -> int:
     """Make at most `count` evaluations of the episode; how many were made.
 

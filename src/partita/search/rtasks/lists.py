@@ -75,7 +75,7 @@ def list_schedule(
     return float(makespan), RtasksSolution(tilings, kept)
 
 
-@compiled()
+@compiled(small=5_000)
 def _list(num_veus, counts, times, edge_start, edge_dst, edge_aligned, priority, signal):  # type: ignore[no-untyped-def] # pragma: no cover # fmt: skip
     num_ops = len(counts)
     first = np.zeros(num_ops + 1, np.int64)

@@ -28,7 +28,14 @@ import numpy as np
 
 from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Flags, ShardingNetwork, add_costs, copy_costs, lists
+from partita.search.sharding.network import (
+    SMALL,
+    Flags,
+    ShardingNetwork,
+    add_costs,
+    copy_costs,
+    lists,
+)
 
 ROUNDING = 1e-12  # by how much a sum may be off, relative to what was added up
 
@@ -69,7 +76,7 @@ def _dual(network: ShardingNetwork, sent: Floats, left: Floats, grain: Floats) -
     )
 
 
-@compiled()
+@compiled(small=SMALL)
 def sweep(
     network: ShardingNetwork, dual: Dual, forward: bool, begin: int, budget: int, best: float
 ) -> int:
@@ -80,7 +87,9 @@ def sweep(
     been visited once: until then their least is not known, and `best` must be inf.
     """
     num_ops = len(network.first) - 1
-    bound = dual.least.sum()
+    bound = 0.0
+    for op in range(num_ops):  # `sum` of numpy adds in another order than numba's
+        bound += dual.least[op]
     done = begin
     while done < num_ops and budget > 0:
         op = done if forward else num_ops - 1 - done
@@ -123,7 +132,11 @@ def _collect(
     return read
 
 
-@compiled()
+def _subtract_in_numpy(values: Floats, sent: Floats) -> None:
+    values -= sent
+
+
+@compiled(plain=_subtract_in_numpy)
 def _subtract(values: Floats, sent: Floats) -> None:
     """values -= sent"""
     for x in range(len(values)):
@@ -154,7 +167,11 @@ def _take_back(network: ShardingNetwork, dual: Dual, end: int, sent: Floats) -> 
 
 # There are no NaNs here, and no zero whose sign matters: knowing that, the compiler can use vector
 # instructions for the minima. Their order does not matter, so that results are the same anywhere.
-@compiled(fastmath={"nnan", "nsz", "reassoc"})
+def _least_of_rows_in_numpy(cells: Floats, given: Floats, taken: Floats) -> None:
+    taken[: cells.shape[0]] = (cells + given[: cells.shape[1]]).min(axis=1, initial=np.inf)
+
+
+@compiled(plain=_least_of_rows_in_numpy, fastmath={"nnan", "nsz", "reassoc"})
 def _least_of_rows(cells: Floats, given: Floats, taken: Floats) -> None:
     """taken[r] = min over c of cells[r, c] + given[c]."""
     for r in range(cells.shape[0]):
@@ -164,7 +181,12 @@ def _least_of_rows(cells: Floats, given: Floats, taken: Floats) -> None:
         taken[r] = least
 
 
-@compiled(fastmath={"nnan", "nsz"})
+def _least_of_columns_in_numpy(cells: Floats, given: Floats, taken: Floats) -> None:
+    taken[:] = np.inf
+    taken[: cells.shape[1]] = (cells + given[: cells.shape[0], None]).min(axis=0, initial=np.inf)
+
+
+@compiled(plain=_least_of_columns_in_numpy, fastmath={"nnan", "nsz"})
 def _least_of_columns(cells: Floats, given: Floats, taken: Floats) -> None:
     """taken[c] = min over r of cells[r, c] + given[r]."""
     taken[:] = np.inf
@@ -225,7 +247,7 @@ def _lend(network: ShardingNetwork, dual: Dual, op: int, forward: bool, left: Fl
                 sent[x] += share * left[x]
 
 
-@compiled()
+@compiled(small=SMALL)
 def improve(network: ShardingNetwork, labels: Ints, rounds: int, value: Floats) -> float:
     """Let one op after another take what is best with its neighbours' choices; the cost.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Ask, Pairwise, SearchStopped, ShardingNetwork
+from partita.search.sharding.network import SMALL, Ask, Pairwise, SearchStopped, ShardingNetwork
 from partita.search.sharding.order import Scope, Step
 
 SUMMED_CELLS = 10_000_000  # of A and of B in memory at a time: 80 MB each
@@ -203,7 +203,15 @@ def _sum(
     return total
 
 
-@compiled(fastmath={"nnan", "nsz"})
+def _min_plus_in_numpy(a: Floats, b: Floats, out: Floats, begin: int, end: int, _: int) -> None:
+    rows = a.shape[1]
+    for row in range(begin, end):
+        least = out[row // rows, row % rows]
+        sums = a[row // rows, row % rows][:, None] + b[row // rows]
+        np.minimum(least, sums.min(axis=0, initial=np.inf), out=least)
+
+
+@compiled(small=SMALL, plain=_min_plus_in_numpy, fastmath={"nnan", "nsz"})
 def _min_plus(a: Floats, b: Floats, out: Floats, begin: int, end: int, tile: int) -> None:
     """out[i, r, c] = min(that, a[i, r, x] + b[i, x, c]) for all x; rows `begin` to `end` of all."""
     rows = a.shape[1]

@@ -20,6 +20,8 @@ from partita.problems.sharding import Floats, Ints
 Flags = npt.NDArray[np.bool_]
 Ask = Callable[[], bool]  # should we stop?
 
+SMALL = 100_000  # numbers in a problem that is soon solved without compiling
+
 
 class SearchStopped(Exception):  # noqa: N818  nothing is wrong: the caller asked for it
     """The caller asked to stop in the middle of a step that has no half result."""
@@ -130,16 +132,29 @@ def both_ends(edges: Ints) -> Ints:
     return np.stack((2 * edges, 2 * edges + 1), axis=1).ravel()
 
 
+def _add_costs_in_numpy(network: ShardingNetwork, end: int, label: int, costs: Floats) -> None:
+    tables, edge, other = network.tables, end >> 1, end ^ 1
+    columns = tables.num_classes[2 * edge + 1]
+    step, other_step = (1, columns) if end & 1 else (columns, 1)
+    begin = tables.cells_at[edge] + tables.class_of[tables.class_at[other] + label] * other_step
+    places = tables.class_of[tables.class_at[end] :][: len(costs)]
+    costs += tables.cells[begin + places * step]
+
+
 # Loops where numpy has one expression: numba takes seconds to compile `a[:] = b` and `a += b`, most
 # of them for the message about shapes that do not fit.
-@compiled()
+def _copy_costs_in_numpy(network: ShardingNetwork, op: int, costs: Floats) -> None:
+    costs[:] = network.costs[network.first[op] :][: len(costs)]
+
+
+@compiled(plain=_copy_costs_in_numpy)
 def copy_costs(network: ShardingNetwork, op: int, costs: Floats) -> None:
     """What each choice of an op costs by itself."""
     for x in range(len(costs)):
         costs[x] = network.costs[network.first[op] + x]
 
 
-@compiled()
+@compiled(plain=_add_costs_in_numpy)
 def add_costs(network: ShardingNetwork, end: int, label: int, costs: Floats) -> None:
     """Add what each choice at this end of an edge costs with one choice at the other end."""
     tables, edge, other = network.tables, end >> 1, end ^ 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
-from partita.search.sharding.network import Flags, ShardingNetwork
+from partita.search.sharding.network import SMALL, Flags, ShardingNetwork
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -27,7 +27,7 @@ def compact(cells: Floats, sides: Ints, class_of: Ints, num_classes: Ints) -> in
     return count
 
 
-@compiled()
+@compiled(small=20 * SMALL)
 def _compact(bits: Hashes, sides: Ints, weights: Hashes, class_of: Ints, num_classes: Ints) -> int:
     read = end = place = 0
     for table in range(len(sides) // 2):
@@ -46,7 +46,15 @@ def _compact(bits: Hashes, sides: Ints, weights: Hashes, class_of: Ints, num_cla
     return end
 
 
-@compiled()
+def _different_rows_in_numpy(bits: Hashes, weights: Hashes, number: Ints) -> Ints:
+    hashes = (_mixed(bits) * weights[: bits.shape[1]]).sum(axis=1, dtype=np.uint64)  # type: ignore[arg-type]
+    first = _first_with_hash(hashes)
+    differs = (bits != bits[first]).any(axis=1)
+    first[differs] = np.flatnonzero(differs)
+    return _numbered(first, number)
+
+
+@compiled(plain=_different_rows_in_numpy)
 def _different_rows(bits: Hashes, weights: Hashes, number: Ints) -> Ints:
     """Number the different rows; where each is first."""
     hashes = np.zeros(bits.shape[0], np.uint64)
@@ -64,7 +72,16 @@ def _different_rows(bits: Hashes, weights: Hashes, number: Ints) -> Ints:
     return _numbered(first, number)
 
 
-@compiled()
+def _different_columns_in_numpy(bits: Hashes, rows: Ints, weights: Hashes, number: Ints) -> Ints:
+    some = bits[rows]
+    hashes = (_mixed(some) * weights[rows][:, None]).sum(axis=0, dtype=np.uint64)  # type: ignore[arg-type]
+    first = _first_with_hash(hashes)
+    differs = (some != some[:, first]).any(axis=0)
+    first[differs] = np.flatnonzero(differs)
+    return _numbered(first, number)
+
+
+@compiled(plain=_different_columns_in_numpy)
 def _different_columns(bits: Hashes, rows: Ints, weights: Hashes, number: Ints) -> Ints:
     """Number the columns that differ in these rows; where each is first."""
     hashes = np.zeros(bits.shape[1], np.uint64)
@@ -85,7 +102,14 @@ def _mixed(bits: np.uint64) -> np.uint64:
     return bits ^ (bits >> np.uint64(32))
 
 
-@compiled()
+def _first_with_hash_in_python(hashes: Hashes) -> Ints:
+    seen: dict[int, int] = {}
+    return np.array(
+        [seen.setdefault(each, at) for at, each in enumerate(hashes.tolist())], np.int64
+    )
+
+
+@compiled(plain=_first_with_hash_in_python)
 def _first_with_hash(hashes: Hashes) -> Ints:
     """For each entry the first one with the same hash, by open addressing."""
     size = 2
@@ -118,7 +142,24 @@ def _numbered(first: Ints, number: Ints) -> Ints:
     return kept[:count].copy()
 
 
-@compiled()
+def _hashes_of_choices_in_numpy(class_of: Ints, class_at: Ints, count: int) -> Hashes:
+    hashes = np.zeros(count, np.uint64)
+    for at in class_at:
+        hashes = (_mixed(hashes) + class_of[at : at + count].astype(np.uint64)) * np.uint64(SPREAD)  # type: ignore[arg-type]
+    return hashes
+
+
+@compiled(plain=_hashes_of_choices_in_numpy)
+def _hashes_of_choices(class_of: Ints, class_at: Ints, count: int) -> Hashes:
+    """Of the classes that each choice of an op belongs to, edge by edge."""
+    hashes = np.zeros(count, np.uint64)
+    for at in class_at:
+        for x in range(count):
+            hashes[x] = (_mixed(hashes[x]) + np.uint64(class_of[at + x])) * np.uint64(SPREAD)
+    return hashes
+
+
+@compiled(small=SMALL)
 def rule_out_equal_choices(network: ShardingNetwork, alive: Flags) -> None:
     """Of choices that are of the same classes, only the first of the cheapest lives on."""
     class_of = network.tables.class_of
@@ -127,11 +168,7 @@ def rule_out_equal_choices(network: ShardingNetwork, alive: Flags) -> None:
         lives = alive[network.first[op] : network.first[op + 1]]
         near = network.near[network.near_at[op] : network.near_at[op + 1]]
         class_at = network.tables.class_at[near]
-        hashes = np.zeros(len(costs), np.uint64)
-        for at in class_at:
-            for x in range(len(costs)):
-                hashes[x] = (_mixed(hashes[x]) + np.uint64(class_of[at + x])) * np.uint64(SPREAD)
-        first = _first_with_hash(hashes)
+        first = _first_with_hash(_hashes_of_choices(class_of, class_at, len(costs)))
         cheapest = np.arange(len(costs))  # of the choices so far, per first one
         for x in range(len(costs)):
             other = cheapest[first[x]]

@@ -12,6 +12,7 @@ import numpy as np
 from partita.compiled import compiled
 from partita.problems.sharding import Floats, Ints
 from partita.search.sharding.network import (
+    SMALL,
     EdgeTables,
     Flags,
     ShardingNetwork,
@@ -98,7 +99,7 @@ def _shared(whole: ShardingNetwork, alive: Flags, edges: Ints) -> tuple[Ints, In
     return np.array(table_of, np.int64), np.array(like, np.int64)
 
 
-@compiled()
+@compiled(small=SMALL)
 def _absorb(whole: ShardingNetwork, ends: Ints, only: Ints, costs: Floats) -> None:
     """Add what edges cost with the only choice at the other end to the costs at these ends."""
     for end in ends:
@@ -107,7 +108,7 @@ def _absorb(whole: ShardingNetwork, ends: Ints, only: Ints, costs: Floats) -> No
         add_costs(whole, end, label, costs[whole.first[op] : whole.first[op + 1]])
 
 
-@compiled()
+@compiled(small=SMALL)
 def _renumber(class_of: Ints, class_at: Ints, most: int) -> tuple[Ints, Ints]:
     """Number the classes in use in each list, in place; how many these are, and which they were."""
     count, used = np.zeros(len(class_at) - 1, np.int64), np.empty(len(class_of), np.int64)
@@ -125,7 +126,20 @@ def _renumber(class_of: Ints, class_at: Ints, most: int) -> tuple[Ints, Ints]:
     return count, used
 
 
-@compiled()
+def _copied_in_numpy(
+    cells: Floats, cells_at: Ints, columns: Ints, used: Ints, used_at: Ints, num_used: Ints,
+    size: int,
+) -> Floats:  # fmt: skip
+    parts = [np.empty(0)]
+    for table in range(len(cells_at)):
+        rows = used[used_at[2 * table] :][: num_used[2 * table]]
+        chosen = used[used_at[2 * table + 1] :][: num_used[2 * table + 1]]
+        at = cells_at[table] + rows[:, None] * columns[table] + chosen
+        parts.append(cells[at].ravel())
+    return np.concatenate(parts)
+
+
+@compiled(small=SMALL, plain=_copied_in_numpy)
 def _copied(
     cells: Floats, cells_at: Ints, columns: Ints, used: Ints, used_at: Ints, num_used: Ints,
     size: int,

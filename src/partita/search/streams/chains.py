@@ -18,7 +18,7 @@ I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@compiled()
+@compiled(small=5_000)
 def reachable(start: I64, pred: I64) -> Flags:
     """What follows from each op, itself included; `pred[start[i]:start[i + 1]]` feed op i."""
     count = len(start) - 1
@@ -32,7 +32,7 @@ def reachable(start: I64, pred: I64) -> Flags:
     return reach
 
 
-@compiled()
+@compiled(small=5_000)
 def fewest_chains(reach: Flags) -> I64:
     """The number of the chain of each op; chains are numbered by their first op."""
     count = len(reach)

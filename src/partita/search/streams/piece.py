@@ -111,7 +111,7 @@ def _classes(problem: StreamsProblem, ops: tuple[int, ...]) -> I64:
     return np.array(classes, np.int64)
 
 
-@compiled()
+@compiled(small=5_000)
 def _ends(reach: Flags, chain: I64, lengths: I64) -> tuple[I64, I64, I64]:
     """The chains, and for each op where its followers begin and its producers end in them."""
     count, num_chains = len(chain), len(lengths)

@@ -1,0 +1,171 @@
+"""Sizes that follow the batch and the length, found by capturing a model more than once.
+
+A captured program has numbers for sizes. Captured again with another batch, some of them are other
+numbers: those that are a multiple of the batch, or differ from it by a constant, are written as
+such. Where anything else differs (an operator, a factor, a table), the model depends on the batch
+in a way that sizes alone do not tell, and its numbers stay. The same goes for the length of texts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from partita.capture.torch_program import TensorSpec, TorchProgram
+
+BATCH, LENGTH = "batch", "length"
+
+
+class Size(int):
+    """A size of the captured program, and what it is a multiple of; it counts as its number."""
+
+    symbols: tuple[str, ...]
+    factor: int
+    more: int
+
+    def __new__(cls, value: int, symbols: tuple[str, ...], factor: int, more: int = 0) -> "Size":
+        """The number `value`, which is factor x symbols + more."""
+        size = super().__new__(cls, value)
+        size.symbols, size.factor, size.more = symbols, factor, more
+        return size
+
+    @property
+    def text(self) -> str:
+        """`batch`, `32 * batch`, `length + 1`."""
+        product = " * ".join((*([str(self.factor)] if self.factor != 1 else []), *self.symbols))
+        if not self.more:
+            return product
+        return f"{product} {'+' if self.more > 0 else '-'} {abs(self.more)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recaptured:
+    """The same model with another batch or length."""
+
+    record: TorchProgram
+    before: int
+    after: int
+
+
+class _Depends(Exception):  # noqa: N818  never leaves this file: the symbol is given up
+    """The program depends on a symbol in a way that sizes do not tell."""
+
+    def __init__(self, symbols: tuple[str, ...]) -> None:
+        self.symbols = symbols
+
+
+def symbolic(
+    record: TorchProgram, others: Mapping[str, Recaptured]
+) -> tuple[TorchProgram, dict[str, int]]:
+    """The program with sizes in place of the numbers that follow the batch or the length.
+
+    Second, which of the two are followed, and what they were when it was captured.
+    """
+    known = {name: other for name, other in others.items() if _same_steps(record, other.record)}
+    while known:
+        try:
+            return _merged(record, known), {name: each.before for name, each in known.items()}
+        except _Depends as error:
+            known = {name: other for name, other in known.items() if name not in error.symbols}
+    return record, {}
+
+
+def _same_steps(one: TorchProgram, other: TorchProgram) -> bool:
+    return _outline(one) == _outline(other)
+
+
+def _outline(record: TorchProgram) -> list[tuple[str, Any]]:
+    given = [(each.name, each.kind) for each in record.inputs]
+    return [*given, *((node.name, node.target) for node in record.nodes)]
+
+
+def _merged(record: TorchProgram, others: Mapping[str, Recaptured]) -> TorchProgram:
+    merge = _Merge(others)
+    inputs = []
+    for place, given in enumerate(record.inputs):
+        same = {name: other.record.inputs[place] for name, other in others.items()}
+        if given.data is not None:
+            merge.check_data(given.data, {name: each.data for name, each in same.items()})
+        inputs.append(
+            replace(given, value=merge(given.value, {n: each.value for n, each in same.items()}))
+        )
+    nodes = []
+    for place, node in enumerate(record.nodes):
+        same_nodes = {name: other.record.nodes[place] for name, other in others.items()}
+        changed = {
+            part: merge(
+                getattr(node, part), {n: getattr(each, part) for n, each in same_nodes.items()}
+            )
+            for part in ("args", "kwargs", "value")
+        }
+        nodes.append(replace(node, **changed))
+    return replace(record, inputs=tuple(inputs), nodes=tuple(nodes))
+
+
+class _Merge:
+    """Values of one place of the program in all captures, as one."""
+
+    def __init__(self, others: Mapping[str, Recaptured]) -> None:
+        self.others = others
+
+    def __call__(self, value: Any, others: Mapping[str, Any]) -> Any:
+        if type(value) is int:
+            return self._size(value, others)
+        if isinstance(value, TensorSpec):
+            shapes = {name: each.shape for name, each in others.items()}
+            return replace(value, shape=self(value.shape, shapes))
+        if isinstance(value, list | tuple):
+            self._check(value, {n: o for n, o in others.items() if len(o) != len(value)})
+            parts = (self(v, {n: o[i] for n, o in others.items()}) for i, v in enumerate(value))
+            return list(parts) if isinstance(value, list) else tuple(parts)
+        if isinstance(value, Mapping):
+            return {
+                key: self(v, {n: o[key] for n, o in others.items()}) for key, v in value.items()
+            }
+        self._check(value, {n: o for n, o in others.items() if not _equal(value, o)})
+        return value
+
+    def _check(self, value: Any, differing: Mapping[str, Any]) -> None:
+        if differing:
+            raise _Depends(tuple(differing))
+
+    def check_data(self, value: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -> None:
+        """What the model holds must be the same, though it may be made anew each time."""
+        self._check(
+            value,
+            {
+                name: other
+                for name, other in others.items()
+                if other is None or other.shape != value.shape or other.dtype != value.dtype
+            },
+        )
+
+    def _size(self, value: int, others: Mapping[str, Any]) -> int:
+        differing = tuple(name for name, other in others.items() if other != value)
+        if not differing:
+            return value
+        product = math.prod(self.others[name].before for name in differing)
+        if value % product == 0 and all(
+            others[name] == value // self.others[name].before * self.others[name].after
+            for name in differing
+        ):
+            return Size(value, differing, value // product)
+        if len(differing) == 1:
+            (name,) = differing
+            more = value - self.others[name].before
+            if others[name] == self.others[name].after + more:
+                return Size(value, differing, 1, more)
+        raise _Depends(differing)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of what is no size: numbers, names, types, and records of these."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if is_dataclass(one):
+        return all(_equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return bool(one == other)

@@ -1,0 +1,250 @@
+"""What each kind of result holds, row by row: `TABLES`, keyed by the name of its class."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from partita.notebook.table import ResultTable, Value
+
+if TYPE_CHECKING:
+    from partita.forecast import Forecast
+    from partita.forecast.sensitivity import Sensitivity
+    from partita.jobs.compare import Comparison
+    from partita.jobs.compare_trace import TraceComparison
+    from partita.jobs.diff import Difference
+    from partita.jobs.partition import Partitioned
+    from partita.jobs.place_result import Placed
+    from partita.jobs.plan_result import Planned
+    from partita.jobs.rtasks import FusedPlan
+    from partita.jobs.schedule import ScheduleResult
+    from partita.jobs.shard import Sharding
+    from partita.jobs.simulate import Simulation
+    from partita.jobs.streams import AnalyticStreams
+    from partita.jobs.validate import Validation
+    from partita.plans import Plan
+    from partita.search.base import Result
+    from partita.timeline import Timeline
+
+
+def result_table(result: object) -> ResultTable:
+    """The table of any result."""
+    return TABLES[type(result).__name__](result)
+
+
+def _table(columns: str, rows: Iterable[tuple[Value, ...]]) -> ResultTable:
+    return ResultTable(tuple(columns.split()), tuple(rows))
+
+
+def _planned(result: "Planned") -> ResultTable:
+    """The plan and the next best."""
+    best = () if result.best is None else (result.best,)
+    return _table(
+        "found_by plan step_s low_s high_s objective_s peak_bytes capacity_bytes bubble mfu fits",
+        (
+            (one.name, one.simulation.arrangement, one.step_s, *one.simulation.likely_step_s,
+             one.objective_s, *one.simulation.fullest, one.simulation.bubble, one.simulation.mfu,
+             one.fits)
+            for one in (*best, *result.others)
+        ),
+    )  # fmt: skip
+
+
+def _simulation(result: "Simulation") -> ResultTable:
+    """Every op of the busiest device."""
+    return _table(
+        "op kind phase seconds bound",
+        ((op.name, op.kind, op.phase, op.cost.seconds, op.cost.bound) for op in result.ops),
+    )
+
+
+def _forecast(result: "Forecast") -> ResultTable:
+    """Where the step goes, part by part."""
+    exposed = [(f"exposed {name} communication", s) for name, s in result.exposed_s if s > 0]
+    parts = [*result.parts_s, *exposed, ("bubble", result.bubble_s)]
+    return _table("part seconds share", ((name, s, s / result.step_s) for name, s in parts))
+
+
+def _sensitivity(result: "Sensitivity") -> ResultTable:
+    """The step with each parameter worse."""
+    return _table(
+        "parameter meaning factor step_s winner winner_s",
+        (
+            (shift.name, shift.words, shift.factor, shift.step_s, str(shift.winner), shift.winner_s)
+            for shift in result.shifts
+        ),
+    )
+
+
+def _comparison(result: "Comparison") -> ResultTable:
+    """Every strategy; nothing where it cannot run."""
+    rows: list[tuple[Value, ...]] = []
+    for row in result.rows:
+        simulation = row.simulation
+        if simulation is None:
+            rows.append((row.name, "", None, None, None, None, False, row.note))
+        else:
+            rows.append((
+                row.name, simulation.arrangement, simulation.step_s, *simulation.likely_step_s,
+                simulation.fullest[0], row.fits, row.note,
+            ))  # fmt: skip
+    return _table("strategy plan step_s low_s high_s peak_bytes fits note", rows)
+
+
+def _schedule(result: "ScheduleResult") -> ResultTable:
+    """When every block runs."""
+    blocks = result.problem.blocks
+    return _table(
+        "microbatch block start end devices",
+        (
+            (microbatch, result.problem.label(block), start, start + blocks[block].span,
+             " ".join(map(str, blocks[block].devices)))
+            for microbatch, block, start in result.starts
+        ),
+    )  # fmt: skip
+
+
+def _partitioned(result: "Partitioned") -> ResultTable:
+    """Every stage."""
+    return _table(
+        "stage device ops forward_ms backward_ms sent_bytes held_bytes",
+        (
+            (one.stage, one.device, one.num_ops, one.forward_ms, one.backward_ms, one.sent_bytes,
+             one.held_bytes)
+            for one in result.reports
+        ),
+    )  # fmt: skip
+
+
+def _placed(result: "Placed") -> ResultTable:
+    """Every placement that was simulated."""
+    front = result.front()
+    return _table(
+        "name step_s peak_bytes devices fits on_front best",
+        (
+            (one.name, one.step_s, max(one.peak_bytes), one.num_devices, one.fits, one in front,
+             one == result.best)
+            for one in result.tried
+        ),
+    )  # fmt: skip
+
+
+def _sharding(result: "Sharding") -> ResultTable:
+    """Every way that was tried."""
+    return _table(
+        "found_by mesh step_s low_s high_s peak_bytes fits",
+        (
+            (one.name, one.mesh, one.step_s, *one.simulation.likely_step_s,
+             one.simulation.fullest[0], one.simulation.fits)
+            for one in result.tried
+        ),
+    )  # fmt: skip
+
+
+def _validation(result: "Validation") -> ResultTable:
+    """Every run beside its forecast."""
+    rows: list[tuple[Value, ...]] = []
+    for one in result.checked:
+        low, high = one.interval_s or (None, None)
+        rows.append((
+            one.row.id, one.row.group, one.row.model.name, one.row.machine.kind.name,
+            one.row.machine.num_devices, one.row.measured_s, one.predicted_s, low, high, one.error,
+            one.covered, one.left_out,
+        ))  # fmt: skip
+    columns = "id group model device devices measured_s predicted_s low_s high_s error covered"
+    return _table(f"{columns} left_out", rows)
+
+
+def _difference(result: "Difference") -> ResultTable:
+    """Every figure of both plans, then where the step goes."""
+    return _table(
+        "name first second ratio unit",
+        (
+            (one.name, one.first, one.second, one.second / one.first if one.first else None,
+             one.unit)
+            for one in (*result.figures, *result.parts)
+        ),
+    )  # fmt: skip
+
+
+def _compared_trace(result: "TraceComparison") -> ResultTable:
+    """Predicted and measured, by purpose, phase and stage."""
+    return _table(
+        "purpose phase stage count predicted_s measured_s",
+        (
+            (row.purpose, row.phase, row.stage, row.count, row.predicted_s, row.measured_s)
+            for row in result.rows
+        ),
+    )
+
+
+def _plan(result: "Plan") -> ResultTable:
+    """How every op is split."""
+    return _table(
+        "stage op split zero",
+        (
+            (stage.name, split.op, " x ".join(dim or "-" for dim in split.dims), split.zero)
+            for stage in result.stages
+            for split in stage.splits
+        ),
+    )
+
+
+def _timeline(result: "Timeline") -> ResultTable:
+    """Every task on every lane that it occupies."""
+    from partita.report.tasks import CATEGORIES, categories
+
+    program = result.program
+    kinds = categories(program)
+    rows: list[tuple[Value, ...]] = []
+    for lane, about in enumerate(program.lanes):
+        for task in result.lane_tasks(lane).tolist():
+            microbatch = int(program.microbatch[task])
+            rows.append((
+                about.name, program.blocks[program.block[task]], CATEGORIES[kinds[task]],
+                None if microbatch < 0 else microbatch, float(result.start[task]),
+                float(result.end[task]),
+            ))  # fmt: skip
+    return _table("lane task kind microbatch start end", rows)
+
+
+def _result(result: "Result[Any]") -> ResultTable:
+    """How a search went: best and bound over its time, the end last."""
+    end = (result.seconds, result.objective, result.lower_bound, result.evaluations)
+    steps = [(s.seconds, s.objective, s.lower_bound, s.evaluations) for s in result.history]
+    return _table("seconds objective lower_bound evaluations", [*steps, end])
+
+
+def _streams(result: "AnalyticStreams") -> ResultTable:
+    """Every method that was tried."""
+    return _table(
+        "method status us bound_us seconds",
+        (
+            (one.method, str(one.status), one.objective, one.lower_bound, one.seconds)
+            for one in result.results
+        ),
+    )
+
+
+def _fused(result: "FusedPlan") -> ResultTable:
+    """When every tile runs."""
+    return _timeline(result.timeline())
+
+
+TABLES: dict[str, Callable[[Any], ResultTable]] = {
+    "AnalyticStreams": _streams,
+    "Comparison": _comparison,
+    "Difference": _difference,
+    "Forecast": _forecast,
+    "FusedPlan": _fused,
+    "Partitioned": _partitioned,
+    "Placed": _placed,
+    "Plan": _plan,
+    "Planned": _planned,
+    "Result": _result,
+    "ScheduleResult": _schedule,
+    "Sensitivity": _sensitivity,
+    "Sharding": _sharding,
+    "Simulation": _simulation,
+    "Timeline": _timeline,
+    "TraceComparison": _compared_trace,
+    "Validation": _validation,
+}

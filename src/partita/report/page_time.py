@@ -1,0 +1,81 @@
+"""The part of a plan's page on time: from the bound to the step, and why devices are idle."""
+
+from collections.abc import Callable
+from html import escape
+
+from partita import units
+from partita.jobs.idle import CAUSES, BoundGap, IdleAccount
+from partita.report.html_parts import folded, legend, table
+from partita.report.palette import BUSY_COLOR, CAUSE_COLORS, CAUSE_PATTERNS, WORK_COLOR, hatch
+
+Words = Callable[[float], str]  # a time as people read it
+MOST_ROWS = 64
+WORDS = {
+    "dependency": "dependency (bubble)",
+    "exposed communication": "exposed communication",
+    "memory cap": "memory cap",
+    "imbalance": "imbalance",
+    "host": "host",
+}
+
+
+def time_section(account: IdleAccount, gap: BoundGap, words: Words = units.seconds) -> str:
+    """A bar from nothing over the bound to the step, and a row for every device."""
+    step = account.step_s or 1.0
+    parts = [
+        ("lower bound", gap.bound_s, BUSY_COLOR, 0),
+        ("work beyond the bound", gap.work_s, WORK_COLOR, 6),
+        *(
+            (WORDS[cause], gap.causes[cause], CAUSE_COLORS[cause], CAUSE_PATTERNS[cause])
+            for cause in CAUSES
+        ),
+    ]
+    bar = "".join(
+        f'<i style="width:{seconds / step:.3%};background:{hatch(color, pattern)}" '
+        f'title="{escape(name)} {words(seconds)}, {seconds / step:.1%}"></i>'
+        for name, seconds, color, pattern in parts
+        if seconds > 0
+    )
+    names = [
+        (f"{name} {words(seconds)} ({seconds / step:.1%})", color, pattern)
+        for name, seconds, color, pattern in parts
+        if seconds > 0.0005 * step
+    ]
+    lane = account.busiest
+    who = "" if lane is None else f" on {escape(lane.name)}, which has the most to do"
+    missing = step - gap.bound_s
+    return (
+        "<h2>From the bound to the step</h2>"
+        f'<div class="bar" role="img" aria-label="the step by part">{bar}</div>{legend(names)}'
+        f'<p class="soft">{words(missing)} of {words(step)} are above the proven '
+        f"bound{who}: what it computes beyond it, and idle time by its cause.</p>"
+        f"{_devices(account, words)}"
+    )
+
+
+def _devices(account: IdleAccount, words: Words) -> str:
+    header = ("row", "busy", *(WORDS[cause] for cause in CAUSES), "step")
+    rows = [
+        (
+            lane.name,
+            words(lane.busy_s),
+            *(words(lane.seconds[cause]) for cause in CAUSES),
+            words(account.step_s),
+        )
+        for lane in account.lanes[:MOST_ROWS]
+    ]
+    mean = account.mean()
+    rows.append(
+        (
+            "mean",
+            words(account.mean_busy_s),
+            *(words(mean[cause]) for cause in CAUSES),
+            words(account.step_s),
+        )
+    )
+    count = len(account.lanes)
+    idle = sum(mean.values()) / account.step_s if account.step_s else 0.0
+    title = f"idle time by cause, row by row: {idle:.0%} of the step on average"
+    left = count - MOST_ROWS
+    more = f'<p class="soft">{left:,} more rows are in the mean.</p>' if left > 0 else ""
+    return folded(title, table(header, rows, range(1, len(header)), total=True) + more)

@@ -1,0 +1,88 @@
+"""Emitted code takes another batch and another length where the model does."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from partita.capture import export_module
+from partita.emit.plans import recaptured_module
+from partita.emit.stages import emit
+from partita.emit.symbolic import Size
+from partita.run.sequential import load_source
+
+
+class Attends(nn.Module):
+    """Texts of any length; positions are made in each block anew."""
+
+    def __init__(self, blocks=2):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 24) for _ in range(blocks))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        batch, length = ids.shape
+        for block in self.blocks:
+            place = torch.arange(length).float().cos()[:, None]
+            q, k, v = (block(x) * place).view(batch, length, 2, 12).transpose(1, 2).chunk(3, -1)
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + y.transpose(1, 2).reshape(batch * length, 8).view(batch, length, 8)
+        return x
+
+
+class Averages(Attends):
+    """The same, divided by the batch: a number that no size tells."""
+
+    def forward(self, ids):
+        return super().forward(ids) / float(len(ids)) ** 0.5
+
+
+def emitted(module, given, cut=None):
+    captured = export_module(module, given, {})
+    names = [op.name for op in captured.graph.ops]
+    stage_of = {name: int(i >= (cut or len(names) // 2)) for i, name in enumerate(names)}
+    others = recaptured_module(module, captured.record, given, {}, given[0].shape[0])
+    return emit(captured, stage_of, others=others).source
+
+
+def test_batch_and_length_are_those_of_what_is_given():
+    module = Attends().eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),))
+    assert "Planned for batch 4 and length 6; it takes any." in source
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    for shape in ((4, 6), (1, 6), (3, 9)):
+        ids = torch.randint(0, 20, shape)
+        assert torch.equal(code.run_stages(stages, ids), module(ids))
+
+
+def test_a_table_is_made_once_in_a_stage():
+    source = emitted(Attends(4).eval(), (torch.randint(0, 20, (4, 6)),))
+    assert source.count("torch.cos(") == 2  # four blocks in two stages
+
+
+def test_a_number_that_sizes_do_not_tell_keeps_the_batch():
+    module = Averages().eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),))
+    assert "Planned for length 6; it takes any." in source
+    code = load_source(source)
+    ids = torch.randint(0, 20, (4, 9))
+    assert torch.equal(code.run_stages(code.build_stages(module.state_dict()), ids), module(ids))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (Size(8, ("batch",), 1), "batch"),
+        (Size(32, ("batch",), 4), "4 * batch"),
+        (Size(64, ("batch", "length"), 2), "2 * batch * length"),
+        (Size(9, ("length",), 1, 1), "length + 1"),
+        (Size(7, ("length",), 1, -1), "length - 1"),
+    ],
+)
+def test_sizes_read_as_products(size, text):
+    assert size.text == text
+    assert size == int(size)

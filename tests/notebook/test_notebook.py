@@ -1,0 +1,161 @@
+"""Results in notebooks: HTML that runs nothing, tables for pandas and polars, charts."""
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita.errors import MissingExtraError
+from partita.forecast.sensitivity import sensitivity
+from partita.jobs.diff import diff
+from partita.jobs.published import read_rows
+from partita.jobs.rtasks import plan_rtasks
+from partita.jobs.streams import streams_by_costs
+from partita.jobs.validate import validate
+from partita.notebook import charts, html, rows
+from partita.notebook.charts import ResultChart, altair_chart, chart_of
+from partita.notebook.table import ResultTable
+from partita.program import Kind, ProgramBuilder
+
+ROWS = Path(__file__).parent.parent / "data" / "validate" / "rows.json"
+QUICK = partita.Stop(time_s=5, gap=0.5)
+
+
+@functools.cache
+def planned():
+    return partita.plan("squeezenet1_1", "2xA100", batch=4, stop=QUICK)
+
+
+@functools.cache
+def forecast():
+    return partita.simulate("gpt2", "8xA100", batch=64, micro_batch=2, pp=2)
+
+
+def small_graph():
+    g = partita.GraphBuilder("small")
+    x = g.input("x", (4, 8, 8, 8))
+    return g.finish(g.relu(g.conv(x, 8, 3, padding=1)))
+
+
+MADE = {
+    "AnalyticStreams": lambda: streams_by_costs("squeezenet1_1", method="greedy"),
+    "Comparison": lambda: partita.compare("alexnet", "1xA100", batch=4, stop=QUICK),
+    "Difference": lambda: diff(planned().plan, planned().plan),
+    "Forecast": forecast,
+    "FusedPlan": lambda: plan_rtasks(small_graph()),
+    "Partitioned": lambda: partita.partition("alexnet", devices=2),
+    "Placed": lambda: partita.place("alexnet", "malvik", stop=partita.Stop(evaluations=50)),
+    "Plan": lambda: planned().plan,
+    "Planned": planned,
+    "Result": lambda: made("ScheduleResult").found,
+    "ScheduleResult": lambda: partita.schedule(vshape(), memory=3, microbatches=4),
+    "Sensitivity": lambda: sensitivity(forecast()),
+    "Sharding": lambda: partita.shard("alexnet", "2xA100", batch=4),
+    "Simulation": lambda: planned().best.simulation,
+    "Timeline": lambda: planned().best.simulation.timeline,
+    "Validation": lambda: validate(*read_rows(ROWS)),
+}
+
+
+def vshape():
+    from partita.schedules.shapes import shape
+
+    return shape("vshape", 3)
+
+
+@functools.cache
+def made(name):
+    return MADE[name]()
+
+
+def test_every_result_has_a_table_a_chart_and_figures():
+    assert set(rows.TABLES) == set(charts.CHARTS) == set(html.FIGURES)
+    assert set(html.TIMELINES) <= set(html.FIGURES)
+    assert set(rows.TABLES) - set(MADE) == {"TraceComparison"}  # tests/run has the traces
+
+
+@pytest.mark.parametrize("name", MADE)
+class TestEveryResult:
+    def test_is_of_the_class_that_the_tables_name(self, name):
+        assert type(made(name)).__name__ == name
+
+    def test_shows_itself_as_html_that_runs_nothing(self, name):
+        text = made(name)._repr_html_()
+        assert text.startswith("<div><b>")
+        assert "<script" not in text
+        assert "http://" not in text.replace("http://www.w3.org", "")
+
+    def test_is_a_table_for_pandas(self, name):
+        table = made(name).table()
+        frame = table.to_pandas()
+        assert len(table) == len(frame) > 0
+        assert list(frame.columns) == list(table.columns)
+        json.dumps(table.to_dicts(), allow_nan=False)
+
+    def test_is_a_chart_of_columns_that_are_there(self, name):
+        chart = chart_of(made(name))
+        drawn = {chart.x, chart.y, chart.color, chart.x2, *chart.tooltip} - {""}
+        assert drawn <= set(chart.table.columns)
+        assert chart.table.rows
+
+    def test_is_an_altair_chart(self, name):
+        pytest.importorskip("altair")
+        spec = made(name).plot().to_dict()  # validated by its schema
+        assert spec["encoding"]["x"]["type"] == "quantitative"
+        assert spec["mark"]["type"] in ("bar", "circle")
+
+
+def test_a_hostile_name_is_text_in_html():
+    b = ProgramBuilder()
+    lane = b.lane("<script>alert(1)</script>")
+    b.add("<img src=x onerror=alert(1)>", lane, 1.0, kind=Kind.FORWARD)
+    from partita.engine import run
+
+    timeline = run(b.build())
+    table = timeline.table()
+    assert "<script" not in table._repr_html_() + timeline._repr_html_()
+    assert table.to_dicts()[0]["lane"] == "<script>alert(1)</script>"
+
+
+def test_a_chart_has_the_longest_of_too_many_tasks(monkeypatch):
+    pytest.importorskip("altair")
+    monkeypatch.setattr(charts, "MOST_ROWS", 20)
+    many = tuple(("a", float(i), 2.0 * i) for i in range(30))
+    chart = ResultChart("interval", ResultTable(("lane", "start", "end"), many), "start", "lane",
+                        x2="end")  # fmt: skip
+    values = altair_chart(chart).to_dict()["data"]["values"]
+    assert len(values) == 20
+    assert min(row["start"] for row in values) == 10
+
+
+def test_a_table_for_polars():
+    pytest.importorskip("polars")
+    table = forecast().table()
+    assert table.to_polars().shape == (len(table), 3)
+
+
+@pytest.mark.parametrize(
+    ("package", "use", "purpose"),
+    [
+        ("polars", lambda: forecast().table().to_polars(), "a table for polars"),
+        ("pandas", lambda: forecast().table().to_pandas(), "a table for pandas"),
+        ("altair", lambda: forecast().plot(), "a chart"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch, package, use, purpose):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else known(name)
+    )
+    with pytest.raises(MissingExtraError) as error:
+        use()
+    assert str(error.value).startswith(f"{purpose} needs the package {package}")
+    assert "pip install 'partita[notebook]'" in str(error.value)
+
+
+def test_a_long_table_shows_its_first_rows_and_says_how_many_more():
+    table = ResultTable(("a",), tuple((i,) for i in range(60)))
+    assert "10 more rows" in table._repr_html_()
