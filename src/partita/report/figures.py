@@ -32,6 +32,7 @@ def figure(label: str, parts: Sequence[str], height: float, width: float = WIDTH
     """A picture of some parts that fills its place; on a narrow page it can be moved sideways."""
     return (
         f'<div class="scroll"><svg class="fig" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'style="max-width:{1.2 * width:.0f}px;min-width:{0.72 * width:.0f}px" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg></div>'
     )
 
