@@ -11,7 +11,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "placement"
 
 def test_the_tiny_example_gives_a_folder_to_look_at(run, run_json, tmp_path):
     out = tmp_path / "tiny"
-    first = run("experiment", str(EXAMPLES / "tiny.toml"), "-o", str(out), "--quiet")
+    first = run(
+        "experiment", str(EXAMPLES / "tiny.toml"), "-o", str(out), "--quiet", "--workers", "1"
+    )
     assert first.exit_code == 0, first.output
     assert "map-elites" in first.stdout
     assert f"look at it: {out / 'index.html'}" in first.stdout

@@ -13,6 +13,8 @@ import pytest
 from partita.errors import FileError, InputError, PlanError
 from partita.export import megatron, torchtitan
 from partita.export.job import export, fitting_targets, read_export
+from partita.export.read_off import read_off
+from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
 from partita.jobs.framework_plan import FrameworkStrategy, even_layers, framework_plan, layer_stack
 from partita.plans import Schedule
@@ -76,6 +78,15 @@ def test_an_order_that_was_searched_is_a_schedule_of_torch_and_not_of_megatron()
     assert export(searched, "torch-schedule").text == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     told = export(searched, "megatron").differences
     assert "its order of micro-batches (searched)" in told
+
+
+def test_replicas_without_samples_are_refused():
+    plan = plan_of(S(dp=8))
+    small = replace(plan, model=replace(plan.model, batch=4))
+    told = fitting_targets(small, workload(LLAMA, 8))
+    assert "8 replicas share a batch of 4" in told["megatron"]
+    with pytest.raises(PlanError, match="a batch that 8 divides"):
+        read_off(small, workload(LLAMA, 8).graph)
 
 
 def test_a_schedule_needs_a_pipeline():
@@ -203,6 +214,19 @@ def test_fsdp2_code_trains_as_the_model_alone(tmp_path):
     losses = json.loads((tmp_path / "losses.json").read_text())
     for name in cases:
         assert losses[name] == pytest.approx(losses["alone"], rel=1e-5)
+
+
+def test_buckets_of_another_size_are_named():
+    plan = plan_of(S(dp=8, zero=3))
+    other = replace(plan, stages=tuple(replace(one, bucket_bytes=1) for one in plan.stages))
+    assert "other buckets" in "; ".join(export(other, "fsdp2").differences)
+
+
+def test_a_tied_output_layer_is_not_split_by_fsdp2_code():
+    work = workload("gpt2@16", 8)
+    scope = ExportScope("gpt2", work.graph, 8, "bf16", "adamw", 8, 1)
+    assert "untie" in TARGETS["fsdp2"].refusal(S(dp=4, tp=2, zero=3), scope)
+    assert TARGETS["fsdp2"].refusal(S(dp=8, zero=3), scope) == ""
 
 
 def test_fsdp2_code_names_modules_as_the_model_does():

@@ -176,6 +176,17 @@ class TestRuns:
         assert answers(rest) == answers(whole)
         assert rest.resumed == len(part.runs) == 2
 
+    def test_side_by_side_the_answers_are_the_same(self, tmp_path, folder):
+        seeds = experiment(clusters=[{"cluster": MACHINE, "bandwidth": [0.5, 2]}], seeds=1)
+        told = []
+        beside = run_experiment(seeds, tmp_path / "b", told=told.append, workers=2)
+        alone = run_experiment(replace(seeds, seeds=(0,)), tmp_path / "a")
+        assert [(r.key, r.objective_s, r.placement) for r in beside.runs] == [
+            (r.key, r.objective_s, r.placement) for r in alone.runs
+        ]
+        assert len(told) == len(beside.runs) == 4
+        assert run_experiment(seeds, tmp_path / "b", workers=2).resumed == 4
+
     def test_a_changed_parameter_is_run_anew(self, tmp_path):
         run_experiment(experiment(), tmp_path / "out")
         changed = experiment(optimisers=[SMALL["optimisers"][1], {"method": "etf"}])

@@ -76,6 +76,18 @@ def test_a_plan_is_no_slower_than_the_field():
     assert found.best.step_s <= best * (1 + 1e-9)
 
 
+def test_pins_leave_the_field_what_they_allow():
+    work, machine = workload(LLAMA, BATCH), resolve(MACHINE)
+    found = plan(
+        work.given, machine, pin=("tp=2", "pp=2", "schedule=1f1b"), stop=Stop(2.0, gap=1.0)
+    )
+    named = {other.name for other in (found.best, *found.others)}
+    assert named & set(FIELD)
+    for candidate in (found.best, *found.others):
+        assert "pp=2" in candidate.simulation.arrangement
+        assert "tp=2" in candidate.simulation.arrangement
+
+
 def test_a_model_without_layers_has_no_field():
     work = workload("squeezenet1_1", 8)
     assert whole_field(work.graph, resolve(MACHINE), 8) == []

@@ -6,7 +6,7 @@ import click
 
 from partita import units
 from partita.cli.base import Output, common_options
-from partita.cli.curve_options import WhatIf, sweep_options
+from partita.cli.curve_options import CurveOptions, sweep_options
 from partita.cli.model_options import ModelOptions, model_options, objective_option
 from partita.costs.uncertainty import alike
 from partita.jobs.compare import ComparedStrategy, Comparison
@@ -35,7 +35,7 @@ def command(
     cluster: str,
     objective: str,
     time_limit: float,
-    what_if: WhatIf,
+    what_if: CurveOptions,
     options: ModelOptions,
     out: Output,
 ) -> int:
@@ -74,7 +74,7 @@ def command(
 
 
 def _curve(
-    model: str, cluster: str, objective: str, time_limit: float, what_if: WhatIf,
+    model: str, cluster: str, objective: str, time_limit: float, what_if: CurveOptions,
     options: ModelOptions, out: Output,
 ) -> int:  # fmt: skip
     """A comparison for each number of devices."""
@@ -151,9 +151,9 @@ def _text(comparison: Comparison) -> str:
                 units.seconds(row.seconds),
             )
         )
-    interval = ("batch to batch",) if steady_state else ()
+    interval = ("steady state",) if steady_state else ()
     header = (
-        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "idle",
+        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "bubble",
         "search",
     )  # fmt: skip
     table = units.table(header, rows, numbers=range(3, len(header)))

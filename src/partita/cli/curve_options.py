@@ -24,7 +24,7 @@ UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class CurveOptions:
     """What was asked for beside the plan itself."""
 
     devices: str | None
@@ -53,7 +53,7 @@ class WhatIf:
 
 
 def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the options of a sweep alone, handed to the command as `what_if: WhatIf`."""
+    """Add the options of a sweep alone, handed to the command as `what_if: CurveOptions`."""
 
     @click.option("--devices", metavar="A..B", help="Compare on 8..1024 (doubling) or 8,12,64.")
     @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: all cores.")
@@ -62,20 +62,20 @@ def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | Non
     def wrapped(
         *args: Any, devices: str | None, workers: int, results: str | None, **rest: Any
     ) -> int | None:
-        asked = WhatIf(devices, None, 1, None, None, workers, results)
+        asked = CurveOptions(devices, None, 1, None, None, workers, results)
         _refuse_results(asked)
         return command(*args, what_if=asked, **rest)
 
     return wrapped
 
 
-def _refuse_results(asked: WhatIf) -> None:
+def _refuse_results(asked: CurveOptions) -> None:
     if asked.results is not None and asked.devices is None:
         raise InputError("is of several points", fix="add --devices 8..64", field="--results")
 
 
 def what_if_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the options, handed to the command as `what_if: WhatIf`."""
+    """Add the options, handed to the command as `what_if: CurveOptions`."""
 
     @click.option("--devices", metavar="A..B", help="Plan for 8..1024 (doubling) or 8,12,64.")
     @click.option("--price", metavar="PRICE", help="Of a device and hour: 2.5, or prices.toml.")
@@ -90,7 +90,7 @@ def what_if_options(command: Callable[..., int | None]) -> Callable[..., int | N
         budget: float | None, workers: int, results: str | None, **rest: Any,
     ) -> int | None:  # fmt: skip
         limit = None if deadline is None else _seconds(deadline)
-        asked = WhatIf(devices, price, steps, limit, budget, workers, results)
+        asked = CurveOptions(devices, price, steps, limit, budget, workers, results)
         if budget is not None and price is None:
             raise InputError("needs prices", fix="add --price 2.5 or a list", field="--budget")
         _refuse_results(asked)
@@ -109,7 +109,7 @@ def _seconds(text: str) -> float:
 
 
 def planned_curve(
-    task: "CurveTask", what_if: WhatIf, output: OutputFile | None, out: Output
+    task: "CurveTask", what_if: CurveOptions, output: OutputFile | None, out: Output
 ) -> int:
     """The answer of `plan --devices`; `task` says all but the number of devices."""
     from dataclasses import replace
@@ -132,7 +132,7 @@ def planned_curve(
 
 
 def show_curve(
-    answer: "Curve", model: str, cluster: str, what_if: WhatIf, prices: "Prices | None",
+    answer: "Curve", model: str, cluster: str, what_if: CurveOptions, prices: "Prices | None",
     output: OutputFile | None, out: Output,
 ) -> int:  # fmt: skip
     """Print a curve, and write the plan that was chosen: for the limits, else the fastest."""
@@ -153,7 +153,7 @@ def show_curve(
     return 0 if choice is not None else 1
 
 
-def priced(planned: "Planned", what_if: WhatIf) -> tuple[list[str], dict[str, Any] | None]:
+def priced(planned: "Planned", what_if: CurveOptions) -> tuple[list[str], dict[str, Any] | None]:
     """Price, front and limits of a plan for one machine: lines, and the same for programs."""
     from partita.jobs.curve import curve_of
     from partita.jobs.prices import read_prices

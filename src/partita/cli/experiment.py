@@ -12,8 +12,9 @@ from partita.errors import InputError
 @click.command()
 @click.argument("file")
 @click.option("-o", "--output", "folder", metavar="FOLDER", help="Where to; beside FILE otherwise.")
+@click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: all cores.")
 @common_options
-def command(file: str, folder: str | None, out: Output) -> int:
+def command(file: str, folder: str | None, workers: int, out: Output) -> int:
     """Run the placement experiment in FILE (TOML) and write all it gives into one folder.
 
     FILE names networks, clusters (with sweeps of bandwidth and memory), optimisers with parameters
@@ -40,7 +41,12 @@ def command(file: str, folder: str | None, out: Output) -> int:
         raise InputError("is a file", fix="name a folder", field="--output", file=str(place))
     with out.stop(words=units.seconds) as stop:
         outcome = run_experiment(
-            experiment, place, stop.interrupted, told=out.note, progress=stop.progress
+            experiment,
+            place,
+            stop.interrupted,
+            told=out.note,
+            progress=stop.progress,
+            workers=workers,
         )
     write_report(outcome, place)
     out.show(summary_text(outcome))

@@ -26,7 +26,7 @@ def launch_lines(launch: dict[str, str], run: str | None, written: Path | None) 
     names = [name for name, why in launch.items() if not why]
     others = [name for name, why in launch.items() if why]
     if names:
-        nearest = f" (nearest of {', '.join(others)}: the same, which says what it costs)"
+        nearest = f" ({', '.join(others)}: the nearest plan is written, and what it costs said)"
         command = f"partita export {written or 'plan.json'} --to {' | '.join(names)}"
         lines.append(f"to launch: {command}{nearest if others else ''}")
     return lines

@@ -7,7 +7,7 @@ import click
 
 from partita import files, units
 from partita.cli.base import Output, OutputFile, common_options, output_option
-from partita.cli.curve_options import WhatIf, planned_curve, priced, what_if_options
+from partita.cli.curve_options import CurveOptions, planned_curve, priced, what_if_options
 from partita.cli.model_options import (
     ModelOptions,
     calibration_option,
@@ -64,7 +64,7 @@ def command(
     start: str | None,
     save: str | None,
     output: OutputFile | None,
-    what_if: WhatIf,
+    what_if: CurveOptions,
     options: ModelOptions,
     out: Output,
 ) -> int:

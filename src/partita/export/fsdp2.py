@@ -38,6 +38,8 @@ def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
         return "DDP replicates whole parameters, and tensor parallelism splits them"
     if s.recompute in ("norms", "attention"):
         return f"it recomputes layers, or all but products, not {s.recompute} alone"
+    if s.tp > 1 and scope.sizes is not None and scope.sizes.tied:
+        return "parallelize_module would untie the output layer from the table of words"
     if s.sp and (name := _uneven(s, scope)):
         return f"tp={s.tp} does not divide the vocabulary of {name}: pad it"
     return ""

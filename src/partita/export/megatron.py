@@ -74,10 +74,9 @@ def _strategy_lines(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     lines += ["--sequence-parallel"] * s.sp
     if s.pp > 1:
         lines.append(f"--pipeline-model-parallel-layout {layout(s.layers)}")
-    if s.zero:
-        lines += ["--use-distributed-optimizer", "--overlap-param-gather"]
+    lines += ["--use-distributed-optimizer"] * (s.zero > 0)
     if s.dp > 1:
-        lines.append("--overlap-grad-reduce")
+        lines += ["--overlap-grad-reduce", *["--overlap-param-gather"] * (s.zero > 0)]
     if s.recompute == "full":
         lines += ["--recompute-granularity full", "--recompute-method uniform"]
         lines.append("--recompute-num-layers 1")

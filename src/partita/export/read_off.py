@@ -18,7 +18,7 @@ from partita.jobs.framework_plan import (
     framework_plan,
     layer_stack,
 )
-from partita.plans import Plan, Schedule, Stage, device_groups
+from partita.plans import Plan, Schedule, Stage, device_groups, shared_stages
 
 KNOWN = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")
 
@@ -35,6 +35,13 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
     """The degrees of a plan; refuses one whose devices make no grid of pp x dp x tp."""
     told: list[str] = []
     groups = device_groups(plan.stages)
+    if shared := shared_stages(groups):
+        raise PlanError(
+            f"{plan.stages[min(shared)].name} runs on several groups of devices together, which "
+            "frameworks have no word for",
+            fix="run the plan with: partita run",
+            field="stages",
+        )
     pp, vpp = len(groups), max(len(group) for group in groups)
     stage = max(plan.stages, key=lambda one: (len(one.splits), len(one.mesh.devices)))
     degrees = stage_degrees(stage, axis_names(graph, stage))
@@ -58,8 +65,15 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
     dp = used // (pp * tp)
     count = plan.schedule.num_microbatches
     micro = max(1, plan.model.batch // (count * dp))
+    if plan.model.batch % dp:
+        raise PlanError(
+            f"{dp} replicas share a batch of {plan.model.batch}, and frameworks give each whole "
+            "samples",
+            fix=f"plan with a batch that {dp} divides, or with fewer devices",
+            field="model",
+        )
     if micro * count * dp != plan.model.batch:
-        count = max(1, plan.model.batch // dp)
+        count = plan.model.batch // dp
         micro = 1
         told.append("samples of a micro-batch that are shared by several replicas")
     strategy = FrameworkStrategy(
@@ -132,6 +146,8 @@ def differences(
     shared = [op for op in its if mine[op][1] != its[op][1]]
     if shared:
         told.append(f"another ZeRO stage of {len(shared)} ops (first {shared[0]})")
+    if [_buffers(stage) for stage in stages] != [_buffers(stage) for stage in plan.stages]:
+        told.append("other buckets of gradients or prefetching of parameters")
     if [_again(stage) for stage in stages] != [_again(stage) for stage in plan.stages]:
         told.append("other ops that are recomputed")
     if len(stages) > 1 and (schedule.name, ()) != (plan.schedule.name, plan.schedule.order):
@@ -144,6 +160,10 @@ def differences(
 
 def _places(stage: Stage) -> tuple[object, ...]:
     return tuple(sorted(split.op for split in stage.splits)), frozenset(stage.mesh.devices)
+
+
+def _buffers(stage: Stage) -> tuple[int, int]:
+    return stage.prefetch, stage.bucket_bytes
 
 
 def _again(stage: Stage) -> tuple[object, ...]:

@@ -25,6 +25,7 @@ from partita.files import decode_json, encode_json, read_bytes, read_record, wri
 from partita.jobs.experiment_file import ClusterSpec, Experiment, NetworkSpec, OptimiserSpec
 from partita.jobs.place import Settings, place_subject
 from partita.jobs.place_inputs import Subject, load_subject
+from partita.jobs.sweep import Sweeper, SweepOutcome
 from partita.problems.placement import PlacementProblem, read
 from partita.search import searches
 from partita.search.base import Improvement, Stop
@@ -32,6 +33,7 @@ from partita.search.base import Improvement, Stop
 FORMAT = "experiment-run"
 EVALUATIONS = 20_000  # of a run without limits: what Exprimo's comparison allows
 MOST_FRAMES = 60
+SIDE_BY_SIDE = 4  # runs from which on other processes are started, which takes seconds
 GB = 1e9
 
 
@@ -115,14 +117,30 @@ class ExperimentOutcome:
     missing: int
 
 
+@dataclass(frozen=True)
+class ExperimentTask:
+    """One run, as it is sent to another process: its case is made again there."""
+
+    experiment: Experiment
+    case: str
+    optimiser: OptimiserSpec
+    seed: int
+    key: str
+
+
 def run_experiment(
     experiment: Experiment,
     folder: str | Path,
     interrupted: Callable[[], bool] = lambda: False,
     told: Callable[[str], None] = lambda text: None,
     progress: Callable[[Improvement], None] | None = None,
+    workers: int = 1,
 ) -> ExperimentOutcome:
-    """Make every run that the folder does not have yet; ends early when interrupted."""
+    """Make every run that the folder does not have yet; ends early when interrupted.
+
+    With several workers (0: as many as there are cores) runs are made side by side, each by itself:
+    the records are the same wherever evaluations, and not seconds, limit a search.
+    """
     cases = tuple(_cases(experiment))
     place = Path(folder) / "runs"
     _claim(experiment, Path(folder))
@@ -132,29 +150,58 @@ def run_experiment(
         for optimiser in experiment.optimisers
         for seed in experiment.seeds
     ]
-    runs: list[RunRecord] = []
-    resumed = missing = 0
-    for number, (case, optimiser, seed) in enumerate(todo, 1):
+    records: dict[int, RunRecord] = {}
+    left: list[tuple[int, Path, str, ExperimentTask]] = []
+    for number, (case, optimiser, seed) in enumerate(todo):
         key = _key(experiment, case, optimiser, seed)
         title = f"{case.name}, {optimiser.name or optimiser.method}, seed {seed}"
         path = place / f"{_slug(title)}-{key}.json"
-        run_record = _saved(path)
-        if run_record is not None:
-            runs.append(run_record)
-            resumed += 1
-            continue
-        if interrupted():
-            missing += 1
-            continue
-        told(f"run {number} of {len(todo)}: {title}")
-        stop = _stop(experiment, optimiser, interrupted, progress)
-        record = _run(experiment, case, optimiser, seed, stop, key)
-        if interrupted():  # what was cut short is not what was asked for
-            missing += 1
-            continue
-        write_atomically(path, encode_json(record), overwrite=True)
-        runs.append(record)
-    return ExperimentOutcome(experiment, cases, tuple(runs), resumed, missing)
+        saved = _saved(path)
+        if saved is not None:
+            records[number] = saved
+        else:
+            task = ExperimentTask(experiment, case.name, optimiser, seed, key)
+            left.append((number, path, title, task))
+    resumed = len(records)
+    side_by_side = workers != 1 and len(left) >= SIDE_BY_SIDE
+    if side_by_side:
+        _beside(left, len(todo), workers, interrupted, told)
+    for number, path, title, task in left:
+        record = _saved(path) if side_by_side else None
+        if record is None and not interrupted() and not side_by_side:
+            told(f"run {number + 1} of {len(todo)}: {title}")
+            stop = _stop(experiment, task.optimiser, interrupted, progress)
+            record = _run(experiment, todo[number][0], task.optimiser, task.seed, stop, task.key)
+            if interrupted():  # what was cut short is not what was asked for
+                continue
+            write_atomically(path, encode_json(record), overwrite=True)
+        if record is not None:
+            records[number] = record
+    runs = tuple(records[number] for number in sorted(records))
+    return ExperimentOutcome(experiment, cases, runs, resumed, len(todo) - len(runs))
+
+
+def _beside(
+    left: list[tuple[int, Path, str, ExperimentTask]], total: int, workers: int,
+    interrupted: Callable[[], bool], told: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Make runs in other processes; each is written as soon as it is there."""
+
+    def done(place: int, outcome: SweepOutcome) -> None:
+        number, path, title, _ = left[place]
+        if outcome.answer is not None:
+            write_atomically(path, encode_json(outcome.answer), overwrite=True)
+        told(f"run {number + 1} of {total}: {title}{f': {outcome.why}' if outcome.why else ''}")
+
+    sweeper = Sweeper(workers, None, interrupted, done)
+    sweeper(run_task, [task for *_, task in left])
+
+
+def run_task(task: ExperimentTask) -> dict[str, Any]:
+    """One run in a process of its own."""
+    case = next(case for case in _cases(task.experiment) if case.name == task.case)
+    stop = _stop(task.experiment, task.optimiser, lambda: False, None)
+    return asdict(_run(task.experiment, case, task.optimiser, task.seed, stop, task.key))
 
 
 def _claim(experiment: Experiment, folder: Path) -> None:

@@ -77,6 +77,8 @@ def _may(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
     return (
         allow("pp", strategy.pp)
         and allow("vpp", strategy.vpp)
+        and allow("tp", strategy.tp)
+        and allow("dp", strategy.dp)
         and allow("zero", strategy.zero)
         and allow("micro-batches", strategy.num_microbatches)
         and allow("recompute", recompute)

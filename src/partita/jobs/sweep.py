@@ -45,6 +45,7 @@ class Sweeper:
     interrupted: Callable[[], bool] = lambda: False
     told: Callable[[int, SweepOutcome], None] = lambda place, outcome: None
     poll_s: float = 0.2
+    fewest: int = 2  # tasks for which other processes are started
 
     def __call__(self, work: Work, tasks: Sequence[Any]) -> list[SweepOutcome]:
         """The outcomes of tasks, in their order; what was not reached says so."""
@@ -57,7 +58,7 @@ class Sweeper:
                 self.told(place, outcomes[place])
         left = [place for place in range(len(tasks)) if place not in outcomes]
         count = min(self.workers or os.cpu_count() or 1, max(1, len(left)))
-        run = self._here if count == 1 else self._beside
+        run = self._here if count == 1 or len(left) < self.fewest else self._beside
         for place, outcome in run(work, tasks, left, count):
             outcomes[place] = outcome
             if self.results is not None and outcome.answer is not None:
@@ -99,12 +100,22 @@ class Sweeper:
                 done, _ = wait(waiting, timeout=self.poll_s, return_when=FIRST_COMPLETED)
                 for future in sorted(done, key=lambda one: waiting[one]):
                     place = waiting.pop(future)
-                    if isinstance(future.exception(), BrokenProcessPool):
+                    error = future.exception()
+                    if isinstance(error, BrokenProcessPool):
                         lost.append(place)
-                    else:
+                    elif not isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches all of them
                         yield place, _outcome(future.result)
-            pool.shutdown(wait=False, cancel_futures=True)
+            if waiting:
+                _end(pool)
         return sorted(lost)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Let go of what was not begun, and end what was: nobody waits for it."""
+    running = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in running:
+        process.terminate()
 
 
 def _outcome(make: Callable[[], Answer]) -> SweepOutcome:

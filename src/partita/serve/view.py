@@ -3,6 +3,7 @@
 from html import escape
 
 from partita.jobs.idle import idle_account
+from partita.jobs.memory_parts import MemoryCurves
 from partita.report.html_parts import document
 from partita.report.live_timeline import (
     TIMELINE_STYLE,
@@ -18,8 +19,10 @@ body{{margin:0;padding:0;max-width:none}}
 """.strip()
 
 
-def timeline_view(title: str, timeline: Timeline, note: str = "") -> str:
-    """The page: nothing but the timeline and a note."""
-    shown = live_timeline(timeline, TimelineExtras(idle_account(timeline), saves=("svg",)))
+def timeline_view(
+    title: str, timeline: Timeline, note: str = "", parts: tuple[MemoryCurves, ...] = ()
+) -> str:
+    """The page: the timeline, with idle time by cause and memory by part, and a note."""
+    extras = TimelineExtras(idle_account(timeline), parts, saves=("svg",))
     words = f'<p class="soft">{escape(note)}</p>' if note else ""
-    return document(title, _STYLE, f"{shown}{words}{timeline_script()}")
+    return document(title, _STYLE, f"{live_timeline(timeline, extras)}{words}{timeline_script()}")
