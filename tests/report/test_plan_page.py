@@ -107,6 +107,7 @@ def plain(page: str) -> str:
     page = re.sub(r'"[fiu][1248]:[A-Za-z0-9+/]*={0,2}"', '"..."', page)
     figure = r'<svg class="fig"[^>]*(aria-label="[^"]*").*?</svg>'
     page = re.sub(figure, r"<svg \1>", page, flags=re.S)
+    page = re.sub(r'<svg class="range".*?</svg>', "<svg range>", page)
     page = re.sub(r"width:[0-9.]+rem", "width:#rem", page)
     page = re.sub(r'"uneven":\[[^]]*\]', '"uneven":[...]', page)
     page = re.sub(r"<style>.*?</style>", "<style>...</style>", page, flags=re.S)
