@@ -90,7 +90,8 @@ def main() -> None:
     if CHROMIUM is None:
         sys.exit("no Chromium was found; install it (Debian, Ubuntu: apt install chromium)")
     browser = Browser()
-    print("page                    tasks     size   made in   load  ready   cpu  frames/s  longest")
+    header = ("tasks", "size", "made in", "load", "ready", "cpu", "frames/s", "longest frame")
+    print("page                     " + "   ".join(header))
     try:
         for name, count, made_s, page in pages(options.most):
             begun = time.perf_counter()

@@ -105,7 +105,9 @@ def plain(page: str) -> str:
     """A page without what costs decide, packed columns and the script."""
     page = re.sub(r"<script>\n.*?</script>", "<script>...</script>", page, flags=re.S)
     page = re.sub(r'"[fiu][1248]:[A-Za-z0-9+/]*={0,2}"', '"..."', page)
-    page = re.sub(r'<svg class="fig"[^>]*(aria-label="[^"]*").*?</svg>', r"<svg \1>", page)
+    figure = r'<svg class="fig"[^>]*(aria-label="[^"]*").*?</svg>'
+    page = re.sub(figure, r"<svg \1>", page, flags=re.S)
+    page = re.sub(r'<svg class="range".*?</svg>', "<svg range>", page)
     page = re.sub(r"width:[0-9.]+rem", "width:#rem", page)
     page = re.sub(r'"uneven":\[[^]]*\]', '"uneven":[...]', page)
     page = re.sub(r"<style>.*?</style>", "<style>...</style>", page, flags=re.S)

@@ -56,7 +56,6 @@ _STYLE = f"""
 .bar{{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}}
 .bar i{{display:block}}
 {TIMELINE_STYLE}
-.fig{{min-width:48rem}}
 .model{{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}}
 .model svg{{display:block;margin:auto}}
 .chip{{color:#fff;border-radius:9px;padding:.05rem .5rem;font-size:.8rem;margin-right:.3rem;
@@ -74,7 +73,7 @@ border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem}}
 border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}}
 .pick{{cursor:pointer}}.pick[aria-pressed=true] *{{stroke:var(--ink);stroke-width:3}}
 .pick:focus-visible *{{stroke:var(--focus);stroke-width:3}}
-@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0}}
+@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0!important}}
 .timeline canvas{{height:auto!important}}}}
 """.strip()
 _SHADES = (("#2f74d0", 0), ("#a5650f", 3), ("#6b7683", 4), ("#c4473f", 2))  # of what bounds a step
