@@ -176,7 +176,7 @@ def numbers(options, folder):
         number = round(options.plans * share)
         cases = [(chance.choice(MODELS), chance.randrange(10**6)) for _ in range(number)]
         starts += [(world, cases[i : i + A_START]) for i in range(0, number, A_START)]
-    lines, failed = [], []
+    lines, failed, began = [], [], time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 3)) as pool:
         places = [folder / str(i) for i in range(len(starts))]
         runs = functools.partial(_numbers, shared=options.shared)
@@ -184,6 +184,9 @@ def numbers(options, folder):
             lines += done
             failed += lost
             print(f"  {len(lines)} plans", file=sys.stderr, flush=True)
+            if options.seconds and time.monotonic() - began > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     return lines, failed
 
 
@@ -272,7 +275,7 @@ def _kill(chance, model, counts, seed, whole, place, folder):
     began = time.monotonic()
     lost = run_on_ranks(
         world, trained, world, model, seed, place, victim, task, delay_s, folder=folder,
-        limit_s=90, preloaded=EXPORTED,
+        limit_s=300, preloaded=EXPORTED,
     )  # fmt: skip
     took = time.monotonic() - began
     other = lost[1 - victim]
@@ -358,7 +361,7 @@ def main():
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=0, help="of plans here, and of kills")
+    parser.add_argument("--seconds", type=float, default=0, help="of each of the three")
     parser.add_argument("--shared", action="store_true", help="stages on devices of several others")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

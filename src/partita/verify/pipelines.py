@@ -280,8 +280,9 @@ class _PipelineCheck:
             self.wrong.append(f"{name} takes memory on {len(said)} of its groups of devices only")
             return
         for place, takes in enumerate(said):
-            # Groups of devices that share a stage have its kinds each, or some of them.
-            alike = wanted[place : place + 1] if len(said) == len(wanted) else wanted
+            # Groups of devices that share a stage have its kinds each, or some, in any order.
+            alone = len(self.program.lanes_of(task)) == 1 and place < len(wanted)
+            alike = wanted[place : place + 1] if alone else wanted
             if not any(abs(takes - right) <= most for right, most in alike):
                 name = self.program.task_name(task)
                 self.wrong.append(

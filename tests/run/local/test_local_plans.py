@@ -17,7 +17,7 @@ from partita.graph import GraphBuilder, training_graph
 from partita.graph.rebatch import rebatch
 from partita.graph.routing import routed_pairs
 from partita.meaning import Purpose
-from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups, shared_stages
 from partita.schedules.named import NAMED
 from partita.zoo import MODELS as ZOO
 from tests.lower.mutants import mutant
@@ -53,6 +53,17 @@ def test_any_plan_with_shared_stages_gives_the_numbers_of_its_model(model, rando
     wrong = mutant(random, right.lowered.program)
     if wrong is not None and right.error(wrong[1]) > TOLERANCE:
         assert right.refused(wrong[1]), wrong[0]
+
+
+def test_groups_that_share_a_stage_may_have_its_kinds_of_devices_in_any_order():
+    random = Random(62000180)
+    graph = training(random.choice(sorted(MODELS)))
+    plan = random_plan(random, graph, shared=True)
+    while not shared_stages(device_groups(plan.stages)):
+        plan = random_plan(random, graph, shared=True)
+    outcome = trial(plan)
+    assert outcome.refused() == ()
+    assert outcome.error() < TOLERANCE
 
 
 @pytest.mark.parametrize("model", LARGE_MODELS)
