@@ -6,7 +6,8 @@
 Values are not known when a model is captured, so that such a line cannot be followed; but whatever
 it asks, it changes no result, it only ends a run that would be wrong. So a tensor's truth is
 decided there so that nothing is raised: True in an `assert`, False in an `if` that only raises, the
-other way round behind a `not`. Each line that was left out is said once.
+other way round behind a `not`; several conditions of which one has a `not` are not decided. Each
+line that was left out is said once.
 """
 
 import ast
@@ -87,7 +88,7 @@ def _checks(file: str) -> tuple[tuple[int, int, bool], ...]:
     spans = [
         (test.lineno, test.end_lineno or test.lineno, passes != _is_negated(test))
         for test, passes in checks
-        if not isinstance(test, ast.BoolOp)
+        if not isinstance(test, ast.BoolOp) or not any(map(_is_negated, test.values))
     ]
     return tuple(sorted(spans, key=lambda span: (span[1] - span[0], span)))
 
