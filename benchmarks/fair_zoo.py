@@ -1,4 +1,4 @@
-"""Is the plan ever worse than the best named strategy? The zoo on machines, mixed ones too.
+"""Is the plan ever worse than the best named strategy? Models of the zoo on many machines.
 
 python benchmarks/fair_zoo.py [--seconds 25]
 """

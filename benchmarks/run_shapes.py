@@ -14,7 +14,8 @@ Where cores are shared, ranks wait for the machine and not for each other, and t
 of a schedule. So every task's processor time is recorded too, and each step is replayed with it: a
 rank's clock goes on by what its tasks took, and to the sender's (and what a message takes in the
 calibrated prediction) where it receives. That is the step on cores of their own, as far as tasks
-take there what they took here.
+take there what they took here. The speed-up over the module in one process, with the same
+micro-batches, is predicted and replayed in the same way.
 """
 
 import argparse
@@ -36,45 +37,21 @@ from run_prediction import _traced, make
 from partita.cluster import resolve
 from partita.cluster.calibration import calibrated
 from partita.costs.collectives import Collectives
-from partita.graph.flops import flops
 from partita.jobs.compare_trace import compare_trace
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces
-from partita.jobs.simulate import Simulation, data_splits, simulate_stages
+from partita.jobs.shared_stages import m_shape
+from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.meaning import Purpose
-from partita.plans import Axis, ClusterRef, Mesh, OpSplit, Origin, Plan, Schedule, Stage, read_plan
+from partita.plans import ClusterRef, Mesh, OpSplit, Origin, Plan, Schedule, Stage, read_plan
 from partita.program import Program
 from partita.search.base import Stop
 
 SPEC = f"{Path(__file__).resolve()}:make"
 NAMES = ("1f1b", "searched")
-
-
-def m_shape(workload: Workload, ranks: int, shared: float) -> tuple[Stage, ...]:
-    """A stage with so much of the work on all ranks, then one of equal work on each."""
-    graph = workload.graph
-    ops = [op for op in graph.ops if op.phase == "forward"]
-    work = [float(flops(graph.call(op))) for op in ops]
-    total, before = sum(work), 0.0
-    parts: list[list[str]] = [[] for _ in range(ranks + 1)]
-    for op, own in zip(ops, work, strict=True):
-        share = (before + own / 2) / total
-        rest = int((share - shared) / (1 - shared) * ranks)
-        parts[0 if share < shared else min(rest, ranks - 1) + 1].append(op.name)
-        before += own
-    mesh = Mesh((Axis("dp", ranks),), tuple(range(ranks)))
-    splits = {split.op: split for split in data_splits(graph, mesh, 0)}
-    first = Stage("shared", mesh, tuple(splits[op] for op in parts[0]))
-    return (
-        first,
-        *(
-            Stage(f"stage{i}", Mesh((), (i,)), tuple(OpSplit(op, ()) for op in own))
-            for i, own in enumerate(parts[1:])
-        ),
-    )
 
 
 def _plan(workload: Workload, simulation: Simulation, ranks: int) -> Plan:
@@ -106,7 +83,29 @@ def plans(options: argparse.Namespace, folder: Path) -> dict[str, Simulation]:
     searched = simulate_stages(workload, here, stages, order)
     for name, simulation in zip(NAMES, (usual, searched), strict=True):
         (folder / f"{name}.json").write_bytes(_plan(workload, simulation, options.ranks).to_json())
-    return {"1f1b": usual, "searched": searched}
+    ops = (op for op in workload.graph.ops if op.phase == "forward")
+    whole = Stage("model", Mesh((), (0,)), tuple(OpSplit(op.name, ()) for op in ops))
+    alone = simulate_stages(workload, here, (whole,), first.schedule)
+    return {"1f1b": usual, "searched": searched, "one": alone}
+
+
+def one_process(options: argparse.Namespace) -> float:
+    """The median processor time of a step of the module by itself."""
+    import torch
+
+    torch.set_num_threads(1)
+    module, args = make(options.batch)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    rows, took = options.batch // options.microbatches, []
+    for _ in range(options.steps // 2 + 3):
+        began = time.thread_time()
+        optimizer.zero_grad()
+        for first in range(0, options.batch, rows):
+            loss = module(*(arg[first : first + rows] for arg in args)) / options.microbatches
+            loss.backward()
+        optimizer.step()
+        took.append(time.thread_time() - began)
+    return statistics.median(took[3:])
 
 
 class TaskTimes:
@@ -209,7 +208,9 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def compared(simulated: dict[str, Simulation], result: dict[str, Any]) -> dict[str, Any]:
+def compared(
+    simulated: dict[str, Simulation], result: dict[str, Any], alone_s: float
+) -> dict[str, Any]:
     """The predicted gain, and the measured one in four ways."""
     predicted = {name: simulation.step_s for name, simulation in simulated.items()}
     replays = {name: _replays(simulated[name], name, result["tasks"]) for name in NAMES}
@@ -221,6 +222,9 @@ def compared(simulated: dict[str, Simulation], result: dict[str, Any]) -> dict[s
         "predicted_s": predicted,
         "predicted_gain": 1 - predicted["searched"] / predicted["1f1b"],
         "cpu_s": result["cpu_s"],
+        "one_process_cpu_s": alone_s,
+        "predicted_speedup": {name: predicted["one"] / predicted[name] for name in NAMES},
+        "replayed_speedup": {name: alone_s / replays[name] for name in NAMES},
         "replayed_s": replays,
         "gain_replayed": 1 - replays["searched"] / replays["1f1b"],
         "best_s": dict(zip(NAMES, best, strict=True)),
@@ -265,7 +269,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         simulated = plans(options, folder)
-        row = compared(simulated, measured(folder, options))
+        row = compared(simulated, measured(folder, options), one_process(options))
     if options.json:
         print(json.dumps(row, indent=1))
         return

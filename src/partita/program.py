@@ -782,6 +782,7 @@ class ProgramBuilder:
         self.stages: tuple[str, ...] = ()  # names for the labels of works
         self._blocks: dict[str, int] = {}
         self._works: dict[Work, int] = {}
+        self._block_of_work: list[int] = []
         self._groups: dict[Groups, int] = {}
         self._pairs: list[tuple[int, int]] = []
         self._labels: list[tuple[float, int, int, int, float, int]] = []
@@ -840,8 +841,12 @@ class ProgramBuilder:
         work = -1
         if isinstance(block, Work):
             work = self._works.setdefault(block, len(self._works))
-            block = label(block, self.values, self.stages)
-        block_index = self._blocks.setdefault(block, len(self._blocks))
+            if work == len(self._block_of_work):  # a new one
+                name = label(block, self.values, self.stages)
+                self._block_of_work.append(self._blocks.setdefault(name, len(self._blocks)))
+            block_index = self._block_of_work[work]
+        else:
+            block_index = self._blocks.setdefault(block, len(self._blocks))
         self._labels.append((duration, block_index, int(kind), microbatch, priority, work))
         return len(self._labels) - 1
 

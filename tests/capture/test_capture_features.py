@@ -275,8 +275,10 @@ def test_hooks_on_gradients_are_refused():
 
 
 def test_python_random_numbers_are_refused():
-    with pytest.raises(CaptureError, match="draws random numbers with Python's random"):
+    with pytest.raises(CaptureError, match="draws random numbers with Python's random") as caught:
         capture(wrapped(lambda m, x: m[0](x) * random.random()), (X,))
+    assert caught.value.file.startswith(f"{__file__}:")
+    assert "random.random()" in caught.value.found
 
 
 class Keeps(nn.Module):
@@ -561,3 +563,78 @@ def _other_when_exported(m, x):
 def test_a_model_that_fails_only_where_it_is_exported_is_captured_as_it_runs():
     module = wrapped(_other_when_exported)
     assert torch.equal(export_module(module, (X,)).program.module()(X), module(X))
+
+
+class Recalls(nn.Module):
+    """Keeps something from call to call that was None, or not there at all, before the first."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.a = nn.Linear(6, 6)
+        self.state = self.index = None
+        self.shown = torch.zeros(2, 2)
+
+    def forward(self, x):
+        if self.what == "none":
+            start = torch.zeros_like(x) if self.state is None else self.state
+            self.state = self.a(x) + start
+            return self.state
+        if self.what == "missing":
+            self.fresh = self.fresh + x if hasattr(self, "fresh") else x
+            return self.fresh
+        if self.what == "index":
+            if self.index is None or self.index.shape[0] != x.shape[0]:
+                self.index = torch.arange(x.shape[0]).flip(0)
+            return self.a(x)[self.index]
+        self.shown = self.a(x)  # shown to others, and read by no call
+        return self.shown
+
+
+@pytest.mark.parametrize("what", ["none", "missing"])
+def test_what_is_kept_for_the_next_call_is_refused_though_it_was_not_there_before(what):
+    with pytest.raises(CaptureError, match=r"keeps a tensor for the next call.* buffer"):
+        capture(Recalls(what), (X,))
+
+
+@pytest.mark.parametrize("what", ["index", "shown"])
+def test_what_every_call_would_make_the_same_is_captured(what):
+    module = Recalls(what)
+    for _ in range(2):  # before and after a call of the model itself
+        program = export_module(module, (X,)).program.module()
+        given = torch.randn(4, 6)
+        assert all(torch.equal(program(given), module(given)) for _ in range(2))
+
+
+class Resizes(nn.Module):
+    """Makes a buffer anew for the sizes at hand, as ConViT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("index", torch.zeros(1, dtype=torch.long), persistent=False)
+
+    def forward(self, x):
+        if self.index.shape[0] != x.shape[0]:
+            self.index = torch.arange(x.shape[0]).flip(0)
+        return x[self.index]
+
+
+def test_a_buffer_made_for_other_sizes_is_refused_until_it_is_there():
+    module = Resizes()
+    with pytest.raises(CaptureError, match="another shape in the place of the buffer 'index'") as e:
+        capture(module, (X,))
+    assert "call the model once" in e.value.fix
+    module(X)
+    given = torch.randn(4, 6)
+    assert torch.equal(export_module(module, (X,)).program.module()(given), module(given))
+
+
+def test_numbers_that_only_checks_compare_are_left_out():
+    def checked(m, x):
+        longest = x.sum(-1).long().max().item()
+        torch._check(longest <= 100)
+        return m[0](x)
+
+    module = wrapped(checked)
+    piped = partita.pipe(module, (X,), devices=2)
+    assert torch.equal(piped(X), module(X))

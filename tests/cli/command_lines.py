@@ -33,6 +33,7 @@ GOOD: list[str] = [
     *(f"simulate {model} -c {machine} -q" for model in MODELS[:4] for machine in MACHINES[:3]),
     *(f"simulate {model} -c 2xA100 --json -q" for model in MODELS),
     "simulate alexnet -c {folder}/machine.toml --infer", "simulate gpt2 --seq 16 -c 2xA100 -b 4",
+    "simulate gpt2 --decode --cache 64 -c 2xA100 -b 4 --json", "simulate gpt2@1+64 -c 2xA100 -b 4",
     "simulate alexnet -c 2xA100 --gantt", "simulate alexnet -c 2xA100 --execution eager",
     "simulate alexnet -c 2xA100 --trace {folder}/out.trace.json -> out.trace.json",
     "simulate alexnet -c 2xA100 --dump-graph {folder}/out.svg -> out.svg",
@@ -93,6 +94,9 @@ GOOD: list[str] = [
 
 BAD: list[str] = [
     "plann", "plan", "plan alexnet", "plan nonsense -c 2xA100", "plan alexnet -c nonsense",
+    "simulate gpt2 --decode -c 2xA100", "simulate alexnet --decode --cache 4 -c 2xA100",
+    "simulate gpt2 --cache 1024 -c 2xA100", "plan gpt2@1+x -c 2xA100",
+    "plan {folder}/machine.toml -c 2xA100",
     "plan alexnet -c 2xA100 -b 0", "plan alexnet -c 2xA100 --pin pp=3",
     "plan alexnet -c 2xA100 --pin nonsense=3", "plan alexnet -c 2xA100 --pin schedule=chimera",
     "plan alexnet -c 2xA100 --pin schedule=searched", "plan alexnet -c 2xA100 --seq 4",

@@ -41,7 +41,7 @@ def test_people_read_where_time_and_memory_go_and_what_would_help(run, pipeline)
     text = run("explain", str(pipeline)).stdout
     for words in (
         "bound by",
-        "by the search's bound",
+        "no plan of the search's space is below",
         "Where the step goes, on the busiest devices",
         "weight gradient",
         "All groups of devices; the bubble is",

@@ -205,7 +205,9 @@ class TestReport:
     def test_an_ending_that_says_nothing_is_refused(self, run, plan, tmp_path):
         result = run("report", str(plan), "-o", str(tmp_path / "r.docx"))
         assert result.exit_code == 2
-        assert "end the name in one of .html, .svg, .trace.json, .txt" in result.stderr
+        assert (
+            "end the name in one of .html, .svg, .trace.json, .csv, .pickle, .txt" in result.stderr
+        )
 
     def test_hostile_names_show_as_text(self):
         from dataclasses import replace
@@ -217,7 +219,9 @@ class TestReport:
         plan = shard("squeezenet1_1", "2xA100", batch=4).plan
         hostile = replace(plan, origin=replace(plan.origin, why="<script>alert(1)</script>"))
         page = plan_page(hostile, simulate(plan))
-        assert page.count("<script") == 2  # ours: the data, and what draws it
+        assert (
+            page.count("<script") == 3
+        )  # ours: the data, what draws it, what else the page answers
         assert "&lt;script&gt;" in page
 
 

@@ -242,3 +242,10 @@ def test_a_price_list_without_a_kind_is_refused_before_planning(run, tmp_path):
     result = run("plan", "alexnet", "-c", "2xV100", "--price", str(prices))
     assert result.exit_code == 2
     assert "has no price of V100" in result.stderr
+
+
+def test_a_plan_given_to_start_from_is_not_lost(run_json, pipeline):
+    given = run_json("simulate", str(pipeline))["step_s"]
+    words = ("--start", str(pipeline), "--time-limit", "0.001", "--quiet")
+    answer = run_json("plan", *SMALL, *words)
+    assert answer["objective"] <= given * (1 + 1e-9)

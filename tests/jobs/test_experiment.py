@@ -1,5 +1,6 @@
 """Experiments: files checked before anything runs, runs saved and resumed, pictures that parse."""
 
+import base64
 import csv
 import json
 import re
@@ -244,7 +245,9 @@ class TestPictures:
         page = (folder / "index.html").read_text()
         for name in names:
             ElementTree.parse(folder / "charts" / name)
-            assert f'src="charts/{name}"' in page
+            held = base64.b64encode((folder / "charts" / name).read_bytes()).decode()
+            assert held in page
+            assert f'href="charts/{name}"' in page
 
     def test_names_are_text_not_markup(self, folder):
         page = (folder / "index.html").read_text()

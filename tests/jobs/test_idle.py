@@ -95,6 +95,8 @@ def test_where_the_next_task_is_ready_and_does_not_fit_the_memory_cap_is_to_blam
     assert of(capped) == {MEMORY_CAP: 4.0}
     free, _ = idle_account(memory_bound(2.0)).lanes
     assert of(free) == {DEPENDENCY: 4.0}  # the order leaves it free
+    over, _ = idle_account(memory_bound(0.5)).lanes
+    assert of(over) == {DEPENDENCY: 4.0}  # what does not fit anyway has not waited for the cap
 
 
 def test_a_lane_that_never_works_and_a_program_without_tasks():

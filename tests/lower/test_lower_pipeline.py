@@ -269,6 +269,10 @@ def test_a_deep_stage_is_estimated_by_two_shorter_ones():
         assert quick.peaks() == pytest.approx(exact.peaks(), rel=1e-3)
         for a, b in zip(short.blocks, whole.blocks, strict=True):
             assert a.busy_s == pytest.approx(b.busy_s, rel=1e-3)
+        # The order of all its collectives, which a plan has, is none of the shorter stages'.
+        decided, again = lowered(work.graph, whole.stages, count=4, quick=True)
+        assert decided.stages[0].overlap is not None
+        assert again.makespan == quick.makespan
 
 
 def test_checkpoints_that_do_not_repeat_are_lowered_in_full():

@@ -9,16 +9,19 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.degrees import summary
 from partita.engine import run
 from partita.errors import PlanError
+from partita.export.job import fitting_targets
+from partita.export.read_off import read_off
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import REPLICATE, TensorPlacement
+from partita.jobs.check_plan import check_plan
 from partita.jobs.explain_account import account_of
 from partita.jobs.explain_memory import memory_account
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
-from partita.jobs.simulate import simulate_stages
+from partita.jobs.shared_stages import m_shape, m_shape_plan
+from partita.jobs.simulate import simulate, simulate_stages
 from partita.jobs.torch_schedule import schedule_of_plan
 from partita.jobs.workload import load
 from partita.lower import Memo, lower_plan
@@ -27,11 +30,8 @@ from partita.lower.transfer import moved_parts, transfer_seconds
 from partita.meaning import Purpose
 from partita.plans import (
     Axis,
-    ClusterRef,
     Mesh,
     OpSplit,
-    Origin,
-    Plan,
     Schedule,
     Stage,
     device_groups,
@@ -71,7 +71,7 @@ def placed(graph, devices, dims=("b",)):
 
 
 @functools.cache
-def m_shape(name="1f1b", count=4):
+def m_lowered(name="1f1b", count=4):
     graph = chain()
     stages = placed(graph, ((0, 1), (0,), (1,)))
     return graph, lower_plan(stages, Schedule(name, count), graph, CLUSTER, run)
@@ -135,7 +135,7 @@ def test_rows_that_run_a_shared_stage_in_different_orders_are_refused_with_the_c
 
 
 def test_a_shared_block_takes_the_lanes_and_memories_of_all_its_devices():
-    graph, lowered = m_shape()
+    graph, lowered = m_lowered()
     program = lowered.program
     assert [lane.name for lane in program.lanes[:2]] == ["n0.gpu0", "n0.gpu1"]
     for task in program.tasks_of(Purpose.COMPUTE):
@@ -164,7 +164,7 @@ def test_half_of_what_a_shared_stage_makes_is_there_already():
 
 
 def test_messages_between_meshes_that_have_devices_in_common_take_the_links_that_they_cross():
-    _, lowered = m_shape()
+    _, lowered = m_lowered()
     program = lowered.program
     lanes = {
         (work.stage, work.peer): {program.lanes[k].name for k in program.lanes_of(task)}
@@ -197,7 +197,7 @@ def without_effect(program, task):
 
 
 def test_a_shared_block_that_leaves_a_device_out_is_refused():
-    graph, lowered = m_shape()
+    graph, lowered = m_lowered()
     program = lowered.program
     shared = [t for t in program.tasks_of(Purpose.COMPUTE) if program.work_of(t).stage == 0]
     (first, *_) = wrong(without_lane(program, shared[0]), graph, lowered)
@@ -213,7 +213,7 @@ def test_a_shared_block_that_leaves_a_device_out_is_refused():
 
 
 def test_stages_that_share_nothing_do_not_share_a_lane():
-    graph, lowered = m_shape()
+    graph, lowered = m_lowered()
     program = lowered.program
     lanes = program.lane_of.copy()
     for task in range(program.num_tasks):
@@ -243,17 +243,29 @@ def test_a_searched_order_has_shared_blocks_and_is_faster():
     assert len(blocks) == 3 * 4
 
 
-def test_a_plan_with_shared_stages_is_saved_read_named_and_not_for_torch():
-    workload = load(chain())
-    stages = placed(workload.graph, ((0, 1), (0,), (1,)))
-    simulation = simulate_stages(workload, CLUSTER, stages, Schedule("1f1b", 4))
-    plan = Plan(
-        workload.ref(), ClusterRef("4xA100", 4, CLUSTER.fingerprint()), simulation.decided,
-        simulation.prediction(0.0), Origin("test", "feasible", "", 0, 0.0, ""), simulation.schedule,
-    )  # fmt: skip
+def test_an_m_shape_is_planned_saved_read_named_verified_and_not_for_torch():
+    workload = load(chain(batch=4096, width=1024))
+    plan = m_shape_plan(workload, resolve("2xA100"), 4, shared=0.3, stop=Stop(time_s=10))
+    usual = m_shape_plan(workload, resolve("2xA100"), 4, shared=0.3, schedule="1f1b")
+    assert plan.schedule.name == "searched"
+    assert plan.prediction.step_s < usual.prediction.step_s
     assert plan_from_json(json.loads(plan.to_json())) == plan
-    assert summary(stages, plan.schedule) == (
-        "pp=2 shared 1 x [x=2 (b in 4)], 1F1B, 4 micro-batches"
-    )
+    assert str(usual).endswith("pp=2 shared 1 x [dp=2], 1F1B, 4 micro-batches")
+    assert check_plan(plan) == ()
     with pytest.raises(PlanError, match="torch's pipelining has every stage on one rank"):
         schedule_of_plan(plan)
+    assert all(fitting_targets(plan, workload).values())
+    with pytest.raises(PlanError, match="shared runs on several groups of devices together"):
+        read_off(plan, workload.graph)
+    account = account_of(simulate(usual))
+    assert [group.name for group in account.groups] == ["n0.gpu0", "n0.gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "shared", "words"),
+    [(1, 0.5, "0.5 of the work is shared by 1 devices"), (2, 1.0, "between 0 and 1"),
+     (8, 0.3, "too few ops for 8 stages behind a shared one")],
+)  # fmt: skip
+def test_a_shape_that_cannot_be_is_refused(devices, shared, words):
+    with pytest.raises(PlanError, match=words):
+        m_shape(load(chain(depth=3)), devices, shared)

@@ -50,6 +50,7 @@ MADE = {
     "Placed": lambda: partita.place("alexnet", "malvik", stop=partita.Stop(evaluations=50)),
     "Plan": lambda: planned().plan,
     "Planned": planned,
+    "Result": lambda: made("ScheduleResult").found,
     "ScheduleResult": lambda: partita.schedule(vshape(), memory=3, microbatches=4),
     "Sensitivity": lambda: sensitivity(forecast()),
     "Sharding": lambda: partita.shard("alexnet", "2xA100", batch=4),

@@ -164,3 +164,20 @@ class TestInABrowser:
         assert "data-ready" in document
         assert quiet(tab)
         tab.close()
+
+
+def test_a_message_leads_from_the_block_that_makes_it_to_the_one_that_waits():
+    b = ProgramBuilder()
+    gpu0, gpu1, link = b.lane("gpu0"), b.lane("gpu1"), b.lane("0>1", "link")
+    made = b.add("a", gpu0, 1.0, kind=Kind.FORWARD)
+    send = b.add("s", link, 1.0, [made], kind=Kind.SEND)
+    receive = b.add("s receive", link, 0.0, [send], kind=Kind.RECEIVE)
+    b.pair(send, receive)
+    lonely = b.add("t", link, 1.0, kind=Kind.SEND)
+    unread = b.add("t receive", link, 0.0, [lonely], kind=Kind.RECEIVE)
+    b.pair(lonely, unread)
+    reader = b.add("b", gpu1, 1.0, [receive], kind=Kind.FORWARD)
+    program = b.build()
+    assert module.messages(program) == [(send, made, reader), (lonely, lonely, unread)]
+    data = packed(live_timeline(run(program)))
+    assert column(data, "messages").tolist() == [send, made, reader, lonely, lonely, unread]

@@ -85,6 +85,16 @@ def test_hovering_tells_of_tasks_and_of_idle_time(tab):
     assert "idle: dependency" in tab.run(f"{VIEW}.tip.innerText")
 
 
+def test_hovering_a_message_draws_an_arrow_between_its_blocks(tab):
+    arrows = tab.run(
+        f"(() => {{ const v = {VIEW}, drawn = [];"
+        " v.arrow = (a, from, b, to) => drawn.push([from, to]);"
+        " v.hovered = v.data.messages[0]; v.paint(); return drawn; })()"
+    )
+    assert arrows == [[0, 1]]  # the first send is from the first stage to the second
+    assert quiet(tab)
+
+
 def test_keys_alone_lead_from_task_to_task(tab):
     tab.run(f"{VIEW}.canvas.focus()")
     for key in ("ArrowDown", "n", "n"):

@@ -39,14 +39,14 @@ def test_the_page_escapes_names_and_needs_nothing_from_elsewhere(rows):
 
 def test_the_page_has_a_point_for_every_time_in_both_plots(validation):
     page = validation_page(validation, "rows.json", 1)
-    assert page.count("<circle") == 2 * validation.total.both.n + len(validation.memory.points)
+    assert page.count('class="mark"') == 2 * validation.total.both.n + len(validation.memory.points)
 
 
 def test_charts_of_nothing_and_of_one_point_are_drawn():
     one = [Cloud("a", (CloudPoint("p", 1.0, 1.0),))]
     for chart in (scatter_chart, ratio_chart):
         assert "nothing to draw" in chart("t", [], "x", "y")
-        assert chart("t", one, "x", "y", band=1.1).count("<circle") == 1
+        assert chart("t", one, "x", "y", band=1.1).count('class="mark"') == 1
     assert "<rect" in error_chart("t", [("a", [0.0, -99.0, 99.0])], "x")
     assert "below -35 %" in error_chart("t", [("a", [-99.0])], "x")
     assert "+35 % and more" in error_chart("t", [("a", [99.0])], "x")

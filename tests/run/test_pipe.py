@@ -150,3 +150,22 @@ def test_more_devices_than_ops_leave_some_without_work():
     piped = partita.pipe(module, (x,), devices=8, stop=QUICK)
     assert len(piped.stages) == 1
     assert same(piped(x), module(x))
+
+
+@pytest.mark.parametrize("cut", ["modules", "anywhere"])
+def test_outputs_and_gradients_are_as_near_to_float64_as_the_modules_own(cut):
+    module, piped, args = piped_gpt(devices=3, cut=cut)
+    exact = models.Gpt().eval().double()
+    exact.load_state_dict(module.state_dict())
+
+    def observed(model: nn.Module) -> list[T]:
+        model.zero_grad()
+        loss = model(*args)["loss"]
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    wanted, plain, staged = observed(exact), observed(module), observed(piped)
+    assert same(plain[0], staged[0])  # outputs bit for bit
+    for a, b, c in zip(wanted, plain, staged, strict=True):
+        scale = a.abs().max()
+        assert (c - a).abs().max() <= 2 * (b - a).abs().max() + 1e-6 * scale

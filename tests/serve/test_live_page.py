@@ -46,6 +46,8 @@ def test_what_is_moved_is_answered_with_its_command(tab):
     assert re.fullmatch(r"Answered in \d+\.\d\d s\.", tab.run(STATUS))
     bars = "Array.from(document.querySelectorAll('.bar span:first-child'), (e) => e.textContent)"
     assert tab.run(bars) == [f"stage {stage}" for stage in range(4)]
+    cells = "document.querySelectorAll('#bars table tr').length"
+    assert tab.run(cells) == 1 + 4  # the parts in numbers, not in colours alone
     lanes = "document.querySelector('iframe').contentWindow.partitaTimelines.length"
     assert tab.until(lanes) == 1
 

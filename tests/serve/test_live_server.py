@@ -1,5 +1,6 @@
 """The server behind the live page: who is let in, what is answered, what ends."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 from live_server import HOSTILE, TOKEN
 
 from partita.errors import InputError
+from partita.serve import workers
 from partita.serve.app import MOST_BODY, MOST_VIEWS, Views
+from partita.serve.asks import SimulateAsk
 from partita.serve.server import check_loopback, listen
 
 LONG = {
@@ -267,3 +270,25 @@ def test_no_process_outlives_the_page(ending):
         assert code == (0 if ending == signal.SIGINT else -9)
         served_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
         connection.close()
+
+
+def test_a_process_that_does_not_end_in_time_is_ended(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_S", 0.0)  # it has not even loaded by then
+
+    async def borrowed_and_given_back() -> tuple[workers.Workers, int | None]:
+        pool = workers.Workers(1)
+        worker = await pool.borrow(30)
+        answers = worker.answer(SimulateAsk("alexnet", "1xA100", 1))
+        asking = asyncio.ensure_future(anext(answers))
+        while worker.is_free:
+            await asyncio.sleep(0)
+        asking.cancel()
+        pool.give_back(worker)
+        again = await pool.borrow(30)  # the pool has room for one only
+        assert again is not worker
+        await pool.close()
+        return pool, worker.process.returncode
+
+    pool, code = asyncio.run(borrowed_and_given_back())
+    assert code == -signal.SIGKILL
+    assert not pool.all

@@ -168,3 +168,10 @@ class TestSavedGraphs:
         path = tmp_path / "a@b.json"
         path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 1}))
         assert build(str(path)).name == "a@b"
+
+
+def test_a_file_of_another_kind_is_no_model(tmp_path):
+    other = tmp_path / "weights.bin"
+    other.write_bytes(b"1")
+    with pytest.raises(ModelError, match=r"weights.bin: is no model that is read; give a config"):
+        build(str(other))

@@ -194,7 +194,7 @@ UNARY: dict[str, Callable[[T], T]] = {
 # Functions of one input with attributes.
 SET: dict[str, Callable[[Call, T], T]] = {
     "clip": lambda call, x: torch.clamp(x, call.number("low", 0.0), call.number("high", CLIP)),
-    "scale": lambda call, x: x * call.number("factor", x.shape[-1] ** -0.5),
+    "scale": lambda call, x: x * call.number("factor", x.shape[-1] ** -0.5 if x.ndim else 1.0),
     "mask": lambda call, x: (
         x + _seen(x.shape[-2], x.shape[-1], call.whole("window", 0), x, call.whole("chunk", 0))
     ),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
@@ -83,9 +84,7 @@ def export(
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
     program = _exported(module, args, kwargs, checkpointing)
-    for node in list(program.graph.nodes):
-        if node.op == "call_function" and _short_name(node) in CHECKS and not node.users:
-            program.graph.erase_node(node)
+    _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
     split_layers(program.graph)
@@ -97,6 +96,15 @@ def export(
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
     return Captured(module, program, record, graph, places)
+
+
+def _erase_checks(graph: torch.fx.Graph) -> None:
+    """Leave out what the export checks, and comparisons of numbers that only checks read."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            is_number = not isinstance(node.target, torch._ops.OpOverload | HigherOrderOperator)
+            if _short_name(node) in CHECKS or is_number:
+                graph.erase_node(node)
 
 
 def _distinct(given: Any) -> Any:
@@ -187,7 +195,7 @@ def _export(
     strict: bool,
     plainly: bool = False,
 ) -> ExportedProgram:
-    watched = watching(module, checkpointing, carries=not strict, plainly=plainly)
+    watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
     with _silent(), torch.enable_grad(), watched:
         return torch.export.export(module, args, kwargs, strict=strict)
 

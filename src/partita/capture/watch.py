@@ -28,22 +28,27 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from partita.capture import lines
+from partita.capture.attributes import kept_attributes
 from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
 
 DROPPED = "refuse", "inline"
+DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle",
+         "gauss", "normal", "rand", "randn", "permutation", "beta", "binomial")  # fmt: skip
 log = logging.getLogger("partita")
 
 
 @contextlib.contextmanager
 def watching(
-    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False
-) -> Iterator[None]:
+    module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
+    bytecode: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
     `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
-    being compiled or exported, should it ask?
+    being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
+    That knows less of what is put in the place of PyTorch's own, and the model has been run before.
     """
     if checkpointing not in DROPPED:
         raise CaptureError(
@@ -52,23 +57,28 @@ def watching(
     _refuse_hooks(module)
     before = _random_states()
     refused: list[CaptureError] = []
+    drawn: list[lines.SourceLine] = []
     with (
+        _noted_draws(drawn),
         _replaced(refused, checkpointing == "inline"),
         _functions(refused, carries),
-        _attributes(module, refused),
+        kept_attributes(module, refused, reads=not bytecode),
         _decided_draws(),
-        _bounded_counts(),
-        passing_checks(),
+        contextlib.nullcontext() if bytecode else _bounded_counts(),
+        contextlib.nullcontext() if bytecode else passing_checks(),
         _plain_run() if plainly else contextlib.nullcontext(),
     ):
         yield
     if refused:  # the model caught our error itself
         raise refused[0]
     if _random_states() != before:
+        line = drawn[0] if drawn else lines.SourceLine()
+        who = f"`{line.code}`" if drawn else "the model"
         raise CaptureError(
-            "the model draws random numbers with Python's random module or numpy, "
+            f"{who} draws random numbers with Python's random module or numpy, "
             "and the captured graph would keep those drawn now",
             fix="draw them with torch, or pass what depends on them as an argument",
+            file=line.place,
         )
 
 
@@ -191,6 +201,27 @@ def _decided_draws() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
+    """Lines that draw with Python's or numpy's generators, as far as they look them up there."""
+
+    def noting(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def on_draw(*args: Any, **kwargs: Any) -> Any:
+            if lines.is_called_by_user(sys._getframe(1)):
+                drawn.append(lines.of_stack())
+            return draw(*args, **kwargs)
+
+        return on_draw
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for home in (random, getattr(sys.modules.get("numpy"), "random", None)):
+            for name in DRAWS:
+                if hasattr(home, name):
+                    put(home, name, noting(getattr(home, name)))
+        yield
+
+
+@contextlib.contextmanager
 def _plain_run() -> Iterator[None]:
     """The model's own code is told that nobody compiles or exports it; PyTorch's is not."""
 
@@ -230,48 +261,6 @@ def _bounded_counts() -> Iterator[None]:
         put(torch, "bincount", on_bincount)
         put(torch.Tensor, "bincount", on_bincount)
         yield
-
-
-@contextlib.contextmanager
-def _attributes(module: torch.nn.Module, refused: list[CaptureError]) -> Iterator[None]:
-    """What a module keeps in its attributes from call to call; what is new there goes again."""
-    before = {child: dict(vars(child)) for child in module.modules()}
-
-    def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
-        old = before.get(self, {}).get(name)
-        if lines.is_called_by_user(sys._getframe(1)):
-            line = lines.of_stack()
-            lost, fix = "", ""
-            if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
-                lost = "keeps a tensor for the next call, which would be lost"
-                fix = f"make {name} a buffer (register_buffer) and change that in place"
-            elif (
-                isinstance(value, torch.nn.Module)
-                and self in before  # not a module that is being made
-                and value is not self._modules.get(name)
-            ):
-                lost = f"puts another module in the place of {name!r} while the model runs"
-                fix = "put it there before: call the model once, then capture it"
-            if lost:
-                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
-                refused.append(error)
-                raise error
-            if isinstance(old, int | float) and value is not old:
-                log.warning(
-                    "%s: `%s` changes %s from call to call; captured, it stays as it is now",
-                    line.place, line.code, name,
-                )  # fmt: skip
-        put(self, name, value)
-
-    put = torch.nn.Module.__setattr__
-    torch.nn.Module.__setattr__ = on_set  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.nn.Module.__setattr__ = put  # type: ignore[method-assign]
-        for child, known in before.items():
-            for name in vars(child).keys() - known.keys():
-                delattr(child, name)
 
 
 def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:

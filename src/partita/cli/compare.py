@@ -151,9 +151,9 @@ def _text(comparison: Comparison) -> str:
                 units.seconds(row.seconds),
             )
         )
-    interval = ("batch to batch",) if steady_state else ()
+    interval = ("steady state",) if steady_state else ()
     header = (
-        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "idle",
+        "strategy", "what it is", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "bubble",
         "search",
     )  # fmt: skip
     table = units.table(header, rows, numbers=range(3, len(header)))

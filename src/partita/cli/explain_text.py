@@ -47,7 +47,10 @@ def _head(told: Explained) -> str:
     if told.lower_bound_s and told.objective_s:
         gap = 1 - told.lower_bound_s / told.objective_s
         bound = units.seconds(told.lower_bound_s)
-        text.append(f"optimum    at least {bound} by the search's bound: at most {gap:.1%} away")
+        text.append(
+            f"optimum    on this cost model no plan of the search's space is below {bound}: "
+            f"at most {gap:.1%} from optimal"
+        )
     if not simulation.fits:
         text.append("memory     DOES NOT FIT")
     return "\n".join(text)

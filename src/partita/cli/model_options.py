@@ -43,7 +43,7 @@ objective_option = click.option(
     type=click.Choice(["throughput", "latency"]),
     default="throughput",
     show_default=True,
-    help="For inference: time from batch to batch, or of one batch.",
+    help="For inference: the steady state, batch after batch, or the time of one batch.",
 )
 
 

@@ -102,7 +102,7 @@ def command(
         written = output.write(placed.saved.to_json())
     if placed.best is not None:
         _write_more(model, placed, drawn, filled, out)
-    out.show(placement_text(placed))
+    out.show(placement_text(placed, out.width))
     if front and placed.best is not None:
         out.show("\n" + front_text(placed.front()))
     if written is not None:

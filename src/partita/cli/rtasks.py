@@ -152,7 +152,8 @@ def _text(fused: FusedPlan) -> str:
         steps = [step.action for veu in fused.program.veus for step in veu]
         lines += [
             f"one kernel   {units.seconds(fused.fused_s)}, at most {result.gap or 0:.1%} from "
-            f"optimal (no schedule below {_microseconds(result.lower_bound or 0.0)})",
+            f"optimal (on this cost model no schedule of these tiles is below "
+            f"{_microseconds(result.lower_bound or 0.0)})",
             f"op by op     {units.seconds(unfused)} as kernels of their own: "
             f"x{unfused / fused.fused_s:.2f}",
             f"programs     {len(fused.program.veus):,} of {steps.count('run'):,} tiles, "

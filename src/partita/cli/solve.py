@@ -218,7 +218,7 @@ def _as_text(name: str, kind: str, problem: Any, result: Result[Any]) -> str:
     else:
         lines.append(f"{what}  {number(result.objective)} {unit}".rstrip())
     if result.lower_bound is not None and result.status in (Status.FEASIBLE, Status.STOPPED):
-        away = "" if result.gap is None else f", at most {result.gap:.1%} away"
+        away = "" if result.gap is None else f", at most {result.gap:.1%} from optimal"
         lines.append(f"lower bound  {number(result.lower_bound)} {unit}".rstrip() + away)
     ending = "" if result.objective is None else f"{ENDINGS[result.status]}: "
     lines.append(f"{ending}{result.why}")

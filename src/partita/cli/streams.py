@@ -111,7 +111,7 @@ def _analytic(
         if each.objective is not None:
             out.show(f"  {each.method:14}{each.objective:10.1f} us  {each.why}")
     if streams.timeline is not None:
-        out.show("\n" + gantt(streams.timeline))
+        out.show("\n" + gantt(streams.timeline, out.width))
     if written is not None:
         out.show(f"written to {written}")
     out.show(f"measure it on a GPU with: partita streams {model} --device cuda")

@@ -23,7 +23,7 @@ from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.torch_schedule import plan_with_schedule, schedule_of_plan
 from partita.jobs.workload import Workload
 from partita.lower import Memo
-from partita.plans import Plan, device_groups
+from partita.plans import Plan, device_groups, shared_stages
 from partita.schedules.torch_csv import parse_torch_csv
 from partita.suggest import suggest
 
@@ -106,8 +106,10 @@ def fitting_targets(plan: Plan, workload: Workload) -> dict[str, str]:
         answers = dict.fromkeys(TARGETS, error.found)
     else:
         answers = {name: target.refusal(own.strategy, scope) for name, target in TARGETS.items()}
-    several = len(device_groups(plan.stages)) > 1
-    answers[TORCH_SCHEDULE] = "" if several else "the plan has no pipeline to order"
+    groups = device_groups(plan.stages)
+    answers[TORCH_SCHEDULE] = "" if len(groups) > 1 else "the plan has no pipeline to order"
+    if shared_stages(groups):
+        answers[TORCH_SCHEDULE] = "a stage runs on several groups of devices together"
     return answers
 
 

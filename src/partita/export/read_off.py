@@ -18,7 +18,7 @@ from partita.jobs.framework_plan import (
     framework_plan,
     layer_stack,
 )
-from partita.plans import Plan, Schedule, Stage, device_groups
+from partita.plans import Plan, Schedule, Stage, device_groups, shared_stages
 
 KNOWN = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")
 
@@ -35,6 +35,13 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
     """The degrees of a plan; refuses one whose devices make no grid of pp x dp x tp."""
     told: list[str] = []
     groups = device_groups(plan.stages)
+    if shared := shared_stages(groups):
+        raise PlanError(
+            f"{plan.stages[min(shared)].name} runs on several groups of devices together, which "
+            "frameworks have no word for",
+            fix="run the plan with: partita run",
+            field="stages",
+        )
     pp, vpp = len(groups), max(len(group) for group in groups)
     stage = max(plan.stages, key=lambda one: (len(one.splits), len(one.mesh.devices)))
     degrees = stage_degrees(stage, axis_names(graph, stage))

@@ -122,7 +122,7 @@ def _in_full(simulator: Simulator) -> SimulatedPlan | None:
         place = next(i for i, one in enumerate(simulator.candidates) if one is best)
         simulation = simulator.attempt(
             f"{best.name} as {best.simulation.arrangement}",
-            partial(_whole, best, simulator.max_memory),
+            partial(_whole, best, simulator),
         )
         if simulation is None:
             del simulator.candidates[place]
@@ -134,8 +134,8 @@ def _in_full(simulator: Simulator) -> SimulatedPlan | None:
     return best
 
 
-def _whole(candidate: SimulatedPlan, max_memory: float) -> Simulation:
-    return candidate.simulation.in_full().capped(max_memory)
+def _whole(candidate: SimulatedPlan, simulator: Simulator) -> Simulation:
+    return candidate.simulation.in_full(simulator.memo).capped(simulator.max_memory)
 
 
 def _plan(

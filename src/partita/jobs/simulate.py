@@ -124,16 +124,18 @@ class Simulation:
         timeline = replace(self.timeline, program=replace(program, memories=memories))
         return replace(self, timeline=timeline, cap_bytes=cap_bytes)
 
-    def in_full(self) -> "Simulation":
+    def in_full(self, known: Memo | None = None) -> "Simulation":
         """The same with every op of every stage and all ranks that are drawn, its meaning checked.
 
+        `known` may hold routes and graphs of micro-batches; blocks are made anew.
         One stage that runs once is lowered op by op in any case: that is not done again where more
         devices than are drawn would change nothing.
         """
         if runs_once(self.stages, self.schedule) and self.num_devices > MAX_DRAWN:
             check_meaning(self.timeline.program, self.workload.graph, self.decided, self.schedule)
             return self
-        return simulate_stages(self.workload, self.cluster, self.stages, self.schedule)
+        memo = None if known is None else Memo(known.collectives, graphs=known.graphs)
+        return simulate_stages(self.workload, self.cluster, self.stages, self.schedule, memo)
 
     def prediction(self, lower_bound_s: float, interval_s: float | None = None) -> Prediction:
         """What a plan says of itself; with an interval where that was asked for, not the step."""

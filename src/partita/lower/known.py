@@ -101,8 +101,9 @@ def known_blocks(
     if short is None:
         block = _timed_blocks(graph, stage, number, where, WHOLE, cluster, run, memo, apart)
     else:
+        plain = replace(stage, overlap=None)  # an order of all collectives is none of fewer
         few, many = (
-            _timed_blocks(graph, stage, number, where, part, cluster, run, memo, apart)
+            _timed_blocks(graph, plain, number, where, part, cluster, run, memo, apart)
             for part in short.parts
         )
         block = extended(few, many, short.times - RUNS_TIMED[1])

@@ -143,6 +143,18 @@ def _phases(result: object) -> ResultChart:
     return ResultChart("bar", table, "ms", "stage", "phase", title="one micro-batch by stage")
 
 
+def _progress(result: object) -> ResultChart:
+    """Of a search: best answer and bound over its time."""
+    rows = tuple(
+        (row["seconds"], row[which], which)
+        for row in result_table(result).to_dicts()
+        for which in ("objective", "lower_bound")
+        if row[which] is not None
+    )
+    table = ResultTable(("seconds", "value", "which"), rows)
+    return ResultChart("point", table, "seconds", "value", "which", title="best and bound")
+
+
 def _measured(result: object) -> ResultChart:
     """Of a trace: predicted and measured seconds, one above the other."""
     rows = tuple(
@@ -164,6 +176,7 @@ CHARTS: dict[str, Callable[[Any], ResultChart]] = {
     "Placed": _points("step_s", "peak_bytes", "placements", "fits", more=("name", "devices")),
     "Plan": lambda plan: _gantt(_simulated)(plan),
     "Planned": _steps("plan", "the plan and the next best"),
+    "Result": _progress,
     "ScheduleResult": _gantt(lambda result: result.timeline()),
     "Sensitivity": _bars("step_s", "parameter", "the step with each parameter worse"),
     "Sharding": _steps("mesh", "ways to split"),

@@ -142,6 +142,13 @@ def _fused(f: Any) -> Figures:
     return [("device", f.device), ("kernel", told), ("status", str(f.result.status))]
 
 
+def _result(r: Any) -> Figures:
+    told = [("method", r.method), ("status", str(r.status)), ("why", r.why)]
+    if r.objective is not None:
+        told.insert(1, ("objective", units.number(r.objective)))
+    return [*told, ("from optimal at most", _percent(r.gap))]
+
+
 FIGURES: dict[str, Callable[[Any], Figures]] = {
     "AnalyticStreams": _streams,
     "Comparison": _comparison,
@@ -152,6 +159,7 @@ FIGURES: dict[str, Callable[[Any], Figures]] = {
     "Placed": _placed,
     "Plan": _plan,
     "Planned": _searched,
+    "Result": _result,
     "ScheduleResult": _schedule,
     "Sensitivity": lambda s: [("step", units.seconds(s.forecast.step_s)),
                               ("fastest near it", str(s.winner.strategy))],

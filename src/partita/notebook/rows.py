@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partita.jobs.streams import AnalyticStreams
     from partita.jobs.validate import Validation
     from partita.plans import Plan
+    from partita.search.base import Result
     from partita.timeline import Timeline
 
 
@@ -205,6 +206,13 @@ def _timeline(result: "Timeline") -> ResultTable:
     return _table("lane task kind microbatch start end", rows)
 
 
+def _result(result: "Result[Any]") -> ResultTable:
+    """How a search went: best and bound over its time, the end last."""
+    end = (result.seconds, result.objective, result.lower_bound, result.evaluations)
+    steps = [(s.seconds, s.objective, s.lower_bound, s.evaluations) for s in result.history]
+    return _table("seconds objective lower_bound evaluations", [*steps, end])
+
+
 def _streams(result: "AnalyticStreams") -> ResultTable:
     """Every method that was tried."""
     return _table(
@@ -231,6 +239,7 @@ TABLES: dict[str, Callable[[Any], ResultTable]] = {
     "Placed": _placed,
     "Plan": _plan,
     "Planned": _planned,
+    "Result": _result,
     "ScheduleResult": _schedule,
     "Sensitivity": _sensitivity,
     "Sharding": _sharding,

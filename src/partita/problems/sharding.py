@@ -383,26 +383,34 @@ def _decoded(meta: str) -> dict[str, Any]:
 
 
 def _freeze(problem: ShardingProblem, field: str, dtype: Any, ndim: int) -> None:
-    """Hold read-only copies, so that a frozen record stays what it was."""
-    frozen = []
+    """Hold read-only copies, so that a frozen record stays what it was; shared ones stay shared."""
+    frozen: list[Any] = []
+    copies: dict[int, Any] = {}
     for index, given in enumerate(getattr(problem, field)):
+        if id(given) in copies:
+            frozen.append(copies[id(given)])
+            continue
         array = np.array(given, dtype=dtype)
         if array.ndim != ndim:
             found, fix = f"has the shape {array.shape}", f"{ndim} dims are needed"
             raise ProblemError(found, fix=fix, field=f"{field}[{index}]")
         array.setflags(write=False)
         frozen.append(array)
+        copies[id(given)] = array
     object.__setattr__(problem, field, tuple(frozen))
 
 
 def _check_ops(problem: ShardingProblem) -> None:
     if not problem.costs:
         raise ProblemError("has no ops", fix="give at least one op", field="costs")
+    seen: set[int] = set()  # ops that are alike share their costs
     for op, cost in enumerate(problem.costs):
         if not len(cost):
             fix = "every op needs at least one choice"
             raise ProblemError("has no choices", fix=fix, field=f"costs[{op}]")
-        _check_costs(cost, f"costs[{op}]")
+        if id(cost) not in seen:
+            seen.add(id(cost))
+            _check_costs(cost, f"costs[{op}]")
     for index, matrix in enumerate(problem.matrices):
         _check_costs(matrix, f"matrices[{index}]")
     if problem.meta:

@@ -3,7 +3,7 @@
 index.html  animation.html  table.csv  table.json  table.md  charts/*.svg  runs/*.json
 """
 
-from collections.abc import Sequence
+import base64
 from html import escape
 from pathlib import Path
 
@@ -18,17 +18,13 @@ from partita.report.experiment_tables import (
     table_json,
     table_markdown,
 )
+from partita.report.html_parts import document, table
 
 _STYLE = """
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:#1f2328;
-max-width:1180px;margin:2rem auto;padding:0 1rem;background:#fff}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}.soft{color:#656d76}
-table{border-collapse:collapse;font-size:.88rem}.scroll{overflow-x:auto}
-th,td{text-align:left;padding:.25rem .7rem;border-bottom:1px solid #d0d7de;white-space:nowrap}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
-figure{margin:1rem 0;border:1px solid #d0d7de;border-radius:8px;padding:.6rem;overflow:auto;
+figure{margin:1rem 0;border:1px solid var(--line);border-radius:8px;padding:.6rem;overflow:auto;
 max-height:820px}
-figcaption{color:#656d76;font-size:.88rem}img{max-width:none}
+figcaption{color:var(--soft);font-size:.88rem}img{max-width:none;background:#fff}
+@media print{figure{max-height:none;overflow:visible}img{max-width:100%;height:auto}}
 """.strip()
 
 
@@ -42,11 +38,12 @@ def write_report(outcome: ExperimentOutcome, folder: str | Path) -> list[Path]:
     named["table.json"] = table_json(outcome)
     named["table.md"] = table_markdown(outcome.runs)
     named["animation.html"] = animation_page(outcome)
-    named["index.html"] = _index(outcome, {name: title for name, (title, _) in pictures.items()})
+    named["index.html"] = _index(outcome, pictures)
     return [write_atomically(place / name, data, overwrite=True) for name, data in named.items()]
 
 
-def _index(outcome: ExperimentOutcome, pictures: dict[str, str]) -> str:
+def _index(outcome: ExperimentOutcome, pictures: dict[str, tuple[str, str]]) -> str:
+    """The page of all charts; it holds them itself, so that it can be sent alone."""
     experiment = outcome.experiment
     done = f"{len(outcome.runs)} runs" + (
         f", {outcome.missing} still to be made: start the same experiment again"
@@ -54,21 +51,20 @@ def _index(outcome: ExperimentOutcome, pictures: dict[str, str]) -> str:
         else ""
     )
     figures = "\n".join(
-        f'<figure><img src="charts/{escape(name)}" alt="{escape(title)}">'
-        f'<figcaption><a href="charts/{escape(name)}">{escape(title)}</a></figcaption></figure>'
-        for name, title in pictures.items()
+        f'<figure><img src="data:image/svg+xml;base64,{base64.b64encode(text.encode()).decode()}" '
+        f'alt="{escape(title)}"><figcaption><a href="charts/{escape(name)}">{escape(title)}</a>'
+        "</figcaption></figure>"
+        for name, (title, text) in pictures.items()
     )
-    rows = "".join(_cells("td", row) for row in summary_rows(outcome.runs))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(experiment.name)} · partita</title><style>{_STYLE}</style></head><body>"
+    return document(
+        experiment.name,
+        _STYLE,
         f"<h1>{escape(experiment.name)}</h1><p>{escape(experiment.description)}</p>"
         f'<p class="soft">{escape(done)}; rules: {escape(experiment.semantics)}. '
         '<a href="animation.html">See the search move</a>. Table: <a href="table.csv">CSV</a>, '
         '<a href="table.json">JSON</a>, <a href="table.md">Markdown</a>.</p>'
-        f'<div class="scroll"><table>{_cells("th", SUMMARY)}{rows}</table></div>'
-        f"{_measured_table(outcome)}{figures}</body></html>\n"
+        f"{table(SUMMARY, summary_rows(outcome.runs), range(2, 9))}"
+        f"{_measured_table(outcome)}{figures}",
     )
 
 
@@ -89,16 +85,4 @@ def _measured_table(outcome: ExperimentOutcome) -> str:
                 spec.source,
             )
         )
-    body = "".join(_cells("td", row, (1, 2, 3)) for row in rows)
-    return (
-        "<h2>Simulated against measured</h2>"
-        f'<div class="scroll"><table>{_cells("th", header, (1, 2, 3))}{body}</table></div>'
-    )
-
-
-def _cells(tag: str, row: Sequence[str], numbers: Sequence[int] = range(2, 9)) -> str:
-    cells = "".join(
-        f"<{tag}{' class=n' if i in numbers else ''}>{escape(cell)}</{tag}>"
-        for i, cell in enumerate(row)
-    )
-    return f"<tr>{cells}</tr>"
+    return "<h2>Simulated against measured</h2>" + table(header, rows, (1, 2, 3))

@@ -32,6 +32,7 @@ def figure(label: str, parts: Sequence[str], height: float, width: float = WIDTH
     """A picture of some parts that fills its place; on a narrow page it can be moved sideways."""
     return (
         f'<div class="scroll"><svg class="fig" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'style="max-width:{1.2 * width:.0f}px;min-width:{0.72 * width:.0f}px" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg></div>'
     )
 
@@ -112,7 +113,7 @@ def interval_bars(
         color = "#2f74d0" if number == 0 else "#6b7683"
         parts.append(
             f"<g><title>{escape(name)}: {escape(note)}</title>"
-            f'<text class="e" x="{left - 8}" y="{y + 14}">{escape(cut(name, 64))}</text>'
+            f'<text class="e" x="{left - 8}" y="{y + 14}">{escape(cut(name, 58))}</text>'
             f'<rect x="{left}" y="{y}" width="{max(0.5, axis.at(value) - left):.1f}" height="18" '
             f'rx="2" fill="{color}"/>'
             f'<path class="a" d="M{axis.at(low):.1f} {y + 9}H{axis.at(top):.1f}'

@@ -4,7 +4,7 @@ Every text is escaped here, so that whatever a model or machine is called shows 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from partita.report.palette import DARK, LIGHT, hatch
@@ -25,6 +25,8 @@ a{color:var(--focus)}:focus-visible{outline:2px solid var(--focus);outline-offse
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.7rem .9rem;
 overflow-wrap:anywhere}
 .card b{display:block;font-size:1.35rem}
+.range{display:block;width:100%;height:10px;margin:.1rem 0 .25rem}.range path{
+vector-effect:non-scaling-stroke}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}
@@ -61,14 +63,31 @@ def document(title: str, style: str, body: str) -> str:
     )
 
 
-def cards(figures: Sequence[tuple[str, str, str]]) -> str:
-    """A card for each name, value and note."""
+def cards(
+    figures: Sequence[tuple[str, str, str]],
+    ranges: Mapping[str, tuple[float, float, float]] | None = None,
+) -> str:
+    """A card for each name, value and note; with an error bar where (value, low, high) is known."""
+    known = ranges or {}
     inner = "".join(
         f'<div class="card"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
+        f"{error_bar(*known[name]) if name in known else ''}"
         f'<span class="soft">{escape(note)}</span></div>'
         for name, value, note in figures
     )
     return f'<div class="cards">{inner}</div>'
+
+
+def error_bar(value: float, low: float, high: float) -> str:
+    """A mark on a line from zero, with a whisker over the interval."""
+    most = max(high, value) * 1.08 or 1.0
+    at, left, right = (100 * part / most for part in (value, low, high))
+    return (
+        '<svg class="range" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        '<path d="M0 5H100" stroke="var(--line)" stroke-width="1"/>'
+        f'<path d="M{left:.1f} 5H{right:.1f}M{left:.1f} 2V8M{right:.1f} 2V8" stroke="var(--ink)"/>'
+        f'<path d="M{at:.1f} 0V10" stroke="var(--focus)" stroke-width="2.4"/></svg>'
+    )
 
 
 def table(

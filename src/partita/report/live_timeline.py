@@ -22,6 +22,7 @@ import numpy.typing as npt
 from partita.jobs.idle import CAUSES, DEPENDENCY, IMBALANCE, IdleAccount
 from partita.jobs.measured_lanes import MeasuredLane
 from partita.jobs.memory_parts import PARTS, MemoryCurves, few_steps
+from partita.program import Program
 from partita.report.charts import cut
 from partita.report.html_parts import embedded
 from partita.report.palette import (
@@ -294,11 +295,34 @@ def _tasks(
         "slot_task": _base64(np.concatenate(slots), "<i4"),
         "slot_from": _base64(np.array(places), "<i4"),
         "critical": _base64(np.array(timeline.critical_path(), np.int32), "<i4"),
-        "pairs": _base64(program.pairs.ravel(), "<i4"),
+        "messages": _base64(np.array(messages(program), np.int32).ravel(), "<i4"),
         "columns": 0,
         "present": [],
         "shares": _base64(np.empty(0), "<u1"),
     }
+
+
+def messages(program: Program) -> list[tuple[int, int, int]]:
+    """(send, task that makes what is sent, task that waits for it), on devices, of every message.
+
+    Where nobody waits for the receive, it stands for who would.
+    """
+    if not len(program.pairs):
+        return []
+    is_device = np.array([lane.kind == "device" for lane in program.lanes] or [False])
+    counts = np.diff(program.lane_start)
+    first_lane = np.where(counts > 0, program.lane_start[:-1], 0)
+    computes = (counts > 0) & is_device[program.lane_of[first_lane]]
+    waiter = np.repeat(np.arange(program.num_tasks), np.diff(program.wait_start))
+    by_receive: dict[int, int] = {}
+    wanted = np.isin(program.wait_on, program.pairs[:, 1]) & computes[waiter]
+    for task, receive in zip(waiter[wanted], program.wait_on[wanted], strict=True):
+        by_receive.setdefault(int(receive), int(task))
+    triples = []
+    for send, receive in program.pairs.tolist():
+        makers = [task for task, _ in program.waits_of(send) if computes[task]]
+        triples.append((send, makers[0] if makers else send, by_receive.get(receive, receive)))
+    return triples
 
 
 def _shares(timeline: Timeline, num_lanes: int, of: npt.NDArray[np.uint8]) -> dict[str, Any]:
@@ -317,7 +341,7 @@ def _shares(timeline: Timeline, num_lanes: int, of: npt.NDArray[np.uint8]) -> di
         "works": [],
         "blocks": [],
         **dict.fromkeys(("start", "end", "kind", "work", "block", "microbatch"), nothing),
-        **dict.fromkeys(("slot_task", "critical", "pairs"), nothing),
+        **dict.fromkeys(("slot_task", "critical", "messages"), nothing),
         "slot_from": _base64(np.zeros(num_lanes + 1), "<i4"),
         "columns": columns,
         "present": present,

@@ -56,7 +56,6 @@ _STYLE = f"""
 .bar{{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}}
 .bar i{{display:block}}
 {TIMELINE_STYLE}
-.fig{{min-width:48rem}}
 .model{{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}}
 .model svg{{display:block;margin:auto}}
 .chip{{color:#fff;border-radius:9px;padding:.05rem .5rem;font-size:.8rem;margin-right:.3rem;
@@ -74,7 +73,7 @@ border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem}}
 border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}}
 .pick{{cursor:pointer}}.pick[aria-pressed=true] *{{stroke:var(--ink);stroke-width:3}}
 .pick:focus-visible *{{stroke:var(--focus);stroke-width:3}}
-@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0}}
+@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0!important}}
 .timeline canvas{{height:auto!important}}}}
 """.strip()
 _SHADES = (("#2f74d0", 0), ("#a5650f", 3), ("#6b7683", 4), ("#c4473f", 2))  # of what bounds a step
@@ -96,10 +95,10 @@ def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] 
             _cards(plan, simulation, hidden),
             _assumptions(simulation),
             time_section(idle, gap),
-            _bounds(simulation),
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline, extras),
             _drawn(simulation),
+            _bounds(simulation),
             *_inside(simulation),
             memory_section(simulation, parts),
             *_search(plan, simulation),
@@ -188,7 +187,12 @@ def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
         _waiting_card(simulation),
         *_overlap_card(hidden),
     )  # fmt: skip
-    return cards(figures)
+    ranges = {
+        "step (predicted)": (step, *simulation.likely_step_s),
+        "MFU": (simulation.mfu, *simulation.likely_mfu),
+        "memory": (peak, *simulation.likely_peak_bytes),
+    }
+    return cards(figures, ranges)
 
 
 def _overlap_card(hidden: HiddenShare) -> tuple[tuple[str, str, str], ...]:

@@ -141,12 +141,13 @@ def _headline(placed: Placed) -> list[str]:
 def _result(placed: Placed, best: SimulatedPlacement) -> list[str]:
     samples = placed.subject.workload.batch * placed.problem.batches
     rate = samples / best.step_s if best.step_s else 0.0
-    away = "" if not placed.gap else f"   (at most {placed.gap:.1%} from optimal)"
+    away = "" if not placed.gap else f": at most {placed.gap:.1%} from optimal"
     rule = f"   ({placed.dispatch})" if placed.dispatch else ""
     tried = f", {placed.evaluations:,} evaluations" if placed.evaluations else ""
+    bound = units.seconds(placed.lower_bound_s)
     return [
         f"step         {units.seconds(best.step_s)}   ({rate:,.1f} samples/s){rule}",
-        f"lower bound  {units.seconds(placed.lower_bound_s)}{away}",
+        f"lower bound  {bound} on this cost model, over all placements{away}",
         f"{ENDINGS[placed.status]}: {placed.why}",
         f"{units.seconds(placed.seconds)}{tried}",
     ]

@@ -18,6 +18,16 @@ BIN = 5.0  # per cent
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
+# Signs, and the paths that draw them around a point.
+SHAPES = {
+    "●": "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
+    "■": "m-3.2 -3.2h6.4v6.4h-6.4z",
+    "◆": "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4z",
+    "▲": "m0 -4.2l4 7h-8z",
+    "▼": "m0 4.2l4 -7h-8z",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CloudPoint:
     """One point with what is said about it."""
@@ -100,17 +110,18 @@ def _dots(clouds: Sequence[Cloud], x: ChartAxis, y: ChartAxis) -> list[str]:
     """A part per group: large groups first, so that small ones lie on top."""
     parts = []
     for number in sorted(range(len(clouds)), key=lambda i: -len(clouds[i].points)):
-        circles = "".join(_circle(point, x, y) for point in clouds[number].points)
+        marks = "".join(_mark(point, x, y, shape_of(number)) for point in clouds[number].points)
         color = color_of(number)
-        parts.append(f'<g data-group="{number}" fill="{color}" stroke="{color}">{circles}</g>')
+        parts.append(f'<g data-group="{number}" fill="{color}" stroke="{color}">{marks}</g>')
     return parts
 
 
-def _circle(point: CloudPoint, x: ChartAxis, y: ChartAxis) -> str:
+def _mark(point: CloudPoint, x: ChartAxis, y: ChartAxis, shape: str) -> str:
+    """A point of its group's shape, so that groups are told apart without colour."""
     hollow = ' fill="#fff" fill-opacity=".6"' if point.far else ' fill-opacity=".65"'
     return (
-        f'<circle cx="{x.at(point.x):.1f}" cy="{y.at(point.y):.1f}" r="3.6"{hollow}>'
-        f"<title>{escape(point.text)}</title></circle>"
+        f'<path class="mark" d="M{x.at(point.x):.1f} {y.at(point.y):.1f}{SHAPES[shape]}"{hollow}>'
+        f"<title>{escape(point.text)}</title></path>"
     )
 
 
@@ -165,6 +176,11 @@ def _bar(x: ChartAxis, y: ChartAxis, start: float, base: int, count: int, text: 
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
         f'height="{bottom - top:.1f}" fill-opacity=".85"><title>{text}</title></rect>'
     )
+
+
+def shape_of(number: int) -> str:
+    """The shape of the group of that number, as a sign."""
+    return list(SHAPES)[number % len(SHAPES)]
 
 
 def color_of(number: int) -> str:

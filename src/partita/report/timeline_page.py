@@ -25,8 +25,7 @@ STYLE = f"""
 .bar{{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}}
 .bar i{{display:block}}
 {TIMELINE_STYLE}
-.fig{{min-width:48rem}}
-@media print{{.fig{{min-width:0}}.timeline canvas{{height:auto!important}}}}
+@media print{{.fig{{min-width:0!important}}.timeline canvas{{height:auto!important}}}}
 """.strip()
 
 

@@ -16,6 +16,7 @@ from partita.report.scatter import (
     error_chart,
     ratio_chart,
     scatter_chart,
+    shape_of,
 )
 from partita.report.validation import (
     COVERAGE,
@@ -47,8 +48,8 @@ figure svg{display:block;width:100%;height:auto}
 .groups{display:flex;flex-wrap:wrap;gap:.4rem;margin:.8rem 0;font-size:.85rem}
 .groups button{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.15rem .55rem;cursor:pointer}
-.groups button[aria-pressed=false]{opacity:.4}
-.groups i{display:inline-block;width:.75em;height:.75em;border-radius:50%;margin-right:.4em}
+.groups button[aria-pressed=false]{color:var(--soft);text-decoration:line-through}
+.groups i{font-style:normal;margin-right:.4em}
 circle:hover{stroke:#000;stroke-width:2}
 """.strip()
 
@@ -142,8 +143,8 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 def _buttons(names: Sequence[str]) -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="true"><i style="background:{color_of(i)}"></i>'
-        f"{escape(name)}</button>"
+        f'<button type="button" aria-pressed="true"><i style="color:{color_of(i)}">{shape_of(i)}'
+        f"</i>{escape(name)}</button>"
         for i, name in enumerate(names)
     )
     tip = "click hides a group, double click shows it alone"

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from partita.compiled import work_clock
+from partita.showing import plot_of, repr_html, table_of
 
 P = TypeVar("P", contravariant=True)
 PROVEN_GAP = 1e-9  # so near, an answer is called optimal
@@ -75,6 +76,8 @@ class Result(Generic[S]):
     seed: int
     evaluations: int = 0
     history: tuple[Improvement, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def gap(self) -> float | None:

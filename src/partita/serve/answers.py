@@ -17,6 +17,7 @@ from partita.forecast import Forecast
 from partita.jobs.baselines import order_result
 from partita.jobs.forecast import forecast_model
 from partita.jobs.forecast_timeline import forecast_timeline
+from partita.jobs.memory_parts import PARTS, MemoryCurves, memory_parts
 from partita.jobs.plan import plan
 from partita.jobs.plan_result import Planned
 from partita.jobs.schedule import ScheduleResult, schedule
@@ -41,7 +42,7 @@ KEPT_WORKLOADS = 8
 MOST_BARS = 64  # of memory
 USUAL_CHUNKS = 2  # stages on a device, where there are several
 GAP = 0.01  # as `partita plan` has it
-WORDS = {"optimizer": "optimizer states", "output": "logits"}
+WORDS = {"optimizer": "optimizer states", "states": "optimizer states", "output": "logits"}
 
 
 def answer(ask: Ask, stop: Stop) -> Answer:
@@ -66,13 +67,14 @@ def _simulate(ask: Ask, stop: Stop) -> Answer:
     workload = _workload(ask.model, ask.batch, ask.dtype, ask.training)
     simulation = simulate_stage(workload, machine, data_parallel(workload.graph, machine))
     title = f"{ask.model} on {ask.machine}, data parallel"
+    parts = memory_parts(simulation)
     return {
         "fits": simulation.fits,
         "cards": _step_cards(simulation),
         "text": simulation_text(simulation),
         "numbers": _numbers(simulation_json(simulation)),
-        "memory": _model_memory(simulation),
-        "view": timeline_view(title, simulation.timeline),
+        "memory": _peak_memory(parts),
+        "view": timeline_view(title, simulation.timeline, parts=parts),
     }
 
 
@@ -104,16 +106,17 @@ def _memory_card(peak: float, capacity: float, fits: bool) -> Card:
     return "memory", units.size(peak), f"of {units.size(capacity)} per device{verdict}"
 
 
-def _model_memory(simulation: Simulation) -> dict[str, Any]:
-    """The fullest device: what it holds at its peak, and what it has."""
-    peaks = simulation.peak_bytes[:MOST_BARS]
-    capacity = simulation.capacity_bytes
-    names = [memory.name for memory in simulation.timeline.program.memories]
+def _peak_memory(memories: tuple[MemoryCurves, ...]) -> dict[str, Any]:
+    """What every device holds when it is fullest, by part, and what it has."""
     bars = [
-        {"name": name, "parts": {"peak": peak}, "capacity": cap}
-        for name, peak, cap in zip(names, peaks, capacity, strict=False)
+        {"name": one.name, "parts": _named(one.at_peak()), "capacity": one.capacity_bytes}
+        for one in memories[:MOST_BARS]
     ]
-    return {"parts": ["peak"], "bars": bars}
+    return {"parts": [WORDS.get(part, part) for part in PARTS], "bars": bars}
+
+
+def _named(parts: dict[str, float]) -> dict[str, float]:
+    return {WORDS.get(part, part): held for part, held in parts.items()}
 
 
 def _strategy(ask: Ask, stop: Stop) -> Answer:
@@ -180,7 +183,7 @@ def _plan(ask: Ask, stop: Stop) -> Answer:
         "cards": [] if best is None else [*_step_cards(best), _gap_card(planned)],
         "text": planned_text(planned),
         "numbers": _numbers(planned_json(planned, ask.model, ask.machine, None)),
-        "memory": None if best is None else _model_memory(best),
+        "memory": None if best is None else _peak_memory(memory_parts(best)),
         "view": None,
         "files": {},
     }
@@ -197,7 +200,7 @@ def _gap_card(planned: Planned) -> Card:
 
 def _schedule(ask: Ask, stop: Stop) -> Answer:
     ask = cast(ScheduleAsk, ask)
-    result = _named(ask) if ask.placement in NAMED else _searched(ask, stop)
+    result = _published(ask) if ask.placement in NAMED else _searched(ask, stop)
     made: Answer = {
         "fits": result.found.solution is not None,
         "cards": [], "text": str(result), "numbers": _numbers(result.to_json()),
@@ -256,7 +259,7 @@ def _searched(ask: ScheduleAsk, stop: Stop) -> ScheduleResult:
     return schedule(problem, stop=replace(stop, time_s=ask.time_limit))
 
 
-def _named(ask: ScheduleAsk) -> ScheduleResult:
+def _published(ask: ScheduleAsk) -> ScheduleResult:
     named = NAMED[ask.placement]
     if ask.microbatches is None:
         raise InputError(

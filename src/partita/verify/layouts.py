@@ -59,6 +59,17 @@ class ModelFacts:
     tensors: dict[str, Tensor]
     giver_of: dict[str, Op]  # such a gradient, by the name of its op -> the op
     updates: dict[str, Op]  # by parameter
+    phases: dict[str, tuple[Op, ...]]  # a forward op with its gradients
+    trained: dict[str, tuple[str, ...]]  # by forward op, the parameters with updates that it reads
+
+    def of(self, ops: set[str]) -> list[Op]:
+        """Some forward ops with their gradients."""
+        return [phase for op, own in self.phases.items() if op in ops for phase in own]
+
+    def parameters_of(self, ops: set[str]) -> list[str]:
+        """The parameters with updates that some forward ops read."""
+        own = (names for op, names in self.trained.items() if op in ops)
+        return list(dict.fromkeys(name for names in own for name in names))
 
 
 def model_facts(graph: Graph) -> ModelFacts:
@@ -66,7 +77,11 @@ def model_facts(graph: Graph) -> ModelFacts:
     givers: dict[str, set[str]] = {}
     giver_of: dict[str, Op] = {}
     ops = {op.name: op for op in graph.ops}
+    updates = {op.inputs[0]: op for op in graph.ops if op.phase == "update"}
+    phases: dict[str, list[Op]] = {}
     for op in graph.ops:
+        if op.forward or op.phase == "forward":
+            phases.setdefault(op.forward or op.name, []).append(op)
         if op.forward:
             for k, position in enumerate(graph.call(op).wrt):
                 giver_of[giver_name(graph, op, k)] = op
@@ -78,7 +93,12 @@ def model_facts(graph: Graph) -> ModelFacts:
         {name: frozenset(own) for name, own in givers.items()},
         {tensor.name: tensor for tensor in graph.tensors},
         giver_of,
-        {op.inputs[0]: op for op in graph.ops if op.phase == "update"},
+        updates,
+        {name: tuple(own) for name, own in phases.items()},
+        {
+            name: tuple(tensor for tensor in ops[name].inputs if tensor in updates)
+            for name in phases
+        },
     )
 
 
@@ -527,10 +547,8 @@ class StageCheck:
 
     def _complete(self) -> None:
         mine = set(self.splits)
-        for op in self.model.graph.ops:
-            if (op.forward or op.name) not in mine or op.phase == "update":
-                continue
-            if op.phase != "forward" and not op.forward:
+        for op in self.model.of(mine):
+            if op.phase == "update":
                 continue
             if self.ran[op.name, False] != 1:
                 times = self.ran[op.name, False]
@@ -566,10 +584,10 @@ class StageCheck:
             name = fact.gradient_of
             if self.sums.setdefault(name, fact) is not fact:
                 self.wrong.append(f"gradients of {name} are added up in two places")
-        for name in self.model.updates:
+        for name in self.model.parameters_of(mine):
             here = frozenset(
                 giver
-                for giver in self.model.givers[name]
+                for giver in self.model.givers.get(name, ())
                 if self.model.giver_of[giver].forward in mine
             )
             if here:
@@ -592,11 +610,8 @@ class StageCheck:
                 self.wrong.append(f"the gradient of {name} is not reduced in every micro-batch")
 
     def _all_updated(self, mine: set[str]) -> None:
-        for name, op in self.model.updates.items():
-            readers = self.model.graph.consumers(name)
-            if not any(r.phase == "forward" and r.name in mine for r in readers):
-                continue
-            fact = self.updated.get(op.outputs[0])
+        for name in self.model.parameters_of(mine):
+            fact = self.updated.get(self.model.updates[name].outputs[0])
             if fact is None:
                 self.wrong.append(f"parameter {name} is never updated")
             elif fact.flat != (self.stored[name].flat if name in self.stored else ()):

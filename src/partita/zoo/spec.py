@@ -107,6 +107,11 @@ def _file(spec: str) -> tuple[Path, str | None] | None:
         return Path(before), after
     if "/" not in spec:
         return None
+    if Path(spec).is_file():
+        raise ModelError(
+            "is no model that is read", file=spec,
+            fix="give a config.json, a saved graph (.json, .txt), an .onnx file, file.py:function",
+        )  # fmt: skip
     if at and "/" not in after and not Path(spec).is_dir():
         return Path(before) / "config.json", after
     return Path(spec) / "config.json", None

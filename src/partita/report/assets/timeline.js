@@ -18,7 +18,7 @@
   function read(element) {
     const data = JSON.parse(element.textContent);
     for (const name of ["start", "end", "kind", "block", "work", "microbatch", "slot_task", "slot_from", "critical",
-      "pairs", "idle_from", "idle_begin", "idle_end", "idle_cause", "shares"]) data[name] = column(data[name]);
+      "messages", "idle_from", "idle_begin", "idle_end", "idle_cause", "shares"]) data[name] = column(data[name]);
     for (const memory of data.memories) {
       memory.times = column(memory.times);
       memory.amounts = column(memory.amounts);
@@ -87,11 +87,11 @@
       this.find = "";
       this.hovered = -1;
       this.row = -1;  // the lane that keys move in
-      this.partner = new Map();
-      for (let i = 0; i + 1 < this.data.pairs.length; i += 2) {
-        this.partner.set(this.data.pairs[i], this.data.pairs[i + 1]);
-        this.partner.set(this.data.pairs[i + 1], this.data.pairs[i]);
-      }
+      // The messages of each task: of a send its own, of what is sent or waited for all of them.
+      this.sent = new Map();
+      for (let i = 0; i + 2 < this.data.messages.length; i += 3)
+        for (const task of new Set(this.data.messages.slice(i, i + 3)))
+          this.sent.set(task, [...(this.sent.get(task) || []), i]);
       // A lane's starts and ends in order: tasks of a lane never overlap, so both ascend.
       this.starts = Float64Array.from(this.data.slot_task, (task) => this.data.start[task]);
       this.ends = Float64Array.from(this.data.slot_task, (task) => this.data.end[task]);
@@ -163,7 +163,7 @@
         if (this.showPath) state.set("path", "1");
         if (!this.showIdle) state.set("idle", "0");
         if (this.find) state.set("find", this.find);
-        history.replaceState(null, "", "#" + state);
+        try { history.replaceState(null, "", "#" + state); } catch { /* a frame without an address of its own */ }
       }, 120);
     }
 
@@ -223,7 +223,7 @@
       for (let lane = 0; lane < this.data.lanes.length; lane++)
         if (this.data.columns) this.paintColumns(lane); else this.paintLane(lane);
       if (this.showPath) this.paintArrows();
-      if (this.partner.has(this.hovered)) this.arrowBetween(this.hovered, this.partner.get(this.hovered));
+      for (const i of this.sent.get(this.hovered) || []) this.paintMessage(i);
       this.data.memories.forEach((memory, i) => this.paintMemory(memory, i));
       this.pen = this.screen;
     }
@@ -446,10 +446,11 @@
       }
     }
 
-    arrowBetween(a, b) {
-      const [first, second] = this.data.start[a] <= this.data.start[b] ? [a, b] : [b, a];
-      if (this.laneOf[first] >= 0 && this.laneOf[second] >= 0)
-        this.arrow(this.data.start[first], this.laneOf[first], this.data.end[second], this.laneOf[second]);
+    // From the end of what is sent to the begin of what waits for it.
+    paintMessage(i) {
+      const [, from, to] = this.data.messages.slice(i, i + 3);
+      if (this.laneOf[from] >= 0 && this.laneOf[to] >= 0)
+        this.arrow(this.data.end[from], this.laneOf[from], this.data.start[to], this.laneOf[to]);
     }
 
     arrow(fromTime, fromLane, toTime, toLane) {

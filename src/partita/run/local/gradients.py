@@ -24,6 +24,7 @@ INVERSES: dict[str, Callable[[T], T]] = {
     "relu": lambda output: output,
     "sigmoid": torch.logit,
     "tanh": torch.atanh,
+    "exp": torch.log,
     "dropout": lambda output: output,  # linear: the mask is known
 }
 

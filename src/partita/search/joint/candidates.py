@@ -49,6 +49,7 @@ class Candidates:
     problem: JointProblem
     slacks: tuple[float, ...] = SLACKS
     interleaving: InterleavedSettings = USUAL
+    kept_tables: int = 4  # beside those of a cell: one of a large model takes some 50 MB
     _tables: dict[object, Table | None] = field(default_factory=dict)
 
     def flights(self, cell: Cell, schedule: int) -> tuple[float, ...]:
@@ -133,11 +134,17 @@ class Candidates:
         return JointCandidate(JointSolution(cell, schedule, (stage,)), estimate, estimate)
 
     def table(self, cell: Cell, group: int) -> Table | None:
-        """Every option on every layer range of a group."""
+        """Every option on every layer range of a group; the last few are remembered."""
         problem = self.problem
         meshes = problem.meshes_of(cell, group)
         keys = tuple(problem.key(cell, group, mesh) for mesh in meshes)
-        if keys not in self._tables:
+        if keys in self._tables:
+            table = self._tables.pop(keys)  # and back in as the last that was asked for
+        else:
             own = [(number, problem.strategies[key]) for number, key in enumerate(keys)]
-            self._tables[keys] = table_of(problem, own)
-        return self._tables[keys]
+            table = table_of(problem, own)
+        self._tables[keys] = table
+        patterns = set(problem.groupings[cell.grouping].patterns)
+        while len(self._tables) > self.kept_tables + len(patterns):
+            del self._tables[next(iter(self._tables))]
+        return table

@@ -5,7 +5,9 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const WAIT_MS = 1500; // after so long a question is given up for a newer one
-  const SHADES = ["--p0", "--p1", "--p2", "--p3", "--p4", "--p5"];
+  // Parts of memory have one colour each on all tabs; the table under the bars tells them in numbers.
+  const SHADES = { parameters: 0, gradients: 1, "optimizer states": 2, activations: 3, logits: 4, buffers: 4, workspace: 5, peak: 0 };
+  const shade = (part) => `var(--p${SHADES[part] || 0})`;
   let options = null, current = "whatif";
   const state = { whatif: {}, plan: {}, schedule: {} };
 
@@ -313,10 +315,10 @@
     const most = Math.max(...memory.bars.map((bar) => Math.max(total(bar), bar.capacity || 0)), 1e-9);
     const rows = memory.bars.map((bar) => {
       const row = element("div", undefined, { class: "bar" }), track = element("div");
-      memory.parts.forEach((part, place) => {
+      memory.parts.forEach((part) => {
         const piece = element("i", undefined, { title: `${part} ${size(bar.parts[part], memory.unit)}` });
         piece.style.width = `${100 * bar.parts[part] / most}%`;
-        piece.style.background = `var(${SHADES[place % SHADES.length]})`;
+        piece.style.background = shade(part);
         track.append(piece);
       });
       if (bar.capacity) {
@@ -330,13 +332,27 @@
       return row;
     });
     const legend = element("ul", undefined, { class: "legend" });
-    if (memory.parts.length > 1) memory.parts.forEach((part, place) => {
+    if (memory.parts.length > 1) memory.parts.forEach((part) => {
       const item = element("li"), patch = element("i");
-      patch.style.background = `var(${SHADES[place % SHADES.length]})`;
+      patch.style.background = shade(part);
       item.append(patch, part);
       legend.append(item);
     });
-    $("#bars").replaceChildren(...rows, legend);
+    $("#bars").replaceChildren(...rows, legend, ...(memory.parts.length > 1 ? [inNumbers(memory)] : []));
+  }
+
+  function inNumbers(memory) {
+    const box = element("details"), scroll = element("div", undefined, { class: "scroll" }), table = element("table");
+    const line = (tag, cells) => {
+      const row = element("tr");
+      row.append(...cells.map((cell) => element(tag, cell)));
+      return row;
+    };
+    table.append(line("th", ["", ...memory.parts]));
+    for (const bar of memory.bars) table.append(line("td", [bar.name, ...memory.parts.map((part) => size(bar.parts[part], memory.unit))]));
+    scroll.append(table);
+    box.append(element("summary", "In numbers"), scroll);
+    return box;
   }
 
   const total = (bar) => Object.values(bar.parts).reduce((sum, part) => sum + part, 0);

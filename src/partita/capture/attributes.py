@@ -1,0 +1,132 @@
+"""What a module keeps in its attributes from one call to the next, watched while it is followed.
+
+A captured program has no attributes: every call of it begins where the first one did. That is right
+as long as a call reads nothing that the call before it has put there. So of every attribute that is
+a tensor or None it is seen whether the model reads it before it sets it. If it does, and what it
+sets depends on what the call was given, on parameters or on random numbers, it is refused. A tensor
+made of constants alone (an index for the sizes at hand, made when it is first needed) is the same
+in every call.
+"""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from partita.capture import lines
+from partita.errors import CaptureError
+
+log = logging.getLogger("partita")
+HELD = ("_parameters", "_buffers", "_modules")
+
+
+@contextlib.contextmanager
+def kept_attributes(
+    module: torch.nn.Module, refused: list[CaptureError], reads: bool = True
+) -> Iterator[None]:
+    """Refuse what would be kept; what is new in attributes goes again.
+
+    Without `reads` nobody sees what is read, and nothing is refused for it.
+    """
+    before = {child: dict(vars(child)) for child in module.modules()}
+    names = {  # attributes that may be kept: plain ones, not parameters or buffers
+        name
+        for known in before.values()
+        for name, value in known.items()
+        if value is None or isinstance(value, torch.Tensor)
+    }
+    read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
+    written: set[tuple[torch.nn.Module, str]] = set()
+    get, put = torch.nn.Module.__getattribute__, torch.nn.Module.__setattr__
+
+    def note_read(owner: torch.nn.Module, name: str) -> None:
+        if owner in before and (owner, name) not in written:
+            read.add((owner, name))
+
+    def on_get(self: torch.nn.Module, name: str) -> Any:
+        if name in names and lines.is_called_by_user(sys._getframe(1)):
+            note_read(self, name)
+        try:
+            return get(self, name)
+        except AttributeError:  # a parameter, a buffer, a module, or not there: hasattr asks
+            if not any(name in vars(self).get(held, ()) for held in HELD):
+                note_read(self, name)
+            raise
+
+    def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
+        if lines.is_called_by_user(sys._getframe(1)):
+            old = before.get(self, {}).get(name)
+            lost, fix = "", ""
+            if isinstance(value, torch.Tensor) and (self, name) in read and _is_of_call(value):
+                lost = "keeps a tensor for the next call, which would be lost"
+                fix = f"make {name} a buffer (register_buffer) and change that in place"
+            elif _is_other_shape(self, name, value):
+                lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
+                fix = "let it be made before: call the model once with such arguments, then capture"
+            elif (
+                isinstance(value, torch.nn.Module)
+                and self in before  # not a module that is being made
+                and value is not self._modules.get(name)
+            ):
+                lost = f"puts another module in the place of {name!r} while the model runs"
+                fix = "put it there before: call the model once, then capture it"
+            line = lines.of_stack()
+            if lost:
+                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
+                refused.append(error)
+                raise error
+            if isinstance(old, int | float) and value is not old:
+                log.warning(
+                    "%s: `%s` changes %s from call to call; captured, it stays as it is now",
+                    line.place, line.code, name,
+                )  # fmt: skip
+        written.add((self, name))
+        put(self, name, value)
+
+    cls: Any = torch.nn.Module
+    cls.__setattr__ = on_set
+    if reads:
+        cls.__getattribute__ = on_get
+    try:
+        yield
+    finally:
+        if reads:
+            del cls.__getattribute__
+        cls.__setattr__ = put
+        for child, known in before.items():
+            for name in vars(child).keys() - known.keys():
+                delattr(child, name)
+
+
+def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:
+    """Is a buffer replaced by a tensor that it cannot be changed into?"""
+    old = vars(owner).get("_buffers", {}).get(name)
+    tensors = isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor)
+    return tensors and (old.shape, old.dtype) != (value.shape, value.dtype)
+
+
+def _is_of_call(value: torch.Tensor) -> bool:
+    """Does a tensor depend on anything that may be another in the next call?"""
+    mode = get_proxy_mode()
+    if mode is None:
+        return True  # nobody follows the model: it cannot be told
+    slot: Any = get_proxy_slot(value, mode.tracer, None)
+    if slot is None:
+        return False  # a constant
+    waiting, seen = [slot.proxy.node], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or _draws(node):
+            return True
+        seen.add(node)
+        waiting += [source for source in node.all_input_nodes if source not in seen]
+    return False
+
+
+def _draws(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
