@@ -7,6 +7,7 @@ import click
 
 from partita import units
 from partita.cli.base import Output, common_options
+from partita.cli.progress import saying
 from partita.jobs.explain import Explanation, describe, explain, parameter_placements
 from partita.jobs.explain_plan import BUDGET_S, explain_plan
 
@@ -39,7 +40,8 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
 
     record = read_plan(plan)
     if op is None:
-        told = explain_plan(record, budget_s=time_limit)
+        with saying(out.quiet, time_limit) as say:
+            told = explain_plan(record, budget_s=time_limit, say=say)
         placements = {}
         for stage in record.stages:
             placements.update(parameter_placements(stage, told.simulation.workload.graph))

@@ -155,6 +155,33 @@ def shown(
         view.close()
 
 
+@contextmanager
+def saying(
+    quiet: bool, time_s: float, line: Callable[[str], None] | None = None
+) -> Iterator[Callable[[str], None]]:
+    """Says what is being done: on a terminal beside a bar of the time allowed, else in lines.
+
+    Without `line`, what is no terminal hears nothing.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield line or (lambda _: None)
+        return
+    from rich.console import Console  # only a terminal pays for this import
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=time_s)
+        began = time.monotonic()
+
+        def note(text: str) -> None:
+            left = max(0.0, time_s - (time.monotonic() - began))
+            words = f"{text}; at most {left:.0f} s left"
+            bar.update(task, description=words, completed=time_s - left)
+
+        yield note
+
+
 def _write_from_handler(text: str) -> None:
     # Not click.echo: a handler may run inside another write to stderr, whose buffer is not
     # reentrant.

@@ -1,9 +1,5 @@
 """`partita streams`: the ops of a model side by side on one GPU."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +8,7 @@ import click
 from partita import files, units
 from partita.cli import INTERRUPTED
 from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.progress import saying
 from partita.errors import InputError
 
 if TYPE_CHECKING:
@@ -162,27 +159,6 @@ def _page(data: dict[str, Any], timeline: "Timeline", title: str) -> str:
     )  # fmt: skip
 
 
-@contextmanager
-def _progress(out: Output, time_s: float) -> Iterator[Callable[[str], None]]:
-    """Says what is being done: on a terminal beside a bar of the time allowed, else in lines."""
-    if out.quiet or not sys.stderr.isatty():
-        yield out.note
-        return
-    from rich.console import Console  # only a terminal pays for this import
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=time_s)
-        began = time.monotonic()
-
-        def note(text: str) -> None:
-            done = min(time_s, time.monotonic() - began)
-            bar.update(task, description=text, completed=done)
-
-        yield note
-
-
 def _measured(
     model: str, output: OutputFile | None, out: Output, *, batch: tuple[int, ...],
     dtype: str | None, time_limit: float | None, profile: str | None, no_compile: bool, **_: Any,
@@ -201,7 +177,7 @@ def _measured(
         weights = OutputFile(output.path.with_suffix(".pt"), output.force)  # refused now if there
 
     time_s = time_limit or 60.0
-    with _progress(out, time_s * len(batch)) as say:
+    with saying(out.quiet, time_s * len(batch), out.note) as say:
         streamed = streams_of(
             model, batches=batch, dtype=dtype, time_s=time_s, profile=profile,
             compile=not no_compile, seed=out.seed, note=say,

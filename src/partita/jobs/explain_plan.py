@@ -6,6 +6,7 @@ roofline of its ops into arithmetic, rows that do not lie on 16 bytes, memory ba
 launches. What would help is simulated, and so is what the choice hangs on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
@@ -64,13 +65,19 @@ class Explained:
 
 
 def explain_plan(
-    plan: Plan, cluster: Cluster | None = None, budget_s: float = BUDGET_S
+    plan: Plan,
+    cluster: Cluster | None = None,
+    budget_s: float = BUDGET_S,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Explained:
-    """Explain a plan; changes that would be simulated after `budget_s` seconds are left out."""
+    """Explain a plan; changes that would be simulated after `budget_s` seconds are left out.
+
+    `say` hears what is simulated next.
+    """
     machine = load_cluster(plan) if cluster is None else cluster
     told = account_of(simulate_plan(plan, machine))
     simulation = told.simulation
-    helps, untried = what_ifs(simulation, plan, told.links, budget_s / 2)
+    helps, untried = what_ifs(simulation, plan, told.links, budget_s / 2, say)
     is_steady = plan.prediction.interval_s is not None  # what counts is a batch after the other
     objective_s = simulation.interval_s if is_steady else simulation.step_s
     odd = unaligned_rows(simulation)
@@ -88,7 +95,7 @@ def explain_plan(
         helps,
         untried,
         odd,
-        sensitivity(simulation, budget_s / 2),
+        sensitivity(simulation, budget_s / 2, say),
     )
 
 

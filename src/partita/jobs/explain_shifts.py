@@ -65,7 +65,9 @@ class PlanSensitivity:
         return tuple(shift for shift in self.shifts if shift.winner and not shift.is_equal)
 
 
-def sensitivity(simulation: Simulation, budget_s: float) -> PlanSensitivity:
+def sensitivity(
+    simulation: Simulation, budget_s: float, say: Callable[[str], None] = lambda _: None
+) -> PlanSensitivity:
     """Simulate the plan and its rivals with one assumption after the other made worse.
 
     A third of the time is for finding rivals; no simulation is begun after `budget_s`.
@@ -75,12 +77,14 @@ def sensitivity(simulation: Simulation, budget_s: float) -> PlanSensitivity:
     def is_late(part: float) -> bool:
         return work_clock() - began > part * budget_s
 
+    say("named strategies to compare with")
     against = rivals(simulation, lambda: is_late(1 / 3))
     shifts, untried = [], []
     for assumption, worse in assumptions(simulation):
         if is_late(1.0):
             untried.append(assumption)
             continue
+        say(f"with {assumption}")
         own_s = worse(simulation).step_s
         winner, winner_s = "", own_s
         for rival in against:

@@ -88,7 +88,11 @@ def again(
 
 
 def what_ifs(
-    simulation: Simulation, plan: Plan, links: Links, budget_s: float
+    simulation: Simulation,
+    plan: Plan,
+    links: Links,
+    budget_s: float,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[WhatIf, ...], tuple[Untried, ...]]:
     """Every change that applies, the most helpful first; none is begun after `budget_s`."""
     began = work_clock()
@@ -97,6 +101,7 @@ def what_ifs(
         if work_clock() - began > budget_s:
             left.append(Untried(name, f"the {budget_s:g} s for this were used up"))
             continue
+        say(f"what if: {name}")
         try:
             tried.append(what_if(simulation, name, change))
         except PartitaError as error:
