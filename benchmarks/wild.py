@@ -2,7 +2,7 @@
 
     python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
         [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--json FILE]
-        [--cut anywhere]
+        [--cut anywhere] [--cpu]
 
 Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
 small where a configuration allows it. Every model is piped in training and in eval mode, run,
@@ -15,7 +15,8 @@ gradients of all parameters, and buffers with those of an equal module from the 
     crash     an exception that is not ours to raise
     timeout   the model took longer than its limit
 
-Models run in processes of their own, forked from one that has imported the packages.
+Models run in processes of their own, forked from one that has imported the packages. With `--cpu`
+each is only piped, one after the other in this process, and its CPU seconds are printed.
 """
 
 import argparse
@@ -438,6 +439,19 @@ def run(names: list[str], jobs: int, limit_s: float) -> Iterator[list[Check]]:
                 yield known
 
 
+def time_pipe(names: list[str]) -> None:
+    """CPU seconds of `partita.pipe` with its own settings, after a first call that imports."""
+    start = time.process_time()
+    partita.pipe(nn.Linear(4, 4), (torch.randn(2, 4),), devices=2)
+    print(f"first call {time.process_time() - start:.2f} s", flush=True)
+    for name in names:
+        module, args, kwargs = made(name)
+        module.train()
+        start = time.process_time()
+        partita.pipe(module, args, kwargs, devices=DEVICES, cut=CUT[0])
+        print(f"{name} {time.process_time() - start:.2f} s", flush=True)
+
+
 def table(results: list[Check]) -> str:
     """Models by package and by what became of their checks."""
     rows = ["| package | models | check | " + " | ".join(VERDICTS) + " |"]
@@ -464,6 +478,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
     parser.add_argument("--json", default="")
     parser.add_argument("--cut", default="modules", choices=("modules", "anywhere"))
+    parser.add_argument("--cpu", action="store_true", help="only CPU seconds of partita.pipe")
     options = parser.parse_args()
     CUT[0] = options.cut
     torch.set_num_threads(1)
@@ -473,6 +488,9 @@ def main() -> None:
     names = options.names or every
     for package in {name.partition(":")[0] for name in names}:
         import_package(package)
+    if options.cpu:
+        time_pipe(names)
+        return
     results: list[Check] = []
     for done in run(names, options.jobs, options.limit_s):
         results += done
