@@ -121,8 +121,7 @@ def _text(partitioned: "Partitioned") -> str:
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
         ending = "proven optimal" if result.gap <= 1e-9 else f"at most {result.gap:.2%} away"
-        over = "cuts at module borders" if partitioned.cut == "modules" else "all cuts"
-        lines.append(f"lower bound     {bound} for it on this cost model, over {over}: {ending}")
+        lines.append(f"lower bound     {bound} for it on this cost model, over all cuts: {ending}")
     if partitioned.cut == "modules":
         lines.append(f"cut             {_cut_text(partitioned)}")
     step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
