@@ -5,7 +5,6 @@ Timelines are drawn at the right width in the first place and are left alone, an
 a command, which must stay whole to be copied.
 """
 
-import os
 import re
 import shutil
 import sys
@@ -21,7 +20,7 @@ _COMMAND = re.compile(r"\b(?:partita [a-z-]+ |torchrun )")
 
 def room() -> int | None:
     """The columns of the terminal that answers go to; None where they go somewhere else."""
-    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         return None
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((100, 24)).columns))
 

@@ -43,10 +43,15 @@ def _evaluation_s(num_layers: int, batches: int) -> float:
 
 
 class Attempt:
-    """One search on one problem, from its opening to its result."""
+    """One search on one problem, from its opening to its result.
 
-    def __init__(self, problem: PlacementProblem, stop: Stop, method: str, seed: int) -> None:
-        self.problem = problem
+    It ends where nothing can be better, unless others than the best are wanted, too (`archives`).
+    """
+
+    def __init__(
+        self, problem: PlacementProblem, stop: Stop, method: str, seed: int, archives: bool = False
+    ) -> None:
+        self.problem, self.archives = problem, archives
         self.run: Run[PlacementSolution] = Run(stop, method, seed)
         self.net = tables(problem)
         self.pool = Pool(self.net)
@@ -69,7 +74,8 @@ class Attempt:
 
     def goes_on(self) -> bool:
         """May the search go on?"""
-        return self.opening.placement is not None and not self.run.done() and not self.is_proven
+        is_done = self.run.done() or (self.is_proven and not self.archives)
+        return self.opening.placement is not None and not is_done
 
     @property
     def is_proven(self) -> bool:

@@ -87,7 +87,7 @@ class MapElites:
 
     def archive(self, problem: PlacementProblem, stop: Stop = UNTIL_DONE, seed: int = 0) -> Archive:
         """The whole archive; its `result` is that of the search."""
-        with Attempt(problem, stop, "map-elites", seed) as attempt:
+        with Attempt(problem, stop, "map-elites", seed, archives=True) as attempt:
             net = attempt.net
             line, generator = line_of(problem, net), np.random.default_rng(seed)
             niches = _Niches(net)
