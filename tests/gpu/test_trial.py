@@ -1,5 +1,7 @@
 """A trial in a child process: a crash, a hang or an error there is a sentence here."""
 
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,11 @@ def test_a_child_that_hangs_is_ended(parcel, monkeypatch):
 
 
 def test_a_child_that_is_asked_to_stop_may_give_what_it_has(parcel):
-    result = run_trial("trial_works:best_so_far", parcel, {}, 8)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
+    try:
+        result = run_trial("trial_works:best_so_far", parcel, {}, 8)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.value == "what there was"
 
 

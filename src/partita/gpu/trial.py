@@ -138,6 +138,8 @@ def _end(child: "subprocess.Popen[str]") -> None:
 
 def main(order_path: str) -> None:
     """In the child: do what the order says, and write the answer."""
+    # Started from a shell's background, a process is deaf to the signal that asks it to stop.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     order = json.loads(Path(order_path).read_text())
     sys.path[:] = list(dict.fromkeys([*order["path"], *sys.path]))
     answer = Path(order["answer"])
