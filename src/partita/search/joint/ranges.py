@@ -217,7 +217,7 @@ def range_peaks(values: Floats) -> Floats:
 
 def late_ranges(sent: Floats, computing: Floats) -> Floats:
     """Communication of every range that ends after the computing beside it."""
-    if not sent.any():
+    if not sent.any() and computing.min(initial=0.0) >= 0:
         return np.zeros((len(sent) + 1,) * 2)
     before = np.concatenate(([0.0], np.cumsum(sent - computing)))  # of the segments before each
     least = before.min()
