@@ -35,14 +35,14 @@ def strategy_options(command: Callable[..., int | None]) -> Callable[..., int | 
 
     @click.option("--micro-batch", type=click.IntRange(1), help="Sequences that run at once.")
     @_degrees
-    @click.option("--sp", is_flag=True, help="Sequence parallel: norms in shares over tp.")
+    @click.option("--sp", is_flag=True, help="Sequence parallel: norms sharded over tp.")
     @click.option("--zero", type=click.Choice(ZERO), help="ZeRO stage; 3 is FSDP.")
     @click.option(
         "--hsdp",
         metavar="[RANKS]",
         is_flag=False,
         flag_value=NODE,
-        help="Ranks that share one copy in shares, copies beyond; those of a node if no number.",
+        help="Ranks that a copy is sharded over, replicated beyond; those of a node if no number.",
     )
     @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where uneven.")
     @click.option("--recompute", type=click.Choice(RECOMPUTE), help="What the backward repeats.")

@@ -1,7 +1,7 @@
 """Memory of the fullest rank by component: parameters, gradients, optimizer, activations, rest.
 
 Activations per token and layer are those that backward reads, in bytes at two an element; with
-sequence parallelism what norms and residuals keep lies in shares, and the gathered input of a
+sequence parallelism what norms and residuals keep lies sharded, and the gathered input of a
 product is given up and gathered again. Recomputing keeps the inputs of layers alone (full) or all
 but scores and softmax (selective); fused attention keeps no scores in any case. A rank early in the
 pipeline holds as many micro-batches as its schedule has in flight there.

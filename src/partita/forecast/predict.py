@@ -205,7 +205,7 @@ class _Step:
         return seconds, {name: part * left for name, part in exposed.items()} | hidden
 
     def _sharded(self, times: Times, work: LayerWork) -> tuple[Times, float]:
-        """A layer whose parameters lie in shares: gathered forward and backward, reduced."""
+        """A layer whose parameters are sharded: gathered forward and backward, reduced."""
         s, machine = self.s, self.machine
         ranks = s.hsdp or s.dp * s.cp
         size = work.weight_bytes * BYTES[s.dtype] / 2
@@ -213,7 +213,7 @@ class _Step:
         gather = pieces * machine.collective("all_gather", size / pieces, ranks, near)
         grads = work.weight_bytes / 2 * BYTES[s.grad_dtype]
         scatter = pieces * machine.collective("reduce_scatter", grads / pieces, ranks, near)
-        if work.expert_bytes:  # experts lie in shares over the ranks that hold the same ones
+        if work.expert_bytes:  # experts are sharded over the ranks that hold the same ones
             few = max(1, s.dp * s.cp * s.tp // s.ep)
             near_few = max(1, min(few, machine.node_size // s.ep))
             count = work.expert_bytes / 2

@@ -34,7 +34,7 @@ class Strategy:
     ep: int = 1
     sp: bool = False
     zero: int = 0
-    hsdp: int = 0  # ranks that share one copy of parameters in shares; 0: all of dp
+    hsdp: int = 0  # ranks that one copy of parameters is sharded over; 0: all of dp
     recompute: str = "none"
     schedule: str = "1f1b"
     dtype: str = "bf16"
@@ -49,7 +49,7 @@ class Strategy:
     overlap_pp: bool = True  # sends and receives beside computing
     ends: int = 0  # layers fewer in the first and in the last stage than in the others
     master: bool = True  # f32 copies of parameters in the optimizer
-    gathers: int = 1  # collectives in which a layer's parameters in shares are gathered
+    gathers: int = 1  # collectives in which a layer's sharded parameters are gathered
     fused_loss: bool = False  # the loss never writes logits in f32
     layers: tuple[int, ...] = ()  # of each stage; (): as even as they can be, see `ends`
 
@@ -152,7 +152,7 @@ def check_divisions(model: Transformer, strategy: Strategy) -> None:
         )
     if s.hsdp and s.zero == 0:
         raise PlanError(
-            f"hsdp={s.hsdp} says how many ranks share one copy in shares, and zero=0 has no shares",
+            f"hsdp={s.hsdp} says over how many ranks a copy is sharded, and zero=0 shards nothing",
             fix="use zero=3 (or 1, 2), or leave hsdp out",
             field="hsdp",
         )

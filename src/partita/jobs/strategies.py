@@ -126,7 +126,7 @@ def feature_splits(
 
 
 def _along_sequence(access: Access) -> TensorPlacement:
-    """A tensor in shares of its sequence; whole where it has none."""
+    """A tensor sharded along its sequence; whole where it has none."""
     for index, names in enumerate(access.dims):
         if names == (SEQUENCE,):
             return TensorPlacement("shard", index)
