@@ -85,8 +85,8 @@ def test_heads_of_keys_and_values_are_not_torn():
          "use schedule interleaved, or leave vpp out"),
         ({"pp": 8, "schedule": "interleaved"}, "schedule: interleaving needs several chunks on "
          "each rank; use vpp of at least 2, or schedule 1f1b"),
-        ({"dp": 8, "hsdp": 4}, "hsdp: hsdp=4 says how many ranks share one copy in shares, and "
-         "zero=0 has no shares; use zero=3 (or 1, 2), or leave hsdp out"),
+        ({"dp": 8, "hsdp": 4}, "hsdp: hsdp=4 says over how many ranks a copy is sharded, and "
+         "zero=0 shards nothing; use zero=3 (or 1, 2), or leave hsdp out"),
     ],
 )  # fmt: skip
 def test_what_frameworks_refuse_is_refused(keys, words):
