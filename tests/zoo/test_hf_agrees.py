@@ -106,9 +106,9 @@ def test_logits_are_those_of_transformers(family, variant):
         assert not module.load_state_dict(model.state_dict(), strict=False).missing_keys
         with torch.no_grad():
             wanted = getattr(model(**given), GIVES.get(family, "logits"))
-            found = module(*given.values())
+            computed = module(*given.values())
         assert wanted.abs().max() > 0.1
-        assert (found - wanted).abs().max() < TOLERANCE
+        assert (computed - wanted).abs().max() < TOLERANCE
     written = json.loads(json.dumps(model.config.to_dict()))  # as save_pretrained writes it
     if (family, variant) != ("t5", 1):  # there the output layer is tied from then on
         assert build_config(written, **settings).ops == graph.ops
@@ -129,8 +129,8 @@ def test_emitted_stages_take_the_state_dict_as_it_is(family):
     with torch.no_grad():
         stages = module.build_stages(model.state_dict())
         given = inputs(graph)
-        found = module.run_stages(stages, *given.values())
-        assert (found - model(**given).logits).abs().max() < TOLERANCE
+        computed = module.run_stages(stages, *given.values())
+        assert (computed - model(**given).logits).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("family", TINY)

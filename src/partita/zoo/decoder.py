@@ -186,11 +186,6 @@ def decoder(
     `seq` new tokens (one, where text is generated) look at them and at each other.
     """
     check_cache(name, seq, cache, sizes.positions, loss)
-    if cache and sizes.latent is not None:
-        raise ModelError(
-            "has latent attention, of which no cache is built", fix="plan its prefill instead",
-            field=name,
-        )  # fmt: skip
     g = GraphBuilder(name, dtype)
     net = Stack(g, sizes, fused_attention, cache)
     ids = g.input("input_ids", (batch, seq), "i64")
@@ -229,6 +224,30 @@ def remembered(g: GraphBuilder, new: Tensor, cache: int, name: str) -> Tensor:
     batch, _, width = new.shape
     before = g.input(f"{g.path}.{name}_cache", (batch, cache, width))
     return g.one("concat", before, new, name=f"{name}_all", axis=1, appended=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBefore:
+    """What an encoder gave in an earlier call: of so many positions, keys and values are kept."""
+
+    positions: int
+
+    def keys_and_values(self, g: GraphBuilder, batch: int, width: int) -> tuple[Tensor, Tensor]:
+        """The inputs that hold them for a layer."""
+        k, v = (
+            g.input(f"{g.path}.{name}_cache", (batch, self.positions, width)) for name in ("k", "v")
+        )
+        return k, v
+
+
+def check_fused(name: str, fused: bool) -> None:
+    """Refuse to spell attention out where keys and values of an encoder are kept."""
+    if not fused:
+        raise ModelError(
+            "keeps what its encoder gave, which attention op by op does not tell apart",
+            fix="leave fused_attention=false out",
+            field=name,
+        )
 
 
 def position_ids(g: GraphBuilder, count: int, start: int = 0) -> Tensor:
@@ -280,14 +299,14 @@ class Stack:
             scores = g.elementwise("softcap", scores, cap=sizes.final_softcap)
         return scores
 
-    def blocks(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+    def blocks(self, x: Tensor, memory: Tensor | ReadBefore | None = None) -> Tensor:
         """All layers, one after the other."""
         for layer in range(self.sizes.layers):
             with self.g.scope(f"{self.names.layers}.{layer}"):
                 x = self.block(x, layer, memory)
         return x
 
-    def block(self, x: Tensor, layer: int, memory: Tensor | None = None) -> Tensor:
+    def block(self, x: Tensor, layer: int, memory: Tensor | ReadBefore | None = None) -> Tensor:
         """One layer: attention and feed-forward, with norms in their places.
 
         With `memory` (what an encoder gives) it is looked at in between.
@@ -316,7 +335,7 @@ class Stack:
         x = g.add(x, y, name="mlp_residual")
         return self.norm(x, second) if place == "after_add" else x
 
-    def _look_at(self, x: Tensor, layer: int, memory: Tensor) -> Tensor:
+    def _look_at(self, x: Tensor, layer: int, memory: Tensor | ReadBefore) -> Tensor:
         norm, after = f"{self.names.cross}_layer_norm", self.sizes.place == "after_add"
         y = x if after else self.norm(x, norm)
         with self.g.scope(self.names.cross):
@@ -330,7 +349,9 @@ class Stack:
                 return self._latent(x, self.sizes.latent, layer)
             return self._attention(x, layer)
 
-    def _attention(self, x: Tensor, layer: int, memory: Tensor | None = None) -> Tensor:
+    def _attention(
+        self, x: Tensor, layer: int, memory: Tensor | ReadBefore | None = None
+    ) -> Tensor:
         g, sizes = self.g, self.sizes
         size, kv_heads = sizes.size_of_head, sizes.kv_heads or sizes.heads
         rope = sizes.rope_of(layer)
@@ -362,6 +383,7 @@ class Stack:
             window=sizes.windows[layer] if sizes.windows else 0,
             chunk=sizes.chunks[layer] if sizes.chunks else 0,
             scale=self._scale(size, layer), sinks=sinks, fused=self.fused,
+            remembered=isinstance(memory, ReadBefore),
         )  # fmt: skip
         return self._linear(y, sizes.width, self.names.output, sizes.output_bias)
 
@@ -393,14 +415,16 @@ class Stack:
         return g.reshape(y, x.shape, f"{name}_flat")
 
     def _queries_keys_values(
-        self, x: Tensor, kv_heads: int, memory: Tensor | None
+        self, x: Tensor, kv_heads: int, memory: Tensor | ReadBefore | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         sizes, names = self.sizes, self.names.qkv.split()
         size, bias = sizes.size_of_head, sizes.qkv_bias
         counts = (sizes.heads, kv_heads, kv_heads)
         if len(names) == 3:
-            other = x if memory is None else memory
             q = self._linear(x, counts[0] * size, names[0], bias)
+            if isinstance(memory, ReadBefore):
+                return q, *memory.keys_and_values(self.g, x.shape[0], kv_heads * size)
+            other = x if memory is None else memory
             k = self._linear(other, counts[1] * size, names[1], bias and sizes.key_bias)
             return q, k, self._linear(other, counts[2] * size, names[2], bias)
         total, starts = sum(counts), (0, sizes.heads, sizes.heads + kv_heads)
@@ -455,6 +479,8 @@ class Stack:
         narrow = g.linear(x, latent.key_rank + latent.rope, "kv_a_proj_with_mqa", bias=latent.bias)
         kv, k_turned = g.split(narrow, (latent.key_rank, latent.rope), name="kv_parts")
         kv = g.norm(kv, "rms_norm", "kv_a_layernorm", eps=latent.norm_eps)
+        if self.cache:
+            return self._absorbed(q, kv, k_turned, latent, layer)
         kv = g.linear(kv, heads * (latent.nope + latent.value), "kv_b_proj", bias=False)
         lead = x.shape[:-1]
         q_heads = g.reshape(q, (*lead, heads, size), "q_heads")
@@ -476,6 +502,45 @@ class Stack:
         y = g.attention(
             q, k, v, heads, causal=True, scale=self._scale(size, layer), fused=self.fused
         )
+        return g.linear(y, sizes.width, self.names.output, bias=latent.bias)
+
+    def _absorbed(
+        self, q: Tensor, kv: Tensor, k_turned: Tensor, latent: LatentAttention, layer: int
+    ) -> Tensor:
+        """Latent attention behind a cache, which holds the narrow layer and one turned key.
+
+        Keys are W c of narrow features c, so that queries times keys are (W' q) c: the weights of
+        keys and values go to the queries and to the result, and all heads read one cache.
+        """
+        g, sizes, rope = self.g, self.sizes, self.sizes.rope_of(layer)
+        heads, size, lead = sizes.heads, latent.nope + latent.rope, q.shape[:-1]
+        rank, both = latent.key_rank, latent.nope + latent.value
+        q_heads = g.reshape(q, (*lead, heads, size), "q_heads")
+        q_kept, q_turned = g.split(q_heads, (latent.nope, latent.rope), name="q_parts")
+        if rope is not None:
+            flat = g.reshape(q_turned, (*lead, heads * latent.rope), "q_turned")
+            flat = self._turned(flat, rope, heads, "q_rope")
+            q_turned = g.reshape(flat, q_turned.shape, "q_rope_heads")
+            k_turned = self._turned(k_turned, rope, 1, "k_rope")
+        stored, view = (heads * both, rank), (heads, both, rank)
+        weights = [
+            g.parameter(
+                f"kv_b_proj.{part}.weight", (heads, stop - start, rank),
+                packed=PackedPart("kv_b_proj.weight", stored, view, 1, start, stop),
+            )
+            for part, start, stop in (("k", 0, latent.nope), ("v", latent.nope, both))
+        ]  # fmt: skip
+        q_kept = g.one("einsum", q_kept, weights[0], name="q_absorbed", equation="bshn,hnr->bshr")
+        q = g.reshape(g.concat([q_kept, q_turned], -1, "q"), (*lead, -1), "q_flat")
+        k = remembered(g, g.concat([kv, k_turned], -1, "latent"), self.cache, "latent")
+        v = g.one("slice", k, name="v", axis=2, start=0, stop=rank)
+        y = g.attention(
+            q, k, v, heads, kv_heads=1, causal=True, scale=self._scale(size, layer),
+            fused=self.fused, values_in_keys=self.fused,
+        )  # fmt: skip
+        y = g.reshape(y, (*lead, heads, rank), "y_heads")
+        y = g.one("einsum", y, weights[1], name="y_absorbed", equation="bshr,hvr->bshv")
+        y = g.reshape(y, (*lead, heads * latent.value), "y_flat")
         return g.linear(y, sizes.width, self.names.output, bias=latent.bias)
 
     def _feed(self, x: Tensor, layer: int) -> Tensor:

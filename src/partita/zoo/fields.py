@@ -143,8 +143,8 @@ class Fields:
 
     def fixed(self, name: str, fix: str) -> None:
         """Refuse any other value than the default, which is all that is built."""
-        found, built = self._get(name), self.defaults[name]
-        if found != built or isinstance(found, bool) != isinstance(built, bool):
+        value, built = self._get(name), self.defaults[name]
+        if value != built or isinstance(value, bool) != isinstance(built, bool):
             raise self.wrong(name, f"{fix} (built is {json.dumps(built)})")
 
     def divides(self, part: str, whole: str, a: int, b: int) -> None:

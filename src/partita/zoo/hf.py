@@ -34,24 +34,28 @@ def build_config(
 ) -> Graph:  # fmt: skip
     """The graph of a configuration; `seq` and `dtype` are the configuration's unless given.
 
-    `cache` are tokens of a decoder that were read before (see `decoder.py`).
+    `cache` are tokens that were read or written before (see `decoder.py`); an encoder's text is
+    then as long as these and the new ones together.
     """
     sizes, length = read_config(config, None if seq is None else seq + cache)
     length -= cache if seq is not None else 0
-    if cache and not isinstance(sizes, DecoderSizes):
+    if cache and isinstance(sizes, BertSizes | VitClassifier | ClipSizes):
         raise ModelError(
-            f"is {config['model_type']!r}, of which no cache is built",
-            fix="a cache is for models that are decoders alone; plan without",
+            f"is {config['model_type']!r}, which writes no text and has no cache",
+            fix="plan without",
             field="model_type",
         )
     element = dtype or _dtype(config)
     label = name or str(config["model_type"])
     if isinstance(sizes, T5Sizes):
-        return encoder_decoder(label, sizes, batch, length, length, element, loss, fused_attention)
+        read = length + cache
+        return encoder_decoder(
+            label, sizes, batch, read, length, element, loss, fused_attention, cache
+        )
     if isinstance(sizes, MambaSizes):
-        return mamba(label, sizes, batch, length, element, loss)
+        return mamba(label, sizes, batch, length, element, loss, cache)
     if isinstance(sizes, Seq2SeqSizes | VitClassifier | ClipSizes):
-        return towers(label, sizes, batch, length, element, loss, fused_attention)
+        return towers(label, sizes, batch, length, element, loss, fused_attention, cache)
     if isinstance(sizes, BertSizes):
         return encoder(label, sizes, batch, length, element, loss, fused_attention)
     return decoder(label, sizes, batch, length, element, loss, fused_attention, cache)
@@ -79,6 +83,16 @@ def read_config(config: dict[str, Any], seq: int | None = None) -> tuple[Sizes, 
     fields.check_all_known(kind, family.neutral)
     sizes: tuple[Sizes, int] = family.read(fields, seq)
     return sizes
+
+
+def lengths(config: dict[str, Any]) -> tuple[int, int] | None:
+    """The usual length of a configuration's texts, and the longest; None of images."""
+    sizes, usual = read_config(config)
+    if isinstance(sizes, VitClassifier | ClipSizes):
+        return None
+    known = ("max_position_embeddings", "n_positions", "max_target_positions")
+    told = [config[name] for name in known if type(config.get(name)) is int]
+    return usual, max((usual, *told))
 
 
 def _dtype(config: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from partita.graph.build import AttrIn, GraphBuilder
 from partita.graph.packed import PackedPart
 from partita.graph.record import Graph, Tensor
+from partita.zoo.decoder import check_cache, remembered
 from partita.zoo.ending import finish
 
 
@@ -47,8 +48,15 @@ class MambaSizes:
         return self.groups * self.state
 
 
-def mamba(name: str, sizes: MambaSizes, batch: int, seq: int, dtype: str, loss: bool) -> Graph:
-    """The graph of a language model of Mamba-2 layers."""
+def mamba(
+    name: str, sizes: MambaSizes, batch: int, seq: int, dtype: str, loss: bool, cache: int = 0
+) -> Graph:
+    """The graph of a language model of Mamba-2 layers.
+
+    With a `cache`, however many tokens were read before: each layer begins with its state, and its
+    convolutions with the last inputs.
+    """
+    check_cache(name, seq, cache, 0, loss)
     g = GraphBuilder(name, dtype)
     ids = g.input("input_ids", (batch, seq), "i64")
     with g.scope("backbone"):
@@ -58,14 +66,14 @@ def mamba(name: str, sizes: MambaSizes, batch: int, seq: int, dtype: str, loss: 
             with g.scope(f"layers.{layer}"):
                 y = g.norm(x, "rms_norm", "norm", eps=sizes.eps)
                 with g.scope("mixer"):
-                    y = _mixer(g, y, sizes)
+                    y = _mixer(g, y, sizes, behind=cache > 0)
                 x = g.add(x, y, name="residual")
         x = g.norm(x, "rms_norm", "norm_f", eps=sizes.eps)
     weight = table if sizes.tied else g.parameter("lm_head.weight", table.shape)
     return finish(g, g.one("linear", x, weight, name="lm_head"), loss)
 
 
-def _mixer(g: GraphBuilder, x: Tensor, sizes: MambaSizes) -> Tensor:
+def _mixer(g: GraphBuilder, x: Tensor, sizes: MambaSizes, behind: bool) -> Tensor:
     inner, read, heads = sizes.inner, sizes.read, sizes.heads
     widths = {"gate": inner, "x": inner, "b": read, "c": read, "dt": heads}
     total, start, parts = sum(widths.values()), 0, {}
@@ -74,7 +82,7 @@ def _mixer(g: GraphBuilder, x: Tensor, sizes: MambaSizes) -> Tensor:
         start += width
     start, mixed = 0, {}
     for part in ("x", "b", "c"):
-        mixed[part] = _part_of_conv(g, parts[part], part, start, sizes)
+        mixed[part] = _part_of_conv(g, parts[part], part, start, sizes, behind)
         start += widths[part]
     decay = g.parameter("A_log", (heads,))
     skip, bias = g.parameter("D", (heads,)), g.parameter("dt_bias", (heads,))
@@ -84,8 +92,12 @@ def _mixer(g: GraphBuilder, x: Tensor, sizes: MambaSizes) -> Tensor:
         attrs["low"] = low
     if high is not None:
         attrs["high"] = high
+    state = [
+        g.input(f"{g.path}.state", (x.shape[0], heads, sizes.head_size, sizes.state))
+        for _ in range(behind)
+    ]
     y = g.one(
-        "state_space", mixed["x"], parts["dt"], decay, mixed["b"], mixed["c"], skip, bias,
+        "state_space", mixed["x"], parts["dt"], decay, mixed["b"], mixed["c"], skip, bias, *state,
         name="scan", **attrs,
     )  # fmt: skip
     gate = g.elementwise("silu", parts["gate"], name="gate_activation")
@@ -107,7 +119,9 @@ def _part_of_linear(
     return g.one("linear", x, *weights, name=f"in_proj.{part}")
 
 
-def _part_of_conv(g: GraphBuilder, x: Tensor, part: str, start: int, sizes: MambaSizes) -> Tensor:
+def _part_of_conv(
+    g: GraphBuilder, x: Tensor, part: str, start: int, sizes: MambaSizes, behind: bool
+) -> Tensor:
     """Each feature looks at its last positions, then the activation."""
     width = x.shape[-1]
     total, stop = sizes.inner + 2 * sizes.read, start + width
@@ -116,8 +130,11 @@ def _part_of_conv(g: GraphBuilder, x: Tensor, part: str, start: int, sizes: Mamb
     if sizes.conv_bias:
         packed = PackedPart("conv1d.bias", (total,), start=start, stop=stop)
         weights.append(g.parameter(f"conv1d.{part}.bias", (width,), packed=packed))
+    if behind:
+        x = remembered(g, x, sizes.kernel - 1, part)
     y = g.transpose(x, (0, 2, 1), f"{part}_turned")
-    y = g.one("pad", y, name=f"{part}_padded", before=(0, 0, sizes.kernel - 1), after=(0, 0, 0))
+    if not behind:
+        y = g.one("pad", y, name=f"{part}_padded", before=(0, 0, sizes.kernel - 1), after=(0, 0, 0))
     y = g.one(
         "conv", y, *weights, name=f"conv1d.{part}", stride=(1,), padding=(0,), dilation=(1,),
         groups=width,

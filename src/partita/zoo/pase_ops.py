@@ -102,12 +102,12 @@ class PaseGraph:
         for index, op in enumerate(self.ops):
             for tensor in op.inputs:
                 if not 0 <= tensor.source < index:
-                    found = f"op {index} reads what op {tensor.source} makes"
-                    raise GraphError(found, fix="sort them topologically", field=op.name)
+                    wrong = f"op {index} reads what op {tensor.source} makes"
+                    raise GraphError(wrong, fix="sort them topologically", field=op.name)
                 made = self.ops[tensor.source].output.shape
                 if tensor.shape != made:
-                    found = f"reads a tensor of {tensor.shape} where one of {made} is made"
-                    raise GraphError(found, fix="give both one shape", field=op.name)
+                    wrong = f"reads a tensor of {tensor.shape} where one of {made} is made"
+                    raise GraphError(wrong, fix="give both one shape", field=op.name)
 
 
 class PaseBuilder:

@@ -98,6 +98,23 @@ def names_file(spec: str) -> bool:
     return _file(spec) is not None
 
 
+def assumed_lengths(spec: str) -> tuple[int, int] | None:
+    """The length that a configuration is built with, and the longest it has; None if no text is.
+
+    What cannot be read is said by whoever builds it.
+    """
+    from partita.zoo import hf
+
+    path = _file(spec)
+    if path is None or path[0].suffix != ".json" or not path[0].is_file():
+        return None
+    try:
+        config = decode_json(read_bytes(path[0]), str(path[0]))
+        return hf.lengths(config) if isinstance(config, dict) and "model_type" in config else None
+    except InputError:
+        return None
+
+
 def _file(spec: str) -> tuple[Path, str | None] | None:
     """The file that is meant and what stands after its `@`; None if a name of the zoo is."""
     before, at, after = spec.rpartition("@")

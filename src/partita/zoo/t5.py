@@ -12,8 +12,9 @@ in the paper's pre-training).
 
 from dataclasses import dataclass
 
-from partita.graph.build import GraphBuilder
+from partita.graph.build import AttrIn, GraphBuilder
 from partita.graph.record import Graph, Tensor
+from partita.zoo.decoder import ReadBefore, check_cache, check_fused, remembered
 from partita.zoo.ending import finish
 from partita.zoo.variants import sizes_of
 
@@ -51,18 +52,23 @@ T5 = {
 
 def t5(
     variant: str = "base", batch: int = 8, seq: int = 512, dtype: str = "bf16",
-    loss: bool = True, target_seq: int = 114, fused_attention: bool = True,
+    loss: bool = True, target_seq: int = 114, fused_attention: bool = True, cache: int = 0,
+    source_seq: int = 512,
 ) -> Graph:  # fmt: skip
-    """T5 small, base, large, 3b or 11b."""
+    """T5 small, base, large, 3b or 11b.
+
+    With a `cache` of tokens written before, `seq` new ones are written; `source_seq` were read.
+    """
     return encoder_decoder(
         f"t5-{variant}",
         sizes_of("t5", variant, T5),
         batch,
-        seq,
-        target_seq,
+        source_seq if cache else seq,
+        seq if cache else target_seq,
         dtype,
         loss,
         fused_attention,
+        cache,
     )
 
 
@@ -77,15 +83,20 @@ def moe(
 
 def encoder_decoder(
     name: str, sizes: T5Sizes, batch: int, seq: int, target_seq: int, dtype: str, loss: bool,
-    fused_attention: bool = True,
+    fused_attention: bool = True, cache: int = 0,
 ) -> Graph:  # fmt: skip
-    """A T5 of any sizes."""
+    """A T5 of any sizes; with a `cache` of tokens its decoder alone, which has written those."""
+    check_cache(name, target_seq, cache, 0, loss)
     g = GraphBuilder(name, dtype)
-    net = _T5(g, sizes, fused_attention)
+    net = _T5(g, sizes, fused_attention, cache)
     table = g.parameter("shared.weight", (sizes.vocab, sizes.width))
-    x = g.lookup(g.input("input_ids", (batch, seq), "i64"), table, "encoder.embed_tokens")
-    with g.scope("encoder"):
-        x = net.stack(x, sizes.layers, None)
+    if cache:
+        check_fused(name, fused_attention)
+        x: Tensor | ReadBefore = ReadBefore(seq)
+    else:
+        x = g.lookup(g.input("input_ids", (batch, seq), "i64"), table, "encoder.embed_tokens")
+        with g.scope("encoder"):
+            x = net.stack(x, sizes.layers, None)
     ids = g.input("decoder_input_ids", (batch, target_seq), "i64")
     y = g.lookup(ids, table, "decoder.embed_tokens")
     with g.scope("decoder"):
@@ -99,12 +110,13 @@ def encoder_decoder(
 class _T5:
     """A builder with the sizes that all of its parts need."""
 
-    def __init__(self, g: GraphBuilder, sizes: T5Sizes, fused: bool) -> None:
+    def __init__(self, g: GraphBuilder, sizes: T5Sizes, fused: bool, cache: int = 0) -> None:
+        self.cache = cache
         self.g = g
         self.sizes = sizes
         self.fused = fused
 
-    def stack(self, x: Tensor, layers: int, memory: Tensor | None) -> Tensor:
+    def stack(self, x: Tensor, layers: int, memory: Tensor | ReadBefore | None) -> Tensor:
         """Blocks and a last norm; with `memory` (what the encoder gives) those of the decoder."""
         g = self.g
         bias = None
@@ -133,21 +145,32 @@ class _T5:
     def _position_bias(self, positions: int, both_ways: bool) -> Tensor:
         """[heads, queries, keys]: a learned number per head and bucket of distances."""
         g = self.g
-        shape = (positions, positions)
+        shape = (positions, self.cache + positions)
+        more: dict[str, AttrIn] = {"start": self.cache} if self.cache else {}
         (buckets,) = g.op(
-            "constant", name="position_buckets", dtype="i64", shape=shape,
-            buckets=self.sizes.buckets, farthest=self.sizes.farthest, both_ways=both_ways,
+            "constant", name="position_buckets", dtype="i64", shapes=None, shape=shape,
+            buckets=self.sizes.buckets, farthest=self.sizes.farthest, both_ways=both_ways, **more,
         )  # fmt: skip
         bias = g.embedding(buckets, self.sizes.buckets, self.sizes.heads, "relative_attention_bias")
         return g.transpose(bias, (2, 0, 1), "position_bias")
 
-    def _attention(self, x: Tensor, memory: Tensor, bias: Tensor | None, causal: bool) -> Tensor:
+    def _attention(
+        self, x: Tensor, memory: Tensor | ReadBefore, bias: Tensor | None, causal: bool
+    ) -> Tensor:
         g, heads = self.g, self.sizes.heads
         inner = heads * self.sizes.head_size
         q = g.linear(x, inner, "q", bias=False)
-        k = g.linear(memory, inner, "k", bias=False)
-        v = g.linear(memory, inner, "v", bias=False)
-        y = g.attention(q, k, v, heads, causal=causal, scale=1.0, bias=bias, fused=self.fused)
+        is_kept = isinstance(memory, ReadBefore)
+        if isinstance(memory, ReadBefore):
+            k, v = memory.keys_and_values(g, x.shape[0], inner)
+        else:
+            k, v = (g.linear(memory, inner, name, bias=False) for name in ("k", "v"))
+        if causal:
+            k, v = (remembered(g, t, self.cache, name) for t, name in ((k, "k"), (v, "v")))
+        y = g.attention(
+            q, k, v, heads, causal=causal, scale=1.0, bias=bias, fused=self.fused,
+            remembered=is_kept,
+        )  # fmt: skip
         return g.linear(y, self.sizes.width, "o", bias=False)
 
     def _feed_forward(self, x: Tensor, sparse: bool) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.decoder import DecoderSizes, Stack
+from partita.zoo.decoder import DecoderSizes, ReadBefore, Stack, check_cache, check_fused
 from partita.zoo.ending import finish, finish_regression
 
 
@@ -81,40 +81,41 @@ Towers = Seq2SeqSizes | VitClassifier | ClipSizes
 
 
 def towers(
-    name: str, sizes: Towers, batch: int, seq: int, dtype: str, loss: bool, fused: bool
-) -> Graph:
-    """The graph of any of them; `seq` is the length of texts."""
+    name: str, sizes: Towers, batch: int, seq: int, dtype: str, loss: bool, fused: bool,
+    cache: int = 0,
+) -> Graph:  # fmt: skip
+    """The graph of any of them; `seq` is the length of texts.
+
+    With a `cache` of tokens written before, a decoder alone that writes `seq` more.
+    """
     g = GraphBuilder(name, dtype)
     if isinstance(sizes, Seq2SeqSizes):
-        return _seq2seq(g, sizes, batch, seq, loss, fused)
+        return _seq2seq(g, sizes, batch, seq, loss, fused, cache)
     if isinstance(sizes, ClipSizes):
         return _clip(g, sizes, batch, seq, loss, fused)
     return _vit(g, sizes, batch, loss, fused)
 
 
 def _seq2seq(
-    g: GraphBuilder, sizes: Seq2SeqSizes, batch: int, seq: int, loss: bool, fused: bool
+    g: GraphBuilder, sizes: Seq2SeqSizes, batch: int, seq: int, loss: bool, fused: bool, cache: int
 ) -> Graph:
-    encoder, decoder = (Stack(g, part, fused) for part in (sizes.encoder, sizes.decoder))
+    check_cache(g.name, seq, cache, 0, loss)
+    encoder, decoder = Stack(g, sizes.encoder, fused), Stack(g, sizes.decoder, fused, cache)
     width, vocab = sizes.decoder.width, sizes.decoder.vocab
     for part in (sizes.encoder, sizes.decoder) if not sizes.mels else (sizes.decoder,):
-        if seq > part.positions:
+        if seq + cache > part.positions:
             raise ModelError(
-                f"{seq} positions, and the model has learned {part.positions}",
+                f"{seq + cache} positions, and the model has learned {part.positions}",
                 fix=f"choose at most {part.positions}",
                 field=g.name,
             )
-    if sizes.mels:
-        table = g.parameter("model.decoder.embed_tokens.weight", (vocab, width))
-        x = _heard(g, sizes, batch)
+    name = "model.decoder.embed_tokens.weight" if sizes.mels else "model.shared.weight"
+    table = g.parameter(name, (vocab, width))
+    if cache:
+        check_fused(g.name, fused)
+        x: Tensor | ReadBefore = ReadBefore(sizes.encoder.positions if sizes.mels else seq + cache)
     else:
-        table = g.parameter("model.shared.weight", (vocab, width))
-        with g.scope("model.encoder"):
-            x = encoder.embedded(g.input("input_ids", (batch, seq), "i64"), table)
-            x = encoder.norm(x, "layernorm_embedding") if sizes.norm_embedding else x
-    with g.scope("model.encoder"):
-        x = encoder.blocks(x)
-        x = encoder.norm(x, "layer_norm") if sizes.encoder.final_norm else x
+        x = _encoded(g, encoder, sizes, table, (batch, seq))
     ids = g.input("decoder_input_ids", (batch, seq), "i64")
     with g.scope("model.decoder"):
         y = decoder.embedded(ids, table)
@@ -125,6 +126,20 @@ def _seq2seq(
     if sizes.logits_bias:
         logits = g.add(logits, g.parameter("final_logits_bias", (1, vocab)), name="logits")
     return finish(g, logits, loss)
+
+
+def _encoded(
+    g: GraphBuilder, encoder: Stack, sizes: Seq2SeqSizes, table: Tensor, ids: tuple[int, int]
+) -> Tensor:
+    """What the encoder gives for a text of that many ids, or for a spectrum."""
+    if sizes.mels:
+        x = _heard(g, sizes, ids[0])
+    with g.scope("model.encoder"):
+        if not sizes.mels:
+            x = encoder.embedded(g.input("input_ids", ids, "i64"), table)
+            x = encoder.norm(x, "layernorm_embedding") if sizes.norm_embedding else x
+        x = encoder.blocks(x)
+        return encoder.norm(x, "layer_norm") if sizes.encoder.final_norm else x
 
 
 def _heard(g: GraphBuilder, sizes: Seq2SeqSizes, batch: int) -> Tensor:
