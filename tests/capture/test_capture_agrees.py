@@ -27,11 +27,11 @@ def total(graph) -> float:
     return sum(flops(graph.call(op)) for op in graph.ops)
 
 
-def assert_agreement(found, wanted):
-    check_graph(found)
-    assert found.num_parameters == wanted.num_parameters
-    assert total(found) == pytest.approx(total(wanted), rel=0.01)
-    trained, other = training_graph(found), training_graph(wanted)
+def assert_agreement(captured, wanted):
+    check_graph(captured)
+    assert captured.num_parameters == wanted.num_parameters
+    assert total(captured) == pytest.approx(total(wanted), rel=0.01)
+    trained, other = training_graph(captured), training_graph(wanted)
     assert total(trained) == pytest.approx(total(other), rel=0.01)
 
 

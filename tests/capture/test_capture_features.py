@@ -304,6 +304,39 @@ def test_a_tensor_kept_from_call_to_call_is_refused():
     assert caught.value.file.startswith(f"{__file__}:")
 
 
+class HooksOnce(nn.Module):
+    """Puts a hook on its module in its first call and notes that it has, as transformers does."""
+
+    def __init__(self, notes):
+        super().__init__()
+        self.a, self.notes = nn.Linear(6, 6), notes
+        self.seen, self.is_hooked = [], False
+
+    def forward(self, x):
+        noted = self.is_hooked if self.notes == "flag" else hasattr(self, "hooked")
+        if not noted:
+            self.a.register_forward_hook(lambda module, args, out: self.seen.append(out))
+            if self.notes == "flag":
+                self.is_hooked = True
+            else:
+                self.hooked = True
+        self.seen.clear()
+        self.a(x)
+        return torch.stack(self.seen).sum(0)
+
+
+@pytest.mark.parametrize("notes", ["flag", "attribute"])
+def test_a_capture_leaves_the_module_as_it_was(notes):
+    module = HooksOnce(notes)
+    wanted = module.a(X)
+    for _ in range(2):
+        program = export_module(module, (X,)).program.module()
+        assert torch.equal(program(X), wanted)
+        assert not module.a._forward_hooks
+        assert module.seen == []
+    assert torch.equal(module(X), wanted)
+
+
 class Replaces(nn.Module):
     def __init__(self):
         super().__init__()
@@ -454,9 +487,30 @@ def test_a_choice_by_chance_that_is_none_is_decided_and_the_number_drawn(rate):
 
 
 def test_a_choice_by_chance_is_refused_with_its_line():
-    with pytest.raises(CaptureError, match=r"if not skipped:` depends on the values") as caught:
+    with pytest.raises(CaptureError, match=r"skipped:` chooses by chance.* torch\.where") as caught:
         capture(LayerDrop(0.5), (X,))
     assert caught.value.file.startswith(f"{__file__}:")
+
+
+class ChosenLayers(LayerDrop):
+    """The change that the refusal names."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.where(torch.rand([], device=x.device) < self.rate, x, layer(x))
+        return nn.functional.dropout(x, 0.5)
+
+
+def test_a_choice_by_chance_may_be_made_of_results():
+    module = ChosenLayers(0.5)
+    dropped = LayerDrop(0.5)
+    dropped.load_state_dict(module.state_dict())
+    program = export_module(module, (X,)).program.module()
+    assert differences(ran(program, (X,), {}), ran(module, (X,), {})) == []
+    torch.manual_seed(3)
+    wanted = dropped(X)
+    torch.manual_seed(3)
+    assert torch.equal(program(X), wanted)
 
 
 def test_one_tensor_may_be_two_arguments():

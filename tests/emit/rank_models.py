@@ -168,17 +168,17 @@ def rank_error(source, result, axes, rank, whole):
     """The same of one rank."""
     place, worst = places(axes)[rank], 0.0
     pairs = ((source.outputs, whole.outputs[0]), (source.gradients, whole.gradients))
-    for found, (values, right) in zip(result, pairs, strict=True):
-        assert found.keys() == values.keys()
+    for computed, (values, right) in zip(result, pairs, strict=True):
+        assert computed.keys() == values.keys()
         largest = max((tensor.abs().max() for tensor in right.values()), default=0.0)
         for name, value in values.items():
             wanted = shard(right[name], value.layout, axes, place)
             for axis in value.flat:
                 wanted = flat_part(wanted, place[axis], axes[axis].size)
-            assert found[name].shape == wanted.shape, name
+            assert computed[name].shape == wanted.shape, name
             # A gradient may be zero but for rounding: that of a bias of keys is.
             scale = max(right[name].abs().max(), 1e-4 * largest)
-            worst = max(worst, ((found[name] - wanted).abs().max() / scale).item())
+            worst = max(worst, ((computed[name] - wanted).abs().max() / scale).item())
     return worst
 
 

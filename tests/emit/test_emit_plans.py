@@ -14,11 +14,13 @@ from partita.emit.stages import emit
 from partita.errors import ModelError, PlanError
 from partita.graph import GraphBuilder
 from partita.graph.files import write_graph
+from partita.plans import read_plan
 from partita.run.sequential import load_source
 from partita.zoo import build
 from tests.emit.plans import plan_in_parts
 from tests.emit.test_emit_source import assert_only_expected_names
 from tests.emit.transparency import assert_ruff_has_nothing_to_say, same
+from tests.zoo.hf_tiny import tiny
 
 SMALL = {"batch": 2, "training": False}
 
@@ -152,7 +154,7 @@ def test_emit_refuses_what_is_no_plan(tmp_path):
     path.write_text('{"format": "partita/graph@1"}')
     outcome = run(str(path))
     assert outcome.exit_code == 2
-    assert '"partita/plan@5" is needed here' in outcome.output
+    assert '"partita/plan@6" is needed here' in outcome.output
 
 
 @pytest.mark.parametrize("ending", [".json", ".txt"])
@@ -162,3 +164,17 @@ def test_a_plan_of_a_saved_graph_is_emitted_for_one_micro_batch(tmp_path, ending
     source = emit_plan(plan_in_parts(str(spec), 2, microbatches=4, training=False)).source
     assert "float32 (batch, 3, 64, 64), given to the model" in source
     assert "Planned for batch 2; it takes any." in source
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_configuration_outside_of_the_plans_folder_is_not_opened(tmp_path, inside):
+    home = tmp_path / "home"
+    home.mkdir()
+    config = (home if inside else tmp_path) / "tiny.json"
+    config.write_text(json.dumps(tiny("llama")))
+    plan = plan_in_parts(f"{config}@8", 2, **SMALL)
+    (home / "plan.json").write_bytes(plan.to_json())
+    config.write_text("{" if not inside else config.read_text())  # whoever opens it fails
+    source = emit_plan(read_plan(home / "plan.json")).source
+    assert ("length = " in source) is inside
+    assert "batch = " in source

@@ -186,8 +186,8 @@ class TestCommand:
         source = target.read_text()
         assert "h_11_mlp_gelu = F.gelu(h_11_mlp_c_fc)  # [2, 16, 3072]" in source
         answer = self.run(self.plan(tmp_path), "--rank", 0, "--json")
-        found = json.loads(answer.stdout)
-        assert (found["format"], found["rank"], found["source"]) == (
+        printed = json.loads(answer.stdout)
+        assert (printed["format"], printed["rank"], printed["source"]) == (
             "partita/emitted@1", 0, source
         )  # fmt: skip
 

@@ -56,13 +56,13 @@ class Watch(TorchDispatchMode):
         self.made: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         self.ran.append(func.overloadpacket.__name__)
-        for out in found if isinstance(found, tuple | list) else [found]:
+        for out in result if isinstance(result, tuple | list) else [result]:
             if isinstance(out, T) and not func.is_view:
                 storage = out.untyped_storage()
                 self.made[StorageWeakRef(storage)] = storage.nbytes()
-        return found
+        return result
 
     def kept_bytes(self) -> int:
         return sum(size for ref, size in self.made.items() if not ref.expired())
@@ -72,9 +72,9 @@ def watched(it: Model, again: RecomputedNodes | None) -> tuple[int, list[str]]:
     """Bytes of activations kept after the forward, and what the backward runs."""
     stages = it.stages(dict.fromkeys(it.ops, 0), {} if again is None else {0: again})
     with Watch() as forward:
-        found = stages(*it.args, **it.kwargs)
+        result = stages(*it.args, **it.kwargs)
     kept = forward.kept_bytes()
-    end = found if isinstance(found, T) else found["loss"]
+    end = result if isinstance(result, T) else result["loss"]
     with Watch() as backward:
         end.sum().backward()
     for name, buffer in it.captured.module.named_buffers():
@@ -251,16 +251,12 @@ def test_the_code_shows_what_runs_again(tmp_path):
 
 HALVES = """
         def piece(x: Tensor) -> Tensor:
-            y = self.ln_1(x)
-            y = self.attn(y)
-            return x + y
+            return x + self.attn(self.ln_1(x))
 
         x = checkpoint(piece, x, use_reentrant=False)
 
         def piece_2(x: Tensor) -> Tensor:
-            y = self.ln_2(x)
-            y = self.mlp(y)
-            return x + y
+            return x + self.mlp(self.ln_2(x))
 
         return checkpoint(piece_2, x, use_reentrant=False)
 """

@@ -64,6 +64,27 @@ def test_a_table_is_made_once_in_a_stage():
     assert source.count("torch.cos(") == 2  # four blocks in two stages
 
 
+class Tables(nn.Module):
+    """Two blocks that make the same of a longer and longer chain of constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        mask = torch.ones(x.shape[1]).cumsum(0).unsqueeze(0).unsqueeze(2)
+        for block in self.blocks:
+            scale = torch.sqrt(1 - mask.neg())
+            x = torch.relu(block(x)) * scale
+        return x
+
+
+def test_what_shared_constants_are_made_of_is_made_before_them():
+    module, x = Tables().eval(), torch.randn(4, 6, 8)
+    code = load_source(emitted(module, (x,)))
+    assert torch.equal(code.run_stages(code.build_stages(module.state_dict()), x), module(x))
+
+
 def test_a_number_that_sizes_do_not_tell_keeps_the_batch():
     module = Averages().eval()
     source = emitted(module, (torch.randint(0, 20, (4, 6)),))

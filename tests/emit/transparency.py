@@ -44,8 +44,8 @@ class Model:
         module: nn.Module = self.captured.module
         torch.manual_seed(0)
         module.zero_grad(set_to_none=True)
-        found = call(*self.args, **self.kwargs)
-        leaves, spec = pytree.tree_flatten(found)
+        result = call(*self.args, **self.kwargs)
+        leaves, spec = pytree.tree_flatten(result)
         loss = random_weights(leaves)
         if loss.requires_grad:
             loss.backward()
@@ -122,8 +122,8 @@ class Apart:
         self.made: set[str] = set()
         for stage in self.stages.stages:
             taken = [(name, self._received(name, known[name])) for name in stage.takes]
-            found = stage(*(value for _, value in taken))
-            given = (found,) if len(stage.gives) == 1 else found or ()
+            result = stage(*(value for _, value in taken))
+            given = (result,) if len(stage.gives) == 1 else result or ()
             sent = list(zip(stage.gives, given, strict=True))
             self.runs.append((taken, sent))
             self.made.update(stage.gives)

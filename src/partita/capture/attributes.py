@@ -10,6 +10,7 @@ in every call.
 
 import contextlib
 import logging
+import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -29,11 +30,12 @@ HELD = ("_parameters", "_buffers", "_modules")
 def kept_attributes(
     module: torch.nn.Module, refused: list[CaptureError], reads: bool = True
 ) -> Iterator[None]:
-    """Refuse what would be kept; what is new in attributes goes again.
+    """Refuse what would be kept; what is new or another in attributes goes again.
 
     Without `reads` nobody sees what is read, and nothing is refused for it.
     """
     before = {child: dict(vars(child)) for child in module.modules()}
+    contents = {child: _contents(known) for child, known in before.items()}
     names = {  # attributes that may be kept: plain ones, not parameters or buffers
         name
         for known in before.values()
@@ -99,8 +101,44 @@ def kept_attributes(
             del cls.__getattribute__
         cls.__setattr__ = put
         for child, known in before.items():
-            for name in vars(child).keys() - known.keys():
-                delattr(child, name)
+            _put_back(child, known, contents[child])
+
+
+def _contents(known: dict[str, Any]) -> dict[str, Any]:
+    """What collections among attributes hold: hooks, tables that the model keeps."""
+    return {
+        name: value.copy()
+        for name, value in known.items()
+        if isinstance(value, dict | list | set) and name not in HELD
+    }
+
+
+def _put_back(child: torch.nn.Module, known: dict[str, Any], contents: dict[str, Any]) -> None:
+    """A module as it was: a call of it that has no data must leave nothing in it.
+
+    Flags go with what they stand for: a model that puts hooks on its modules in its first call, and
+    notes that it has, would else put them there twice, or never.
+    """
+    for name in vars(child).keys() - known.keys():
+        delattr(child, name)
+    for name, value in known.items():
+        if vars(child).get(name) is not value:
+            vars(child)[name] = value
+        if name in contents and not _holds_same(value, contents[name]):
+            value.clear()
+            if isinstance(value, list):
+                value.extend(contents[name])
+            else:
+                value.update(contents[name])
+
+
+def _holds_same(one: Any, other: Any) -> bool:
+    """Do two collections hold the very same things?"""
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(one[key] is other[key] for key in one)
+    if isinstance(one, set):
+        return {id(each) for each in one} == {id(each) for each in other}
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:

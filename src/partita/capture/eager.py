@@ -301,9 +301,10 @@ def _gru_cell(module: nn.Module, call: Call, x: T, h: T, *weights: T) -> T:
 
 
 def _state_space(
-    module: nn.Module, call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T
-) -> T:
-    """The scan of Mamba-2 in chunks (Dao, Gu 2024, section 6).
+    module: nn.Module, call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T,
+    *before: T,
+) -> T:  # fmt: skip
+    """The scan of Mamba-2 in chunks (Dao, Gu 2024, section 6), from the state `before` if given.
 
     h[t] = exp(-exp(decay) step[t]) h[t - 1] + step[t] b[t] x[t],  y[t] = c[t] h[t] + skip x[t]
     """
@@ -332,7 +333,7 @@ def _state_space(
     y = torch.einsum("bnlmh,bnmhp->bnlhp", scores * left, x)
     ends = (sums[:, :, -1:] - sums).exp()
     made = torch.einsum("bnlhs,bnlhp->bnhps", b * ends[..., None], x)
-    state, starts = torch.zeros_like(made[:, 0]), []
+    state, starts = before[0] if before else torch.zeros_like(made[:, 0]), []
     for number in range(made.shape[1]):
         starts.append(state)
         state = state * sums[:, number, -1, :, None, None].exp() + made[:, number]
@@ -416,7 +417,8 @@ def constant_ids(op: Op, shape: Sequence[int], limit: int, device: Any = None) -
         else:
             numbers = torch.arange(count, device=device) % room + start
         return numbers if len(shape) == 1 else numbers.reshape(tuple(shape))
-    key, query = torch.arange(shape[1], device=device), torch.arange(shape[0], device=device)
+    key = torch.arange(shape[1], device=device)
+    query = torch.arange(start, start + shape[0], device=device)
     ahead = key[None, :] - query[:, None]
     first = torch.zeros_like(ahead)
     if op.attr("both_ways", False):  # keys that come later have buckets of their own

@@ -33,7 +33,7 @@ from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
-from partita.capture.watch import watching
+from partita.capture.watch import REGION, watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
 
@@ -67,6 +67,10 @@ class Captured:
         """The name of the node that an op comes from."""
         name = op if isinstance(op, str) else op.name
         return name.partition(".")[0]
+
+    def checkpointed(self) -> frozenset[str]:
+        """The nodes of regions that the model checkpoints itself, if they were kept."""
+        return frozenset(node.name for node in self.record.nodes if REGION in (node.marks or ()))
 
     def random_ops(self) -> list[str]:
         """The ops that draw random numbers, in the order of the program."""

@@ -104,8 +104,8 @@ class _ExprimoReader:
         self.raw: dict[str, Mapping[str, Any]] = {}
         self.endpoints: dict[str, str] = {}
 
-    def fail(self, found: str, fix: str, field_name: str) -> ModelError:
-        return ModelError(found, fix=fix, field=field_name, file=self.file)
+    def fail(self, wrong: str, fix: str, field_name: str) -> ModelError:
+        return ModelError(wrong, fix=fix, field=field_name, file=self.file)
 
     def read(self, value: Mapping[str, Any]) -> ExprimoNetwork:
         layers = value.get("layers")
@@ -199,8 +199,8 @@ class _ExprimoReader:
         if not inputs and kind != "Input":
             raise self.fail("has no parents", "only an Input has none", f"{where}.parents")
         read: Callable[..., dict[str, Any]] = _READERS.get(kind, _ExprimoReader._passing)
-        found = read(self, name, raw, inputs)
-        layer = NetLayer(name, kind, parents, inputs, **found)
+        fields = read(self, name, raw, inputs)
+        layer = NetLayer(name, kind, parents, inputs, **fields)
         if min(layer.shape) < 1 or max(layer.shape) > MAX_SIZE:
             raise self.fail(
                 f"its output would be {list(layer.shape)}",

@@ -247,10 +247,10 @@ class _Change:
         self.last = made
         return made
 
-    def _refused(self, found: str) -> CaptureError:
+    def _refused(self, wrong: str) -> CaptureError:
         line = lines.of_node(self.node.meta.get("stack_trace"))
         return CaptureError(
-            f"`{line.code}` {found}, which cannot be captured",
+            f"`{line.code}` {wrong}, which cannot be captured",
             fix="write it so that it gives a new tensor (x = x + y instead of x += y)",
             file=line.place,
         )

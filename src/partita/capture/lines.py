@@ -58,6 +58,11 @@ def is_called_by_user(frame: FrameType | None) -> bool:
 
 def of_node(stack_trace: str | None) -> SourceLine:
     """The innermost line of the model in the stack trace that an exported node carries."""
+    return _innermost(reversed(places_of(stack_trace)))
+
+
+def places_of(stack_trace: str | None) -> list[tuple[str, int]]:
+    """File and line of every call in the stack trace that an exported node carries."""
     places = []
     for line in (stack_trace or "").splitlines():
         parts = line.strip().split('"')
@@ -65,7 +70,7 @@ def of_node(stack_trace: str | None) -> SourceLine:
             number = parts[2].removeprefix(", line ").split(",")[0]
             if number.isdecimal():
                 places.append((parts[1], int(number)))
-    return _innermost(reversed(places))
+    return places
 
 
 def _innermost(places: Iterable[tuple[str, int]]) -> SourceLine:

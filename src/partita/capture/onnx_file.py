@@ -211,10 +211,10 @@ class _OnnxReader:
 
     def free(self, name: str) -> str:
         """The name for an op, or with a number after it where it is taken."""
-        found, number = name, 1
-        while found in self.names or found in self.tensors:
-            found, number = f"{name}_{number}", number + 1
-        return found
+        free, number = name, 1
+        while free in self.names or free in self.tensors:
+            free, number = f"{name}_{number}", number + 1
+        return free
 
     def add(self, op: Op, tensors: tuple[Tensor, ...]) -> None:
         """Make an op and what it gives part of the graph."""
@@ -275,7 +275,12 @@ class _OnnxReader:
         return tuple(sizes) if all(size > 0 for size in sizes) else None
 
     def _weight(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Numbers that could be learned are parameters; single ones and whole ones are not."""
+        """Numbers that could be learned are parameters; single ones and whole ones are not.
+
+        Whole numbers of a byte with two dims and more are quantised weights, which are held.
+        """
+        if dtype in ("i8", "u8") and len(shape) > 1:
+            return self._declare(name, Tensor(self.free(name), shape, dtype, "state"))
         if dtype not in FLOATS or _count(shape) == 1:
             return self._constant(name, shape, dtype)
         return self._declare(name, Tensor(self.free(name), shape, dtype, "parameter"))

@@ -7,6 +7,7 @@ is beyond the kind, the rule gives up and the node is carried as it is.
 from collections.abc import Callable
 from typing import Any
 
+from partita.capture.onnx_contrib import QUANTIZED, rotary
 from partita.capture.onnx_site import OnnxSite, OnnxUnfit
 from partita.graph.record import Tensor
 
@@ -338,12 +339,21 @@ def _constant(site: OnnxSite) -> None:
 def _attention(site: OnnxSite) -> None:
     q, k, v = (site.tensor(i) for i in range(3))
     mask = [site.tensor(3)] if site.has(3) else []
-    if site.has(4):
-        raise OnnxUnfit  # keys and values of earlier calls
-    heads: dict[str, Any] = {}
+    settings: dict[str, Any] = {"causal": bool(site.attr("is_causal", 0))}
+    for name in ("scale", "softcap"):
+        if site.attr(name, 0.0):
+            settings[name] = site.attr(name)
+    if site.has(4):  # keys and values of earlier calls
+        if len(q.shape) == 3:
+            raise OnnxUnfit
+        k = site.part("k.all", "concat", site.tensor(4), k, axis=2)
+        v = site.part("v.all", "concat", site.tensor(5), v, axis=2)
     if len(q.shape) == 3:
-        heads = {"heads": site.attr("q_num_heads"), "kv_heads": site.attr("kv_num_heads")}
-    site.give("attention", q, k, v, *mask, causal=bool(site.attr("is_causal", 0)), **heads)
+        settings |= {"heads": site.attr("q_num_heads"), "kv_heads": site.attr("kv_num_heads")}
+    site.give("attention", q, k, v, *mask, **settings)
+    if len(q.shape) == 4:
+        site.also(1, k)
+        site.also(2, v)
 
 
 def _recurrent(site: OnnxSite) -> None:
@@ -444,6 +454,8 @@ RULES: dict[str, Rule] = {
     "ConstantOfShape": _constant,
     "Range": _constant,
     "Attention": _attention,
+    "RotaryEmbedding": rotary,
+    **QUANTIZED,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "SoftmaxCrossEntropyLoss": _class_loss,

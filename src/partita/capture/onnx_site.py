@@ -12,6 +12,8 @@ from partita.graph.dtypes import FLOATS
 from partita.graph.record import Call, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
+LOOPS = ("Loop", "Scan")
+
 
 class OnnxUnfit(Exception):  # noqa: N818
     """A rule does not cover this use of an operator."""
@@ -34,9 +36,12 @@ class OnnxSite:
     def build(self) -> None:
         """The ops of this node, by its rule or as it is."""
         names = [name for name in self.node.output if name]
+        from partita.capture.onnx_contrib import CONTRIB
         from partita.capture.onnx_kinds import RULES
 
-        rule = RULES.get(self.kind) if self.node.domain in ("", "ai.onnx") else None
+        self._refuse_loops()
+        rules = {"": RULES, "ai.onnx": RULES, "com.microsoft": {**RULES, **CONTRIB}}
+        rule = rules.get(self.node.domain, {}).get(self.kind)
         if rule is not None:
             try:
                 rule(self)
@@ -52,6 +57,14 @@ class OnnxSite:
         for op, tensors in self._ops:
             self.reader.add(op, tensors)
         self.reader.place.update(self._given)
+
+    def _refuse_loops(self) -> None:
+        if self.kind in LOOPS and self.node.domain in ("", "ai.onnx"):
+            raise FileError(
+                f"is a {self.kind}, whose body runs as often as the data say",
+                fix="export with the loop unrolled to a fixed number of steps, or with layers of "
+                "the kinds LSTM and GRU",
+            )
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute."""
@@ -90,8 +103,9 @@ class OnnxSite:
         return [int(item) for item in value.reshape(-1)]
 
     def part(self, part: str, kind: str, *inputs: Tensor, **attrs: Any) -> Tensor:
-        """An op on the way to the main one."""
-        return self._op(f"{self.name}.{part}", kind, inputs, attrs)[0]
+        """An op on the way to the main one; `dtype` is that of what it gives."""
+        dtype = attrs.pop("dtype", None)
+        return self._op(f"{self.name}.{part}", kind, inputs, attrs, dtype)[0]
 
     def give(self, kind: str, *inputs: Tensor, **attrs: Any) -> None:
         """The main op; its outputs are the node's first ones. `dtype` is that of the outputs."""
@@ -102,6 +116,11 @@ class OnnxSite:
             if known is not None and known != tensor.shape:
                 raise OnnxUnfit
             self._given[name] = tensor
+
+    def also(self, position: int, tensor: Tensor) -> None:
+        """One of the node's further outputs, if it is asked for."""
+        if position < len(self.node.output) and self.node.output[position]:
+            self._given[self.node.output[position]] = tensor
 
     def same(self, tensor: Tensor) -> None:
         """The node gives its input as it is."""
@@ -119,10 +138,11 @@ class OnnxSite:
         return self._dtype(self.node.output[0])
 
     def opaque(
-        self, part: str, kind: str, inputs: tuple[Tensor, ...], shape: tuple[int, ...]
-    ) -> Tensor:
+        self, part: str, kind: str, inputs: tuple[Tensor, ...], shape: tuple[int, ...],
+        dtype: str | None = None,
+    ) -> Tensor:  # fmt: skip
         """An op of a kind that no table knows."""
-        return self._op(f"{self.name}.{part}", kind, inputs, {}, None, [shape])[0]
+        return self._op(f"{self.name}.{part}", kind, inputs, {}, dtype, [shape])[0]
 
     def _op(
         self,

@@ -77,11 +77,11 @@ def python_graph(
 
     if not training:
         module.eval()
-    graph = capture(module, args, kwargs)
+    graph = capture(module, args, kwargs, checkpointing="inline")
     own = graph.parameters[0].dtype if graph.parameters else None
     if dtype is not None and own is not None and dtype != own:
         module, args, kwargs = _in_dtype(module, args, kwargs, dtype)
-        graph = capture(module, args, kwargs)
+        graph = capture(module, args, kwargs, checkpointing="inline")
     return graph
 
 

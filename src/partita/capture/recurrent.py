@@ -52,7 +52,7 @@ class _NodeSplit:
                         nodes.append(self._call(operator.getitem, (made, number)))
                 if self.dropout and layer < self.layers - 1:
                     x = self._call(aten.dropout.default, (x, self.dropout, True))
-            joined = [self._call(aten.cat.default, (found, 0)) if found else None for found in last]
+            joined = [self._call(aten.cat.default, (nodes, 0)) if nodes else None for nodes in last]
         for user in list(self.node.users):
             position = int(user.args[1])  # type: ignore[arg-type]
             user.replace_all_uses_with(joined[position - 1] if position else x)  # type: ignore[arg-type]

@@ -76,8 +76,8 @@ class ReferenceModule(nn.Module):
         """The graph's outputs; one alone is not in a tuple."""
         values = dict(zip((t.name for t in self.graph.inputs), inputs, strict=True))
         for index, op in enumerate(self.graph.ops):
-            found = self._run(op, values)
-            values.update(zip(op.outputs, found, strict=True))
+            written = self._run(op, values)
+            values.update(zip(op.outputs, written, strict=True))
             for name in self._last.get(index, ()):
                 values.pop(name, None)
         outputs = tuple(values[name] for name in self.graph.outputs)
@@ -95,8 +95,8 @@ class ReferenceModule(nn.Module):
             experts, _, width = call.outputs[0]
             tokens = math.prod(call.inputs[1][:-1])
             call = replace(call, outputs=((experts, tokens, width),))
-        found = RULES[op.kind](self, call, *inputs)
-        return found if isinstance(found, tuple) else (found,)
+        result = RULES[op.kind](self, call, *inputs)
+        return result if isinstance(result, tuple) else (result,)
 
     def constant(self, name: str, shape: Sequence[int] | None = None) -> T:
         """Zeros; where ids are meant (positions, say), those of `constant_ids`.
@@ -173,11 +173,11 @@ def _readers(graph: Graph) -> dict[str, int]:
 def _last_uses(graph: Graph) -> dict[int, list[str]]:
     last = {name: index for index, op in enumerate(graph.ops) for name in op.inputs}
     kept = set(graph.outputs)
-    found: dict[int, list[str]] = {}
+    last_used: dict[int, list[str]] = {}
     for name, index in last.items():
         if name not in kept:
-            found.setdefault(index, []).append(name)
-    return found
+            last_used.setdefault(index, []).append(name)
+    return last_used
 
 
 def _layer(graph: Graph, op: Op, readers: dict[str, int], device: torch.device) -> nn.Module | None:

@@ -96,7 +96,7 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
     seen: dict[int, torch.dtype] = {}
     inside: set[torch.dtype] = set()  # casts of what the operation itself has made
 
-    class Recorder(TorchDispatchMode):
+    class CastRecorder(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -117,7 +117,7 @@ def _casts(node: Node, region: Any) -> dict[int, torch.dtype]:
         return {}
     if node.target in (aten.to.dtype, operator.getitem):
         return {}  # its own cast, not autocast's
-    recorder = Recorder()  # type: ignore[no-untyped-call]
+    recorder = CastRecorder()  # type: ignore[no-untyped-call]
     with torch.no_grad(), tensors[0].fake_mode, recorder, region:  # type: ignore[attr-defined]
         out = node.target(*args, **kwargs)
     if isinstance(out, torch.Tensor) and inside == {out.dtype}:

@@ -301,11 +301,11 @@ def _shape(owner: TorchInput | TorchNode, shape: Any) -> tuple[int, ...]:
         return tuple(shape)
     line = owner.line if isinstance(owner, TorchNode) else lines.SourceLine()
     if all(type(size) is int for size in shape):
-        found, fix = f"gives an empty tensor {list(shape)}", "leave it out of the model"
+        wrong, fix = f"gives an empty tensor {list(shape)}", "leave it out of the model"
     else:
-        found = f"gives a tensor whose size depends on the data, {[str(size) for size in shape]}"
+        wrong = f"gives a tensor whose size depends on the data, {[str(size) for size in shape]}"
         fix = "mask instead of choosing elements, so that sizes are known"
-    raise CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place, field=owner.name)
+    raise CaptureError(f"`{line.code}` {wrong}", fix=fix, file=line.place, field=owner.name)
 
 
 def _dtype(owner: TorchInput | TorchNode, dtype: torch.dtype) -> str:

@@ -3,7 +3,8 @@
 - a custom `torch.autograd.Function`: only its forward would be kept, its backward replaced by the
   derivative of that. It becomes an operator (`functions.py`), and is refused where it cannot;
 - `torch.utils.checkpoint`: the region would be kept without the recomputation (and with
-  `use_reentrant=True` without its gradient);
+  `use_reentrant=True` without its gradient). It is refused, left to whoever plans (`inline`), or
+  its nodes are marked (`keep`);
 - `Tensor.register_hook` and backward hooks of modules: they change gradients, and would be dropped;
 - `torch.no_grad()` within a `torch.autocast` region: the former would be lost (not the other way
   round);
@@ -18,6 +19,7 @@ are those that PyTorch's own code looks up when it is called.
 """
 
 import contextlib
+import itertools
 import logging
 import random
 import sys
@@ -33,7 +35,8 @@ from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.errors import CaptureError
 
-DROPPED = "refuse", "inline"
+CHECKPOINTING = "refuse", "inline", "keep"
+REGION = "partita checkpoint"  # the mark on nodes of a checkpointed region
 DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle",
          "gauss", "normal", "rand", "randn", "permutation", "beta", "binomial")  # fmt: skip
 log = logging.getLogger("partita")
@@ -50,9 +53,9 @@ def watching(
     being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
     That knows less of what is put in the place of PyTorch's own, and the model has been run before.
     """
-    if checkpointing not in DROPPED:
+    if checkpointing not in CHECKPOINTING:
         raise CaptureError(
-            f"checkpointing is {checkpointing!r}", fix=f"use one of {', '.join(DROPPED)}"
+            f"checkpointing is {checkpointing!r}", fix=f"use one of {', '.join(CHECKPOINTING)}"
         )
     _refuse_hooks(module)
     before = _random_states()
@@ -60,10 +63,11 @@ def watching(
     drawn: list[lines.SourceLine] = []
     with (
         _noted_draws(drawn),
-        _replaced(refused, checkpointing == "inline"),
+        _replaced(refused),
+        _checkpoints(refused, checkpointing),
         _functions(refused, carries),
         kept_attributes(module, refused, reads=not bytecode),
-        _decided_draws(),
+        _decided_draws(refused),
         contextlib.nullcontext() if bytecode else _bounded_counts(),
         contextlib.nullcontext() if bytecode else passing_checks(),
         _plain_run() if plainly else contextlib.nullcontext(),
@@ -83,19 +87,62 @@ def watching(
 
 
 @contextlib.contextmanager
-def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
-    def refuse(found: str, fix: str) -> None:
+def _checkpoints(refused: list[CaptureError], checkpointing: str) -> Iterator[None]:
+    """What becomes of regions under `torch.utils.checkpoint`."""
+    said: set[str] = set()
+    regions = itertools.count()
+
+    def on_checkpoint(*args: Any, **kwargs: Any) -> Any:
         line = lines.of_stack()
-        error = CaptureError(f"`{line.code}` {found}", fix=fix, file=line.place)
+        error = CaptureError(
+            f"`{line.code}` uses activation checkpointing, which would be dropped",
+            fix='pass checkpointing="keep" to have it kept, "inline" to have the plan choose what '
+            "to recompute, or switch it off in the model",
+            file=line.place,
+        )
         refused.append(error)
         raise error
 
-    def on_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        refuse(
-            "uses activation checkpointing, which would be dropped",
-            "switch it off in the model and let the plan choose what to recompute, "
-            'or pass checkpointing="inline"',
-        )
+    def note() -> None:
+        line = lines.of_stack()
+        if checkpointing == "inline" and line.place not in said:
+            said.add(line.place)
+            log.warning("%s: the plan chooses what is recomputed, not `%s`", line.place, line.code)
+
+    def region(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        note()
+        marks = {REGION: next(regions)} if checkpointing == "keep" else {}
+        with torch.fx.traceback.annotate(marks):
+            yield
+
+    class Inlined:
+        """Stands for the reentrant checkpoint: its forward would run without gradients."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            for _ in region(function):
+                made = function(*args)
+            return made
+
+    marking = torch.fx.traceback.preserve_node_meta() if checkpointing == "keep" else None
+    with contextlib.ExitStack() as stack, marking or contextlib.nullcontext():
+        put = _putting(stack)
+        if checkpointing == "refuse":
+            put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
+            put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
+        else:
+            put(checkpoints, "_checkpoint_without_reentrant_generator", region)
+            put(checkpoints, "CheckpointFunction", Inlined)
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(refused: list[CaptureError]) -> Iterator[None]:
+    def refuse(wrong: str, fix: str) -> None:
+        line = lines.of_stack()
+        error = CaptureError(f"`{line.code}` {wrong}", fix=fix, file=line.place)
+        refused.append(error)
+        raise error
 
     def on_hook(tensor: Any, hook: Any) -> Any:
         refuse(
@@ -124,11 +171,6 @@ def _replaced(refused: list[CaptureError], inline: bool) -> Iterator[None]:
         put(torch.Tensor, "register_hook", on_hook)
         put(torch.set_grad_enabled, "__init__", on_grad_mode)
         put(torch.nn.utils.rnn, "_packed_sequence_init_args", on_packed)
-        if inline:
-            put(checkpoints, "CheckpointFunction", _Inlined)
-        else:
-            put(checkpoints, "_checkpoint_without_reentrant_generator", on_checkpoint)
-            put(checkpoints, "CheckpointFunction", _Refusing(on_checkpoint))
         yield
 
 
@@ -166,12 +208,14 @@ def _functions(refused: list[CaptureError], carries: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _decided_draws() -> Iterator[None]:
+def _decided_draws(refused: list[CaptureError]) -> Iterator[None]:
     """`if torch.rand([]) < p` is decided where p leaves no choice: 0, as LayerDrop has it, or 1.
 
-    The number is drawn all the same, so that what is drawn after it is the same.
+    The number is drawn all the same, so that what is drawn after it is the same. Any other p is
+    refused where the model asks.
     """
     drawn: dict[int, torch.Tensor] = {}  # single numbers of [0, 1), by id
+    chances: dict[int, torch.Tensor] = {}  # comparisons of them
 
     def on_rand(*args: Any, **kwargs: Any) -> torch.Tensor:
         number = rand(*args, **kwargs)
@@ -186,17 +230,36 @@ def _decided_draws() -> Iterator[None]:
                     return below
                 if other <= 0 and not (other == 0 and compare is less_or_equal):
                     return not below
+                chance = compare(self, other)
+                chances[id(chance)] = chance
+                return chance
             return compare(self, other)
 
         return on_compare
 
+    def on_truth(self: torch.Tensor) -> bool:
+        if id(self) not in chances:
+            return truth(self)
+        line = lines.of_stack()
+        error = CaptureError(
+            f"`{line.code}` chooses by chance what is computed, anew in every call",
+            fix="compute it in any case and choose with torch.where("
+            "torch.rand([], device=x.device) < p, x, layer(x)), or set the rate to 0 "
+            "(config.layerdrop = 0.0)",
+            file=line.place,
+        )
+        refused.append(error)
+        raise error
+
     rand, less_or_equal = torch.rand, torch.Tensor.__le__
+    truth = torch.Tensor.__bool__
     with contextlib.ExitStack() as stack:
         put = _putting(stack)
         put(torch, "rand", on_rand)
         put(torch.Tensor, "__lt__", comparing(torch.Tensor.__lt__, below=True))
         put(torch.Tensor, "__le__", comparing(less_or_equal, below=True))
         put(torch.Tensor, "__ge__", comparing(torch.Tensor.__ge__, below=False))
+        put(torch.Tensor, "__bool__", on_truth)
         yield
 
 
@@ -269,14 +332,6 @@ def _putting(stack: contextlib.ExitStack) -> Callable[[Any, str, Any], None]:
         setattr(where, name, value)
 
     return put
-
-
-class _Inlined:
-    """Stands for the reentrant checkpoint, whose forward would otherwise run without gradients."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
 
 
 class _Refusing:

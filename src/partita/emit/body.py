@@ -1,10 +1,10 @@
 """One function written out: a name for every value, a line for every step.
 
-Names are chosen as people do: what goes through a chain of layers stays `x`, a side branch gets the
-name of the layer that makes it, and a name is free again once its value is used up.
+A value is called what the model's own code calls it, or after the layer that makes it
+(`naming.py`); a name is free again once its value is used up.
 """
 
-import re
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,23 +12,16 @@ from typing import Protocol
 from partita.capture.torch_program import TensorSpec
 from partita.emit.annotations import annotation, type_of
 from partita.emit.calls import CheckpointSegment, Item, ModuleCall, is_again, reads
-from partita.emit.names import POOL, unused, variable
+from partita.emit.names import unused, variable
+from partita.emit.naming import CHAINED, MOST_FOLDED, Naming, has_role, made_up, outs_of
 from partita.emit.ops import written
-from partita.emit.steps import EmittedValue, OpStep
+from partita.emit.steps import SHAPE_OPS, EmittedValue, OpStep
 from partita.emit.symbolic import Size
-from partita.emit.text import Bracket, Expr, call, returned, statement
+from partita.emit.text import Bracket, Expr, call, returned, statement, without_parentheses
 
-_DULL = re.compile(
-    r"(conv|fc|linear|lin|bn|norm|ln|layer|block|act|relu|gelu|drop|dropout|pool|proj|features|h|net"
-    r"|body|main|model|transformer|encoder|decoder|layernorm|embedding|softmax)[\d_]*"
-)
-_SHAPE_OPS = {
-    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "contiguous", "to",
-    "flatten", "unflatten", "clone", "select", "slice", "t", "type_as", "float",
-}  # fmt: skip
-
-_METHODS = _SHAPE_OPS - {"clone"} | {"mean", "sum", "masked_fill"}
+_METHODS = SHAPE_OPS - {"clone"} | {"mean", "sum", "masked_fill"}
 _LONGEST_CHAIN = 50
+_WHOLE = (ast.Call, ast.Subscript, ast.Attribute, ast.Name, ast.List, ast.Tuple, ast.Constant)
 
 
 LEAST_REPEATED = 3  # calls that are written as a loop
@@ -60,6 +53,9 @@ class HolderPaths(Protocol):
     def targets(self, item: ModuleCall, body: "EmittedBody") -> str | None:
         """What the result of such a module is unpacked to."""
 
+    def is_unpacked(self, item: ModuleCall) -> bool:
+        """Is a module such a one?"""
+
 
 @dataclass
 class _Env:
@@ -78,6 +74,16 @@ class _Env:
         return self.body.size(size)
 
 
+@dataclass(frozen=True)
+class _FoldedExpr:
+    """An expression that waits for the one that it is a part of."""
+
+    value: EmittedValue
+    item: Item
+    place: int
+    expr: Expr
+
+
 class EmittedBody:
     """The lines of one `forward`."""
 
@@ -91,8 +97,11 @@ class EmittedBody:
         self.lines: list[str] = []
         self.last: dict[EmittedValue, int] = {}
         self.place = -1
-        self.chained: tuple[EmittedValue | None, str] = (None, "")  # a value that never gets a name
-        self.source: EmittedValue | None = None  # what the chain starts from
+        self.naming = Naming((), {})
+        self.folded: dict[EmittedValue, str] = {}  # values that never get a name, as expressions
+        self.sources: dict[EmittedValue, EmittedValue | None] = {}  # what such a one starts from
+        self.within: dict[EmittedValue, tuple[EmittedValue, ...]] = {}  # all that it reads
+        self.pending: list[_FoldedExpr] = []  # such ones that are not written yet, as they come
         self.functions: list[str] = []  # written for pieces
         self.marks = False
         self.marked = False  # inside of what runs again
@@ -104,6 +113,7 @@ class EmittedBody:
         for place, item in enumerate(items):
             self.last.update((value, place) for value in reads(item))
         self.last.update((value, 1 << 60) for value in gives)
+        self.naming = Naming(items, self.last)
         self.marks = not all(map(is_again, items))  # else whoever calls it marks it
         pad = " " * self.indent
         self._items(items, gives)
@@ -114,8 +124,8 @@ class EmittedBody:
 
     def name(self, value: EmittedValue) -> str:
         """The variable or attribute that holds a value, or the chain of methods so far."""
-        if value is self.chained[0]:
-            return self.chained[1]
+        if value in self.folded:
+            return self.folded[value]
         if value in self.names:  # an argument, though it may be a parameter of another module
             return self.names[value]
         return self.paths.state(value)
@@ -153,9 +163,8 @@ class EmittedBody:
             final = gives if place == len(items) else None
             if calls:
                 self._loop(calls, final)
-            elif not self._chain(items[place - 1], items[place] if final is None else None):
+            elif not self._fold(items[place - 1], items[place] if final is None else None):
                 self._item(items[place - 1], final)
-                self.chained = (None, "")
         if not items:
             self._return(gives)
 
@@ -168,29 +177,30 @@ class EmittedBody:
             self.marked = again
 
     def _item(self, item: Item, gives: Sequence[EmittedValue] | None) -> None:
-        outs: tuple[EmittedValue | None, ...]
-        if isinstance(item, CheckpointSegment):
-            expr: Expr = self._checkpointed(item)
-            outs = tuple(item.gives)
-            targets = self._targets(item, outs, is_list=False)
-            plain = True
-        elif isinstance(item, ModuleCall):
-            arguments = self.paths.arguments(item, self) or [self.name(v) for v in item.takes]
-            expr = call(self.paths.module(item.path), arguments)
-            outs = tuple(item.gives)
+        self._settle(item, is_written=True)
+        expr = self._expression(item)
+        outs = tuple(outs_of(item))
+        if isinstance(item, ModuleCall):
             targets = self.paths.targets(item, self) or self._targets(item, outs, is_list=False)
             plain = len(outs) == 1 and targets == self.names[item.gives[0]]
         else:
-            expr = written(item, _Env(self, self.paths.training(item)))
-            outs = item.outs
-            targets = self._targets(item, outs, item.is_list)
-            plain = not item.is_list
+            is_list = isinstance(item, OpStep) and item.is_list
+            targets = self._targets(item, outs, is_list)
+            plain = not is_list
         if gives is not None and plain and tuple(gives) == outs:
             self.lines += statement(expr, self.indent, before="return ")
             return
         self.lines += statement(expr, self.indent, before=f"{targets} = " if targets else "")
         if gives is not None:
             self._return(gives)
+
+    def _expression(self, item: Item) -> Expr:
+        if isinstance(item, CheckpointSegment):
+            return self._checkpointed(item)
+        if isinstance(item, ModuleCall):
+            arguments = self.paths.arguments(item, self) or [self.name(v) for v in item.takes]
+            return without_parentheses(call(self.paths.module(item.path), arguments))
+        return without_parentheses(written(item, _Env(self, self.paths.training(item))))
 
     def _checkpointed(self, piece: CheckpointSegment) -> Expr:
         """The call that runs a piece; unless it is one module, as a function written before it."""
@@ -219,17 +229,16 @@ class EmittedBody:
         """The calls from here on that run all of a list of modules, each on what the last gave."""
         module_calls: list[ModuleCall] = []
         for item in items[place:]:
-            if not isinstance(item, ModuleCall) or len(item.takes) != 1 or len(item.gives) != 1:
+            if not isinstance(item, ModuleCall) or not item.takes or len(item.gives) != 1:
                 break
             if is_again(item) != is_again(items[place]):
                 break
             if module_calls:
+                parent, number = _numbered(module_calls[0].path)
+                is_next = _numbered(item.path) == (parent, number + len(module_calls))
                 (value,) = module_calls[-1].gives
-                is_next = item.takes == [value] and self.last[value] == place + len(module_calls)
-                if not is_next or _numbered(item.path) != (
-                    _numbered(module_calls[0].path)[0],
-                    _numbered(module_calls[0].path)[1] + len(module_calls),
-                ):
+                is_next &= self.last[value] == place + len(module_calls)
+                if not is_next or _follows(module_calls, item) is None:
                     break
             module_calls.append(item)
         several = len(module_calls) >= LEAST_REPEATED and _numbered(module_calls[0].path)[1] >= 0
@@ -237,37 +246,87 @@ class EmittedBody:
         return module_calls if whole else []
 
     def _loop(self, calls: Sequence[ModuleCall], gives: Sequence[EmittedValue] | None) -> None:
-        """`for block in self.blocks: x = block(x)`."""
-        taken = self.name(calls[0].takes[0])
+        """`for block in self.blocks: x = block(x, mask)`."""
+        self._settle(calls[0], is_written=True)
+        place = _follows(calls[:1], calls[1]) or 0
+        taken = self.name(calls[0].takes[place])
         name = self.bind(calls[0], calls[-1].gives[0])
         pad = " " * self.indent
         if name != taken:
             self.lines.append(f"{pad}{name} = {taken}")
         block = unused("block", self.names.values())
         self.lines.append(f"{pad}for {block} in {self.paths.all_of([c.path for c in calls])}:")
-        self.lines.append(f"{pad}    {name} = {block}({name})")
+        given = [self.name(value) for value in calls[0].takes]
+        given[place] = name
+        expr = call(block, given)
+        self.lines += statement(expr, self.indent + 4, before=f"{name} = ")
         self.place += len(calls) - 1
         if gives is not None:
             self._return(gives)
 
-    def _chain(self, item: Item, following: Item | None) -> bool:
+    def _fold(self, item: Item, following: Item | None) -> bool:
+        """Keep what an item makes as an expression within that of its reader, if it has one."""
+        if isinstance(item, CheckpointSegment) or following is None:
+            return False
+        reader, longest = self.naming.reader(self.place), MOST_FOLDED
+        if self._is_chained(item, following):
+            reader, longest = self.place + 1, _LONGEST_CHAIN
+        (value, *others) = outs_of(item) or (None,)
+        if reader is None or value is None or others or self._is_unusual(item):
+            return False
+        self._settle(item, is_written=False)
+        given = [v for v in reads(item) if not v.is_state]
+        reading = self.naming.items[reader]
+        if not isinstance(reading, OpStep) or reading.operator in _METHODS:
+            longest = _LONGEST_CHAIN
+        expr = self._expression(item)
+        text = str(expr)
+        if len(text) > longest:
+            return False
+        self.pending = [each for each in self.pending if each.value not in given]
+        is_whole = isinstance(ast.parse(text, mode="eval").body, _WHOLE)
+        self.folded[value] = text if is_whole else f"({text})"
+        self.pending.append(_FoldedExpr(value, item, self.place, expr))
+        first = given[0] if given else None
+        self.sources[value] = first if first is None else self.sources.get(first, first)
+        self.within[value] = tuple(u for v in given for u in self.within.get(v, (v,)))
+        self.last.update((v, max(self.last.get(v, -1), reader)) for v in self.within[value])
+        return True
+
+    def _settle(self, item: Item, is_written: bool) -> None:
+        """Write what waits for a place in an expression, where an item would come before it.
+
+        Operators stay in their order: the last bit of a gradient hangs on it, and what is drawn.
+        """
+        consumed = [value for value in reads(item) if value in self.folded]
+        waiting = [each.value for each in self.pending]
+        kept = len(waiting) - len(consumed)
+        in_order = waiting[kept:] == consumed
+        early = self.pending if not in_order else self.pending[:kept] if is_written else []
+        here = self.place
+        for each in early:
+            self.place = each.place
+            del self.folded[each.value]
+            name = self.bind(each.item, each.value)
+            self.lines += statement(each.expr, self.indent, before=f"{name} = ")
+        self.place = here
+        gone = {each.value for each in early} | (set(consumed) if is_written else set())
+        self.pending = [each for each in self.pending if each.value not in gone]
+
+    def _is_unusual(self, item: Item) -> bool:
+        """Is it a module whose result is unpacked?"""
+        return isinstance(item, ModuleCall) and self.paths.is_unpacked(item)
+
+    def _is_chained(self, item: Item, following: Item) -> bool:
         """`x.view(2, 3).transpose(0, 1)`: a method whose result only the next method reads."""
         if not (isinstance(item, OpStep) and isinstance(following, OpStep)) or item.is_list:
             return False
-        if item.recomputed != following.recomputed:
-            return False
         value = item.outs[0]
         alone = value is not None and [v for v in following.reads() if v is value] == [value]
-        last = alone and value is not None and self.last[value] == self.place + 1
-        if not last or following.args[0] is not value or following.operator not in _METHODS:
+        if not alone or value is None or self.last[value] != self.place + 1:
             return False
-        text = str(written(item, _Env(self, self.paths.training(item))))
-        if item.operator not in _METHODS or len(text) > _LONGEST_CHAIN:
-            return False
-        if self.chained[0] is None:
-            self.source = next((v for v in item.reads() if not v.is_state), None)
-        self.chained = (value, text)
-        return True
+        methods = item.operator in _METHODS and following.operator in _METHODS
+        return methods and following.args[0] is value and item.recomputed == following.recomputed
 
     def _return(self, gives: Sequence[EmittedValue]) -> None:
         if gives:
@@ -283,32 +342,67 @@ class EmittedBody:
         """A name for what an item gives, remembered for its readers."""
         live = {name for value, name in self.names.items() if self.last.get(value, -1) > self.place}
         live |= self.sizes.keys()
-        name = self._continued(item, live) or unused(self._fresh(item, live), live)
+        name = unused(self._called(item, out, live), live)
         self.names.pop(out, None)
         self.names[out] = name
         return name
 
-    def _continued(self, item: Item, live: set[str]) -> str | None:
-        """The name of the first argument, if the chain goes on and its value is used up."""
+    def _called(self, item: Item, out: EmittedValue, live: set[str]) -> str:
+        """What the model calls it, what it is made of, or what it is."""
+        hint = self.naming.hints.get(out)
+        sentence = self.naming.sentences[self.place]
+        if hint is not None and sentence is not None and sentence.is_code:
+            if hint not in live or self._moved(hint, live, dict(sentence.renamed)):
+                return hint
+            hint = None
+        if hint is not None and has_role(item) and hint not in live:
+            return hint
+        is_call = isinstance(item, ModuleCall)
+        if hint is None and is_call and has_role(item) and made_up(item) not in live:
+            return made_up(item)
+        old = self._continued(item, live)
+        if old is not None:
+            return old
+        if hint is None and isinstance(item, OpStep) and item.operator in SHAPE_OPS:
+            return self._seen_as(item)
+        name = hint or made_up(item)
+        return name if name not in live else made_up(item)
+
+    def _moved(self, name: str, live: set[str], renamed: dict[str, str]) -> bool:
+        """`residual = x`, where the model does so before it makes another `x`."""
+        other = renamed.get(name)
+        if other is None or other in live or other == name:
+            return False
+        holders = [value for value, known in self.names.items() if known == name]
+        if any(name in text for text in self.folded.values()):
+            return False
+        self.lines.append(f"{' ' * self.indent}{other} = {name}")
+        self.names.update((value, other) for value in holders)
+        live.add(other)
+        live.discard(name)
+        return True
+
+    def _seen_as(self, step: OpStep) -> str:
+        """`ids_view` for another shape of what is still needed."""
+        old = self._first(step) or next((v.names[0] for v in step.reads() if v.is_state), None)
+        old = None if old is None else variable(old.rpartition(".")[2])
+        word = "cast" if step.operator in ("to", "type_as", "float") else "view"
+        return word if old is None else f"{old.removesuffix(f'_{word}')}_{word}"
+
+    def _first(self, item: Item) -> str | None:
+        """The variable that an item works on first."""
         given = [value for value in reads(item) if not value.is_state]
         first = given[0] if given else None
-        if first is not None and first is self.chained[0]:
-            first = self.source
-        old = None if first is None else self.names.get(first)
+        first = None if first is None else self.sources.get(first, first)
+        return None if first is None else self.names.get(first)
+
+    def _continued(self, item: Item, live: set[str]) -> str | None:
+        """The name of the first argument, if the chain goes on and its value is used up."""
+        old = self._first(item)
         if old is None or old in live:
             return None
-        same = isinstance(item, OpStep) and item.operator in _SHAPE_OPS
-        return old if same or old.split("_")[0] in POOL else None
-
-    def _fresh(self, item: Item, live: set[str]) -> str:
-        if isinstance(item, ModuleCall):
-            own = [part for part in item.path.split(".") if not part.isdigit()]
-            if own and not _DULL.fullmatch(own[-1].lower()):
-                return variable(own[-1])
-        free = next((name for name in POOL if name not in live), None)
-        if free is None and isinstance(item, OpStep):  # rather than x_2
-            return variable(item.operator)
-        return free or POOL[0]
+        same = isinstance(item, OpStep) and item.operator in SHAPE_OPS
+        return old if same or old in CHAINED else None
 
 
 def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
@@ -322,6 +416,17 @@ def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
             if plain and len(size.symbols) == 1 and size.symbols[0] not in taken:
                 told.setdefault(size.symbols[0], f"{name}.shape[{place}]")
     return told
+
+
+def _follows(calls: Sequence[ModuleCall], item: ModuleCall) -> int | None:
+    """Which argument of a call is what the last one gave, if the others are those of all before."""
+    if len(item.takes) != len(calls[0].takes):
+        return None
+    pairs = list(zip(item.takes, calls[0].takes, strict=True))
+    other = [place for place, (one, first) in enumerate(pairs) if one is not first]
+    is_chain = len(other) == 1 and item.takes[other[0]] is calls[-1].gives[0]
+    same_place = len(calls) < 2 or _follows(calls[:1], calls[1]) == other[0]
+    return other[0] if is_chain and same_place else None
 
 
 def _numbered(path: str) -> tuple[str, int]:

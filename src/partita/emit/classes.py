@@ -17,6 +17,7 @@ from partita.emit.families import UnnamedClass, draft_of, instance
 from partita.emit.holding import Holding
 from partita.emit.layers import RecurrentCall, layer, recurrent, sequence
 from partita.emit.names import POOL, unused, variable
+from partita.emit.naming import argument_name
 from partita.emit.steps import EmittedValue, OpStep
 from partita.emit.symbolic import Size
 from partita.emit.text import Bracket, Expr
@@ -68,7 +69,7 @@ class Classes:
         """The number of the draft of a module's class; equal modules share one."""
         paths = ClassPaths(self, item.path, item.items, item.gives)
         title = _title(item.path, module)
-        names = _argument_names(module, item.takes)
+        names = _argument_names(item.path, module, item.takes)
         draft = drafted(
             paths, item.items, list(zip(item.takes, names, strict=True)), item.gives,
             title=title,
@@ -207,6 +208,10 @@ class ClassPaths:
             return f"{first}, _"
         return f"{first}, ({', '.join(last)})" if len(last) > 1 else f"{first}, {last[0]}"
 
+    def is_unpacked(self, item: ModuleCall) -> bool:
+        """Is it a recurrent layer?"""
+        return self._recurrent_at(item.path)
+
     def _recurrent_at(self, path: str) -> bool:
         """True for a recurrent layer of PyTorch's own, not one that had to be written out."""
         is_own = str(self.modules[self._relative(path)]).startswith("nn.")
@@ -246,8 +251,8 @@ def drafted(
     )  # fmt: skip
 
 
-def _argument_names(module: nn.Module, takes: Sequence[EmittedValue]) -> list[str]:
-    """The first argument as the model calls it, the others as they come."""
+def _argument_names(path: str, module: nn.Module, takes: Sequence[EmittedValue]) -> list[str]:
+    """The arguments as the model's own code calls them; the first as `forward` does, if need be."""
     known = list(inspect.signature(module.forward).parameters.values())
     plain = (
         type(module) is not nn.Module
@@ -255,11 +260,29 @@ def _argument_names(module: nn.Module, takes: Sequence[EmittedValue]) -> list[st
         and known[0].kind is known[0].POSITIONAL_OR_KEYWORD
     )
     first = variable(known[0].name) if plain else POOL[0]
+    told = [
+        None if _is_among_peers(value, path) else argument_name(value, path.count("."), takes)
+        for value in takes
+    ]
     names: list[str] = []
-    for place in range(len(takes)):
+    for place, name in enumerate(told):
         fresh = next((n for n in POOL if n not in names and n != first), POOL[0])
-        names.append(first if place == 0 else unused(fresh, names))
+        if name is not None and name not in names and (place or first in told):
+            fresh = name
+        elif place == 0:
+            fresh = first
+        names.append(unused(fresh, names))
     return names
+
+
+def _is_among_peers(value: EmittedValue, path: str) -> bool:
+    """Was a value made in a numbered module beside this one, so that peers get others?"""
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        beside, own = ".".join(parts[:place]), ".".join(parts[: place + 1])
+        if part.isdigit() and f"{value.scope}.".startswith(f"{beside}."):
+            return not f"{value.scope}.".startswith(f"{own}.")
+    return False
 
 
 def shapes(values: Sequence[EmittedValue]) -> str:

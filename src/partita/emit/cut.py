@@ -104,8 +104,12 @@ def _made_once(model: Steps, constants: set[int]) -> set[int]:
             shared.update((step.index, group[0].index))
             pairs = zip(step.outs, group[0].outs, strict=True)
             first.update((out, kept) for out, kept in pairs if out is not None and kept is not None)
-    for index in sorted(shared, reverse=True):  # what it is made of is made early, too
-        shared.update(maker[value].index for value in model.steps[index].reads())
+    waiting = list(shared)
+    while waiting:  # what it is made of is made early, too
+        read = (first.get(value, value) for value in model.steps[waiting.pop()].reads())
+        earlier = {maker[value].index for value in read if value in maker} - shared
+        shared |= earlier
+        waiting += earlier
     for index, step in enumerate(model.steps):
         args, kwargs = _swapped(step.args, first), _swapped(step.kwargs, first)
         stack = () if index in shared else step.stack

@@ -70,11 +70,11 @@ class _Family:
 
     def columns(self) -> dict[int, int]:
         """Number -> the first number that always equals it, for numbers that are not constant."""
-        found: dict[tuple[int, ...], int] = {}
+        first_place: dict[tuple[int, ...], int] = {}
         chosen = {}
         for place, column in enumerate(zip(*self.members, strict=True)):
             if len(set(column)) > 1:
-                chosen[place] = found.setdefault(column, place)
+                chosen[place] = first_place.setdefault(column, place)
         return chosen
 
     def arguments(self) -> dict[int, str]:

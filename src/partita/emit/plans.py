@@ -30,7 +30,8 @@ from partita.errors import InputError, ModelError, PlanError
 from partita.graph.backward import forward_part
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
-from partita.jobs.carried import code_of, load_cluster, load_model
+from partita.jobs.carried import beside, code_of, load_cluster, load_model
+from partita.jobs.launch_command import narrow_products
 from partita.lower import lower_plan
 from partita.plans import Plan, runs_once
 from partita.zoo import build
@@ -45,6 +46,7 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
     Of a plan for file.py:function the file is run: the one that was captured, or `model`, which
     the user names.
     """
+    _refuse_narrow_products(plan)
     graph = load_model(plan).graph
     stage_of = {split.op: i for i, stage in enumerate(plan.stages) for split in stage.splits}
     spec = code_of(plan.model, model)
@@ -62,6 +64,14 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
 
 def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
     """The step of one rank of a plan, its splits and collectives written out."""
+    _refuse_narrow_products(plan)
+    if plan.model.grad_dtype:
+        raise PlanError(
+            f"the plan adds gradients up in {plan.model.grad_dtype}, and the code of a rank in "
+            f"{plan.model.dtype}",
+            fix="run the plan (partita run), or plan without grad-dtype",
+            field="grad-dtype",
+        )
     if not runs_once(plan.stages, plan.schedule):
         raise PlanError(
             f"the plan has {len(plan.stages)} stages and {plan.schedule.num_microbatches} "
@@ -75,11 +85,18 @@ def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
     return emit_rank(lowered.program, graph, lowered.stages[0], rank)
 
 
+def _refuse_narrow_products(plan: Plan) -> None:
+    """Emitted code multiplies in the type of the model, and never silently otherwise."""
+    if plan.model.matmul_dtype:
+        raise PlanError(narrow_products(plan), field="matmul-dtype")
+
+
 def _emit_module(
     plan: Plan, spec: str, batch: int, graph: Graph, stage_of: Mapping[str, int]
 ) -> Emitted:
     module, args, kwargs = read_module(spec, batch)
-    captured = export_module(module.train(plan.model.training), args, kwargs)
+    module.train(plan.model.training)
+    captured = export_module(module, args, kwargs, checkpointing="inline")
     if batch_of(captured.graph) != batch:
         raise ModelError(
             f"gives arguments for a batch of {batch_of(captured.graph)}, "
@@ -130,6 +147,7 @@ def _emit_reference(plan: Plan, spec: str, graph: Graph, stage_of: Mapping[str, 
         {node: stage_of[op] for node, op in op_of.items()},
         title=graph.name,
         scopes={node: scope_of[op] for node, op in op_of.items()},
+        op_names=op_of,
         input_names=[tensor.name for tensor in graph.inputs],
         again=recomputed_of(plan, nodes),
         others=_recaptured_reference(plan, spec, graph, captured),
@@ -169,7 +187,7 @@ def _add_capture(
 ) -> None:  # fmt: skip
     """Where a model takes no other batch or length, its numbers stay; that is no mistake."""
     try:
-        captured = export_module(module, *given)
+        captured = export_module(module, *given, checkpointing="inline")
     except Exception:
         return
     others[symbol] = Recaptured(captured.record, before, after)
@@ -189,8 +207,10 @@ def _recaptured_reference(
     name, _, value = spec.rpartition("@") if "@" in spec else (spec, "", "")
     if length > 2 and "+" not in value:
         try:
+            if plan.model.graph and spec == plan.model.spec:  # a file that only the plan names
+                name = beside(plan.folder, name, "model")
             shorter = build(f"{name}@{length // 2}", batch, plan.model.dtype, loss=training)
-        except InputError:  # a saved graph has its length
+        except InputError:  # a saved graph has its length, and other folders are not opened
             return others
         again = capture_reference(shorter, training)[0]
         others[LENGTH] = Recaptured(again.record, length, length // 2)

@@ -74,16 +74,17 @@ def emit(
     *,
     title: str = "",
     scopes: Mapping[str, str] | None = None,
+    op_names: Mapping[str, str] | None = None,
     input_names: Sequence[str] | None = None,
     again: Mapping[int, RecomputedNodes] | None = None,
     others: Mapping[str, Recaptured] | None = None,
 ) -> Emitted:
     """The source and the wiring; `stage_of` gives ops of the captured graph to stages.
 
-    `scopes` names a module for nodes that were not captured in a call of one; `input_names` are
-    better names for the model's flat arguments than their places; `again` is what the backward of
-    a stage runs again. `others` are captures of the model with another batch or length: sizes that
-    follow these are written so (`symbolic.py`).
+    `scopes` names a module for nodes that were not captured in a call of one, `op_names` the ops
+    that nodes are for; `input_names` are better names for the model's flat arguments than their
+    places; `again` is what the backward of a stage runs again. `others` are captures of the model
+    with another batch or length: sizes that follow these are written so (`symbolic.py`).
     """
     for op, label in stage_of.items():
         if not isinstance(label, int) or isinstance(label, bool) or label < 0:
@@ -91,8 +92,11 @@ def emit(
                 f"op {op!r} is given to stage {label!r}", fix="stages are numbered from 0 up"
             )
     record, followed = symbolic(captured.record, others or {})
-    model = read_steps(record, captured.module, scopes)
+    model = read_steps(record, captured.module, scopes, op_names)
     model.input_names = list(input_names or model.input_names)
+    for value, name in zip(model.inputs, model.input_names, strict=True):
+        if value is not None:
+            value.word = variable(name.rpartition(".")[2])
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
     return _Emission(captured, model, stages, name, again or {}, followed).emit()
@@ -264,7 +268,11 @@ def _wire_names(model: Steps, stages: list[StageSteps]) -> dict[EmittedValue, st
         if value not in wire_names:
             origin = value.names[0] if value.is_state else value.scope or value.label
             short = itertools.dropwhile(str.isdigit, _telling(origin.split("."))[-3:])
-            wire_names[value] = unused(variable("_".join(short), "value"), wire_names.values())
+            name = variable("_".join(short), "value")
+            told = variable(value.word) if value.word else name
+            if name in wire_names.values() or not (value.is_state or value.scope):
+                name = told
+            wire_names[value] = unused(name, wire_names.values())
     return wire_names
 
 

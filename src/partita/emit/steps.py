@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.capture.torch_program import Ref, TorchInput, TorchNode, TorchProgram, replaced
+from partita.capture.lines import places_of
+from partita.capture.torch_program import (
+    Ref,
+    TensorSpec,
+    TorchInput,
+    TorchNode,
+    TorchProgram,
+    replaced,
+)
+from partita.emit.local_names import Sentence, named_sentence, sentence_at
 from partita.emit.plain import without_examples
 from partita.errors import CaptureError
 
@@ -20,6 +29,10 @@ MOST_WRITTEN_OUT = 128  # elements of a constant that is written into the source
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async")
 _HELD = ("parameter", "buffer", "constant")
 _SAME = ("alias", "detach_")  # gives its argument; only new constants are detached in place
+SHAPE_OPS = {
+    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "contiguous", "to",
+    "flatten", "unflatten", "clone", "select", "slice", "t", "type_as", "float", "detach",
+}  # fmt: skip
 LEARNING = ("batch_norm", "instance_norm")  # they change buffers though their schema hides it
 
 
@@ -37,6 +50,8 @@ class EmittedValue:
     persistent: bool = True
     data: torch.Tensor | None = None
     scope: str = ""
+    said: tuple[Sentence | None, ...] = ()  # of the step that makes it
+    word: str = ""  # what the statement that makes it calls it
 
     @property
     def is_state(self) -> bool:
@@ -59,6 +74,8 @@ class OpStep:
     index: int = 0
     recomputed: bool = False  # marked to run again in the backward (`recompute.py`)
     is_random: bool = False  # draws random numbers
+    # The statements that it stands in: those that call the modules around it, then its own.
+    said: tuple[Sentence | None, ...] = ()
 
     @property
     def operator(self) -> str:
@@ -95,23 +112,31 @@ def values_in(nested: Any) -> Iterator[EmittedValue]:
 
 
 def read_steps(
-    program: TorchProgram, module: nn.Module, scopes: Mapping[str, str] | None = None
+    program: TorchProgram,
+    module: nn.Module,
+    scopes: Mapping[str, str] | None = None,
+    op_names: Mapping[str, str] | None = None,
 ) -> Steps:
     """The steps of a torch program; the module says which names its tensors have.
 
     `scopes` puts nodes into modules that were not called but might have been: those that only hold
-    others, as in the reference module of a graph.
+    others, as in the reference module of a graph, whose ops have names (`op_names`, by node).
     """
-    return _StepReader(program, module, scopes or {}).read()
+    return _StepReader(program, module, scopes or {}, op_names or {}).read()
 
 
 class _StepReader:
-    def __init__(self, program: TorchProgram, module: nn.Module, scopes: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: TorchProgram, module: nn.Module, scopes: Mapping[str, str],
+        op_names: Mapping[str, str],
+    ) -> None:  # fmt: skip
         self.program = program
         self.scopes = scopes
+        self.op_names = op_names
         self.holders = _holders(module) if scopes else set()
         self.names = _names_of(module)
         self.known: dict[str, Any] = {}  # by node: its value, or the values it gives
+        self.same: dict[str, tuple[str, Any]] = {}  # casts that do nothing: where, and to what
         self.model = Steps()
 
     def read(self) -> Steps:
@@ -156,8 +181,19 @@ class _StepReader:
             data=given.data,
         )  # fmt: skip
 
-    def _known(self, item: Any) -> Any:
-        return replaced(item, Ref, lambda ref: self.known[ref.name])
+    def _known(self, item: Any, scope: str | None = None) -> Any:
+        """Arguments with values in place of their names, as an operator in a module reads them.
+
+        The exporter gives everyone who reads a tensor later what a cast to its own type gave. So
+        that a module does not give back what it was given, others read the tensor itself.
+        """
+
+        def value(ref: Ref) -> Any:
+            where, source = self.same.get(ref.name, ("", None))
+            outside = scope is not None and not f"{scope}.".startswith(f"{where}.")
+            return source if source is not None and where and outside else self.known[ref.name]
+
+        return replaced(item, Ref, value)
 
     def _call(self, node: TorchNode) -> None:
         if node.is_item:
@@ -177,19 +213,29 @@ class _StepReader:
             self._step(node)
 
     def _step(self, node: TorchNode) -> None:
-        given, named = self._known(node.args), self._known(dict(node.kwargs))
+        given = self._known(node.args, node.scope)
+        named = self._known(dict(node.kwargs), node.scope)
         target, args, kwargs = without_examples(node.target, given, named, node.value)
         called = tuple((key, path) for key, path in node.stack if path)  # without the model itself
         stack = (*self._around(node), *called)
         scope = stack[-1][1] if stack else ""
         results = list(node.value) if node.gives_several else [node.value]
-        outs = [EmittedValue(node.name, item, scope=scope) for item in results]
+        said = self._said(node, stack)
+        words = _words(
+            said, len(results), args if target.overloadpacket.__name__ in SHAPE_OPS else ()
+        )
+        outs = [
+            EmittedValue(node.name, item, scope=scope, said=said, word=word)
+            for item, word in zip(results, words, strict=True)
+        ]
         self.known[node.name] = outs if node.gives_several else outs[0]
+        if _is_idle_cast(node, given):
+            self.same[node.name] = (node.scope, given[0])
         if target.overloadpacket.__name__ == "lift_fresh_copy" and _is_small(args[0]):
             args = (args[0].data,)
         step = OpStep(
             node.name, target, args, kwargs, tuple(outs), node.gives_several, stack=stack,
-            is_random=node.is_random,
+            is_random=node.is_random, said=said,
         )  # fmt: skip
         step.changes = step.operator in LEARNING or any(
             argument.alias_info is not None and argument.alias_info.is_write
@@ -197,11 +243,48 @@ class _StepReader:
         )
         self.model.steps.append(step)
 
+    def _said(
+        self, node: TorchNode, stack: tuple[tuple[str, str], ...]
+    ) -> tuple[Sentence | None, ...]:
+        """The statements around a node, one more than modules; none where they do not match."""
+        if node.name in self.op_names:
+            return *(named_sentence(path) for _, path in stack), named_sentence(
+                self.op_names[node.name]
+            )
+        places = places_of(node.stack_trace)
+        if len(places) != len(stack) + 1:
+            return ()
+        return tuple(sentence_at(*place) for place in places)
+
     def _around(self, node: TorchNode) -> tuple[tuple[str, str], ...]:
         """The holders a node is said to be in, outermost first."""
         parts = self.scopes.get(node.name, "").split(".")
         paths = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
         return tuple((path, path) for path in paths if path in self.holders)
+
+
+def _is_idle_cast(node: TorchNode, args: tuple[Any, ...]) -> bool:
+    """Does a cast give the very tensor that it was given?"""
+    if node.operation != "to" or not args or not isinstance(args[0], EmittedValue):
+        return False
+    before, after = args[0].meta, node.value
+    if not isinstance(before, TensorSpec) or not isinstance(after, TensorSpec):
+        return False
+    asked = node.arguments
+    copies = asked.get("copy") or asked.get("memory_format") is not None
+    same = (before.dtype, before.device, before.stride) == (after.dtype, after.device, after.stride)
+    return not copies and same
+
+
+def _words(
+    said: tuple[Sentence | None, ...], count: int, source: tuple[Any, ...]
+) -> tuple[str, ...]:
+    """What a statement calls the results of its operator; another shape is called as before."""
+    sentence = said[-1] if said else None
+    if sentence is not None and len(sentence.targets) == count:
+        return sentence.targets
+    before = source[0].word if source and isinstance(source[0], EmittedValue) else ""
+    return (before,) * count
 
 
 def _names_of(module: nn.Module) -> dict[str, tuple[str, ...]]:

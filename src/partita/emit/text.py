@@ -6,6 +6,7 @@ a list, tuple or dict goes to one per line at once.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 WIDTH = 100
+_INFIX = re.compile(r" ([-+*/@&|]|[<>=!]=|[<>]) ")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ def call(
 def statement(expr: Expr, indent: int, before: str = "", after: str = "") -> list[str]:
     """The lines of `before expr after`, broken where they are too long."""
     line = f"{' ' * indent}{before}{expr}{after}"
+    if len(line) > WIDTH and isinstance(expr, str) and before and _INFIX.search(expr):
+        return [
+            f"{' ' * indent}{before}(",
+            f"{' ' * (indent + 4)}{expr}",
+            f"{' ' * indent}){after}",
+        ]
     if len(line) <= WIDTH or isinstance(expr, str) or not expr.items:
         return [line]
     first, last = f"{' ' * indent}{before}{expr.head}", f"{' ' * indent}{expr.tail}{after}"
@@ -72,6 +80,42 @@ def statement(expr: Expr, indent: int, before: str = "", after: str = "") -> lis
         else:
             lines += statement(item, inner, after=",")
     return [*lines, last]
+
+
+def without_parentheses(expr: Expr) -> Expr:
+    """An expression whose arguments have no parentheses of their own: `f(x + y)`."""
+    if not isinstance(expr, Bracket):
+        return expr
+    items: list[Item] = []
+    for item in expr.items:
+        if isinstance(item, Named):
+            items.append(Named(item.name, _bare(item.value)))
+        else:
+            items.append(_bare(item))
+    return Bracket(expr.head, tuple(items), expr.tail, expr.display)
+
+
+def _bare(expr: Expr) -> Expr:
+    """An argument without the parentheses around all of it."""
+    if isinstance(expr, Bracket):
+        return without_parentheses(expr)
+    depth = 0
+    for place, sign in enumerate(expr):
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0 and place < len(expr) - 1:
+            return expr
+    inner = expr[1:-1]
+    return inner if expr.startswith("(") and not _is_tuple(inner) else expr
+
+
+def _is_tuple(text: str) -> bool:
+    """Does a comma stand outside of all brackets?"""
+    depth = 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            return True
+    return not text
 
 
 def returned(names: Sequence[str], indent: int) -> list[str]:
