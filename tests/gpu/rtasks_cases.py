@@ -76,9 +76,9 @@ def program_of(
     problem = RtasksProblem(
         VDevice(units, 2, signal_us=1.0), operators, tuple(TileEdge(*edge) for edge in edges)
     )
-    found = searches("rtasks")["list"](problem).solution
-    assert found is not None
-    program = rprogram(problem, found)
+    solution = searches("rtasks")["list"](problem).solution
+    assert solution is not None
+    program = rprogram(problem, solution)
     assert not check_rprogram(problem, program, 2 * units)
     return program
 

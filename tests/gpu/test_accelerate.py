@@ -74,8 +74,8 @@ def test_streams_are_kept_saved_and_built_again(on_cpu, monkeypatch, tmp_path):
     assert len(fast.inputs) == len(inputs)
     other = tuple(torch.randn_like(each) for each in inputs)
     with torch.no_grad():
-        for found, wanted in zip(fast(*other), module(*other), strict=True):
-            assert torch.allclose(found, wanted, atol=1e-5)
+        for got, wanted in zip(fast(*other), module(*other), strict=True):
+            assert torch.allclose(got, wanted, atol=1e-5)
     fast.save(tmp_path / "fast.json")
     again = quick(module, inputs, decided=tmp_path / "fast.json")
     assert again.report().kept == fast.report().kept
@@ -190,9 +190,9 @@ def test_after_the_weights_have_changed_the_module_runs(on_cpu, monkeypatch):
     with torch.no_grad():
         module[0].weight.mul_(3)  # the graph has a folded copy
     with pytest.warns(UserWarning, match="the weights have changed since: accelerate again"):
-        found = fast(x)
+        result = fast(x)
     with torch.no_grad():
-        assert torch.equal(found, module(x))
+        assert torch.equal(result, module(x))
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def test_a_call_with_the_places_themselves_copies_no_input(kind):
         for mine, given in zip(call.inputs, inputs, strict=True):
             mine.copy_(given)
         with Calls() as calls:
-            found = call(*call.inputs)
-        assert all(map(torch.allclose, found, wanted))
+            results = call(*call.inputs)
+        assert all(map(torch.allclose, results, wanted))
         assert calls.copies().count("aten._foreach_copy_.default") == 1  # the outputs
         with Calls() as calls:
             call(*inputs)

@@ -29,7 +29,7 @@ def test_a_step_gives_the_logits_of_the_model(sizes, dtype, overlap):
         for position in range(spec.length):
             token = torch.randint(spec.vocab, (1,), device="cuda")
             at = torch.tensor([position], device="cuda")
-            found = step(token, at).clone()
+            logits = step(token, at).clone()
             wanted = wide(token, at, *exact)
             own = relative(model(token, at, *caches), wanted)
-            assert relative(found, wanted) <= max(2 * own, 1e-6), position
+            assert relative(logits, wanted) <= max(2 * own, 1e-6), position

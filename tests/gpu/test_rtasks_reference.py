@@ -44,8 +44,8 @@ def check(module, *inputs, kinds=None):
     lowered = lower_module(module.eval(), inputs)
     with torch.no_grad():
         wanted = as_tuple(module(*inputs))
-    for found in in_every_shape(lowered, *inputs):
-        for mine, theirs in zip(found, wanted, strict=True):
+    for results in in_every_shape(lowered, *inputs):
+        for mine, theirs in zip(results, wanted, strict=True):
             assert relative(mine, theirs.double()) < 2e-6
     if kinds is not None:
         regions = [region for region in lowered.regions if region is not None]

@@ -54,6 +54,16 @@ def wrong(outputs: tuple[T, ...], reference: ReferenceOutput) -> str:
     )
 
 
+def wrong_call(
+    call: Callable[..., tuple[T, ...]], inputs: Sequence[T], reference: ReferenceOutput, seed: int
+) -> str:
+    """How far the outputs of a call are off; it draws what the reference drew at random."""
+    torch.manual_seed(seed)
+    outputs = call(*inputs)
+    wait()
+    return wrong(outputs, reference)
+
+
 def check(outputs: tuple[T, ...], reference: ReferenceOutput, what: str) -> float:
     """The error of outputs that are right; wrong ones are refused."""
     error = reference.error(outputs)

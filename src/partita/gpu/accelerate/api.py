@@ -73,6 +73,10 @@ class Accelerated:
         """What was tried, what is called, and what it takes."""
         return self._report
 
+    def stale(self) -> bool:
+        """Have the weights changed since, so that what is called would have the earlier ones?"""
+        return self._best.form != "module" and self._weights.changed()
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write what was decided as JSON; weights are not part of it."""
         schedule = self._best.schedule
@@ -103,7 +107,7 @@ class Accelerated:
                 f"input {at} is {_in_words(inputs[at])}, the example has "
                 f"{_in_words(self.example[at])}: accelerate for it as well"
             )
-        if self._best.form != "module" and self._weights.changed():
+        if self.stale():
             return "the weights have changed since: accelerate again"
         return ""
 
@@ -136,7 +140,7 @@ def checked_inputs(module: nn.Module, example: T | Sequence[T]) -> tuple[T, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _AccelerateFile:
     form: str
     schedule: StreamSchedule | None = None
 
@@ -145,7 +149,7 @@ def _read(path: str | Path) -> tuple[str, StreamSchedule | None]:
     """What `Accelerated.save` wrote."""
     value = files.decode_json(files.read_bytes(path), str(path))
     files.check_format(value, FORMAT, VERSION, str(path))
-    wire = files.convert(value, _Wire, str(path))
+    wire = files.convert(value, _AccelerateFile, str(path))
     return wire.form, wire.schedule
 
 

@@ -24,11 +24,11 @@ from torch import nn
 from partita.errors import PartitaError
 from partita.gpu.accelerate.report import AcceleratedReport
 from partita.gpu.accelerate.work import RTASKS, STREAMS
-from partita.gpu.choose import attempt, fastest, said, wrong
+from partita.gpu.choose import attempt, fastest, said, wrong_call
 from partita.gpu.flow.export import evaluating, flow_of
 from partita.gpu.flow.fold import fold_norms
 from partita.gpu.flow.steps import Flow
-from partita.gpu.measure import raise_interrupt, wait
+from partita.gpu.measure import raise_interrupt
 from partita.gpu.reference_output import ReferenceOutput, as_tuple, reference_output
 from partita.gpu.rtasks.api import rtasks
 from partita.gpu.sequential import SequentialGraph
@@ -151,10 +151,7 @@ class AccelerateSearch:
 
     def admit(self, candidate: Acceleration) -> bool:
         """Into the list, unless its outputs are wrong."""
-        torch.manual_seed(self.settings.seed)
-        outputs = candidate.call(*self.inputs)
-        wait()
-        off = wrong(outputs, self.reference)
+        off = wrong_call(candidate.call, self.inputs, self.reference, self.settings.seed)
         if off:
             self.notes.append(f"{candidate.label}: {off}, left out")
             return False

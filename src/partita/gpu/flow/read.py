@@ -39,7 +39,7 @@ def read_flow(program: TorchProgram) -> Flow:
             f"the model changes {', '.join(changed)} when it is called",
             fix="give a model that keeps no state between calls",
         )
-    reader = _Reader(program)
+    reader = _FlowReader(program)
     for given in program.inputs:
         reader.give(given)
     for node in program.nodes:
@@ -55,7 +55,7 @@ def _control_flow(name: str) -> GraphError:
     )
 
 
-class _Reader:
+class _FlowReader:
     """Goes over the nodes once, in order."""
 
     def __init__(self, program: TorchProgram) -> None:
@@ -219,14 +219,14 @@ def _padded(args: list[Any], *defaults: Any) -> list[Any]:
     return args + list(defaults)[len(args) - 1 :]
 
 
-def _conv(reader: _Reader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
+def _conv(reader: _FlowReader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
     x, weight, bias, stride, padding, dilation, groups = _padded(
         args, None, None, 1, 0, 1, 1
     )  # fmt: skip
     return _conv_step(reader, name, x, weight, bias, stride, padding, dilation, groups)
 
 
-def _convolution(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _convolution(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if transposed:
         return None
@@ -234,7 +234,7 @@ def _convolution(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> St
 
 
 def _conv_step(
-    reader: _Reader, name: str, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+    reader: _FlowReader, name: str, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
     dilation: Any, groups: int,
 ) -> Step | None:  # fmt: skip
     if not isinstance(x, Ref) or not isinstance(weight, T) or weight.dim() != 4:
@@ -253,7 +253,7 @@ def _conv_step(
     )  # fmt: skip
 
 
-def _batch_norm(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _batch_norm(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     x, weight, bias, mean, var = args[:5]
     training = args[5] is True
     eps = args[7] if len(args) > 7 else args[6]
@@ -274,13 +274,13 @@ def _batch_norm(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Ste
     )  # fmt: skip
 
 
-def _relu(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _relu(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     if not _is_image(reader, args[0]):
         return None
     return Step(name, "combine", (args[0].name,), factors=(1.0,), relu=True)
 
 
-def _add(reader: _Reader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
+def _add(reader: _FlowReader, name: str, args: list[Any], kwargs: dict[str, Any]) -> Step | None:
     a, b = args[:2]
     if not (_is_image(reader, a) and _is_image(reader, b)) or reader.shape(a) != reader.shape(b):
         return None
@@ -289,7 +289,7 @@ def _add(reader: _Reader, name: str, args: list[Any], kwargs: dict[str, Any]) ->
     return Step(name, "combine", (a.name, b.name), factors=(1.0, float(kwargs.get("alpha", 1))))
 
 
-def _mul(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _mul(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     a, b = args[:2]
     if isinstance(b, Ref):
         a, b = b, a
@@ -299,7 +299,7 @@ def _mul(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | Non
     return Step(name, "combine", (a.name,), factors=(number,))
 
 
-def _div(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _div(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     number = _number(args[1])
     if not _is_image(reader, args[0]) or not number or kwargs.get("rounding_mode"):
         return None
@@ -314,7 +314,7 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _is_image(reader: _Reader, value: Any) -> bool:
+def _is_image(reader: _FlowReader, value: Any) -> bool:
     return (
         isinstance(value, Ref)
         and len(reader.shapes.get(value.name, ())) == 4
@@ -322,7 +322,7 @@ def _is_image(reader: _Reader, value: Any) -> bool:
     )
 
 
-def _max_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _max_pool(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     x, kernel, stride, padding, dilation, ceil = _padded(args, None, None, 0, 1, False)
     if not _is_image(reader, x):
         return None
@@ -331,7 +331,7 @@ def _max_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step 
     return Step(name, "maxpool", (x.name,), window=window, ceil=bool(ceil))
 
 
-def _avg_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _avg_pool(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     x, kernel, stride, padding, ceil_mode, include_pad, divisor = _padded(
         args, None, None, 0, False, True, None
     )
@@ -342,7 +342,7 @@ def _avg_pool(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step 
     return Step(name, "avgpool", (x.name,), window=window, include_pad=bool(include_pad))
 
 
-def _cat(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | None:
+def _cat(reader: _FlowReader, name: str, args: list[Any], kwargs: Any) -> Step | None:
     members, dim = args[0], (args[1] if len(args) > 1 else 0)
     if not all(_is_image(reader, each) for each in members) or dim not in (1, -3):
         return None
@@ -351,7 +351,7 @@ def _cat(reader: _Reader, name: str, args: list[Any], kwargs: Any) -> Step | Non
     return Step(name, "cat", tuple(each.name for each in members))
 
 
-Rule = Callable[[_Reader, str, list[Any], Any], Step | None]
+Rule = Callable[[_FlowReader, str, list[Any], Any], Step | None]
 RULES: dict[str, Rule] = {
     "aten.conv2d.default": _conv,
     "aten.convolution.default": _convolution,

@@ -66,7 +66,7 @@ def _best(
     """The largest logit of a program's rows and its row, the first of equal ones."""
     columns = tl.arange(0, WIDTH)
     most = tl.full((), -float("inf"), tl.float32)
-    found = tl.full((), LAST, tl.int32)
+    first = tl.full((), LAST, tl.int32)
     for chunk in range(CHUNKS):
         rows = (program * CHUNKS + chunk) * HB + tl.arange(0, HB)
         there = rows < VOCABULARY
@@ -80,9 +80,9 @@ def _best(
         logits = tl.where(there, logits, -float("inf"))
         here = tl.max(logits, 0)
         row = tl.min(tl.where((logits == here) & there, rows, LAST), 0)
-        found = tl.where(here > most, row, tl.where(here == most, tl.minimum(row, found), found))
+        first = tl.where(here > most, row, tl.where(here == most, tl.minimum(row, first), first))
         most = tl.maximum(here, most)
-    return most, found
+    return most, first
 
 
 @triton.jit

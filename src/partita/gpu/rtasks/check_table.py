@@ -248,7 +248,7 @@ def _unordered(
     ops: Sequence[TileOp], table: LaunchTable, owners: list[int], sources: list[list[int]]
 ) -> tuple[str, ...]:
     """Reads that need not come after the write; programs that wait for ever."""
-    run = _Run(table, owners)
+    run = _TableRun(table, owners)
     last = run.last_of_ops(len(ops))
     wrong = []
     for row, program in run.rows():
@@ -266,7 +266,7 @@ def _unordered(
     return tuple(wrong)
 
 
-class _Run:
+class _TableRun:
     """A launch without time: who goes on when, and what is known to have happened by then."""
 
     def __init__(self, table: LaunchTable, owners: list[int]) -> None:

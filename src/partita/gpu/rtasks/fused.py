@@ -101,11 +101,11 @@ class FusedModel:
                 )
         with torch.no_grad():
             outputs = list(self.call(*inputs))
-        found = []
+        results = []
         for shape in self._shapes:
-            found.append(tree_unflatten(outputs[: shape.num_leaves], shape))
+            results.append(tree_unflatten(outputs[: shape.num_leaves], shape))
             outputs = outputs[shape.num_leaves :]
-        return found[0] if len(found) == 1 else tuple(found)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def beside(self, alone: Sequence["FusedModel"]) -> "FusedModel":
         """The same, with the times of its models one by one in the report."""

@@ -102,12 +102,12 @@ def merged(old: Launched, new: Launched, origin: Sequence[int | None]) -> Launch
     ]
 
     def both(mine: dict[int, S], theirs: dict[int, S]) -> dict[int, S]:
-        found = {}
+        picked = {}
         for index, source, at in choice:
             held = mine if source is new else theirs
             if at in held:
-                found[index] = held[at]
-        return found
+                picked[index] = held[at]
+        return picked
 
     return Launched(
         tuple(source.launches[at] for _, source, at in choice),

@@ -70,10 +70,10 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        found = asdict(self)
-        found["regions"] = [{**asdict(each), "gap": each.gap} for each in self.regions]
-        found["fallbacks"] = [{"name": name, "reason": reason} for name, reason in self.fallbacks]
-        return {"format": "partita/rtasks-report@1", **found}
+        fields = asdict(self)
+        fields["regions"] = [{**asdict(each), "gap": each.gap} for each in self.regions]
+        fields["fallbacks"] = [{"name": name, "reason": reason} for name, reason in self.fallbacks]
+        return {"format": "partita/rtasks-report@1", **fields}
 
     def __str__(self) -> str:
         lines = [f"{self.model} on {self.device}, {self.dtype}: {self._headline()}"]

@@ -34,8 +34,8 @@ class Tiles:
         op = self.region.ops[operator]
         rows, cols = rectangle(op, self.tiles[operator], tile)
         with torch.no_grad():
-            found = KINDS[op.kind](_Work(op, self.arena, rows, cols))
-            for where, value in zip(op.writes, found, strict=True):
+            values = KINDS[op.kind](_Work(op, self.arena, rows, cols))
+            for where, value in zip(op.writes, values, strict=True):
                 whole = self.arena.matrix(where)
                 whole[rows.start : rows.stop, cols.start : cols.stop] = value.to(whole.dtype)
 
@@ -179,9 +179,9 @@ def _rows(work: _Work) -> tuple[T, ...]:
 
 def _gates(work: _Work, read: int, weight: int, bias: int, gates: int) -> list[T]:
     size = work.op.writes[0].cols
-    found = work.weight(weight).reshape(gates, size, -1)[:, work.cols]
+    gate_weights = work.weight(weight).reshape(gates, size, -1)[:, work.cols]
     vector = work.wide(bias, gates * size)
-    sums = [work.read(read)[work.rows] @ each.t() for each in found]
+    sums = [work.read(read)[work.rows] @ each.t() for each in gate_weights]
     if vector is None:
         return sums
     return [y + b[work.cols] for y, b in zip(sums, vector.reshape(gates, size), strict=True)]

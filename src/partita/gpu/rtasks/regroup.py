@@ -77,12 +77,12 @@ def split_by_cost(
 
 def split_by_branches(ops: Sequence[TileOp], most: int = MOST_BRANCHES) -> list[tuple[bool, range]]:
     """All fused, in as few runs as there is code for."""
-    found, begin = [], 0
+    runs, begin = [], 0
     for end in range(1, len(ops) + 1):
         if branches(ops[begin:end]) > most:
-            found.append((True, range(begin, end - 1)))
+            runs.append((True, range(begin, end - 1)))
             begin = end - 1
-    return [*found, (True, range(begin, len(ops)))]
+    return [*runs, (True, range(begin, len(ops)))]
 
 
 def split_piece(lowered: LoweredModel, index: int, runs: Runs) -> LoweredModel:

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from partita.errors import VerificationError
-from partita.gpu.choose import attempt, fastest, wrong
+from partita.gpu.choose import attempt, fastest, wrong_call
 from partita.gpu.flow.export import evaluating, flow_of
 from partita.gpu.flow.fold import fold_norms
 from partita.gpu.flow.place import place
@@ -310,10 +310,7 @@ class Chooser:
 
     def admit(self, candidate: StreamsCandidate) -> bool:
         """Into the list, unless its outputs are wrong."""
-        torch.manual_seed(self.options.seed)
-        outputs = candidate.call(*self.inputs)
-        wait()
-        off = wrong(outputs, self.reference)
+        off = wrong_call(candidate.call, self.inputs, self.reference, self.options.seed)
         if off:
             self.notes.append(f"{candidate.label}: {off}, left out")
             return False

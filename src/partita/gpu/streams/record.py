@@ -91,7 +91,7 @@ def label_of(variant: str, pieces: tuple[Group, ...], plan: LaunchPlan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wire:
+class _SchedulesFile:
     schedules: tuple[StreamSchedule, ...]
     model: str = ""
 
@@ -112,7 +112,7 @@ def read_schedules(path: str | Path) -> tuple[StreamSchedule, ...]:
     """Read what `write_schedules` wrote."""
     value = files.decode_json(files.read_bytes(path), str(path))
     files.check_format(value, FORMAT, VERSION, str(path))
-    return files.convert(value, _Wire, str(path)).schedules
+    return files.convert(value, _SchedulesFile, str(path)).schedules
 
 
 def schedule_of(value: Any) -> StreamSchedule:
@@ -132,10 +132,10 @@ def check_plan(schedule: StreamSchedule, flow: Flow) -> None:
         raise other_steps(schedule, f"here {fingerprint(flow)}")
 
 
-def other_steps(schedule: StreamSchedule, found: str) -> PlanError:
+def other_steps(schedule: StreamSchedule, here: str) -> PlanError:
     """The refusal of a schedule that does not belong to the model."""
     return PlanError(
-        f"the schedule is for other steps ({schedule.fingerprint}, {found})",
+        f"the schedule is for other steps ({schedule.fingerprint}, {here})",
         fix="give the model it was made for, or optimise again",
     )
 

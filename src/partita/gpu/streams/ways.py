@@ -113,7 +113,7 @@ def conv_ways(
     pixels: int, cout: int, taps: int, cin: int, block: int, item: int, most: int
 ) -> tuple[Way, ...]:
     """Tiles and splits, the best by estimate first; at most two splits per tile."""
-    found: list[tuple[float, Way]] = []
+    estimates: list[tuple[float, Way]] = []
     for bm, bn, warps in TILES:
         if (block != cout and bn > block) or (bm >= 32 and bm >= 2 * pixels):
             continue
@@ -129,9 +129,9 @@ def conv_ways(
             time = _estimate_us(tiles, steps, splits, bm, bn, bk, item)
             stages = 4 if (bm + bn) * bk * item * 4 <= 96 * 1024 else 3
             mine.append((time, Way("conv", (bm, bn, bk), warps, stages, splits)))
-        found += sorted(mine, key=lambda each: each[0])[:2]
-    found.sort(key=lambda each: each[0])
-    return tuple(way for _, way in found[:most])
+        estimates += sorted(mine, key=lambda each: each[0])[:2]
+    estimates.sort(key=lambda each: each[0])
+    return tuple(way for _, way in estimates[:most])
 
 
 def _depth(cin: int, item: int, tile: int) -> int:

@@ -1,0 +1,171 @@
+"""Greedy and sampled decoding against `model.generate`, with kernels in Triton's interpreter."""
+
+import warnings
+
+import pytest
+from in_interpreter import in_interpreter
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+transformers = pytest.importorskip("transformers")
+
+from partita.errors import InputError  # noqa: E402
+from partita.gpu.decode.generate import Sampling, generate  # noqa: E402
+from partita.gpu.decode.weights import decoder_weights  # noqa: E402
+
+SAME = """
+import torch, transformers
+from partita.gpu.decode.generate import generate
+from partita.gpu.decode.spec import KINDS, ProductBlock, StepOptions
+from partita.gpu.decode.step import DecodeStep
+from partita.gpu.decode.weights import decoder_weights
+
+transformers.logging.set_verbosity_error()
+options = StepOptions(dict.fromkeys(KINDS, ProductBlock(16, 64)), 32)
+
+
+def step(model, length):
+    return DecodeStep(decoder_weights(model, length), options)
+
+
+llama3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+for rope in (llama3,):  # the default is that of the steps' own tests
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=61, rope_parameters=rope,
+        initializer_range=0.5,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.randint(61, (1, 5))
+    for choice in (
+        {},
+        {"do_sample": True, "top_k": 7, "top_p": 0.8, "temperature": 0.9},
+    ):
+        torch.manual_seed(3)
+        mine = generate(model, tokens, max_new_tokens=4, make_step=step, **choice)
+        after = torch.rand(1)
+        torch.manual_seed(3)
+        given = {"do_sample": False, **({"top_k": 0, "top_p": 1.0, **choice} if choice else {})}
+        theirs = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4, eos_token_id=None,
+            pad_token_id=0, **given,
+        )
+        assert torch.equal(mine, theirs), (choice, mine, theirs)
+        assert torch.equal(after, torch.rand(1)), "as many numbers were drawn"
+    end = int(mine[0, 6])
+    torch.manual_seed(3)
+    ended = generate(model, tokens, max_new_tokens=4, make_step=step, eos_token_id=end, **choice)
+    first = mine[0, 5:].tolist().index(end) + 6
+    assert torch.equal(ended, mine[:, :first])
+print("all right")
+"""
+
+
+def test_tokens_are_those_of_transformers_greedy_and_sampled():
+    assert in_interpreter(SAME) == "all right\n"
+
+
+def tiny(**changes):
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 61,
+        "num_attention_heads": 2, "num_key_value_heads": 2,
+    }  # fmt: skip
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(sizes | changes))).eval()
+
+
+def test_a_model_without_a_step_is_left_to_its_own_generate():
+    model, tokens = tiny(), torch.randint(61, (2, 4))
+    with pytest.warns(UserWarning, match=r"a batch of 2; .*; model.generate runs instead"):
+        mine = generate(model, tokens, max_new_tokens=3)
+    wanted = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=3,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: the activation 'gelu'; silu can be run"),
+        ({"attention_bias": True}, "q_proj.bias is a bias"),
+    ],
+)
+def test_configurations_that_a_step_would_get_wrong_are_refused(changes, said):
+    with pytest.raises(InputError, match=said):
+        decoder_weights(tiny(**changes), 8)
+
+
+def test_models_with_other_parts_are_refused_by_name():
+    sizes = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 61,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+    }  # fmt: skip
+    granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(**sizes))
+    with pytest.raises(InputError, match="a model of type 'granite'; one of llama, mistral"):
+        decoder_weights(granite, 8)
+    mistral = transformers.MistralForCausalLM(
+        transformers.MistralConfig(**sizes, sliding_window=16)
+    )
+    with pytest.raises(InputError, match="sliding_window: attention over a window of 16"):
+        decoder_weights(mistral, 8)
+    llama = tiny()
+    llama.model.layers[0].self_attn.q_norm = torch.nn.LayerNorm(16, bias=False)
+    with pytest.raises(InputError, match=r"has self_attn.q_norm.weight, which no Llama has"):
+        decoder_weights(llama, 8)
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"temperature": 0.0}, "temperature: found 0.0; give more than 0"),
+        ({"top_k": -1}, "top_k: found -1; give 0"),
+        ({"top_p": 0.0}, "top_p: found 0.0; give more than 0 and at most 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: found 0; give 1 or more"),
+    ],
+)
+def test_bad_choices_are_refused(choice, said):
+    with pytest.raises(InputError, match=said):
+        generate(tiny(), torch.ones(1, 3, dtype=torch.int64), **choice)
+
+
+@pytest.mark.parametrize("tokens", [torch.ones(3), torch.ones(1, 0), torch.ones(1, 3)])
+def test_tokens_are_rows_of_integers(tokens):
+    with pytest.raises(InputError, match=r"tokens are .*; give integers, \(1, length\)"):
+        generate(tiny(), tokens)
+
+
+def test_scores_are_cut_as_transformers_cuts_them():
+    processors = transformers.generation.logits_process
+    torch.manual_seed(0)
+    scores = torch.randn(4, 50)
+    for temperature, top_k, top_p in (
+        (0.5, 3, 0.9),
+        (2.0, 0, 0.3),
+        (1.0, 50, 1.0),
+        (1.3, 60, 0.01),
+    ):
+        wanted = processors.TemperatureLogitsWarper(temperature)(None, scores)
+        if top_k:
+            wanted = processors.TopKLogitsWarper(top_k)(None, wanted)
+        if top_p < 1:
+            wanted = processors.TopPLogitsWarper(top_p)(None, wanted)
+        mine = Sampling(True, temperature, top_k, top_p).kept(scores)
+        assert torch.equal(mine, wanted)
+
+
+def test_a_step_made_before_must_have_room():
+    class Short:
+        class spec:  # noqa: N801
+            length = 4
+
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(InputError, match=r"the step has 4 rows; make one of 6"),
+    ):
+        generate(
+            tiny(), torch.ones(1, 3, dtype=torch.int64), max_new_tokens=4,
+            make_step=lambda model, length: Short,
+        )  # fmt: skip
