@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import partita
 from partita.errors import CaptureError
@@ -180,3 +182,47 @@ def test_tensors_without_elements_are_carried_along():
     piped = partita.pipe(module, (x,), devices=3, stop=QUICK)
     assert differences(ran(piped, (x,), {}), ran(copy.deepcopy(module), (x,), {})) == []
     assert all(0 not in tensor.shape for tensor in piped._now.run.captured.graph.tensors)
+
+
+class Checkpoints(nn.Module):
+    """Checkpoints a part of itself, as `gradient_checkpointing_enable` has models do."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.inner = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 6))
+
+    def forward(self, x: T) -> T:
+        y = checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+        return self.last(torch.relu(y)).sum()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_models_own_checkpointing_is_kept_or_left_to_the_plan(reentrant: bool) -> None:
+    module, x = Checkpoints(reentrant), torch.linspace(-1, 1, 24).view(4, 6)
+    runs = {}
+    for how in ("keep", "inline"):
+        piped = partita.pipe(copy.deepcopy(module), (x,), devices=2, checkpointing=how, stop=QUICK)
+        assert differences(ran(piped, (x,), {}), ran(copy.deepcopy(module), (x,), {})) == []
+        with Calls() as calls:
+            piped(x).backward()
+        runs[how] = calls.names.count("gelu")
+    assert runs == {"keep": 2, "inline": 1}
+
+
+class Calls(TorchDispatchMode):
+    """Which operators run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name.partition("::")[2])
+        return func(*args, **(kwargs or {}))
+
+
+def test_two_ways_to_run_again_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"own checkpointing is to be kept.* recompute=False"):
+        partita.pipe(Checkpoints(False), (X,), checkpointing="keep", recompute=True)

@@ -118,9 +118,9 @@ X = torch.ones(2, 3)
 @pytest.mark.parametrize(
     ("module", "stages", "message"),
     [
-        (Skip(), {"tanh": 0, "relu": 1, "sigmoid": 2, "add": 2}, "tanh passes from stage 0 to st"),
+        (Skip(), {"tanh": 0, "relu": 1, "sigmoid": 2, "add": 2}, "a passes from stage 0 to st"),
         (Branches(), {"tanh": 0, "relu": 1, "add": 2}, "stage 1 reads nothing of stage 0; it has"),
-        (TwoResults(), {"tanh": 0, "relu": 1}, "result tanh is made in stage 0; it has the last"),
+        (TwoResults(), {"tanh": 0, "relu": 1}, "result a is made in stage 0; it has the last"),
     ],
 )
 def test_what_is_no_chain_is_refused(module, stages, message):

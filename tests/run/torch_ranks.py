@@ -64,7 +64,7 @@ def searched() -> TorchSchedule:
     """Found for two devices with two stages each under a cap, weight gradients apart."""
     place = shape("wave", 2, ShapeOptions(backward_span=1, weight_span=1))
     result = schedule(place, memory=5, microbatches=5, method="greedy")
-    order = order_of_solution(result.problem, result.found.solution)
+    order = order_of_solution(result.problem, result.outcome.solution)
     return in_loss_order(torch_schedule(order))
 
 
@@ -118,7 +118,7 @@ def compare(pipeline: TorchPipeline, names: list[str]) -> dict[str, object]:
     losses = [whole(*pair) for pair in zip(x.chunk(count), target.chunk(count), strict=True)]
     (sum(losses) / count).backward()
     wanted = {name: p.grad for name, p in whole.named_parameters()}
-    found = pipeline.step(dict(zip(names, (x, target), strict=True)))
+    losses_here = pipeline.step(dict(zip(names, (x, target), strict=True)))
     errors = [
         ((parameter.grad - wanted[name]).norm() / wanted[name].norm()).item()
         for number in pipeline.local
@@ -126,8 +126,8 @@ def compare(pipeline: TorchPipeline, names: list[str]) -> dict[str, object]:
     ]
     for number in pipeline.local:
         pipeline.chain[number].zero_grad()
-    far = [abs(a.item() - b.item()) for a, b in zip(found, losses, strict=False)]
-    return {"compared": len(errors), "worst": max(errors), "losses": len(found),
+    far = [abs(a.item() - b.item()) for a, b in zip(losses_here, losses, strict=False)]
+    return {"compared": len(errors), "worst": max(errors), "losses": len(losses_here),
             "loss": max(far, default=0)}  # fmt: skip
 
 

@@ -40,5 +40,7 @@ def load_module(
 def capture_loaded(loaded: Loaded) -> tuple[Captured, Mapping[str, str]]:
     """The module captured; of a reference module also the op that every captured op comes from."""
     if loaded.graph is None:
-        return export_module(loaded.module, loaded.args, loaded.kwargs, name=loaded.spec), {}
+        return export_module(
+            loaded.module, loaded.args, loaded.kwargs, name=loaded.spec, checkpointing="inline"
+        ), {}
     return capture_reference(loaded.graph, loaded.module.training, device="cpu")

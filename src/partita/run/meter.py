@@ -103,8 +103,8 @@ class Meter:
             return peak - before
         with _Allocations() as seen:
             operation(*inputs)
-        found: int = seen.peak_bytes
-        return found
+        peak_bytes: int = seen.peak_bytes
+        return peak_bytes
 
 
 def _leaf(value: Any, wanted: bool) -> Any:

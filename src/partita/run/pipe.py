@@ -9,7 +9,7 @@ what a pipeline of the devices asked for would take.
 
 from typing import TYPE_CHECKING, Any
 
-from partita.errors import PlanError
+from partita.errors import CaptureError, PlanError
 
 if TYPE_CHECKING:
     from partita.cluster import Cluster
@@ -40,6 +40,10 @@ def pipe(
     at the borders of modules; with `cut="anywhere"` wherever the busiest device is done first, and
     a device may hold several. Parameters and buffers are shared with the module, not copied. What
     cannot be captured raises CaptureError, what fits nowhere PlanError.
+
+    Where the module checkpoints activations itself, `checkpointing` says what becomes of it:
+    "refuse", "keep" (these regions run again in the backward, in whatever stage they are), or
+    "inline" (`recompute` alone decides).
     """
     from partita.capture.installed import need_torch
 
@@ -47,6 +51,11 @@ def pipe(
     from partita.jobs.partition import QUICKLY
     from partita.run.piped import Piped
 
+    if checkpointing == "keep" and recompute:
+        raise CaptureError(
+            "the model's own checkpointing is to be kept and the plan's to be used",
+            fix="pass checkpointing=\"inline\" for the plan's, or recompute=False for the model's",
+        )
     if devices is None and cluster is None:
         devices = 4
     options = {
@@ -68,6 +77,7 @@ def _cut(
     """The module as it is now: captured, partitioned with these options, emitted."""
     from partita.capture import export_module
     from partita.emit.plans import recomputed_of
+    from partita.emit.recompute import RecomputedNodes
     from partita.emit.stages import emit
     from partita.jobs.partition import partition
     from partita.run.piped import PipedMode
@@ -85,5 +95,10 @@ def _cut(
             more = "give the search longer: stop=partita.Stop(time_s=60)"
         raise PlanError(partitioned.result.why, fix=more, field=captured.graph.name)
     nodes = {op: [captured.node_of(op)] for op in partitioned.stage_of}
-    emitted = emit(captured, partitioned.stage_of, again=recomputed_of(partitioned.plan, nodes))
+    again = recomputed_of(partitioned.plan, nodes)
+    if learns and (regions := captured.checkpointed()):
+        everything = {node for own in nodes.values() for node in own}
+        kept = RecomputedNodes(nodes=regions, others=frozenset(everything - regions))
+        again = dict.fromkeys(again, kept)
+    emitted = emit(captured, partitioned.stage_of, again=again)
     return PipedMode(SequentialStages(captured, emitted), partitioned)

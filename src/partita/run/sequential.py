@@ -156,13 +156,13 @@ def _check(value: Any, known: Any, place: str) -> None:
     """Refuse what the captured program does not fit."""
     if isinstance(known, torch.Tensor):
         if not isinstance(value, torch.Tensor):
-            found = f"is a {type(value).__name__}"
+            wrong = f"is a {type(value).__name__}"
         elif value.shape != known.shape or value.is_floating_point() != known.is_floating_point():
-            found = f"is {value.dtype} {tuple(value.shape)}"
+            wrong = f"is {value.dtype} {tuple(value.shape)}"
         else:
             return
         raise CaptureError(
-            f"{found}, and {known.dtype} {tuple(known.shape)} was captured",
+            f"{wrong}, and {known.dtype} {tuple(known.shape)} was captured",
             fix="give tensors of the captured shapes, or capture again", field=f"argument {place}",
         )  # fmt: skip
     if value is not known and value != known:

@@ -8,13 +8,15 @@ BATCH = 8
 
 
 class MLP(nn.Module):
-    def __init__(self, width=16):
+    def __init__(self, width=16, dropout=0.0):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.drop = nn.Dropout(dropout) if dropout else None
 
     def forward(self, x, y):
         for layer in self.layers[:-1]:
             x = torch.relu(layer(x))
+            x = x if self.drop is None else self.drop(x)
         return F.cross_entropy(self.layers[-1](x), y)
 
 
@@ -131,6 +133,35 @@ class T5(nn.Module):
         return F.cross_entropy(F.linear(state, self.tokens.weight).flatten(0, 1), y.flatten())
 
 
+class Masks(nn.Module):
+    """Whatever draws: dropout of activations and of attention, a path, channels for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.out = nn.Embedding(32, 16), nn.Linear(16, 16)
+        self.qkv = nn.Linear(16, 48)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.layers = nn.LSTM(16, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, x, y):
+        batch, positions = x.shape
+        x = F.dropout(self.tokens(x), 0.2, self.training)
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (p.view(batch, positions, 4, -1).transpose(1, 2) for p in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3 if self.training else 0.0)
+        mixed = self.out(mixed.transpose(1, 2).reshape(batch, positions, 16))
+        if self.training:
+            mixed = mixed * (mixed.new_empty(batch, 1, 1).bernoulli_(0.7) / 0.7)
+        x = x + mixed
+        hidden = F.dropout(F.gelu(self.up(x)).transpose(0, 1), 0.2, self.training).transpose(0, 1)
+        x = x + self.down(hidden)
+        if self.training:
+            x = x * (torch.rand(16, device=x.device) > 0.1)
+        x = x + self.layers(x)[0]
+        return F.cross_entropy(self.head(x).flatten(0, 1), y.flatten())
+
+
 def ids(limit, *shape):
     return torch.randint(limit, shape)
 
@@ -140,6 +171,8 @@ def make(name):
     torch.manual_seed(0)
     if name == "mlp":
         return MLP(), (torch.randn(BATCH, 16), ids(16, BATCH))
+    if name == "mlp-dropout":
+        return MLP(dropout=0.3), (torch.randn(BATCH, 16), ids(16, BATCH))
     if name == "gpt":
         return GPT(), (ids(32, BATCH, 8), ids(32, BATCH, 8))
     if name == "gpt-dropout":
@@ -150,6 +183,8 @@ def make(name):
         return UNet(), (torch.randn(BATCH, 3, 8, 8), torch.randn(BATCH, 3, 8, 8))
     if name == "lstm":
         return LSTM(), (ids(16, BATCH, 6), ids(16, BATCH, 6))
+    if name == "masks":
+        return Masks(), (ids(32, BATCH, 8), ids(32, BATCH, 8))
     if name == "moe":
         return MoE(), (torch.randn(BATCH, 16), ids(16, BATCH))
     if name == "t5":

@@ -28,9 +28,15 @@ from partita.run.distributed.model import RunModel
 CLUSTER = "8xA100"
 
 
-def graph_of(module, args):
+def graph_of(module, args, grad_dtype=""):
     """The training graph of a module."""
-    return training_graph(capture(module, args), "sgd")
+    return training_graph(capture(module, args), "sgd", grad_dtype=grad_dtype)
+
+
+def in_half(module, args):
+    """A module and its arguments in bf16."""
+    own = [arg.bfloat16() if arg.is_floating_point() else arg for arg in args]
+    return module.bfloat16(), tuple(own)
 
 
 @functools.cache
@@ -44,7 +50,7 @@ EXPORTS: dict[str, RunModel] = {}
 
 def exported_once(module, args, kwargs, device):
     """Exports of a model are made once for all cases of a process: every make() is the same."""
-    key = str(module)
+    key = f"{module} {next(module.parameters()).dtype}"
     if key not in EXPORTS:
         EXPORTS[key] = RunModel(module, args, kwargs, device)
     return EXPORTS[key]
@@ -53,8 +59,13 @@ def exported_once(module, args, kwargs, device):
 def plan_of(graph, stages, schedule, batch=8):
     """A plan with what a run does not look at left out."""
     cluster = resolve(CLUSTER)
+    ref = load(graph, optimizer="sgd", spec="model.py:make").ref()
+    update = next((op for op in graph.ops if op.phase == "update"), None)
+    if update is not None:
+        own, summed = (graph.tensor(name).dtype for name in update.inputs[:2])
+        ref = replace(ref, grad_dtype=summed if summed != own else "")
     return Plan(
-        replace(load(graph, optimizer="sgd", spec="model.py:make").ref(), batch=batch),
+        replace(ref, batch=batch),
         ClusterRef(CLUSTER, cluster.num_devices, cluster.fingerprint()),
         tuple(stages),
         Prediction(1.0, 1.0, 1.0, 1.0, (1.0,), (1.0,)),
@@ -65,12 +76,14 @@ def plan_of(graph, stages, schedule, batch=8):
 
 def pipeline(
     graph, groups, name, count, *, chunks=1, data_parallel=1, zero=0, waves=False, weights=(),
-    batch=8, **settings,
+    batch=8, hsdp=0, **settings,
 ):  # fmt: skip
     """Stages of equal numbers of ops, each on one device or split along the batch."""
     ops = [op for op in graph.ops if op.phase == "forward"]
     number = groups * chunks
     axes = (Axis("x", data_parallel, weights),) if data_parallel > 1 else ()
+    if hsdp:
+        axes = (Axis("x", data_parallel // hsdp, (), True), Axis("y", hsdp))
     stages = []
     for i in range(number):
         chunk, group = divmod(i, groups)
@@ -100,36 +113,48 @@ def _along_batch(graph, op, axes):
     if not axes:
         return ()
     dims = [dim.name for dim in loop_nest(graph.call(op)).dims if not dim.whole]
-    return ("b",) if "b" in dims else ("",)
+    return ("b" if "b" in dims else "",) * len(axes)
 
 
-def random_plan_on(world, seed, graph, *, shared=False):
+def random_plan_on(world, seed, graph, *, shared=False, replicas=True):
     """A random plan that uses so many devices; with `shared` some stages have those of others."""
     from partita.plans import device_groups, shared_stages
     from tests.lower.random_plans import random_plan
 
     chance = random.Random(seed)
     while True:
-        plan = random_plan(chance, graph, shared=shared)
+        plan = random_plan(chance, graph, shared=shared, replicas=replicas)
         if shared and not shared_stages(device_groups(plan.stages)):
             continue
         if len({d for stage in plan.stages for d in stage.mesh.devices}) == world:
             return plan_of(graph, plan.stages, plan.schedule)
 
 
-def in_one_process(module, args, count, steps, make_optimizer):
-    """Losses, gradients of the last step and the state after it, of the module by itself."""
+def in_one_process(module, args, count, steps, make_optimizer, grad_dtype=None):
+    """Losses, gradients of the last step and the state after it, of the module by itself.
+
+    With `grad_dtype` micro-batches add to gradients of that type.
+    """
     optimizer = make_optimizer(module.parameters())
     losses, gradients = [], {}
     for _ in range(steps):
         optimizer.zero_grad()
         total = 0.0
+        sums = {}
         for m in range(count):
             part = [arg[m * len(arg) // count : (m + 1) * len(arg) // count] for arg in args]
             loss = module(*part)
             total += float(loss.detach())
             (loss / count).backward()
-        gradients = {
+            if grad_dtype is not None:
+                for name, p in module.named_parameters():
+                    own = p.grad.to(grad_dtype)
+                    sums[name] = sums[name] + own if name in sums else own
+                optimizer.zero_grad()
+        for name, p in module.named_parameters():
+            if name in sums:
+                p.grad = sums[name].to(p.dtype)
+        gradients = sums or {
             name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None
         }
         optimizer.step()
@@ -137,7 +162,7 @@ def in_one_process(module, args, count, steps, make_optimizer):
     return losses, gradients, {k: v.clone() for k, v in module.state_dict().items()}
 
 
-def apart(found, expected):
+def apart(computed, expected):
     """The largest difference relative to the size of a tensor.
 
     What is zero but for rounding (a bias before a norm) is measured by the others' size.
@@ -145,7 +170,7 @@ def apart(found, expected):
     largest = max(float(right.abs().max()) for right in expected.values())
     worst = 0.0
     for name, right in expected.items():
-        difference = (found[name].double() - right.double()).abs()
+        difference = (computed[name].double() - right.double()).abs()
         scale = max(float(right.abs().max()), 0.1 * largest)
         worst = max(worst, float(difference.max()) / scale)
     return worst

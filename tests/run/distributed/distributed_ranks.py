@@ -4,6 +4,7 @@ They are forked off a server that has imported what they need and done once what
 (`distributed_warm.py`), but no more: a process that has used autograd must not be forked.
 """
 
+import atexit
 import multiprocessing
 import os
 import sys
@@ -42,6 +43,7 @@ def _child(rank, world, port, function, args, folder, pipe):
         try:
             pipe.send(function(rank, *args))
             log.flush()
+            atexit._run_exitfuncs()  # as a process that ends by itself does
             os._exit(0)
         except BaseException as error:
             from partita.errors import PartitaError

@@ -1,8 +1,11 @@
 """A rank that throws, hangs, is killed or out of memory: all ranks end and name it."""
 
 import os
+import resource
 import signal
+import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +16,10 @@ from distributed_plans import graph_by_name, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import RunError  # noqa: E402
+from partita.run.distributed import alive  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.faults import cause_of  # noqa: E402
+from partita.run.distributed.termination import Termination  # noqa: E402
 
 TIMEOUT_S = 3.0
 WORLD = 2
@@ -36,9 +41,24 @@ class Broken:
             time.sleep(60)
         if self.how == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "is frozen":
+            subprocess.Popen(["sh", "-c", f"sleep 9; kill -9 {os.getpid()}"])  # not for ever
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.how == "is asked to end":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        if self.how == "has no memory":
+            limit = 2**20 + _address_space()
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            self.kept = torch.zeros(2**28)
 
     def end(self, task, name):
         pass
+
+
+def _address_space():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def run_broken(rank, how, plan):
@@ -60,12 +80,16 @@ def plan():
     [
         ("throws", "ValueError: no such thing"),
         ("hangs", "hangs there for"),
-        ("is killed", "no sign of life for"),
+        ("is killed", "its process is gone (killed, perhaps for memory); rank 0 is in"),
+        ("is frozen", "no sign of life for"),
+        ("is asked to end", "ended from outside (SIGTERM)"),
+        ("has no memory", "out of memory ("),
     ],
 )
 def test_all_ranks_end_and_name_the_one_that(how, cause, plan, tmp_path):
     ends = run_on_ranks(WORLD, run_broken, how, plan, folder=tmp_path, limit_s=60)
-    assert ends[1].code == (-signal.SIGKILL if how == "is killed" else 1)
+    codes = {"is killed": -signal.SIGKILL, "is frozen": -signal.SIGKILL, "is asked to end": 143}
+    assert ends[1].code == codes.get(how, 1)
     assert ends[0].code == 1
     said = [line for line in ends[0].stderr.splitlines() if "rank 1 failed in" in line]
     assert len(said) == 1
@@ -89,9 +113,90 @@ def test_a_rank_that_is_lost_while_others_save_is_named(plan, tmp_path):
     assert [end.code for end in ends] == [1, -signal.SIGKILL]
     (said,) = ends[0].stderr.strip().splitlines()
     assert said.startswith("rank 1 failed in ")
-    assert "no sign of life for" in said
+    assert "its process is gone" in said
     assert "rank 0 is in saving a checkpoint" in said
     assert not (tmp_path / "checkpoint").exists()
+
+
+def lost_before_the_first_step(rank, plan, how):
+    """Rank 1 goes, or stays, while all get ready."""
+
+    def broken(parameters):
+        if rank and how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank and how == "hangs":
+            time.sleep(60)
+        if rank:
+            raise ValueError("no such optimizer")
+        return sgd(parameters)
+
+    module, args = make("mlp")
+    execute(plan, module, optimizer=broken, device="cpu", timeout_s=TIMEOUT_S, example=args)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("is killed", "its process is gone"),
+        ("hangs", "hangs there for"),
+        ("throws", "ValueError: no such optimizer"),
+    ],
+)
+def test_before_the_first_step_all_end_and_name_the_one_that(how, cause, plan, tmp_path):
+    ends = run_on_ranks(
+        WORLD, lost_before_the_first_step, plan, how, folder=tmp_path, limit_s=60
+    )  # fmt: skip
+    assert ends[0].code == 1
+    (said,) = ends[0].stderr.strip().splitlines()
+    assert "rank 1 failed in preparing the first step: " in said
+    assert cause in said
+
+
+def ends_well_and_alone(rank, plan):
+    """Rank 1 ends as a script does; rank 0 works on by itself, and then asks for the others."""
+    module, args = make("mlp")
+    engine = execute(plan, module, optimizer=sgd, device="cpu", timeout_s=TIMEOUT_S, example=args)
+    engine.step(*args)
+    if rank:
+        return
+    time.sleep(1.0)  # nobody is missed where nobody is needed
+    engine.full_state_dict()
+
+
+def test_a_rank_that_has_ended_is_missed_only_where_it_is_needed(plan, tmp_path):
+    ends = run_on_ranks(WORLD, ends_well_and_alone, plan, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, 0]
+    assert (
+        "rank 1 failed in between steps: it ended there, and rank 0 is in gathering the state"
+        in (ends[0].stderr)
+    )
+
+
+def test_a_process_is_known_by_its_number_and_its_start():
+    own = alive.this_process()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        start = alive._state(other.pid)[1]
+        known = replace(own, number=other.pid, started=start)
+        assert not alive.is_gone(known, own)
+        assert alive.is_gone(replace(known, started=start - 1), own)  # its number is used again
+        assert not alive.is_gone(replace(known, home="elsewhere"), own)
+        other.kill()
+        deadline = time.monotonic() + 10.0
+        while not alive.is_gone(known, own) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert alive.is_gone(known, own)  # before anybody has waited for it
+    assert alive.is_gone(known, own)
+    assert not alive.is_gone(known, replace(own, home=""))
+
+
+def test_a_program_keeps_its_own_handler_of_signals(monkeypatch):
+    handlers = {signal.SIGTERM: lambda *_: None}
+    monkeypatch.setattr(signal, "getsignal", handlers.get)
+    own = Termination()
+    own.listen()
+    assert own.ours is None
+    own.wake()
+    own.stop()
 
 
 def test_a_cause_is_one_line():

@@ -14,6 +14,8 @@ from distributed_plans import (  # noqa: E402
     apart,
     exported_once,
     graph_by_name,
+    graph_of,
+    in_half,
     in_one_process,
     pipeline,
     random_plan_on,
@@ -26,6 +28,7 @@ from partita.run.distributed import engine as engines  # noqa: E402
 
 CLOSE = 1e-5
 EXACT = 0.0
+HALF_CLOSE = 0.05  # bf16 rounds the gradients of a share otherwise
 OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
 
 # name -> (model, settings of the plan, optimizer, how close)
@@ -134,10 +137,79 @@ def test_two_ranks_give_the_numbers_of_one_process(two_ranks, name):
     assert two_ranks[name]["loss"] <= (close and 5e-6)
 
 
-def run_random(rank, world, models, seed, shared=False):
+FOUR_RANKS = {
+    "shard groups of replicas, ZeRO 3": (
+        "gpt",
+        {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 4, "zero": 3, "hsdp": 2},
+        "adamw", CLOSE,
+    ),
+    "shard groups of replicas, ZeRO 2": (
+        "t5",
+        {"groups": 1, "name": "1f1b", "count": 1, "data_parallel": 4, "zero": 2, "hsdp": 2},
+        "sgd", CLOSE,
+    ),
+    "shard groups of replicas, ZeRO 1": (
+        "mlp",
+        {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 4, "zero": 1, "hsdp": 2},
+        "adamw", CLOSE,
+    ),
+}  # fmt: skip
+
+
+def run_wide(rank):
+    """Gradients of a model in bf16 that are added up in f32, by a pipeline and in shard groups."""
+    graph = graph_of(*in_half(*make("mlp")), "f32")
+    results = {}
+    for name, wanted in {
+        "pipeline": {"groups": 4, "name": "1f1b", "count": 4},
+        "groups": {
+            "groups": 1, "name": "1f1b", "count": 2, "data_parallel": 4, "zero": 3, "hsdp": 2,
+        },
+    }.items():  # fmt: skip
+        plan = pipeline(graph, **wanted)
+        assert plan.model.grad_dtype == "f32"
+        module, args = in_half(*make("mlp"))
+        with mock.patch.object(engines, "RunModel", exported_once):
+            engine = engines.execute(
+                plan, module, optimizer=sgd, device="cpu", keep_gradients=True, example=args
+            )
+            engine.step(*args)
+        gradients = engine.full_gradients()
+        engine.board.close()
+        if not rank:
+            count = wanted["count"]
+            alone = in_half(*make("mlp"))[0]
+            _, wide, _ = in_one_process(alone, args, count, 1, sgd, torch.float32)
+            alone = in_half(*make("mlp"))[0]
+            _, narrow, _ = in_one_process(alone, args, count, 1, sgd)
+            types = {own.dtype for own in gradients.values()}
+            results[name] = types, apart(gradients, wide), apart(gradients, narrow)
+    return results
+
+
+def run_grouped(rank):
+    return run_cases(rank, FOUR_RANKS), run_wide(rank)
+
+
+def test_four_ranks_in_shard_groups_give_the_numbers_of_one_process(tmp_path):
+    ends = run_on_ranks(4, run_grouped, folder=tmp_path)
+    assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
+    grouped, wide = ends[0].result
+    for name, errors in grouped.items():
+        assert max(errors["state"], errors["gradients"]) <= FOUR_RANKS[name][3], name
+    types, as_wide, as_narrow = wide["pipeline"]
+    assert types == {torch.float32}
+    assert as_wide <= EXACT < as_narrow  # the sums are f32, not bf16
+    types, as_wide, _ = wide["groups"]
+    assert types == {torch.float32}
+    assert as_wide <= HALF_CLOSE
+
+
+def run_random(rank, world, models, seed, shared=False, replicas=True):
     results = {}
     for model in models:
-        plan = random_plan_on(world, seed, graph_by_name(model), shared=shared)
+        graph = graph_by_name(model)
+        plan = random_plan_on(world, seed, graph, shared=shared, replicas=replicas)
         # Running statistics depend on the order of micro-batches, which these plans choose.
         results[model] = run_case(rank, model, plan, "sgd", without="running_")
     return results
@@ -156,7 +228,9 @@ def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_fac
 
 
 def run_seeds(rank, world, cases):
-    return [run_random(rank, world, (case[0],), *case[1:])[case[0]] for case in cases]
+    return [
+        run_random(rank, world, (case[0],), *case[1:], replicas=False)[case[0]] for case in cases
+    ]
 
 
 def test_plans_that_once_failed_give_the_numbers_of_one_process(tmp_path):

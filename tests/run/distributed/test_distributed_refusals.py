@@ -17,10 +17,8 @@ from partita.errors import InputError, PartitaError, PlanError  # noqa: E402
 from partita.plans import Schedule  # noqa: E402
 from partita.run.distributed import preflight  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
-from partita.run.distributed.launch import check_world, open_world  # noqa: E402
+from partita.run.distributed.launch import check_world, meet  # noqa: E402
 from partita.run.distributed.loss import with_loss  # noqa: E402
-
-CPU = torch.device("cpu")
 
 
 class Muon(torch.optim.SGD):
@@ -35,7 +33,7 @@ def test_a_plan_for_another_number_of_devices_is_refused():
 def test_without_torchrun_the_command_is_said(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(PlanError, match="start it with: torchrun --nproc-per-node 2"):
-        open_world(2, CPU, 1.0)
+        meet(2)
 
 
 def test_a_port_in_use_is_named(monkeypatch):
@@ -47,7 +45,7 @@ def test_a_port_in_use_is_named(monkeypatch):
         for name, value in names.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(InputError, match=rf"port of 127\.0\.0\.1:{port} is in use; choose"):
-            open_world(2, CPU, 1.0, 2.0)
+            meet(2, 2.0)
 
 
 def test_a_missing_rank_is_named(monkeypatch):
@@ -64,7 +62,7 @@ def test_a_missing_rank_is_named(monkeypatch):
         "partita.run.distributed.launch.rendezvous", return_value=iter([(store, 0, 2)])
     )
     with met, pytest.raises(InputError, match=r"rank 1 did not come within 0\.2 s"):
-        open_world(2, CPU, 1.0, 0.2)
+        meet(2, 0.2)
 
 
 def refusals(rank):

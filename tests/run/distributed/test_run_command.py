@@ -31,8 +31,10 @@ def planned(tmp_path_factory):
 def test_plan_ends_with_the_command_that_runs_it(planned):
     path, text = planned
     line = f"torchrun --standalone --nproc-per-node 2 -m partita run {path}"
-    assert text.splitlines()[-2] == f"run it with: {line}"
-    assert text.splitlines()[-1].startswith(f"to launch: partita export {path} --to ")
+    run_it, launch, *nearest = text.splitlines()[text.splitlines().index(f"run it with: {line}") :]
+    assert run_it.endswith(line)
+    assert launch.startswith(f"to launch: partita export {path} --to ")
+    assert all(each.startswith("for ") for each in nearest)
 
 
 def test_without_torchrun_it_says_how_to_start(planned, monkeypatch):

@@ -229,7 +229,8 @@ def test_the_command_writes_a_calibration_that_plan_and_simulate_take(traced, tm
     words = ("compare-trace", tmp_path / "plan.json", folder)
     text = run(*words, "--calibration", measured, "--trace-out", both)
     assert "the assumption that was most wrong" in text
-    assert "F0@stage0" in text or "B0@stage" in text
+    differences = text.split("largest differences")[1].split("\n\n")[0]
+    assert "@stage" in differences  # which tasks these are hangs on the machine's load
     events = json.loads(both.read_text())["traceEvents"]
     assert "measured, rank 1" in [e["args"].get("name") for e in events if e["ph"] == "M"]
     again = CliRunner().invoke(partita, [str(w) for w in (*words, "--calibration", measured)])
@@ -269,6 +270,6 @@ def test_factors_and_launches_are_found_again():
 def test_least_squares_never_go_below_zero():
     import numpy as np
 
-    found = nonnegative(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([2.0, 1.0]), np.zeros(2), 0.0)
-    assert found[1] == 0.0
-    assert found[0] == pytest.approx(1.5)
+    fit = nonnegative(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([2.0, 1.0]), np.zeros(2), 0.0)
+    assert fit[1] == 0.0
+    assert fit[0] == pytest.approx(1.5)

@@ -56,3 +56,16 @@ def _shows_itself(plan, trace):
     table = compared.table()
     assert {row["purpose"] for row in table.to_dicts()} >= {"compute", "update"}
     assert len(chart_of(compared).table) == 2 * len(table)
+
+
+def test_micro_batches_of_one_sample_run(tmp_path, monkeypatch):
+    doc_commands.enter(tmp_path, monkeypatch)
+    model = "examples/gpt2_two_ranks.py:make_tiny"
+    plan = f"partita plan {model} --cluster 2xA100 --pin pp=2 --pin micro-batches=4 -o plan.json"
+    made = doc_commands.run(plan)
+    assert made.exit_code == 0, made.output
+    assert read_plan("plan.json").model.batch == 4
+    words = ["run", "plan.json", "--steps", "1", "--device", "cpu"]
+    ends = run_on_ranks(2, run_rank, tmp_path, words, folder=tmp_path)
+    assert [end.code for end in ends] == [0, 0], ends[0].stderr + ends[1].stderr
+    assert "step 1: loss" in ends[0].result

@@ -101,11 +101,11 @@ def run_on_mesh(graph, given, axes, dims_of, num_microbatches, forgotten=""):
     return outputs, gradients, updated, states
 
 
-def close(found, right, what):
-    assert found.keys() == right.keys()
+def close(computed, right, what):
+    assert computed.keys() == right.keys()
     for name in right:
         torch.testing.assert_close(
-            found[name],
+            computed[name],
             right[name],
             rtol=1e-8,
             atol=1e-10,

@@ -57,9 +57,9 @@ def check(call, dims, axes):
         return
     everywhere = tuple(range(len(axes)))
     for name in ops_of(case):
-        found, error = run_on_mesh(case, name, dims, axes, everywhere)
+        values, error = run_on_mesh(case, name, dims, axes, everywhere)
         assert error < 1e-9, f"replicas of {name} differ along {dims}"
-        for tensor, value in found.items():
+        for tensor, value in values.items():
             right = case.values[tensor]
             torch.testing.assert_close(value, right, msg=lambda m: f"{tensor} {dims}: {m}")  # noqa: B023
 

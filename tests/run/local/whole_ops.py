@@ -89,8 +89,8 @@ def run_whole(call: Call, inputs, dims=(), axes=()):
     """The outputs of a forward call by the rules of the reference module."""
     if call.kind.startswith("moe_") and call.kind != "moe_router":
         return (in_groups(call, inputs, dims, axes),)
-    found = RULES[call.kind](Training(call.flag("training", True)), call, *inputs)
-    return found if isinstance(found, tuple) else (found,)
+    result = RULES[call.kind](Training(call.flag("training", True)), call, *inputs)
+    return result if isinstance(result, tuple) else (result,)
 
 
 def make_case(call: Call, dims=(), axes=(), seed: int = 0) -> Case:
@@ -132,13 +132,13 @@ def run_on_mesh(case: Case, name: str, dims, axes: tuple[Axis, ...], exchanged):
     ]
     run = backward if op.forward else forward
     results = run(graph, op, dims, axes, inputs, exchanged)
-    found, error = {}, 0.0
+    values, error = {}, 0.0
     for i, (tensor, layout) in enumerate(zip(op.outputs, written, strict=True)):
         shards = [result[i] for result in results]
         error = max(error, replica_error(shards, layout, axes))
         shape = graph.tensor(tensor).shape
-        found[tensor] = whole(shards, shape, layout, axes, gates.get(tensor, 1))
-    return found, error
+        values[tensor] = whole(shards, shape, layout, axes, gates.get(tensor, 1))
+    return values, error
 
 
 def ops_of(case: Case):

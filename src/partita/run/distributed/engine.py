@@ -23,6 +23,7 @@ from partita.cluster import Cluster
 from partita.engine import run as simulate
 from partita.errors import PartitaError, PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
+from partita.graph.products import multiplied_in
 from partita.graph.rebatch import batch_dims, rebatch
 from partita.jobs.carried import load_cluster
 from partita.lower import lower_plan
@@ -30,15 +31,16 @@ from partita.lower.pipeline import Lowered
 from partita.plans import Plan, read_plan
 from partita.run.distributed import checkpoints
 from partita.run.distributed.comm import Communicator, Lines
-from partita.run.distributed.faults import FaultBoard, is_lost
+from partita.run.distributed.faults import FaultBoard
 from partita.run.distributed.feed import Feed
-from partita.run.distributed.held import MakeOptimizer, joined, shapes_of
-from partita.run.distributed.launch import open_world
+from partita.run.distributed.held import MakeOptimizer, gradients_of, joined, shapes_of
+from partita.run.distributed.launch import meet, open_world
 from partita.run.distributed.loss import WithLoss
 from partita.run.distributed.model import RunModel
 from partita.run.distributed.opwise import RankContext
 from partita.run.distributed.preflight import agree, check_alike, check_model, check_training
 from partita.run.distributed.walk import RankWalk, Recorder, lines_of
+from partita.run.draws import first_place
 from partita.verify import verify_meaning, verify_program
 
 T = torch.Tensor
@@ -58,15 +60,25 @@ def execute(
     timeout_s: float = TIMEOUT_S,
     recorder: Recorder | None = None,
     keep_gradients: bool = False,
+    matmul_dtype: str | None = None,
 ) -> "Engine":
     """A plan that runs: called by every rank of torchrun, with the same plan and module.
 
     The module returns its loss; or `loss` is given, and each step's last argument goes to it. The
     optimizer is made of this rank's parameters. `recorder` is told when each task starts and ends.
     With `example`, the arguments of one whole batch, everything is checked at once, else in the
-    first step.
+    first step. A run multiplies in the type of its module: a plan with products in fp8 is refused
+    unless `matmul_dtype` says that this is wanted.
     """
     known = plan if isinstance(plan, Plan) else read_plan(plan)
+    if known.model.matmul_dtype and matmul_dtype != known.model.dtype:
+        raise PlanError(
+            f"the linear layers of the plan multiply in {known.model.matmul_dtype}, and a run "
+            f"multiplies in the model's {known.model.dtype}",
+            fix=f"run it with --matmul-dtype {known.model.dtype} (in Python "
+            f'matmul_dtype="{known.model.dtype}"), or plan without matmul-dtype',
+            field="matmul-dtype",
+        )
     own = _own_device(device)
     engine = Engine(
         known, module if loss is None else WithLoss(module, loss), optimizer, own,
@@ -105,11 +117,13 @@ class Engine:
         self.rank_of = {device: rank for rank, device in enumerate(self.devices)}
         self.steps = 0
         self._walk: RankWalk | None = None
-        self.owns_world = open_world(len(self.devices), device, timeout_s)
-        self.rank = dist.get_rank()
-        store = dist.distributed_c10d._get_default_store()
-        self.board = FaultBoard(store, self.rank, len(self.devices), timeout_s)
+        world = meet(len(self.devices))
+        self.rank, self.owns_world = world.rank, not world.is_open
+        self.board = FaultBoard(world.store, self.rank, len(self.devices), timeout_s)
         _one_line_errors()
+        self.board.start()
+        with self.board.guard("meeting the others"):
+            open_world(world, len(self.devices), device, timeout_s)
 
     # Before the first step.
 
@@ -126,18 +140,18 @@ class Engine:
 
     def prepare(self, *args: Any, **kwargs: Any) -> "Engine":
         """Check, lower and verify with the arguments of one call of the whole batch."""
+        self.board.start()
         try:
-            return self._prepared(args, kwargs)
-        except RuntimeError as error:
-            if not is_lost(error):
-                raise
-            text = str(error).splitlines()[0][:160]
-            raise RunError(f"rank {self.rank} lost others before the first step ({text})") from None
+            with self.board.guard("preparing the first step"):
+                return self._prepared(args, kwargs)
+        except PartitaError:
+            self.board.close()
+            raise
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Engine":
-        model, graph = agree(lambda: self._checked(args, kwargs))
+        model, graph = agree(lambda: self._checked(args, kwargs), self.board.waiting)
         check_alike(self.plan, graph, self.device)
-        lowered = agree(lambda: self._verified(graph))
+        lowered = agree(lambda: self._verified(graph), self.board.waiting)
         count, batch = self.plan.schedule.num_microbatches, self.plan.model.batch
         small = rebatch(graph, batch // count)
         shapes = shapes_of(small, lowered.program)
@@ -146,9 +160,10 @@ class Engine:
         ranks = range(len(self.devices))
         links = tuple((a, b) for a in ranks for b in ranks if a != b)
         comm = Communicator(Lines(lines, lines, links), self.device, self.timeout_s)
+        # Of the whole batch: in a micro-batch of one sample a merged dim does not show the batch.
         context = RankContext(
-            small, model, comm, self.device, batch_dims(small), batch // count, self.feed,
-            self.keep_gradients,
+            small, model, comm, self.device, batch_dims(graph), batch // count, self.feed,
+            gradients_of(lowered.program), self.keep_gradients,
         )  # fmt: skip
         walk = RankWalk(
             lowered, context, self.devices[self.rank], self.rank_of, shapes, self.recorder
@@ -156,20 +171,23 @@ class Engine:
         walk.note = self.board.note
         if walk.steps is not None:
             walk.steps.attach(walk)
-        agree(lambda: walk.hold(dict(model.held), self.optimizer))
+        agree(lambda: walk.hold(dict(model.held), self.optimizer), self.board.waiting)
         self._walk, self.model = walk, model
         self.names = self._module_names()
         maker = context.ops_of[small.outputs[0]]
         home = next(s for s in lowered.stages if any(each.op == maker for each in s.splits))
         self.speaker = self.rank_of[home.mesh.devices[0]]  # the rank that tells the loss
         self.board.waiting = comm.waiting
-        self.board.start()
         return self
 
     def _checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RunModel, Graph]:
         model = RunModel(self.module, tuple(args), kwargs, self.device)
         check_training(self.plan, model.graph)
-        graph = training_graph(model.graph, self.plan.model.optimizer)
+        ref = self.plan.model
+        own = model.graph
+        if ref.matmul_dtype:  # as the plan has it; ops are computed by the module in any case
+            own = multiplied_in(own, ref.matmul_dtype)
+        graph = training_graph(own, ref.optimizer, grad_dtype=ref.grad_dtype)
         check_model(self.plan, graph)
         return model, graph
 
@@ -199,7 +217,7 @@ class Engine:
                 )
             self.prepare(*args, **kwargs)
         self.feed.take(self.model.arguments(args, kwargs), local=local)
-        self.model.moment = (self.seed, self.steps, 0)
+        self.model.start = first_place(self.seed, self.steps)
         self.board.is_busy = True
         self.board.note("the start of a step")
         state = torch.get_rng_state() if self.model.is_random else None
@@ -306,7 +324,9 @@ class Engine:
         """Go on from a checkpoint; the number of steps that were taken before it."""
         folder = Path(path)
         with self.board.guard("loading a checkpoint"):
-            self.steps = agree(lambda: checkpoints.load(self.walk, self.names, folder))
+            self.steps = agree(
+                lambda: checkpoints.load(self.walk, self.names, folder), self.board.waiting
+            )
         return self.steps
 
     # The end.

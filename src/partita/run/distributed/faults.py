@@ -2,33 +2,41 @@
 
 Every rank has a thread that writes a sign of life (its task, and for how long) into the store that
 all share, and looks at those of the others. A rank that throws posts what happened before it ends.
-A rank whose signs stop (killed, frozen) or that stays in one task for longer than the timeout while
-it waits for nobody is blamed by the others. Whoever reads of a fault ends: its main thread may sit
-in a collective that never returns, so the process is ended from the thread, after a moment in which
-the main thread may end by itself.
+A rank whose process is gone, whose signs stop (frozen, or killed on another machine) or that stays
+in one task for longer than the timeout while it waits for nobody is blamed by the others. Whoever
+reads of a fault ends: its main thread may sit in a collective that never returns, so the process is
+ended from the thread, after a moment in which the main thread may end by itself.
+
+The thread has a connection of its own to the store: on a shared one a main thread that waits for
+a key would keep it silent. It runs from the moment all ranks have met until the run is closed.
 """
 
 import atexit
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from partita.errors import PartitaError, RunError
+from partita.run.distributed.alive import Process, is_gone, this_process
 from partita.run.distributed.comm import Waiting
+from partita.run.distributed.termination import Termination
 
 BEAT_S = 0.25
 GRACE_S = 2.0
+ASKED_S = 0.5  # to find out why this process is asked to end
 LOST = (
     "closed by peer", "reset by peer", "timed out", "broken pipe", "connection refused",
-    "read error", "write error", "aborted", "socket closed", "recv failed",
+    "read error", "write error", "aborted", "socket closed", "recv failed", "wait timeout",
 )  # fmt: skip
 
 
@@ -38,34 +46,55 @@ class FaultBoard:
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float) -> None:
         # Every rank makes its engines in the same order: the count tells their keys apart.
         number = store.add(f"partita/engines/{rank}", 1)
-        self.store = PrefixStore(f"partita/engine{number}", store)
+        self.store = PrefixStore(f"partita/engine{number}", store.clone())
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
         self.task = "the start"
         self.waiting = Waiting()
         self.since = time.monotonic()
         self.silence_s = max(2 * GRACE_S, min(timeout_s / 2, 20.0))
         self.is_busy = False  # between steps nobody is late
+        self.has_lost = False  # the main thread lost others and waits to hear why
+        self.count = 0
+        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0  # torchrun's
+        self.process = this_process()
+        self.processes: dict[int, Process] = {}
         self.seen: dict[int, tuple[str, float]] = {}
         self.fault: str | None = None
+        self.error: BaseException | None = None  # and with it the frames and their tensors
         self.closed = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="partita faults", daemon=True)
+        self.closed.set()
+        self.thread: threading.Thread | None = None
+        self.termination = Termination()
         self.exit: Callable[[int], None] = os._exit
 
     def start(self) -> None:
-        """Begin to give signs of life; the first is there before any step can be."""
-        self._beat(0)
+        """Begin to give signs of life, unless it has begun; the first is there at once."""
+        if not self.closed.is_set():
+            return
+        self.store.set(f"process/{self.rank}", json.dumps(astuple(self.process)))
+        self._beat()
+        self.closed.clear()
+        self.termination.listen()
+        self.thread = threading.Thread(target=self._watch, name="partita faults", daemon=True)
         self.thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """The run has ended well.
+        """This rank needs the others no longer.
 
         The thread is waited for: one that is inside of the store when Python ends, or when the
         process group goes, aborts the process.
         """
+        if self.closed.is_set():
+            return
         self.closed.set()
-        if self.thread.is_alive() and self.thread is not threading.current_thread():
+        self.termination.wake()
+        if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(GRACE_S)
+        self.termination.stop()
+        if self.fault is None:  # else everybody knows, or who held the store has gone
+            with suppress(Exception):
+                self._beat(has_left=True)
         atexit.unregister(self.close)
 
     def note(self, task: str) -> None:
@@ -77,6 +106,9 @@ class FaultBoard:
         """What all ranks do together between steps: who is lost meanwhile is named by the rest."""
         self.is_busy = True
         self.note(task)
+        if not self.closed.is_set():
+            with suppress(Exception):  # a store that is lost is the watcher's to tell
+                self._beat()  # or who is killed at once would be named with what it did before
         try:
             yield
         except PartitaError:
@@ -111,6 +143,8 @@ class FaultBoard:
         text = str(error)
         if not is_lost(error):
             return RunError(self.post(self.rank, self.task, cause_of(error)))
+        self.error = error  # the backend may still write into what was on its way
+        self.has_lost = self.waiting.now = True
         end = time.monotonic() + self.timeout_s + self.silence_s
         while time.monotonic() < end:  # someone else is the cause: find out who
             try:
@@ -126,28 +160,37 @@ class FaultBoard:
     # The thread.
 
     def _watch(self) -> None:
-        count = 0
-        while not self.closed.wait(BEAT_S):
-            count += 1
-            try:
-                self._beat(count)
-                fault = self.known() or self._late()
-            except Exception as error:  # the store is gone, so is the rank that held it
-                fault = f"rank 0 (or what started it) has gone: {str(error).splitlines()[0][:120]}"
+        while not self.closed.is_set():
+            is_asked_to_end = self.termination.wait(self.closed, BEAT_S)
+            if self.closed.is_set():
+                return
+            fault = self._sought()
+            if is_asked_to_end:
+                self._end_as_asked(fault)
             if fault is not None:
                 self.fault = fault
                 self._end(fault)
                 return
 
-    def _beat(self, count: int) -> None:
+    def _sought(self) -> str | None:
+        """Give a sign of life, and look for a fault of anybody."""
+        if self.agent and os.getppid() != self.agent:  # it held the store: do not ask there
+            return f"torchrun, which started rank {self.rank}, has gone; it was in {self.task}"
+        try:
+            self._beat()
+            return self.known() or self._late()
+        except Exception as error:  # the store is gone, so is the rank that held it
+            return f"rank 0 (or what started it) has gone: {str(error).splitlines()[0][:120]}"
+
+    def _beat(self, has_left: bool = False) -> None:
         late = 0.0 if self.waiting.now else time.monotonic() - self.since
-        sign = json.dumps([count, self.task, late])
+        self.count += 1
+        sign = json.dumps([self.count, self.task, late, has_left])
         self.store.set(f"life/{self.rank}", sign)
 
     def _late(self) -> str | None:
-        """Who gives no sign of life, or stays in a task without waiting for anybody."""
+        """Who has gone, gives no sign of life, or stays in a task without waiting for anybody."""
         now = time.monotonic()
-        limit = self.timeout_s
         for rank in range(self.world):
             if rank == self.rank or not self.store.check([f"life/{rank}"]):
                 continue
@@ -155,23 +198,51 @@ class FaultBoard:
             before = self.seen.get(rank)
             if before is None or before[0] != text:
                 self.seen[rank] = (text, now)
-            _, task, late = json.loads(text)
-            if not self.is_busy:
+            _, task, late, has_left = json.loads(text)
+            if not self.is_busy or (has_left and not self.has_lost):
                 continue
-            silent = now - self.seen[rank][1]
-            if silent > self.silence_s:
-                cause = f"no sign of life for {silent:.0f} s (killed?); rank {self.rank} is in"
-                return self.post(rank, task, f"{cause} {self.task}")
-            if late > limit and self.waiting.now:  # who waits for it may say so
-                return self.post(rank, task, f"hangs there for {late:.0f} s")
+            cause = self._missed(rank, now - self.seen[rank][1], late, has_left)
+            if cause is not None:
+                return self.post(rank, task, cause)
         return None
+
+    def _missed(self, rank: int, silent_s: float, late_s: float, has_left: bool) -> str | None:
+        """What is wrong with a rank as far as this one can see."""
+        here = f"rank {self.rank} is in {self.task}"
+        if has_left:
+            return f"it ended there, and {here}"
+        if is_gone(self._process(rank), self.process):
+            return f"its process is gone (killed, perhaps for memory); {here}"
+        if silent_s > self.silence_s:
+            return f"no sign of life for {silent_s:.0f} s (killed?); {here}"
+        if late_s > self.timeout_s and self.waiting.now:  # who waits for it may say so
+            return f"hangs there for {late_s:.0f} s"
+        return None
+
+    def _process(self, rank: int) -> Process:
+        if rank not in self.processes:
+            text = self.store.get(f"process/{rank}").decode()
+            self.processes[rank] = Process(*json.loads(text))
+        return self.processes[rank]
 
     def _end(self, fault: str) -> None:
         if self.closed.wait(GRACE_S):
             return
-        sys.stderr.write(f"partita: {fault}\n")
-        sys.stderr.flush()
+        self._say(fault)
         self.exit(1)
+
+    def _end_as_asked(self, fault: str | None) -> None:
+        """Somebody wants this process to end, most often since another rank has: say which."""
+        self.is_busy, end = True, time.monotonic() + ASKED_S
+        while fault is None and time.monotonic() < end:
+            time.sleep(BEAT_S / 5)
+            fault = self._sought()
+        self._say(fault or self.post(self.rank, self.task, "ended from outside (SIGTERM)"))
+        self.exit(128 + signal.SIGTERM)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"partita: {text}\n")
+        sys.stderr.flush()
 
 
 def is_lost(error: BaseException) -> bool:

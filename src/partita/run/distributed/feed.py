@@ -67,7 +67,7 @@ class Feed:
             shape = self.small.tensor(name).shape
             dtype = torch.get_default_dtype()
             loss = self.small.tensor(self.small.outputs[0]).dtype
-            from partita.run.distributed.walk import TORCH_DTYPES
+            from partita.run.distributed.opwise import TORCH_DTYPES
 
             dtype = TORCH_DTYPES.get(loss, dtype)
             whole = torch.full(shape, 1.0 / self.count, dtype=dtype, device=self.device)

@@ -52,12 +52,18 @@ def shapes_of(small: Graph, program: Program) -> Shapes:
     for op in small.ops:
         if op.phase == "update":
             origin[op.outputs[0]] = op.inputs[0]
-    known = {tensor.name for tensor in small.tensors}
-    for each in (program, *(body.program for body in program.bodies)):
-        for value in each.values:
-            if value.tensor not in known and value.tensor not in origin:
-                origin[value.tensor] = value.tensor.rpartition(".grad")[0]
+    origin |= gradients_of(program)
     return Shapes(small, origin, gate_rows(small))
+
+
+def gradients_of(program: Program) -> dict[str, str]:
+    """The tensor that each gradient of a program belongs to."""
+    return {
+        value.tensor: value.gradient_of
+        for each in (program, *(body.program for body in program.bodies))
+        for value in each.values
+        if value.gradient_of
+    }
 
 
 @dataclass
@@ -182,7 +188,8 @@ class StageState:
                     f"{name} of {list(stored.part.shape)} is updated with a gradient of "
                     f"{list(gradient.shape)}", fix="verify the plan: partita verify",
                 )  # fmt: skip
-            stored.part.grad = gradient.reshape(stored.part.shape)
+            # A sum in a wider type is rounded once, for an optimizer that takes its parameter's.
+            stored.part.grad = gradient.reshape(stored.part.shape).to(stored.part.dtype)
             if keep:
                 self.last_gradients[name] = (value, gradient)
         self.optimizer.step()

@@ -4,6 +4,7 @@ import datetime
 import logging
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from partita.errors import InputError, PlanError
+from partita.errors import InputError, PlanError, RunError
 
 MEET_S = 300.0  # a machine that starts many processes takes its time
 PATIENCE_S = 15.0  # after so long it is said who is missing
@@ -20,13 +21,20 @@ log = logging.getLogger("partita")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def open_world(
-    num_ranks: int, device: torch.device, timeout_s: float, meet_s: float = MEET_S
-) -> bool:
-    """Bring all ranks together, unless the script has done so; True if it was done here."""
+@dataclass(frozen=True)
+class World:
+    """All ranks at one store; `is_open` says that a script has made its process group itself."""
+
+    store: Any
+    rank: int
+    is_open: bool
+
+
+def meet(num_ranks: int, meet_s: float = MEET_S) -> World:
+    """Bring all ranks together at a store, unless the script has done so."""
     if dist.is_initialized():
         check_world(num_ranks, dist.get_world_size())
-        return False
+        return World(dist.distributed_c10d._get_default_store(), dist.get_rank(), True)
     missing = [name for name in NEEDED if name not in os.environ]
     if missing:
         raise PlanError(
@@ -35,13 +43,21 @@ def open_world(
             field="launch",
         )
     check_world(num_ranks, int(os.environ["WORLD_SIZE"]))
-    timeout = datetime.timedelta(seconds=timeout_s)
     store, rank = _meet(num_ranks, meet_s)
+    return World(store, rank, False)
+
+
+def open_world(world: World, num_ranks: int, device: torch.device, timeout_s: float) -> None:
+    """Make the process group of all ranks, unless there is one."""
+    if world.is_open:
+        return
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
-    return True
+    timeout = datetime.timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        backend, store=world.store, rank=world.rank, world_size=num_ranks, timeout=timeout
+    )
 
 
 def check_world(num_ranks: int, world: int) -> None:
@@ -75,15 +91,22 @@ def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
             field="launch",
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # A world that is opened again, by a restart or in one process, must not read old addresses.
-    number = store.add(f"partita/{attempt}/opened/{rank}", 1)
-    shared = PrefixStore(f"partita/{attempt}/{number}", store)
-    shared.set(f"here/{rank}", "1")
+    try:
+        # A world that is opened again, by a restart or in one process, must not read old addresses.
+        number = store.add(f"partita/{attempt}/opened/{rank}", 1)
+        shared = PrefixStore(f"partita/{attempt}/{number}", store)
+        _wait_for_all(shared, rank, num_ranks, timeout_s)
+    except dist.DistError as error:
+        raise RunError(
+            f"rank {rank} lost the others before they had met ({str(error).splitlines()[0][:160]})"
+        ) from None
+    return shared, rank
+
+
+def _wait_for_all(store: Any, rank: int, num_ranks: int, timeout_s: float) -> None:
+    store.set(f"here/{rank}", "1")
     end, say = time.monotonic() + timeout_s, time.monotonic() + PATIENCE_S
-    while True:
-        absent = [r for r in range(num_ranks) if not shared.check([f"here/{r}"])]
-        if not absent:
-            return shared, rank
+    while absent := [r for r in range(num_ranks) if not store.check([f"here/{r}"])]:
         if time.monotonic() > say:
             say = end + 1.0
             log.warning("waiting for rank %s of %d", ", ".join(map(str, absent)), num_ranks)

@@ -9,8 +9,8 @@ A node may read more than its op says: buffers, and constants that it makes of n
 held by whoever runs the node; constants are made there again.
 """
 
+import functools
 import operator
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -26,10 +26,11 @@ from partita.capture.exported import Captured
 from partita.capture.reference_module import ReferenceModule
 from partita.capture.reference_program import capture_ops
 from partita.capture.torch_program import Ref, TensorSpec, TorchNode, replaced
-from partita.errors import PlanError
+from partita.errors import CaptureError, PlanError
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Call, Graph, Op
-from partita.run.draws import place_seed
+from partita.run.distributed.places import DrawTable, draw_table
+from partita.run.draws import PlacedDraws
 
 T = torch.Tensor
 
@@ -71,31 +72,72 @@ class RunModel:
         self.by_batch: dict[int, Captured] = {self.batch: self.captured}
         self.known: dict[Any, OpsFunction] = {}
         self.forward_ops = {op.name: op for op in self.graph.ops}
-        self.num_ops = Counter(self.captured.node_of(op) for op in self.graph.ops)
+        self.ops_of_node: dict[str, list[str]] = {}
+        for op in self.graph.ops:
+            self.ops_of_node.setdefault(self.node_of(op), []).append(op.name)
         self.held = held_by_name(self.captured)
         self.is_random = False
-        self.moment = (0, 0, 0)  # seed, step, micro-batch
+        self.start = 0  # the place of the first draw of the step
+        self.sample = 0  # the number in the batch of the first sample that is computed now
+
+    def node_of(self, op: Op | str) -> str:
+        """The node of the exported program that an op comes from."""
+        return self.captured.node_of(op)
+
+    def num_parts(self, op: Op) -> int:
+        """How many ops the node of an op has become."""
+        return len(self.ops_of_node[self.node_of(op)])
+
+    def is_further(self, op: Op) -> bool:
+        """Does an op stand for further results of a node, beside those of its main op?
+
+        Parts stand before the main op, which has the node's name, and further results behind it.
+        """
+        node, ops = self.node_of(op), self.ops_of_node[self.node_of(op)]
+        return node in ops and ops.index(op.name) > ops.index(node)
 
     def changes_buffers(self, op: str) -> bool:
         """Does an op leave something behind, such as a count of batches?"""
-        node = self.captured.record.node[self.captured.node_of(op)]
+        node = self.captured.record.node[self.node_of(op)]
         schema = getattr(node.target, "_schema", None)
         return bool(schema is not None and schema.is_mutable)
 
-    def reseed(self, node: str) -> None:
-        """What is drawn depends on the node, step and micro-batch only: the same in every plan."""
-        seed = place_seed(node, *self.moment)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        else:  # torch.manual_seed would also queue a call, with its stack, for every other device
-            torch.default_generator.manual_seed(seed)
+    @functools.cached_property
+    def table(self) -> DrawTable:
+        """The draws of the model; those of samples are known where another batch can be had."""
+        batch = next((b for b in self.by_batch if b != self.batch), other_batch(self.batch))
+        try:
+            other: Captured | None = self.at(batch)
+        except (CaptureError, PlanError):
+            other = None
+        return draw_table(self.captured, self.batch, other, batch)
+
+    def is_random_op(self, op: str) -> bool:
+        """Does an op draw random numbers?"""
+        return self.captured.record.node[self.captured.node_of(op)].is_random
+
+    def draws_by_sample(self, op: str) -> bool:
+        """Does all that a random op draws belong to samples?"""
+        node = self.captured.node_of(op)
+        numbers = [self.table.first[node], *self.table.first.values(), len(self.table.draws)]
+        end = min(number for number in numbers[1:] if number > numbers[0])
+        return all(draw.dim is not None for draw in self.table.draws[numbers[0] : end])
+
+    def drawing(self, node: TorchNode) -> Callable[..., Any]:
+        """A random node: what it draws depends on its place and the samples, not on the plan."""
+
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            table = self.table
+            torch.default_generator.manual_seed(self.start + table.first[node.name])
+            with PlacedDraws(table.draws, self.start, self.sample):
+                return node.target(*args, **kwargs)
+
+        return drawn
 
     def at(self, batch: int) -> Captured:
         """The export at a size of batch."""
         if batch not in self.by_batch:
-            args, kwargs = pytree.tree_map_only(
-                torch.Tensor, lambda t: _resized(t, self.batch, batch), (self.args, self.kwargs)
-            )
+            args, kwargs = resized((self.args, self.kwargs), self.batch, batch)
             other = self._capture(args, kwargs, batch)
             if [op.name for op in other.graph.ops] != [op.name for op in self.graph.ops]:
                 raise PlanError(
@@ -110,7 +152,7 @@ class RunModel:
         if isinstance(self.module, ReferenceModule):  # plans of the zoo name its ops
             graph = self.module.graph
             return capture_ops(self.module, graph if batch is None else rebatch(graph, batch))
-        return export_module(self.module, args, kwargs)
+        return export_module(self.module, args, kwargs, checkpointing="inline")
 
     def function(
         self, ops: Sequence[str], outputs: Sequence[str], batch: int, *, given: frozenset[str],
@@ -142,6 +184,16 @@ class RunModel:
             if isinstance(value, torch.Tensor):
                 tensors[str(self.captured.places[each.name])] = value
         return tensors
+
+
+def other_batch(batch: int) -> int:
+    """A size of batch to hold this one against."""
+    return batch // 2 if batch > 1 else 2
+
+
+def resized(call: Any, before: int, batch: int) -> Any:
+    """The arguments of a call with another size of batch."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: _resized(t, before, batch), call)
 
 
 def _resized(tensor: T, before: int, batch: int) -> T:
@@ -233,7 +285,7 @@ class _FunctionBuilder:
                 self._node(node)
             return
         inputs = tuple(self._tensor(name) for name in op.inputs)
-        made = self.graph.call_function(_rule(self.captured.graph.call(op), op), inputs)
+        made = self.graph.call_function(_rule(self.captured.graph.call(op), op, node.name), inputs)
         for i, name in enumerate(op.outputs):
             self.made[name] = self.graph.call_function(operator.getitem, (made, i))
 
@@ -249,10 +301,11 @@ class _FunctionBuilder:
         read = self._like if is_constant else self._ref
         args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, read)
         args, kwargs = replaced((args, kwargs), torch.device, lambda _: self.model.device)
+        target = node.target
         if node.is_random:
             self.random = self.model.is_random = True
-            self.graph.call_function(self.model.reseed, (node.name,))
-        made = self.graph.call_function(node.target, args, kwargs)
+            target = self.model.drawing(node)
+        made = self.graph.call_function(target, args, kwargs)
         self.done[node.name] = made
         place = self.captured.places.get(node.name)
         if isinstance(place, str):
@@ -313,11 +366,11 @@ def _constant_tensors(graph: Graph) -> set[str]:
     return constant
 
 
-def _rule(call: Call, op: Op) -> Callable[..., tuple[T, ...]]:
+def _rule(call: Call, op: Op, node: str) -> Callable[..., tuple[T, ...]]:
     """A part of a node, by the rule of its kind."""
     if op.kind not in RULES:
         raise PlanError(
-            f"op {op.name!r} is a part of {op.name.partition('.')[0]!r} that cannot run by itself",
+            f"op {op.name!r} is a part of {node!r} that cannot run by itself",
             fix="plan again with these ops in one stage and unsplit",
             field="stages",
         )

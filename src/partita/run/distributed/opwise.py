@@ -10,7 +10,7 @@ memory back after the forward and get it again from the gather of the backward. 
 one another go in one message of at most some megabytes, started while the one before is used.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from partita.capture.translate import DTYPES
 from partita.errors import PlanError, ProgramError
 from partita.graph.record import Graph, Op
 from partita.meaning import Layout, Phase, Purpose, Value, Work
@@ -39,6 +40,7 @@ from partita.run.distributed.shares import (
 )
 
 T = torch.Tensor
+TORCH_DTYPES = {name: dtype for dtype, name in reversed(DTYPES.items())}
 BUCKET_BYTES = 4 << 20  # what one message of gathers holds; a larger parameter goes alone
 
 
@@ -63,13 +65,14 @@ class RankContext:
     batch_dims: dict[str, int]
     micro_batch: int
     inputs: Callable[[str, Value, "StageState", int], T]  # what the model is fed with
+    gradient_of: dict[str, str]  # by gradient, those that only a stage knows included
     keep_gradients: bool = False
     recorder: WorkRecorder | None = None
     ops: dict[str, Op] = field(default_factory=dict)
     backward_of: dict[str, list[Op]] = field(default_factory=dict)
-    origin: dict[str, str] = field(default_factory=dict)  # of gradients
     live: set[str] = field(default_factory=set)  # tensors that the loss depends on
     ops_of: dict[str, str] = field(default_factory=dict)  # by what they make, in the forward
+    wide: dict[str, torch.dtype] = field(default_factory=dict)  # of sums, by gradient, parameter
 
     def __post_init__(self) -> None:
         self.ops = {op.name: op for op in self.small.ops}
@@ -78,8 +81,7 @@ class RankContext:
                 self.backward_of.setdefault(op.forward, []).append(op)
                 origin = self.ops[op.forward]
                 for name, i in zip(op.outputs, self.small.call(op).wrt, strict=True):
-                    self.origin[name] = origin.inputs[i]
-
+                    self._note_type(name, origin.inputs[i])
         forward = [op for op in self.small.ops if op.phase == "forward"]
         self.ops_of = {name: op.name for op in forward for name in op.outputs}
         self.live = {self.small.outputs[0]}
@@ -87,9 +89,11 @@ class RankContext:
             if op.phase == "forward" and not self.live.isdisjoint(op.outputs):
                 self.live.update(op.inputs)
 
-    def origin_of(self, gradient: str) -> str:
-        """The tensor that a gradient is the gradient of."""
-        return self.origin.get(gradient) or gradient.rpartition(".grad")[0]
+    def _note_type(self, gradient: str, of: str) -> None:
+        """Gradients of parameters may be added up in a wider type than they are computed in."""
+        summed, own = self.small.tensor(gradient), self.small.tensor(of)
+        if own.role == "parameter" and summed.dtype != own.dtype:
+            self.wide[gradient] = self.wide[of] = TORCH_DTYPES[summed.dtype]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +130,13 @@ class ForwardPlan:
 
 
 def body_plan(
-    program: Program, kept: Callable[[Value], bool], size_bytes: Callable[[Value], int]
-) -> BodyPlan:
-    """What the works of a body do in which order; `kept` values are read from outside."""
+    program: Program, kept: Callable[[Value], bool], size_bytes: Callable[[Value], int],
+    forward_of: Mapping[str, str],
+) -> BodyPlan:  # fmt: skip
+    """What the works of a body do in which order; `kept` values are read from outside.
+
+    `forward_of` has the op of the forward that each op of the backward belongs to.
+    """
     order: Iterable[int] = range(program.num_tasks)
     if program.order is not None:
         order = program.order.tolist()
@@ -152,7 +160,7 @@ def body_plan(
             while program.values[root].of >= 0:
                 root = program.values[root].of
             added.setdefault(root, []).append(number)
-    recomputed = _recomputed_first(program, works)
+    recomputed = _recomputed_first(program, works, forward_of)
     following = {
         a: b for a, b in pairwise(works) if program.works[a].phase is program.works[b].phase
     }
@@ -186,7 +194,9 @@ def _buckets(
     return tuple(map(tuple, buckets))
 
 
-def _recomputed_first(program: Program, works: Sequence[int]) -> frozenset[str]:
+def _recomputed_first(
+    program: Program, works: Sequence[int], forward_of: Mapping[str, str]
+) -> frozenset[str]:
     """Ops that run again before their gradients: those read what the second run left.
 
     Others run again only because someone else reads what they make; their gradients come from the
@@ -197,8 +207,8 @@ def _recomputed_first(program: Program, works: Sequence[int]) -> frozenset[str]:
         work = program.works[number]
         if work.purpose is Purpose.RECOMPUTE and work.op not in before:
             again.add(work.op)
-        elif work.purpose is Purpose.COMPUTE and work.op.endswith((".dgrad", ".wgrad")):
-            before.add(work.op.rpartition(".")[0])
+        elif work.purpose is Purpose.COMPUTE and work.op in forward_of:
+            before.add(forward_of[work.op])
     return frozenset(again)
 
 
@@ -249,6 +259,7 @@ class Frame:
             return known  # type: ignore[no-any-return]
         value = self.program.values[number]
         if value.source == "gradient":
+            self._settle(value.tensor)
             if value.tensor not in self.state.gradients:
                 raise self._missing(value, work)
             return self.state.gradients[value.tensor][1]
@@ -378,7 +389,7 @@ class Frame:
             self.write(work.writes[0], total)
         elif op.forward:
             self._backward(number, work, op)
-        elif op.name.endswith(".more"):
+        elif self.run.model.is_further(op):
             self._more(work, op)
         else:
             self._forward(position, number, work, op)
@@ -386,7 +397,10 @@ class Frame:
     def _forward_plan(self, number: int, work: Work, op: Op) -> ForwardPlan:
         run = self.run
         exchanged = self.plan.exchanged[number]
-        share = share_plan(run.small.call(op), work.dims, self.at.axes, self.at.place, exchanged)
+        share = share_plan(
+            run.small.call(op), work.dims, self.at.axes, self.at.place, exchanged,
+            is_random=run.model.is_random_op(op.name),
+        )  # fmt: skip
         for layout in share.layouts:
             check_joins(op, layout, share.joined)
         again = work.purpose is Purpose.RECOMPUTE
@@ -403,6 +417,7 @@ class Frame:
 
     def _forward(self, position: int, number: int, work: Work, op: Op) -> None:
         run, known = self.run, self.plan.forwards.get(number)
+        run.model.sample = self.m * run.micro_batch  # what draws runs at its full size
         if known is None:
             known = self.plan.forwards[number] = self._forward_plan(number, work, op)
         hidden = [self._hidden(name) for name in known.hidden]
@@ -429,7 +444,7 @@ class Frame:
         """Further results of a node, beside those that its op in the graph gives."""
         if not self.run.live.isdisjoint(op.outputs):
             raise PlanError(
-                f"the loss depends on further results of {op.name.removesuffix('.more')!r}, which "
+                f"the loss depends on further results of {self.run.model.node_of(op)!r}, which "
                 "a stage that runs op by op does not have",
                 fix="plan with this op in a stage without splits inside",
                 field="stages",
@@ -475,7 +490,7 @@ class Frame:
         if plan.is_whole or op.kind not in ("reshape", "expand") or len(op.outputs) != 1:
             return None
         shape = plan.out_shape(0)
-        if shape == plan.call.outputs[0] or self.run.model.num_ops[op.name.partition(".")[0]] > 1:
+        if shape == plan.call.outputs[0] or self.run.model.num_parts(op) > 1:
             return None
         if op.kind == "expand":
             return lambda x, *_: (_expanded(x, shape),)
@@ -507,8 +522,9 @@ class Frame:
             results = self._differentiated(number, work, record)
             if record.left == 0:
                 del self.records[op.forward]
-        for value, own in zip(work.writes, results, strict=True):
-            self.write(value, own)
+        for value, name, own in zip(work.writes, op.outputs, results, strict=True):
+            wide = self.run.wide.get(name)
+            self.write(value, own if wide is None else own.to(wide))
 
     def _differentiated(self, number: int, work: Work, record: Record) -> tuple[T, ...]:
         """The results of a backward op; a weight gradient that comes next is taken along."""
@@ -669,6 +685,14 @@ class Frame:
         for made, pending in self.late:
             self.write(made, pending.wait())
         self.late.clear()
+
+    def _settle(self, tensor: str) -> None:
+        """Add up what has come in of one sharded gradient: its replicas add theirs next."""
+        mine = [one for one in self.late if self.program.values[one[0]].tensor == tensor]
+        if mine:
+            self.late = [one for one in self.late if one not in mine]
+            for made, pending in mine:
+                self.write(made, pending.wait())
 
     def leaving(self, value: Value) -> T:
         """What the block has made, in the layout in which it is sent."""

@@ -18,20 +18,23 @@ from partita.errors import PartitaError, PlanError
 from partita.graph.rebatch import batch_of
 from partita.graph.record import Graph
 from partita.plans import Plan
+from partita.run.distributed.comm import Waiting
 
 R = TypeVar("R")
 
 
-def agree(check: Callable[[], R]) -> R:
+def agree(check: Callable[[], R], waiting: Waiting) -> R:
     """Run a check on every rank; if it fails on one, it fails on all, with that rank's words."""
     error: PartitaError | None = None
     result: R | None = None
     try:
         result = check()
-    except PartitaError as found:
-        error = found
+    except PartitaError as refused:
+        error = refused
     said: list[str | None] = [None] * dist.get_world_size()
+    waiting.now = True
     dist.all_gather_object(said, None if error is None else str(error))
+    waiting.now = False
     if error is not None:
         raise error
     for rank, text in enumerate(said):

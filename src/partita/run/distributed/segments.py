@@ -22,7 +22,7 @@ from partita.meaning import Layout, Phase, Purpose, Value
 from partita.plans import Stage
 from partita.program import Program
 from partita.run.distributed.autograd import add_gradients, differentiate
-from partita.run.distributed.boxes import local_shape
+from partita.run.distributed.boxes import box, local_shape
 from partita.run.distributed.comm import Pending
 from partita.run.distributed.convert import MeshPlace, convert
 from partita.run.distributed.held import StageState
@@ -40,6 +40,7 @@ class SegmentPlan:
 
     functions: tuple[OpsFunction, ...]
     keeps: bool  # are activations kept for the backward, or run again?
+    start: int  # of a micro-batch's samples, the first that this rank computes
     scale: float  # of a loss that is a mean over a part of the batch
     loss: str
     inputs: dict[str, Value]  # what the model is fed with
@@ -67,11 +68,11 @@ def segment_plan(
             have, need = program.values[work.reads[0]], program.values[work.writes[0]]
             if have.tensor == loss:
                 settles.append((have, need))
-            elif work.collective != "all_reduce" or run.origin_of(have.tensor) in run.batch_dims:
+            elif work.collective != "all_reduce" or have.gradient_of in run.batch_dims:
                 return None  # else a sum over the batch on its way to a parameter: see below
         elif work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.OTHER):
             return None
-    batch, scale = _share_of_batch(run, stage, at, loss)
+    start, batch, scale = _share_of_batch(run, stage, at, loss)
     if batch == 0:
         return None
     own = {name for split in stage.splits for name in small.op(split.op).outputs}
@@ -98,6 +99,7 @@ def segment_plan(
             frozenset(gradients) if apart else frozenset(),
         ),
         stage.checkpointing == "none",
+        start,
         scale,
         loss if loss in own else "",
         {v.tensor: v for v in program.values if v.source == "input" and v.of < 0},
@@ -114,8 +116,14 @@ def segment_plan(
     )  # fmt: skip
 
 
-def _share_of_batch(run: RankContext, stage: Stage, at: MeshPlace, loss: str) -> tuple[int, float]:
-    """The batch that all ops of a stage have on this rank, and the scale of the loss; 0 if none."""
+def _share_of_batch(
+    run: RankContext, stage: Stage, at: MeshPlace, loss: str
+) -> tuple[int, int, float]:
+    """Start and size of the batch that all ops of a stage have on this rank; a size of 0 if none.
+
+    The third is the scale of the loss.
+    """
+    none = 0, 0, 1.0
     batches, scale = set(), 1.0
     small = run.small
     for split in stage.splits:
@@ -123,25 +131,32 @@ def _share_of_batch(run: RankContext, stage: Stage, at: MeshPlace, loss: str) ->
         if not any(d and a.size > 1 for d, a in zip(split.dims, at.axes, strict=True)):
             carries = any(n in run.batch_dims for n in (*op.inputs, *op.outputs))
             if carries or not at.axes:
-                batches.add(run.micro_batch)
+                batches.add((0, run.micro_batch))
             continue
-        plan = share_plan(small.call(op), split.dims, at.axes, at.place, frozenset())
+        draws = run.model.is_random_op(op.name) and not run.model.draws_by_sample(op.name)
+        plan = share_plan(small.call(op), split.dims, at.axes, at.place, frozenset(), draws)
         if plan.is_whole or plan.joined:
-            return 0, 1.0
+            return none
         for names, layouts in ((op.inputs, plan.layouts), (op.outputs, plan.out_layouts)):
             for name, layout in zip(names, layouts, strict=True):
                 share = _batch_share(run, at, name, layout, small)
                 if share is None:
                     continue
                 if share < 0 or (share == 0 and name != loss):
-                    return 0, 1.0
+                    return none
                 if share > 0:
-                    batches.add(share)
+                    batches.add((_batch_start(run, at, name, layout, small), share))
         if plan.scale != 1.0:
             if op.outputs != (loss,):
-                return 0, 1.0
+                return none
             scale = plan.scale
-    return (batches.pop(), scale) if len(batches) == 1 else (0, 1.0)
+    return (*batches.pop(), scale) if len(batches) == 1 else none
+
+
+def _batch_start(run: RankContext, at: MeshPlace, name: str, layout: Layout, small: Graph) -> int:
+    """The first sample of a micro-batch in a shard along its batch dim."""
+    dim, shape = run.batch_dims[name], small.tensor(name).shape
+    return box(shape, layout, at.axes, at.place)[dim][0] * run.micro_batch // shape[dim]
 
 
 def _batch_share(
@@ -257,7 +272,9 @@ class SegmentFrame(Frame):
     def _leaf(self, name: str, *, grad: bool, again: bool, shared: bool) -> T:
         """An argument of a segment; parameters are the same leaf in every micro-batch."""
         is_trained = name in self.segments.gradients
-        if is_trained and grad and not shared and name not in self.segments.summed:
+        # Autograd adds in the parameter's type: what is summed in another is taken each time.
+        alone = shared or name in self.segments.summed or name in self.run.wide
+        if is_trained and grad and not alone:
             return self.state.leaf(name)
         own = self._given(name)
         if name in self.state.stored and not is_trained:
@@ -268,6 +285,7 @@ class SegmentFrame(Frame):
 
     def _run_segment(self, function: OpsFunction, *, grad: bool, again: bool = False) -> _Ran:
         names = function.inputs
+        self.run.model.sample = self.m * self.run.micro_batch + self.segments.start
         is_once = len(set(names)) == len(names)
         leaves = [
             self._leaf(name, grad=grad, again=again, shared=not is_once and names.count(name) > 1)
@@ -300,8 +318,8 @@ class SegmentFrame(Frame):
     def _backward_block(self) -> None:
         given: dict[str, T] = {}
         for (name, _), tensor in self.received.items():
-            origin, mark, _ = name.partition(".grad.from")
-            if mark:
+            origin = self.run.gradient_of.get(name)
+            if origin is not None:
                 given[origin] = given[origin] + tensor if origin in given else tensor
         if self.segments.loss:
             layout = next(v for v in self.program.values if v.tensor == self.segments.loss).layout
@@ -348,12 +366,12 @@ class SegmentFrame(Frame):
         """The data gradients; what comes to nodes that read parameters is kept for later."""
         later = ran.results[len(ran.function.outputs) :]
         wanted = [*entered.values(), *(each for each in later if each.requires_grad)]
-        found = iter(differentiate(outputs, wanted, gradients, retain=True))
+        computed = iter(differentiate(outputs, wanted, gradients, retain=True))
         for name in entered:
-            gradient = next(found)
+            gradient = next(computed)
             if gradient is not None:
                 given[name] = given[name] + gradient if name in given else gradient
-        ran.seen = [next(found) if each.requires_grad else None for each in later]
+        ran.seen = [next(computed) if each.requires_grad else None for each in later]
         self.late_weights.append(ran)
 
     def _weigh(self, ran: _Ran) -> None:
@@ -378,6 +396,7 @@ class SegmentFrame(Frame):
                 self.state.take_leaf(name, value)
             else:
                 own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                own = own.to(self.run.wide.get(name, own.dtype))
                 sums[name] = sums[name] + own if name in sums else own
         for name, total in sums.items():
             value = self.segments.gradients[name]
@@ -403,7 +422,7 @@ class SegmentFrame(Frame):
             tensor = self.run.small.tensor(value.tensor)  # nobody needs it
             shape = local_shape(tensor.shape, value.layout, self.at.axes, self.at.place)
             return torch.zeros(shape, device=self.run.device)
-        origin = self.run.origin_of(value.tensor)
+        origin = value.gradient_of
         if origin in self.backwards:
             own = self.backwards[origin]
             return own if origin in self.run.batch_dims else self._whole_sum(value, own)

@@ -5,8 +5,9 @@ Along a mesh axis a split is one of three:
     natural   the node on shards gives the shard of the result, or a summand of it
     joined    the op needs statistics or borders of others: the shards of the line are gathered,
               and the rank computes on all of the line
-    whole     masks, positions and lookups belong to a place in the whole op: the op runs at its
-              full size with neutral numbers outside of the shard, and the share is cut out
+    whole     masks, positions, lookups and what is drawn belong to a place in the whole op: the op
+              runs at its full size with neutral numbers outside of the shard, and the share is cut
+              out
 
 `run/local/ops.py` says which axes are joined and who holds a partial sum; this is its meaning on
 one rank, with messages. Backward is autograd of what the forward ran.
@@ -39,7 +40,7 @@ ANY_DIM = frozenset({
     "linear", "matmul", "einsum", "softmax", "layer_norm", "rms_norm", "concat", "split", "slice",
     "transpose", "reshape", "expand", "pad", "batch_norm", *MEANS,
 })  # fmt: skip
-WHOLE_FUNCTIONS = frozenset({"rope", "dropout", "lrn", "mask", "marked", "temperature"})
+WHOLE_FUNCTIONS = frozenset({"rope", "lrn", "mask", "marked", "temperature"})
 
 
 @functools.lru_cache(maxsize=65536)
@@ -112,9 +113,10 @@ def _without(layout: Layout, axes: frozenset[int]) -> Layout:
 
 @functools.lru_cache(maxsize=65536)
 def share_plan(
-    call: Call, dims: tuple[str, ...], axes: Axes, place: Place, exchanged: frozenset[int]
-) -> SharePlan:
-    """How the rank at a place runs a forward call."""
+    call: Call, dims: tuple[str, ...], axes: Axes, place: Place, exchanged: frozenset[int],
+    is_random: bool = False,
+) -> SharePlan:  # fmt: skip
+    """How the rank at a place runs a forward call; a random one at its full size."""
     layouts, outs = placements(call, dims)
     joins = _joined(call, dims, axes, exchanged)["i"]
     work = _work(call, dims, axes, exchanged)
@@ -124,7 +126,7 @@ def share_plan(
     gates = input_gates(call)
     is_whole = call.kind == "constant" or not all(is_natural(call, dim) for dim in others)
     is_whole = is_whole or (any(count > 1 for count in gates) and bool(joins & split.keys()))
-    is_whole = is_whole or (call.kind == "elementwise" and call.text("fn", "add") == "dropout")
+    is_whole = is_whole or is_random
     nest = loop_nest(call)
     scale = 1.0
     is_mean = call.kind in MEANS or (call.kind == "reduce" and call.text("fn", "sum") == "mean")

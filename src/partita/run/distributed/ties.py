@@ -150,4 +150,4 @@ def _size(
 
 
 def _dtype(walk: "RankWalk", parameter: str) -> torch.dtype:
-    return walk.mail.dtypes[parameter]
+    return walk.run.wide.get(parameter, walk.mail.dtypes[parameter])

@@ -40,6 +40,7 @@ class TrainSettings:
     every: int = 0
     timeout_s: float = 300.0
     seed: int = 0
+    matmul_dtype: str | None = None  # that products are computed in, where the plan has another
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def train(
     engine = execute(
         plan, module, optimizer=lambda ps: OPTIMIZERS[rule](ps, lr=settings.lr),
         device=settings.device, example=example, seed=settings.seed,
-        timeout_s=settings.timeout_s, recorder=recorder,
+        timeout_s=settings.timeout_s, recorder=recorder, matmul_dtype=settings.matmul_dtype,
     )  # fmt: skip
     with engine:
         start = 0

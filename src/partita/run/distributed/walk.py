@@ -14,7 +14,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from partita.capture.translate import DTYPES
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE, placements
 from partita.lower.pipeline import Lowered
@@ -25,12 +24,17 @@ from partita.run.distributed.comm import Communicator
 from partita.run.distributed.convert import MeshPlace
 from partita.run.distributed.held import MakeOptimizer, Shapes, StageState, roots
 from partita.run.distributed.messages import Mailbox, message_table, receives_of
-from partita.run.distributed.opwise import BodyPlan, Frame, RankContext, body_plan
+from partita.run.distributed.opwise import (
+    TORCH_DTYPES,
+    BodyPlan,
+    Frame,
+    RankContext,
+    body_plan,
+)
 from partita.run.distributed.segments import SegmentFrame, SegmentPlan, segment_plan
 from partita.run.distributed.ties import tie
 
 T = torch.Tensor
-TORCH_DTYPES = {name: dtype for dtype, name in reversed(DTYPES.items())}
 INSIDE = {
     Kind.FORWARD: (Phase.FORWARD,),
     Kind.BACKWARD: (Phase.BACKWARD, Phase.WEIGHT),
@@ -156,6 +160,7 @@ class RankWalk:
                 self._body(stage, body),
                 lambda value: (value.tensor, value.layout) in kept,
                 lambda value: 4 * math.prod(self.shapes.shape(value.tensor)),
+                {op.name: op.forward for op in self.run.small.ops if op.forward},
             )
         return self.plans[key]
 
@@ -209,14 +214,9 @@ class RankWalk:
         state = self.states[0]
         self._begin(0, "step")
         frame = Frame(self.run, state, self.at[0], self._plan(0, -1), 0)
-        self._moment(0)
         frame.do_all(tuple(Phase))
         self._note_loss(frame)
         self._end(0, "step")
-
-    def _moment(self, m: int) -> None:
-        seed, step, _ = self.run.model.moment
-        self.run.model.moment = (seed, step, m)
 
     def _task(self, task: int) -> None:
         work = self.program.work_of(task)
@@ -253,7 +253,6 @@ class RankWalk:
                 frame.received[value.tensor, value.layout] = tensor
             if self.recorder is not None:
                 self.recorder.end(receive, self.program.task_name(receive))
-        self._moment(m)
         kind = Kind(int(self.program.kind[task]))
         if kind is not Kind.FORWARD and self._is_last(work.stage, Kind.FORWARD):
             self.ended.append((work.stage, m))
