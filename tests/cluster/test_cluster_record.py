@@ -207,10 +207,10 @@ class TestFingerprint:
     @given(clusters())
     def test_survives_saving_and_copying(self, machine):
         machine.levels()
-        for twin in (Cluster.from_json(machine.to_json()), copy.deepcopy(machine)):
-            assert twin == machine
-            assert hash(twin) == hash(machine)
-            assert twin.fingerprint() == machine.fingerprint()
+        for copied in (Cluster.from_json(machine.to_json()), copy.deepcopy(machine)):
+            assert copied == machine
+            assert hash(copied) == hash(machine)
+            assert copied.fingerprint() == machine.fingerprint()
 
 
 def test_clusters_can_be_pickled():

@@ -7,9 +7,9 @@ from partita.costs.fusion import fused_elements, is_written, starts_kernel
 from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.kernels import KERNELS, kernels
 from partita.costs.memory import workspace_bytes
-from partita.costs.physics import EXECUTIONS
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph import GraphBuilder, training_graph
+from partita.plans import EXECUTIONS
 from partita.zoo import build
 
 H200 = resolve("1xH200").kind_of(0)

@@ -302,6 +302,7 @@ def _state_space(draw: Draw) -> Call:
     size, state, heads = draw(SIZES), draw(SIZES), groups * each
     read, own = (b, t, groups * state), (heads,)
     inputs = [(b, t, heads * size), (b, t, heads), own, read, read, own, own]
+    inputs += [(b, heads, size, state)] * draw(st.integers(0, 1))
     chunk = draw(st.sampled_from([1, 2, 4, 64]))
     return make_call("state_space", inputs, heads=heads, groups=groups, chunk=chunk)
 

@@ -154,11 +154,11 @@ def run_gradient(
         own = [cut(g, p, rank, factor) for g, p in zip(gradients, places, strict=True)]
         wanted = [leaves[i] for i in call.wrt]
         results.append(torch.autograd.grad(outputs, wanted, own, materialize_grads=True))
-    found = []
+    joined = []
     for i, access in enumerate(nest.outputs):
         parts = [result[i] for result in results]
-        found.append(join(parts, output_placement(nest, access, dim), devices))
-    return found, devices.crossed
+        joined.append(join(parts, output_placement(nest, access, dim), devices))
+    return joined, devices.crossed
 
 
 def _with_biases_once(split: Split, share: list[T], rank: int) -> list[T]:

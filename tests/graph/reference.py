@@ -225,13 +225,15 @@ def _cross_entropy(call: Call, logits: T, targets: T) -> T:
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
-def _state_space(call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T) -> T:
+def _state_space(
+    call: Call, x: T, steps: T, decay: T, b: T, c: T, skip: T, bias: T, state: T | float = 0.0
+) -> T:
     """Position by position."""
     heads, groups = call.whole("heads"), call.whole("groups")
     x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, heads), (b, groups), (c, groups)))
     each = torch.arange(heads, device=x.device) // (heads // groups)  # the group of each head
     steps = torch.nn.functional.softplus(steps + bias)
-    state, outputs = 0.0, []
+    outputs = []
     for t in range(x.shape[1]):
         made = (steps[:, t, :, None] * x[:, t])[..., None] * b[:, t, each][:, :, None]
         state = state * torch.exp(-decay.exp() * steps[:, t])[..., None, None] + made

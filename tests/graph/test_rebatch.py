@@ -4,7 +4,7 @@ import pytest
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.rebatch import batch_of, rebatch
+from partita.graph.rebatch import MOST_KEPT, batch_of, rebatch
 from partita.zoo import build
 
 # Flattened images, class tokens made from nothing, tied and shared tensors, experts' places.
@@ -38,3 +38,14 @@ def test_samples_that_are_mixed_cannot_be_taken_apart():
     g.finish(g.matmul(a, b))
     with pytest.raises(GraphError, match="mixes samples of the batch"):
         rebatch(g.finish(g.matmul(a, b)), 2)
+
+
+def test_a_graph_remembers_few_graphs_of_other_batches():
+    graph = build("alexnet", batch=64)
+    half = rebatch(graph, 32)
+    assert rebatch(graph, 32) is half
+    for batch in range(1, 1 + MOST_KEPT):
+        rebatch(graph, batch)
+    assert len(graph.memo["rebatch", ""]) == MOST_KEPT
+    again = rebatch(graph, 32)
+    assert again == half

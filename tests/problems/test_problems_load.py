@@ -43,7 +43,7 @@ def test_a_zip_is_read_whatever_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "says"),
     [
         (b"hello", "is not JSON"),
         (b"", "is not JSON"),
@@ -56,13 +56,13 @@ def test_a_zip_is_read_whatever_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_problem_gets_the_list_of_what_is(
-    tmp_path: Path, content: bytes, found: str
+    tmp_path: Path, content: bytes, says: str
 ) -> None:
     file = tmp_path / "f.json"
     file.write_bytes(content)
     with pytest.raises(FileError) as caught:
         problems.load(file)
-    assert found in str(caught.value)
+    assert says in str(caught.value)
     assert str(caught.value).startswith(str(file))
     for kind in problems.KINDS:
         assert f"partita/{kind}-problem@1" in str(caught.value)

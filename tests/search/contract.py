@@ -33,7 +33,7 @@ class SearchContract:
     """What `partita.search.base` promises of every search, as tests."""
 
     kind: ModuleType
-    referee: ClassVar[Search[Any, Any]]
+    oracle: ClassVar[Search[Any, Any]]
     problems: ClassVar[st.SearchStrategy[Any]]
 
     @tried
@@ -55,14 +55,14 @@ class SearchContract:
         self, search: Search[Any, Any], data: st.DataObject
     ) -> None:
         problem = data.draw(self.problems)
-        result, truth = search(problem), self.complete(problem)
-        if truth.objective is None:
+        result, expected = search(problem), self.complete(problem)
+        if expected.objective is None:
             assert result.solution is None
             return
         assert result.status is not Status.INFEASIBLE
         if result.status is Status.OPTIMAL:
             assert result.objective is not None
-            assert close(result.objective, truth.objective)
+            assert close(result.objective, expected.objective)
             assert result.lower_bound == result.objective
 
     @tried
@@ -71,15 +71,15 @@ class SearchContract:
         self, search: Search[Any, Any], data: st.DataObject, evaluations: int
     ) -> None:
         problem = data.draw(self.problems)
-        truth = self.complete(problem)
-        if truth.objective is None:
+        expected = self.complete(problem)
+        if expected.objective is None:
             return
-        assert not_above(self.kind.lower_bound(problem), truth.objective)
+        assert not_above(self.kind.lower_bound(problem), expected.objective)
         stopped = search(problem, Stop(evaluations=evaluations))
         assert stopped.lower_bound is not None
-        assert not_above(stopped.lower_bound, truth.objective)
+        assert not_above(stopped.lower_bound, expected.objective)
         for step in stopped.history:
-            assert step.lower_bound is None or not_above(step.lower_bound, truth.objective)
+            assert step.lower_bound is None or not_above(step.lower_bound, expected.objective)
 
     @tried
     @given(data=st.data(), seed=st.integers(0, 3), evaluations=st.none() | st.integers(0, 5))
@@ -166,9 +166,9 @@ class SearchContract:
 
     def complete(self, problem: Any) -> Result[Any]:
         """What the oracle proved; tiny problems are finished."""
-        truth = self.referee(problem)
-        assert truth.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        return truth
+        expected = self.oracle(problem)
+        assert expected.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        return expected
 
     def assert_sound(self, problem: Any, result: Result[Any]) -> None:
         """Whatever a result says is so, by the problem's own check and objective."""

@@ -1,12 +1,13 @@
 """The contract every search builds on: stop rules, history, status."""
 
+import gc
 import itertools
 import math
 
 import pytest
 
 from partita.search import KINDS, searches
-from partita.search.base import Run, Status, Stop, relative_gap
+from partita.search.base import Run, Status, Stop, fewer_collections, relative_gap
 
 
 def run(**rules):
@@ -99,3 +100,23 @@ class TestNames:
     def test_an_unknown_kind_is_refused(self):
         with pytest.raises(KeyError, match="no searches for 'chess'"):
             searches("chess")
+
+
+def test_garbage_is_looked_for_more_seldom_while_a_search_goes_on_and_then_as_before():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        with fewer_collections():
+            assert gc.get_threshold()[0] > 100_000
+            with fewer_collections():  # one search inside another
+                pass
+            assert gc.get_threshold()[0] > 100_000
+        assert gc.get_threshold() == (700, 10, 10)
+        with pytest.raises(ZeroDivisionError), fewer_collections():
+            _ = 1 / 0
+        assert gc.get_threshold() == (700, 10, 10)
+        gc.set_threshold(0, 10, 10)  # turned off: stays so
+        with fewer_collections():
+            assert gc.get_threshold() == (0, 10, 10)
+    finally:
+        gc.set_threshold(*before)

@@ -44,11 +44,11 @@ def true_times(problem: PartitionProblem, labels: np.ndarray) -> list[float]:
 @settings(max_examples=40, deadline=None)
 @given(tiny_problems())
 def test_auto_and_exact_find_what_trying_everything_finds(problem: PartitionProblem) -> None:
-    truth = BrutePartition()(problem).objective
+    expected = BrutePartition()(problem).objective
     for search in (AutoPartition(), ExactPartition()):
         result = search(problem)
         assert result.status is Status.OPTIMAL
-        assert result.objective == pytest.approx(truth)
+        assert result.objective == pytest.approx(expected)
 
 
 def true_bytes(problem: PartitionProblem, labels: np.ndarray) -> list[int]:

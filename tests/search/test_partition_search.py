@@ -98,14 +98,14 @@ def rich_problems(draw: st.DrawFn, most: int = 4) -> PartitionProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = partition
-    referee = BrutePartition()
+    oracle = BrutePartition()
     problems = tiny_problems()
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearchOnEveryField(SearchContract):
     kind = partition
-    referee = BrutePartition()
+    oracle = BrutePartition()
     problems = rich_problems()
 
 
@@ -115,9 +115,9 @@ class TestEverySearchOnEveryField(SearchContract):
 def test_no_method_fails_where_an_answer_exists(
     search: Search[PartitionProblem, PartitionSolution], problem: PartitionProblem
 ) -> None:
-    result, truth = search(problem), BrutePartition()(problem)
-    assert (result.solution is None) == (truth.solution is None)
-    assert (result.status is Status.INFEASIBLE) == (truth.status is Status.INFEASIBLE)
+    result, expected = search(problem), BrutePartition()(problem)
+    assert (result.solution is None) == (expected.solution is None)
+    assert (result.status is Status.INFEASIBLE) == (expected.status is Status.INFEASIBLE)
 
 
 def chain(*times: float, num_devices: int = 2, size: int = 0) -> PartitionProblem:

@@ -27,15 +27,15 @@ ROOM = 1 + 1e-9
 @given(problem=tiny_problems(), width=st.integers(1, 20))
 @settings(max_examples=60, deadline=None)
 def test_no_bound_is_above_the_best_placement(problem: PlacementProblem, width: int) -> None:
-    truth = SEARCHES["brute"](problem)
-    if truth.objective is None:
+    expected = SEARCHES["brute"](problem)
+    if expected.objective is None:
         return
     net = tables(problem)
     bound = LabelBound(net)
-    assert lower_bound(problem, net) <= truth.objective * ROOM
-    assert bound.root() <= truth.objective * ROOM
-    assert bound.search(width, np.inf) <= truth.objective * ROOM
-    assert bound.search(width, truth.objective * 1.5) <= truth.objective * ROOM
+    assert lower_bound(problem, net) <= expected.objective * ROOM
+    assert bound.root() <= expected.objective * ROOM
+    assert bound.search(width, np.inf) <= expected.objective * ROOM
+    assert bound.search(width, expected.objective * 1.5) <= expected.objective * ROOM
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -81,23 +81,23 @@ class TestRaces(SearchContract):
     """Tiny problems are solved by trying all; here the races must meet the contract on them."""
 
     kind = placement
-    referee = SEARCHES["brute"]
+    oracle = SEARCHES["brute"]
     problems = tiny_problems()
 
 
 @given(problem=tiny_problems())
 @settings(max_examples=25, deadline=None)
 def test_what_cp_sat_calls_optimal_is(problem: PlacementProblem) -> None:
-    truth = SEARCHES["brute"](problem)
+    expected = SEARCHES["brute"](problem)
     result = CpSat(most_tried=0)(problem)
-    if truth.objective is None:
+    if expected.objective is None:
         assert result.status is Status.INFEASIBLE
         return
     assert result.objective is not None
     assert result.lower_bound is not None
-    assert result.lower_bound <= truth.objective * (1 + 1e-9)
+    assert result.lower_bound <= expected.objective * (1 + 1e-9)
     if result.status is Status.OPTIMAL:
-        assert result.objective == pytest.approx(truth.objective, rel=1e-7)
+        assert result.objective == pytest.approx(expected.objective, rel=1e-7)
 
 
 def test_cp_sat_proves_a_small_network() -> None:
@@ -195,8 +195,8 @@ def test_memory_that_never_suffices_is_penalised_and_said() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_opening_is_valid_or_there_is_none(problem: PlacementProblem) -> None:
     opening = valid_placement(problem, tables(problem))
-    truth = SEARCHES["brute"](problem)
-    if truth.solution is None:
+    expected = SEARCHES["brute"](problem)
+    if expected.solution is None:
         assert opening.placement is None
         assert opening.proven
     else:

@@ -71,7 +71,7 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = placement
-    referee = SEARCHES["brute"]
+    oracle = SEARCHES["brute"]
     problems = tiny_problems()
 
 

@@ -55,7 +55,7 @@ def tiny_problems(draw: st.DrawFn) -> RtasksProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = rtasks
-    referee = SEARCHES["brute"]
+    oracle = SEARCHES["brute"]
     problems = tiny_problems()
 
 

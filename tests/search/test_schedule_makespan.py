@@ -39,12 +39,12 @@ class TestExactMakespan:
     @settings(max_examples=60, deadline=None)
     @given(problem=problems(most_blocks=4, counts=st.integers(1, 3)))
     def test_it_proves_what_brute_force_finds(self, problem):
-        truth = BruteSchedule()(problem, Stop(time_s=5))
-        if truth.status not in (Status.OPTIMAL, Status.INFEASIBLE):
+        expected = BruteSchedule()(problem, Stop(time_s=5))
+        if expected.status not in (Status.OPTIMAL, Status.INFEASIBLE):
             return
         result = ExactMakespan()(problem)
-        assert result.status is truth.status
-        assert result.objective == truth.objective
+        assert result.status is expected.status
+        assert result.objective == expected.objective
 
     @pytest.mark.parametrize(("cap", "makespan"), [(4, 59), (8, 51)])
     def test_two_chunks_there_and_back_are_proven(self, cap, makespan):

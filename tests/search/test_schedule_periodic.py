@@ -22,7 +22,7 @@ from partita.search.schedule.periodic import Periodic
 from partita.search.schedule.solver import Allowance, SolverOutcome
 
 DATA = Path(__file__).parent.parent / "data" / "schedule"
-REFEREE = Stop(time_s=10)
+ORACLE = Stop(time_s=10)
 PROVEN = [  # file, cap, least period with one micro-batch per repetition
     ("vshape.train.nd4", 2, 8),
     ("vshape.train.nd4", 4, 4),
@@ -73,7 +73,7 @@ def test_a_cap_that_cannot_work_is_infeasible():
 def test_one_and_two_micro_batches_per_repetition_meet_brute_force(problem):
     one, two = (
         BruteSchedule()(problem),
-        BruteSchedule(microbatches_per_repetition=2)(problem, REFEREE),
+        BruteSchedule(microbatches_per_repetition=2)(problem, ORACLE),
     )
     result = Periodic(max_unroll=2)(problem)
     if one.objective is None:

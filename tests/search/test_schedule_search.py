@@ -71,14 +71,14 @@ def problems(
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = schedule
-    referee = brute
+    oracle = brute
     problems = problems()
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearchWithRealSpans(SearchContract):
     kind = schedule
-    referee = brute
+    oracle = brute
     problems = problems(spans=st.sampled_from([0.1, 0.7, 1 / 3, 2.5]))
 
 

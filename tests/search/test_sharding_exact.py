@@ -81,27 +81,29 @@ def random_problem(
 
 def assert_optimal(problem: ShardingProblem, search: ExactSharding) -> str:
     """The proven optimum is that of enumeration; returns why."""
-    result, truth = search(problem), optimum(problem)
-    if truth == math.inf:
+    result, expected = search(problem), optimum(problem)
+    if expected == math.inf:
         assert result.status is Status.INFEASIBLE
         return result.why
     assert result.status is Status.OPTIMAL
     assert result.solution is not None
-    assert result.objective == pytest.approx(truth, rel=1e-9, abs=1e-9)
+    assert result.objective == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert evaluate(problem, result.solution) == result.objective
     assert result.lower_bound == result.objective
     for step in result.history:
-        assert step.lower_bound is None or step.lower_bound <= truth + 1e-9 * abs(truth) + 1e-9
+        assert (
+            step.lower_bound is None or step.lower_bound <= expected + 1e-9 * abs(expected) + 1e-9
+        )
     return result.why
 
 
 @settings(max_examples=300, deadline=None)
 @given(tiny_problems())
 def test_it_proves_what_brute_force_finds(problem: ShardingProblem) -> None:
-    result, truth = ExactSharding()(problem), BruteSharding()(problem)
-    assert result.status is truth.status
-    if truth.objective is not None:
-        assert result.objective == pytest.approx(truth.objective, rel=1e-9, abs=1e-9)
+    result, expected = ExactSharding()(problem), BruteSharding()(problem)
+    assert result.status is expected.status
+    if expected.objective is not None:
+        assert result.objective == pytest.approx(expected.objective, rel=1e-9, abs=1e-9)
 
 
 @settings(max_examples=100, deadline=None)
@@ -181,13 +183,13 @@ def test_interrupted_anywhere_it_returns_a_valid_answer_and_bound(
     result = ExactSharding(max_cells=max_cells)(
         problem, Stop(interrupted=lambda: next(asked) >= after)
     )
-    truth = optimum(problem)
+    expected = optimum(problem)
     assert result.status is not Status.FEASIBLE
     if result.status is Status.INFEASIBLE:
-        assert truth == math.inf
+        assert expected == math.inf
     else:
         assert result.lower_bound is not None
-        assert result.lower_bound <= truth + 1e-9 * abs(truth) + 1e-9
+        assert result.lower_bound <= expected + 1e-9 * abs(expected) + 1e-9
     if result.solution is not None:
         assert evaluate(problem, result.solution) == result.objective
 

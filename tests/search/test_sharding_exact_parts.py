@@ -166,23 +166,23 @@ class TestSweeps:
         self, seed: int, dense: bool
     ) -> None:
         problem = random_problem(seed, num_ops=6, most_choices=4, density=1.0 if dense else 0.4)
-        whole, truth = network(problem), optimum(problem)
+        whole, expected = network(problem), optimum(problem)
         dual = dual_of(whole)
         bound = -math.inf
         for index in range(10):
             assert sweep(whole, dual, index % 2 == 0, 0, PLENTY, math.inf) == whole.num_ops
-            assert bound - 1e-9 <= dual.least.sum() <= truth + 1e-9
+            assert bound - 1e-9 <= dual.least.sum() <= expected + 1e-9
             bound = dual.least.sum()
 
     @settings(max_examples=60, deadline=None)
     @given(seeds)
     def test_no_choice_of_an_optimum_is_ruled_out(self, seed: int) -> None:
         problem = random_problem(seed, num_ops=6, most_choices=4, density=0.6)
-        whole, truth = network(problem), optimum(problem)
+        whole, expected = network(problem), optimum(problem)
         dual = dual_of(whole)
         sweep(whole, dual, True, 0, PLENTY, math.inf)
         for index in range(9):
-            sweep(whole, dual, index % 2 == 1, 0, PLENTY, truth + 1e-9)
+            sweep(whole, dual, index % 2 == 1, 0, PLENTY, expected + 1e-9)
         alive, choices = dual.alive, whole.choices
         left = [
             choices[begin:end][alive[begin:end]] for begin, end in itertools.pairwise(whole.first)
@@ -192,7 +192,7 @@ class TestSweeps:
             evaluate(problem, ShardingSolution(tuple(int(x) for x in each)))
             for each in itertools.product(*left)
         )
-        assert min(within) == pytest.approx(truth)
+        assert min(within) == pytest.approx(expected)
 
     def test_on_a_path_one_sweep_gives_the_optimum(self) -> None:
         problem = path(6, 4)
@@ -226,14 +226,14 @@ class TestSweeps:
     @given(seeds)
     def test_the_bound_stays_when_dead_choices_are_left_out(self, seed: int) -> None:
         problem = random_problem(seed, num_ops=6, most_choices=4, density=0.6)
-        whole, truth = network(problem), optimum(problem)
+        whole, expected = network(problem), optimum(problem)
         dual = dual_of(whole)
         sweep(whole, dual, True, 0, PLENTY, math.inf)
-        sweep(whole, dual, False, 0, PLENTY, truth + 1e-9)
+        sweep(whole, dual, False, 0, PLENTY, expected + 1e-9)
         before = dual.least.sum()
         smaller, sent = restricted(whole, dual.alive, dual.sent)
         after = resumed(smaller, sent, dual.grain).least.sum()
-        assert before - 1e-9 <= after <= truth + 1e-9
+        assert before - 1e-9 <= after <= expected + 1e-9
 
     @settings(max_examples=60, deadline=None)
     @given(seeds)
@@ -311,12 +311,12 @@ class TestElimination:
         self.assert_optimal(problem)
 
     def assert_optimal(self, problem: ShardingProblem) -> None:
-        whole, truth = network(problem), optimum(problem)
+        whole, expected = network(problem), optimum(problem)
         elimination = Elimination(whole, never)
         elimination.run(best_order(whole, PLENTY, PLENTY, never).steps)
-        assert elimination.constant == pytest.approx(truth)
-        if truth < math.inf:
-            assert real(problem, whole, elimination.labels()) == pytest.approx(truth)
+        assert elimination.constant == pytest.approx(expected)
+        if expected < math.inf:
+            assert real(problem, whole, elimination.labels()) == pytest.approx(expected)
 
     @pytest.mark.parametrize(("summed", "block", "tile"), [(1, 1, 1), (7, 5, 2), (100, 30, 3)])
     def test_small_blocks_give_the_same(

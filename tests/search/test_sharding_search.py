@@ -48,7 +48,7 @@ def tiny_problems(draw: st.DrawFn) -> ShardingProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = sharding
-    referee = BruteSharding()
+    oracle = BruteSharding()
     problems = tiny_problems()
 
 
@@ -76,10 +76,10 @@ def clique(num_ops: int, num_choices: int) -> ShardingProblem:
 @settings(max_examples=200, deadline=None)
 @given(tiny_problems())
 def test_pase_proves_what_brute_force_finds(problem: ShardingProblem) -> None:
-    result, truth = Pase()(problem), BruteSharding()(problem)
-    assert result.status is truth.status
-    if truth.objective is not None:
-        assert result.objective == pytest.approx(truth.objective, rel=1e-9, abs=1e-9)
+    result, expected = Pase()(problem), BruteSharding()(problem)
+    assert result.status is expected.status
+    if expected.objective is not None:
+        assert result.objective == pytest.approx(expected.objective, rel=1e-9, abs=1e-9)
 
 
 def test_the_exact_search_is_the_default() -> None:

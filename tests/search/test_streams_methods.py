@@ -104,11 +104,11 @@ class TestEveryProof:
     def test_it_meets_brute_force(
         self, search: ExactStreams | Ios | Lazy, problem: StreamsProblem
     ) -> None:
-        result, truth = search(problem), BruteStreams()(problem)
-        assert result.status is truth.status is Status.OPTIMAL
+        result, expected = search(problem), BruteStreams()(problem)
+        assert result.status is expected.status is Status.OPTIMAL
         assert result.objective is not None
-        assert truth.objective is not None
-        assert close(result.objective, truth.objective)
+        assert expected.objective is not None
+        assert close(result.objective, expected.objective)
 
     @pytest.mark.parametrize("model", MODELS)
     @pytest.mark.parametrize(("pruning", "r", "s"), PRUNINGS)
@@ -133,7 +133,7 @@ class TestEveryProof:
 @pytest.mark.parametrize("search", [Lazy(overhead=1.0)], ids=["knowing"])
 class TestLazyThatKnowsTheFormula(SearchContract):
     kind = streams
-    referee = BruteStreams()
+    oracle = BruteStreams()
     problems = problems(largest=5)
 
 
@@ -225,11 +225,11 @@ def test_cutting_loses_nothing_where_no_op_has_more_work_than_time(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "WORTH_CUTTING", 0)
         cut = ExactStreams()(problem)
-    truth = Ios()(problem)
+    expected = Ios()(problem)
     assert cut.status is Status.OPTIMAL
     assert cut.objective is not None
-    assert truth.objective is not None
-    assert close(cut.objective, truth.objective)
+    assert expected.objective is not None
+    assert close(cut.objective, expected.objective)
     assert cut.solution is not None
     assert check(problem, cut.solution) == ()
 
@@ -240,10 +240,10 @@ def test_ops_with_more_work_than_time_are_not_cut_apart(problem: StreamsProblem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units_module, "WORTH_CUTTING", 0)
         cut = ExactStreams()(problem)
-    truth = Ios()(problem)
+    expected = Ios()(problem)
     assert cut.objective is not None
-    assert truth.objective is not None
-    assert close(cut.objective, truth.objective)
+    assert expected.objective is not None
+    assert close(cut.objective, expected.objective)
 
 
 @pytest.mark.parametrize(("pruning", "r", "s"), PRUNINGS)

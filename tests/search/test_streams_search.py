@@ -62,7 +62,7 @@ def tiny_problems(draw: st.DrawFn) -> StreamsProblem:
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 class TestEverySearch(SearchContract):
     kind = streams
-    referee = BruteStreams()
+    oracle = BruteStreams()
     problems = tiny_problems()
 
 

@@ -2,6 +2,7 @@
 
     memory=24GB     every device has this much (or 24GiB, or bytes)
     links=0.5       every link has this many times its bandwidth
+    without=n1      this node, or this device (n0.gpu3), is gone
 
 They stand in the machine's name, so that plans and commands say them.
 """
@@ -54,4 +55,27 @@ def _links(cluster: Cluster, text: str) -> Cluster:
     return replace(cluster, links=links)
 
 
-CHANGES: dict[str, Callable[[Cluster, str], Cluster]] = {"memory": _memory, "links": _links}
+def _without(cluster: Cluster, text: str) -> Cluster:
+    left = [i for i, each in enumerate(cluster.devices) if text not in (each.node, each.name)]
+    nodes = dict.fromkeys(each.node for each in cluster.devices if each.node)
+    if len(left) == cluster.num_devices:
+        names = [*nodes, *(each.name for each in cluster.devices)]
+        raise ClusterError(
+            f"{cluster.name} has no node or device {text[:60]!r}",
+            fix=f"{suggest(text, names)}; its nodes are {', '.join(list(nodes)[:8]) or 'unnamed'}",
+            field="without",
+        )
+    if not left:
+        raise ClusterError(
+            f"nothing is left of {cluster.name} without {text}",
+            fix="name a part of it",
+            field="without",
+        )
+    return cluster.subset(left)
+
+
+CHANGES: dict[str, Callable[[Cluster, str], Cluster]] = {
+    "memory": _memory,
+    "links": _links,
+    "without": _without,
+}

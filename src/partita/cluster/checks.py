@@ -11,16 +11,16 @@ MAX_BYTES = 2**62
 def check_name(name: object, field: str, what: str) -> None:
     """Refuse what could not be told from other names when printed."""
     if not isinstance(name, str):
-        found = f"found {shown(name)} where the name of {what} belongs"
+        wrong = f"found {shown(name)} where the name of {what} belongs"
     elif not name:
-        found = f"the name of {what} is empty"
+        wrong = f"the name of {what} is empty"
     elif not name.isprintable() or name != name.strip():
-        found = f"{shown(name)} has characters that a name cannot have"
+        wrong = f"{shown(name)} has characters that a name cannot have"
     elif len(name) > 200:
-        found = f"a name of {len(name)} characters"
+        wrong = f"a name of {len(name)} characters"
     else:
         return
-    raise ClusterError(found, fix="use 1 to 200 printable characters", field=field)
+    raise ClusterError(wrong, fix="use 1 to 200 printable characters", field=field)
 
 
 def checked_rates(rates: object, where: str) -> tuple[tuple[str, float], ...]:

@@ -23,7 +23,7 @@ def lines_of(text: str) -> dict[Path, int]:
     walk = _LineWalk(text)
     with suppress(ValueError, RecursionError):  # not what tomllib accepts: give what was found
         walk.document()
-    return walk.found
+    return walk.lines
 
 
 def nearest_line(lines: dict[Path, int], path: Path) -> int:
@@ -39,7 +39,7 @@ class _LineWalk:
         self.text = text
         self.at = 0
         self.line = 1
-        self.found: dict[Path, int] = {}
+        self.lines: dict[Path, int] = {}
         self.last: dict[Path, int] = {}  # arrays of tables: index of the newest
 
     def document(self) -> None:
@@ -61,10 +61,10 @@ class _LineWalk:
         self.at += 2 if many else 1
         path: Path = (*self.inside((), keys[:-1]), keys[-1])
         if many:
-            self.found.setdefault(path, line)
+            self.lines.setdefault(path, line)
             self.last[path] = self.last.get(path, -1) + 1
         path = self.inside(path[:-1], keys[-1:])
-        self.found.setdefault(path, line)
+        self.lines.setdefault(path, line)
         return path
 
     def inside(self, start: Path, keys: list[str]) -> Path:
@@ -81,7 +81,7 @@ class _LineWalk:
         path = table
         for key in self.keys():
             path += (key,)
-            self.found.setdefault(path, line)
+            self.lines.setdefault(path, line)
         self.expect("=")
         self.skip(_SPACE)
         self.value(path)
@@ -98,7 +98,7 @@ class _LineWalk:
             self.at += 1
 
     def value(self, path: Path) -> None:
-        self.found.setdefault(path, self.line)
+        self.lines.setdefault(path, self.line)
         first = self.text[self.at : self.at + 1]
         if first == "[":
             self.elements(path)

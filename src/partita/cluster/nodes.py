@@ -162,7 +162,7 @@ def _read_pairs(table: TomlTable, num_devices: int) -> tuple[tuple[int, int, int
     pairs = table.get("pairs")
     if not isinstance(pairs, list):
         table.fail("the pairs are missing", "add pairs = [[0, 1], [2, 3]]")
-    found = []
+    cables = []
     for index, pair in enumerate(pairs):
         good = isinstance(pair, list) and len(pair) in (2, 3) and all(type(n) is int for n in pair)
         if not good or not all(0 <= n < num_devices for n in pair[:2]) or pair[0] == pair[1]:
@@ -171,8 +171,8 @@ def _read_pairs(table: TomlTable, num_devices: int) -> tuple[tuple[int, int, int
         count = pair[2] if len(pair) == 3 else 1
         if not 1 <= count <= 1000:
             table.fail(f"found {count} cables", "1 to 1,000 are possible", "pairs", index)
-        found.append((pair[0], pair[1], count))
-    return tuple(found)
+        cables.append((pair[0], pair[1], count))
+    return tuple(cables)
 
 
 def _read_nics(

@@ -45,11 +45,11 @@ class Document:
         """Line numbers by path."""
         return lines_of(self.text)
 
-    def error(self, path: Path, found: str, fix: str) -> ClusterError:
+    def error(self, path: Path, wrong: str, fix: str) -> ClusterError:
         """The complaint about what stands at this path."""
         line = nearest_line(self.lines, path)
         where = ", ".join(part for part in (f"line {line}" if line else "", spelled(path)) if part)
-        return ClusterError(found, fix=fix, field=where, file=self.file)
+        return ClusterError(wrong, fix=fix, field=where, file=self.file)
 
 
 class TomlTable:
@@ -65,9 +65,9 @@ class TomlTable:
         self.asked.add(key)
         return key in self.values
 
-    def fail(self, found: str, fix: str, *keys: str | int) -> NoReturn:
+    def fail(self, wrong: str, fix: str, *keys: str | int) -> NoReturn:
         """Complain about this table, or about what stands at the keys in it."""
-        raise self.document.error((*self.path, *keys), found, fix)
+        raise self.document.error((*self.path, *keys), wrong, fix)
 
     @contextmanager
     def located(self) -> Iterator[None]:

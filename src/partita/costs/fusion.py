@@ -74,13 +74,13 @@ def levels(graph: Graph) -> dict[str, int]:
     """The most ops that cannot be fused on a way to each op, within its pass."""
     key = ("fusion levels", "")
     if key not in graph.memo:
-        found: dict[str, int] = {}
+        depth: dict[str, int] = {}
         for op in graph.ops:
             makers = [maker for maker in graph.predecessors(op) if _part(maker) == _part(op)]
-            found[op.name] = max(
-                (found[maker.name] + (not is_fused(graph, maker)) for maker in makers), default=0
+            depth[op.name] = max(
+                (depth[maker.name] + (not is_fused(graph, maker)) for maker in makers), default=0
             )
-        graph.memo[key] = found
+        graph.memo[key] = depth
     by_op: dict[str, int] = graph.memo[key]
     return by_op
 

@@ -12,6 +12,7 @@ along the second: it is gathered there before, and cut again after.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,45 @@ def num_shards(layout: Layout, sizes: Sequence[float]) -> float:
 def copied_axes(layout: Layout, axes: Sequence[Axis]) -> tuple[int, ...]:
     """The axes along which devices hold copies of a tensor."""
     return tuple(i for i, p in enumerate(layout) if p == REPLICATE and axes[i].size > 1)
+
+
+def zero_axes(layout: Layout, axes: Sequence[Axis]) -> tuple[int, ...]:
+    """The axes along which ZeRO shards a parameter: those with copies, but not with replicas."""
+    return tuple(axis for axis in copied_axes(layout, axes) if not axes[axis].replicates)
+
+
+def zero_parts(layout: Layout, axes: Sequence[Axis]) -> int:
+    """Into how many parts ZeRO cuts what devices would hold copies of."""
+    return math.prod(axes[axis].size for axis in zero_axes(layout, axes))
+
+
+def summed_layout(layout: Layout) -> Layout:
+    """How a gradient lies when its partial sums are added up."""
+    return tuple(REPLICATE if p == PARTIAL else p for p in layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One collective that adds up a gradient: along an axis, of a part of what a device holds.
+
+    Replicas of shard groups add up once a step; within the groups it depends on the ZeRO stage.
+    """
+
+    axis: int
+    collective: str
+    part: float
+    across: bool  # replicas of shard groups
+
+
+def gradient_reductions(layout: Layout, axes: Sequence[Axis], level: int) -> tuple[Reduction, ...]:
+    """How a gradient in partial sums is reduced at a ZeRO stage, within shard groups first."""
+    partial = [i for i, p in enumerate(layout) if p == PARTIAL and axes[i].size > 1]
+    if level == 0:
+        return tuple(Reduction(axis, "all_reduce", 1.0, False) for axis in partial)
+    part = 1 / zero_parts(summed_layout(layout), axes)
+    inner = [Reduction(i, "reduce_scatter", 1.0, False) for i in partial if not axes[i].replicates]
+    across = [Reduction(i, "all_reduce", part, True) for i in partial if axes[i].replicates]
+    return (*inner, *across)
 
 
 def common_layout(layouts: Sequence[Layout]) -> Layout:

@@ -5,7 +5,7 @@ what is in it, a mere list of modules (no ops of its own) as soon as it takes ha
 blocks of a transformer stay whole unless one alone is too much for a device. What an opened module
 computes itself, and what costs next to nothing, goes with what runs before it.
 
-A layer is a stretch of the model's own order, so that no two wait for each other, whatever is cut.
+A layer is a range of the model's own order, so that no two wait for each other, whatever is cut.
 """
 
 from collections import defaultdict

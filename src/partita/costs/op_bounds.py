@@ -25,12 +25,18 @@ from partita.costs.roofline import (
 )
 from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
+from partita.graph.products import product_dtype
 from partita.graph.record import Call, Graph, Op
 from partita.graph.traffic import elements, traffic
 
 
-def work_bound_s(graph: Graph, cluster: Cluster) -> float:
-    """No plan of this graph on this cluster takes less."""
+def work_bound_s(graph: Graph, cluster: Cluster, execution: str = "graph") -> float:
+    """No plan of this graph on this cluster takes less.
+
+    Kernels that a compiler fuses do not move what they make inside: where not every op is a kernel
+    of its own, only parameters, states and inputs count as moved.
+    """
+    fused = execution != "graph"
     counts: dict[str, int] = {}
     for device in cluster.devices:
         counts[device.kind] = counts.get(device.kind, 0) + 1
@@ -40,7 +46,7 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     for op in graph.ops:
         key = (graph.call(op), graph.dtype(op), *elements(graph, op))
         if key not in known:
-            known[key] = [op_lower_bound_s(graph, op, kind) for kind in kinds]
+            known[key] = [op_lower_bound_s(graph, op, kind, fused=fused) for kind in kinds]
         rows.append(known[key])
     totals = [math.fsum(column) or 1e-30 for column in zip(*rows, strict=True)]
     # The speed of all devices of a kind: with these weights, equal work in proportion to speed.
@@ -52,14 +58,16 @@ def work_bound_s(graph: Graph, cluster: Cluster) -> float:
     )
 
 
-def op_lower_bound_s(graph: Graph, op: Op, kind: DeviceKind) -> float:
+def op_lower_bound_s(graph: Graph, op: Op, kind: DeviceKind, *, fused: bool = False) -> float:
     """Device seconds that an op takes at the very least on devices of a kind."""
     call = graph.call(op)
     compute = _compute(call, graph.dtype(op), kind)
     moved = traffic(call, *elements(graph, op), {})
     bandwidth = kind.memory_bytes_per_s * rates_of(kind.name).memory
     memory = moved.given / bandwidth
-    if kind.cache_bytes == 0:
+    if fused:
+        pass
+    elif kind.cache_bytes == 0:
         memory += moved.computed / bandwidth
     elif kind.cache_bytes_per_s > 0:
         fastest = max(kind.cache_bytes_per_s, bandwidth)
@@ -75,10 +83,11 @@ def _compute(call: Call, dtype: str, kind: DeviceKind) -> float:
     if call.kind in CONTRACTIONS:
         products = as_products(call, loop_nest(call), {})
         if products and min(min(p.m, p.n, p.k) for p in products) >= 4:
+            multiplied = product_dtype(call, dtype)
             longer = min((p.k + TILE_OVERHEAD_K) / p.k for p in products)
             slow = 1 / rates.conv if call.kind == "conv" else 1.0
             return min(
-                work * longer * slow / (kind.peak(dtype) * rates.products),
+                work * longer * slow / (kind.peak(multiplied) * rates.of_products(multiplied)),
                 work / (kind.peak("f32") * VECTOR_EFFICIENCY),  # shares too small for a product
             )
     if call.kind == "attention":

@@ -66,7 +66,7 @@ def partition_model(
     """The problem of cutting a (training) graph for the first `num_devices` of a cluster.
 
     The graph is that of one micro-batch; `updates_every` so many of them there is an update.
-    `layers` are what is never cut, stretches of the graph's order; else an op with all that only
+    `layers` are what is never cut, ranges of the graph's order; else an op with all that only
     reshapes, norms or activates its output.
     """
     count = cluster.num_devices if num_devices is None else num_devices

@@ -22,7 +22,6 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
-EXECUTIONS = ("eager", "compiled", "graph")
 DATA = Path(__file__).with_name("physics.toml")
 
 

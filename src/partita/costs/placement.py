@@ -266,7 +266,7 @@ class PlacementModel:
         total: F64 = batches * (phases["forward"] + phases["dgrad"] + phases["wgrad"])
         return total + phases["update"]
 
-    def _longest(self, allowed: npt.NDArray[np.bool_], batches_in_a_row: int) -> float:
+    def _longest(self, allowed: npt.NDArray[np.bool_], consecutive_batches: int) -> float:
         """The longest path of a batch, so many times, and the last update behind it."""
         ends: dict[str, float] = {}
         once = last = 0.0
@@ -280,7 +280,7 @@ class PlacementModel:
                 last = max(last, before + fastest)
             else:
                 once = max(once, before + fastest)
-        return (batches_in_a_row - 1) * once + max(once, last)
+        return (consecutive_batches - 1) * once + max(once, last)
 
     def _allowed(self, constraints: RecordConstraints) -> npt.NDArray[np.bool_]:
         allowed = np.ones((len(self.layers), self.cluster.num_devices), np.bool_)

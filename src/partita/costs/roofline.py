@@ -32,6 +32,7 @@ from partita.costs.physics import Physics, physics_of
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.flops import attended_pairs, flops
 from partita.graph.loops import ADDED_FROM, Access, Nest, loop_nest
+from partita.graph.products import product_dtype
 from partita.graph.record import Call, Graph, Op
 from partita.graph.shapes import gates
 from partita.graph.splits import Factors, part
@@ -132,6 +133,11 @@ class Rates:
     fine_tiles: bool = False
     host: float = 1.0  # times the host that `kernels.py` was measured on
     host_compiled_s: float = 8e-6
+    products_f8: float = 0.63  # of the peak of f8
+
+    def of_products(self, dtype: str) -> float:
+        """The part of a type's peak that large products reach."""
+        return self.products_f8 if dtype == "f8" else self.products
 
 
 @functools.cache
@@ -139,12 +145,13 @@ def rates_of(kind: str) -> Rates:
     """The rates of a kind with a parameter set of its own; else what is typical."""
     record = physics_of(kind)
     if not record.own:
-        return Rates(host=record.physics.host_s / HOST_S)
+        part = record.physics.products_f8 / record.physics.products
+        return Rates(host=record.physics.host_s / HOST_S, products_f8=part * Rates().products)
     physics: Physics = record.physics
     return Rates(
         physics.products, physics.conv, physics.attention_forward, physics.attention_backward,
         physics.attention_narrow, physics.attention_start, physics.memory, physics.fine_tiles > 0,
-        physics.host_s / HOST_S, physics.host_compiled_s,
+        physics.host_s / HOST_S, physics.host_compiled_s, physics.products_f8,
     )  # fmt: skip
 
 
@@ -190,6 +197,9 @@ def _cost(
     moved = traffic(call, reads, writes, factors)
     rates = rates_of(device.name)
     started = _started(call, dtype, mode, rates)
+    if product_dtype(call, dtype) != dtype and started.count:  # the casts are kernels, too
+        more = 1 + 1 / started.count
+        started = replace(started, count=started.count * more, host_s=started.host_s * more)
     host_s = started.host_s
     if work == 0 and moved.total == 0:
         return OpCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, host_s)
@@ -204,6 +214,7 @@ def _cost(
     memory_s = _memory_seconds(moved, device, rates.memory) / started.share
     more_s = started.more_bytes * share / (device.memory_bytes_per_s * rates.memory)
     more_s += started.more_s * share
+    more_s += _cast_seconds(call, nest, dtype, device, factors)
     factor, launch_each_s = measured_scale(device, call)
     compute_s, memory_s, more_s = compute_s * factor, memory_s * factor, more_s * factor
     launch_s = started.count * launch_each_s
@@ -289,7 +300,7 @@ def _compute_seconds(
     if call.kind in CONTRACTIONS:
         products = as_products(call, nest, factors)
         if products and min(min(p.m, p.n, p.k) for p in products) >= 4:
-            splits, peak = _k_splits(call), device.peak(dtype) * rates.products / BEST_TILE
+            splits, peak = _k_splits(call), _products_peak(call, dtype, device)
             once = sum(
                 product_seconds(p, peak, device.num_units, splits, fine=rates.fine_tiles)
                 for p in products
@@ -301,10 +312,9 @@ def _compute_seconds(
             halves = dtype in HALF and not (aligned and call.kind != "conv")
             floor = _unaligned_seconds(call, work, device) if halves else 0.0
             return max(once * slow, floor)
-    if call.kind == "grouped_mm":  # on average every group has as many rows as the others
-        (rows, k), (groups, _, n) = call.inputs[:2]
-        product = Product(groups, -(-rows // groups), n, k)
-        peak = device.peak(dtype) * rates.products / BEST_TILE
+    if call.kind == "grouped_mm":
+        product = _grouped_product(call)
+        peak = _products_peak(call, dtype, device)
         once = product_seconds(product, peak, device.num_units, fine=rates.fine_tiles)
         return once * max(1, sum(position < 2 for position in call.wrt))
     if call.kind == "attention":
@@ -314,6 +324,34 @@ def _compute_seconds(
     if call.kind in RECURRENT:
         return _recurrent_seconds(call, dtype, device, factors, work)
     return work / (device.peak("f32") * VECTOR_EFFICIENCY)
+
+
+def _products_peak(call: Call, dtype: str, device: DeviceKind) -> float:
+    """FLOP/s of an op's products, of which tiles of each shape reach a part."""
+    narrow = product_dtype(call, dtype)
+    return device.peak(narrow) * rates_of(device.name).of_products(narrow) / BEST_TILE
+
+
+def _cast_seconds(
+    call: Call, nest: Nest, dtype: str, device: DeviceKind, factors: Factors
+) -> float:
+    """Seconds to cast the operands of products in a narrower type: read once, written once."""
+    narrow = product_dtype(call, dtype)
+    if narrow == dtype:
+        return 0.0
+    if call.kind == "grouped_mm":
+        products = (_grouped_product(call),) * max(1, sum(i < 2 for i in call.wrt))
+    else:
+        products = as_products(call, nest, factors)
+    elements = sum(float(p.batch) * p.k * (p.m + p.n) for p in products)
+    moved = elements * (dtype_bytes(dtype) + dtype_bytes(narrow))
+    return moved / (device.memory_bytes_per_s * rates_of(device.name).memory)
+
+
+def _grouped_product(call: Call) -> Product:
+    """On average every group has as many rows as the others."""
+    (rows, k), (groups, _, n) = call.inputs[:2]
+    return Product(groups, -(-rows // groups), n, k)
 
 
 def scan_rate(call: Call, rates: Rates) -> float:

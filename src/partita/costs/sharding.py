@@ -47,9 +47,10 @@ from partita.costs.layouts import (
     Layout,
     common_layout,
     conversion_seconds,
-    copied_axes,
+    gradient_reductions,
     gradient_target,
     num_shards,
+    zero_axes,
 )
 from partita.costs.roofline import Split, op_cost
 from partita.costs.routing import token_groups
@@ -565,7 +566,8 @@ class _ShardingBuilder:
             states = sum(self.graph.tensor(n).size_bytes for n in update.inputs[2:])
             split = shards * (1 if choice.zero == 0 else copies)
             memory += states / split
-            memory += held  # its gradient
+            gradient = self.graph.tensor(update.inputs[1]).size_bytes / tensor.size_bytes
+            memory += held * gradient
             updates.append((update, 1 / split))
         return updates, memory
 
@@ -590,7 +592,7 @@ class _ShardingBuilder:
         for name, access in zip(op.inputs, nest.inputs, strict=True):
             if self.owner.get(name) == op.name:
                 layout = self._reads(access, choice.dims)
-                yield self.graph.tensor(name), layout, copied_axes(layout, self.axes)
+                yield self.graph.tensor(name), layout, zero_axes(layout, self.axes)
 
     def _sent(self, op: Op, choice: SplitChoice) -> "_Sent":
         """Seconds of communication of an op's parameters."""
@@ -613,7 +615,6 @@ class _ShardingBuilder:
 
     def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
         """Reductions of gradients; those of a tied parameter are added up and reduced once."""
-        collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
         share = 1.0 if choice.zero == 3 else self.once
         for phase in self.phases[op.name]:
             if phase.phase != "wgrad":
@@ -625,11 +626,14 @@ class _ShardingBuilder:
                     continue
                 have = self._makes(nest, access, choice.dims)
                 size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
-                for axis, place in enumerate(have):
-                    if place == PARTIAL:
-                        moving, starting = self._in_bucket(collective, size, axis)
-                        sent.hidden += share * moving
-                        sent.hidden_buckets += share * starting
+                for step in gradient_reductions(have, self.axes, choice.zero):
+                    own = self._in_bucket(step.collective, step.part * size, step.axis)
+                    if step.across and choice.zero == 3:
+                        sent.ends += self.once * own[0]
+                        sent.ends_buckets += self.once * own[1]
+                    else:
+                        sent.hidden += share * own[0]
+                        sent.hidden_buckets += share * own[1]
 
     def _in_bucket(self, collective: str, size: float, axis: int) -> tuple[float, float]:
         """Seconds by bandwidth, and the part of a bucket's start that a gradient pays for."""
@@ -660,7 +664,7 @@ class _ShardingBuilder:
         access = loop_nest(self.graph.call(op)).inputs[op.inputs.index(name)]
         copies = 1
         for dim, axis in zip(dims, self.axes, strict=True):
-            if input_placement(access, dim) == REPLICATE:
+            if input_placement(access, dim) == REPLICATE and not axis.replicates:
                 copies *= axis.size
         return copies
 

@@ -71,15 +71,21 @@ def tied_bytes(
     layout = placements(graph.call(graph.op(reader.op)), choice.dims)[0][reader.position]
     copies = 1
     for place, axis in zip(layout, axes, strict=True):
-        copies *= axis.size if place == REPLICATE else 1
+        copies *= axis.size if place == REPLICATE and not axis.replicates else 1
     shards = num_shards(layout, [axis.ways() for axis in axes])
     held = graph.tensor(reader.parameter).size_bytes / shards
     total = held
     if reader.parameter in update:
-        total *= 2  # its gradient
+        total += gradient_bytes(graph, reader.parameter) / shards
         states = update[reader.parameter] / shards
         total += states / (1 if choice.zero == 0 else copies)
     return total
+
+
+def gradient_bytes(graph: Graph, parameter: str) -> int:
+    """Bytes of the gradient of a parameter that is updated; 0 of any other."""
+    updates = (op for op in graph.consumers(parameter) if op.phase == "update")
+    return next((graph.tensor(op.inputs[1]).size_bytes for op in updates), 0)
 
 
 def state_bytes(graph: Graph) -> dict[str, int]:

@@ -134,12 +134,13 @@ def _saved_elementwise(fn: object) -> BackwardReads:
 
 
 def training_graph(
-    graph: Graph, optimizer: str | None = "adamw", state_dtype: str = "f32"
+    graph: Graph, optimizer: str | None = "adamw", state_dtype: str = "f32", grad_dtype: str = ""
 ) -> Graph:
     """Forward, backward and optimizer steps in one graph.
 
     Gradients start from the first output (the loss; if it is no scalar, from a gradient that is
-    given as the input `<output>.grad`). `optimizer=None` leaves the update out.
+    given as the input `<output>.grad`). `optimizer=None` leaves the update out. Gradients of
+    parameters are in `grad_dtype` from the op that makes them on; '' is that of the parameter.
     """
     if graph.is_training:
         raise GraphError("the graph has a backward pass already", fix="give the forward graph")
@@ -149,14 +150,14 @@ def training_graph(
         raise GraphError(
             f"unknown optimizer {optimizer!r}", fix=f"use one of {', '.join(OPTIMIZER_STATES)}"
         )
-    return _Differentiation(graph).run(optimizer, state_dtype)
+    return _Differentiation(graph, grad_dtype).run(optimizer, state_dtype)
 
 
 class _Differentiation:
     """State of one walk back through a graph."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, grad_dtype: str) -> None:
+        self.graph, self.grad_dtype = graph, grad_dtype
         self.tensors: list[Tensor] = list(graph.tensors)
         self.ops: list[Op] = list(graph.ops)
         self.parts: dict[str, list[str]] = {}  # tensor -> names of gradients to be added
@@ -212,7 +213,7 @@ class _Differentiation:
                 name = f"{source.name}.grad"
             else:
                 name = f"{source.name}.grad.{op.name}"
-            self.tensors.append(Tensor(name, source.shape, source.dtype, "gradient"))
+            self.tensors.append(Tensor(name, source.shape, self._dtype(source), "gradient"))
             parts.append(name)
             outputs.append(name)
         self.ops.append(
@@ -228,13 +229,18 @@ class _Differentiation:
             )
         )
 
+    def _dtype(self, source: Tensor) -> str:
+        """The type of a tensor's gradient."""
+        is_summed = self.grad_dtype and source.role == "parameter"
+        return self.grad_dtype if is_summed else source.dtype
+
     def _gradient(self, tensor: str) -> str | None:
         """The name of a tensor's complete gradient, adding its parts if there are several."""
         parts = self.parts.get(tensor, [])
         if len(parts) <= 1:
             return parts[0] if parts else None
         source = self.graph.tensor(tensor)
-        total = Tensor(f"{tensor}.grad", source.shape, source.dtype, "gradient")
+        total = Tensor(f"{tensor}.grad", source.shape, self._dtype(source), "gradient")
         producer = self.graph.producer(tensor)
         self.tensors.append(total)
         self.ops.append(
@@ -299,10 +305,10 @@ def _reads(
     for saved in needs:
         if isinstance(saved.inputs, str):
             others = saved.inputs == "others"
-            found = [i for i in range(len(op.inputs)) if not others or any(j != i for j in wrt)]
+            read = [i for i in range(len(op.inputs)) if not others or any(j != i for j in wrt)]
         else:
-            found = [i for i in saved.inputs if i < len(op.inputs)]
-        positions.update(places[i] for i in found)
+            read = [i for i in saved.inputs if i < len(op.inputs)]
+        positions.update(places[i] for i in read)
     codes = {f"i{i}": op.inputs[i] for i in sorted(positions)}
     if any(saved.outputs for saved in needs):
         codes |= {f"o{i}": name for i, name in enumerate(op.outputs)}

@@ -76,17 +76,17 @@ class GraphBuilder:
         call = Call(kind, fixed, tuple(tensor.shape for tensor in inputs), ())
         try:
             if shapes is None or kind in SHAPES:
-                found = output_shapes(call)
+                out_shapes = output_shapes(call)
             else:
-                found = tuple(tuple(shape) for shape in shapes)
+                out_shapes = tuple(tuple(shape) for shape in shapes)
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"op {full!r}") from None
         floats = [tensor.dtype for tensor in inputs if tensor.dtype in FLOATS]
         self._names.add(full)
         out_dtype = dtype or next(iter(floats), inputs[0].dtype if inputs else self.dtype)
         outputs = tuple(
-            self._declare(Tensor(full if len(found) == 1 else f"{full}:{i}", shape, out_dtype))
-            for i, shape in enumerate(found)
+            self._declare(Tensor(full if len(out_shapes) == 1 else f"{full}:{i}", shape, out_dtype))
+            for i, shape in enumerate(out_shapes)
         )
         self._ops.append(
             Op(
@@ -292,13 +292,15 @@ class GraphBuilder:
         self, q: Tensor, k: Tensor, v: Tensor, heads: int = 0, *, kv_heads: int = 0,
         causal: bool = False, window: int = 0, chunk: int = 0, scale: float | None = None,
         softcap: float = 0.0, bias: Tensor | None = None, sinks: Tensor | None = None,
-        fused: bool = True, name: str = "attention",
+        fused: bool = True, name: str = "attention", remembered: bool = False,
+        values_in_keys: bool = False,
     ) -> Tensor:  # fmt: skip
         """Scaled dot-product attention; `fused=False` spells it out in matmuls and a softmax.
 
         Takes [b, h, s, d], or [b, s, h * d] with `heads` (and `kv_heads` for grouped queries).
         `scale` is one over the square root of d unless given; `bias` is added to the scores; a sink
-        is one more score per head, which takes weight and gives nothing.
+        is one more score per head, which takes weight and gives nothing. Keys and values may be
+        `remembered` from an earlier call; values may be the first features of the keys.
         """
         groups = kv_heads or heads
         if not fused:
@@ -310,7 +312,10 @@ class GraphBuilder:
         attrs: dict[str, AttrIn] = {"causal": causal}
         if len(q.shape) == 3:
             attrs |= {"heads": heads, "kv_heads": groups}
-        given = {"window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks is not None}
+        given = {
+            "window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks is not None,
+            "remembered": remembered, "values_in_keys": values_in_keys,
+        }  # fmt: skip
         attrs |= {key: value for key, value in given.items() if value}
         if scale is not None:
             attrs["scale"] = scale

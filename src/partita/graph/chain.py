@@ -234,7 +234,7 @@ def folded(chain: Chain) -> Folded:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stretch of ops in which one pattern repeats: where it begins, how long, how often.
+    """A range of ops in which one pattern repeats: where it begins, how long, how often.
 
     `entering[k]` are the activations that the k-th run reads of those before it.
     """

@@ -578,7 +578,8 @@ def _state_space(call: Call) -> Nest:
     """A scan over positions, which stay together; heads of a group share what they read."""
     x, b = call.inputs[0], call.inputs[3]
     heads, groups = call.whole("heads", 1), call.whole("groups", 1)
-    text = "b t (g r p), b t (g r), (g r), b t (g n), b t (g n), (g r), (g r) -> b t (g r p)"
+    text = "b t (g r p), b t (g r), (g r), b t (g n), b t (g n), (g r), (g r)"
+    text += ", b (g r) p n" * (len(call.inputs) - 7) + " -> b t (g r p)"
     sizes = {
         "b": x[0], "t": x[1], "g": groups, "r": heads // groups, "p": x[2] // heads,
         "n": b[2] // groups,

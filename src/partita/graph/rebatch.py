@@ -20,6 +20,7 @@ from partita.graph.shapes import SHAPES, output_shapes
 
 Place = tuple[int, int]  # the dim of a tensor that has the batch, and `outer`
 LoopPlace = tuple[str, int]  # the loop of an op that has it, and `outer` within the loop
+MOST_KEPT = 4  # graphs of other batches that a graph remembers: one plan asks for few
 
 
 def batch_of(graph: Graph) -> int:
@@ -32,7 +33,14 @@ def rebatch(graph: Graph, batch: int) -> Graph:
     before = batch_of(graph)
     if batch < 1:
         raise GraphError(f"a batch of {batch}", fix="give at least 1", field="batch")
-    return graph if batch == before else _Rebatch(graph, before, batch).run()
+    if batch == before:
+        return graph
+    known: dict[int, Graph] = graph.memo.setdefault(("rebatch", ""), {})
+    if batch not in known:
+        if len(known) >= MOST_KEPT:
+            del known[next(iter(known))]
+        known[batch] = _Rebatch(graph, before, batch).run()
+    return known[batch]
 
 
 def batch_dims(graph: Graph) -> dict[str, int]:
@@ -68,7 +76,9 @@ class _Rebatch:
                 break
             seeds.update(self.asked)
         tensors = tuple(
-            replace(tensor, shape=self.shapes.get(tensor.name, tensor.shape))
+            replace(tensor, shape=self.shapes[tensor.name])
+            if tensor.name in self.shapes
+            else tensor
             for tensor in self.graph.tensors
         )
         made = Graph(self.graph.name, tensors, ops, self.graph.outputs)

@@ -396,10 +396,17 @@ class Graph:
         return known
 
     def dtype(self, op: Op) -> str:
-        """The element type an op computes in: that of its widest floating tensor."""
+        """The element type an op computes in: that of its widest floating tensor.
+
+        A weight gradient that is added up in a wider type is not computed in it.
+        """
+        made = op.outputs
+        if op.forward and op.phase == "wgrad":
+            origin = self._op[op.forward]
+            made = tuple(origin.inputs[i] for i in self.call(op).wrt)
         floats = [
             self._tensor[name].dtype
-            for name in (*op.outputs, *op.inputs)
+            for name in (*made, *op.inputs)
             if self._tensor[name].dtype in ("f64", "f32", "f16", "bf16", "f8")
         ]
         return max(floats, key=dtype_bytes) if floats else self._tensor[op.outputs[0]].dtype

@@ -207,7 +207,8 @@ def _last_norm(call: Call) -> Shapes:
 
 def _attention(call: Call) -> Shapes:
     q, k, v, *masks = call.inputs
-    call.flag("causal")
+    for flag in ("causal", "remembered", "values_in_keys"):
+        call.flag(flag)
     _needs(call.whole("window", 0) >= 0, call, "a window of at least 0")
     _needs(call.whole("chunk", 0) >= 0, call, "a chunk of at least 0")
     _needs(call.number("softcap", 0) >= 0, call, "a softcap of at least 0")
@@ -408,8 +409,12 @@ def _state_space(call: Call) -> Shapes:
     heads, groups = call.whole("heads", 1), call.whole("groups", 1)
     _needs(call.whole("chunk", 1) >= 1, call, "chunks of at least 1 position")
     _needs(call.number("low", 0) >= 0 and call.number("high", 1) > 0, call, "limits of time steps")
-    _needs(len(call.inputs) == 7, call, "seven inputs: x, steps, decay, b, c, skip, step bias")
-    x, steps, decay, b, c, skip, bias = call.inputs
+    _needs(
+        len(call.inputs) in (7, 8),
+        call,
+        "seven inputs: x, steps, decay, b, c, skip, step bias; and a state to begin with, if any",
+    )
+    x, steps, decay, b, c, skip, bias, *state = call.inputs
     _needs(
         len(x) == 3 and steps == (*x[:2], heads) and b == c and len(b) == 3 and b[:2] == x[:2]
         and decay == skip == bias == (heads,),
@@ -421,6 +426,8 @@ def _state_space(call: Call) -> Shapes:
         call,
         f"{groups} groups that divide {heads} heads, and sizes that they divide",
     )
+    whole = (x[0], heads, x[2] // heads, b[2] // groups)
+    _needs(all(each == whole for each in state), call, f"a state of {list(whole)}")
     return (x,)
 
 

@@ -5,7 +5,7 @@ On that axis a tensor is then
 
     Shard(i)    the dim indexes its dim i: each device holds its share
     Replicate   the dim does not index it: each device holds all of it
-    Partial     an output the dim does not index: each device holds a summand
+    Partial     an output the dim does not index: each device holds a partial sum
 
 which are the placements of PyTorch's DTensor. The communication of a split is read off the nest:
 partial outputs must be summed, statistics exchanged, halos fetched from neighbours.

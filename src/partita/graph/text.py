@@ -165,9 +165,9 @@ class _Line:
     def fail(self, expected: str) -> GraphError:
         """The error that something else was expected here."""
         rest = self.text[self.at : self.at + 30]
-        found = f"found {rest!r}" if rest else "the line ends"
+        wrong = f"found {rest!r}" if rest else "the line ends"
         where = f"line {self.number}, column {self.at + 1}"
-        return GraphError(found, fix=f"expected {expected}", field=where)
+        return GraphError(wrong, fix=f"expected {expected}", field=where)
 
     def ended(self) -> bool:
         """True when nothing is left."""

@@ -7,7 +7,7 @@ position, an optimizer its states both ways. `TRAFFIC[kind]` holds the exception
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
@@ -54,16 +54,39 @@ def elements(graph: Graph, op: Op) -> tuple[Elements, Elements]:
 
 
 def cached_inputs(graph: Graph) -> dict[str, int]:
-    """Inputs that are kept from call to call and grow, with the positions they hold."""
+    """Inputs that are kept from call to call, with the positions they hold; 0 for a state."""
     key = ("cached inputs", "")
     if key not in graph.memo:
         graph.memo[key] = {
-            op.inputs[0]: graph.tensor(op.inputs[0]).shape[1]
+            name: graph.tensor(name).shape[1] if positions else 0
             for op in graph.ops
-            if op.kind == "concat" and op.attr("appended")
+            for name, positions in _kept(op)
         }
     cached: dict[str, int] = graph.memo[key]
     return cached
+
+
+def positions_read_before(graph: Graph) -> int:
+    """Positions of an encoder whose keys and values are kept; 0 where there is none."""
+    read = (op for op in graph.ops if op.kind == "attention" and op.attr("remembered"))
+    return max((graph.tensor(op.inputs[1]).shape[1] for op in read), default=0)
+
+
+def appended_positions(graph: Graph) -> int:
+    """Positions of a decoder's own text that are kept."""
+    grown = (op for op in graph.ops if op.kind == "concat" and op.attr("appended"))
+    return max((graph.tensor(op.inputs[0]).shape[1] for op in grown), default=0)
+
+
+def _kept(op: Op) -> list[tuple[str, bool]]:
+    """What an op reads of earlier calls, and whether that has positions."""
+    if op.kind == "concat" and op.attr("appended"):
+        return [(op.inputs[0], True)]
+    if op.kind == "attention" and op.attr("remembered"):
+        return [(name, True) for name in op.inputs[1:3]]
+    if op.kind == "state_space":
+        return [(name, False) for name in op.inputs[7:]]
+    return []
 
 
 def traffic(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
@@ -140,6 +163,22 @@ def _concat(call: Call, reads: Elements, writes: Elements, factors: Factors) -> 
     return Traffic(0.0, 2.0 * moved / share)
 
 
+def _attention(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """Values that are the first part of the keys come with them."""
+    if not call.flag("values_in_keys") or call.phase != "forward":
+        return _all(call, reads, writes, factors)
+    free = tuple(replace(e, element_bytes=0) if i == 2 else e for i, e in enumerate(reads))
+    return _all(call, free, writes, factors)
+
+
+def _scan(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
+    """A state to begin with is written again."""
+    twice = (replace(each, element_bytes=2 * each.element_bytes) for each in reads[7:])
+    if call.phase != "forward":
+        return _all(call, reads, writes, factors)
+    return _all(call, (*reads[:7], *twice), writes, factors)
+
+
 def _optimizer(call: Call, reads: Elements, writes: Elements, factors: Factors) -> Traffic:
     once = _all(call, reads, writes, factors)
     return Traffic(2 * once.given, once.computed)
@@ -151,11 +190,13 @@ def _nothing(call: Call, reads: Elements, writes: Elements, factors: Factors) ->
 
 TRAFFIC: dict[str, Callable[[Call, Elements, Elements, Factors], Traffic]] = {
     **dict.fromkeys(sorted(VIEWS), _view),
+    "attention": _attention,
     "concat": _concat,
     "embedding": _lookup,
     "elementwise": _elementwise,
     "lstm": _recurrent,
     "gru": _recurrent,
     "optimizer": _optimizer,
+    "state_space": _scan,
     "constant": _nothing,
 }

@@ -109,8 +109,8 @@ def _refuse_unknown(kind: str, reader: Any, options: dict[str, Any], file: str) 
     for name in options:
         if name not in known:
             fix = f"it has {', '.join(known)}" if known else "it has no options"
-            found = f"a {kind} problem has no such option"
-            raise ProblemError(found, fix=fix, field=name, file=file)
+            wrong = f"a {kind} problem has no such option"
+            raise ProblemError(wrong, fix=fix, field=name, file=file)
 
 
 def _readable() -> str:

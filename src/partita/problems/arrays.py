@@ -73,8 +73,8 @@ def _unpack(archive: zipfile.ZipFile, file: str) -> dict[str, npt.NDArray[Any]]:
     seen: set[str] = set()
     for member in members:
         if not member.filename.endswith(".npy") or member.filename in seen:
-            found = "is there twice" if member.filename in seen else "is no .npy member"
-            raise FileError(found, field=member.filename[:60], file=file)
+            wrong = "is there twice" if member.filename in seen else "is no .npy member"
+            raise FileError(wrong, field=member.filename[:60], file=file)
         seen.add(member.filename)
     total = sum(member.file_size for member in members)
     if total > MAX_ARRAY_BYTES:

@@ -41,7 +41,7 @@ def run_streams(
     loads: Mapping[int, Load], streams: Sequence[Sequence[int]], sync_us: float, alpha: float
 ) -> dict[int, tuple[float, float]]:
     """Start and end of every op; ops that can never start are left out."""
-    run = _Run(loads, streams, sync_us)
+    run = _FluidState(loads, streams, sync_us)
     now = 0.0
     run.look(now)
     while run.ready or run.left:
@@ -59,7 +59,7 @@ def run_streams(
     return {op: (run.start[op], run.end[op]) for op in run.end}
 
 
-class _Run:
+class _FluidState:
     """The state at one instant."""
 
     def __init__(

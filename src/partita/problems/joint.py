@@ -62,13 +62,18 @@ class Cell(NamedTuple):
 
 
 class MeshShape(NamedTuple):
-    """Sizes of a mesh's axes; `weights` give heterogeneous devices of a line unequal shares."""
+    """Sizes of a mesh's axes; `weights` give heterogeneous devices of a line unequal shares.
+
+    Along the first axis of a mesh that `replicates` ZeRO shards nothing (HSDP).
+    """
 
     sizes: tuple[int, ...]
     weights: tuple[int, ...] = ()
+    replicates: bool = False
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.sizes))
+        shape += " (replicas first)" if self.replicates else ""
         return f"{shape} ({':'.join(map(str, self.weights))})" if self.weights else shape
 
 
@@ -319,11 +324,19 @@ def space_text(problem: JointProblem) -> str:
         f"{_few(groups)} {'stage' if groups == [1] else 'stages'} or groups of them",
         f"{_few(counts)} micro-batches",
         f"meshes of {'one axis' if axes == 1 else f'up to {axes} axes'}",
+        *([_sharding_words(problem)] if problem.training else []),
         *([f"orders {', '.join(named)}"] if named else []),
         *([f"checkpointing {', '.join(problem.checkpointing)}"] if problem.training else []),
         *([f"with {problem.constraints}"] if problem.constraints else []),
     ]
     return "; ".join(parts)
+
+
+def _sharding_words(problem: JointProblem) -> str:
+    """Over which replicas ZeRO shards in a space: all, unless a shard group is pinned."""
+    if any(mesh.replicates for own in problem.meshes.values() for mesh in own):
+        return "ZeRO over pinned shard groups of replicas (HSDP)"
+    return "ZeRO over all replicas (no HSDP)"
 
 
 def _few(values: list[int]) -> str:
@@ -552,6 +565,7 @@ class _TableWire:
     in_flight: int
     strategies: tuple[dict[str, Any], ...]
     weights: tuple[int, ...] = ()
+    replicates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +644,7 @@ def _to_wire(problem: JointProblem) -> dict[str, Any]:
                 "pattern": key.pattern,
                 "mesh": key.mesh.sizes,
                 "weights": key.mesh.weights,
+                "replicates": key.mesh.replicates,
                 "num_microbatches": key.num_microbatches,
                 "in_flight": key.in_flight,
                 "strategies": [_strategy_json(each) for each in own],
@@ -658,7 +673,7 @@ def from_json(value: dict[str, Any], file: str = "") -> JointProblem:
     strategies: dict[TableKey, tuple[JointStrategy, ...]] = {}
     meshes: dict[tuple[int, int], tuple[MeshShape, ...]] = {}
     for table in wire.tables:
-        shape = MeshShape(table.mesh, table.weights)
+        shape = MeshShape(table.mesh, table.weights, table.replicates)
         key = TableKey(table.pattern, shape, table.num_microbatches, table.in_flight)
         strategies[key] = tuple(_strategy(each, file) for each in table.strategies)
         place = (table.pattern, table.num_microbatches)
@@ -748,6 +763,6 @@ def _plain(values: tuple[float, ...]) -> bool:
     return all(0 <= value < math.inf for value in values)
 
 
-def _need(good: bool, field_name: str, found: str, fix: str) -> None:
+def _need(good: bool, field_name: str, wrong: str, fix: str) -> None:
     if not good:
-        raise ProblemError(found, fix=fix, field=field_name)
+        raise ProblemError(wrong, fix=fix, field=field_name)

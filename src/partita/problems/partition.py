@@ -510,6 +510,6 @@ def _pairs(mapping: dict[str, int], field: str, file: str) -> tuple[tuple[int, i
         try:
             pairs.append((int(key), value))
         except ValueError:
-            found, fix = f"has the key {key[:40]!r}", "whole numbers are needed"
-            raise FileError(found, fix=fix, field=field, file=file) from None
+            wrong, fix = f"has the key {key[:40]!r}", "whole numbers are needed"
+            raise FileError(wrong, fix=fix, field=field, file=file) from None
     return tuple(sorted(pairs))

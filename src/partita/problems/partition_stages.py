@@ -19,8 +19,8 @@ def device_groups(
         for src in producers[node]:
             if place[device_of[src]] != here:
                 consumers[place[device_of[src]]].append(here)
-    found, cycle = sorted_or_cycle(consumers)
-    ranks = range(len(devices)) if cycle else found
+    ascending, cycle = sorted_or_cycle(consumers)
+    ranks = range(len(devices)) if cycle else ascending
     members: dict[int, list[int]] = {device: [] for device in devices}
     for node in order:
         members[device_of[node]].append(node)

@@ -390,8 +390,8 @@ class _RTasksWire:
 
 def _plain(value: object) -> dict[str, Any]:
 
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return fields
 
 
 def from_json(value: dict[str, Any], file: str = "") -> RtasksProblem:

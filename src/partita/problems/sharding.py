@@ -250,20 +250,20 @@ def _from_arrays(arrays: dict[str, npt.NDArray[Any]]) -> ShardingProblem:
     offsets = _array(arrays, "voff", "iu", 1)
     costs = _array(arrays, "vcost", "fiu", 1)
     if counts.size and not 1 <= counts.min() <= counts.max() <= len(costs):
-        found = f"holds {counts.min()} to {counts.max()} where vcost has {len(costs)} entries"
-        raise ProblemError(found, fix="every op needs at least one choice", field="K")
+        wrong = f"holds {counts.min()} to {counts.max()} where vcost has {len(costs)} entries"
+        raise ProblemError(wrong, fix="every op needs at least one choice", field="K")
     expected = np.cumsum(np.concatenate(([0], counts)))
     if offsets.shape != expected.shape or (offsets != expected).any():
         raise ProblemError(
             "is not the running sum of K", fix="voff[v + 1] - voff[v] must be K[v]", field="voff"
         )
     if len(costs) != expected[-1]:
-        found = f"has {len(costs)} entries where K adds up to {expected[-1]}"
-        raise ProblemError(found, fix="one cost per choice", field="vcost")
+        wrong = f"has {len(costs)} entries where K adds up to {expected[-1]}"
+        raise ProblemError(wrong, fix="one cost per choice", field="vcost")
     edges = _array(arrays, "edges", "iu", 2)
     if edges.shape[1] != 2:
-        found = f"has the shape {edges.shape}"
-        raise ProblemError(found, fix="two ops per edge are needed", field="edges")
+        wrong = f"has the shape {edges.shape}"
+        raise ProblemError(wrong, fix="two ops per edge are needed", field="edges")
     matrix_of = _array(arrays, "emat", "iu", 1)
     splits = _numbered(arrays, "cfg_", "iu")
     meta = _text(arrays, "meta")
@@ -392,8 +392,8 @@ def _freeze(problem: ShardingProblem, field: str, dtype: Any, ndim: int) -> None
             continue
         array = np.array(given, dtype=dtype)
         if array.ndim != ndim:
-            found, fix = f"has the shape {array.shape}", f"{ndim} dims are needed"
-            raise ProblemError(found, fix=fix, field=f"{field}[{index}]")
+            wrong, fix = f"has the shape {array.shape}", f"{ndim} dims are needed"
+            raise ProblemError(wrong, fix=fix, field=f"{field}[{index}]")
         array.setflags(write=False)
         frozen.append(array)
         copies[id(given)] = array
@@ -416,18 +416,18 @@ def _check_ops(problem: ShardingProblem) -> None:
     if problem.meta:
         _decoded(problem.meta)
     if problem.names and len(problem.names) != problem.num_ops:
-        found = f"has {len(problem.names)} entries for {problem.num_ops} ops"
-        raise ProblemError(found, fix="name every op or none", field="names")
+        wrong = f"has {len(problem.names)} entries for {problem.num_ops} ops"
+        raise ProblemError(wrong, fix="name every op or none", field="names")
     if problem.splits and len(problem.splits) != problem.num_ops:
-        found = f"has {len(problem.splits)} entries for {problem.num_ops} ops"
-        raise ProblemError(found, fix="describe every op or none", field="splits")
+        wrong = f"has {len(problem.splits)} entries for {problem.num_ops} ops"
+        raise ProblemError(wrong, fix="describe every op or none", field="splits")
     for op, split in enumerate(problem.splits):
         if len(split) != len(problem.costs[op]):
-            found = f"has {len(split)} rows for {len(problem.costs[op])} choices"
-            raise ProblemError(found, fix="one row per choice", field=f"splits[{op}]")
+            wrong = f"has {len(split)} rows for {len(problem.costs[op])} choices"
+            raise ProblemError(wrong, fix="one row per choice", field=f"splits[{op}]")
         if split.size and split.min() < 1:
-            found = f"holds {split.min()}"
-            raise ProblemError(found, fix="split factors start at 1", field=f"splits[{op}]")
+            wrong = f"holds {split.min()}"
+            raise ProblemError(wrong, fix="split factors start at 1", field=f"splits[{op}]")
 
 
 def _check_costs(costs: Floats, field: str) -> None:
@@ -446,22 +446,22 @@ def _check_costs(costs: Floats, field: str) -> None:
 
 def _check_edges(problem: ShardingProblem) -> None:
     if len(problem.matrix_of) != len(problem.edges):
-        found = f"has {len(problem.matrix_of)} entries for {len(problem.edges)} edges"
-        raise ProblemError(found, fix="one matrix per edge", field="matrix_of")
+        wrong = f"has {len(problem.matrix_of)} entries for {len(problem.edges)} edges"
+        raise ProblemError(wrong, fix="one matrix per edge", field="matrix_of")
     shapes = [matrix.shape for matrix in problem.matrices]
     counts = problem.num_choices
     for index, (src, dst) in enumerate(problem.edges):
         for op in (src, dst):
             if not 0 <= op < len(counts):
-                found, fix = f"names op {op}", f"ops are 0 to {len(counts) - 1}"
-                raise ProblemError(found, fix=fix, field=f"edges[{index}]")
+                wrong, fix = f"names op {op}", f"ops are 0 to {len(counts) - 1}"
+                raise ProblemError(wrong, fix=fix, field=f"edges[{index}]")
         if src == dst:
             fix = "add the diagonal to the op's own costs instead"
             raise ProblemError(f"joins op {src} to itself", fix=fix, field=f"edges[{index}]")
         matrix = problem.matrix_of[index]
         if not 0 <= matrix < len(shapes):
-            found, fix = f"names matrix {matrix}", f"there are {len(shapes)}, counted from 0"
-            raise ProblemError(found, fix=fix, field=f"matrix_of[{index}]")
+            wrong, fix = f"names matrix {matrix}", f"there are {len(shapes)}, counted from 0"
+            raise ProblemError(wrong, fix=fix, field=f"matrix_of[{index}]")
         needed = (counts[src], counts[dst])
         if shapes[matrix] != needed:
             raise ProblemError(
@@ -521,8 +521,8 @@ def _infinities(rows: Any, field: str) -> Floats:
     """Rows of one length, with null read as forbidden."""
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
-        found = f"has rows of {min(lengths)} and of {max(lengths)} entries"
-        raise ProblemError(found, fix="all rows need the same length", field=field)
+        wrong = f"has rows of {min(lengths)} and of {max(lengths)} entries"
+        raise ProblemError(wrong, fix="all rows need the same length", field=field)
     filled = [[math.inf if cost is None else cost for cost in row] for row in rows]
     return np.array(filled, dtype=np.float64).reshape(len(rows), max(lengths, default=0))
 
@@ -530,8 +530,8 @@ def _infinities(rows: Any, field: str) -> Floats:
 def _integers(rows: tuple[tuple[int, ...], ...], field: str) -> Ints:
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
-        found = f"has rows of {min(lengths)} and of {max(lengths)} entries"
-        raise ProblemError(found, fix="all rows need the same length", field=field)
+        wrong = f"has rows of {min(lengths)} and of {max(lengths)} entries"
+        raise ProblemError(wrong, fix="all rows need the same length", field=field)
     if any(not 1 <= factor <= 2**31 for row in rows for factor in row):
         raise ProblemError("holds no split factor", fix="they start at 1", field=field)
     return np.array(rows, dtype=np.int64).reshape(len(rows), max(lengths, default=0))

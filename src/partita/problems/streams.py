@@ -484,8 +484,8 @@ def _check_op(op: StreamsOp, index: int) -> None:
             )
     sources = {source for term in op.inputs for source, _, _ in term}
     if op.inputs and sources != set(op.preds):
-        found = f"come from the ops {sorted(sources)} where preds are {sorted(set(op.preds))}"
-        raise ProblemError(found, fix="both must name the same ops", field=f"{field}.inputs")
+        wrong = f"come from the ops {sorted(sources)} where preds are {sorted(set(op.preds))}"
+        raise ProblemError(wrong, fix="both must name the same ops", field=f"{field}.inputs")
     if op.type == INPUT and op.preds:
         raise ProblemError("an input has producers", fix="leave them out", field=f"{field}.preds")
     _check_merge(op, field)

@@ -37,7 +37,7 @@ METHODS = {**SEARCHES, "weak": WEAK}
 @pytest.mark.parametrize("search", METHODS.values(), ids=METHODS.keys())
 class TestEverySearch(SearchContract):
     kind = joint
-    referee = Brute()
+    oracle = Brute()
     problems = tiny_problems(3)
 
 
@@ -143,6 +143,29 @@ def test_only_cells_that_matter_are_bounded_at_higher_levels():
     assert (two, 1) not in few.asked
 
 
+class Climbing:
+    """A last level that climbs as far as is asked, up to what it can prove."""
+
+    num_levels = 2
+
+    def __init__(self, values):
+        self.values, self.asked = values, []
+
+    def bound(self, cell, level, enough):
+        self.asked.append((cell, level, enough))
+        low, high = self.values[cell]
+        return min(high, enough) if level else low
+
+
+def test_the_last_level_proves_no_more_than_the_next_cell_asks_for():
+    one, two = Cell(0, 1), Cell(0, 2)
+    levels = Climbing({one: (1.0, 9.0), two: (2.0, 2.5)})
+    assert SpaceBound((one, two), levels).least(10.0, lambda: False) == 2.5
+    assert max(enough for cell, level, enough in levels.asked if cell == one and level) < 3.0
+    both = Climbing({one: (1.0, 9.0), two: (2.0, 12.0)})
+    assert SpaceBound((one, two), both).least(10.0, lambda: False) == 9.0
+
+
 def test_a_bound_of_a_space_needs_a_bound_of_every_cell():
     one, two = Cell(0, 1), Cell(0, 2)
     levels = Levels({one: (1.0, 3.0), two: (2.5, 9.0)})
@@ -168,8 +191,8 @@ def test_layouts_say_which_group_has_a_stage():
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (2, 3, 4), (4, 2, 4), (4, 6, 8), (3, 4, 9)])
 def test_interleaved_orders_hold_what_is_read_off_them(p, v, m):
-    found = []
+    peaks = []
     for row in NAMED["interleaved"].order(p, v, m):
         levels = itertools.accumulate(1 if action.kind == "F" else -1 for action in row)
-        found.append(max(levels) / v)
-    assert in_flight("interleaved", p, v, m) == tuple(found)
+        peaks.append(max(levels) / v)
+    assert in_flight("interleaved", p, v, m) == tuple(peaks)

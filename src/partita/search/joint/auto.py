@@ -8,7 +8,9 @@
 3. The best estimates are evaluated; what does not fit after all is made again to fill less.
 4. Cells that were passed over are looked at in the same way while their bounds ask for it.
 5. The numbers of micro-batches next to the best plan's are looked at, as long as that helps.
-6. Around the leaders other orders are tried.
+6. Around the leaders other orders are tried, and with the best order of each number of groups other
+   numbers of micro-batches: an order without bubbles pays with fewer of them than 1F1B, or, where
+   sends are slow, with more, and estimates of 1F1B chose the cells.
 
 What evaluates is handed in: a simulator, or (`Formula`) the record's own objective, so that a saved
 problem is solved by the same steps. The bound is that of the whole space (`space_bound`).
@@ -119,6 +121,7 @@ class _Search:
             self._leaders_evaluated,
             self._neighbours,
             self._other_orders,
+            self._other_counts,
             self._one_to_show,
         )
         for step in steps:
@@ -259,8 +262,11 @@ class _Search:
     def _cannot_win(self, cell: Cell) -> bool:
         """Is everything in a cell slower than the best, by its bound?"""
         best = self.evaluator.incumbent_s()
+        # One stage of a large model is dearer to make than to bound, and memory often rules it out.
+        alone = self.problem.groupings[cell.grouping].num_groups == 1
+        hardly = 0.0 if alone else self.settings.hardly
         if not math.isfinite(best) or not self.bounds.rules_out(
-            cell, best, self.settings.cheap_levels, self.settings.hardly
+            cell, best, self.settings.cheap_levels, hardly
         ):
             return False
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
@@ -358,11 +364,11 @@ class _Search:
 
     def _by_name(self) -> dict[str, list[int]]:
         """Schedules with virtual stages, few stages first."""
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for k, schedule in enumerate(self.problem.schedules):
             if schedule.virtual_stages > 1:
-                found.setdefault(schedule.name, []).append(k)
-        return found
+                by_name.setdefault(schedule.name, []).append(k)
+        return by_name
 
     def _interleave(self, candidate: JointCandidate, numbers: list[int]) -> list[JointCandidate]:
         """Likely numbers of stages on each group, then more and fewer while estimates do not grow.
@@ -416,8 +422,8 @@ class _Search:
         if candidate is None or self._done():
             return
         likely = self._likely_chunks(cell)
-        found = [candidate, *(self._interleave(candidate, likely) if likely else ())]
-        self._evaluate(min(found, key=lambda c: c.estimate_s))
+        candidates = [candidate, *(self._interleave(candidate, likely) if likely else ())]
+        self._evaluate(min(candidates, key=lambda c: c.estimate_s))
 
     def _order(self, cell: Cell) -> int:
         return next(i for i, (_, out) in enumerate(self.ruled_out) if out == cell)
@@ -446,6 +452,7 @@ class _Search:
                 return
             if candidate.estimate_s < self.evaluator.incumbent_s() * self._close:
                 self._evaluate_both(candidate)
+        self._one_of_each_layout()
         left = (c for c in self.made if c.solution not in self.evaluations)
         ranked = sorted(left, key=lambda c: c.estimate_s)
         if not ranked:
@@ -460,6 +467,22 @@ class _Search:
             near = candidate.estimate_s <= reach or candidate in ranked[: settings.evaluated]
             if near and candidate.ideal_s < self.evaluator.incumbent_s():
                 self._evaluate_both(candidate)
+
+    def _one_of_each_layout(self) -> None:
+        """The best estimate of each schedule with virtual stages, if none of it was evaluated.
+
+        Estimates add sends that may run beside computing, so that over slow links they say little.
+        """
+        if self.evaluator.is_cheap:
+            return
+        names = [schedule.name for schedule in self.problem.schedules]
+        seen = {names[solution.schedule] for solution in self.evaluations}
+        for candidate in sorted(self.interleaved, key=lambda c: c.estimate_s):
+            name = names[candidate.solution.schedule]
+            if self._done() or name in seen or candidate.ideal_s >= self.evaluator.incumbent_s():
+                continue
+            seen.add(name)
+            self._evaluate(candidate)
 
     def _evaluate_both(self, candidate: JointCandidate) -> None:
         """A candidate, and what selective checkpointing was chosen over where that is close."""
@@ -518,31 +541,79 @@ class _Search:
     def _other_orders(self) -> None:
         """Other orders for the best stages so far."""
         for solution in self._leaders() if self.problem.training else ():
-            for schedule in self.plain:
-                there = self.candidates.flights(solution.cell, schedule)
-                if self._done():
-                    return
-                if there and schedule != solution.schedule and self._may_make():
-                    self._evaluated(replace(solution, schedule=schedule))
-            if not self._done():
-                self.evaluator.reorder(solution)
+            self._in_other_orders(solution)
+
+    def _in_other_orders(self, solution: JointSolution, *, searched: bool = True) -> None:
+        """The same stages in every plain order, and in one that is searched for them."""
+        for schedule in self.plain:
+            there = self.candidates.flights(solution.cell, schedule)
+            if self._done():
+                return
+            if there and schedule != solution.schedule and self._may_make():
+                self._evaluated(replace(solution, schedule=schedule))
+        if searched and not self._done():
+            self.evaluator.reorder(solution)
+
+    def _other_counts(self) -> None:
+        """More and fewer micro-batches for the best of each number of groups, while that helps."""
+        if self.evaluator.is_cheap or not self.problem.training:
+            return
+        leaders: dict[int, JointSolution] = {}
+        for solution in self._ranked_lines():
+            leaders.setdefault(solution.cell.grouping, solution)
+        for first in list(leaders.values())[: self.settings.leaders]:
+            leader = first
+            for _ in range(self.settings.neighbours):
+                better = self._with_other_counts(leader)
+                if better is None:
+                    break
+                leader = better
+            ahead = self.evaluations[leader].objective_s <= self.evaluator.incumbent_s()
+            if leader != first and ahead and not self._done():
+                self.evaluator.reorder(leader)
+
+    def _with_other_counts(self, leader: JointSolution) -> JointSolution | None:
+        """The next numbers for a leader's grouping in all orders: the best, if that is better."""
+        grouping = leader.cell.grouping
+        counts = sorted(self.counts_of[grouping])
+        place = counts.index(leader.cell.num_microbatches)
+        for count in (*counts[place + 1 : place + 2], *counts[max(0, place - 1) : place]):
+            cell = Cell(grouping, count)
+            if self._done() or self._is_out(cell):
+                continue
+            lines = [one for one in self._ranked_lines() if one.cell == cell]
+            if not lines and self._may_make():
+                candidate = self.candidates.best(cell, leader.schedule)
+                if candidate is not None and self._evaluated(candidate.solution) is not None:
+                    lines = [candidate.solution]
+            best = self.evaluator.incumbent_s()
+            if lines and self.evaluations[lines[0]].order_bound_s < best:
+                self._in_other_orders(lines[0], searched=False)
+        first = next(one for one in self._ranked_lines() if one.cell.grouping == grouping)
+        return None if first.cell == leader.cell else first
+
+    def _is_out(self, cell: Cell) -> bool:
+        """Was a cell ruled out before, or is it now?"""
+        return any(cell == out for _, out in self.ruled_out) or self._cannot_win(cell)
 
     def _leaders(self) -> list[JointSolution]:
         """The best pipelines with a stage on each group: only they have orders without bubbles.
 
         They need not be ahead yet; those that are behind in any order are left out.
         """
-        ranked = sorted(
-            ((s, e) for s, e in self.evaluations.items() if e.fits), key=lambda p: p[1].objective_s
-        )
         best = self.evaluator.incumbent_s()
-        return [
+        ranked = self._ranked_lines()
+        near = [one for one in ranked if self.evaluations[one].order_bound_s < best]
+        return near[: self.settings.leaders]
+
+    def _ranked_lines(self) -> list[JointSolution]:
+        """Pipelines with a stage on each group that fit, the fastest first."""
+        lines = (
             solution
-            for solution, evaluation in ranked
-            if len(solution.stages) > 1
-            and solution.schedule in self.plain
-            and (evaluation.order_bound_s < best)
-        ][: self.settings.leaders]
+            for solution, evaluation in self.evaluations.items()
+            if evaluation.fits and len(solution.stages) > 1 and solution.schedule in self.plain
+        )
+        return sorted(lines, key=lambda one: self.evaluations[one].objective_s)
 
     # Bounds, and when to end.
 

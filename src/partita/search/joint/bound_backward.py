@@ -77,9 +77,9 @@ class Backward:
         if not self.is_near(giver, taker):
             return ()
         sides = (giver.name, False), (taker.name, True)
-        found = tuple(side not in self.taken for side in sides)
+        first = tuple(side not in self.taken for side in sides)
         self.taken.update(sides)
-        return found
+        return first
 
     def waits(self, giver: Op, taker: Op, conversion: Floats, near: Near) -> Floats:
         """What of a conversion is waited for; choices of the taker's op by those of the giver's."""
@@ -220,11 +220,11 @@ class Backward:
         """Per axis every placement of a sum, with the reader that has it."""
         per_axis = []
         for axis in range(len(self.axes)):
-            found: dict[tuple[TensorPlacement, int], None] = {}
+            places: dict[tuple[TensorPlacement, int], None] = {}
             for k, part in enumerate(parts):
                 for place in {layout[axis]: None for layout in part}:
-                    found[place, ALL if place == PARTIAL else k] = None
-            per_axis.append(list(found))
+                    places[place, ALL if place == PARTIAL else k] = None
+            per_axis.append(list(places))
         return per_axis
 
 

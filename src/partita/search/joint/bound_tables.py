@@ -12,14 +12,14 @@ import numpy as np
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import copied_axes, num_shards
+from partita.costs.layouts import gradient_reductions, num_shards, zero_axes
 from partita.costs.roofline import op_cost
 from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import PARTIAL, communication, placements
+from partita.graph.splits import communication, placements
 from partita.search.joint.bound_backward import BACKWARD, Backward, Near
 from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
 from partita.search.joint.bound_selective import Cheap, Freed
@@ -120,7 +120,7 @@ class _BoundBuilder:
         """What selective checkpointing need not keep, choice by choice."""
         roots = frozenset(root for pairs in self.read.values() for _, root in pairs)
         cheap = Cheap(self.graph, self.model, self.kind, self.looks_at, roots)
-        found: list[tuple[float, ...]] = []
+        rows: list[tuple[float, ...]] = []
         first = 0
         for number, name in enumerate(self.model.ops):
             op = self.graph.op(name)
@@ -128,9 +128,9 @@ class _BoundBuilder:
                 again = cheap.again(*pair)
                 if again is not None:
                     for x, choice in enumerate(self.model.choices[number]):
-                        found.append((first + x, self._saved_bytes(op, choice, *one), *again))
+                        rows.append((first + x, self._saved_bytes(op, choice, *one), *again))
             first += len(self.model.choices[number])
-        columns = np.array(found).reshape(-1, 4).T
+        columns = np.array(rows).reshape(-1, 4).T
         return Freed(columns[0].astype(np.int64), *columns[1:])
 
     # What a choice costs by itself.
@@ -144,7 +144,7 @@ class _BoundBuilder:
         key = (self._look(number), kept, len(owned), tied, again)
         if key not in self.known:
             table = self.model.tables[number]
-            found: list[tuple[float, ...]] = []
+            rows: list[tuple[float, ...]] = []
             for x, choice in enumerate(choices):
                 split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
@@ -152,8 +152,8 @@ class _BoundBuilder:
                 beside, once = self._beside(op, choice, gathers)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
-                found.append((seconds, network, sync, gradients, saved, beside, once))
-            self.known[key] = found
+                rows.append((seconds, network, sync, gradients, saved, beside, once))
+            self.known[key] = rows
         return self.known[key]
 
     def _beside(self, op: Op, choice: SplitChoice, gathers: float) -> tuple[float, float]:
@@ -163,7 +163,7 @@ class _BoundBuilder:
         another one and for sums. What one cannot pay another may, which does not count here. The
         gradient of a tied parameter is reduced after its last part, and may have nobody to pay.
         """
-        sums = self._sums(op, choice, tied=False) if self.collectives.interference else 0.0
+        sums = self._sums(op, choice, tied=False)[0] if self.collectives.interference else 0.0
         if not self.collectives.interference or not (gathers or sums):
             return 0.0, 0.0
         split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
@@ -190,14 +190,16 @@ class _BoundBuilder:
             if self.owner.get(name) != op.name:
                 continue
             held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-            copied = copied_axes(layout, self.axes)
+            copied = zero_axes(layout, self.axes)
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
             if shared:
                 gathered[copied] = gathered.get(copied, 0.0) + held
             if name in self.updates:
-                gradients += held / (copies if shared else 1)
+                summed = self.graph.tensor(self.updates[name].inputs[1])
+                size = summed.size_bytes / num_shards(layout, self.sizes)
+                gradients += size / (copies if shared else 1)
                 if choice.zero == 1:
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
         uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
@@ -206,17 +208,16 @@ class _BoundBuilder:
             for axes, held in gathered.items()
             for axis in axes
         )
-        sums = self._sums(op, choice, tied=True)
+        sums, across = self._sums(op, choice, tied=True)
         each, once = gathers + (sums if shared else 0.0), sync + (0.0 if shared else sums)
-        return each, gathers, once, gradients
+        return each, gathers, once + across, gradients
 
-    def _sums(self, op: Op, choice: SplitChoice, *, tied: bool) -> float:
-        """Seconds to add up an op's gradients, by bandwidth alone.
+    def _sums(self, op: Op, choice: SplitChoice, *, tied: bool) -> tuple[float, float]:
+        """Seconds to add up an op's gradients, by bandwidth alone; of replicas of shard groups.
 
         Those of a tied parameter are added up before; if they count, then to its first reader.
         """
-        collective = "all_reduce" if choice.zero == 0 else "reduce_scatter"
-        seconds = 0.0
+        seconds = across = 0.0
         for gradient in self.gradient_ops[op.name]:
             if gradient.phase == "wgrad":
                 call = self.graph.call(gradient)
@@ -226,10 +227,11 @@ class _BoundBuilder:
                     if parameter in self.tied and not (tied and self.owner[parameter] == op.name):
                         continue
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                    for axis, place in enumerate(layout):
-                        if place == PARTIAL and self.axes[axis].size > 1:
-                            seconds += self._bandwidth(collective, size, axis)
-        return seconds
+                    for step in gradient_reductions(layout, self.axes, choice.zero):
+                        own = self._bandwidth(step.collective, step.part * size, step.axis)
+                        seconds += 0.0 if step.across else own
+                        across += own if step.across else 0.0
+        return seconds, across
 
     def _bandwidth(self, collective: str, size: float, axis: int) -> float:
         return self.collectives.by_bandwidth(collective, size, self.groups[axis])

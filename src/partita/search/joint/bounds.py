@@ -13,9 +13,9 @@ to the rank where it is cheapest; mu makes all ranks about equally cheap. Famili
     single       one stage, so one mesh for all segments
     one stage    rank r has a layer range: the least over all cuts of the most over the ranks
                  (`line_bound`) is no less than with any weights mu; k_r = 1 holds for every order
-    interleaved  k_r is the most micro-batches that all virtual stages of a rank hold at a moment,
+    looped, wave k_r is the most micro-batches that all virtual stages of a rank hold at a moment,
                  read off the orders; first stages may be as short as a segment, so that rank r
-                 waits for r of them
+                 waits for r of them; bubbles of rounds count beside (`virtual_bound`)
 
 The bound of a cell is the less of its families, each at the best multipliers tried by a dual
 ascent. T is concave in k, so that between two k a straight line is below it. Where only the busy
@@ -32,8 +32,9 @@ import numpy.typing as npt
 
 from partita.schedules.named import NAMED
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
-from partita.search.joint.line_bound import Paths, least_cuts_s, range_sums
+from partita.search.joint.line_bound import Paths, SegmentSeconds, least_cuts_s, range_sums
 from partita.search.joint.strategies import MeshStrategies
+from partita.search.joint.virtual_bound import VirtualOrders, first_waits
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[float, float], float]
@@ -67,9 +68,8 @@ class CellBound:
     budget: float
     training: bool
     line: LineRanges | None = None  # where there are orders with one stage on each rank
-    # Where there are orders with several: the bound for what segments take in a step.
-    virtual: Callable[[Floats], float] | None = None
-    first_waits: Floats | None = None  # of each rank in these orders
+    virtual: VirtualOrders | None = None  # where there are orders with several, and
+    seconds: SegmentSeconds | None = None  # what segments compute at the least
     busy_only: bool = False
     ascent: AscentSettings = AscentSettings()
     _known: dict[Multipliers, Floats] = field(default_factory=dict)
@@ -87,7 +87,9 @@ class CellBound:
         first = self.meshes[0].quick_bounds.least(Multipliers(busy_only=self.busy_only))
         own = np.min([first, *(mesh.compute_bound for mesh in self.meshes[1:])], axis=0)
         line_s = [] if self.line is None else [self._line_s(self.line, own)]
-        virtual_s = [] if self.virtual is None else [self.virtual(own)]
+        virtual_s = []
+        if self.virtual is not None and self.seconds is not None:
+            virtual_s = [self.virtual.least_s(own, self.seconds)]
         return min((*line_s, *virtual_s), default=0.0)
 
     @functools.cached_property
@@ -132,8 +134,10 @@ class CellBound:
         families: list[Family] = []
         if self.line is not None:
             families.append(self._one_stage)
-        if self.virtual is not None:
-            families.append(self._interleaved)
+        if self.virtual is not None and self.virtual.rounds:
+            families.append(self._looped)
+        if self.virtual is not None and self.virtual.wave:
+            families.append(self._wave)
         families = families if self._may_fit() else []
         families.sort(key=lambda family: family(0.0, 0.0))
         return [(0.0, functools.partial(_itself, family)) for family in families]
@@ -203,30 +207,53 @@ class CellBound:
         costs = line.paths.start + range_sums(own) - less_s
         return least_cuts_s([np.maximum(line.costs, costs)] * self.num_ranks)
 
-    def _interleaved(self, network: float, multiplier: float) -> float:
-        """Ranks with several virtual stages: what they hold at a time counts."""
+    def _looped(self, network: float, multiplier: float) -> float:
+        """Ranks with several virtual stages in rounds: what they hold at a time counts."""
+        orders, seconds = self._virtual
+        free = self._least(Multipliers(busy_only=self.busy_only))
+        if not network and not multiplier:
+            return orders.looped_s(free, seconds)
+        costs, waits = self._of_ranks(network, multiplier), self._first_waits
+        path = (1 - network) * free / self.num_microbatches
+        bound = orders.looped_of_groups_s(costs, path, waits)
+        return bound - multiplier * self.budget
+
+    def _wave(self, network: float, multiplier: float) -> float:
+        """Ranks with two virtual stages in a wave: the same."""
+        orders, seconds = self._virtual
+        if not network and not multiplier:
+            free = self._least(Multipliers(busy_only=self.busy_only))
+            return orders.wave_s(free, seconds)
+        costs = self._of_ranks(network, multiplier)
+        weights = 1 / np.maximum(costs.sum(axis=1), 1e-30)
+        weights /= weights.sum()
+        bound = float((weights[:, None] * costs).min(axis=0).sum() + weights @ self._first_waits)
+        return bound - multiplier * self.budget
+
+    @functools.cached_property
+    def _first_waits(self) -> Floats:
+        """What each rank waits for before its first forward."""
+        orders, seconds = self._virtual
+        return first_waits(seconds.forward * orders.is_chain, self.num_ranks)
+
+    @property
+    def _virtual(self) -> tuple[VirtualOrders, SegmentSeconds]:
         assert self.virtual is not None, "families are those that there are"
-        if not network and not multiplier:  # then bubbles are known, too
-            return self.virtual(self._least(Multipliers(busy_only=self.busy_only)))
+        assert self.seconds is not None, "and what segments compute is known with them"
+        return self.virtual, self.seconds
+
+    def _of_ranks(self, network: float, multiplier: float) -> Floats:
+        """Per rank what every segment costs there, by the micro-batches that it holds."""
         p, m = self.num_ranks, self.num_microbatches
-        flights = fewest_in_flight(p, m) if multiplier else [1.0] * p
-        low, high = min(flights), max(flights)
+        flights = np.array(fewest_in_flight(p, m) if multiplier else [1.0] * p)
+        low, high = float(flights.min()), float(flights.max())
         at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
-        at_high = (
-            self._least(Multipliers(network, multiplier, high, busy_only=self.busy_only))
-            if high > low
-            else at_low
-        )
-        costs = []
-        for flight in flights:
-            part = (flight - low) / (high - low) if high > low else 0.0
-            costs.append(at_low + part * (at_high - at_low))
-        totals = [max(float(cost.sum()), 1e-30) for cost in costs]
-        scale = 1 / sum(1 / total for total in totals)
-        weights = [scale / total for total in totals]
-        weighted = [weight * cost for weight, cost in zip(weights, costs, strict=True)]
-        waits = 0.0 if self.first_waits is None else float(np.array(weights) @ self.first_waits)
-        return float(np.min(weighted, axis=0).sum()) + waits - multiplier * self.budget
+        at_high = at_low
+        if high > low:
+            at_high = self._least(Multipliers(network, multiplier, high, busy_only=self.busy_only))
+        parts = (flights - low) / (high - low) if high > low else 0.0 * flights
+        costs: Floats = at_low + parts[:, None] * (at_high - at_low)
+        return costs
 
     def _least(self, at: Multipliers) -> Floats:
         """Per segment the least of all meshes; one that computes no less is not asked further."""

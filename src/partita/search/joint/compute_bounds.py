@@ -59,6 +59,7 @@ class ComputeBounds:
                 work.forward / size + launches.forward,
                 work.backward / size + launches.backward,
                 work.gradients / size + launches.gradients,
+                work.weights / size + launches.weights,
             ),
         )
 
@@ -91,17 +92,14 @@ class ComputeBounds:
         m, training = cell.num_microbatches, self.model.training
         return paths, range_costs(paths, seconds, m, training=training)
 
-    def virtual_s(self, cell: Cell, work: Floats, seconds: SegmentSeconds) -> float:
-        """The bound of orders with virtual stages, where a segment's micro-batches take `work`."""
-        return self._orders(cell).least_s(work, seconds, is_chain=self.counts_waits)
-
     @property
     def counts_waits(self) -> bool:
         """Does a group with virtual stages wait for all segments before its first?
 
         Only where every segment reads from the one before it: else a later stage may be first.
         """
-        return self._is_chain and self.model.training and not self.busy_only
+        chain = self._is_chain and self._is_back_chain
+        return chain and self.model.training and not self.busy_only
 
     # What is known of cells.
 
@@ -111,7 +109,7 @@ class ComputeBounds:
 
     def has_virtual_stages(self, cell: Cell) -> bool:
         """Has the space orders with several stages on each group for a cell?"""
-        orders = self._orders(cell)
+        orders = self.orders(cell)
         return orders.wave or bool(orders.rounds)
 
     def _send_s(self, cell: Cell) -> tuple[float, ...]:
@@ -156,24 +154,32 @@ class ComputeBounds:
                     sizes[1, cut] += size if name in gradients and op.name in trained else 0
         return sizes
 
-    def _orders(self, cell: Cell) -> VirtualOrders:
+    def orders(self, cell: Cell) -> VirtualOrders:
         """The orders with virtual stages of a cell: each stage has a segment at least."""
         p, m = len(self._devices(cell)), cell.num_microbatches
         rounds: list[int] = []
-        wave = False
+        waves: dict[str, None] = {}
+        depth_first = True
         for each in self.model.schedules:
             v = each.virtual_stages
             if v > 1 and p * v <= self.model.chain.num_segments and not refused(each.name, p, v, m):
                 if each.layout == "looped" and not each.deferred:
                     rounds.append(v)
+                    depth_first = depth_first and each.name == "interleaved"
                 elif each.layout == "wave" and v == 2:
-                    wave = True
+                    waves[each.name] = None
                 else:
                     raise AssertionError(f"no bound is known for {each.name}")
         equal = self.model.cluster.is_homogeneous
-        send_s = self._send_s(cell) if rounds and equal and self.counts_waits else ()
+        sends = (rounds or waves) and equal and self.counts_waits
+        send_s = self._send_s(cell) if sends else ()
         turns = self.turn_parts if self._is_back_chain else ()
-        return VirtualOrders(p, m, tuple(rounds), wave, send_s, turns)
+        # Of other waves blocks pass on what is ready before they end.
+        known = ("zb-v",) if [*waves] == ["zb-v"] and self._is_back_chain and equal else ()
+        return VirtualOrders(
+            p, m, tuple(rounds), bool(waves), send_s, turns, depth_first, known,
+            self._first_trained, self.counts_waits,
+        )  # fmt: skip
 
     def meshes(self, cell: Cell) -> list[MeshStrategies]:
         """The meshes of all groups; of those that lie alike once."""
@@ -208,7 +214,7 @@ class ComputeBounds:
         if p > 1 and self.is_line(cell):
             paths = self._paths(seconds)
             return least_cuts_s([range_costs(paths, seconds, m, training=self.model.training)] * p)
-        return self.virtual_s(cell, m * seconds.total, seconds)
+        return self.orders(cell).least_s(m * seconds.total, seconds)
 
     def _work_and_launches(self, count: int) -> tuple[SegmentSeconds, SegmentSeconds]:
         """Of a micro-batch: device seconds of all work, and of launches on each device."""
@@ -276,9 +282,14 @@ class ComputeBounds:
     @functools.cached_property
     def _is_back_chain(self) -> bool:
         """Has every segment gradients for the one before it, back to the first that has any?"""
-        at = self._segment_of
-        first = min((at[op.forward] for op in self.model.graph.ops if op.forward), default=0)
+        first = self._first_trained
         return all(k - 1 in own for k, own in enumerate(self._back_sources) if k > first)
+
+    @functools.cached_property
+    def _first_trained(self) -> int:
+        """The first segment that has gradients."""
+        at = self._segment_of
+        return min((at[op.forward] for op in self.model.graph.ops if op.forward), default=0)
 
     @functools.cached_property
     def _sources(self) -> Sources:
@@ -321,6 +332,7 @@ def _least(rows: Sequence[SegmentSeconds]) -> SegmentSeconds:
         np.min([row.forward for row in rows], axis=0),
         np.min([row.backward for row in rows], axis=0),
         np.min([row.gradients for row in rows], axis=0),
+        np.min([row.weights for row in rows], axis=0),
     )
 
 

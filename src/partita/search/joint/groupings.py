@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from partita.cluster import Cluster
 from partita.plans import Axis, Mesh
 
-AXIS_NAMES = ("x", "y")
+AXIS_NAMES = ("x", "y", "z")
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -51,7 +51,7 @@ def device_groupings(
     by_kind: dict[str, list[int]] = {}
     for device in everything:
         by_kind.setdefault(cluster.devices[device].kind, []).append(device)
-    found = dict.fromkeys(alike[:1])
+    distinct = dict.fromkeys(alike[:1])
     kinds = list(by_kind.values())
     for count in range(1, len(kinds) + 1):
         for order in itertools.permutations(kinds, count):
@@ -62,8 +62,8 @@ def device_groupings(
                         for members, cut in zip(order, cuts, strict=True)
                         for group in _equal(tuple(members), cut)
                     )
-                    found.setdefault(groups)
-    ranked = sorted(found, key=lambda groups: (-sum(map(len, groups)), len(groups), groups))
+                    distinct.setdefault(groups)
+    ranked = sorted(distinct, key=lambda groups: (-sum(map(len, groups)), len(groups), groups))
     return ranked[: settings.most_groupings]
 
 
@@ -81,9 +81,28 @@ def mesh_shapes(
     return [(size,), *((size // b, b) for b in inner)]
 
 
-def mesh_of(shape: tuple[int, ...], devices: Sequence[int]) -> Mesh:
-    """A mesh of these devices, row by row."""
-    axes = tuple(Axis(name, size) for name, size in zip(AXIS_NAMES, shape, strict=False))
+def shard_group_shapes(
+    size: int, inner_size: int, shards: int, settings: GroupingSettings = USUAL_GROUPS
+) -> list[tuple[tuple[int, ...], bool]]:
+    """Meshes whose replicas come in groups of `shards`: sizes, and whether there are several.
+
+    Groups lie outside of what shares a layer, replicas of them outside of both.
+    """
+    shapes = []
+    for _, *inner in mesh_shapes(size, inner_size, settings):
+        groups, rest = divmod(size // math.prod(inner), shards)
+        if groups and not rest:
+            replicas = (groups,) if groups > 1 else ()
+            shapes.append(((*replicas, shards, *inner), groups > 1))
+    return shapes
+
+
+def mesh_of(shape: tuple[int, ...], devices: Sequence[int], *, replicates: bool = False) -> Mesh:
+    """A mesh of these devices, row by row; one that `replicates` does so along its first axis."""
+    named = zip(AXIS_NAMES, shape, strict=False)
+    axes = tuple(
+        Axis(name, size, (), replicates and not place) for place, (name, size) in enumerate(named)
+    )
     return Mesh(axes, tuple(devices))
 
 
@@ -102,13 +121,13 @@ def weighted_meshes(
     kinds = list(counts)
     if len(kinds) < 2:
         return []
-    found: list[tuple[float, tuple[int, ...]]] = []
+    balances: list[tuple[float, tuple[int, ...]]] = []
     for weights in itertools.product(range(1, settings.largest_weight + 1), repeat=len(kinds)):
         parts = sum(w * counts[kind] for w, kind in zip(weights, kinds, strict=True))
         if math.gcd(*weights) == 1 and len(set(weights)) > 1 and batch % parts == 0:
             slowest = max(w / speed_of[kind] for w, kind in zip(weights, kinds, strict=True))
-            found.append((slowest / parts, weights))
-    chosen = [dict(zip(kinds, weights, strict=True)) for _, weights in sorted(found)]
+            balances.append((slowest / parts, weights))
+    chosen = [dict(zip(kinds, weights, strict=True)) for _, weights in sorted(balances)]
     chosen = chosen[: settings.most_weighted]
     everything = tuple(range(cluster.num_devices))
     return [

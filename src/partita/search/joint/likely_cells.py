@@ -51,7 +51,7 @@ class LikelyCells:
         ]
         size = sum(map(len, problem.groupings[grouping].devices))
         most = self.most_counts - (size > self.large)
-        ranked = sorted(good or mine[-1:], key=likely_first)[:most]
+        ranked = sorted(good or mine, key=likely_first)[:most]  # of a large batch none is so small
         if self._is_far(problem, p, counts_of):
             del ranked[1:]
         weighted = [

@@ -36,6 +36,7 @@ class SegmentSeconds:
     forward: Floats
     backward: Floats  # of data gradients alone
     gradients: Floats  # of data and weight gradients
+    weights: Floats  # of weight gradients alone
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,7 @@ from partita.search.joint.groupings import (
     divisors,
     mesh_of,
     mesh_shapes,
+    shard_group_shapes,
     weighted_meshes,
 )
 from partita.search.joint.orders import in_flight, joint_schedule, refused
@@ -136,6 +137,8 @@ class JointModel:
     pinned_schedule: str | None = None
     pinned_stages: int | None = None
     name: str = ""
+    grad_dtype: str = ""  # of gradients of parameters; "": theirs
+    shard_group: int = 0  # replicas that parameters are sharded over (HSDP); 0: all there are
     # Which splits of an op may be on a mesh of these axes, the strictest last; none: all may.
     keeps: Callable[[Sequence[Axis]], tuple[Keep, ...]] = field(default=lambda axes: ())
     suits: Callable[[Mesh, Sequence[OpSplit]], bool] = field(default=lambda mesh, splits: True)
@@ -149,7 +152,9 @@ class JointModel:
         self.chain = chain_of(self.graph, self.settings.finest, self.settings.finest)
         self.fold = folded(self.chain)
         short = self.fold.graph
-        self.base = training_graph(short, self.optimizer) if self.training else short
+        self.base = short
+        if self.training:
+            self.base = training_graph(short, self.optimizer, grad_dtype=self.grad_dtype)
         self.patterns = Patterns.of(self.cluster)
         self.search = next(iter(SEARCHES.values()))
         self._graphs: dict[int, Graph] = {}
@@ -270,7 +275,11 @@ class JointModel:
 
     def _mesh_shapes(self, group: tuple[int, ...], count: int) -> tuple[MeshShape, ...]:
         """The meshes of a group; of many devices those that the samples reach."""
-        shapes = mesh_shapes(len(group), self.patterns.inner_size, self.settings.groups)
+        inner, settings = self.patterns.inner_size, self.settings.groups
+        if self.shard_group:
+            chosen = shard_group_shapes(len(group), inner, self.shard_group, settings)
+            return tuple(MeshShape(s, (), many) for s, many in chosen if self.allow("mesh", s))
+        shapes = mesh_shapes(len(group), inner, settings)
         allowed = [shape for shape in shapes if self.allow("mesh", shape)]
         if self.cluster.num_devices > self.settings.large:
             reached = [shape for shape in allowed if shape[0] <= self.batch // count]
@@ -442,13 +451,13 @@ class JointModel:
 
     def _again(self, split: SplitStrategy, ops: Sequence[str]) -> tuple[str, ...]:
         """The ops of a stage that run again: for gradients of this stage."""
-        found: set[str] = set()
+        repeated: set[str] = set()
         mine = set(ops)
         for op in reversed(ops):
             readers, users = self.readers[op]
-            if self.fold.op_like[op] in split.again and (readers & mine or users & found):
-                found.add(op)
-        return tuple(op for op in ops if op in found)
+            if self.fold.op_like[op] in split.again and (readers & mine or users & repeated):
+                repeated.add(op)
+        return tuple(op for op in ops if op in repeated)
 
     @functools.cached_property
     def readers(self) -> dict[str, tuple[set[str], set[str]]]:
@@ -475,4 +484,4 @@ def mesh_on(shape: MeshShape, devices: Sequence[int]) -> Mesh:
     """A mesh of a shape on some devices."""
     if shape.weights:
         return Mesh((Axis("x", shape.sizes[0], shape.weights),), tuple(devices))
-    return mesh_of(shape.sizes, devices)
+    return mesh_of(shape.sizes, devices, replicates=shape.replicates)

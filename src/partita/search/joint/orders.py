@@ -44,11 +44,11 @@ def in_flight(
         ahead = [2 * (num_groups - 1 - group) for group in range(num_groups)]
         return tuple(min(most, first + more) / virtual_stages for more in ahead)
     changes = {"F": 1.0, "B": -1.0, "I": waiting, "W": -1.0 - waiting}
-    found = []
+    peaks = []
     for row in NAMED[name].order(num_groups, virtual_stages, num_microbatches):
         level = peak = 0.0
         for action in row:
             level += changes[action.kind]
             peak = max(peak, level)
-        found.append(peak / virtual_stages)
-    return tuple(found)
+        peaks.append(peak / virtual_stages)
+    return tuple(peaks)

@@ -1,6 +1,5 @@
 """Bounds of the cells of a model's space, for plans that are simulated: cheap ones first."""
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from partita.problems.joint import Cell
 from partita.search.joint.bounds import CellBound, LineRanges
 from partita.search.joint.compute_bounds import ComputeBounds
 from partita.search.joint.model import JointModel
-from partita.search.joint.virtual_bound import first_waits
 
 ROUNDING = 1 - 1e-9  # sums in another order round differently
 
@@ -79,15 +77,12 @@ class PlanBounds:
         if not meshes:
             return None
         grouping = model.problem.groupings[cell.grouping]
-        line = virtual = waits = None
+        line = virtual = seconds = None
         if grouping.num_groups > 1:
             if any(each.virtual_stages == 1 for each in model.schedules):
                 line = LineRanges(*computing.line_paths(cell))
             if computing.has_virtual_stages(cell):
-                seconds = computing.quickest(cell)
-                virtual = functools.partial(computing.virtual_s, cell, seconds=seconds)
-                if computing.counts_waits:
-                    waits = first_waits(seconds.forward, grouping.num_groups)
+                virtual, seconds = computing.orders(cell), computing.quickest(cell)
         return CellBound(
             meshes,
             grouping.num_groups,
@@ -96,6 +91,6 @@ class PlanBounds:
             model.training,
             line,
             virtual,
-            waits,
+            seconds,
             self.busy_only,
         )

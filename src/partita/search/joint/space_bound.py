@@ -34,6 +34,7 @@ class SpaceBound:
 
     cells: Sequence[Cell]
     bounds: CellBounds
+    far_enough: float = 1.003  # times the bound of the next cell: more is not proven at once
     _known: dict[Cell, tuple[float, int]] = field(default_factory=dict)  # bound, level
 
     def rules_out(
@@ -88,5 +89,20 @@ class SpaceBound:
                 return best
             if level >= last or late():
                 return value
-            heapq.heapreplace(heap, (self.at(cell, level + 1, best), number))
+            next_value = min((other for other, _ in heap[1:3]), default=best)
+            heapq.heapreplace(heap, (self._raised(cell, best, next_value), number))
         return best
+
+    def _raised(self, cell: Cell, best: float, next_value: float) -> float:
+        """The bound of a cell at its next level.
+
+        The last level need not prove much more than the bound of the next cell, which would be the
+        least then. If it comes to be the least again, it goes on from there.
+        """
+        value, level = self._known[cell]
+        if level + 1 < self.bounds.num_levels - 1:
+            return self.at(cell, level + 1, best)
+        enough = min(best, max(value, next_value) * self.far_enough)
+        value = max(value, self.bounds.bound(cell, level + 1, enough))
+        self._known[cell] = value, level if enough <= value < best else level + 1
+        return value

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.roofline import op_cost
+from partita.costs.tied import gradient_bytes
 from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
@@ -107,14 +108,15 @@ class StageBound:
             for place, axis in zip(layout, axes, strict=True):
                 most = axis.parts / min(axis.weights) if axis.weights else axis.size
                 shards *= most if place.kind == "shard" else 1.0
-                copies *= axis.size if place.kind != "shard" else 1.0
+                cut = place.kind != "shard" and not axis.replicates
+                copies *= axis.size if cut else 1.0
             size = tensor.size_bytes / shards
             total += size / (copies if split.zero == 3 else 1)
             if self.training:
                 states = self._state_bytes(graph, name) / shards
                 total += states / (1 if split.zero == 0 else copies)
                 kept = split.zero in (3, 2)
-                total += size / (copies if kept else 1)
+                total += gradient_bytes(graph, name) / shards / (copies if kept else 1)
         return total
 
     def _state_bytes(self, graph: Graph, parameter: str) -> float:
@@ -126,9 +128,9 @@ class StageBound:
     def _phases(self, m: int) -> dict[str, list[Op]]:
         if m not in self._phase_ops:
             graph = self.graph_of(m)
-            found = {op.name: [op] for op in graph.ops if op.phase == "forward"}
+            ops_of = {op.name: [op] for op in graph.ops if op.phase == "forward"}
             for op in graph.ops:
                 if op.forward:
-                    found[op.forward].append(op)
-            self._phase_ops[m] = found
+                    ops_of[op.forward].append(op)
+            self._phase_ops[m] = ops_of
         return self._phase_ops[m]

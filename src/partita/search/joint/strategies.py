@@ -46,7 +46,7 @@ from partita.search.joint.selective import Again, Selective
 
 Floats = npt.NDArray[np.float64]
 Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
-PhaseSeconds = tuple[float, float, float, float]
+PhaseSeconds = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +191,7 @@ class MeshStrategies:
             np.min([row.forward for row in rows], axis=0),
             np.min([row.backward for row in rows], axis=0),
             np.min([row.gradients for row in rows], axis=0),
+            np.min([row.weights for row in rows], axis=0),
         )
 
     @property
@@ -217,7 +218,7 @@ class DistinctOps:
             if op.phase != "update" and (op.forward or op.phase == "forward"):
                 phases.setdefault(op.forward or op.name, []).append(op)
         numbers: dict[object, int] = {}
-        found: list[tuple[Op, ...]] = []
+        distinct: list[tuple[Op, ...]] = []
         places: list[tuple[int, int]] = []
         for k, names in enumerate(fold.segments):
             for name in names:
@@ -227,13 +228,13 @@ class DistinctOps:
                     tuple(op.phase for op in phases[name]),
                 )  # fmt: skip
                 if key not in numbers:
-                    numbers[key] = len(found)
-                    found.append(tuple(phases[name]))
+                    numbers[key] = len(distinct)
+                    distinct.append(tuple(phases[name]))
                 places.append((k, numbers[key]))
-        counts = np.zeros((len(fold.segments), len(found)))
+        counts = np.zeros((len(fold.segments), len(distinct)))
         for k, number in places:
             counts[k, number] += 1
-        return cls(tuple(found), counts)
+        return cls(tuple(distinct), counts)
 
     def per_segment(self, values: Floats, fold: Folded) -> SegmentSeconds:
         """Sums per segment of the chain; rows are fields, columns the distinct ops."""
@@ -256,7 +257,7 @@ class DistinctOps:
         place: tuple[int, ...],
     ) -> SegmentSeconds:  # fmt: skip
         """Of a device at its place in a mesh, every op at its quickest split."""
-        values = np.zeros((4, len(self.phases)))
+        values = np.zeros((5, len(self.phases)))
         known = self.seconds_of.setdefault(kind.name, [{} for _ in self.phases])
         for number, phases in enumerate(self.phases):
             dims = dims_of(graph.call(phases[0]), axes)
@@ -276,7 +277,7 @@ def _least_of_splits(
     A split that leaves an axis idle need not be costed where even a part of the work without any
     loss takes longer than what others take.
     """
-    least: PhaseSeconds = (math.inf,) * 4
+    least: PhaseSeconds = (math.inf,) * 5
     ways = {split: math.prod(factor for _, factor in split) for split in splits}
     for split in sorted(splits, key=lambda each: (-ways[each], each)):
         row = known.get(split)
@@ -292,15 +293,16 @@ def _least_of_splits(
 def _phase_seconds(
     graph: Graph, phases: Sequence[Op], kind: DeviceKind, split: Split
 ) -> PhaseSeconds:
-    """Seconds of an op under a split: in all, forward, data gradients, all gradients."""
+    """Seconds of an op under a split, as `by_phase` tells them."""
     seconds = [op_cost(graph, op, kind, split).seconds for op in phases]
     return by_phase(phases, seconds)
 
 
 def by_phase(phases: Sequence[Op], seconds: Sequence[float]) -> PhaseSeconds:
-    """Of the seconds of an op's phases: in all, forward, data gradients, all gradients."""
+    """Of the seconds of an op's phases: in all, forward, data, all and weight gradients."""
     back = sum(own for op, own in zip(phases, seconds, strict=True) if op.phase == "dgrad")
-    return sum(seconds), seconds[0], back, sum(seconds[1:])
+    weights = sum(own for op, own in zip(phases, seconds, strict=True) if op.phase == "wgrad")
+    return sum(seconds), seconds[0], back, sum(seconds[1:]), weights
 
 
 def _unit_price(model: ShardingModel, chosen: tuple[int, ...], in_flight: float) -> float:
@@ -405,11 +407,11 @@ class _StrategyReader:
 
     def _forward(self, choices: Sequence[SplitChoice]) -> Floats:
         axes = self.model.mesh.axes
-        found = []
+        by_op = []
         for name, choice in zip(self.model.ops, choices, strict=True):
             split = tuple(sorted(ways_of(choice.dims, axes).items()))
-            found.append(op_cost(self.graph, self.graph.op(name), self.kind, split).seconds)
-        seconds: Floats = np.array(found, np.float64)
+            by_op.append(op_cost(self.graph, self.graph.op(name), self.kind, split).seconds)
+        seconds: Floats = np.array(by_op, np.float64)
         return seconds
 
     def _entering(self, segment: int, choices: Sequence[SplitChoice]) -> float:

@@ -3,17 +3,18 @@
 Chains cut from several orders come first; small problems are then settled by `exact`'s trees.
 Others get many short cycles of annealing (`walk`), most of them from the best so far with little
 heat, the hottest from scratch: many short cycles beat few long ones, because each merges other
-nodes. The bound is the better of mean and longest node with what the longest node must
-communicate. Where stages are asked for, they are annealed in order, and a straight pipeline's
-compute is proven.
+nodes. The bound is the best of mean, longest node with what it must communicate, and what
+devices can hold at most if cuts are paid for (`covers`). Where stages are asked for, they are
+annealed in order, and a straight pipeline's compute is proven.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from partita.problems.partition import PartitionProblem, PartitionSolution
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.partition.anneal import start
+from partita.search.partition.covers import CoverBound, prove_by_covers
 from partita.search.partition.ending import answered, ending
 from partita.search.partition.exact import TRIED, branch
 from partita.search.partition.stage_walk import InOrder, anneal_in_order
@@ -38,6 +39,9 @@ class AutoPartition:
     most_steps: int = 400_000
     most_tree_nodes: int = 6_000_000
     most_first_tree: int = 300_000
+    covers: CoverBound = field(default_factory=CoverBound)
+    covers_share: float = 0.3  # of the time that is left when it begins; so the next
+    trees_share: float = 0.2
     effort: float = 20.0  # of CP-SAT for a straight pipeline, in its own count
 
     def __call__(
@@ -53,9 +57,15 @@ class AutoPartition:
             return ending(walk)
         if walk.in_order:
             return self._in_order(walk, seed)
-        if branch(walk, self.most_tree_nodes, self.most_first_tree):
+        if not proven(run):
+            prove_by_covers(walk, self.covers, self.covers_share)
+        if branch(walk, self.most_tree_nodes, self.most_first_tree, self.trees_share):
             return run.result(Status.OPTIMAL, TRIED)
         self._cycles(walk, seed)
+        if run.stop.time_s is not None and not run.done():  # time is left: prove with all of it
+            prove_by_covers(walk, self.covers, 0.5)
+            if branch(walk, self.most_tree_nodes):
+                return run.result(Status.OPTIMAL, TRIED)
         return ending(walk)
 
     def _in_order(self, walk: LabelWalk, seed: int) -> Result[PartitionSolution]:

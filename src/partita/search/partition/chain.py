@@ -173,7 +173,7 @@ def _by_producer(
     consumers: dict[int, list[tuple[int, PartitionEdge]]] = {}
     for edge in problem.inner_edges:
         consumers.setdefault(place[edge.src], []).append((place[edge.dst], edge))
-    return [(src, sorted(found, key=lambda each: each[0])) for src, found in consumers.items()]
+    return [(src, sorted(targets, key=lambda each: each[0])) for src, targets in consumers.items()]
 
 
 def _solution(problem: PartitionProblem, cuts: Ints, origins: Sequence[Ints]) -> PartitionSolution:

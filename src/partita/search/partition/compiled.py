@@ -11,6 +11,7 @@ import numpy as np
 from partita.problems.partition import PartitionEdge, PartitionNode, PartitionProblem
 from partita.search.partition.anneal import anneal, start
 from partita.search.partition.bounds import device_time_bound_ms
+from partita.search.partition.covers import CoverBound, CoverProof
 from partita.search.partition.exact import Tree
 from partita.search.partition.network import network
 from partita.search.partition.stage_anneal import anneal_stages, stages
@@ -27,5 +28,6 @@ def compile_all() -> None:
     state = start(net, labels, 0)
     anneal(net, state, 0, 1, 1, 1e-3, 1e-5)
     Tree(net, 1.0).step(1)
+    CoverProof(net, CoverBound(price_steps=1)).excludes(1.0, lambda: False)
     staged = stages(labels, np.zeros(1, np.int64))
     anneal_stages(net, start(net, labels, 0), staged, False, False, 0, 1, 1, 1e-3, 1e-5)

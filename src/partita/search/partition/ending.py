@@ -50,9 +50,9 @@ def _none(walk: LabelWalk) -> str:
 
 def _fix(walk: LabelWalk) -> str:
     problem = walk.problem
-    wishes = []
+    remedies = []
     if problem.memory_bytes:
-        wishes += ["more memory", "more devices"] + ([] if problem.recompute else ["recompute"])
+        remedies += ["more memory", "more devices"] + ([] if problem.recompute else ["recompute"])
     if walk.in_order:
-        wishes.append("another number of stages or several stages on a device")
-    return " or ".join(wishes) or "more time"
+        remedies.append("another number of stages or several stages on a device")
+    return " or ".join(remedies) or "more time"

@@ -11,6 +11,7 @@ Otherwise the answer and the bound stand as they are. Where stages are asked for
 the whole problem instead (`model`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,28 +67,32 @@ class ExactPartition:
         return run.result(Status.OPTIMAL, TRIED) if done else run.result()
 
 
-def branch(walk: LabelWalk, most_tree_nodes: int, most_first: int | None = None) -> bool:
+def branch(
+    walk: LabelWalk, most_tree_nodes: int, most_first: int | None = None, share: float = 1.0
+) -> bool:
     """Search trees for better answers; True if one was finished, so the best is optimal.
 
     A tree that looks only for answers better than a goal is small if the goal is near the bound,
     and finishing it without an answer proves the goal as a bound: so goals climb from the bound to
     the best known answer, each gap twice the last. The first tree may have no more than
-    `most_first` nodes: where it is larger, the others are out of reach.
+    `most_first` nodes: where it is larger, the others are out of reach. At most that share of the
+    time left is used.
     """
+    done = walk.done_after(share)
     run, net = walk.run, walk.net
     left = most_tree_nodes
     share = _FIRST_GAP
-    while left > 0 and run.objective is not None and not run.done() and not proven(run):
+    while left > 0 and run.objective is not None and not done() and not proven(run):
         known = run.objective * _BETTER
         bound = run.lower_bound
         assert bound is not None, "every search begins with a bound"
         goal = min(known, bound * (1 + share))
         tree = Tree(net, goal)
-        left -= tree.search(walk, left if most_first is None else min(left, most_first))
+        left -= tree.search(walk, left if most_first is None else min(left, most_first), done)
         most_first = None
         if not tree.finished:
             return False
-        if tree.found or goal == known:
+        if tree.improved or goal == known:
             return True
         run.bound(goal * _BETTER)
         share *= 2
@@ -105,7 +110,7 @@ class Tree:
         self.cursor = np.zeros(1, np.int64)
         self.used = np.zeros(net.num_nodes + 1, np.int64)
         self.rest = _Rest(net)
-        self.found = False
+        self.improved = False
 
     @property
     def finished(self) -> bool:
@@ -120,10 +125,10 @@ class Tree:
         )
         return visited
 
-    def search(self, walk: LabelWalk, most_tree_nodes: int) -> int:
-        """Go on until finished, stopped or that many tree nodes; how many were visited."""
+    def search(self, walk: LabelWalk, most_tree_nodes: int, done: Callable[[], bool]) -> int:
+        """Go on until finished, done or that many tree nodes; how many were visited."""
         run, spent = walk.run, 0
-        while spent < most_tree_nodes and not self.finished and not run.done():
+        while spent < most_tree_nodes and not self.finished and not done():
             chunk = min(_CHUNK, most_tree_nodes - spent)
             if run.stop.evaluations is not None:
                 chunk = min(chunk, run.stop.evaluations - run.evaluations)
@@ -132,7 +137,7 @@ class Tree:
             spent += visited
             run.evaluations += visited
             if self.state.best_ms[0] < known:
-                self.found = True
+                self.improved = True
                 walk.offer(self.state.best_device)
         return spent
 

@@ -6,7 +6,7 @@ coarsening; without one, the coarsest network starts at random. A step of anneal
 evaluation, so that runs repeat exactly unless a time limit cuts them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,12 @@ class LabelWalk:
     def in_order(self) -> bool:
         """Are stages asked for that a labelling alone does not give?"""
         return self.problem.straight or self.problem.num_stages is not None
+
+    def done_after(self, share: float) -> Callable[[], bool]:
+        """Is the run done, or that share of the time used that is left now?"""
+        run, limit = self.run, self.run.stop.time_s
+        until = None if limit is None else run.seconds + share * (limit - run.seconds)
+        return lambda: run.done() or (until is not None and run.seconds >= until)
 
     def offer(self, labels: Sequence[int] | I64) -> None:
         """Evaluate a labelling by the problem's own rules and keep it if it is the best."""

@@ -34,8 +34,8 @@ def lower_bound(problem: PlacementProblem, net: PlacementArrays) -> float:
     """No valid placement scores less than this; in milliseconds."""
     if not net.may.any(axis=1).all():
         return simple_bound(problem)  # no placement is valid: any number is below all scores
-    in_a_row = -(-net.batches // net.in_flight)
-    latency = in_a_row * latency_bound(net)
+    sequential_batches = -(-net.batches // net.in_flight)
+    latency = sequential_batches * latency_bound(net)
     load = load_bound(net, load_weights(net, symmetry_of(net).first))
     penalty = net.penalty * surely_over(net)
     bound = (max(latency, load) + penalty) * ROUNDING

@@ -202,9 +202,9 @@ class _PlacementModel:
         self.makespan = model.new_int_var(0, 2**59, "")
         start = [model.new_int_var(0, self.horizon, "") for _ in range(2 * num_layers)]
         took = [self._duration(job) for job in range(2 * num_layers)]
-        in_a_row = -(-net.batches // net.in_flight)
+        sequential_batches = -(-net.batches // net.in_flight)
         for job, begin in enumerate(start):
-            model.add(self.makespan >= in_a_row * (begin + took[job]))
+            model.add(self.makespan >= sequential_batches * (begin + took[job]))
         for layer in range(num_layers):
             if net.child_start[layer] == net.child_start[layer + 1]:
                 model.add(start[num_layers + layer] >= start[layer] + took[layer])

@@ -75,7 +75,7 @@ class PlacementWork(NamedTuple):
     began_ms: F64  # per slot: the length of its transfer
     sure_bytes: F64  # per device: held when the forward pass ends
     order: I64  # the input layers by device
-    found: F64  # makespan, score, events, bytes over the limits
+    result: F64  # makespan, score, events, bytes over the limits
 
 
 def workspace(net: PlacementArrays) -> PlacementWork:
@@ -116,7 +116,7 @@ def workspace(net: PlacementArrays) -> PlacementWork:
         began_ms=np.zeros(num_slots),
         sure_bytes=np.zeros(num_devices),
         order=np.zeros(len(net.inputs), np.int64),
-        found=np.zeros(4),
+        result=np.zeros(4),
     )
 
 
@@ -208,8 +208,8 @@ def evaluate_many(net: PlacementArrays, work: PlacementWork, placements: I64, ar
                 array[index, column] = np.inf
             continue
         simulate(net, work, placement, 0.0, np.inf)
-        array[index, SCORE], array[index, MAKESPAN] = work.found[1], work.found[0]
-        array[index, OVER], array[index, EVENTS] = work.found[3], work.found[2]
+        array[index, SCORE], array[index, MAKESPAN] = work.result[1], work.result[0]
+        array[index, OVER], array[index, EVENTS] = work.result[3], work.result[2]
         for device in range(len(net.limit_bytes)):
             array[index, PEAKS + device] = work.peak[device]
 
@@ -221,7 +221,7 @@ def cost_of(
     """Makespan plus `price` per byte over the limits; infinite if that is surely above `most`.
 
     A placement that breaks rules costs `INVALID` for each. After a finite cost below `INVALID` the
-    score is in `work.found[1]`.
+    score is in `work.result[1]`.
     """
     broken = broken_rules(net, work, placement)
     if broken > 0:
@@ -281,8 +281,8 @@ def screen(net: PlacementArrays, work: PlacementWork, placement: I64, price: flo
     for slot in range(len(rest_ms)):
         rest_ms[slot] *= net.batches
         busiest = max(busiest, rest_ms[slot] + work.drain_ms[slot])
-    in_a_row = (net.batches + net.in_flight - 1) // net.in_flight
-    return max(in_a_row * latency, busiest) + price * _surely_over(net, work, placement)
+    sequential_batches = (net.batches + net.in_flight - 1) // net.in_flight
+    return max(sequential_batches * latency, busiest) + price * _surely_over(net, work, placement)
 
 
 @inner
@@ -644,10 +644,10 @@ def simulate(
     over = 0.0
     for device in range(num_devices):
         over += max(0.0, peak[device] - limit[device])
-    work.found[0] = now
-    work.found[1] = now + net.penalty * over
-    work.found[2] = events
-    work.found[3] = over
+    work.result[0] = now
+    work.result[1] = now + net.penalty * over
+    work.result[2] = events
+    work.result[3] = over
     return now + price * over
 
 

@@ -1,12 +1,12 @@
 """A lower bound by labels along the cut layers: latency, loads and memory at once.
 
 A *label* says what a placement of the layers up to a cut layer costs at least: the time of one
-batch there and back, work per device and channel over all batches, bytes held per device. A stretch
-to the next cut layer adds one of its options. A device or channel that first gets work in a stretch
-waits until the first batch has come so far, and after its last work that batch must still go
+batch there and back, work per device and channel over all batches, bytes held per device. A layer
+range to the next cut layer adds one of its options. A device or channel that first gets work in a
+range waits until the first batch has come so far, and after its last work that batch must still go
 back, so the time so far counts in its load:
 
-    makespan >= time of the stretches before + batches * its work
+    makespan >= time of the ranges before + batches * its work
 
 What the rest of the chain adds at least is known for several weighings of time, loads and bytes (a
 Lagrangian relaxation: bytes have a price, and room on the devices earns it back). A label is left
@@ -40,7 +40,7 @@ class _Weighing:
 
 
 class LabelBound:
-    """Bounds for one problem; the options of its stretches are worked out once."""
+    """Bounds for one problem; the options of its layer ranges are worked out once."""
 
     def __init__(self, net: PlacementArrays, go_on: Callable[[], bool] = lambda: True) -> None:
         self.net = net
@@ -48,7 +48,7 @@ class LabelBound:
         many = len(net.output_bytes) * len(net.limit_bytes) ** 2 > _MOST_WORK
         chain = chain_of(net)
         self.cuts = () if many else chain.cuts
-        self.in_a_row = -(-net.batches // net.in_flight)
+        self.sequential_batches = -(-net.batches // net.in_flight)
         if not self.useful:
             return
         total = net.weight_bytes.sum() + net.output_bytes.sum()
@@ -56,16 +56,16 @@ class LabelBound:
         self.scarce = (net.limit_bytes < total) & net.one_sink
         channels = net.transfer_ms.shape[1]
         busy = np.full(len(net.limit_bytes) + channels, net.batches > 1)
-        stretches = PlacedRanges(
+        ranges = PlacedRanges(
             net, chain, self.symmetry, np.concatenate(([True], busy, self.scarce))
         )
-        self.layout = stretches.layout
+        self.layout = ranges.layout
         self.options = []
         for number in range(len(self.cuts) - 1):
             if not go_on():  # without all options there is no bound
                 self.cuts = ()
                 return
-            self.options.append(stretches.options(number))
+            self.options.append(ranges.options(number))
         self.weighings = self._weighings()
 
     @property
@@ -123,7 +123,7 @@ class LabelBound:
         self, labels: dict[int, F64], number: int, width: int, most: float
     ) -> tuple[dict[int, F64], float]:
         """The labels at the next cut layer that may lead below `most`, and what is left of it."""
-        found: dict[int, list[F64]] = {}
+        by_device: dict[int, list[F64]] = {}
         for (source, target), options in self.options[number].items():
             if source not in labels:
                 continue
@@ -131,9 +131,9 @@ class LabelBound:
                 rows = self._extended(labels[source][begin : begin + 256], options)
                 rows = rows[self._bounds(rows, target, number + 1) < most]
                 device, rows = self._renamed(rows, target)
-                found.setdefault(device, []).append(rows)
+                by_device.setdefault(device, []).append(rows)
         kept: dict[int, F64] = {}
-        for device, parts in sorted(found.items()):
+        for device, parts in sorted(by_device.items()):
             rows = np.unique(np.concatenate(parts), axis=0)
             rows, most = self._cheapest(rows, device, number + 1, 4 * width, most)
             rows, most = self._cheapest(undominated(rows), device, number + 1, width, most)
@@ -173,7 +173,7 @@ class LabelBound:
         busy = np.where(used, rows[:, 1 : 1 + slots], 0.0)
         held = rows[:, 1 + 2 * slots :]
         over = np.maximum(0.0, held - net.limit_bytes)[:, self.scarce].sum(axis=1)
-        bounds = np.maximum(self.in_a_row * rows[:, 0], busy.max(axis=1, initial=0.0))
+        bounds = np.maximum(self.sequential_batches * rows[:, 0], busy.max(axis=1, initial=0.0))
         bounds = bounds + net.penalty * over
         for weighing in self.weighings:
             entries = weighing.entries
@@ -222,7 +222,7 @@ class LabelBound:
         """Latency alone; loads alone and half of each; latency with the best prices of memory."""
         net, layout = self.net, self.layout
         latency = np.zeros(layout.size)
-        latency[0] = self.in_a_row
+        latency[0] = self.sequential_batches
         weighings = [self._weighing(latency)]
         if net.batches > 1:
             loads = np.zeros(layout.size)

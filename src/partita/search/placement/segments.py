@@ -12,7 +12,7 @@ to place the inner layers is an *option*: a vector of
 
 Branches are enumerated one by one and combined; options that are worse than another in every entry
 are dropped. Where there are too many, groups of them are replaced by their least entries, which
-keeps every bound valid. Alike stretches and alike devices are done once.
+keeps every bound valid. Alike layer ranges and alike devices are done once.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from partita.search.placement.symmetry import Symmetry
 from partita.search.placement.tables import B1, F64, I64, PlacementArrays
 
 _MOST_CONFIGURATIONS = 5000  # of one branch; a longer branch is left out, as if it cost nothing
-_MOST_OPTIONS = 200  # of one stretch with given ends
+_MOST_OPTIONS = 200  # of one layer range with given ends
 _MOST_OF_BRANCH = 48
 _DROPPED, _KEPT, _LEFT = range(3)
 
@@ -124,7 +124,7 @@ class PlacedRanges:
         self.remembered: dict[bytes, dict[tuple[int, int], F64]] = {}
 
     def options(self, number: int) -> dict[tuple[int, int], F64]:
-        """For the devices of both ends of a stretch: its options, [option, entry]."""
+        """For the devices of both ends of a layer range: its options, [option, entry]."""
         first, last = self.cuts[number], self.cuts[number + 1]
         layers = np.arange(first, last + 1)
         key = self._key(layers[self.kept[first : last + 1]])
@@ -159,7 +159,7 @@ class PlacedRanges:
         return known[ends]
 
     def _key(self, layers: I64) -> bytes:
-        """Equal for stretches that cost the same."""
+        """Equal for layer ranges that cost the same."""
         net = self.net
         edges = [
             np.searchsorted(layers, children[self.kept[children]])
@@ -311,7 +311,7 @@ class PlacedRanges:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Options before the ends of their stretch are accounted for; a row each."""
+    """Options before the ends of their layer range are accounted for; a row each."""
 
     path_there: F64
     path_back: F64

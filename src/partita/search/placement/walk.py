@@ -117,9 +117,9 @@ def advance(net: PlacementArrays, line: I64, walk: Walker, count: int) -> int:
                 current[layer] = candidate[layer]
             floats[_MAKESPAN], floats[_OVER] = cost, 0.0
             if cost < INVALID:
-                floats[_MAKESPAN], floats[_OVER] = work.found[0], work.found[3]
-                if work.found[1] < floats[_BEST]:
-                    floats[_BEST] = work.found[1]
+                floats[_MAKESPAN], floats[_OVER] = work.result[0], work.result[3]
+                if work.result[1] < floats[_BEST]:
+                    floats[_BEST] = work.result[1]
                     for layer in range(len(current)):
                         walk.best[layer] = candidate[layer]
         if (steps[_STEP] + done) % _PRICE_PERIOD == 0:

@@ -45,8 +45,8 @@ def _all(problem: RtasksProblem) -> Iterator[RtasksSolution]:
                 op.tilings[i].num_tiles for op, i in zip(problem.operators, tilings, strict=True)
             ]
             queues: list[list[tuple[int, int]]] = [[] for _ in range(min(veus, sum(counts)))]
-            for found in _fill(problem, counts, queues, set()):
-                yield RtasksSolution(tilings, found)
+            for filled in _fill(problem, counts, queues, set()):
+                yield RtasksSolution(tilings, filled)
 
 
 def _fill(

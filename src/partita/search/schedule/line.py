@@ -18,7 +18,7 @@ one after the other, and of what came before only this matters:
     for each device to come the part of its sum that is known,
     for each device that is done by how much its sum may still grow.
 
-A stretch of a chain from u to v that is still to come adds at least ceil((r_u + lags - r_v) / P),
+A part of a chain from u to v that is still to come adds at least ceil((r_u + lags - r_v) / P),
 which ends most ways early. Devices with the same weights on one side of the cut share one number.
 Where two numbers are enough at each cut (one or two chains, there or back, are such), the best
 pairs of them are kept for each choice of r, and the question is answered in O(devices * choices^2 *

@@ -29,7 +29,7 @@ class Need(NamedTuple):
 
 
 class CutRange(NamedTuple):
-    """A stretch of a chain that is still to come, from `first` to `second`; -1: not known yet."""
+    """A part of a chain that is still to come, from `first` to `second`; -1: not known yet."""
 
     first: int
     second: int
@@ -177,23 +177,23 @@ def _groups(
 
 
 def cut_ranges(need: Need, edges: Sequence[ChainEdge], cut: int) -> tuple[CutRange, ...]:
-    """The stretches of the device's pairs that are still to come."""
+    """The ranges of the device's pairs that are still to come."""
     behind = {edge.first: edge for edge in edges}
-    stretches: list[CutRange] = []
+    ranges: list[CutRange] = []
     for taker, giver, amount in need.pairs:
         block, begun = taker, False
         while block != giver:
             edge = behind[block]
             if max(edge.done, 0) > cut:
                 if not begun:
-                    stretches.append(CutRange(block, -1, 0, int(amount)))
-                last = stretches[-1]
-                stretches[-1] = last._replace(second=edge.second, lag=last.lag + edge.lag)
+                    ranges.append(CutRange(block, -1, 0, int(amount)))
+                last = ranges[-1]
+                ranges[-1] = last._replace(second=edge.second, lag=last.lag + edge.lag)
                 begun = True
             else:
                 begun = False
             block = edge.second
-    return tuple(stretches)
+    return tuple(ranges)
 
 
 def _key(need: Need, edges: Sequence[ChainEdge], place: int, cut: int) -> _Key:

@@ -140,7 +140,7 @@ class Pass:
         return counts
 
     def _at_least(self, run: CutRange, place: int, choices: Any) -> Any:
-        """The least sum of c along a stretch."""
+        """The least sum of c along a part of a chain."""
         here, last = self.line.places[place], self.length - 1
         first, second = (
             self.common[block] if block in self.common

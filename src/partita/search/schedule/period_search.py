@@ -40,11 +40,11 @@ class PeriodSearch:
         problem: ScheduleProblem,
         run: Run[Any],
         most_copies: int,
-        found: Callable[[Pattern], None],
+        report: Callable[[Pattern], None],
     ) -> None:
         self.problem = replace(problem, num_microbatches=None)
         self.run = run
-        self.found = found
+        self.report = report
         self.grid = on_grid(problem)
         self.memory = balanced(problem, memory_on_grid(problem))
         self.bound = period_bound(problem)
@@ -98,7 +98,7 @@ class PeriodSearch:
         if check(self.problem, pattern.solution(self.problem)):
             return False
         self.best = pattern
-        self.found(pattern)
+        self.report(pattern)
         return True
 
     def go_on(self, copies: int, effort: float, allowance: Allowance) -> None:

@@ -34,11 +34,11 @@ def steady_states(problem: ScheduleProblem, grid: Grid, run: Run[Any]) -> Iterat
             if not listing.finish(run):
                 continue
             steps = [[round(grid.steps(start)) for start in row] for row in listing.table()]
-            found = repetition(steps)
-            if found is None or found in seen:
+            repeated = repetition(steps)
+            if repeated is None or repeated in seen:
                 continue
-            seen.add(found)
-            pattern = fastest(forever, found[0], found[1])
+            seen.add(repeated)
+            pattern = fastest(forever, repeated[0], repeated[1])
             if pattern is not None:
                 yield pattern
 

@@ -99,7 +99,7 @@ def solve(
     best[0] = 0.0
     if known is None:
         known = Known(np.zeros(len(piece.ops), np.uint64), *NOTHING)
-    at, found, transitions, singles = 1, 0, 0, 0
+    at, num_states, transitions, singles = 1, 0, 0, 0
     while at < entries:
         if stopped():
             return None
@@ -121,11 +121,11 @@ def solve(
             previous,
             at,
         )
-        found += more
+        num_states += more
         transitions += tried
         singles += single
     stages = _stages(piece, previous, keys, slots)
-    return BestStages(stages, float(best[-1]), found, transitions, singles)
+    return BestStages(stages, float(best[-1]), num_states, transitions, singles)
 
 
 def listed(
