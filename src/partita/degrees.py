@@ -49,6 +49,7 @@ TITLES = {
 }
 # Degrees in the order in which they are written, and what is written after a tp or dp axis.
 DEGREES = ("dp", "cp", "ep", "spatial", "tp")
+REPLICAS = ("dp", "cp", *NEUTRAL)  # axes along which parameters have copies
 # Ops whose sequence split is not Megatron's sequence parallel but context parallel.
 PRODUCTS = frozenset({"linear", "attention", "matmul", "einsum", "expert_linear", "conv"})
 
@@ -99,6 +100,10 @@ class AxisLike(Protocol):
     @property
     def weights(self) -> tuple[int, ...]:
         """Shares of heterogeneous devices; none where all are equal."""
+
+    @property
+    def replicates(self) -> bool:
+        """Does ZeRO keep replicas along it?"""
 
 
 class MeshLike(Protocol):
@@ -320,8 +325,9 @@ def stage_degrees(stage: StageLike, names: Sequence[str]) -> dict[str, int]:
 def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:
     """`zero=1`; `zero=0/3` where ops differ; nothing where all parameters are replicated.
 
-    Ops whose parameters have no copies to share count only where no graph tells them apart, and
-    then only if sharded.
+    `zero=3 hsdp=8` where parameters are sharded over 8 of the replicas only (`shard_group`). Ops
+    whose parameters have no copies to share count only where no graph tells them apart, and then
+    only if sharded.
     """
     levels: set[int] = set()
     for stage in stages:
@@ -329,7 +335,22 @@ def zero_words(stages: Sequence[StageLike], graph: Graph | None = None) -> str:
             number = split.zero
             if number if graph is None else copied_bytes(graph, stage, split):
                 levels.add(number)
-    return f"zero={'/'.join(map(str, sorted(levels)))}" if any(levels) else ""
+    if not any(levels):
+        return ""
+    groups = {shard_group(stage, [axis.name for axis in stage.mesh.axes]) for stage in stages}
+    words = f"zero={'/'.join(map(str, sorted(levels)))}"
+    return f"{words} hsdp={'/'.join(map(str, sorted(groups)))}" if groups != {0} else words
+
+
+def shard_group(stage: StageLike, names: Sequence[str]) -> int:
+    """The replicas that one copy of the parameters is sharded over (HSDP); 0: all there are."""
+    axes = [axis for axis in stage.mesh.axes if axis.size > 1]
+    if not any(axis.replicates for axis in axes):
+        return 0
+    pairs = zip(names, stage.mesh.axes, strict=True)
+    return math.prod(
+        axis.size for name, axis in pairs if _plain(name) in REPLICAS and not axis.replicates
+    )
 
 
 def copied_bytes(graph: Graph, stage: StageLike, split: SplitLike) -> float:

@@ -17,6 +17,7 @@ statistics completes it), so that reading it can mean only one thing:
     gradient   tasks add to it, micro-batch by micro-batch, until the step ends
 
 A value that is a slice of another (`of`) is there as soon as that one is; nothing is sent for it.
+A gradient, a part of one included, says which tensor it is the gradient of (`gradient_of`).
 Along the axes in `flat` a rank holds only its part of the shard, as ZeRO keeps it.
 """
 
@@ -92,6 +93,7 @@ class Value:
     source: str = "task"
     of: int = -1
     flat: tuple[int, ...] = ()
+    gradient_of: str = ""
 
     def __str__(self) -> str:
         parts = f" in parts along {', '.join(map(str, self.flat))}" if self.flat else ""

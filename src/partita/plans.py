@@ -1,4 +1,4 @@
-"""Plan: the decisions, complete enough to execute, saved as `partita/plan@5`.
+"""Plan: the decisions, complete enough to execute, saved as `partita/plan@6`.
 
 A plan belongs to one model on one machine (both by fingerprint). It has stages in pipeline order;
 each stage runs its ops on a mesh of devices, every op split along named loop dims, one per mesh
@@ -13,7 +13,9 @@ Stages have all their devices in common (several stages are interleaved on one m
 a stage on all devices beside stages on single ones (Tessel's M, NN and K shapes) is *shared*. Files
 of version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages
 keep all their activations or recompute all. Up to version 3 the order of collectives is not said:
-it is decided when such a plan is lowered, as it was then. Up to version 4 nothing is carried.
+it is decided when such a plan is lowered, as it was then. Up to version 4 nothing is carried. Up to
+version 5 ZeRO shards over all replicas, gradients have the type of their parameters, products that
+of the model, and kernels lie in CUDA graphs.
 """
 
 import functools
@@ -26,24 +28,33 @@ from typing import Any
 from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
+from partita.graph.dtypes import FLOATS
 from partita.showing import plot_of, repr_html, table_of
+from partita.sketch import LaneSketch
+from partita.suggest import suggest
 
-VERSION = 5
+VERSION = 6
 FORMAT = f"partita/plan@{VERSION}"
 RENAMED = ("1", "2", "3")  # versions with other words, which are still read
 SHARDED = ("none", "states", "gradients", "parameters")  # ZeRO stages there
 ZERO_STAGES = (0, 1, 2, 3)  # sharded: nothing, optimizer states, gradients too, parameters too
+EXECUTIONS = ("eager", "compiled", "graph")  # how kernels are started
 CHECKPOINTING = ("none", "selective", "full")  # what of a stage's forward runs again
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One axis of a device mesh. `weights` give heterogeneous devices ragged shares: (2, 2, 1) of
-    5."""
+    5.
+
+    ZeRO shards along all axes with replicas but those that `replicates`: along them every place
+    keeps what its shard group keeps, and gradients are all-reduced (HSDP).
+    """
 
     name: str
     size: int
     weights: tuple[int, ...] = ()
+    replicates: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or self.size < 1:
@@ -69,7 +80,8 @@ class Axis:
 
     def __str__(self) -> str:
         weights = f" ({':'.join(map(str, self.weights))})" if self.weights else ""
-        return f"{self.name}={self.size}{weights}"
+        replicas = " (replicas)" if self.replicates else ""
+        return f"{self.name}={self.size}{weights}{replicas}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +278,9 @@ class Schedule:
 class ModelRef:
     """Which model a plan is for: its name, its fingerprint, and its graph if a file was named.
 
+    Gradients of parameters are added up and reduced in `grad_dtype`, linear layers multiply in
+    `matmul_dtype`; '' is the type of the model. `execution` is how kernels are started.
+
     `graph` is the forward in its text form, a line each. `sha256` is of the Python file that was
     run to capture it: `emit` and `run` run no other.
     """
@@ -278,6 +293,21 @@ class ModelRef:
     fingerprint: str
     graph: tuple[str, ...] = ()
     sha256: str = ""
+    grad_dtype: str = ""
+    matmul_dtype: str = ""
+    execution: str = "graph"
+
+    def __post_init__(self) -> None:
+        known = {
+            "grad_dtype": (self.grad_dtype, FLOATS),
+            "matmul_dtype": (self.matmul_dtype, FLOATS),
+            "execution": (self.execution, EXECUTIONS),
+        }
+        for name, (value, values) in known.items():
+            if value not in values and (value or name == "execution"):
+                raise PlanError(
+                    f"found {value!r}", fix=suggest(value, values), field=f"model {name}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +369,7 @@ class Alternative:
     peak_memory_bytes: float
     why: str  # what stood against it
     interval_s: float | None = None  # from batch to batch, where that was asked for
+    sketch: tuple[LaneSketch, ...] = ()  # its timeline, coarsely
 
     @property
     def objective_s(self) -> float:
@@ -391,7 +422,10 @@ class Plan:
         """The plan as a file."""
         value = asdict(self)
         del value["folder"]
-        for part, names in (("model", ("graph", "sha256")), ("cluster", ("files",))):
+        for part, names in (
+            ("model", ("graph", "sha256", "grad_dtype", "matmul_dtype")),
+            ("cluster", ("files",)),
+        ):
             for name in names:
                 if not value[part][name]:
                     del value[part][name]

@@ -393,6 +393,7 @@ class _ValueFile:
     source: str = "task"
     of: int = -1
     flat: tuple[int, ...] = ()
+    gradient_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +416,7 @@ def _plain_work(work: Work) -> dict[str, Any]:
 
 def _plain_value(value: Value) -> dict[str, Any]:
     plain: dict[str, Any] = {"tensor": value.tensor, "layout": [str(p) for p in value.layout]}
-    for name, usual in (("source", "task"), ("of", -1), ("flat", ())):
+    for name, usual in (("source", "task"), ("of", -1), ("flat", ()), ("gradient_of", "")):
         if getattr(value, name) != usual:
             plain[name] = getattr(value, name)
     return plain
@@ -447,7 +448,7 @@ def _read_value(plain: _ValueFile, number: int) -> Value:
         layout = tuple(map(TensorPlacement.parse, plain.layout))
     except InputError as error:
         raise ProgramError(error.found, fix=error.fix, field=f"values {number} layout") from None
-    return Value(plain.tensor, layout, plain.source, plain.of, plain.flat)
+    return Value(plain.tensor, layout, plain.source, plain.of, plain.flat, plain.gradient_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,9 +566,9 @@ def _first(bad: npt.NDArray[np.bool_]) -> int | None:
 
 def _check_length(column: npt.NDArray[Any], length: int, name: str, per: str = "task") -> None:
     if column.shape != (length,):
-        found = f"{len(column)} entries" if column.ndim == 1 else f"shape {column.shape}"
+        size = f"{len(column)} entries" if column.ndim == 1 else f"shape {column.shape}"
         raise ProgramError(
-            f"has {found}", fix=f"one per {per} is needed, {length} in all", field=name
+            f"has {size}", fix=f"one per {per} is needed, {length} in all", field=name
         )
 
 

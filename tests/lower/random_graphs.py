@@ -3,15 +3,35 @@
 Tensors are [batch, positions, width] or [batch, width], so that every op has something to read.
 """
 
-from partita.graph import GraphBuilder
+from dataclasses import replace
+
+from partita.graph import GraphBuilder, training_graph
+from partita.graph.record import Graph
 
 BATCH, POSITIONS, WIDTH, VOCABULARY = 4, 4, 8, 8
+WIDE = 0.25  # of graphs that train
 UNARY = ("relu", "tanh", "gelu", "sigmoid", "dropout", "scale", "silu")
 
 
 def random_graph(random, *, most_ops=10):
     """A forward graph whose first output depends on a parameter."""
     return _Draw(random).graph(random.randint(3, most_ops))
+
+
+def in_half(graph):
+    """The same graph in bf16."""
+    tensors = tuple(
+        replace(tensor, dtype="bf16") if tensor.dtype in ("f32", "f64") else tensor
+        for tensor in graph.tensors
+    )
+    return Graph(graph.name, tensors, graph.ops, graph.outputs)
+
+
+def random_training(random, forward, optimizer="adamw"):
+    """With its backward; in some, gradients are added up in a wider type than the parameters'."""
+    if random.random() < WIDE:
+        return training_graph(in_half(forward), optimizer, grad_dtype="f32")
+    return training_graph(forward, optimizer)
 
 
 class _Draw:

@@ -13,6 +13,7 @@ from partita.plans import ZERO_STAGES, Axis, Mesh, OpSplit, Schedule, Stage, dev
 CLUSTERS = ("8xA100", "4xV100+4xP100", "2x4xA100")
 SHAPES = ((), (2,), (2,), (2, 2), (4,), (3,), (2, 2, 2), (1, 2), (2, 4))
 WEIGHTS = {2: ((1, 3), (3, 1), (1, 2), (3, 5)), 3: ((1, 2, 1), (2, 1, 3)), 4: ((1, 1, 2, 4),)}
+REPLICATES = 0.3  # of the axes
 LAYOUTS = {"line": (1,), "looped": (2, 3), "wave": (2,)}
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "looped-bfs", "zb-v", "hanayo")
 
@@ -27,20 +28,25 @@ class RandomPlan:
     schedule: Schedule
 
 
-def axes_of(random, shape):
-    """Axes of a shape; some give their places uneven shares."""
+def axes_of(random, shape, replicas=True):
+    """Axes of a shape; some give their places uneven shares, some keep replicas (HSDP)."""
     axes = []
     for i, size in enumerate(shape):
         weights = ()
         if size in WEIGHTS and random.random() < 0.2:
             weights = random.choice(WEIGHTS[size])
-        axes.append(Axis("xyz"[i], size, weights))
+        axes.append(Axis("xyz"[i], size, weights, _keeps(random, size, replicas)))
     return tuple(axes)
 
 
-def random_plan(random, graph, *, most_groups=4, shared=False):
+def _keeps(random, size, replicas):
+    return replicas and size > 1 and random.random() < REPLICATES
+
+
+def random_plan(random, graph, *, most_groups=4, shared=False, replicas=True):
     """A plan that lowering must be able to carry out; with `shared` some stages are on the devices
-    of several others."""
+    of several others. Without `replicas` ZeRO shards along all axes, as when old seeds were found.
+    """
     cluster = resolve(random.choice(CLUSTERS))
     forward = [op.name for op in graph.ops if op.phase == "forward"]
     batch = batch_of(graph)
@@ -55,7 +61,7 @@ def random_plan(random, graph, *, most_groups=4, shared=False):
             break
     meshes, first = [], 0
     for shape, size in zip(shapes, sizes, strict=True):
-        meshes.append(Mesh(axes_of(random, shape), tuple(range(first, first + size))))
+        meshes.append(Mesh(axes_of(random, shape, replicas), tuple(range(first, first + size))))
         first += size
     num_stages = groups * chunks
     cuts = sorted(random.sample(range(1, len(forward)), num_stages - 1))
@@ -67,19 +73,19 @@ def random_plan(random, graph, *, most_groups=4, shared=False):
         group = groups - 1 - rank if waves and chunk % 2 else rank
         mesh = meshes[group]
         if shared and random.random() < 0.4:
-            mesh = _joint_mesh(random, meshes)
+            mesh = _joint_mesh(random, meshes, replicas)
         stages.append(_stage(random, micro, number, mesh, ops, graph.is_training))
     stages = _routed_alike(random, micro, tuple(stages))
     return RandomPlan(graph, cluster, stages, _schedule(random, stages, count, graph.is_training))
 
 
-def _joint_mesh(random, meshes):
+def _joint_mesh(random, meshes, replicas):
     """Devices of several meshes, or of parts of them, in any arrangement."""
     every = [device for mesh in meshes for device in mesh.devices]
     size = random.choice([len(every), random.randint(1, len(every))])
     devices = random.sample(every, size) if random.random() < 0.3 else every[:size]
     shapes = [shape for shape in (*SHAPES, (size,)) if _size(shape) == size]
-    return Mesh(axes_of(random, random.choice(shapes)), tuple(devices))
+    return Mesh(axes_of(random, random.choice(shapes), replicas), tuple(devices))
 
 
 def _routed_alike(random, micro, stages):

@@ -118,7 +118,7 @@ def test_weight_gradients_put_off_fill_the_bubble():
     assert apart.makespan < plain.makespan
 
 
-def test_interleaved_stages_take_turns_on_their_devices():
+def test_interleaved_stages_alternate_on_their_devices():
     graph = chain(batch=4096, width=4096, depth=16)
     _, line = lowered(graph, staged(graph, 4), "1f1b", 8)
     outcome, looped = lowered(graph, staged(graph, 8, groups=4), "interleaved", 8)

@@ -257,8 +257,8 @@ class TestRefusals:
                 row.insert(rng.randrange(len(row)), row.pop(rng.randrange(len(row))))
                 schedule = TorchSchedule(tuple(map(tuple, rows)))
             for refusal in torch_refusals(schedule):
-                if "circle" in refusal.found:
-                    messages = refusal.found.count(" waits for ")
+                if "circle" in refusal.wrong:
+                    messages = refusal.wrong.count(" waits for ")
                     assert messages == fewest_messages(schedule)
                     shown[messages] += 1
         assert len(shown) > 1
@@ -338,5 +338,5 @@ class TestLockstep:
     def test_messages_and_pairs_are_not_for_it(self):
         comms = with_comms(base("1f1b"))
         assert str(lockstep_refusals(comms)[0]).startswith("has messages; PipelineScheduleMulti")
-        found = {f"{r.found}; {r.fix}" for r in lockstep_refusals(paired())}
-        assert "is one of a pair; write the two in two cells" in found
+        said = {f"{r.wrong}; {r.fix}" for r in lockstep_refusals(paired())}
+        assert "is one of a pair; write the two in two cells" in said

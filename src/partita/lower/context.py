@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives, Groups
-from partita.costs.layouts import Layout, copied_axes, num_shards
+from partita.costs.layouts import Layout, num_shards, zero_axes, zero_parts
 from partita.errors import PlanError
 from partita.graph.record import Graph, Op
 from partita.graph.splits import check_split
@@ -30,6 +30,7 @@ class Context:
     collectives: Collectives
     recomputed: frozenset[str]
     original: dict[str, str]
+    gradient_of: dict[str, str]  # gradient -> the tensor of the model that it belongs to
     dims: dict[str, tuple[str, ...]]  # of every forward op
     levels: dict[str, int]  # the ZeRO stage of each parameter
     update_of: dict[str, Op]  # by gradient
@@ -50,16 +51,13 @@ class Context:
         """What a device holds of a tensor."""
         return self.graph.tensor(name).size_bytes / num_shards(layout, self.ways)
 
-    def copied_axes(self, layout: Layout) -> tuple[int, ...]:
-        """The axes along which devices hold replicas."""
-        return copied_axes(layout, self.axes)
+    def zero_axes(self, layout: Layout) -> tuple[int, ...]:
+        """The axes along which ZeRO shards what devices would hold copies of."""
+        return zero_axes(layout, self.axes)
 
-    def copies(self, layout: Layout) -> int:
-        """How many devices hold the same shard."""
-        count = 1
-        for axis in self.copied_axes(layout):
-            count *= self.axes[axis].size
-        return count
+    def zero_parts(self, layout: Layout) -> int:
+        """Into how many parts ZeRO cuts a shard."""
+        return zero_parts(layout, self.axes)
 
     def network(self, device: int) -> int:
         """The lane of a device's network; its compute lane is its number."""
@@ -90,6 +88,7 @@ def context_of(
         collectives,
         frozenset() if part is None else part.recomputed,
         {} if part is None else part.original,
+        _gradient_of(graph, part),
         stage.dims(),
         _levels(stage, graph),
         {op.inputs[1]: op for op in graph.ops if op.phase == "update"},
@@ -155,3 +154,25 @@ def _levels(stage: Stage, graph: Graph) -> dict[str, int]:
                 if graph.tensor(name).role == "parameter":
                     levels.setdefault(name, zero.get(op.name, 0))
     return levels
+
+
+def _gradient_of(graph: Graph, part: StageGraph | None) -> dict[str, str]:
+    """The tensor that each gradient belongs to: given by an op, received, or a sum of such."""
+    gradient_of: dict[str, str] = {}
+    original: dict[str, str] = {}
+    if part is not None:
+        gradient_of = {name: activation for activation, _, name in part.gradients_in}
+        original = part.original
+    for op in graph.ops:
+        if op.forward:
+            forward, call = graph.op(op.forward), graph.call(op)
+            for name, read in zip(op.inputs, call.reads, strict=True):
+                if read[0] == "g":  # also of the loss, which no op gives
+                    made = forward.outputs[int(read[1:])]
+                    gradient_of.setdefault(name, original.get(made, made))
+            for name, i in zip(op.outputs, call.wrt, strict=True):
+                source = forward.inputs[i]
+                gradient_of[name] = original.get(source, source)
+        elif op.phase in ("dgrad", "wgrad") and op.inputs[0] in gradient_of:
+            gradient_of[op.outputs[0]] = gradient_of[op.inputs[0]]
+    return gradient_of

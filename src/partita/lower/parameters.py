@@ -8,6 +8,9 @@ each bucket. Both can wait until the network has nothing to do that is waited fo
 A rank's part of a shard is found axis by axis in ascending order: the part along the first axis
 along which there are replicas, of that the part along the second, and so on. So gradients reach
 their parts in that order, and parameters are gathered in the opposite one.
+
+Along an axis that replicates (HSDP) ZeRO shards nothing: gradients are reduce-scattered within the
+shard group, and the parts all-reduced across its replicas, once a step.
 """
 
 import functools
@@ -15,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partita.costs.kernels import UPDATE_S
-from partita.costs.layouts import num_shards
+from partita.costs.layouts import gradient_reductions, num_shards, summed_layout
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph.record import Op
@@ -41,10 +44,10 @@ def ask_for(w: Writer, op: Op, needed: Sequence[Layout]) -> None:
         if context.levels.get(name) != 3:
             continue
         if name not in w.buffers:  # laid out as its first reader wants it
-            value = w.value(name, layout, "parameter", flat=context.copied_axes(layout))
+            value = w.value(name, layout, "parameter", flat=context.zero_axes(layout))
             w.buffers[name] = Buffer(name, layout, context.held_bytes(name, layout), value)
         key = (name, forward)
-        axes = context.copied_axes(w.buffers[name].layout)
+        axes = context.zero_axes(w.buffers[name].layout)
         if not axes:  # one shard is all there is
             w.gathered[key] = w.buffers[name]
         elif key not in w.gathered and not any(key in gather.makes for gather in w.gathers):
@@ -133,12 +136,13 @@ def owe_reductions(w: Writer, made: Sequence[int]) -> None:
         level = context.levels[context.update_of[value.tensor].inputs[0]]
         if level not in SHARDED_GRADIENTS and not w.reduces_now:
             continue
-        name = "all_reduce" if level == 0 else "reduce_scatter"
         size = context.held_bytes(value.tensor, value.layout)
         seconds = sum(
-            context.collectives.by_bandwidth(name, size, context.groups[axis])
-            for axis, place in enumerate(value.layout)
-            if place == PARTIAL and context.axes[axis].size > 1
+            context.collectives.by_bandwidth(
+                own.collective, own.part * size, context.groups[own.axis]
+            )
+            for own in gradient_reductions(value.layout, context.axes, level)
+            if w.reduces_now or not own.across
         )
         for device in context.devices:
             w.owe(device, share * seconds)
@@ -156,63 +160,94 @@ def _flush(w: Writer, key: tuple[int, Layout]) -> None:
     bucket = w.buckets.pop(key)
     level, sums = key
     context = w.context
-    name = "all_reduce" if level == 0 else "reduce_scatter"
+    steps = gradient_reductions(sums, context.axes, level)
+    inner = [step.axis for step in steps if step.collective == "reduce_scatter"]
+    # Replicas of shard groups add up what the micro-batches of a step have given.
+    across = [s.axis for s in steps if s.axis not in inner and (w.reduces_now or not s.across)]
     size = sum(gradient.size_bytes for gradient in bucket)
-    axes = [i for i, p in enumerate(sums) if p == PARTIAL and context.axes[i].size > 1]
-    seconds = sum(context.collectives.seconds(name, size, context.groups[axis]) for axis in axes)
-    write = functools.partial(_reduce, w, bucket, level, axes)
+    parts = size if level == 0 else _parts_bytes(context, bucket)
+    seconds = sum(
+        context.collectives.seconds(name, own, context.groups[axis])
+        for name, own, some in (("reduce_scatter", size, inner), ("all_reduce", parts, across))
+        for axis in some
+    )
+    write = functools.partial(_reduce, w, bucket, level, inner, across)
     w.num_reductions += 1
     what = f"gradients of {context.update_of[bucket[0].name].inputs[0]} and its bucket"
     w.put_off(Deferred(w.num_reductions - 1, w.ready(bucket), seconds, write, what=what))
 
 
-def _reduce(w: Writer, bucket: list[Buffer], level: int, axes: Sequence[int]) -> None:
+def _parts_bytes(context: Context, bucket: Sequence[Buffer]) -> float:
+    """Bytes of the parts of gradients that ZeRO keeps on a device."""
+    return sum(g.size_bytes / context.zero_parts(summed_layout(g.layout)) for g in bucket)
+
+
+def _reduce(
+    w: Writer, bucket: list[Buffer], level: int, inner: Sequence[int], across: Sequence[int]
+) -> None:
+    """Reduce-scatter along the `inner` axes, then all-reduce what is left along those `across`."""
     context = w.context
-    collective = "all_reduce" if level == 0 else "reduce_scatter"
-    size = sum(gradient.size_bytes for gradient in bucket)
     each_micro_batch = level in SHARDED_GRADIENTS
-    phase = w.phase if each_micro_batch else Phase.REDUCE
     ready = w.ready(bucket)
     now = [gradient.value for gradient in bucket]
-    steps = list(axes)
-    copied = [context.copied_axes(gradient_layout(context, g)) for g in bucket]
-    if level != 0:  # parts along all axes with replicas, in ascending order
-        steps = sorted({*axes, *(axis for own in copied for axis in own)})
-    for axis in steps:
+    size = sum(gradient.size_bytes for gradient in bucket)
+    own = [context.zero_axes(summed_layout(g.layout)) if level else () for g in bucket]
+    # Parts along all axes that ZeRO shards, in ascending order.
+    for axis in sorted({*inner, *(axis for axes in own for axis in axes)}):
+        sends = axis in inner
         before = now
-        sends = axis in axes
         now = [
-            _summed(w, value, axis, part=level != 0 and axis in own, sends=sends)
-            for value, own in zip(before, copied, strict=True)
+            _summed(w, value, axis, part=axis in axes, sends=sends)
+            for value, axes in zip(before, own, strict=True)
         ]
         if sends:
-            work = Work(
-                Purpose.GRADIENT_REDUCTION, phase, stage=context.number, collective=collective,
-                axis=axis, size_bytes=size, reads=tuple(before), writes=tuple(now),
-            )  # fmt: skip
-            made = w.collective(work, ready)
-            ready = after(made)
-    final = [
-        _whole_sum(w, value, gradient, level) for value, gradient in zip(now, bucket, strict=True)
-    ]
-    shards = bucket
+            phase = w.phase if each_micro_batch else Phase.REDUCE
+            ready = _reduced(w, "reduce_scatter", phase, axis, size, before, now, ready)
     if each_micro_batch:
-        last = {device: max(tasks) for device, tasks in ready.items()}
-        shards = []
-        for gradient, value in zip(bucket, final, strict=True):
-            copies = context.copies(gradient_layout(context, gradient))
-            shard = Buffer(
-                gradient.name, gradient.layout, gradient.size_bytes / copies, value, dict(last)
-            )
-            w.use([gradient], last)
-            w.buffers[gradient.name] = shard
-            shards.append(shard)
-            if w.keeps_gradients:
-                w.take(shard, last)
+        pairs = zip(now, bucket, strict=True)
+        now = [_micro_batch_sum(w, value, gradient) for value, gradient in pairs]
+    for axis in across:
+        before = now
+        now = [_summed(w, value, axis, part=False, sends=True) for value in before]
+        parts = size if level == 0 else _parts_bytes(context, bucket)
+        ready = _reduced(w, "all_reduce", Phase.REDUCE, axis, parts, before, now, ready)
+    if each_micro_batch:
+        shards = _kept_parts(w, bucket, now, ready)
     else:
-        for gradient, value in zip(bucket, final, strict=True):
+        shards = bucket
+        for gradient, value in zip(bucket, now, strict=True):
             gradient.value = value
     w.reduced.append((shards, ready))
+
+
+def _reduced(
+    w: Writer, collective: str, phase: Phase, axis: int, size: float, reads: Sequence[int],
+    writes: Sequence[int], ready: Ready,
+) -> Ready:  # fmt: skip
+    """One collective of a bucket along one axis."""
+    work = Work(
+        Purpose.GRADIENT_REDUCTION, phase, stage=w.context.number, collective=collective,
+        axis=axis, size_bytes=size, reads=tuple(reads), writes=tuple(writes),
+    )  # fmt: skip
+    return after(w.collective(work, ready))
+
+
+def _kept_parts(w: Writer, bucket: list[Buffer], values: list[int], ready: Ready) -> list[Buffer]:
+    """The parts of gradients that stay when their micro-batch has ended."""
+    context = w.context
+    last = {device: max(tasks) for device, tasks in ready.items()}
+    shards = []
+    for gradient, value in zip(bucket, values, strict=True):
+        parts = context.zero_parts(summed_layout(gradient.layout))
+        shard = Buffer(
+            gradient.name, gradient.layout, gradient.size_bytes / parts, value, dict(last)
+        )
+        w.use([gradient], last)
+        w.buffers[gradient.name] = shard
+        shards.append(shard)
+        if w.keeps_gradients:
+            w.take(shard, last)
+    return shards
 
 
 def _summed(w: Writer, value: int, axis: int, *, part: bool, sends: bool) -> int:
@@ -225,20 +260,13 @@ def _summed(w: Writer, value: int, axis: int, *, part: bool, sends: bool) -> int
     return w.value(known.tensor, layout, of=-1 if sends else value, flat=flat)
 
 
-def _whole_sum(w: Writer, value: int, gradient: Buffer, level: int) -> int:
-    """The reduced gradient as the update reads it; micro-batches add to it where it is sharded."""
-    if level not in SHARDED_GRADIENTS:
-        return value
+def _micro_batch_sum(w: Writer, value: int, gradient: Buffer) -> int:
+    """What ZeRO keeps of a gradient, to which the micro-batches of a step add."""
     known = w.values[value]
     if value == gradient.value or known.of >= 0:
         return w.value(known.tensor, known.layout, "gradient", of=value, flat=known.flat)
     w.values[value] = replace(known, source="gradient")
     return value
-
-
-def gradient_layout(context: Context, gradient: Buffer) -> Layout:
-    """How a gradient lies when it is reduced."""
-    return tuple(REPLICATE if p == PARTIAL else p for p in gradient.layout)
 
 
 # The optimizer.
@@ -283,7 +311,7 @@ def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
 def _updated(w: Writer, op: Op, stored: Buffer) -> int:
     """What a rank has of a parameter right after its update."""
     level = w.context.levels[op.inputs[0]]
-    flat = () if level == 0 else w.context.copied_axes(stored.layout)
+    flat = () if level == 0 else w.context.zero_axes(stored.layout)
     return w.value(op.outputs[0], stored.layout, flat=flat)
 
 
@@ -316,7 +344,7 @@ def _gather_updated(w: Writer, updated: list[int], stored: list[Buffer], made: M
 def _share(context: Context, op: Op, layout: Layout) -> float:
     """The part of a parameter that one device updates."""
     share = 1 / num_shards(layout, context.ways)
-    return share if context.levels[op.inputs[0]] == 0 else share / context.copies(layout)
+    return share if context.levels[op.inputs[0]] == 0 else share / context.zero_parts(layout)
 
 
 # Memory that is always held.
@@ -335,7 +363,7 @@ def resident_bytes(w: Writer, device: int) -> float:
         buffer = w.buffers.get(tensor.name)
         layout = buffer.layout if buffer else (REPLICATE,) * len(context.axes)
         level = context.levels.get(tensor.name, 0)
-        shards, copies = num_shards(layout, context.ways), context.copies(layout)
+        shards, copies = num_shards(layout, context.ways), context.zero_parts(layout)
         total += tensor.size_bytes / shards / (copies if level == 3 else 1)
         op = updates.get(tensor.name)
         states = [context.graph.tensor(name) for name in op.inputs[2:]] if op else []
@@ -358,5 +386,5 @@ def gradient_bytes(w: Writer) -> float:
         layout = w.buffers[op.inputs[0]].layout
         level = context.levels[op.inputs[0]]
         size = context.graph.tensor(op.inputs[1]).size_bytes / num_shards(layout, context.ways)
-        total += size / (context.copies(layout) if level in SHARDED_GRADIENTS else 1)
+        total += size / (context.zero_parts(layout) if level in SHARDED_GRADIENTS else 1)
     return total

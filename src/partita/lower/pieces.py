@@ -102,9 +102,9 @@ def homes(graph: Graph, stages: Iterable[Stage]) -> Homes:
                 origin_of[name] = origin.inputs[i]
     return Homes(
         stage_of,
-        {name: tuple(sorted(found)) for name, found in users.items()},
+        {name: tuple(sorted(homes)) for name, homes in users.items()},
         maker,
-        {name: tuple(sorted(found)) for name, found in givers.items()},
+        {name: tuple(sorted(homes)) for name, homes in givers.items()},
         origin_of,
         tuple(map(tuple, forward)),
         tuple(map(tuple, backward)),
@@ -350,7 +350,8 @@ class _Piece:
         if len(parts) == 1:
             return parts[0]
         source = self.graph.tensor(name)
-        self.tensors[whole] = replace(source, name=whole, role="gradient")
+        summed = self.tensors[parts[0]].dtype
+        self.tensors[whole] = replace(source, name=whole, dtype=summed, role="gradient")
         phase = "wgrad" if source.role == "parameter" else "dgrad"
         self.ops.append(
             Op(

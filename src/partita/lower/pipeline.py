@@ -166,6 +166,12 @@ class _PipelineBuilder:
         self.memory_of = [self._memories(g) for g in range(len(groups))]
         self.network: dict[tuple[int, int], int] = {}
         self.done: dict[tuple[str, int, int], int] = {}  # (kind, stage, microbatch) -> task
+        self.separate = {  # stages and micro-batches whose weight gradients come by themselves
+            (action.stage, action.microbatch)
+            for row in self.order
+            for action in row
+            if action.kind == "I"
+        }
         self.into: list[list[int]] = [[] for _ in stages]  # stages that feed it
         self.from_after: list[list[int]] = [[] for _ in stages]  # stages it gets gradients from
         for i, j in sends.forward:
@@ -239,11 +245,8 @@ class _PipelineBuilder:
             return [Action(i, "F", m) for i in self.into[stage]]
         if action.kind == "W":
             return [Action(stage, "I", m)]
-        later = []
-        for j in self.from_after[stage]:
-            row = self.order[self.groups_of[j][0]]
-            later.append(Action(j, "I", m) if Action(j, "I", m) in row else Action(j, "B", m))
-        return [Action(stage, "F", m), *later]
+        kinds = ((j, "I" if (j, m) in self.separate else "B") for j in self.from_after[stage])
+        return [Action(stage, "F", m), *(Action(j, kind, m) for j, kind in kinds)]
 
     def _run(self, action: Action) -> None:
         stage, m = action.stage, action.microbatch
@@ -357,8 +360,11 @@ class _PipelineBuilder:
         if key not in self.messages:
             here, there = [], []
             for crossing in sent.tensors:
-                here.append(self.builder.value(Value(crossing.source, crossing.have)))
-                there.append(self.builder.value(Value(crossing.target, crossing.need, "received")))
+                of = crossing.gradient_of
+                sends = Value(crossing.source, crossing.have, gradient_of=of)
+                takes = Value(crossing.target, crossing.need, "received", gradient_of=of)
+                here.append(self.builder.value(sends))
+                there.append(self.builder.value(takes))
             source, target = self.stages[i].mesh, self.stages[j].mesh
             each = (
                 pair

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from partita.costs.layouts import Layout, num_shards
+from partita.costs.tied import gradient_bytes
 from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks
@@ -23,6 +24,7 @@ class Crossing:
     have: Layout
     target: str
     need: Layout
+    gradient_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def sends_of(
             if gradient is not None and blocks[i].takes[at]:
                 need = blocks[i].takes[at][others.index(j)]
                 source, target = _gradient_names(parts, i, j, name)
-                crossing = Crossing(source, gradient, target, need)
+                crossing = Crossing(source, gradient, target, need, name)
                 _add(sends.backward, (j, i), graph, stages, crossing, name, memo)
     _tie(sends, graph, stages, where, blocks, memo)
     # A pair may share several parameters, and each has a chain of holders of its own: sums go
@@ -162,7 +164,7 @@ def _tie_pair(
 ) -> None:  # fmt: skip
     name, have, need = item
     source, target = (stages[i].mesh for i in pair)
-    size = graph.tensor(name).size_bytes
+    size = gradient_bytes(graph, name) or graph.tensor(name).size_bytes
     seconds = memo.transfer_s(size, source, have, target, need)
     held = size / num_shards(have, [axis.ways() for axis in source.axes])
     before = into.get(pair, Tied())

@@ -90,7 +90,8 @@ class Writer:
     ) -> int:  # fmt: skip
         """Add a value; returns its number. What a second run makes is the tensor of the first."""
         tensor = self.context.original.get(tensor, tensor)
-        self.values.append(Value(tensor, layout, source, of, flat))
+        gradient_of = self.context.gradient_of.get(tensor, "")
+        self.values.append(Value(tensor, layout, source, of, flat, gradient_of))
         return len(self.values) - 1
 
     def task(

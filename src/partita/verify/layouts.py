@@ -16,6 +16,7 @@ What holds in a right program, for the mesh of the stage and its splits:
 O(tasks + reads).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from partita.program import Program
 
 TOLERANCE = 1e-9
 FEW = 20
+ENDING = (Phase.REDUCE, Phase.UPDATE)
 CHANGES = {  # collective -> (before, after) along its axis
     "all_reduce": ("partial", "replicate"),
     "reduce_scatter": ("partial", "shard"),
@@ -136,6 +138,7 @@ class StageCheck:
         self.exchanged: Counter[tuple[str, bool, int, bool]] = Counter()  # borders, before the op
         self.missing: dict[int, Counter[int]] = {}  # value -> axes whose statistics are not there
         self.updated: dict[str, Fact] = {}
+        self.parameter_of = {op.outputs[0]: name for name, op in self.model.updates.items()}
         self.stored: dict[str, Value] = {}
         self.sums: dict[str, Fact] = {}  # parameter -> the gradient that micro-batches add to
         position = self._positions()
@@ -245,7 +248,16 @@ class StageCheck:
             self._say(work, f"reads {self.program.values[value]}, which nothing has made")
         elif value in self.missing or fact.root in self.missing:
             self._say(work, f"reads {fact.tensor} before its statistics are exchanged")
+        elif not self.alone and work.phase in ENDING and not self._outlasts(value):
+            self._say(work, f"reads {fact.tensor} of one micro-batch, not the sum of all")
         return fact
+
+    def _outlasts(self, value: int) -> bool:
+        """Is a value there when a step ends? Kept over micro-batches, or made at the end."""
+        known = self.program.values[value]
+        if known.source in ("gradient", "parameter"):
+            return True
+        return self._outlasts(known.of) if known.of >= 0 else self.facts[value].phase in ENDING
 
     def _fact(self, work: Work, value: int) -> Fact | None:
         """What is known of a value; given ones and slices are looked at when first read."""
@@ -458,20 +470,32 @@ class StageCheck:
     def _bytes(self, work: Work, fact: Fact, known: Value) -> None:
         """A reduce-scatter takes what was held before it, others what is held after it."""
         layout = fact.layout if work.collective == "reduce_scatter" else known.layout
-        tensor = self.model.tensors.get(fact.gradient_of or fact.tensor)
-        if tensor is None:
-            self._say(work, f"moves {fact.tensor}, which the model does not have")
-            return
-        held = float(tensor.size_bytes)  # a gradient is as large as what it is of
-        for placement, ways in zip(layout, self.factors, strict=True):
-            held /= ways if placement.kind == "shard" else 1
+        self._moves(work, self._held_bytes(work, fact, layout))
+
+    def _moves(self, work: Work, held: float) -> None:
         if abs(held - work.size_bytes) > TOLERANCE * held:
             self._say(work, f"is said to move {work.size_bytes:g} bytes of {held:g}")
+
+    def _held_bytes(self, work: Work, fact: Fact, layout: Layout) -> float:
+        """What a rank holds of a tensor in a layout, before ZeRO takes a part of it."""
+        name = fact.gradient_of or fact.tensor  # a gradient is as large as what it is of,
+        if fact.gradient_of in self.model.updates:  # that of a parameter as its update reads it
+            name = self.model.updates[name].inputs[1]
+        tensor = self.model.tensors.get(name)
+        if tensor is None:
+            self._say(work, f"moves {fact.tensor}, which the model does not have")
+            return work.size_bytes
+        held = float(tensor.size_bytes)
+        for placement, ways in zip(layout, self.factors, strict=True):
+            held /= ways if placement.kind == "shard" else 1
+        return held
 
     def _gather(self, work: Work) -> None:
         if work.collective != "all_gather":
             self._say(work, f"gathers by {work.collective}")
+        held = 0.0
         for fact, made, known in self._pairs(work):
+            held += self._held_bytes(work, self._gathered(fact), fact.layout)
             if fact.flat[-1:] != (work.axis,) or known.flat != fact.flat[:-1]:
                 self._say(work, f"cannot make {known} of parts along {list(fact.flat)}")
             if known.layout != fact.layout:
@@ -480,17 +504,28 @@ class StageCheck:
             self._write(made, new)
             if known.tensor in self.updated:
                 self.updated[known.tensor] = new
+        self._moves(work, held)
+
+    def _gathered(self, fact: Fact) -> Fact:
+        """What is gathered as a tensor of the model: parameters are as large before an update."""
+        parameter = self.parameter_of.get(fact.tensor, fact.tensor)
+        return replace(fact, tensor=parameter)
 
     def _reduction(self, work: Work) -> None:
         scatters = work.collective == "reduce_scatter"
         if not scatters and work.collective != "all_reduce":
             self._say(work, f"reduces by {work.collective}")
+        held = 0.0
         for fact, made, known in self._pairs(work):
+            # Replicas of shard groups reduce the parts that ZeRO keeps.
+            parts = 1 if scatters else math.prod(self.mesh.axes[axis].size for axis in fact.flat)
+            held += self._held_bytes(work, fact, fact.layout) / parts
             rest = (*fact.layout[: work.axis], REPLICATE, *fact.layout[work.axis + 1 :])
             flat = (*fact.flat, work.axis) if scatters else fact.flat
             if fact.layout[work.axis] != PARTIAL or rest != known.layout or known.flat != flat:
                 self._say(work, f"cannot make {known} of {fact.tensor} as {_text(fact.layout)}")
             self._write(made, replace(fact, layout=rest, flat=flat, phase=work.phase, root=-1))
+        self._moves(work, held)
 
     # The end of a step.
 
@@ -521,20 +556,26 @@ class StageCheck:
             self._say(
                 work, f"updates {name}, which lies as {need}, with a gradient that lies as {have}"
             )
-        copied = tuple(
-            i for i, p in enumerate(parameter.layout) if p == REPLICATE and self.sized[i]
-        )
+        kept = self._zero_axes(parameter.layout)
         level = self._level(name)
-        wanted = () if level == 0 else copied
+        wanted = () if level == 0 else kept
         if gradient.flat != wanted or known.flat != wanted or known.layout != parameter.layout:
             self._say(
                 work, f"updates {name} in parts along {list(gradient.flat)}, not {list(wanted)}"
             )
-        if parameter.flat != (copied if level == 3 else ()):
+        if parameter.flat != (kept if level == 3 else ()):
             self._say(work, f"finds {name} in parts along {list(parameter.flat)}")
         fact = Fact(known.tensor, known.layout, known.flat, phase=work.phase)
         self._write(made, fact)
         self.updated[known.tensor] = fact
+
+    def _zero_axes(self, layout: Layout) -> tuple[int, ...]:
+        """The axes along which ZeRO keeps parts: those with copies that do not replicate."""
+        return tuple(
+            i
+            for i, p in enumerate(layout)
+            if p == REPLICATE and self.sized[i] and not self.mesh.axes[i].replicates
+        )
 
     def _level(self, parameter: str) -> int:
         """How a parameter is kept: as the first op of the stage that reads it says."""
@@ -603,10 +644,8 @@ class StageCheck:
         level = self._level(name)
         stored = self.stored.get(name)
         if level in (2, 3) and stored is not None:
-            copied = tuple(
-                i for i, p in enumerate(stored.layout) if p == REPLICATE and self.sized[i]
-            )
-            if self._partial(fact.layout) or fact.flat != copied:
+            kept = self._zero_axes(stored.layout)
+            if self._partial_within_groups(fact.layout) or fact.flat != kept:
                 self.wrong.append(f"the gradient of {name} is not reduced in every micro-batch")
 
     def _all_updated(self, mine: set[str]) -> None:
@@ -629,6 +668,14 @@ class StageCheck:
 
     def _partial(self, layout: Layout) -> bool:
         return any(p == PARTIAL and many for p, many in zip(layout, self.sized, strict=True))
+
+    def _partial_within_groups(self, layout: Layout) -> bool:
+        """Is anything partial but across replicas of shard groups, which add up once a step?"""
+        within = (
+            many and not axis.replicates
+            for axis, many in zip(self.mesh.axes, self.sized, strict=True)
+        )
+        return any(p == PARTIAL and many for p, many in zip(layout, within, strict=True))
 
     def _say(self, work: Work, what: str) -> None:
         if work not in self.program.works:

@@ -260,7 +260,7 @@ class _PipelineCheck:
                     return
                 self._memory(task, kind, phases)
 
-    def _memory(self, task: int, kind: Kind, phases: "dict[Phase, _Inside]") -> None:
+    def _memory(self, task: int, kind: Kind, phases: "dict[Phase, _PhaseInside]") -> None:
         """What a block takes when it starts, above what its stage holds already."""
         inside = [phases[p] for p in INSIDE[kind] if p in phases]
         if not inside:
@@ -443,7 +443,7 @@ class _PipelineCheck:
 
 
 @dataclass(frozen=True)
-class _Inside:
+class _PhaseInside:
     """A phase of a body: seconds; the most above what is resident, and what is held at its end."""
 
     seconds: float
@@ -451,13 +451,13 @@ class _Inside:
     held: list[float]
 
 
-def _phases(body: Body) -> dict[Phase, _Inside]:
+def _phases(body: Body) -> dict[Phase, _PhaseInside]:
     """The phases of a steady body, from its own columns."""
     program = body.program
     of_work = np.array([int(work.phase) for work in program.works] or [0])
     phase = np.where(program.work >= 0, of_work[program.work], 0)
     owner = np.repeat(np.arange(program.num_tasks), np.diff(program.effect_start))
-    insides: dict[Phase, _Inside] = {}
+    insides: dict[Phase, _PhaseInside] = {}
     level = [0.0] * len(program.memories)
     before = 0.0
     for current in (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT):
@@ -475,7 +475,7 @@ def _phases(body: Body) -> dict[Phase, _Inside]:
             peaks.append(max(level[memory], float(sums.max(initial=level[memory]))))
             held.append(max(0.0, float(sums[-1]) if len(sums) else level[memory]))
         level = held
-        insides[current] = _Inside(until - before, peaks, held)
+        insides[current] = _PhaseInside(until - before, peaks, held)
         before = until
     return insides
 

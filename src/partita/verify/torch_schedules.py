@@ -39,11 +39,11 @@ class ScheduleRefusal:
     """What is wrong with a schedule, where, and what to do."""
 
     where: str
-    found: str
+    wrong: str
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.where}{': ' * bool(self.where)}{self.found}; {self.fix}"
+        return f"{self.where}{': ' * bool(self.where)}{self.wrong}; {self.fix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ class _StageState:
             self.gathered, self.used = True, False
         elif kind == "RESHARD":
             if not self.gathered or not self.used:
-                found = "was not used since UNSHARD" if self.gathered else "is not gathered"
-                yield _refusal(place, found, "UNSHARD, compute, then RESHARD")
+                wrong = "was not used since UNSHARD" if self.gathered else "is not gathered"
+                yield _refusal(place, wrong, "UNSHARD, compute, then RESHARD")
             self.gathered = False
         elif kind == "REDUCE_GRAD":
             if self.reduced:
@@ -257,8 +257,8 @@ def _before(place: CellPlace, needed: TorchAction, more: str = "") -> ScheduleRe
     return _refusal(place, f"stands before {needed}{more}, whose result it reads", "swap them")
 
 
-def _refusal(place: CellPlace, found: str, fix: str) -> ScheduleRefusal:
-    return ScheduleRefusal(str(place), found, fix)
+def _refusal(place: CellPlace, wrong: str, fix: str) -> ScheduleRefusal:
+    return ScheduleRefusal(str(place), wrong, fix)
 
 
 # --- messages -------------------------------------------------------------------------------------
