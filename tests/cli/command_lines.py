@@ -86,6 +86,25 @@ GOOD: list[str] = [
     *(f"rtasks {{folder}}/graph.json --method list {QUICK} -o {{folder}}/out.{form} -> out.{form}"
       for form in ("json", "txt", "svg", "trace.json", "problem.json")),
     f"rtasks {{folder}}/graph.json --method list {QUICK} --json",
+    "simulate gpt2 --seq 2 --decode --cache 64 -c 2xA100 -b 4 -q",
+    "simulate t5-small --decode --cache 64 -c 2xA100 -b 4 --json -q",
+    "simulate {data}/hf/t5-small.json@1+16 -c 2xA100 -b 4 -q",
+    "simulate {data}/hf/qwen2.5-0.5b.json --decode --cache 64 -c 2xA100 -b 8 -q",
+    f"plan t5-small --decode --cache 16 -c 2xA100 -b 4 {QUICK} --json",
+    "models {data}/hf/t5-small.json@1+16", "models t5-small@1+16 --json",
+    *(f"export {{folder}}/two.json --to {target} -q"
+      for target in ("torchtitan", "megatron", "deepspeed", "fsdp2", "torch-schedule")),
+    "export {folder}/two.json --to torchtitan --json",
+    "export {folder}/two.json --to megatron -o {folder}/out.args -> out.args",
+    "export {folder}/two.json --to fsdp2 -o {folder}/out.py -> out.py",
+    "emit {folder}/one.json -o {folder}/out.py -> out.py", "emit {folder}/one.json --rank 0",
+    "emit {folder}/one.json --rank 1 -o {folder}/out.py -> out.py",
+    "report {folder}/two.json -o {folder}/out.csv -> out.csv",
+    "report {folder}/two.json -o {folder}/out.pickle -> out.pickle",
+    "simulate {folder}/two.json --trace {folder}/out.trace.json -> out.trace.json",
+    "validate {data}/validate/rows.json -q", "validate {data}/validate/rows.json --json -q",
+    "validate {data}/validate/rows.json --page {folder}/out.html -q -> out.html",
+    *(f"schema {kind}" for kind in ("forecast", "timeline", "trace-comparison", "placement")),
     f"solve {{data}}/partition/mlp.json --devices 2 {QUICK}",
     f"solve {{data}}/rtasks/lstm.json {QUICK} --json",
     f"solve {{data}}/schedule/vshape.infer.nd4.json {QUICK} --json",
@@ -128,6 +147,22 @@ BAD: list[str] = [
     "validate {folder}/broken.json", "experiment {folder}/missing.toml", "models nonsense",
     "models gpt2@x", "clusters nonsense", "methods nonsense", "schema nonsense",
     "models alexnet --json --seed x", "profile nonsense",
+    "serve nonsense", "serve --port 99999", "serve --port x",
+    "accelerate nonsense",
+    "run {folder}/one.json", "run {folder}/broken.json", "run {folder}/graph.json",
+    "validate {folder}/missing.json", "validate {data}/validate/rows.json --group nonsense",
+    "validate {data}/validate/rows.json --page {folder}/no/page.html",
+    "validate {data}/validate/rows.json --page {folder}/one.json",
+    "experiment {folder}/machine.toml", "experiment {folder}/broken.json",
+    "emit {folder}/one.json --rank 7", "emit {folder}/two.json --rank 0",
+    "emit {folder}/two.json --training -o {folder}/one.json",
+    "emit {folder}/two.json -o {folder}/no/out.py",
+    "compare-trace {folder}/missing.json {folder}", "compare-trace {folder}/broken.json {folder}",
+    "simulate bert-base --decode --cache 4 -c 2xA100",
+    "simulate {data}/hf/bert-base.json@1+4 -c 2xA100 --infer",
+    "simulate t5-small@1+16 -c 2xA100 --train --tp 2",
+    "plan {folder}/graph.json -c 2xA100 --seq 8", "plan alexnet -c 2xA100 --pin pp=1 --pin pp=2",
+    "plan alexnet -c 2xA100 --pin schedule=gpipe --forbid schedule=gpipe",
 ]  # fmt: skip
 
 
@@ -142,23 +177,25 @@ def wrong(value: Any, schema: dict[str, Any], top: dict[str, Any], at: str = "$"
     types = [types] if isinstance(types, str) else types
     if types and not any(_is_a(value, name) for name in types):
         return [f"{at} is {value!r:.40}, not {' or '.join(types)}"]
-    found = []
+    faults = []
     if "pattern" in schema and not re.search(schema["pattern"], value):
-        found.append(f"{at} is {value!r}, not {schema['pattern']}")
+        faults.append(f"{at} is {value!r}, not {schema['pattern']}")
     if isinstance(value, dict):
-        found += [f"{at} has no {name}" for name in schema.get("required", ()) if name not in value]
+        faults += [
+            f"{at} has no {name}" for name in schema.get("required", ()) if name not in value
+        ]
         for name, item in value.items():
             inner = schema.get("properties", {}).get(name, schema.get("additionalProperties", {}))
-            found += [f"{at} has {name}"] if inner is False else []
+            faults += [f"{at} has {name}"] if inner is False else []
             if isinstance(inner, dict):
-                found += wrong(item, inner, top, f"{at}.{name}")
+                faults += wrong(item, inner, top, f"{at}.{name}")
     if isinstance(value, list):
         for number, item in enumerate(value):
             places = schema.get("prefixItems", ())
             inner = places[number] if number < len(places) else schema.get("items", {})
             if isinstance(inner, dict):
-                found += wrong(item, inner, top, f"{at}[{number}]")
-    return found
+                faults += wrong(item, inner, top, f"{at}[{number}]")
+    return faults
 
 
 def _is_a(value: Any, name: str) -> bool:

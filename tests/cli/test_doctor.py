@@ -53,6 +53,7 @@ def test_as_json(run_json, no_gpus):
         "pymetis",
         "triton",
         "uvicorn",
+        "distributed",
         "altair",
         "polars",
     }

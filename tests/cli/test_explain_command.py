@@ -24,7 +24,7 @@ def pipeline(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory):
-    """A plan of one stage, by shard: it remembers no alternatives."""
+    """A plan of one stage, by shard."""
     path = tmp_path_factory.mktemp("explain") / "split.json"
     return made(path, "shard", "alexnet", "--cluster", "4xV100", "--batch", "32")
 

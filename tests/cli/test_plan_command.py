@@ -1,6 +1,10 @@
 """plan and compare as a user would call them, and what they make of bad input."""
 
+import json
+
 import pytest
+
+from tests.zoo.hf_tiny import tiny
 
 SMALL = ("squeezenet1_1", "--cluster", "2xA100", "--batch", "4")
 
@@ -77,9 +81,9 @@ def test_the_cap_of_a_plan_is_shown_by_all_that_read_it(run, tmp_path):
 
 def test_plans_for_batches_in_a_row_show_both_times(run):
     words = ("gpt2@64", "--cluster", "4xA100", "--batch", "4", "--infer", "--quiet")
-    in_a_row = run("plan", *words, "--pin", "pp=2").stdout
-    assert "a batch every" in in_a_row
-    assert "steady state" in in_a_row
+    steady = run("plan", *words, "--pin", "pp=2").stdout
+    assert "a batch every" in steady
+    assert "steady state" in steady
     one = run("plan", *words, "--pin", "pp=2", "--objective", "latency").stdout
     assert "steady state" not in one
 
@@ -172,7 +176,7 @@ def test_the_answer_names_the_space_that_its_bound_is_for(run, run_json):
 def test_a_plan_ends_with_the_command_that_runs_it(run, run_json, pipeline, tmp_path):
     words = "run it with: torchrun --standalone --nproc-per-node 2 -m partita run "
     lines = run("plan", *SMALL, "--quiet", "--time-limit", "1").stdout.splitlines()
-    assert any(line.startswith("-o plan.json keeps the plan; " + words) for line in lines[-2:])
+    assert any(line.startswith("-o plan.json keeps the plan; " + words) for line in lines[-3:])
     path = tmp_path / "kept.json"
     answer = run_json("plan", *SMALL, "--quiet", "--time-limit", "1", "-o", str(path))
     assert answer["run"] == words.removeprefix("run it with: ") + str(path)
@@ -211,6 +215,18 @@ def test_a_language_model_without_a_batch_says_which_is_assumed(run):
     assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-q").stderr
     assert said not in run("simulate", "gpt2@16", "-c", "2xA100", "-b", "4").stderr
     assert said not in run("simulate", "alexnet", "-c", "2xA100").stderr
+
+
+def test_a_configuration_says_which_length_and_batch_are_assumed(run, tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(tiny("llama") | {"max_position_embeddings": 8192}))
+    batch, length = "so 1 sample per step is assumed", "8,192 positions, of which 4,096 are assumed"
+    said = run("simulate", str(path), "-c", "2xA100").stderr
+    assert batch in said
+    assert length in said
+    assert length not in run("simulate", str(path), "-c", "2xA100", "--seq", "8192").stderr
+    assert length not in run("simulate", f"{path}@16", "-c", "2xA100").stderr
+    assert batch not in run("simulate", f"{path}@16", "-c", "2xA100", "-b", "4").stderr
 
 
 def test_every_step_of_a_table_has_its_interval(run, run_json):

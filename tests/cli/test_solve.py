@@ -141,8 +141,8 @@ class TestSearch:
         assert "best " not in result.stdout
 
     def test_the_same_seed_gives_the_same_answer(self, run_json):
-        def timeless(found):
-            return {key: value for key, value in found.items() if key != "seconds"}
+        def timeless(answer):
+            return {key: value for key, value in answer.items() if key != "seconds"}
 
         first = run_json("solve", VSHAPE, "--microbatches", "5", "--seed", "7")
         again = run_json("solve", VSHAPE, "--microbatches", "5", "--seed", "7")

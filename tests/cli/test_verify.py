@@ -100,6 +100,9 @@ def test_a_plan_that_predicts_too_much_is_not_verified(run, saved, plan):
     result = run("verify", saved(json.dumps({**plan, "prediction": prediction}).encode()))
     assert result.exit_code == 1
     assert "the plan predicts" in result.stdout
+    assert "predicted with other costs: simulate it, or plan again" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_a_plan_of_another_model_is_not_verified(run, saved, plan):

@@ -32,12 +32,21 @@ BACK = replace(THREE_D, vpp=2, layers=(1,) * 4, schedule="zb-v")
 ALONE = S(pp=4, tp=2, num_microbatches=4, layers=(1,) * 4)
 SHARDED = S(dp=8, zero=3, micro_batch=2, recompute="full")
 PIPELINED = S(pp=2, dp=4, zero=1, num_microbatches=4, layers=(2, 2), recompute="full")
+GROUPS = S(dp=8, zero=3, hsdp=4, micro_batch=2, recompute="full")
+CONTEXT = S(tp=2, sp=True, cp=2, dp=2, zero=1, num_microbatches=2)
+LONG = S(cp=2, pp=2, dp=2, zero=1, num_microbatches=4, layers=(2, 2), recompute="full")
 EXACT = {
-    "megatron": (THREE_D, UNEVEN, INTERLEAVED, ALONE, replace(ALONE, recompute="attention")),
-    "torchtitan": (TITAN, BACK, SHARDED, S(dp=8, recompute="selective")),
+    "megatron": (
+        THREE_D, UNEVEN, INTERLEAVED, ALONE, replace(ALONE, recompute="attention"), CONTEXT, LONG,
+        S(tp=2, sp=True, dp=4, zero=1, hsdp=2),
+    ),
+    "torchtitan": (
+        TITAN, BACK, SHARDED, S(dp=8, recompute="selective"), replace(CONTEXT, zero=3), LONG,
+        GROUPS,
+    ),
     "deepspeed": (SHARDED, PIPELINED, S(dp=4, tp=2, zero=2, num_microbatches=2)),
-    "fsdp2": (SHARDED, S(dp=4, tp=2, zero=1), S(dp=8, num_microbatches=2)),
-}
+    "fsdp2": (SHARDED, GROUPS, S(dp=4, tp=2, zero=1), S(dp=8, num_microbatches=2)),
+}  # fmt: skip
 CASES = [(target, strategy) for target, several in EXACT.items() for strategy in several]
 
 
@@ -47,6 +56,14 @@ def test_what_is_written_is_the_plan_and_takes_its_step(target, strategy):
     assert answer.is_exact, (answer.differences, answer.why)
     assert answer.told == str(strategy)
     assert answer.step_s == answer.plan_step_s
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "fsdp2"])
+def test_a_framework_without_context_parallelism_is_told_of_the_nearest_plan(target):
+    answer = exported(CONTEXT, target)
+    assert answer.why
+    assert "cp=" not in answer.told
+    assert answer.step_s != answer.plan_step_s
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -144,8 +161,13 @@ def test_arguments_by_hand_are_read_without_a_layout():
         ("torchtitan", "[parallelism]\ntensor_parallel_degree = 0", "found 0"),
         (
             "torchtitan",
-            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4",
-            "HSDP",
+            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 3",
+            "cp=1 x pp=1 x dp=6 on 8 devices",
+        ),
+        (
+            "megatron",
+            "--use-distributed-optimizer --num-distributed-optimizer-instances 3",
+            "found 3 with dp=8; give a divisor",
         ),
         ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2", "list the modules"),
         ("deepspeed", "[]", "is no object"),
@@ -159,6 +181,19 @@ def test_arguments_by_hand_are_read_without_a_layout():
 def test_files_that_say_nothing_are_refused(target, text, message):
     with pytest.raises(FileError, match=message):
         read_export(plan_of(SHARDED), target, text)
+
+
+def test_shard_groups_are_what_each_framework_calls_them():
+    text = exported(GROUPS, "torchtitan").text
+    assert "data_parallel_replicate_degree = 2" in text
+    assert "data_parallel_shard_degree = 4" in text
+    text = exported(replace(GROUPS, zero=1, recompute="none"), "megatron").text
+    assert "--num-distributed-optimizer-instances 2" in text
+    text = exported(GROUPS, "fsdp2").text
+    assert '(2, 4), mesh_dim_names=("dp_replicate", "dp_shard")' in text
+    assert '"mesh": mesh["dp_replicate", "dp_shard"]' in text
+    assert "model.set_requires_all_reduce(last)" in text
+    assert "shards over all replicas" in exported(GROUPS, "deepspeed").why
 
 
 def test_a_plan_for_inference_is_not_exported_to_what_trains():
@@ -194,6 +229,7 @@ def test_fsdp2_code_trains_as_the_model_alone(tmp_path):
     cases = {
         "sequence.py": S(tp=2, sp=True, dp=2, zero=3, micro_batch=4, recompute="selective"),
         "sharded.py": S(dp=4, zero=1, num_microbatches=2, recompute="full"),
+        "groups.py": S(dp=4, zero=3, hsdp=2, num_microbatches=2),
     }
     for name, strategy in cases.items():
         answer = export(plan_of(strategy, DECODER, "4xA100"), "fsdp2")

@@ -1,6 +1,7 @@
 """Work for the tests of sweeps: in a module of its own, so that other processes can import it."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,3 +27,11 @@ def square(task: Square) -> dict[str, int]:
     if task.dies:
         os._exit(9)
     return {"square": task.number**2}
+
+
+def wait_for_ever(task: Square) -> dict[str, int]:
+    """Says which process it is, and does not end."""
+    with (Path(task.folder) / "calls").open("a") as calls:
+        calls.write(f"{os.getpid()}\n")
+    time.sleep(3600)
+    return {}

@@ -6,7 +6,14 @@ from partita.cluster import resolve
 from partita.errors import InputError
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import Constraints, counted, parse_constraints, settled
+from partita.jobs.constraints import (
+    Computation,
+    Constraints,
+    computation,
+    counted,
+    parse_constraints,
+    settled,
+)
 from partita.jobs.plan import plan
 from partita.schedules.named import NAMED
 from partita.search.base import Stop
@@ -22,6 +29,21 @@ def check(*pins, batch=32, cluster="4xA100", training=True, num_segments=29):
         inner_size=4, training=training,
         virtual_stages=ModelSettings().virtual_stages(constraints.pinned_to("schedule")),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pins", "options", "words"),
+    [
+        ([], {"training": False}, "shape=m is for training"),
+        ([], {"cluster": "1xA100"}, "shape=m needs several devices"),
+        (["micro-batches=16"], {}, "needs a sample for each of 4 devices in a micro-batch"),
+        (["pp=2"], {}, "has a stage on each of 4 devices, and pp=2"),
+        (["dp=2"], {}, "says how devices are used, and so does dp="),
+    ],
+)
+def test_an_m_shape_that_cannot_be_is_refused(pins, options, words):
+    with pytest.raises(InputError, match=words):
+        check("shape=m", *pins, **options)
 
 
 @pytest.mark.parametrize(
@@ -157,31 +179,41 @@ def test_a_size_that_does_not_go_with_the_rest_is_refused(pins, words):
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        (["grad-dtype=f32"], "a plan adds gradients up in the type of the parameters (bf16)"),
-        (["matmul-dtype=fp8"], "a plan's products are in the type of the model (bf16)"),
-        (["execution=eager"], "time the plan: partita simulate plan.json --execution eager"),
-        (["hsdp=4"], "pin zero=3 (with dp=4 it is the same)"),
-        (["hsdp=4", "dp=8"], "hsdp=4 replicates over a part of the replicas"),
-        (["hsdp=4", "dp=4", "zero=1"], "hsdp=4 and zero=1 contradict each other"),
+        (["hsdp=4", "zero=0"], "zero=0 shards nothing; pin zero=1, 2 or 3"),
+        (["hsdp=1"], "one replica shards nothing"),
+        (["hsdp=3", "dp=8"], "hsdp=3 does not divide dp=8; choose a divisor"),
     ],
 )
-def test_what_only_a_forecast_can_vary_is_refused_by_name(pins, words):
+def test_shard_groups_that_shard_nothing_are_refused(pins, words):
     with pytest.raises(InputError) as error:
-        settled(parse_constraints(pins), "bf16")
+        settled(parse_constraints(pins))
     assert words in str(error.value)
 
 
-def test_what_every_plan_does_may_be_pinned():
-    pins = ["grad-dtype=bf16", "matmul-dtype=bf16", "execution=graph", "pp=2"]
-    bans = ["execution=eager", "grad-dtype=fp32", "hsdp=4"]
-    assert settled(parse_constraints(pins, bans), "bf16") == Constraints((("pp", "2"),))
-    with pytest.raises(InputError, match="execution=graph is ruled out, but a plan is made for"):
-        settled(parse_constraints((), ["execution=graph"]), "bf16")
+def test_a_shard_group_is_with_zero_3_unless_another_stage_is_pinned():
+    assert settled(parse_constraints(["hsdp=4"])).pinned_to("zero") == "3"
+    assert settled(parse_constraints(["hsdp=4", "zero=1"])).pinned_to("zero") == "1"
+    with pytest.raises(InputError, match="zero=3 is forbidden; pin zero=1"):
+        settled(parse_constraints(["hsdp=4"], ["zero=3"]))
 
 
-def test_shards_over_all_replicas_are_zero_3():
-    pinned = settled(parse_constraints(["hsdp=4", "dp=4"]), "bf16")
-    assert pinned == Constraints((("dp", "4"), ("zero", "3")))
+def test_shard_groups_that_the_devices_cannot_make_are_refused():
+    with pytest.raises(InputError, match="hsdp=3 cannot be made of 4 devices; pin hsdp=2 or 4"):
+        check("hsdp=3")
+    check("hsdp=2")
+
+
+def test_how_a_model_is_computed_is_pinned_or_what_is_left():
+    own = computation(parse_constraints(["grad-dtype=bf16", "execution=graph"]), "bf16")
+    assert own == Computation()
+    pins = ["grad-dtype=fp32", "matmul-dtype=fp8", "execution=eager"]
+    assert computation(parse_constraints(pins), "bf16") == Computation("f32", "f8", "eager")
+    bans = ["grad-dtype=bf16", "execution=graph"]
+    assert computation(parse_constraints((), bans), "bf16") == Computation("f32", "", "compiled")
+    every = ["execution=graph", "execution=eager", "execution=compiled"]
+    with pytest.raises(InputError, match="are ruled out, and nothing else is left"):
+        computation(parse_constraints((), every), "bf16")
+    assert settled(parse_constraints([*pins, "pp=2"], bans)) == Constraints((("pp", "2"),))
 
 
 @pytest.mark.parametrize("key", ["layers=3,4", "attention=flash", "dropout=yes", "dtype=bf16"])

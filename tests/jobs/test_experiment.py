@@ -41,12 +41,12 @@ def experiment(**changes):
 def folder(tmp_path_factory):
     """One finished experiment with a sweep, two seeds and a measurement."""
     path = tmp_path_factory.mktemp("experiment") / "out"
-    found = experiment(
+    setup = experiment(
         clusters=[{"cluster": MACHINE, "bandwidth": [0.5, 2]}],
         seeds=2,
         measured=[{"step_s": 0.05, "source": "a <b>book</b>", "network": "alex"}],
     )
-    outcome = run_experiment(found, path)
+    outcome = run_experiment(setup, path)
     write_report(outcome, path)
     return path
 

@@ -494,8 +494,8 @@ class TestPlan:
     def test_a_plan_for_batches_in_a_row_is_measured_by_them(self, zero):
         plain = explain_plan(zero, budget_s=0)
         assert plain.objective_s == plain.step_s
-        in_a_row = replace(zero.prediction, interval_s=1.0)
-        told = explain_plan(replace(zero, prediction=in_a_row), budget_s=0)
+        steady = replace(zero.prediction, interval_s=1.0)
+        told = explain_plan(replace(zero, prediction=steady), budget_s=0)
         assert told.objective_s == told.simulation.interval_s < told.step_s
 
     def test_the_users_cap_on_memory_stays(self, zero):

@@ -6,17 +6,19 @@ import math
 import pytest
 
 from partita.cluster import resolve
+from partita.engine import run
 from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
 from partita.graph.chain import chain_of
 from partita.jobs.compare import named_plans
 from partita.jobs.field import FIELD, FieldSettings, field_plans, ranked_field, whole_field
-from partita.jobs.framework_plan import framework_plan
+from partita.jobs.framework_plan import FrameworkStrategy, framework_plan
 from partita.jobs.mixed import by_kind, cuts_by_speed, unequal
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
 from partita.jobs.stack_sizes import stack_sizes
 from partita.jobs.workload import load
+from partita.lower import lower_plan
 from partita.search.base import Stop
 from tests.export.planned import LLAMA, workload
 
@@ -50,6 +52,36 @@ def test_plans_of_the_field_compute_the_model(family):
         simulate_stages(work, machine, stages, schedule)  # what it means is verified
 
 
+@pytest.mark.parametrize("family", ["megatron", "torchtitan"])
+def test_long_sequences_are_shared_out_and_short_ones_are_not(family):
+    """One sample of 32,768 tokens for eight devices: replicas alone have nothing to do."""
+    machine = resolve(MACHINE)
+    graph = load(f"{LLAMA}@32768", batch=1).graph
+    ranked = ranked_field(FIELD[family], graph, machine, 1)
+    assert {one.strategy.cp for one in ranked} >= {2, 4}
+    one = next(one for one in ranked if one.strategy.cp > 1)
+    simulate_stages(load(graph), machine, *framework_plan(graph, one.strategy))
+    short = workload(LLAMA, BATCH).graph
+    assert {one.strategy.cp for one in ranked_field(FIELD[family], short, machine, BATCH)} == {1}
+
+
+def test_sequences_shared_out_give_the_numbers_of_the_whole_model():
+    pytest.importorskip("torch")
+    from partita.run.local.execute import execute, relative_error
+    from partita.run.local.reference import example, reference
+
+    graph = load(f"{LLAMA}@16", batch=4, dtype="f32").graph
+    strategy = FrameworkStrategy(tp=2, sp=True, cp=2, dp=2, zero=1, num_microbatches=2)
+    stages, schedule = framework_plan(graph, strategy)
+    lowered = lower_plan(stages, schedule, graph, resolve(MACHINE), run)
+    along = [split.dims for split in stages[0].splits if split.op.endswith("attention")]
+    assert {dims[1] for dims in along} == {"s"}
+    given = example(graph)
+    outcome = execute(lowered.program, graph, lowered.stages, 2, given)
+    whole = reference(graph, given.inputs, given.parameters)
+    assert relative_error(outcome.updated, whole.updated) < 1e-9
+
+
 def test_the_whole_field_has_each_strategy_once_and_the_shortest_forecast_first():
     strategies = [one.strategy for one in field()]
     assert len(set(strategies)) == len(strategies) > 50
@@ -68,22 +100,22 @@ def test_megatron_takes_less_than_published_runs_of_gpt3_scale_to():
 
 def test_a_plan_is_no_slower_than_the_field():
     work, machine = workload(LLAMA, BATCH), resolve(MACHINE)
-    found = plan(work.given, machine, stop=Stop(2.0, gap=1.0))
+    planned = plan(work.given, machine, stop=Stop(2.0, gap=1.0))
     best = math.inf
     for one in field()[:3]:
         stages, schedule = framework_plan(work.graph, one.strategy)
         best = min(best, simulate_stages(work, machine, stages, schedule).step_s)
-    assert found.best.step_s <= best * (1 + 1e-9)
+    assert planned.best.step_s <= best * (1 + 1e-9)
 
 
 def test_pins_leave_the_field_what_they_allow():
     work, machine = workload(LLAMA, BATCH), resolve(MACHINE)
-    found = plan(
+    planned = plan(
         work.given, machine, pin=("tp=2", "pp=2", "schedule=1f1b"), stop=Stop(2.0, gap=1.0)
     )
-    named = {other.name for other in (found.best, *found.others)}
+    named = {other.name for other in (planned.best, *planned.others)}
     assert named & set(FIELD)
-    for candidate in (found.best, *found.others):
+    for candidate in (planned.best, *planned.others):
         assert "pp=2" in candidate.simulation.arrangement
         assert "tp=2" in candidate.simulation.arrangement
 

@@ -104,15 +104,15 @@ def test_a_node_heavier_than_the_cap_is_named() -> None:
 
 
 def test_recompute_saves_memory_where_many_are_in_flight() -> None:
-    wishes: dict[str, Any] = {
+    constraints: dict[str, Any] = {
         "devices": 4,
         "batch": 32,
         "microbatches": 8,
         "straight": True,
         "stop": QUICK,
     }
-    plain = partition("gpt2", recompute=False, **wishes)
-    again = partition("gpt2", recompute=True, **wishes)
+    plain = partition("gpt2", recompute=False, **constraints)
+    again = partition("gpt2", recompute=True, **constraints)
     assert max(again.device_bytes()) < max(plain.device_bytes())
     assert again.bottleneck_ms is not None
     assert plain.bottleneck_ms is not None

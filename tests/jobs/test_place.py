@@ -1,4 +1,4 @@
-"""Placing models: wishes kept, memory respected, Exprimo's answers, files both ways."""
+"""Placing models: constraints kept, memory respected, Exprimo's answers, files both ways."""
 
 import itertools
 import json
@@ -152,7 +152,7 @@ class TestWishes:
         assert quick(towers(), pair(), training=False, max_devices=1).best.num_devices == 1
 
     @pytest.mark.parametrize(
-        ("wish", "message"),
+        ("constraint", "message"),
         [
             ({"pinned": [("left.onne", 0)]}, "no op is called 'left.onne'; did you mean left.one"),
             ({"pinned": [("left.one", 5)]}, "there is no device 5; devices are 0 to 1"),
@@ -167,9 +167,9 @@ class TestWishes:
             ({"method": "map-elite"}, "unknown method 'map-elite'; did you mean map-elites"),
         ],
     )
-    def test_what_cannot_be_is_refused(self, wish, message):
+    def test_what_cannot_be_is_refused(self, constraint, message):
         with pytest.raises(InputError, match=message):
-            quick(towers(), pair(), **wish)
+            quick(towers(), pair(), **constraint)
 
 
 class TestNeverFits:

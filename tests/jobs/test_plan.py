@@ -63,6 +63,15 @@ def test_no_pin_finds_what_a_free_search_does_not(pin, free):
     assert free.best.step_s <= pinned.best.step_s * (1 + 1e-6)
 
 
+def test_over_slow_links_a_free_search_finds_what_a_pinned_one_does():
+    """Estimates add sends that ZB-V hides: by them alone it would never be simulated."""
+    slow = ("gpt2", "2xV100@links=0.01")
+    free = plan(*slow, batch=8)
+    pinned = plan(*slow, batch=8, pin=("pp=2",))
+    assert free.best.step_s <= pinned.best.step_s * 1.001
+    assert pinned.best.step_s < 0.95 * plan(*slow, batch=8, pin=("pp=1",)).best.step_s
+
+
 def test_the_next_best_plans_are_kept_in_order():
     planned = plan("alexnet", "4xA100", batch=32, stop=QUICK)
     steps = [c.objective_s for c in (planned.best, *planned.others)]

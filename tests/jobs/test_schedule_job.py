@@ -57,16 +57,16 @@ class TestSchedule:
         assert verify_timeline(timeline.program, timeline) == ()
         assert verify_program(result.program()) == ()
         assert timeline.makespan == result.makespan
-        assert problems.check(result.problem, result.found.solution) == ()
+        assert problems.check(result.problem, result.outcome.solution) == ()
 
     def test_the_first_search_is_the_default(self):
-        assert schedule(alone(), microbatches=1).found.method == next(iter(searches("schedule")))
+        assert schedule(alone(), microbatches=1).outcome.method == next(iter(searches("schedule")))
 
     def test_the_same_seed_gives_the_same_schedule(self):
         first = schedule(shape("xshape", 3), memory=5, microbatches=3, method="greedy", seed=5)
         again = schedule(shape("xshape", 3), memory=5, microbatches=3, method="greedy", seed=5)
         assert first.starts == again.starts
-        assert first.found.seed == 5
+        assert first.outcome.seed == 5
 
     def test_real_spans_are_scheduled_too(self):
         options = ShapeOptions(forward_span=0.3, backward_span=0.71, memory=0.5)
@@ -78,7 +78,7 @@ class TestSchedule:
 class TestPeriod:
     def test_it_is_known_even_where_the_best_makespan_does_not_repeat(self):
         result = schedule(shape("mshape", 4), memory=6, microbatches=6, method="greedy")
-        assert result.found.solution.period is None
+        assert result.outcome.solution.period is None
         assert result.period is not None
         assert result.period >= 6
 
@@ -96,7 +96,7 @@ class TestUnroll:
         assert longer.num_microbatches == 100
         assert longer.makespan == 100 * 4 + 12
         assert longer.status is Status.OPTIMAL
-        assert problems.check(longer.problem, longer.found.solution) == ()
+        assert problems.check(longer.problem, longer.outcome.solution) == ()
 
     def test_a_thousand_microbatches_on_sixteen_stages_take_less_than_a_second(self):
         result = schedule(shape("vshape", 16), memory=16, method="greedy")
@@ -146,7 +146,7 @@ class TestInfeasible:
 
     def test_stopped_before_anything_was_found(self):
         result = schedule(shape("vshape", 4), microbatches=8, method="greedy", stop=Stop(time_s=0))
-        assert result.found.solution is None
+        assert result.outcome.solution is None
         assert result.status is Status.STOPPED
 
 
@@ -162,7 +162,7 @@ class TestStopping:
             shape("mshape", 3), memory=3, microbatches=4, method="greedy",
             stop=Stop(interrupted=interrupted),
         )  # fmt: skip
-        assert result.found.solution is not None
+        assert result.outcome.solution is not None
         assert result.why == "interrupted"
         assert result.makespan > 0
 

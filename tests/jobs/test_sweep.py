@@ -1,5 +1,11 @@
 """Sweeps: the answers of one process, resumable, and a process that dies costs its task alone."""
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from partita.errors import FileError
@@ -58,3 +64,45 @@ def test_what_an_interruption_leaves_out_is_said():
 def test_tasks_are_known_by_all_that_decides_them():
     assert task_key(square, Square(1)) != task_key(square, Square(2))
     assert task_key(square, Square(1)) == task_key(square, Square(1))
+
+
+KILLED = """
+import sys
+from partita.jobs.sweep import Sweeper
+from tests.jobs.sweep_work import Square, wait_for_ever
+
+if __name__ == "__main__":
+    Sweeper(2)(wait_for_ever, [Square(n, sys.argv[1]) for n in range(3)])
+"""
+
+
+def test_no_process_of_a_sweep_outlives_one_that_is_killed(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")])
+    sweep = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
+    )
+    calls = tmp_path / "calls"
+    _until(lambda: calls.exists() and len(calls.read_text().split()) == 2)
+    sweep.kill()
+    sweep.wait()
+    _until(lambda: not any(_is_there(int(number)) for number in calls.read_text().split()))
+
+
+def _until(holds, limit_s=60.0):
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, "in time"
+        time.sleep(0.05)
+
+
+def _is_there(number):
+    """Does a process still run? One that has ended may wait for somebody to read its exit code."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{number}/stat")
+    return not stat.exists() or ") Z " not in stat.read_text()

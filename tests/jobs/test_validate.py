@@ -46,8 +46,8 @@ def fitted(row: PublishedRun) -> PublishedRun:
 
 def test_error_is_predicted_over_measured_minus_1(rows):
     row = rows["vtrain-single-000"]
-    truth = predicted_s(row)
-    group = validate([measured(row, truth / 1.2), measured(row, truth / 0.9)]).groups[0]
+    right_s = predicted_s(row)
+    group = validate([measured(row, right_s / 1.2), measured(row, right_s / 0.9)]).groups[0]
     assert group.both.n == 2
     assert group.both.mape == pytest.approx(15)
     assert group.both.bias == pytest.approx(5)

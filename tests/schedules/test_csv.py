@@ -42,7 +42,7 @@ def num_microbatches(order: Order) -> int:
 
 def written(name: str, options: ShapeOptions | None = None) -> str:
     result = schedule(shape(name, 2, options), memory=4, microbatches=3, method="greedy")
-    return schedule_csv(result.problem, result.found.solution)
+    return schedule_csv(result.problem, result.outcome.solution)
 
 
 class TestWriting:
@@ -81,7 +81,7 @@ class TestReading:
     @pytest.mark.parametrize("options", [ShapeOptions(), SPLIT])
     def test_what_is_written_runs_as_it_was_scheduled(self, name, options):
         result = schedule(shape(name, 3, options), memory=6, microbatches=4, method="greedy")
-        order = parse_csv(schedule_csv(result.problem, result.found.solution))
+        order = parse_csv(schedule_csv(result.problem, result.outcome.solution))
         problem = placement_of_order(order, options).problem(memory=6)
         timeline = run_order(problem, order, num_microbatches(order))
         assert timeline.makespan <= result.makespan
@@ -232,7 +232,7 @@ class TestRoundTrip:
     @pytest.mark.parametrize("name", ["vshape", "looped", "wave"])
     def test_schedules_that_were_searched_are_right_in_both_forms(self, name, options):
         result = schedule(shape(name, 3, options), memory=6, microbatches=5, method="greedy")
-        order = order_of_solution(result.problem, result.found.solution)
+        order = order_of_solution(result.problem, result.outcome.solution)
         computed = in_loss_order(torch_schedule(order))
         for wanted in (computed, with_comms(computed)):
             assert parse_torch_csv(wanted.to_csv()) == wanted
@@ -277,7 +277,7 @@ class TestTorch:
             shape(name, devices, options), memory=2 * devices, microbatches=6, method="greedy"
         )
         file = tmp_path / "order.csv"
-        file.write_text(schedule_csv(result.problem, result.found.solution))
+        file.write_text(schedule_csv(result.problem, result.outcome.solution))
         stages = sum(block.kind == "forward" for block in result.problem.blocks)
         me = object.__new__(schedules._PipelineScheduleRuntime)
         me.__dict__ |= {

@@ -23,6 +23,14 @@ TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*(s|sec|min|h|d)?", re.IGNORECASE)
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+dask_option = click.option(
+    "--dask",
+    metavar="ADDRESS",
+    default="",
+    help="Workers of this Dask scheduler (tcp://host:8786, or its file) instead of processes.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class CurveOptions:
     """What was asked for beside the plan itself."""
@@ -34,6 +42,7 @@ class CurveOptions:
     budget: float | None
     workers: int
     results: str | None
+    dask: str = ""
 
     @property
     def is_limited(self) -> bool:
@@ -49,7 +58,7 @@ class CurveOptions:
             out.note(f"point {place + 1}: {state}")
 
         results = None if self.results is None else Path(self.results)
-        return Sweeper(self.workers, results, lambda: out.interrupted, told)
+        return Sweeper(self.workers, results, lambda: out.interrupted, told, dask=self.dask)
 
 
 def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -58,11 +67,12 @@ def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | Non
     @click.option("--devices", metavar="A..B", help="Compare on 8..1024 (doubling) or 8,12,64.")
     @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: all cores.")
     @click.option("--results", metavar="FILE", help="Keep points here, and go on from it.")
+    @dask_option
     @functools.wraps(command)
     def wrapped(
-        *args: Any, devices: str | None, workers: int, results: str | None, **rest: Any
+        *args: Any, devices: str | None, workers: int, results: str | None, dask: str, **rest: Any
     ) -> int | None:
-        asked = CurveOptions(devices, None, 1, None, None, workers, results)
+        asked = CurveOptions(devices, None, 1, None, None, workers, results, dask)
         _refuse_results(asked)
         return command(*args, what_if=asked, **rest)
 
@@ -70,8 +80,9 @@ def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | Non
 
 
 def _refuse_results(asked: CurveOptions) -> None:
-    if asked.results is not None and asked.devices is None:
-        raise InputError("is of several points", fix="add --devices 8..64", field="--results")
+    for name, given in (("--results", asked.results), ("--dask", asked.dask)):
+        if given and asked.devices is None:
+            raise InputError("is of several points", fix="add --devices 8..64", field=name)
 
 
 def what_if_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -84,13 +95,14 @@ def what_if_options(command: Callable[..., int | None]) -> Callable[..., int | N
     @click.option("--budget", type=click.FloatRange(0, min_open=True), help="For all steps.")
     @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: all cores.")
     @click.option("--results", metavar="FILE", help="Keep points here, and go on from it.")
+    @dask_option
     @functools.wraps(command)
     def wrapped(
         *args: Any, devices: str | None, price: str | None, steps: int, deadline: str | None,
-        budget: float | None, workers: int, results: str | None, **rest: Any,
+        budget: float | None, workers: int, results: str | None, dask: str, **rest: Any,
     ) -> int | None:  # fmt: skip
         limit = None if deadline is None else _seconds(deadline)
-        asked = CurveOptions(devices, price, steps, limit, budget, workers, results)
+        asked = CurveOptions(devices, price, steps, limit, budget, workers, results, dask)
         if budget is not None and price is None:
             raise InputError("needs prices", fix="add --price 2.5 or a list", field="--budget")
         _refuse_results(asked)

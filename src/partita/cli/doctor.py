@@ -36,6 +36,7 @@ EXTRAS = (
     Extra("onnx", "for reading models from .onnx files", "pip install 'partita[onnx]'"),
     Extra("pymetis", "for the partition method metis", "pip install 'partita[metis]'"),
     Extra("uvicorn", "for the live page, partita serve", "pip install 'partita[serve]'"),
+    Extra("distributed", "for sweeps on a Dask cluster", "pip install 'partita[dask]'"),
     Extra("altair", "for result.plot() in notebooks", "pip install 'partita[notebook]'"),
     Extra("polars", "for tables as polars", "pip install 'partita[notebook]'"),
     Extra("triton", "for kernels of plans within one GPU", "pip install triton"),

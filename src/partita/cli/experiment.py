@@ -6,6 +6,7 @@ import click
 
 from partita import units
 from partita.cli.base import Output, common_options
+from partita.cli.curve_options import dask_option
 from partita.errors import InputError
 
 
@@ -13,8 +14,9 @@ from partita.errors import InputError
 @click.argument("file")
 @click.option("-o", "--output", "folder", metavar="FOLDER", help="Where to; beside FILE otherwise.")
 @click.option("--workers", type=click.IntRange(0), default=0, help="Processes; 0: all cores.")
+@dask_option
 @common_options
-def command(file: str, folder: str | None, workers: int, out: Output) -> int:
+def command(file: str, folder: str | None, workers: int, dask: str, out: Output) -> int:
     """Run the placement experiment in FILE (TOML) and write all it gives into one folder.
 
     FILE names networks, clusters (with sweeps of bandwidth and memory), optimisers with parameters
@@ -47,6 +49,7 @@ def command(file: str, folder: str | None, workers: int, out: Output) -> int:
             told=out.note,
             progress=stop.progress,
             workers=workers,
+            dask=dask,
         )
     write_report(outcome, place)
     out.show(summary_text(outcome))

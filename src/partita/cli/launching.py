@@ -26,7 +26,9 @@ def launch_lines(launch: dict[str, str], run: str | None, written: Path | None) 
     names = [name for name, why in launch.items() if not why]
     others = [name for name, why in launch.items() if why]
     if names:
-        nearest = f" ({', '.join(others)}: the nearest plan is written, and what it costs said)"
         command = f"partita export {written or 'plan.json'} --to {' | '.join(names)}"
-        lines.append(f"to launch: {command}{nearest if others else ''}")
+        lines.append(f"to launch: {command}")
+        if others:  # a line of its own, which may wrap
+            told = ", ".join(others)
+            lines.append(f"for {told} the nearest plan is written, and what it costs said")
     return lines

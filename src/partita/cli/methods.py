@@ -20,14 +20,14 @@ def command(kind: str | None, out: Output) -> None:
     """
     if kind is not None and kind not in KINDS:
         raise InputError(f"found {kind!r}", fix=suggest(kind, KINDS), field="KIND")
-    found = {name: _methods(name) for name in KINDS if kind in (None, name)}
+    by_kind = {name: _methods(name) for name in KINDS if kind in (None, name)}
     rows = [
         (name if method["default"] else "", method["name"], method["summary"])
-        for name, methods in found.items()
+        for name, methods in by_kind.items()
         for method in methods
     ]
     out.show(table(("problem", "method", "what it does"), rows))
-    out.result({"format": "partita/methods@1", "kinds": found})
+    out.result({"format": "partita/methods@1", "kinds": by_kind})
 
 
 def _methods(kind: str) -> list[dict[str, Any]]:

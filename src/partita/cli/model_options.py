@@ -15,8 +15,9 @@ from partita.errors import InputError
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
+from partita.units import counted
 from partita.zoo.catalogue import MODELS
-from partita.zoo.spec import find, names_file
+from partita.zoo.spec import assumed_lengths, find, names_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,16 @@ def model_options(command: Callable[..., int | None]) -> Callable[..., int | Non
             training = False
         elif seq is not None:
             rest["model"] = model = _with_sequence(model, str(seq), "--seq")
-        elif isinstance(model, str) and _says_cache(model):
+        elif isinstance(model, str) and says_cache(model):
             training = False
-        if batch is None and isinstance(model, str) and not rest.get("quiet"):
-            _ask_for_batch(model)
+        if isinstance(model, str) and not rest.get("quiet"):
+            _say_what_is_assumed(model, batch)
         return command(*args, options=ModelOptions(batch, dtype, training, optimizer), **rest)
 
     return wrapped
 
 
-def _says_cache(model: str) -> bool:
+def says_cache(model: str) -> bool:
     """`llama-7b@1+4095`: only inference has a cache."""
     return not is_python_spec(model) and "+" in model.rpartition("@")[2] and "@" in model
 
@@ -136,14 +137,26 @@ def _with_sequence(model: str | None, value: str, option: str) -> str:
     return f"{model}@{value}"
 
 
-def _ask_for_batch(model: str) -> None:
-    """A language model's batch is a decision of its user: say which one is assumed."""
-    name = model.partition("@")[0]
-    if is_python_spec(model) or is_onnx_spec(model) or names_file(model) or name not in MODELS:
+def _say_what_is_assumed(model: str, batch: int | None) -> None:
+    """A language model's batch and length are decisions of its user: say which are assumed."""
+    if is_python_spec(model) or is_onnx_spec(model):
         return
-    if MODELS[name].option == "seq":
+    assumed = None
+    if names_file(model):
+        lengths = assumed_lengths(model)
+        assumed = 1 if lengths is not None else None
+        if lengths is not None and "@" not in model and lengths[0] < lengths[1]:
+            click.echo(
+                f"its configuration has {lengths[1]:,} positions, of which {lengths[0]:,} are "
+                "assumed; give the length of texts with --seq",
+                err=True,
+            )
+    elif (known := MODELS.get(model.partition("@")[0])) is not None and known.option == "seq":
+        assumed = known.batch
+    if assumed is not None and batch is None:
+        are = "is" if assumed == 1 else "are"
         click.echo(
-            f"no --batch is given, so {MODELS[name].batch} samples per step are assumed on all "
+            f"no --batch is given, so {counted(assumed, 'sample')} per step {are} assumed on all "
             "devices together; give the global batch with --batch",
             err=True,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from partita.cli.base import Output, common_options
-from partita.cli.model_options import dump_graph_option, write_dump
+from partita.cli.model_options import dump_graph_option, says_cache, write_dump
 from partita.graph.dtypes import FLOATS
 from partita.graph.record import Graph
 from partita.graph.shapes import unknown_kinds
@@ -41,7 +41,7 @@ def command(
                 raise click.UsageError(f"{option} needs a MODEL")
         _list(out)
         return
-    graph = build(model, batch=batch, dtype=dtype)
+    graph = build(model, batch=batch, dtype=dtype, loss=not says_cache(model))
     write_dump(dump_graph, graph)
     described = _described(model, graph)
     out.show(_as_text(described))

@@ -64,7 +64,7 @@ def command(
     output: OutputFile | None,
     options: ModelOptions,
     out: Output,
-    **wishes: Any,
+    **constraints: Any,
 ) -> int:
     """Cut a MODEL into stages, each on one device, so that the busiest device is done first.
 
@@ -91,7 +91,7 @@ def command(
             offer=True,
             stop=stop,
             seed=out.seed,
-            **wishes,
+            **constraints,
             **options.as_dict(),
         )
     written = None
@@ -179,15 +179,7 @@ def _data(partitioned: "Partitioned", model: str, written: str | None) -> dict[s
         "format": "partita/result@1",
         "problem": model,
         "cluster": partitioned.cluster.name,
-        "method": result.method,
-        "status": str(result.status),
-        "objective": result.objective,
-        "lower_bound": result.lower_bound,
-        "gap": result.gap,
-        "seconds": result.seconds,
-        "seed": result.seed,
-        "why": result.why,
-        "evaluations": result.evaluations,
+        **result.figures(),
         "cut": partitioned.cut,
         "free_cut": None
         if partitioned.free is None

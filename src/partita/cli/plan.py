@@ -1,7 +1,8 @@
 """`partita plan`: how to run a model on a cluster, everything decided in one search."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,11 +20,12 @@ from partita.jobs.constraints import DECISIONS
 
 if TYPE_CHECKING:
     from partita.jobs.plan_result import Planned
+    from partita.jobs.vanish import Vanished
 
 
 @click.command()
 @click.argument("model")
-@click.option("--cluster", "-c", required=True, help="A preset, 4xA100, 2x8xH100, or a .toml file.")
+@click.option("--cluster", "-c", help="A preset, 4xA100, 2x8xH100, or a .toml file.")
 @calibration_option
 @objective_option
 @click.option("--pin", multiple=True, metavar="WHAT=VALUE", help=f"Decide {', '.join(DECISIONS)}.")
@@ -46,6 +48,12 @@ if TYPE_CHECKING:
 @click.option(
     "--start", metavar="FILE", help="A plan that is there already: the answer is never worse."
 )
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="NODE",
+    help="Also plan for the machine without this node or device, and say what moving costs.",
+)
 @click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
 @output_option("Write the plan here.")
 @what_if_options
@@ -53,7 +61,7 @@ if TYPE_CHECKING:
 @common_options
 def command(
     model: str,
-    cluster: str,
+    cluster: str | None,
     calibration: str | None,
     objective: str,
     pin: tuple[str, ...],
@@ -62,6 +70,7 @@ def command(
     time_limit: float,
     gap: float,
     start: str | None,
+    without: tuple[str, ...],
     save: str | None,
     output: OutputFile | None,
     what_if: CurveOptions,
@@ -82,55 +91,97 @@ def command(
     --cluster 8xH100, on all cores, and the Pareto front of step, memory, devices and price; -o
     then writes the plan for --deadline and --budget, or the fastest.
 
+    With --without n3 the machine that is left if node n3 goes is planned for, too (within another
+    --time-limit), and what moving parameters and states there costs is said; with -o plan.json that
+    plan is written as plan.without-n3.json. MODEL may then be a plan that is running already.
+
     Exit code 1 says that nothing fits; the message says what would help.
     """
-    from partita.cli.launching import launch_lines, launch_of
+    from partita.cli.vanishing import answer_for_plan, beside, is_plan_file
     from partita.cluster import resolve
     from partita.jobs.curve import CurveTask
     from partita.jobs.plan import plan
     from partita.jobs.prices import read_prices
-    from partita.report.planned import planned_json, planned_text
+    from partita.jobs.vanish import machine_without, vanished
 
+    if cluster is None and without and is_plan_file(model):
+        return answer_for_plan(model, without, time_limit, gap, output, out)
+    if cluster is None:
+        raise click.UsageError("Missing option '--cluster' / '-c'.")
     if calibration is not None:  # part of the machine's name, so that the plan says so
         cluster = f"{cluster}+{calibration}"
-    budget = None if max_memory is None else size_bytes(max_memory, "--max-memory")
+    asked: dict[str, Any] = {
+        "objective": objective, "pin": pin, "forbid": forbid, "seed": out.seed,
+        "max_memory": None if max_memory is None else size_bytes(max_memory, "--max-memory"),
+        **options.as_dict(),
+    }  # fmt: skip
     if what_if.devices is not None:
-        task = CurveTask(
-            model, cluster, 0, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
-            time_s=time_limit, gap=gap, seed=out.seed, **options.as_dict(),
-        )  # fmt: skip
+        task = CurveTask(model, cluster, 0, time_s=time_limit, gap=gap, **asked)
         return planned_curve(task, what_if, output, out)
-    if what_if.price is not None:
-        read_prices(what_if.price, resolve(cluster))  # refused before anything is planned
+    if what_if.price is not None:  # these are refused before anything is planned
+        read_prices(what_if.price, resolve(cluster))
+    if without:
+        machine_without(resolve(cluster), without)
+    other = None if output is None or not without else beside(output, without)
     force = bool(click.get_current_context().params["force"])
-    target = None if save is None else OutputFile(Path(save), force)
+    problem = None if save is None else OutputFile(Path(save), force)
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
-        planned = plan(
-            model, cluster, objective=objective, pin=pin, forbid=forbid, max_memory=budget,
-            stop=stop, seed=out.seed, start=start, **options.as_dict(),
-        )  # fmt: skip
+        planned, gone = plan(model, cluster, stop=stop, start=start, **asked), None
+    if without and planned.plan is not None:
+        with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
+            gone = vanished(planned.plan, without, partial(plan, model, stop=stop, **asked))
+    out.result(_shown(planned, gone, (output, problem, other), what_if, (model, cluster), out))
+    return 0 if planned.best is not None else 1
+
+
+def _shown(
+    planned: "Planned",
+    gone: "Vanished | None",
+    targets: tuple[OutputFile | None, OutputFile | None, OutputFile | None],
+    what_if: CurveOptions,
+    names: tuple[str, str],
+    out: Output,
+) -> dict[str, Any]:
+    """Write plan, problem and the plan without a node; say all of it, and give it for programs."""
+    from dataclasses import asdict
+
+    from partita.cli.launching import launch_lines, launch_of
+    from partita.cli.vanishing import show_vanished
+    from partita.jobs.fewer import fewer_devices
+    from partita.report.planned import fewer_text, planned_json, planned_text
+
+    output, problem, other = targets
     written = None
     if output is not None and planned.plan is not None:
         written = output.write(planned.plan.to_json())
-    if target is not None and planned.problem is not None:
-        target.write(files.encode_json(planned.problem.to_json()))
+    if problem is not None and planned.problem is not None:
+        problem.write(files.encode_json(planned.problem.to_json()))
     out.show(planned_text(planned))
+    fewer = fewer_devices(planned)
+    if fewer is not None:
+        out.show(fewer_text(fewer))
+    vanishing = None if gone is None else show_vanished(gone, other, out)
     lines, prices = priced(planned, what_if)
     for line in lines:
         out.show(line)
     out.show(f"space: {planned.space}")
-    if target is not None:
-        out.show(f"problem in {target.path}; solve it with: partita solve {target.path}")
+    if problem is not None:
+        out.show(f"problem in {problem.path}; solve it with: partita solve {problem.path}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
     run = _run_command(planned, written)
     launch = launch_of(planned)
     for line in launch_lines(launch, run, written):
         out.show(line)
-    answer = planned_json(planned, model, cluster, None if written is None else str(written))
-    started = {"run": run if written is not None else None, "to_launch": launch, "what_if": prices}
-    out.result({**answer, "space": planned.space, **started})
-    return 0 if planned.best is not None else 1
+    return {
+        **planned_json(planned, *names, None if written is None else str(written)),
+        "space": planned.space,
+        "run": run if written is not None else None,
+        "to_launch": launch,
+        "what_if": prices,
+        "without": vanishing,
+        "fewer_devices": None if fewer is None else asdict(fewer),
+    }
 
 
 def _run_command(planned: "Planned", written: Path | None) -> str | None:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints are, and go on from there.")
 @click.option("--checkpoint-every", type=click.IntRange(1), metavar="K", help="Save every K steps.")
 @click.option(
+    "--matmul-dtype", metavar="TYPE",
+    help="The model's type: run a plan with products in fp8 without them.",
+)  # fmt: skip
+@click.option(
     "--timeout", type=click.FloatRange(1), default=300.0, show_default=True,
     help="Seconds after which a rank that does not answer ends the run.",
 )  # fmt: skip
@@ -54,6 +58,7 @@ def command(
     device: str | None,
     checkpoint: str | None,
     checkpoint_every: int | None,
+    matmul_dtype: str | None,
     timeout: float,
     trace: str | None,
     trace_steps: int,
@@ -77,7 +82,7 @@ def command(
     try:
         return _run(
             plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank, out,
-            (trace, trace_steps, trace_warmup),
+            (trace, trace_steps, trace_warmup), matmul_dtype,
         )  # fmt: skip
     except InputError as error:  # all ranks refuse alike: one says it
         if rank and error.field != "launch" and "rank" not in error.found:
@@ -92,7 +97,7 @@ def command(
 def _run(
     plan: str, model: str | None, data: str | None, steps: int, lr: float, device: str | None,
     checkpoint: str | None, every: int | None, timeout: float, rank: int, out: Output,
-    tracing: tuple[str | None, int, int] = (None, 0, 0),
+    tracing: tuple[str | None, int, int] = (None, 0, 0), matmul_dtype: str | None = None,
 ) -> int:  # fmt: skip
     from partita.capture.installed import need_torch
     from partita.plans import read_plan
@@ -124,7 +129,7 @@ def _run(
         )
     settings = TrainSettings(
         steps, lr, device, None if checkpoint is None else Path(checkpoint), every or 0, timeout,
-        out.seed,
+        out.seed, matmul_dtype,
     )  # fmt: skip
     losses, seconds, start = [], 0.0, 0
     batches = _batches(data, record.model.batch)

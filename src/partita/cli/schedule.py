@@ -193,7 +193,7 @@ def command(
             result = _given_order(what.problem, what.given)
         else:
             result = _searched(what.problem, method, stop, out.seed)
-        if comparing and result.found.solution is not None:
+        if comparing and result.outcome.solution is not None:
             compared = _compared(result, stop, out.seed)
     rows = None if compared is None else compared.rows
     data = {**result.to_json(), "compare": rows}
@@ -206,7 +206,7 @@ def command(
     for path in written if output is None else [*written, output.path]:
         out.show(f"written to {path}")
     out.result(data)
-    return 0 if result.found.solution is not None else 1
+    return 0 if result.outcome.solution is not None else 1
 
 
 # --- what is asked -------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def _compared(result: ScheduleResult, stop: Stop, seed: int) -> ScheduleTable:
         count = baseline.num_microbatches // baseline.strategies
         problem = replace(baseline.problem, memory_capacity=result.problem.memory_capacity)
         this_result = schedule(problem, microbatches=count, stop=briefly, seed=seed)
-        if this_result.found.solution is not None:
+        if this_result.outcome.solution is not None:
             names = ("ours-placed", "ours, placed so", baseline.placement)
             rows.append(_our_row(this_result, *names, baseline.strategies))
     rows += [_baseline_row(baseline, result.problem) for baseline in compared.ran]
@@ -398,7 +398,7 @@ def _write(
 ) -> list[Path]:  # fmt: skip
     """Write what was asked for; without a schedule only the problem is there to be written."""
     written = [targets["save"].path] if "save" in targets else []
-    if result.found.solution is None:
+    if result.outcome.solution is None:
         return written
     from partita.report.svg_timeline import timeline_svg
     from partita.report.trace import chrome_trace
@@ -448,8 +448,8 @@ def _torch_csv(result: ScheduleResult, given: GivenOrder | None, comms: bool) ->
     if given is not None:
         schedule = given.schedule
     else:
-        assert result.found.solution is not None
-        schedule = torch_schedule(order_of_solution(result.problem, result.found.solution))
+        assert result.outcome.solution is not None
+        schedule = torch_schedule(order_of_solution(result.problem, result.outcome.solution))
     schedule = in_loss_order(schedule)
     return (with_comms(schedule) if comms else schedule.compute_only()).to_csv()
 
@@ -461,7 +461,7 @@ def _as_text(
     result: ScheduleResult, compared: ScheduleTable | None, given: GivenOrder | None
 ) -> str:
     lines = [_headline(result)]
-    if result.found.solution is None:
+    if result.outcome.solution is None:
         ended = result.status is Status.INFEASIBLE
         lines.append("infeasible" if ended else "no schedule found")
         return "\n".join([*lines, result.why])
@@ -483,7 +483,7 @@ def _headline(result: ScheduleResult) -> str:
         cap = "memory cap " + ", ".join(map(number, caps[:1] if len(set(caps)) == 1 else caps))
     return (
         f"{problem.name}: {len(problem.blocks)} blocks on {problem.num_devices} devices, "
-        f"{many}, {cap}; method {result.found.method}"
+        f"{many}, {cap}; method {result.outcome.method}"
     )
 
 
@@ -546,6 +546,6 @@ def _comparison(result: ScheduleResult, compared: ScheduleTable) -> list[str]:
 
 
 def _ending(result: ScheduleResult) -> str:
-    tried = result.found.evaluations
+    tried = result.outcome.evaluations
     more = f", {tried:,} evaluation{'s' * (tried != 1)}" if tried else ""
-    return f"{ENDINGS[result.status]}: {result.why}; {seconds(result.found.seconds)}{more}"
+    return f"{ENDINGS[result.status]}: {result.why}; {seconds(result.outcome.seconds)}{more}"

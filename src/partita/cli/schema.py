@@ -14,7 +14,7 @@ from partita.jobs.schemas import ANSWERS, FILES, kinds, schema_of
 def command(kind: str | None, output: OutputFile | None, out: Output) -> int:
     """Print the JSON Schema of a KIND of file or of what --json prints; without KIND list them.
 
-    A file and an answer say their kind: "format": "partita/plan@5" is of the kind plan.
+    A file and an answer say their kind: "format": "partita/plan@6" is of the kind plan.
     """
     if kind is None:
         out.show(f"files     {', '.join(FILES)}\nanswers   {', '.join(ANSWERS)}")

@@ -1,9 +1,13 @@
 """`partita serve`: a live page on this machine."""
 
+from pathlib import Path
+
 import click
 
 from partita.capture.installed import need
+from partita.capture.python_file import is_python_spec, python_path
 from partita.cli.base import Output, common_options
+from partita.errors import FileError
 from partita.files import encode_json
 
 MOST_SEARCHES = 4
@@ -32,6 +36,8 @@ def command(
     saved graph, an ONNX file, or a cluster.toml. Every answer has the command that gives the same.
     Searches show best and bound and can be stopped. Ctrl-C ends the page and all of its searches.
     """
+    for file in files:
+        _check_there(file)
     need("starlette", "serve", "the live page")
     need("uvicorn", "serve", "the live page")
     from partita.serve.server import run
@@ -48,3 +54,12 @@ def command(
 
     run(host, port, files, searches, started)
     click.get_current_context().exit(0)
+
+
+def _check_there(file: str) -> None:
+    """A page that would offer a file that is not there is not opened."""
+    name = python_path(file) if is_python_spec(file) else file
+    if not any(Path(path).exists() for path in (name, name.rpartition("@")[0] or name)):
+        raise FileError(
+            "does not exist", fix="name files that the page may open; the zoo needs none", file=name
+        )

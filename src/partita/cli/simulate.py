@@ -89,7 +89,7 @@ def command(
         plan = plan_with_schedule(plan, read_torch_csv(schedule), schedule)
     if plan is None and cluster is None:
         raise InputError("no cluster is given", fix="add --cluster 4xA100", field="--cluster")
-    execution = "graph"
+    execution = None
     if strategy is not None and set(strategy) == {"execution"}:  # of ops, not of a strategy
         execution, strategy = strategy["execution"], None
     if strategy is not None or sensitivity:

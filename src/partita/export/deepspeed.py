@@ -18,8 +18,12 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagra
 
 def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
     """Why DeepSpeed cannot be told a strategy; nothing if it can."""
+    if s.cp > 1:
+        return "its sequence parallelism (Ulysses) shares heads out, not keys and values"
     if s.sp:
         return "its tensor parallelism (AutoTP) leaves norms whole"
+    if s.hsdp:
+        return "its ZeRO shards over all replicas (MiCS groups them, by code of the user's)"
     if s.pp > 1 and s.zero > 1:
         return f"its pipeline goes with ZeRO 0 or 1, not {s.zero}"
     if s.pp > 1 and s.tp > 1:

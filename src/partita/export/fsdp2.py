@@ -3,7 +3,8 @@
 `parallelize(model)` splits the matrices of each layer with `parallelize_module`, wraps layers for
 recomputation, and shares parameters with `fully_shard` (or replicates them: DDP). ZeRO 3 gathers
 parameters for each use and reduces gradients of each micro-batch, ZeRO 2 keeps what was gathered
-until the backward, ZeRO 1 gathers and reduces once in a step. Names of modules
+until the backward, ZeRO 1 gathers and reduces once in a step. Shard groups of replicas (HSDP) are
+two axes of the mesh; gradients are summed across groups once in a step. Names of modules
 are those of the plan's ops; a name that the model does not have is an error when it runs. What the
 file does stands in its table `STRATEGY`, which the reader takes without running anything.
 """
@@ -25,11 +26,13 @@ from partita.jobs.framework_plan import (
 )
 
 VERSION = "PyTorch 2.6 or later"
-KEYS = ("tp", "sp", "dp", "zero", "micro_batch", "num_microbatches", "recompute")
+KEYS = ("tp", "sp", "dp", "zero", "hsdp", "micro_batch", "num_microbatches", "recompute")
 
 
 def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
     """Why this code cannot do a strategy; nothing if it can."""
+    if s.cp > 1:
+        return "this code has no context parallelism: megatron and torchtitan have"
     if s.pp > 1:
         return "FSDP2 has no pipeline: torchtitan and `partita emit --training` have"
     if scope.stack is None:
@@ -73,6 +76,9 @@ def write(s: FrameworkStrategy, scope: ExportScope) -> str:
 
 def _sync(s: FrameworkStrategy) -> str:
     """The lines that put the reduction of gradients off to the last micro-batch."""
+    if s.zero > 1 and s.hsdp:  # within a group in every micro-batch, across groups once a step
+        last = "        last = number == len(micro_batches) - 1"
+        return f"{last}\n        model.set_requires_all_reduce(last)\n"
     if s.zero > 1 or s.dp == 1:
         return ""
     names = ("require_backward_grad_sync",) if s.zero == 0 else ()
@@ -165,7 +171,10 @@ def _pattern(op: str, stack: LayerStack) -> str:
 
 def _parallelize(s: FrameworkStrategy, scope: ExportScope) -> str:
     """The function that does it; only what the strategy asks for is in it."""
-    shape = [("dp", s.dp)] * (s.dp > 1 or s.tp == 1) + [("tp", s.tp)] * (s.tp > 1)
+    replicas = [("dp", s.dp)] * (s.dp > 1 or s.tp == 1)
+    if s.hsdp:
+        replicas = [("dp_replicate", s.dp // s.hsdp), ("dp_shard", s.hsdp)]
+    shape = replicas + [("tp", s.tp)] * (s.tp > 1)
     sizes = ", ".join(str(size) for _, size in shape) + ("," if len(shape) == 1 else "")
     names = ", ".join(f'"{name}"' for name, _ in shape) + ("," if len(shape) == 1 else "")
     lines = [
@@ -201,7 +210,7 @@ def _shared(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     policy = f"param_dtype={dtype}, reduce_dtype=torch.float32" if dtype else ""
     return [
         "    how = {",
-        '        "mesh": mesh["dp"],',
+        f'        "mesh": mesh[{_axes(s)}],',
         f'        "mp_policy": MixedPrecisionPolicy({policy}),',
         '        "reshard_after_forward": STRATEGY["zero"] == 3,',
         "    }",
@@ -209,6 +218,11 @@ def _shared(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
         "        fully_shard(layer, **how)",
         "    return fully_shard(model, **how)",
     ]
+
+
+def _axes(s: FrameworkStrategy) -> str:
+    """The axes of the mesh that parameters are shared over: two where groups replicate (HSDP)."""
+    return '"dp_replicate", "dp_shard"' if s.hsdp else '"dp"'
 
 
 def read(text: str, scope: ExportScope) -> FrameworkStrategy:

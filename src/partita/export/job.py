@@ -184,11 +184,14 @@ def _around(
     """Strategies that a target can be told, those with the fewest changes first."""
     scored: dict[FrameworkStrategy, float] = {}
     for far, one in _structures(strategy, scope):
-        for zero, recompute, sp in itertools.product(range(4), RECOMPUTE, (False, True)):
-            if sp and one.tp == 1:
+        groups = dict.fromkeys((one.hsdp, 0))
+        choices = itertools.product(range(4), RECOMPUTE, (False, True), groups)
+        for zero, recompute, sp, hsdp in choices:
+            if (sp and one.tp == 1) or (hsdp and not zero):
                 continue
-            changed = replace(one, zero=zero, recompute=recompute, sp=sp)
+            changed = replace(one, zero=zero, recompute=recompute, sp=sp, hsdp=hsdp)
             score = far + abs(zero - strategy.zero) + 0.5 * (sp != strategy.sp)
+            score += 2.0 * (hsdp != strategy.hsdp)
             score += 0.7 * abs(RECOMPUTE.index(recompute) - RECOMPUTE.index(strategy.recompute))
             if not target.refusal(changed, scope):
                 scored[changed] = min(score, scored.get(changed, score))
@@ -200,6 +203,14 @@ def _structures(
 ) -> Iterator[tuple[float, FrameworkStrategy]]:
     """Pipelines like a plan's: its own, with other schedules and cuts, without, with less tp."""
     yield 0.0, s
+    if s.cp > 1:  # without sharing sequences out: more replicas, or more devices for a layer
+        for dp, tp, far in ((s.dp * s.cp, s.tp, 8.0), (s.dp, s.tp * s.cp, 10.0)):
+            count, rest = divmod(s.batch, dp)
+            if count and not rest:
+                one = replace(s, cp=1, dp=dp, tp=tp, sp=s.sp and tp > 1, micro_batch=1)
+                for more, near in _structures(replace(one, num_microbatches=count), scope):
+                    yield far + more, near
+        return
     total = 0 if scope.stack is None else scope.stack.num_layers
     if s.pp > 1 and total:
         for schedule in ("1f1b", "interleaved", "gpipe"):

@@ -67,6 +67,7 @@ def write(s: FrameworkStrategy, scope: ExportScope) -> str:
 def _strategy_lines(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     lines = [
         f"--tensor-model-parallel-size {s.tp}",
+        *[f"--context-parallel-size {s.cp}", "--cp-comm-type all_gather"] * (s.cp > 1),
         f"--pipeline-model-parallel-size {s.pp}",
         f"--micro-batch-size {s.micro_batch}",
         f"--global-batch-size {s.batch}",
@@ -75,7 +76,9 @@ def _strategy_lines(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     if s.pp > 1:
         lines.append(f"--pipeline-model-parallel-layout {layout(s.layers)}")
     lines += ["--use-distributed-optimizer"] * (s.zero > 0)
-    if s.dp > 1:
+    if s.hsdp:
+        lines.append(f"--num-distributed-optimizer-instances {s.dp // s.hsdp}")
+    if s.dp * s.cp > 1:
         lines += ["--overlap-grad-reduce", *["--overlap-param-gather"] * (s.zero > 0)]
     if s.recompute == "full":
         lines += ["--recompute-granularity full", "--recompute-method uniform"]
@@ -151,15 +154,23 @@ def read(text: str, scope: ExportScope) -> FrameworkStrategy:
 
     tp = whole("--tensor-model-parallel-size", 1)
     pp = whole("--pipeline-model-parallel-size", 1)
-    dp = scope.num_devices // (tp * pp)
+    cp = whole("--context-parallel-size", 1)
+    dp = max(1, scope.num_devices // max(1, tp * cp * pp))
     micro = whole("--micro-batch-size", 1)
     batch = whole("--global-batch-size", micro * dp)
-    if tp * pp * dp != scope.num_devices or batch % (micro * dp):
+    if tp * cp * pp * dp != scope.num_devices or batch % (micro * dp):
         raise FileError(
-            f"tp={tp} x pp={pp} on {scope.num_devices} devices with micro-batches of {micro} "
-            f"and a batch of {batch}",
+            f"tp={tp} x cp={cp} x pp={pp} on {scope.num_devices} devices with micro-batches of "
+            f"{micro} and a batch of {batch}",
             fix="choose degrees that divide the devices, and replicas that divide the batch",
             field="--global-batch-size",
+        )
+    copies = whole("--num-distributed-optimizer-instances", 1)
+    if dp % copies or (copies > 1 and "--use-distributed-optimizer" not in given):
+        raise FileError(
+            f"found {copies} with dp={dp}",
+            fix="give a divisor of the replicas, with --use-distributed-optimizer",
+            field="--num-distributed-optimizer-instances",
         )
     layers = _layers(given, pp, scope)
     vpp = len(layers) // pp if layers else 1
@@ -168,10 +179,11 @@ def read(text: str, scope: ExportScope) -> FrameworkStrategy:
     names = {module: name for name, module in MODULES.items()}
     return FrameworkStrategy(
         tp=tp, sp="--sequence-parallel" in given, pp=pp, vpp=vpp, dp=dp,
-        zero=int("--use-distributed-optimizer" in given), micro_batch=micro,
+        zero=int("--use-distributed-optimizer" in given), hsdp=dp // copies if copies > 1 else 0,
+        micro_batch=micro,
         num_microbatches=batch // (micro * dp),
         recompute=names.get(modules[0], "") if granularity == "selective" else granularity,
-        schedule="interleaved" if vpp > 1 else "1f1b", layers=layers,
+        schedule="interleaved" if vpp > 1 else "1f1b", layers=layers, cp=cp,
     )  # fmt: skip
 
 

@@ -6,9 +6,10 @@ by op: what differs is said in words.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partita.degrees import TITLES, axis_names, copied_bytes, stage_degrees
+from partita.degrees import TITLES, axis_names, copied_bytes, shard_group, stage_degrees
 from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.jobs.framework_plan import (
@@ -32,7 +33,7 @@ class ReadOff:
 
 
 def read_off(plan: Plan, graph: Graph) -> ReadOff:
-    """The degrees of a plan; refuses one whose devices make no grid of pp x dp x tp."""
+    """The degrees of a plan; refuses one whose devices make no grid of pp x dp x cp x tp."""
     told: list[str] = []
     groups = device_groups(plan.stages)
     if shared := shared_stages(groups):
@@ -47,12 +48,12 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
     degrees = stage_degrees(stage, axis_names(graph, stage))
     used = len({device for one in plan.stages for device in one.mesh.devices})
     tp = degrees["tp"]
-    for name, words in (("cp", "context"), ("ep", "expert"), ("spatial", "spatial")):
-        if degrees[name] > 1 and name != "ep":
-            told.append(f"{words} parallelism ({name}={degrees[name]})")
-    if used % (pp * tp):
+    cp = degrees["cp"]
+    if degrees["spatial"] > 1:
+        told.append(f"spatial parallelism (spatial={degrees['spatial']})")
+    if used % (pp * tp * cp):
         raise PlanError(
-            f"{used} devices in {pp} groups of tp={tp} make no grid of pp x dp x tp",
+            f"{used} devices in {pp} groups of tp={tp} x cp={cp} make no grid of pp x dp x cp x tp",
             fix="plan with --pin pp=N and --pin tp=N that divide the devices",
             field="stages",
         )
@@ -62,7 +63,7 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
         told.append("unequal shares of heterogeneous devices")
     layers, cut = _layers(plan.stages, graph) if pp > 1 else ((), False)
     told += ["cuts inside of layers"] * cut
-    dp = used // (pp * tp)
+    dp = used // (pp * tp * cp)
     count = plan.schedule.num_microbatches
     micro = max(1, plan.model.batch // (count * dp))
     if plan.model.batch % dp:
@@ -76,11 +77,16 @@ def read_off(plan: Plan, graph: Graph) -> ReadOff:
         count = plan.model.batch // dp
         micro = 1
         told.append("samples of a micro-batch that are shared by several replicas")
+    zero = _zero(plan.stages, graph)
+    group = shard_group(stage, axis_names(graph, stage)) if zero else 0
+    if group and (dp % group or group in (1, dp) or degrees["cp"] > 1):
+        told.append(f"shard groups of {group} replicas")
+        group = 0
     strategy = FrameworkStrategy(
         tp=tp, sp=bool(degrees["sp"]) and tp > 1, pp=pp, vpp=vpp if pp > 1 else 1, dp=dp,
-        zero=_zero(plan.stages, graph), micro_batch=micro, num_microbatches=count,
+        zero=zero, hsdp=group, micro_batch=micro, num_microbatches=count,
         recompute=_recompute(plan.stages, graph), schedule=_schedule(plan.schedule, pp, vpp),
-        layers=layers,
+        layers=layers, cp=cp,
     )  # fmt: skip
     return ReadOff(strategy, tuple(told))
 
@@ -146,6 +152,10 @@ def differences(
     shared = [op for op in its if mine[op][1] != its[op][1]]
     if shared:
         told.append(f"another ZeRO stage of {len(shared)} ops (first {shared[0]})")
+    if plan.model.matmul_dtype:
+        told.append(f"linear layers that multiply in {plan.model.matmul_dtype}")
+    if _replicas(stages) != _replicas(plan.stages):
+        told.append("parameters sharded over other replicas")
     if [_buffers(stage) for stage in stages] != [_buffers(stage) for stage in plan.stages]:
         told.append("other buckets of gradients or prefetching of parameters")
     if [_again(stage) for stage in stages] != [_again(stage) for stage in plan.stages]:
@@ -162,6 +172,16 @@ def _places(stage: Stage) -> tuple[object, ...]:
     return tuple(sorted(split.op for split in stage.splits)), frozenset(stage.mesh.devices)
 
 
+def _replicas(stages: tuple[Stage, ...]) -> list[tuple[int, ...]]:
+    """Of each stage that shards, the sizes of axes along which it keeps replicas."""
+    return [
+        tuple(axis.size for axis in stage.mesh.axes if axis.replicates and axis.size > 1)
+        if any(split.zero for split in stage.splits)
+        else ()
+        for stage in stages
+    ]
+
+
 def _buffers(stage: Stage) -> tuple[int, int]:
     return stage.prefetch, stage.bucket_bytes
 
@@ -175,7 +195,7 @@ def _splits(stages: tuple[Stage, ...], graph: Graph) -> dict[str, tuple[object, 
     splits: dict[str, tuple[object, int]] = {}
     for stage in stages:
         for split in stage.splits:
-            along = tuple(
+            along = _merged(
                 (axis.size, dim)
                 for axis, dim in zip(stage.mesh.axes, split.dims, strict=True)
                 if axis.size > 1
@@ -183,3 +203,14 @@ def _splits(stages: tuple[Stage, ...], graph: Graph) -> dict[str, tuple[object, 
             zero = split.zero if copied_bytes(graph, stage, split) else 0
             splits[split.op] = (along, zero)
     return splits
+
+
+def _merged(along: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Neighbouring axes that split one dim are as one."""
+    merged: list[tuple[int, str]] = []
+    for size, dim in along:
+        if merged and merged[-1][1] == dim:
+            merged[-1] = (merged[-1][0] * size, dim)
+        else:
+            merged.append((size, dim))
+    return tuple(merged)

@@ -1,9 +1,10 @@
 """torchtitan: a job configuration in TOML, as read up to version 0.2.2 (0.3 takes Python instead).
 
 Tensor parallelism there always splits norms by their sequence; replicas share parameters and
-gradients (FSDP: ZeRO 3, or 2 where parameters stay gathered from forward to backward) or hold
-all (DDP, alone). With a pipeline all micro-batches of a replica pass through it in one step, for
-which parameters are gathered once and gradients reduced once: what ZeRO 1 holds and sends.
+gradients (FSDP: ZeRO 3, or 2 where parameters stay gathered from forward to backward), all of them
+or those of a shard group (HSDP), or hold all (DDP, alone). With a pipeline all micro-batches of a
+replica pass through it in one step, for which parameters are gathered once and gradients reduced
+once: what ZeRO 1 holds and sends.
 """
 
 import re
@@ -39,6 +40,8 @@ def refusal(s: FrameworkStrategy, scope: ExportScope) -> str:
         return "it takes one stack of equal layers, which the model is not"
     if s.tp > 1 and not s.sp:
         return "its tensor parallelism always splits norms by their sequence"
+    if s.cp > 1 and s.zero == 0:
+        return "with context parallelism its ranks always share parameters (FSDP)"
     if s.pp == 1 and s.zero == 1:
         return "its replicas share gradients too (ZeRO 2 or 3), not optimizer states alone"
     if s.pp > 1 and s.zero > 1:
@@ -94,11 +97,13 @@ def _model_lines(sizes: StackSizes | None) -> list[str]:
 
 def _parallelism(s: FrameworkStrategy, scope: ExportScope) -> list[str]:
     sharded = s.zero > 0
+    shards = (s.hsdp or s.dp) if sharded else 1
     lines = [
         "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if sharded else s.dp}",
-        f"data_parallel_shard_degree = {s.dp if sharded else 1}",
+        f"data_parallel_replicate_degree = {s.dp // shards}",
+        f"data_parallel_shard_degree = {shards}",
         f"tensor_parallel_degree = {s.tp}",
+        *[f"context_parallel_degree = {s.cp}"] * (s.cp > 1),
         f"pipeline_parallel_degree = {s.pp}",
     ]
     if sharded:
@@ -137,24 +142,20 @@ def read(text: str, scope: ExportScope) -> FrameworkStrategy:
         raise FileError(f"is no TOML: {error}", fix="mend it") from None
     parallel, training = _table(given, "parallelism"), _table(given, "training")
     tp = _whole(parallel, "tensor_parallel_degree", 1)
+    cp = _whole(parallel, "context_parallel_degree", 1)
     pp = _whole(parallel, "pipeline_parallel_degree", 1)
     copies = _whole(parallel, "data_parallel_replicate_degree", 1)
     shards = _whole(parallel, "data_parallel_shard_degree", -1)
     if shards == -1:
-        shards = scope.num_devices // (tp * pp * copies)
-    if copies > 1 and shards > 1:
-        raise FileError(
-            "both are above 1 (HSDP)", fix="use one of them: no plan here has both",
-            field="data_parallel_replicate_degree, data_parallel_shard_degree",
-        )  # fmt: skip
+        shards = scope.num_devices // (tp * cp * pp * copies)
     dp = copies * shards
     local = _whole(training, "local_batch_size", 8)
     batch = _whole(training, "global_batch_size", local * dp)
     micro = _whole(parallel, "pipeline_parallel_microbatch_size", 1) if pp > 1 else local
-    if tp * pp * dp != scope.num_devices or batch % (micro * dp):
+    if tp * cp * pp * dp != scope.num_devices or batch % (micro * dp):
         raise FileError(
-            f"tp={tp} x pp={pp} x dp={dp} on {scope.num_devices} devices with a batch of {batch} "
-            f"in micro-batches of {micro}",
+            f"tp={tp} x cp={cp} x pp={pp} x dp={dp} on {scope.num_devices} devices with a batch of "
+            f"{batch} in micro-batches of {micro}",
             fix="choose degrees whose product is the devices, and replicas that divide the batch",
             field="[parallelism]",
         )
@@ -170,10 +171,11 @@ def read(text: str, scope: ExportScope) -> FrameworkStrategy:
     level = 1 if pp > 1 else 2 if keeps == "never" else 3
     return FrameworkStrategy(
         tp=tp, sp=tp > 1, pp=pp, vpp=len(layers) // pp if layers else 1, dp=dp,
-        zero=0 if shards == 1 else level, micro_batch=micro,
+        zero=0 if shards * cp == 1 else level, hsdp=shards if 1 < shards < dp else 0,
+        micro_batch=micro,
         num_microbatches=batch // (micro * dp),
         recompute=str(_table(given, "activation_checkpoint").get("mode", "selective")),
-        schedule=schedules[name.lower()] if pp > 1 else "1f1b", layers=layers,
+        schedule=schedules[name.lower()] if pp > 1 else "1f1b", layers=layers, cp=cp,
     )  # fmt: skip
 
 

@@ -101,19 +101,19 @@ def transformer_of(spec: str) -> Transformer:
             raise ModelError(f"seq {value[:60]!r} after the @", fix="give a number", field=spec)
         return from_config(known, plain.lower(), int(value) if value else None)
     try:
-        found = named(spec)
+        entry = named(spec)
     except ModelError as error:
         raise _with_known(error, plain) from None
-    if found.config is not None:
+    if entry.config is not None:
         try:
-            return from_config(found.config, found.name, found.value)
+            return from_config(entry.config, entry.name, entry.value)
         except InputError as error:
             file = spec.partition("@")[0]
             raise ModelError(error.found, fix=error.fix, field=error.field, file=file) from None
-    assert found.model is not None
-    if found.model.builder not in STACKS:
+    assert entry.model is not None
+    if entry.model.builder not in STACKS:
         raise _refused(spec, "is not a stack of equal transformer layers")
-    return _of_entry(found.model, found.value or found.model.default)
+    return _of_entry(entry.model, entry.value or entry.model.default)
 
 
 def _refused(spec: str, why: str) -> ModelError:

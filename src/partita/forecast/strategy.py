@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 
 from partita.errors import PlanError
 from partita.forecast.transformer import Transformer
+from partita.plans import EXECUTIONS
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
-EXECUTIONS = ("eager", "compiled", "graph")
 # One kernel as tuned for its devices; the one of 2023 on whatever devices; products with softmax as
 # one kernel between them; every op a kernel of its own, softmax in f32.
 ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")

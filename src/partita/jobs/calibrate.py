@@ -222,9 +222,9 @@ def fit_scales(known: Sequence[Observation]) -> dict[str, tuple[float, float]]:
     per_phase = launches.reshape(len(known), len(PHASES), len(CLASSES)).sum(2)
     scale = np.array([factor] * len(names) + [launch] * len(PHASES))
     columns = np.concatenate([roofline, per_phase], 1) * scale * weight[:, None]
-    found = nonnegative(columns, seconds * weight, np.ones(len(scale)), PULL) * scale
+    fit = nonnegative(columns, seconds * weight, np.ones(len(scale)), PULL) * scale
     return {
-        name: (max(float(found[i]), 1e-9), float(found[len(names) + i // len(CLASSES)]))
+        name: (max(float(fit[i]), 1e-9), float(fit[len(names) + i // len(CLASSES)]))
         for i, name in enumerate(names)
     }
 
@@ -267,10 +267,10 @@ def link_fit(matched: MatchedRun, base: Lowered, cluster: Cluster) -> LinkFit | 
     parts, seconds = np.array(rows), np.array(target)
     ratio = max(float(seconds.sum() / parts.sum()), 1e-6)
     weight = 1 / np.maximum(seconds, max(float(np.median(seconds)), 1e-9))
-    found = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(2), PULL)
-    fitted = parts @ (found * ratio)
+    fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(2), PULL)
+    fitted = parts @ (fit * ratio)
     norm = float(seconds.sum() / fitted.sum()) if fitted.sum() > 0 else 1.0
-    latency, per_byte = (max(float(x) * ratio * norm, 1e-9) for x in found)
+    latency, per_byte = (max(float(x) * ratio * norm, 1e-9) for x in fit)
     return LinkFit(latency, per_byte, len(rows))
 
 

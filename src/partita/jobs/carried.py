@@ -14,6 +14,7 @@ first: the file must be the one that was captured, by its hash, or be named anew
     a calibration
 """
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -51,9 +52,13 @@ def load_ref(ref: ModelRef, folder: str = "") -> Workload:
 
 
 def _load(ref: ModelRef, folder: str) -> Workload:
-    spec, training, optimizer = ref.spec, ref.training, ref.optimizer
+    spec = ref.spec
+    given = functools.partial(
+        load, training=ref.training, optimizer=ref.optimizer, execution=ref.execution,
+        grad_dtype=ref.grad_dtype, matmul_dtype=ref.matmul_dtype,
+    )  # fmt: skip
     if ref.graph:
-        return load(_graph(ref), training=training, optimizer=optimizer, spec=spec)
+        return given(_graph(ref), spec=spec)
     if is_python_spec(spec):
         raise PlanError(
             f"the plan carries no graph of {spec}, and opening a plan runs no code",
@@ -63,8 +68,8 @@ def _load(ref: ModelRef, folder: str) -> Workload:
     if is_onnx_spec(spec) or names_file(spec):
         spec = beside(folder, spec, "model")
         if is_saved_graph(spec):  # it has the batch and dtype it has
-            return load(spec, training=training, optimizer=optimizer)
-    return load(spec, batch=ref.batch, dtype=ref.dtype, training=training, optimizer=optimizer)
+            return given(spec)
+    return given(spec, batch=ref.batch, dtype=ref.dtype)
 
 
 def load_cluster(plan: Plan, spec: str | None = None) -> Cluster:

@@ -107,7 +107,9 @@ def _check_split(graph: Graph, split: OpSplit, axes: tuple[Axis, ...]) -> list[s
 
 def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     try:
-        lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, run)
+        lowered = lower_plan(
+            plan.stages, plan.schedule, graph, cluster, run, execution=plan.model.execution
+        )
     except InputError as error:
         return (str(error),)
     program = lowered.program
@@ -121,7 +123,10 @@ def _check_run(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[str, ...]:
     violations = verify_timeline(program, timeline)
     predicted = plan.prediction.step_s
     if abs(timeline.makespan - predicted) > TOLERANCE * max(timeline.makespan, predicted):
-        claim = f"the plan predicts {predicted:.6g} s, it takes {timeline.makespan:.6g} s"
+        claim = (
+            f"the plan predicts {predicted:.6g} s, it takes {timeline.makespan:.6g} s; it was "
+            "edited, or predicted with other costs: simulate it, or plan again"
+        )
         violations = (*violations, claim)
     said, peak = max(plan.prediction.peak_memory_bytes, default=0.0), float(timeline.peaks().max())
     if abs(said - peak) > TOLERANCE * max(said, peak):

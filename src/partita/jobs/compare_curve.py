@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from partita.jobs.compare import compare
 from partita.jobs.sweep import Answer, Sweeper
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class ComparedCurve:
     objective_s: dict[tuple[str, int], float]
     plans: dict[tuple[str, int], str]
     missing: tuple[tuple[int, str], ...]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def best(self, number: int) -> str:
         """The fastest strategy on so many devices."""

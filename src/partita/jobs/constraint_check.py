@@ -4,10 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.jobs.constraints import DEGREES, Constraints
+from partita.jobs.constraints import DEGREES, SHARED_SHAPE, Constraints
 from partita.jobs.degree_pins import pinned_degrees, roles
 from partita.schedules.named import NAMED
-from partita.search.joint.groupings import device_groupings, divisors, mesh_shapes
+from partita.search.joint.groupings import (
+    device_groupings,
+    divisors,
+    mesh_shapes,
+    shard_group_shapes,
+)
 from partita.search.joint.orders import SINGLE, refused
 
 MOST_SHOWN = 6
@@ -26,6 +31,7 @@ def check_constraints(
     _check_mesh(constraints, cluster, num_segments, inner_size)
     _check_degrees(constraints, cluster, num_segments, inner_size, has_experts)
     _check_checkpointing(constraints, training)
+    _check_shape(constraints, training, batch, cluster)
     _check_virtual(constraints, virtual_stages, training)
     _check_order(constraints, training, batch, cluster, num_segments, virtual_stages)
 
@@ -59,6 +65,30 @@ def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int)
             fix=f"give {_either(sorted(near))}",
             field="pin",
         )
+
+
+def _check_shape(
+    constraints: Constraints, training: bool, batch: int, cluster: Cluster
+) -> None:  # fmt: skip
+    """An M shape has a stage on each device, behind one that all share."""
+    if constraints.pinned_to("shape") != SHARED_SHAPE:
+        return
+    size, what = cluster.num_devices, f"shape={SHARED_SHAPE}"
+    why = ""
+    if not training:
+        why = "is for training"
+    elif size < 2:
+        why = "needs several devices"
+    elif batch // int(constraints.pinned_to("micro-batches") or 1) < size:
+        why = f"needs a sample for each of {size} devices in a micro-batch"
+    elif constraints.pinned_to("pp") not in (None, str(size)):
+        why = f"has a stage on each of {size} devices, and pp={constraints.pinned_to('pp')}"
+    else:
+        degrees = [key for key in (*DEGREES, "vpp", "mesh") if constraints.pinned_to(key)]
+        if degrees:
+            why = f"says how devices are used, and so does {degrees[0]}="
+    if why:
+        raise InputError(f"{what} {why}", fix=f"drop {what}, or the other", field="pin")
 
 
 def _check_mesh(
@@ -107,27 +137,43 @@ def _check_degrees(
             fix="pin two of them; `partita simulate` forecasts any such strategy of a transformer",
             field="pin",
         )
-    if not pinned:
+    shards = constraints.pinned_to("hsdp")
+    if not pinned and shards is None:
         return
     mesh = constraints.pinned_to("mesh")
-    shapes = dict.fromkeys(
-        shape
+    sizes = dict.fromkeys(
+        len(group)
         for groups in device_groupings(cluster, num_segments)
         if stages is None or len(groups) == int(stages)
         for group in groups
-        for shape in mesh_shapes(len(group), inner_size)
+    )
+    shapes = dict.fromkeys(
+        shape
+        for size in sizes
+        for shape in _shapes(size, inner_size, shards)
         if mesh is None or mesh == "x".join(map(str, shape))
     )
     if any(roles(constraints, shape) is not None for shape in shapes):
         return
     asked = [f"pp={stages}"] * (stages is not None) + [f"mesh={mesh}"] * (mesh is not None)
     asked += [f"{name}={value}" for name, value in pinned.items()]
+    asked += [f"hsdp={shards}"] * (shards is not None)
     known = ["x".join(map(str, shape)) for shape in shapes][:MOST_SHOWN]
+    fix = f"choose degrees that are the sizes of one of these meshes: {_either(known or ['1'])}"
+    if shards is not None and not known:
+        groups = sorted({n for size in sizes for n in divisors(size) if n > 1})[-MOST_SHOWN:]
+        fix = f"pin hsdp={_either(groups)}" if groups else "leave hsdp out"
     raise InputError(
-        f"{' and '.join(asked)} cannot be made of {cluster.num_devices} devices",
-        fix=f"choose degrees that are the sizes of one of these meshes: {_either(known)}",
+        f"{' and '.join(asked)} cannot be made of {cluster.num_devices} devices", fix=fix,
         field="pin",
-    )
+    )  # fmt: skip
+
+
+def _shapes(size: int, inner_size: int, shards: str | None) -> list[tuple[int, ...]]:
+    """The meshes of so many devices; with shard groups of replicas, those that have them."""
+    if shards is None:
+        return mesh_shapes(size, inner_size)
+    return [shape for shape, _ in shard_group_shapes(size, inner_size, int(shards))]
 
 
 def _check_virtual(

@@ -3,6 +3,9 @@
     pp=4    vpp=2    dp=8    tp=2    cp=1    ep=1    sp=yes
     micro-batches=16    schedule=1f1b    recompute=selective    mesh=16x8    zero=1
     micro-batch=2 (samples of one replica in one micro-batch; with dp)
+    hsdp=8 (replicas that one copy of the parameters is sharded over; zero=3 unless pinned)
+    grad-dtype=f32    matmul-dtype=fp8    execution=compiled
+    shape=m (the first ops on all devices together, then a stage on each) or line (no such)
 
 A pin leaves one value of that decision, a ban all others. Degrees are those that a plan's summary
 prints (`degrees.py`). Two constraints that contradict each other are refused, both named.
@@ -11,32 +14,24 @@ prints (`degrees.py`). Two constraints that contradict each other are refused, b
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partita.costs.physics import EXECUTIONS
 from partita.errors import InputError
 from partita.graph.dtypes import FLOATS
-from partita.plans import CHECKPOINTING, ZERO_STAGES
+from partita.plans import CHECKPOINTING, EXECUTIONS, ZERO_STAGES
 from partita.schedules.named import NAMED
 from partita.suggest import suggest
 
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
 DECISIONS = (
     "pp", "vpp", *DEGREES, "sp", "micro-batch", "micro-batches", "schedule", "recompute", "mesh",
-    "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
+    "shape", "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
 )  # fmt: skip
-# What a forecast of `partita simulate` can vary and a plan cannot: its only value, and why.
-FIXED = {
-    "grad-dtype": "a plan adds gradients up in the type of the parameters",
-    "matmul-dtype": "a plan's products are in the type of the model",
-    "execution": "a plan is made for kernels in CUDA graphs",
-}
+# How a model is computed, which a plan carries: what it is unless something else is asked for, and
+# what it is where that is forbidden.
+COMPUTED = ("grad-dtype", "matmul-dtype", "execution")
 INSTEAD = {
-    "grad-dtype": (
-        "plan with --dtype {value}, or forecast it: partita simulate --grad-dtype {value}"
-    ),
-    "matmul-dtype": (
-        "plan with --dtype {value}, or forecast it: partita simulate --matmul-dtype {value}"
-    ),
-    "execution": "time the plan: partita simulate plan.json --execution {value}",
+    "grad-dtype": ("f32",),
+    "matmul-dtype": ("f8",),
+    "execution": ("graph", "compiled", "eager"),
 }
 COUNTS = ("pp", "vpp", *DEGREES, "micro-batch", "micro-batches", "hsdp")
 FLAGS = {
@@ -53,6 +48,7 @@ ELSEWHERE = {
     "dtype": "write --dtype",
     "batch": "write --batch",
 }
+SHARED_SHAPE, LINE_SHAPE = "m", "line"  # stages that groups of devices share, or none
 SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
 EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
@@ -113,39 +109,59 @@ def parse_constraints(pins: Iterable[str] = (), bans: Iterable[str] = ()) -> Con
     return Constraints(tuple(pinned.items()), tuple(banned))
 
 
-def settled(constraints: Constraints, dtype: str) -> Constraints:
-    """The constraints without what every plan of a model in `dtype` does; refuses what none does.
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """How a model is computed, as far as it is asked for; '' is the model's own type."""
 
-    Sharding over all replicas of a pinned dp is ZeRO stage 3; over fewer is no plan yet.
-    """
-    pinned = dict(constraints.pinned)
-    banned = tuple(pair for pair in constraints.banned if pair[0] not in (*FIXED, "hsdp"))
-    for key, only in {"grad-dtype": dtype, "matmul-dtype": dtype, "execution": "graph"}.items():
-        value = pinned.pop(key, only)
-        if value != only:
+    grad_dtype: str = ""
+    matmul_dtype: str = ""
+    execution: str = "graph"
+
+
+def computation(constraints: Constraints, dtype: str) -> Computation:
+    """What is pinned of how a model in `dtype` is computed, or what is left where it is banned."""
+    usual = {"grad-dtype": dtype, "matmul-dtype": dtype, "execution": "graph"}
+    chosen = {}
+    for key, own in usual.items():
+        banned = {value for name, value in constraints.banned if name == key}
+        wanted = constraints.pinned_to(key)
+        left = [value for value in (own, *INSTEAD[key]) if value not in banned]
+        if wanted is None and not left:
             raise InputError(
-                f"{key}={value}, but {FIXED[key]} ({only})",
-                fix=INSTEAD[key].format(value=value), field="pin",
-            )  # fmt: skip
-        if (key, only) in constraints.banned:
-            raise InputError(
-                f"{key}={only} is ruled out, but {FIXED[key]} ({only})", fix="leave it out",
+                f"{' and '.join(f'{key}={value}' for value in sorted(banned))} are ruled out, and "
+                "nothing else is left",
+                fix=f"allow one, or pin {key}",
                 field="forbid",
-            )  # fmt: skip
-    shards = pinned.pop("hsdp", None)
-    if shards is not None:
-        if pinned.get("dp") != shards:
+            )
+        value = wanted or left[0]
+        chosen[key] = "" if value == own and key != "execution" else value
+    return Computation(chosen["grad-dtype"], chosen["matmul-dtype"], chosen["execution"])
+
+
+def settled(constraints: Constraints) -> Constraints:
+    """The constraints on decisions of a search; shard groups of replicas shard parameters."""
+    pinned = {key: value for key, value in constraints.pinned if key not in COMPUTED}
+    banned = tuple(pair for pair in constraints.banned if pair[0] not in COMPUTED)
+    group, replicas = pinned.get("hsdp"), pinned.get("dp")
+    if group is not None:
+        if pinned.setdefault("zero", "3") == "0" or group == "1":
             raise InputError(
-                f"hsdp={shards} replicates over a part of the replicas, and a plan shards over all",
-                fix=f"pin zero=3 (with dp={shards} it is the same), or forecast it: partita "
-                f"simulate --hsdp {shards}",
+                f"hsdp={group} says over how many replicas a copy of the parameters is sharded, "
+                f"and {'zero=0' if pinned['zero'] == '0' else 'one replica'} shards nothing",
+                fix="pin zero=1, 2 or 3 and hsdp=2 or more, or leave hsdp out",
                 field="pin",
             )
-        if pinned.setdefault("zero", "3") != "3":
+        if ("zero", pinned["zero"]) in banned:
             raise InputError(
-                f"hsdp={shards} and zero={pinned['zero']} contradict each other: parameters that "
-                "are sharded are ZeRO stage 3",
-                fix="keep one of the two",
+                f"hsdp={group} is with zero=3 unless another stage is pinned, and zero=3 is "
+                "forbidden",
+                fix="pin zero=1 or zero=2 beside it",
+                field="pin",
+            )
+        if replicas is not None and int(replicas) % int(group):
+            raise InputError(
+                f"hsdp={group} does not divide dp={replicas}",
+                fix="choose a divisor",
                 field="pin",
             )
     return Constraints(tuple(pinned.items()), banned)
@@ -223,11 +239,13 @@ def _parse(text: str, field: str) -> tuple[str, str]:
             raise InputError(f"found {text!r}", fix=fix, field=field)
     elif key == "schedule":
         _check_schedule(text, value, field)
-    elif key in FIXED:
+    elif key in COMPUTED:
         values = EXECUTIONS if key == "execution" else TYPES
         value = NARROW.get(value, value)
         if value not in values:
             raise InputError(f"found {text!r}", fix=suggest(value, values), field=field)
+    elif key == "shape" and value not in (SHARED_SHAPE, LINE_SHAPE):
+        raise InputError(f"found {text!r}", fix="write shape=m or shape=line", field=field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
         raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):

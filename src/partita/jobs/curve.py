@@ -23,6 +23,7 @@ from partita.jobs.plan_simulator import SimulatedPlan
 from partita.jobs.prices import Prices, read_prices
 from partita.jobs.sweep import Answer, Sweeper
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 
 RANGE = re.compile(r"([0-9]{1,7})\.\.([0-9]{1,7})")
 NODES = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)", re.IGNORECASE)
@@ -81,6 +82,8 @@ class Curve:
     missing: tuple[tuple[int, str], ...]
     plans: dict[str, dict[str, Any]]  # the plan of each cluster, as its file has it
     bounds: dict[int, float]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def best(self) -> tuple[CurvePoint, ...]:

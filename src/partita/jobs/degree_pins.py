@@ -1,9 +1,10 @@
 """Degrees that the user has pinned: what each axis of a mesh may split, and a check of plans.
 
-A mesh has two axes at the most, and an axis stands for what ops split along it (`degrees.py`). With
-pins every axis gets a role: the name that was pinned to its size, or `other`, along which nothing
-that a pinned name stands for may be split. The search then chooses among the splits that the roles
-leave:
+A mesh has two axes at the most, three where parameters are sharded over a part of the replicas
+(hsdp: the first two axes are both dp, replicas and shard group). An axis stands for what ops split
+along it (`degrees.py`). With pins every axis gets a role: the name that was pinned to its size, or
+`other`, along which nothing that a pinned name stands for may be split. The search then chooses
+among the splits that the roles leave:
 
     role     splits
     dp       batch
@@ -21,7 +22,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from partita.degrees import PRODUCTS, axis_names, meaning, stage_degrees
+from partita.degrees import PRODUCTS, axis_names, meaning, shard_group, stage_degrees
 from partita.graph.record import Call, Graph
 from partita.jobs.constraints import DEGREES, Constraints
 from partita.plans import Axis, Stage
@@ -84,10 +85,11 @@ def keep_splits(constraints: Constraints, axes: Sequence[Axis]) -> tuple[Keep, .
     pinned = pinned_degrees(constraints)
     banned = {(key, int(value)) for key, value in constraints.banned if key in DEGREES}
     sequence = constraints.pinned_to("sp")
-    if not pinned and not banned and sequence is None:
+    shards = constraints.pinned_to("hsdp")
+    if not pinned and not banned and sequence is None and shards is None:
         return ()
     sizes = [axis.size for axis in axes]
-    assigned = roles(constraints, sizes) or (OTHER,) * len(sizes)
+    assigned = _roles_of(constraints, axes)
     allowed = [_allowed(role, pinned) for role in assigned]
 
     def loose(call: Call, dims: tuple[str, ...]) -> bool:
@@ -107,7 +109,19 @@ def keep_splits(constraints: Constraints, axes: Sequence[Axis]) -> tuple[Keep, .
                 return False
         return loose(call, dims)
 
-    return (loose, strict) if pinned else (loose,)
+    return (loose, strict) if pinned or shards else (loose,)
+
+
+def _roles_of(constraints: Constraints, axes: Sequence[Axis]) -> tuple[str, ...]:
+    """What the axes of a mesh stand for; those of replicas that parameters are sharded over: dp."""
+    sizes = [axis.size for axis in axes]
+    whole = roles(constraints, sizes)
+    if constraints.pinned_to("hsdp") is None or whole is None:
+        return whole or (OTHER,) * len(sizes)
+    first = 2 if axes[0].replicates else 1
+    rest = tuple(pair for pair in constraints.pinned if pair[0] != "dp")
+    others = roles(Constraints(rest), sizes[first:]) or (OTHER,) * (len(sizes) - first)
+    return ("dp",) * first + others
 
 
 def _parts(call: Call, dims: tuple[str, ...], sizes: Sequence[int], name: str) -> int:
@@ -126,6 +140,8 @@ def _allowed(role: str, pinned: dict[str, int]) -> frozenset[str]:
 def keeps_degrees(constraints: Constraints, graph: Graph, stages: Sequence[Stage]) -> bool:
     """Are the degrees of all stages, as a summary prints them, what was asked for?"""
     asked = {key for key, _ in (*constraints.pinned, *constraints.banned)} & {*DEGREES, "sp"}
+    if not keeps_shard_groups(constraints, graph, stages):
+        return False
     if not asked:
         return True
     for stage in stages:
@@ -133,5 +149,25 @@ def keeps_degrees(constraints: Constraints, graph: Graph, stages: Sequence[Stage
         words = {**{name: str(degrees[name]) for name in DEGREES}}
         words["sp"] = "yes" if degrees["sp"] else "no"
         if not all(constraints.allow(name, words[name]) for name in sorted(asked)):
+            return False
+    return True
+
+
+def keeps_shard_groups(constraints: Constraints, graph: Graph, stages: Sequence[Stage]) -> bool:
+    """Are parameters sharded over as many replicas as was asked for?
+
+    All replicas there are may be what was asked for, too; a ban is of a part of them.
+    """
+    wanted = constraints.pinned_to("hsdp")
+    banned = {int(value) for key, value in constraints.banned if key == "hsdp"}
+    if wanted is None and not banned:
+        return True
+    for stage in stages:
+        names = axis_names(graph, stage)
+        group = shard_group(stage, names)
+        if group in banned:
+            return False
+        degrees = stage_degrees(stage, names)
+        if wanted is not None and (group or degrees["dp"] * degrees["cp"]) != int(wanted):
             return False
     return True

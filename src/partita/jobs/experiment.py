@@ -29,6 +29,7 @@ from partita.jobs.sweep import Sweeper, SweepOutcome
 from partita.problems.placement import PlacementProblem, read
 from partita.search import searches
 from partita.search.base import Improvement, Stop
+from partita.showing import plot_of, repr_html, table_of
 
 FORMAT = "experiment-run"
 EVALUATIONS = 20_000  # of a run without limits: what Exprimo's comparison allows
@@ -116,6 +117,8 @@ class ExperimentOutcome:
     resumed: int  # how many of them were there before
     missing: int
 
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
+
 
 @dataclass(frozen=True)
 class ExperimentTask:
@@ -135,11 +138,13 @@ def run_experiment(
     told: Callable[[str], None] = lambda text: None,
     progress: Callable[[Improvement], None] | None = None,
     workers: int = 1,
+    dask: str = "",
 ) -> ExperimentOutcome:
     """Make every run that the folder does not have yet; ends early when interrupted.
 
     With several workers (0: as many as there are cores) runs are made side by side, each by itself:
-    the records are the same wherever evaluations, and not seconds, limit a search.
+    the records are the same wherever evaluations, and not seconds, limit a search. `dask` is the
+    address of a Dask scheduler whose workers make them instead.
     """
     cases = tuple(_cases(experiment))
     place = Path(folder) / "runs"
@@ -163,9 +168,9 @@ def run_experiment(
             task = ExperimentTask(experiment, case.name, optimiser, seed, key)
             left.append((number, path, title, task))
     resumed = len(records)
-    side_by_side = workers != 1 and len(left) >= SIDE_BY_SIDE
+    side_by_side = bool(dask) or (workers != 1 and len(left) >= SIDE_BY_SIDE)
     if side_by_side:
-        _beside(left, len(todo), workers, interrupted, told)
+        _beside(left, len(todo), workers, dask, interrupted, told)
     for number, path, title, task in left:
         record = _saved(path) if side_by_side else None
         if record is None and not interrupted() and not side_by_side:
@@ -182,7 +187,7 @@ def run_experiment(
 
 
 def _beside(
-    left: list[tuple[int, Path, str, ExperimentTask]], total: int, workers: int,
+    left: list[tuple[int, Path, str, ExperimentTask]], total: int, workers: int, dask: str,
     interrupted: Callable[[], bool], told: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Make runs in other processes; each is written as soon as it is there."""
@@ -193,7 +198,7 @@ def _beside(
             write_atomically(path, encode_json(outcome.answer), overwrite=True)
         told(f"run {number + 1} of {total}: {title}{f': {outcome.why}' if outcome.why else ''}")
 
-    sweeper = Sweeper(workers, None, interrupted, done)
+    sweeper = Sweeper(workers, None, interrupted, done, dask=dask)
     sweeper(run_task, [task for *_, task in left])
 
 
@@ -346,10 +351,10 @@ def _content(path: str) -> str:
 
 
 def _key(experiment: Experiment, case: Case, optimiser: OptimiserSpec, seed: int) -> str:
-    wishes = (experiment.pin, experiment.forbid, experiment.colocate, experiment.max_devices)
+    asked = (experiment.pin, experiment.forbid, experiment.colocate, experiment.max_devices)
     limits = (experiment.evaluations, experiment.time_limit_s, EVALUATIONS)
     about = [
-        __version__, experiment.semantics, wishes, limits, case.name, case.print, case.batches,
+        __version__, experiment.semantics, asked, limits, case.name, case.print, case.batches,
         case.in_flight, asdict(optimiser), seed,
     ]  # fmt: skip
     text = json.dumps(about, sort_keys=True, default=str)

@@ -33,6 +33,7 @@ from partita.plans import ZERO_STAGES, Mesh, Plan, Stage
 from partita.problems.sharding import ShardingProblem
 from partita.search import searches
 from partita.search.base import Stop
+from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 
 WEIGHTS = Weights(hidden=0.2)  # as the search counts: most of the hidden communication is hidden
@@ -78,6 +79,8 @@ class Explanation:
     compute_s: float
     alternatives: tuple[OtherSplit, ...]
     num_microbatches: int = 1
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def why(self) -> str:
         """One sentence."""
@@ -174,9 +177,9 @@ def parameter_placements(stage: Stage, graph: Graph) -> dict[str, tuple[str, ...
                 f"Shard({p.dim})"
                 if p.kind == "shard"
                 else "Shard(0)"
-                if split.zero == 3
+                if split.zero == 3 and not axis.replicates
                 else "Replicate()"
-                for p in layout
+                for p, axis in zip(layout, stage.mesh.axes, strict=True)
             )
     return placements
 

@@ -93,7 +93,7 @@ def kept_bytes(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, floa
     ways = [axis.ways() for axis in stage.mesh.axes]
     parameters = states = 0.0
     gradients: dict[str, float] = {}
-    for name, layout, level in _lying(stage, graph):
+    for name, layout, level in lying_parameters(stage, graph):
         shards = num_shards(layout, ways)
         copies = math.prod(
             axis.size for axis, p in zip(stage.mesh.axes, layout, strict=True) if p == REPLICATE
@@ -110,7 +110,7 @@ def kept_bytes(stage: Stage, graph: Graph) -> tuple[float, float, dict[str, floa
     return parameters, states, gradients
 
 
-def _lying(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, int]]:
+def lying_parameters(stage: Stage, graph: Graph) -> Iterator[tuple[str, Layout, int]]:
     """Each parameter of a stage once: its layout and level are those its first reader asks for."""
     splits = {split.op: split for split in stage.splits}
     seen: set[str] = set()

@@ -19,6 +19,7 @@ from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
 from partita.plans import Alternative, Plan
+from partita.showing import plot_of, repr_html, table_of
 
 BUDGET_S = 15.0
 ODD = "rows off 16 bytes"
@@ -52,6 +53,8 @@ class Explained:
     untried: tuple[Untried, ...]
     odd_rows: tuple[Rows, ...]  # sizes to pad
     sensitivity: PlanSensitivity
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def step_s(self) -> float:

@@ -1,12 +1,14 @@
 """The field: what frameworks do with a model when their own degrees are tuned, by name.
 
     ddp         replicas, micro-batches of any size
-    fsdp2       parameters or gradients sharded over the replicas, tensor parallel inside a node
+    fsdp2       parameters or gradients sharded over the replicas, or over those of a node (HSDP),
+                tensor parallel inside a node
     deepspeed   ZeRO 1 to 3 over all devices, or a pipeline with ZeRO 1
     gpipe       a pipeline, forwards first, recomputed, over replicas
-    megatron    TP x PP x DP with sequence parallelism, interleaving, recompute of norms or layers,
-                distributed optimizer
-    torchtitan  TP x PP x FSDP with sequence parallelism, interleaving or ZB-V, any recompute
+    megatron    TP x CP x PP x DP with sequence parallelism, interleaving, recompute of norms or
+                layers, distributed optimizer
+    torchtitan  TP x CP x PP x FSDP or HSDP with sequence parallelism, interleaving or ZB-V, any
+                recompute
 
 All degrees of a family are ranked by forecasts (`forecast/`: a millisecond or less each), each with
 the least recomputation that fits there; the first few become plans. What a family cannot be told
@@ -43,6 +45,7 @@ class FieldSettings:
     most_stages: int = 64
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)  # samples of a replica at a time
     virtual: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)  # stages of a rank
+    least_context: int = 8192  # tokens of a rank below which no sequence is shared out (cp)
     plans: int = 6  # of a family that are simulated in a comparison
     fill: float = 0.97  # of the memory that a forecast may take
 
@@ -76,9 +79,20 @@ class FieldScope:
             and sizes.seq % tp == 0
         ]
 
-    def replicas(self, tp: int, pp: int = 1) -> Iterator[FrameworkStrategy]:
-        """Micro-batches of every size for the replicas that tp and pp leave."""
-        dp, rest = divmod(self.num_devices, tp * pp)
+    def context_degrees(self, tp: int) -> list[int]:
+        """Over how many devices a sequence may be shared out; routing mixes what lies apart."""
+        if self.sizes is None or self.sizes.experts:
+            return [1]
+        least, seq = self.settings.least_context, self.sizes.seq
+        return [
+            cp
+            for cp in divisors(self.num_devices // tp)
+            if cp == 1 or (seq >= cp * least and seq % (cp * tp) == 0)
+        ]
+
+    def replicas(self, tp: int, pp: int = 1, cp: int = 1) -> Iterator[FrameworkStrategy]:
+        """Micro-batches of every size for the replicas that tp, cp and pp leave."""
+        dp, rest = divmod(self.num_devices, tp * pp * cp)
         if rest or self.batch % dp:
             return
         each = self.batch // dp
@@ -87,15 +101,20 @@ class FieldScope:
             if each % micro == 0:
                 yield FrameworkStrategy(
                     tp=tp, sp=tp > 1, pp=pp, dp=dp, micro_batch=micro,
-                    num_microbatches=each // micro, layers=layers,
+                    num_microbatches=each // micro, layers=layers, cp=cp,
                 )  # fmt: skip
 
-    def pipelines(self, tp: int) -> Iterator[FrameworkStrategy]:
+    def pipelines(self, tp: int, cp: int = 1) -> Iterator[FrameworkStrategy]:
         """Every number of groups of devices that has layers for all."""
         most = min(self.settings.most_stages, self.num_layers)
-        for pp in divisors(self.num_devices // tp):
+        for pp in divisors(self.num_devices // (tp * cp)):
             if 1 < pp <= most:
-                yield from self.replicas(tp, pp)
+                yield from self.replicas(tp, pp, cp)
+
+    def grids(self) -> Iterator[tuple[int, int]]:
+        """Tensor and context parallelism of frameworks that have both."""
+        for tp in self.tensor_degrees():
+            yield from ((tp, cp) for cp in self.context_degrees(tp))
 
     def interleaved(self, one: FrameworkStrategy) -> Iterator[FrameworkStrategy]:
         """A pipeline with all numbers of virtual stages that Megatron takes."""
@@ -117,6 +136,18 @@ class FieldScope:
                 layers[0] -= ends > 1
                 return tuple(layers)
         return ()
+
+    def grouped(self, one: FrameworkStrategy) -> Iterator[FrameworkStrategy]:
+        """A strategy that shards, and the same within groups of replicas (HSDP).
+
+        A group fills a node, or a power of two of them.
+        """
+        yield one
+        size = self.node_size // one.tp
+        while one.zero and one.cp == 1 and 1 < size < one.dp:
+            if one.dp % size == 0:
+                yield replace(one, hsdp=size)
+            size *= 2
 
 
 Degrees = Callable[[FieldScope], Iterator[FrameworkStrategy]]
@@ -140,7 +171,8 @@ def _fsdp2(scope: FieldScope) -> Iterator[FrameworkStrategy]:
     for tp in scope.tensor_degrees():
         for one in scope.replicas(tp):
             if one.dp > 1:
-                yield from (replace(one, zero=zero) for zero in (3, 2, 1))
+                for zero in (3, 2, 1):
+                    yield from scope.grouped(replace(one, zero=zero))
 
 
 def _deepspeed(scope: FieldScope) -> Iterator[FrameworkStrategy]:
@@ -158,33 +190,38 @@ def _gpipe(scope: FieldScope) -> Iterator[FrameworkStrategy]:
 
 
 def _megatron(scope: FieldScope) -> Iterator[FrameworkStrategy]:
-    for tp in scope.tensor_degrees():
-        for one in (*scope.replicas(tp), *scope.pipelines(tp)):
+    for tp, cp in scope.grids():
+        for one in (*scope.replicas(tp, 1, cp), *scope.pipelines(tp, cp)):
             for each in scope.interleaved(one):
-                yield replace(each, zero=int(one.dp > 1))
+                yield replace(each, zero=int(one.dp * cp > 1))
 
 
 def _torchtitan(scope: FieldScope) -> Iterator[FrameworkStrategy]:
-    for tp in scope.tensor_degrees():
-        for one in scope.pipelines(tp):
+    for tp, cp in scope.grids():
+        if cp > 1:
+            for one in scope.replicas(tp, 1, cp):
+                yield from (replace(one, zero=zero) for zero in (3, 2))
+        for one in scope.pipelines(tp, cp):
+            zero = int(one.dp * cp > 1)
             for each in scope.interleaved(one):
                 if each.num_microbatches >= each.pp * each.vpp:
-                    yield replace(each, zero=int(each.dp > 1))
+                    yield from scope.grouped(replace(each, zero=zero))
             if one.num_microbatches >= 2 * one.pp <= scope.num_layers:
                 layers = even_layers(scope.num_layers, 2 * one.pp)
-                yield replace(one, schedule="zb-v", vpp=2, layers=layers, zero=int(one.dp > 1))
+                zbv = replace(one, schedule="zb-v", vpp=2, layers=layers, zero=zero)
+                yield from scope.grouped(zbv)
 
 
 FIELD: dict[str, FieldEntry] = {
     "ddp": FieldEntry("ddp", "DDP, gradients accumulated", _ddp, ("none", "selective", "full")),
-    "fsdp2": FieldEntry("fsdp2", "FSDP2 x TP", _fsdp2, ("none", "selective", "full")),
+    "fsdp2": FieldEntry("fsdp2", "FSDP2 or HSDP x TP", _fsdp2, ("none", "selective", "full")),
     "deepspeed": FieldEntry("deepspeed", "ZeRO 1 to 3, or pipeline with ZeRO 1", _deepspeed),
     "gpipe": FieldEntry("gpipe", "GPipe x DP, recomputed", _gpipe, ("full",)),
     "megatron": FieldEntry(
-        "megatron", "TP x PP x DP, interleaved, ZeRO 1", _megatron, ("none", "norms", "full")
+        "megatron", "TP x CP x PP x DP, interleaved, ZeRO 1", _megatron, ("none", "norms", "full")
     ),
     "torchtitan": FieldEntry(
-        "torchtitan", "TP x PP x FSDP", _torchtitan, ("none", "selective", "full")
+        "torchtitan", "TP x CP x PP x FSDP or HSDP", _torchtitan, ("none", "selective", "full")
     ),
 }
 
@@ -275,7 +312,7 @@ def _kept_otherwise(s: FrameworkStrategy, model: Transformer) -> float:
     if s.recompute == "full":
         return 0.0
     held = in_flight(_as_forecast(s, "bf16"), 0, s.pp)
-    tokens = held * s.micro_batch * model.seq * math.ceil(model.layers / s.pp)
+    tokens = held * s.micro_batch * model.seq / s.cp * math.ceil(model.layers / s.pp)
     if s.recompute == "none":
         return 4 * tokens * model.hidden * (1 - 1 / s.tp) if s.sp else 0.0
     kept = -4 * tokens * model.hidden / (s.tp if s.sp else 1)
@@ -285,9 +322,10 @@ def _kept_otherwise(s: FrameworkStrategy, model: Transformer) -> float:
 def _as_forecast(s: FrameworkStrategy, dtype: str) -> Strategy:
     recompute = "selective" if s.recompute in ("norms", "attention") else s.recompute
     return Strategy(
-        batch=s.batch, micro_batch=s.micro_batch, tp=s.tp, pp=s.pp, vpp=s.vpp, dp=s.dp, sp=s.sp,
-        zero=s.zero, recompute=recompute, schedule=s.schedule, execution="graph", dtype=dtype,
-        fused_loss=True,
+        batch=s.batch, micro_batch=s.micro_batch, tp=s.tp, cp=s.cp, pp=s.pp, vpp=s.vpp, dp=s.dp,
+        sp=s.sp, zero=s.zero, hsdp=s.hsdp, recompute=recompute, schedule=s.schedule,
+        execution="graph",
+        dtype=dtype, fused_loss=True,
     )  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """What training frameworks can be told, and the plan that it is: degrees in, stages out.
 
-    world = pp x dp x tp            batch = micro_batch x num_microbatches x dp
+    world = pp x dp x cp x tp       batch = micro_batch x num_microbatches x dp
 
 Megatron-LM, torchtitan, DeepSpeed and plain PyTorch share one family of plans: layers by columns
-then rows inside groups of `tp` (with the rest by sequence if `sp`), whole layers on `pp` groups of
-devices (each with `vpp` virtual stages), the batch over `dp` replicas that share parameters by a
-ZeRO stage, one way to recompute for all layers. Such a strategy becomes stages of a plan, and is
-simulated like any other plan; what a framework cannot be told is not in the record.
+then rows inside groups of `tp` (with the rest by sequence if `sp`), everything by its sequence over
+`cp` (attention gathers keys and values), whole layers on `pp` groups of devices (each with `vpp`
+virtual stages), the batch over `dp` replicas that share parameters by a ZeRO stage (those of `cp`
+count as replicas there), one way to recompute for all layers. Such a strategy becomes stages of a
+plan, and is simulated like any other plan; what a framework cannot be told is not in the record.
 
     recompute    what runs again in the backward
     none         nothing
@@ -23,11 +24,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from partita.costs.sharding import dims_of
 from partita.errors import GraphError, PlanError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph, Op
 from partita.jobs.simulate import data_splits
-from partita.jobs.strategies import feature_splits
+from partita.jobs.strategies import SEQUENCE, feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 
 RECOMPUTE = ("none", "norms", "attention", "selective", "full")
@@ -52,18 +54,27 @@ class FrameworkStrategy:
     vpp: int = 1
     dp: int = 1
     zero: int = 0
+    hsdp: int = 0  # replicas that one copy of the parameters is sharded over; 0: all of dp
     micro_batch: int = 1
     num_microbatches: int = 1
     recompute: str = "none"
     schedule: str = "1f1b"
     layers: tuple[int, ...] = ()  # one stage: all of them, whatever they are
+    cp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "vpp", "dp", "micro_batch", "num_microbatches"):
+        for name in ("tp", "cp", "pp", "vpp", "dp", "micro_batch", "num_microbatches"):
             if getattr(self, name) < 1:
                 raise PlanError(f"is {getattr(self, name)}", fix="use at least 1", field=name)
         if self.zero not in range(4):
             raise PlanError(f"is {self.zero}", fix="use 0, 1, 2 or 3", field="zero")
+        alone = self.cp == 1 and self.zero > 0
+        if self.hsdp and (self.hsdp < 2 or self.dp % self.hsdp or not alone):
+            raise PlanError(
+                f"is {self.hsdp} with dp={self.dp} cp={self.cp} zero={self.zero}",
+                fix="use a divisor of dp from 2 on, with zero of at least 1 and without cp",
+                field="hsdp",
+            )
         if self.recompute not in RECOMPUTE:
             raise PlanError(
                 f"is {self.recompute!r}",
@@ -82,7 +93,7 @@ class FrameworkStrategy:
     @property
     def world(self) -> int:
         """Devices."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
 
     @property
     def batch(self) -> int:
@@ -90,9 +101,9 @@ class FrameworkStrategy:
         return self.micro_batch * self.num_microbatches * self.dp
 
     def __str__(self) -> str:
-        degrees = [f"{n}={getattr(self, n)}" for n in ("pp", "vpp", "dp", "tp")]
+        degrees = [f"{n}={getattr(self, n)}" for n in ("pp", "vpp", "dp", "cp", "tp")]
         told = [text for text in degrees if not text.endswith("=1")] + ["sp"] * self.sp
-        told += [f"zero={self.zero}"] * (self.zero > 0)
+        told += [f"zero={self.zero}"] * (self.zero > 0) + [f"hsdp={self.hsdp}"] * (self.hsdp > 0)
         words = [" ".join(told) or "one device"]
         words += [f"{self.recompute} recompute"] * (self.recompute != "none")
         words += [self.schedule] * (self.pp > 1)
@@ -170,14 +181,16 @@ def even_layers(num_layers: int, stages: int) -> tuple[int, ...]:
 def framework_plan(graph: Graph, strategy: FrameworkStrategy) -> FrameworkPlan:
     """Stages and schedule of a strategy for a model whose graph has the batch of a step."""
     s = strategy
-    axes = [("dp", s.dp), ("tp", s.tp)]
+    axes = [("dp", s.dp), ("cp", s.cp), ("tp", s.tp)]
+    if s.hsdp not in (0, s.dp):
+        axes = [("dp", s.dp // s.hsdp), ("dp2", s.hsdp), ("tp", s.tp)]
     shape = tuple((name, size) for name, size in axes if size > 1) or (("dp", 1),)
     splits = _splits(graph, shape, s)
     parts = _parts(graph, s)
-    size = s.dp * s.tp
+    size = s.dp * s.cp * s.tp
     stages = []
     for number, names in enumerate(parts):
-        mesh = _mesh(shape, group_of(s, number) * size)
+        mesh = _mesh(shape, group_of(s, number) * size, replicates="dp2" in dict(shape))
         own = tuple(splits[name] for name in names)
         kind, segments, recomputed = _recomputed(graph, names, s.recompute)
         label = "model" if len(parts) == 1 else f"stage{number}"
@@ -191,8 +204,10 @@ def group_of(strategy: FrameworkStrategy, stage: int) -> int:
     return 2 * strategy.pp - 1 - stage if there_and_back else stage % strategy.pp
 
 
-def _mesh(shape: Sequence[tuple[str, int]], first: int) -> Mesh:
-    axes = tuple(Axis(name, size) for name, size in shape)
+def _mesh(shape: Sequence[tuple[str, int]], first: int, *, replicates: bool = False) -> Mesh:
+    axes = tuple(
+        Axis(name, count, (), replicates and not i) for i, (name, count) in enumerate(shape)
+    )
     size = 1
     for _, count in shape:
         size *= count
@@ -211,12 +226,29 @@ def _splits(
 def _cached_splits(
     graph: Graph, shape: tuple[tuple[str, int], ...], batch: int, tensor: bool, sequence: bool
 ) -> tuple[OpSplit, ...]:
-    mesh = _mesh(shape, 0)
+    mesh = _mesh([axis for axis in shape if axis[0] != "cp"] or [("dp", 1)], 0)
     try:
         micro = rebatch(graph, batch)
     except GraphError:  # samples are mixed somewhere: the whole batch is looked at
         micro = graph
-    return feature_splits(micro, mesh, sequence=sequence) if tensor else data_splits(micro, mesh)
+    splits = feature_splits(micro, mesh, sequence=sequence) if tensor else data_splits(micro, mesh)
+    return _by_context(micro, splits, shape) if dict(shape).get("cp", 1) > 1 else splits
+
+
+def _by_context(
+    graph: Graph, splits: Sequence[OpSplit], shape: tuple[tuple[str, int], ...]
+) -> tuple[OpSplit, ...]:
+    """The same with every op by its sequence along the axis cp, where that is whole shares."""
+    axes = _mesh(shape, 0).axes
+    at = [axis.name for axis in axes].index("cp")
+    along = []
+    for split in splits:
+        rest = split.dims if len(axes) > 1 else ()
+        legal = dims_of(graph.call(graph.op(split.op)), axes)
+        wide = (*rest[:at], SEQUENCE, *rest[at:])
+        whole = (*rest[:at], "", *rest[at:])
+        along.append(replace(split, dims=wide if wide in legal else whole))
+    return tuple(along)
 
 
 def _parts(graph: Graph, s: FrameworkStrategy) -> list[list[str]]:

@@ -124,7 +124,7 @@ def bound_gap(account: IdleAccount, lower_bound_s: float) -> BoundGap:
 
 def idle_account(timeline: Timeline) -> IdleAccount:
     """Why each device of a timeline is idle, and for how long."""
-    reader = _Reader(timeline)
+    reader = _IdleReader(timeline)
     lanes = computing_lanes(timeline.program)
     plain = [reader.lane(lane) for lane in lanes]
     most = max((lane.busy_s for lane in plain), default=0.0)
@@ -148,7 +148,7 @@ def _balanced(lane: LaneIdle, most_busy_s: float) -> LaneIdle:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _IdleReader:
     """Reads one timeline; what let each task start is found once for all of them."""
 
     timeline: Timeline

@@ -22,6 +22,7 @@ from partita.jobs.simulate import Simulation, simulate
 from partita.meaning import COMMUNICATION, Purpose
 from partita.plans import Plan
 from partita.program import Program
+from partita.showing import plot_of, repr_html, table_of
 
 CATEGORIES = ("products", "attention", "elementwise", "communication", "host gaps")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -65,6 +66,8 @@ class KinetoComparison:
     measured_step_s: float
     predicted: dict[str, float]
     measured: dict[str, float]
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
 
 def read_kineto(path: str | Path) -> KinetoTrace:

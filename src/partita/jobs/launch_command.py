@@ -24,6 +24,8 @@ def run_refusal(plan: Plan, graph: Graph) -> str | None:
         return "it is for inference; plan without --infer"
     if is_onnx_spec(spec):
         return "an ONNX file has no PyTorch module; plan file.py:function, which gives one"
+    if plan.model.matmul_dtype:
+        return narrow_products(plan)
     loss = graph.tensor(graph.outputs[0])
     if loss.shape:
         return (
@@ -36,6 +38,15 @@ def run_refusal(plan: Plan, graph: Graph) -> str | None:
             f"{', '.join(OPTIMIZERS)}"
         )
     return None
+
+
+def narrow_products(plan: Plan) -> str:
+    """Why a plan with products in fp8 does not run as it is, and what to do."""
+    return (
+        f"its linear layers multiply in {plan.model.matmul_dtype}, and a run multiplies in the "
+        f"model's {plan.model.dtype}; run it so with partita run --matmul-dtype "
+        f"{plan.model.dtype}, or plan without matmul-dtype"
+    )
 
 
 def launch_lines(plan: Plan, program: str) -> list[str]:

@@ -97,7 +97,7 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
             field="batches",
         )
     ops = [op.name for op in subject.workload.graph.ops if op.phase == "forward"]
-    wishes = read_constraints(
+    asked = read_constraints(
         ops,
         subject.cluster,
         settings.get("pinned", ()),
@@ -108,10 +108,10 @@ def place_subject(subject: Subject, **settings: Unpack[Settings]) -> Placed:
     if semantics == "exprimo" and subject.exprimo is not None:
         layers = subject.exprimo_layers()
     else:
-        layers = placement_model(subject.workload.graph, subject.cluster, wishes.apart())
+        layers = placement_model(subject.workload.graph, subject.cluster, asked.apart())
     name, search = find_search(settings.get("method"))
     job = PlacementJob(
-        subject, layers, wishes.constraints(layers.layers), name, search, batches, in_flight,
+        subject, layers, asked.constraints(layers.layers), name, search, batches, in_flight,
         settings.get("stop", UNTIL_DONE), settings.get("seed", 0),
     )  # fmt: skip
     with_front = settings.get("with_front", False)

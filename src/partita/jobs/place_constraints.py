@@ -1,7 +1,7 @@
 """What a placement must keep to, as people say it: patterns of op names, devices by number or name.
 
 `encoder.*=0` pins every op whose name matches (`*`, `?`, `[...]` as in a shell) to device 0. A name
-without a match is an error that says the nearest one, never a wish silently passed over.
+without a match is an error that says the nearest one, never a constraint silently passed over.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

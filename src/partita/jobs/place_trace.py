@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.problems import placement as referee
+from partita.problems import placement as rules
 from partita.problems.placement import PlacementProblem
 from partita.program import Kind, ProgramBuilder
 from partita.timeline import Timeline
@@ -18,7 +18,7 @@ from partita.timeline import Timeline
 MS = 1e-3
 
 
-class _WatchedSimulation(referee._Simulation):
+class _WatchedSimulation(rules._Simulation):
     """The oracle's simulation, noting what starts when."""
 
     def __init__(self, problem: PlacementProblem, placement: Sequence[int]) -> None:
@@ -29,7 +29,7 @@ class _WatchedSimulation(referee._Simulation):
         super().start_next(slot)
         item = slot.current
         if item is not None:
-            job = isinstance(item, referee._LayerRun)
+            job = isinstance(item, rules._LayerRun)
             lasts = self.job_ms(item) if job else self.transfer_ms(item)
             self.started.append((slot, item, self.now_ms, self.now_ms + lasts))
 
@@ -75,7 +75,7 @@ def _described(
     batch, layer, backward = item.batch, item.layer, item.backward
     name = problem.layers[layer].name
     own = (batch, layer, backward, placement[layer])
-    if isinstance(item, referee._Transfer):
+    if isinstance(item, rules._Transfer):
         label = f"{name}{' gradients' if backward else ''} to device {item.target}"
         key = (batch, layer, backward, item.target)
         return label, Kind.SEND, key, [made[own]]

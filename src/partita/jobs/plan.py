@@ -9,6 +9,7 @@
 3. The joint search (`search.joint.auto`) chooses candidates of the space; the simulator has the
    last word on each (`plan_simulator`).
 4. The other named strategies are candidates too: those that could still win are simulated.
+5. Where a pipeline has won, stages that all devices share are tried beside it (`plan_shapes`).
 
 The fastest that fits wins; it is never slower than a named strategy. The lower bound is the larger
 of all work over all devices, and of the bound of the whole space that the problem states.
@@ -24,17 +25,25 @@ from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import Constraints, counted, parse_constraints, settled
+from partita.jobs.constraints import (
+    SHARED_SHAPE,
+    Constraints,
+    computation,
+    counted,
+    parse_constraints,
+    settled,
+)
 from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
-from partita.jobs.plan_result import Planned, planned, rejection
+from partita.jobs.plan_result import Planned, planned
 from partita.jobs.plan_settings import USUAL, PlanSettings
+from partita.jobs.plan_shapes import also_shapes, only_shapes, shape_space
 from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
 from partita.jobs.plan_start import start_from
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, computed_as, load
 from partita.lower import Memo
 from partita.plans import Plan, Stage, read_plan
-from partita.search.base import Stop
+from partita.search.base import Stop, fewer_collections
 from partita.search.joint.auto import Auto
 from partita.search.joint.model import JointModel
 
@@ -45,7 +54,6 @@ __all__ = (
     "SimulatedPlan",
     "joint_model",
     "plan",
-    "rejection",
 )
 
 OBJECTIVES = ("throughput", "latency")
@@ -53,6 +61,7 @@ DEFAULT_STOP = Stop(time_s=60.0, gap=0.01)
 ANYTHING = Constraints()
 
 
+@fewer_collections()
 def plan(
     model: str | Graph,
     cluster: str | Cluster,
@@ -88,9 +97,12 @@ def plan(
     machine = resolve(cluster) if isinstance(cluster, str) else cluster
     spec = cluster if isinstance(cluster, str) else cluster.name
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer)
-    constraints = counted(settled(constraints, workload.dtype), workload.batch)
+    how = computation(constraints, workload.dtype)
+    workload = computed_as(workload, how.grad_dtype, how.matmul_dtype, how.execution, machine)
+    asked = str(constraints)
+    constraints = counted(settled(constraints), workload.batch)
     limit, clock = max_memory or math.inf, Clock(stop)
-    joint = joint_model(workload, machine, constraints, limit, clock)
+    joint = joint_model(workload, machine, constraints, limit, clock, asked)
     simulator = Simulator(
         workload,
         machine,
@@ -106,20 +118,26 @@ def plan(
     if start is not None:
         start_from(simulator, start if isinstance(start, Plan) else read_plan(start))
     something_at_once(simulator)
+    if constraints.pinned_to("shape") == SHARED_SHAPE:
+        return planned(simulator, only_shapes(simulator), spec, shape_space(simulator))
     result = (search or Auto())(
         joint.problem, clock.search_stop(simulator.heard), seed, evaluator=simulator
     )
     if not simulator.cut():  # a gap that is small enough is no reason to lose to a named strategy
         all_named(simulator)
         splits_alone(simulator)
+        also_shapes(simulator)
     return planned(simulator, result, spec)
 
 
 def joint_model(
     workload: Workload, cluster: Cluster, constraints: Constraints = ANYTHING,
-    max_memory: float = math.inf, clock: Clock | None = None,
+    max_memory: float = math.inf, clock: Clock | None = None, asked: str = "",
 ) -> JointModel:  # fmt: skip
-    """The joint problem of a workload on a cluster; refuses constraints that no plan can meet."""
+    """The joint problem of a workload on a cluster; refuses constraints that no plan can meet.
+
+    `asked` are all constraints in words, also those on how the model is computed.
+    """
     level, stages = constraints.pinned_to("zero"), constraints.pinned_to("pp")
 
     def allow(decision: str, value: object) -> bool:
@@ -131,8 +149,9 @@ def joint_model(
         workload.graph, workload.optimizer, cluster, Collectives(cluster), allow,
         LEVELS if level is None else (int(level),), max_memory,
         interrupted=clock.must_end if clock else lambda: False,
-        constraints=str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
+        constraints=asked or str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
         pinned_stages=None if stages is None else int(stages), name=workload.spec,
+        grad_dtype=workload.grad_dtype, shard_group=int(constraints.pinned_to("hsdp") or 0),
         keeps=lambda axes: keep_splits(constraints, axes),
         suits=lambda mesh, splits: keeps_degrees(
             constraints, workload.graph, [Stage("", mesh, tuple(splits))]

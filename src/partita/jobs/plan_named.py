@@ -80,10 +80,19 @@ def _may(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
         and allow("tp", strategy.tp)
         and allow("dp", strategy.dp)
         and allow("zero", strategy.zero)
+        and _may_group(simulator, strategy)
         and allow("micro-batches", strategy.num_microbatches)
         and allow("recompute", recompute)
         and allow("schedule", strategy.schedule)
     )
+
+
+def _may_group(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
+    """Are parameters sharded over as many replicas as was asked for?"""
+    wanted = simulator.constraints.pinned_to("hsdp")
+    if strategy.hsdp and not simulator.constraints.allow("hsdp", strategy.hsdp):
+        return False
+    return wanted is None or (strategy.hsdp or strategy.dp) == int(wanted)
 
 
 def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:

@@ -38,7 +38,10 @@ def searched_schedule(
         return None
     graph = simulation.workload.graph
     apart = Schedule("zb-h1", count)
-    lowered = lower_plan(stages, apart, graph, simulation.cluster, run, memo, quick=True)
+    lowered = lower_plan(
+        stages, apart, graph, simulation.cluster, run, memo, quick=True,
+        execution=simulation.workload.execution,
+    )  # fmt: skip
     costs = [
         _cost(stage, tuple(g for g, own in enumerate(groups) if i in own), lowered.blocks[i],
               _entering(lowered, i))

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from partita import __version__, units
+from partita import __version__
 from partita.degrees import axis_names, stage_degrees, zero_words
 from partita.jobs.advice import what_would_fit
 from partita.jobs.carried import cluster_ref
 from partita.jobs.plan_simulator import SimulatedPlan, Simulator, rank
 from partita.jobs.simulate import Simulation
+from partita.jobs.tried import alternatives
 from partita.plans import Alternative, Origin, Plan, Progress, device_groups
-from partita.problems.joint import JointProblem, JointSolution
+from partita.problems.joint import JointProblem
 from partita.search.base import Improvement, Result, Status, relative_gap
 from partita.showing import plot_of, repr_html, table_of
 
@@ -45,24 +47,24 @@ class Planned:
         )
 
 
-def planned(simulator: Simulator, result: Result[JointSolution], spec: str) -> Planned:
-    """The answer, from all that was simulated."""
+def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "") -> Planned:
+    """The answer, from all that was simulated; `space` where it is not the joint problem's."""
     best, work_s = _in_full(simulator), simulator.work_s
     simulator.attempt.refuse_if_all_failed(simulator.candidates)
-    bound = max(work_s, result.lower_bound or 0.0)
+    bound = max(work_s, (result.lower_bound or 0.0) if simulator.bounds_hold else 0.0)
     if best is not None:
         bound = min(bound, best.objective_s)  # a named plan may be outside of the space
     simulator.raise_bound(bound)
     problem = simulator.model.problem
     status, why = _ending(simulator, result, bound)
-    said = (status, f"{why}; no plan of this space is below: {problem.space()}")
+    space = space or problem.space()
+    said = (status, f"{why}; no plan of this space is below: {space}")
     plan = None if best is None else _plan(simulator, best, said, bound, spec)
     ranked = differing(simulator.candidates)
     return Planned(
         status, why, plan, best, tuple(ranked[1 : simulator.settings.next_best + 1]), bound,
         simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
-        len(simulator.candidates), result.evaluations, simulator.objective, problem.space(),
-        problem,
+        len(simulator.candidates), result.evaluations, simulator.objective, space, problem,
     )  # fmt: skip
 
 
@@ -91,9 +93,7 @@ def _kind(simulation: Simulation) -> object:
     )
 
 
-def _ending(
-    simulator: Simulator, result: Result[JointSolution], bound: float
-) -> tuple[Status, str]:
+def _ending(simulator: Simulator, result: Result[Any], bound: float) -> tuple[Status, str]:
     """How the search ended, and one sentence of why."""
     best, cut = simulator.best(), simulator.cut()
     stopped = result.status is Status.STOPPED and bool(simulator.clock.must_end())
@@ -162,19 +162,16 @@ def _plan(
 def _alternatives(simulator: Simulator, best: SimulatedPlan) -> tuple[Alternative, ...]:
     """The next best, and what stood against each; those that do not fit too."""
     others = sorted((c for c in simulator.candidates if c is not best), key=lambda c: c.objective_s)
-    generator = (
-        Alternative(
+    told = (
+        (
             other.name,
-            other.simulation.arrangement,
-            other.step_s,
-            other.simulation.fullest[0],
-            rejection(other, best),
+            other.simulation,
+            other.fits,
             other.objective_s if simulator.steady_state else None,
         )
         for other in others
-        if not _alike(other, best)
     )
-    return tuple(dict.fromkeys(generator))[: simulator.settings.next_best]
+    return alternatives(told, best.simulation, simulator.settings.next_best)
 
 
 def _why_not(simulator: Simulator) -> str:
@@ -182,26 +179,3 @@ def _why_not(simulator: Simulator) -> str:
         asked = f"nothing fits with what was asked for ({simulator.constraints})"
         return f"{asked}; drop one of these constraints"
     return what_would_fit(simulator.model, simulator.max_memory, simulator.settings.advice)
-
-
-def _alike(one: SimulatedPlan, other: SimulatedPlan) -> bool:
-    mine, its = one.simulation, other.simulation
-    return mine.stages == its.stages and mine.schedule == its.schedule
-
-
-def rejection(other: SimulatedPlan, best: SimulatedPlan) -> str:
-    """What stands against a plan: memory, or what it loses most by."""
-    mine, its = other.simulation, best.simulation
-    if not other.fits:
-        peak, capacity = mine.fullest
-        return f"needs {units.size(peak)} of {units.size(capacity)} per device"
-    lost = {
-        "longer in computing": mine.compute_s - its.compute_s,
-        "longer idle": mine.bubble * mine.step_s - its.bubble * its.step_s,
-    }
-    if not mine.is_pipelined and not its.is_pipelined:  # else stages wait for each other, too
-        lost["longer in waiting for communication"] = mine.exposed_s - its.exposed_s
-    what, seconds = max(lost.items(), key=lambda item: item[1])
-    if other.step_s <= best.step_s * (1 + 1e-6) or seconds <= 0:
-        return "no faster"
-    return f"{units.seconds(seconds)} {what}"

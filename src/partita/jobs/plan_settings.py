@@ -23,6 +23,18 @@ class AdviceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeSettings:
+    """How plans in an M shape are tried (`plan_shapes.py`)."""
+
+    shared: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5)  # of the arithmetic, on all devices
+    microbatches: int = 4  # for each device, about
+    ordered: int = 4  # of the best, with an order searched for each
+    beside: int = 2  # of the parts above, beside a pipeline that won
+    gain: float = 0.3  # that a searched order may bring at most, as far as was seen
+    most_devices: int = 8  # on more, orders take long to search
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSettings:
     """Settings of `plan`: named strategies, searched orders, and what is told in the end."""
 
@@ -41,6 +53,8 @@ class PlanSettings:
     order_method: str = "auto"  # of the schedule searches
     order_fills: float = 0.98  # of the memory
     order_reserve_bytes: float = 2**30  # of that, left for what is live only for a moment
+
+    shapes: ShapeSettings = ShapeSettings()
 
     # What is told.
     next_best: int = 10  # other plans that are listed

@@ -14,7 +14,7 @@ from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
-from partita.jobs.constraints import SEARCHED, Constraints
+from partita.jobs.constraints import LINE_SHAPE, SEARCHED, SHARED_SHAPE, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
@@ -108,7 +108,7 @@ class Simulator:
 
     def __post_init__(self) -> None:
         self.stop = self.clock.stop
-        self.work_s = work_bound_s(self.workload.graph, self.cluster)
+        self.work_s = work_bound_s(self.workload.graph, self.cluster, self.workload.execution)
         self.lower_s = self.work_s  # the best bound so far
         self.bounds = PlanBounds(self.model, self.steady_state)
 
@@ -221,11 +221,12 @@ class Simulator:
 
     def allowed(self, stages: tuple[Stage, ...], schedule: Schedule) -> bool:
         """Does a plan keep to the constraints?"""
-        allow = self.constraints.allow
+        allow, groups = self.constraints.allow, device_groups(stages)
         shapes = {tuple(axis.size for axis in stage.mesh.axes) for stage in stages}
         levels = {split.zero for stage in stages for split in stage.splits}
         return (
-            allow("pp", len(device_groups(stages)))
+            allow("pp", len(groups))
+            and allow("shape", SHARED_SHAPE if shared_stages(groups) else LINE_SHAPE)
             and allow("micro-batches", schedule.num_microbatches)
             and allow("schedule", schedule.name)
             and all(allow("recompute", stage.checkpointing) for stage in stages)
@@ -252,9 +253,14 @@ class Simulator:
         if best is not None:
             self._record(best.objective_s)
 
+    @property
+    def bounds_hold(self) -> bool:
+        """Do the bounds of cells hold? They are of kernels one by one, which a compiler fuses."""
+        return self.workload.execution == "graph"
+
     def heard(self, step: Improvement) -> None:
         """What the joint search reports: bounds are news, plans are known."""
-        if step.lower_bound is not None:
+        if step.lower_bound is not None and self.bounds_hold:
             self.raise_bound(min(step.lower_bound, self.incumbent_s()))
 
     def _record(self, objective: float) -> None:

@@ -131,8 +131,8 @@ def read_traces(folder: str | Path) -> tuple[RankTrace, ...]:
 
 
 def _check(trace: RankTrace, path: Path) -> None:
-    def refuse(found: str, field: str, fix: str = "trace the run again") -> None:
-        raise FileError(found, fix=fix, field=field, file=str(path))
+    def refuse(wrong: str, field: str, fix: str = "trace the run again") -> None:
+        raise FileError(wrong, fix=fix, field=field, file=str(path))
 
     if not 0 <= trace.rank < trace.world:
         refuse(f"is {trace.rank} of {trace.world}", "rank")

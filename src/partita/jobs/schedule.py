@@ -16,21 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError, VerificationError
+from partita.errors import InputError
 from partita.problems import schedule as problems
 from partita.problems.schedule import ScheduleProblem, ScheduleSolution, work_per_device
 from partita.program import Program
 from partita.schedules.placement import Placement, asked
 from partita.schedules.programs import program_of, start_column
 from partita.search import searches
-from partita.search.base import UNTIL_DONE, Result, Search, Status, Stop
+from partita.search.base import TOLERANCE, UNTIL_DONE, Result, Search, Status, Stop
 from partita.search.schedule.periodic import Periodic
 from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import Timeline
 from partita.verify import check_timeline
 
-TOLERANCE = 1e-9  # relative; sums in another order round differently
 _QUICK = 0.1  # effort for a period that no one asked for, in the solver's count
 
 ScheduleSearch = Search[ScheduleProblem, ScheduleSolution]
@@ -40,13 +39,13 @@ ScheduleSearch = Search[ScheduleProblem, ScheduleSolution]
 class ScheduleResult:
     """A schedule of a placement, as far as one was found, and how good it is.
 
-    `found` is what the search returned. `period` is the time per micro-batch that a schedule that
+    `outcome` is what the search returned. `period` is the time per micro-batch that a schedule that
     repeats for ever reaches; with a number of micro-batches given, the schedule here need not be
     one that repeats.
     """
 
     problem: ScheduleProblem
-    found: Result[ScheduleSolution]
+    outcome: Result[ScheduleSolution]
     period: float | None
     time_unit: str = ""
 
@@ -55,37 +54,37 @@ class ScheduleResult:
     @property
     def status(self) -> Status:
         """How the search ended: optimal, feasible, infeasible or stopped."""
-        return self.found.status
+        return self.outcome.status
 
     @property
     def why(self) -> str:
         """Why it ended so, in a sentence; of an infeasible cap the least that works."""
-        return self.found.why
+        return self.outcome.why
 
     @property
     def objective(self) -> float | None:
         """The makespan where a number of micro-batches is given, else the period."""
-        return self.found.objective
+        return self.outcome.objective
 
     @property
     def lower_bound(self) -> float | None:
         """What the objective cannot be below, proven."""
-        return self.found.lower_bound
+        return self.outcome.lower_bound
 
     @property
     def gap(self) -> float | None:
         """How far from optimal the objective is at most, as a fraction of it."""
-        return self.found.gap
+        return self.outcome.gap
 
     @property
     def makespan(self) -> float | None:
         """The time from 0 to the end of the last block listed in `starts`."""
-        return None if self.found.solution is None else self.found.solution.makespan
+        return None if self.outcome.solution is None else self.outcome.solution.makespan
 
     @property
     def starts(self) -> tuple[tuple[int, int, float], ...]:
         """(micro-batch, block, start) of everything that runs."""
-        return () if self.found.solution is None else self.found.solution.starts
+        return () if self.outcome.solution is None else self.outcome.solution.starts
 
     @property
     def num_microbatches(self) -> int:
@@ -137,7 +136,7 @@ class ScheduleResult:
         bound = problems.lower_bound(problem)
         tight = math.isclose(bound, solution.makespan, rel_tol=TOLERANCE)
         result = replace(
-            self.found,
+            self.outcome,
             status=Status.OPTIMAL if tight else Status.FEASIBLE,
             solution=solution,
             objective=solution.makespan,
@@ -149,20 +148,12 @@ class ScheduleResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as a file of format `partita/result@1`."""
-        result, there = self.found, self.found.solution is not None
+        result, there = self.outcome, self.outcome.solution is not None
         return {
             "format": "partita/result@1",
             "problem": self.problem.name,
             "kind": "schedule",
-            "method": result.method,
-            "status": str(result.status),
-            "objective": result.objective,
-            "lower_bound": result.lower_bound,
-            "gap": result.gap,
-            "seconds": result.seconds,
-            "seed": result.seed,
-            "why": result.why,
-            "evaluations": result.evaluations,
+            **result.figures(),
             "period": self.period,
             "makespan": self.makespan,
             "bubble_rates": list(self.bubble_rates) if there else None,
@@ -171,7 +162,7 @@ class ScheduleResult:
         }
 
     def __str__(self) -> str:
-        if self.found.solution is None:
+        if self.outcome.solution is None:
             return f"no schedule ({self.status}): {self.why}"
         away = "" if self.gap is None else f", at most {self.gap:.1%} from optimal"
         return (
@@ -190,11 +181,11 @@ class ScheduleResult:
         return timeline
 
     def _solution(self) -> ScheduleSolution:
-        if self.found.solution is None:
+        if self.outcome.solution is None:
             raise InputError(
                 f"there is no schedule: {self.why}", fix="change the caps or give it more time"
             )
-        return self.found.solution
+        return self.outcome.solution
 
 
 def schedule(
@@ -253,22 +244,13 @@ def _check_claims(problem: ScheduleProblem, result: Result[ScheduleSolution]) ->
     """Refuse an answer that is not one, or that claims more than it is."""
     if result.solution is None:
         return
-    violations = list(problems.check(problem, result.solution))
-    if not violations:
-        objective = problems.evaluate(problem, result.solution)
-        if result.objective is None or not math.isclose(
-            result.objective, objective, rel_tol=TOLERANCE
-        ):
-            violations.append(f"the objective is {objective}, and {result.objective} is claimed")
-        bound = result.lower_bound
-        if bound is not None and bound > objective + TOLERANCE * abs(objective):
-            violations.append(f"the lower bound {bound} is above the objective {objective}")
-    if violations:
-        raise VerificationError(tuple(violations))
+    solution = result.solution
+    violations = problems.check(problem, solution)
+    result.check_claims(violations, lambda: problems.evaluate(problem, solution))
 
 
 def _checked(result: ScheduleResult) -> ScheduleResult:
     """The result, once its program is verified."""
-    if result.found.solution is not None:
+    if result.outcome.solution is not None:
         result.timeline()
     return result

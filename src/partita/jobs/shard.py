@@ -28,8 +28,9 @@ from partita.jobs.attempts import Attempts
 from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
+from partita.jobs.tried import alternatives
 from partita.jobs.workload import Workload, load
-from partita.plans import Axis, Mesh, Origin, Plan, Stage
+from partita.plans import Axis, Mesh, Origin, Plan, Progress, Stage
 from partita.problems.sharding import ShardingSolution
 from partita.search import searches
 from partita.search.base import UNTIL_DONE, Improvement, Result, Status, Stop
@@ -50,6 +51,7 @@ class ShardSettings:
     looked_at_closely: int = 3  # meshes, those with the best estimates
     clearly: float = 1.2  # a mesh whose estimate is so many times the best is not made to fit
     strategy_stages: int = 2  # meshes on which the strategy `tensor` is simulated
+    next_best: int = 10  # others that are listed
 
     # How a cap on memory is kept to.
     multiplier_steps: int = 7  # until the multiplier on bytes is large enough, 8 times each
@@ -184,6 +186,7 @@ class _ShardJob:
         self.seen: dict[tuple[object, ...], Simulation | None] = {}
         self.history: list[Improvement] = []
         self.bound = math.inf
+        self.is_bounded = False  # only when every mesh was looked at
         self.least_estimate = math.inf
         self.stopped = False
         self.attempt = Attempts()
@@ -198,6 +201,9 @@ class _ShardJob:
                 break
             look = self.attempt(f"the mesh {mesh}", functools.partial(self._look, mesh))
             looks += [look] if look is not None else []
+        else:
+            self.is_bounded = math.isfinite(self.bound)
+            self._tell()
         looks.sort(key=lambda look: look.estimate_s)
         for look in looks[: self.settings.looked_at_closely]:
             self._look_closely(look)
@@ -375,11 +381,18 @@ class _ShardJob:
         best = self._best()
         self.tried.append(candidate)
         if simulation.fits and (best is None or candidate.step_s < best.step_s):
-            step = Improvement(self._seconds(), candidate.step_s, None, len(self.tried))
-            self.history.append(step)
-            if self.stop.progress is not None:
-                self.stop.progress(step)
+            self._tell()
         return simulation
+
+    def _tell(self) -> None:
+        """The best so far, and the bound where it is known."""
+        best, bound = self._best(), self.bound if self.is_bounded else None
+        step = Improvement(
+            self._seconds(), None if best is None else best.step_s, bound, len(self.tried)
+        )
+        self.history.append(step)
+        if self.stop.progress is not None:
+            self.stop.progress(step)
 
     def _best(self) -> SimulatedSharding | None:
         fitting = [candidate for candidate in self.tried if candidate.simulation.fits]
@@ -442,5 +455,13 @@ class _ShardJob:
         simulation = best.simulation
         prediction = simulation.prediction(bound)
         cluster = cluster_ref(self.spec, self.cluster)
-        origin = Origin(best.name, str(status), why, self.seed, self._seconds(), __version__)
+        others = [
+            (one.name, one.simulation, one.simulation.fits, None)
+            for one in sorted(self.tried, key=lambda one: one.step_s)
+        ]
+        origin = Origin(
+            best.name, str(status), why, self.seed, self._seconds(), __version__,
+            tuple(Progress(s.seconds, s.objective, s.lower_bound) for s in self.history),
+            alternatives(others, simulation, self.settings.next_best),
+        )  # fmt: skip
         return Plan(self.workload.ref(), cluster, simulation.decided, prediction, origin)

@@ -87,5 +87,5 @@ def _searched(usual: Simulation, stages: tuple[Stage, ...], stop: Stop, seed: in
     order = searched_schedule(usual, Memo(Collectives(usual.cluster)), stop, seed, settings)
     if order is None:
         return usual
-    found = simulate_stages(usual.workload, usual.cluster, stages, order)
-    return found if found.fits and found.step_s < usual.step_s else usual
+    reordered = simulate_stages(usual.workload, usual.cluster, stages, order)
+    return reordered if reordered.fits and reordered.step_s < usual.step_s else usual

@@ -299,7 +299,7 @@ def simulate(
     training: bool = True,
     optimizer: str = "adamw",
     calibration: Calibration | None = None,
-    execution: str = "graph",
+    execution: str | None = None,
 ) -> Simulation: ...
 
 
@@ -355,7 +355,6 @@ def simulate(
         return _by_strategy(model, cluster, strategy, {
             "batch": batch, "dtype": dtype, "execution": execution, **keys,
         })  # fmt: skip
-    execution = execution or "graph"
     if isinstance(model, Plan):
         machine = load_cluster(model) if cluster is None else _machine(cluster)
         return simulate_plan(model, machine, execution, calibration)
@@ -365,7 +364,7 @@ def simulate(
     if calibration is not None:
         machine = calibrated(machine, calibration)
     workload = load(model, batch=batch, dtype=dtype, training=training, optimizer=optimizer,
-                    execution=execution)  # fmt: skip
+                    execution=execution or "graph")  # fmt: skip
     return simulate_stage(workload, machine, data_parallel(workload.graph, machine))
 
 
@@ -385,10 +384,12 @@ def _by_strategy(
 
 
 def simulate_plan(
-    plan: Plan, cluster: Cluster, execution: str = "graph", calibration: Calibration | None = None
-) -> Simulation:
+    plan: Plan, cluster: Cluster, execution: str | None = None,
+    calibration: Calibration | None = None,
+) -> Simulation:  # fmt: skip
     """Simulate a plan on its cluster; a plan for another machine is refused.
 
+    `execution` is the plan's own where it is not given.
     With a calibration the machine is the same, and its figures are those that were measured.
     """
     if cluster.fingerprint() != plan.cluster.fingerprint:
@@ -398,7 +399,9 @@ def simulate_plan(
             fix="plan again for this machine",
             field="cluster",
         )
-    workload = replace(load_model(plan), execution=execution)
+    workload = load_model(plan)
+    if execution is not None:
+        workload = replace(workload, execution=execution)
     refuse_wrong_decisions(plan, workload.graph, cluster)
     if calibration is not None:
         cluster = calibrated(uncalibrated(plan, cluster), calibration)

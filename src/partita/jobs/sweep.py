@@ -6,22 +6,28 @@
 `results` each answer is appended to a file, a line each, as soon as it is there; a sweep that is
 started again reads it and goes on with the rest. A process that dies takes along what others
 were doing at that moment: those tasks are done again, one at a time in a process of its own, and
-the one that dies again has cost itself alone. An exception is the outcome of its task.
+the one that dies again has cost itself alone. An exception is the outcome of its task. Processes
+end when this one does, however that happens: those of a pool would wait for ever for work from one
+that was killed. With `dask` the workers of a Dask cluster take the place of processes
+(`dask_sweep`).
 """
 
 import hashlib
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
 from partita import __version__
 from partita.errors import FileError, PartitaError
+from partita.jobs.dask_sweep import DaskPool
 
 Answer = dict[str, Any]
 Work = Callable[[Any], Answer]
@@ -46,6 +52,7 @@ class Sweeper:
     told: Callable[[int, SweepOutcome], None] = lambda place, outcome: None
     poll_s: float = 0.2
     fewest: int = 2  # tasks for which other processes are started
+    dask: str = ""  # address or file of a scheduler
 
     def __call__(self, work: Work, tasks: Sequence[Any]) -> list[SweepOutcome]:
         """The outcomes of tasks, in their order; what was not reached says so."""
@@ -59,6 +66,8 @@ class Sweeper:
         left = [place for place in range(len(tasks)) if place not in outcomes]
         count = min(self.workers or os.cpu_count() or 1, max(1, len(left)))
         run = self._here if count == 1 or len(left) < self.fewest else self._beside
+        if self.dask:
+            run = self._on_dask
         for place, outcome in run(work, tasks, left, count):
             outcomes[place] = outcome
             if self.results is not None and outcome.answer is not None:
@@ -74,6 +83,16 @@ class Sweeper:
             if self.interrupted():
                 return
             yield place, _outcome(lambda task=tasks[place]: work(task))  # type: ignore[misc]
+
+    def _on_dask(
+        self, work: Work, tasks: Sequence[Any], left: list[int], count: int
+    ) -> Iterator[tuple[int, SweepOutcome]]:
+        if not left:
+            return
+        with DaskPool(self.dask) as pool:
+            for place, answer in pool.run(work, tasks, left, self.interrupted, self.poll_s):
+                died = SweepOutcome(None, "its worker died, twice")
+                yield place, died if answer is None else _outcome(answer)
 
     def _beside(
         self, work: Work, tasks: Sequence[Any], left: list[int], count: int
@@ -91,7 +110,7 @@ class Sweeper:
     ) -> Generator[tuple[int, SweepOutcome], None, list[int]]:
         """Yields outcomes; returns the tasks that have none because a process died."""
         context = multiprocessing.get_context("spawn")  # no threads or locks of this one
-        with ProcessPoolExecutor(count, mp_context=context) as pool:
+        with ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent) as pool:
             waiting: dict[Future[Answer], int] = {
                 pool.submit(work, tasks[place]): place for place in left
             }
@@ -108,6 +127,18 @@ class Sweeper:
             if waiting:
                 _end(pool)
         return sorted(lost)
+
+
+def end_with_parent() -> None:
+    """In a process of the pool: end as soon as who started it has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a process of the pool was started by one"
+
+    def watch() -> None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -1,20 +1,22 @@
 """What is to be run: a model at a batch size, for training or inference."""
 
+import functools
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita import zoo
 from partita.capture.onnx_file import is_onnx_spec, onnx_graph
 from partita.capture.python_file import is_python_spec, python_graph, python_path
-from partita.costs.physics import EXECUTIONS
+from partita.cluster import Cluster
 from partita.errors import ModelError
 from partita.files import read_bytes
 from partita.graph import Graph, training_graph
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.files import unknown_kinds
+from partita.graph.products import multiplied_in
 from partita.graph.text import to_text
-from partita.plans import ModelRef
+from partita.plans import EXECUTIONS, ModelRef
 from partita.zoo.spec import names_file
 
 log = logging.getLogger("partita")
@@ -33,13 +35,16 @@ class Workload:
     execution: str = "graph"  # one of EXECUTIONS
     given: Graph | None = None  # what a plan carries: the graph that was given or read from a file
     sha256: str = ""  # of the Python file that was run for it
+    grad_dtype: str = ""  # of gradients of parameters while they are added up; "": theirs
+    matmul_dtype: str = ""  # that linear layers multiply in; "": the model's
 
     def ref(self) -> ModelRef:
         """How a plan names it, with the graph where the name alone does not make it."""
         lines = () if self.given is None else tuple(to_text(self.given).splitlines())
         return ModelRef(
             self.spec, self.batch, self.dtype, self.training, self.optimizer,
-            self.graph.fingerprint(), lines, self.sha256,
+            self.graph.fingerprint(), lines, self.sha256, self.grad_dtype, self.matmul_dtype,
+            self.execution,
         )  # fmt: skip
 
 
@@ -52,10 +57,13 @@ def load(
     optimizer: str = "adamw",
     execution: str = "graph",
     spec: str | None = None,
+    grad_dtype: str = "",
+    matmul_dtype: str = "",
 ) -> Workload:
     """The workload of a graph, or of what names one: zoo, config, graph, `file.py:name`, ONNX.
 
-    `spec` is what a graph is called, if not by its own name.
+    `spec` is what a graph is called, if not by its own name. `grad_dtype` and `matmul_dtype` are
+    that of the model where they are not given.
     """
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch}", fix="give at least 1", field="batch")
@@ -79,14 +87,66 @@ def load(
             "ops of the unknown kind %r are carried as they are: never split, costed by bytes", kind
         )
     wants_backward = training and not forward.is_training
-    graph = training_graph(forward, optimizer) if wants_backward else forward
+    own = _dtype_of(forward)
+    grad_dtype, matmul_dtype = ("" if each == own else each for each in (grad_dtype, matmul_dtype))
+    _check_types(own, grad_dtype, matmul_dtype, training=wants_backward)
+    graph = multiplied_in(forward, matmul_dtype) if matmul_dtype else forward
+    graph = training_graph(graph, optimizer, grad_dtype=grad_dtype) if wants_backward else graph
     from_file = isinstance(model, Graph) or is_onnx_spec(spec) or names_file(spec)
     is_code = isinstance(model, str) and is_python_spec(model)
     return Workload(
-        spec, graph, _batch_of(forward), _dtype_of(forward), graph.is_training, optimizer,
+        spec, graph, _batch_of(forward), own, graph.is_training, optimizer,
         execution, forward if from_file or is_code else None,
-        hashlib.sha256(read_bytes(python_path(spec))).hexdigest() if is_code else "",
+        hashlib.sha256(read_bytes(python_path(spec))).hexdigest() if is_code else "", grad_dtype,
+        matmul_dtype,
     )  # fmt: skip
+
+
+def computed_as(
+    workload: Workload, grad_dtype: str, matmul_dtype: str, execution: str, cluster: Cluster
+) -> Workload:
+    """The same model computed otherwise, on a machine that can; '' is the model's own type."""
+    if matmul_dtype == "f8":
+        for kind in cluster.kinds:
+            if "f8" not in dict(kind.flops_per_s):
+                raise ModelError(
+                    f"{kind.name} has no fp8 products",
+                    fix="leave it out, or choose devices that have them: partita clusters",
+                    field="matmul-dtype",
+                )
+    if not grad_dtype and not matmul_dtype:
+        return replace(workload, execution=execution)
+    again = functools.partial(
+        load, training=workload.training, optimizer=workload.optimizer, execution=execution,
+        grad_dtype=grad_dtype, matmul_dtype=matmul_dtype,
+    )  # fmt: skip
+    if workload.given is None:
+        return again(workload.spec, batch=workload.batch, dtype=workload.dtype)
+    return replace(again(workload.given, spec=workload.spec), sha256=workload.sha256)
+
+
+def _check_types(dtype: str, grad_dtype: str, matmul_dtype: str, *, training: bool) -> None:
+    """Sums of gradients may be wider than the model, products of linear layers narrower."""
+    if grad_dtype and not training:
+        raise ModelError(
+            f"gradients in {grad_dtype}, but inference has none, and a graph with a backward "
+            "has those it has",
+            fix="leave it out",
+            field="grad-dtype",
+        )
+    if grad_dtype and not (grad_dtype == "f32" and dtype in ("bf16", "f16")):
+        raise ModelError(
+            f"gradients in {grad_dtype} of a model in {dtype}",
+            fix=f"give {dtype}" + (" or f32" if dtype in ("bf16", "f16") else ""),
+            field="grad-dtype",
+        )
+    if matmul_dtype and not (matmul_dtype == "f8" and dtype in ("bf16", "f16")):
+        raise ModelError(
+            f"products in {matmul_dtype} of a model in {dtype}",
+            fix=f"give {dtype}"
+            + (" or fp8" if dtype in ("bf16", "f16") else ", or plan with --dtype bf16"),
+            field="matmul-dtype",
+        )
 
 
 def _forward(spec: str, batch: int | None, dtype: str | None, training: bool) -> Graph:

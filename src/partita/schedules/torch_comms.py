@@ -52,7 +52,7 @@ def with_comms(schedule: TorchSchedule) -> TorchSchedule:
         return schedule
     count = schedule.num_microbatches
     rows = [_reduced(_gathered([cell for cell in row if cell]), count) for row in schedule.rows]
-    return _Messages(schedule, rows).added()
+    return _MessageRows(schedule, rows).added()
 
 
 def _gathered(row: Sequence[Cell]) -> list[Cell]:
@@ -97,7 +97,7 @@ def _reduced(row: Sequence[Cell], num_microbatches: int) -> list[Cell]:
     return cells
 
 
-class _Messages:
+class _MessageRows:
     """Rows that are given their sends and receives, round by round."""
 
     def __init__(self, schedule: TorchSchedule, rows: Sequence[Sequence[Cell]]) -> None:
