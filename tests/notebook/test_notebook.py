@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+import inspect
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,27 @@ import pytest
 import partita
 from partita.errors import MissingExtraError
 from partita.forecast.sensitivity import sensitivity
+from partita.jobs.compare_curve import ComparedTask, compare_curve
+from partita.jobs.compare_trace import compare_trace
+from partita.jobs.curve import curve_of
 from partita.jobs.diff import diff
+from partita.jobs.experiment import run_experiment
+from partita.jobs.experiment_file import experiment_from
+from partita.jobs.explain import explain
+from partita.jobs.explain_plan import explain_plan
+from partita.jobs.kineto import compare_kineto, read_kineto
 from partita.jobs.published import read_rows
 from partita.jobs.rtasks import plan_rtasks
 from partita.jobs.streams import streams_by_costs
+from partita.jobs.sweep import Sweeper
 from partita.jobs.validate import validate
 from partita.notebook import charts, html, rows
 from partita.notebook.charts import ResultChart, altair_chart, chart_of
 from partita.notebook.table import ResultTable
 from partita.program import Kind, ProgramBuilder
 
-ROWS = Path(__file__).parent.parent / "data" / "validate" / "rows.json"
+DATA = Path(__file__).parent.parent / "data"
+ROWS = DATA / "validate" / "rows.json"
 QUICK = partita.Stop(time_s=5, gap=0.5)
 
 
@@ -40,17 +52,58 @@ def small_graph():
     return g.finish(g.relu(g.conv(x, 8, 3, padding=1)))
 
 
+def experiment():
+    machine, network = (str(DATA / "exprimo" / f"{name}.json") for name in ("malvik", "alexnet"))
+    asked = experiment_from({
+        "name": "small", "semantics": "exprimo", "evaluations": 50,
+        "networks": [{"model": network}], "clusters": [{"cluster": machine}],
+        "optimisers": [{"method": "heft"}],
+    })  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        return run_experiment(asked, folder)
+
+
+def explanation():
+    simulation = planned().best.simulation
+    plan = partita.shard("alexnet", "2xA100", batch=4).plan
+    graph = partita.simulate(plan).workload.graph
+    return explain(plan, graph, simulation.cluster, "classifier.1")
+
+
+def kineto():
+    events = [("ProfilerStep#1", "user_annotation", 0, 100), ("sgemm", "kernel", 10, 60)]
+    slices = [
+        {"ph": "X", "name": name, "cat": cat, "pid": 0, "tid": 1, "ts": ts, "dur": dur}
+        for name, cat, ts, dur in events
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        path.write_text(json.dumps({"traceEvents": slices}))
+        return compare_kineto(planned().plan, read_kineto(path))
+
+
+def compared_curve():
+    tasks = [ComparedTask("alexnet", f"{n}xA100", n, batch=4, time_s=2.0) for n in (1, 2)]
+    return compare_curve(tasks, Sweeper(workers=1))
+
+
 MADE = {
     "AnalyticStreams": lambda: streams_by_costs("squeezenet1_1", method="greedy"),
+    "ComparedCurve": compared_curve,
     "Comparison": lambda: partita.compare("alexnet", "1xA100", batch=4, stop=QUICK),
+    "Curve": lambda: curve_of(planned(), None),
     "Difference": lambda: diff(planned().plan, planned().plan),
+    "ExperimentOutcome": experiment,
+    "Explained": lambda: explain_plan(planned().plan, budget_s=0.1),
+    "Explanation": explanation,
     "Forecast": forecast,
     "FusedPlan": lambda: plan_rtasks(small_graph()),
+    "KinetoComparison": kineto,
     "Partitioned": lambda: partita.partition("alexnet", devices=2),
     "Placed": lambda: partita.place("alexnet", "malvik", stop=partita.Stop(evaluations=50)),
     "Plan": lambda: planned().plan,
     "Planned": planned,
-    "Result": lambda: made("ScheduleResult").found,
+    "Result": lambda: made("ScheduleResult").outcome,
     "ScheduleResult": lambda: partita.schedule(vshape(), memory=3, microbatches=4),
     "Sensitivity": lambda: sensitivity(forecast()),
     "Sharding": lambda: partita.shard("alexnet", "2xA100", batch=4),
@@ -75,6 +128,20 @@ def test_every_result_has_a_table_a_chart_and_figures():
     assert set(rows.TABLES) == set(charts.CHARTS) == set(html.FIGURES)
     assert set(html.TIMELINES) <= set(html.FIGURES)
     assert set(rows.TABLES) - set(MADE) == {"TraceComparison"}  # tests/run has the traces
+
+
+ASKED = (
+    partita.plan, partita.compare, partita.shard, partita.partition, partita.place,
+    partita.schedule, explain_plan, explain, curve_of, compare_curve, run_experiment,
+    compare_kineto, compare_trace, validate, diff, streams_by_costs, plan_rtasks, sensitivity,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("job", ASKED, ids=lambda job: job.__name__)
+def test_what_a_job_answers_shows_itself(job):
+    answered = inspect.signature(job, eval_str=True).return_annotation
+    assert answered.__name__ in rows.TABLES
+    assert {"_repr_html_", "table", "plot"} <= set(dir(answered))
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -8,6 +8,7 @@ import select
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._in], [], [], PATIENCE_S)
+            ready, _, _ = select.select([self._in], [], [], PATIENCE_S + 5)
             assert ready, f"Chromium has said nothing for {PATIENCE_S} s"
             more = os.read(self._in, 1 << 20)
             assert more, "Chromium has ended"
@@ -82,20 +83,28 @@ class Browser:
         self, page: str | Path, *, width: int = 1160, height: int = 900, dark: bool = False,
         fragment: str = "",
     ) -> "Tab":  # fmt: skip
-        """A page (its text, or a file) in a new tab."""
-        path = page
-        if isinstance(page, str):
-            path = Path(self.folder) / f"page{next(self._numbers)}.html"
-            path.write_text(page)
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        """A page (its text, a file, or an address) in a new tab.
+
+        What has an address is opened with a memory of its own, as a second browser has.
+        """
+        context = {}
+        if isinstance(page, str) and page.startswith("http://"):
+            address = page
+            context = self.ask("Target.createBrowserContext")
+        else:
+            path = page
+            if isinstance(page, str):
+                path = Path(self.folder) / f"page{next(self._numbers)}.html"
+                path.write_text(page)
+            address = Path(path).as_uri()
+        target = self.ask("Target.createTarget", url="about:blank", **context)["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self.tabs[session] = Tab(self, session, target)
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.ask(f"{domain}.enable")
         tab.size(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        tab.ask("Emulation.setEmulatedMedia", features=[scheme])
-        tab.ask("Page.navigate", url=Path(path).as_uri() + fragment)
+        tab.media(prefers_color_scheme="dark" if dark else "light")
+        tab.ask("Page.navigate", url=address + fragment)
         self.wait_for(tab, "Page.loadEventFired")
         return tab
 
@@ -134,6 +143,10 @@ class Tab:
             mobile=False,
         )  # fmt: skip
 
+    def media(self, **features: str) -> None:
+        given = [{"name": n.replace("_", "-"), "value": value} for n, value in features.items()]
+        self.ask("Emulation.setEmulatedMedia", features=given)
+
     def run(self, code: str) -> Any:
         """The value of an expression; a promise is waited for."""
         answer = self.ask(
@@ -141,6 +154,14 @@ class Tab:
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def until(self, code: str) -> Any:
+        """Wait in the page until an expression is true; its value."""
+        return self.run(
+            "new Promise((yes, no) => { const look = () => { const value = (" + code + ");"
+            " if (value) yes(value); else setTimeout(look, 20); }; look();"
+            f" setTimeout(() => no({code!r} + ' does not become true'), {PATIENCE_S}000); }})"
+        )
 
     def frames(self) -> None:
         """Let everything be drawn; a tab behind another one draws nothing."""
@@ -168,6 +189,16 @@ class Tab:
 
     def close(self) -> None:
         self.browser.ask("Target.closeTarget", targetId=self.target)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a worker."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here (Debian: apt install chromium)")
+    shared = Browser()
+    yield shared
+    shared.close()
 
 
 def quiet(tab: Tab) -> bool:

@@ -1,23 +1,13 @@
 """Timelines small enough to draw by hand."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from partita.program import KINDS, Kind, Program, ProgramBuilder
 from partita.timeline import Timeline
-from tests.report.browser import CHROMIUM, Browser
+from tests.report.browser import browser
 
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a worker."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here (Debian: apt install chromium)")
-    shared = Browser()
-    yield shared
-    shared.close()
+__all__ = ["browser"]  # a fixture
 
 
 def timed(program: Program, start: list[float]) -> Timeline:

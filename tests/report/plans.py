@@ -16,6 +16,7 @@ from partita.plans import (
     Schedule,
     Stage,
 )
+from partita.sketch import LaneSketch
 from partita.zoo.gpt import GptSizes, gpt
 
 
@@ -49,7 +50,8 @@ def plan_of(
     """A plan with these decisions and a prediction that nobody computed."""
     machine = resolve(cluster)
     count = machine.num_devices
-    other = Alternative(name, name, 2.0, 1.0, name)
+    lanes = (LaneSketch(name, "F0:400 -:100 B0:500"),)
+    other = Alternative(name, name, 2.0, 1.0, name, None, lanes)
     return Plan(
         workload.ref(),
         cluster_ref(cluster, machine),

@@ -5,13 +5,15 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+from partita import units
 from partita.cluster import resolve
 from partita.graph import GraphBuilder
 from partita.graph.files import write_graph
 from partita.jobs.simulate import data_parallel, simulate
 from partita.meaning import Purpose
-from partita.plans import Schedule
+from partita.plans import Alternative, Schedule
 from partita.report.page import plan_page
+from partita.sketch import LaneSketch
 from tests.report.browser import needs_chromium, quiet
 from tests.report.plans import line, plan_of, simulated, tiny_gpt
 
@@ -158,3 +160,66 @@ def test_models_with_tokens_say_how_many_pass():
     assert f"{4 * 32 / simulation.step_s:,.0f} tokens/s" in plan_page(plan, simulation)
     pictures = line("squeezenet1_1@64", "1xA100", 1, batch=4)
     assert "tokens/s" not in plan_page(pictures, simulate(pictures))
+
+
+def tried_picture(page: str) -> str:
+    return page.split('aria-label="timelines of what was tried"')[1].split("</svg>")[0]
+
+
+def with_others(*others: Alternative):
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    simulation = simulate(plan)
+    given = tuple(replace(one, step_s=one.step_s * simulation.step_s) for one in others)
+    return replace(plan, origin=replace(plan.origin, alternatives=given)), simulation
+
+
+def test_what_was_tried_is_drawn_under_the_plan_on_one_axis():
+    lanes = (LaneSketch("gpu0", "F0:400 -:100 B0:500", 3), LaneSketch("net", "-:900 C:100"))
+    plan, simulation = with_others(
+        Alternative("near", "dp=2", 1.5, 1.0, "no faster", None, lanes),
+        Alternative("far", "tp=2", 40.0, 1.0, "no faster", None, lanes),
+        Alternative("before", "pp=2", 1.2, 1.0, "no faster"),  # of a file without sketches
+    )
+    picture = tried_picture(plan_page(plan, simulation))
+    titles = re.findall(r'<text x="2"[^>]*>([^<]*)', picture)
+    assert [title.split(":")[0] for title in titles] == ["chosen", "near", "far"]
+    assert picture.count(">gpu0 +2<") == 2
+    assert picture.count("10% idle") == 1  # of what ends within the axis
+    assert picture.count(f"→ {units.seconds(40 * simulation.step_s)}") == 2
+    ends = [
+        float(x) + float(width)
+        for x, width in re.findall(r'<rect x="([0-9.]+)" y="[0-9.]+" width="([0-9.]+)"', picture)
+    ]
+    assert max(ends) <= 1060 - 66 + 0.1
+
+
+def test_a_plan_of_before_sketches_has_bars_and_no_timelines_of_others():
+    plan, simulation = with_others(Alternative("before", "pp=2", 1.2, 1.0, "no faster"))
+    page = plan_page(plan, simulation)
+    assert "timelines of what was tried" not in page
+    assert "On one axis" in page
+
+
+@needs_chromium
+def test_what_was_tried_prints_in_few_bytes(browser):
+    spans = " ".join(f"{'FDW'[i % 3]}{i // 3}:8" for i in range(120)) + " -:40"
+    lanes = tuple(LaneSketch(f"gpu{lane}", spans) for lane in range(5))
+    others = [
+        Alternative(f"plan{n}", "pp=4", 1 + n / 9, 1.0, "no faster", None, lanes) for n in range(9)
+    ]
+    plan, simulation = with_others(*others)
+    tab = browser.open(plan_page(plan, simulation))
+    assert len(tab.printed()) < 3e6  # as fills with patterns: 22 MB and minutes
+    tab.close()
+
+
+def test_the_fullest_device_is_the_same_everywhere():
+    plan = line("squeezenet1_1@64", "1xP100+1xA100", 2, batch=4)
+    plan = replace(plan, prediction=replace(plan.prediction, capacity_bytes=(2.0**40,) * 2))
+    simulation = simulate(plan)
+    fullest = units.size(simulation.fullest[0])
+    assert fullest != units.size(max(simulation.peak_bytes))  # the larger device holds more
+    page = plan_page(plan, simulation)
+    told = page.split('<li data-picked="0">')[1].split("</li>")[0]
+    assert f"{fullest} on the fullest device" in told
+    assert f"<b>{fullest}</b>" in page

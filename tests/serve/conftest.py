@@ -8,6 +8,9 @@ from live_server import HOSTILE, TOKEN, Served
 
 from partita.serve.app import make_app
 from partita.serve.server import listen, server_of
+from tests.report.browser import browser
+
+__all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture(scope="session")

@@ -157,21 +157,36 @@ def _progress(result: object) -> ResultChart:
 
 def _measured(result: object) -> ResultChart:
     """Of a trace: predicted and measured seconds, one above the other."""
+    table = result_table(result)
+    names = [name for name in table.columns if not name.endswith("_s") and name != "count"]
     rows = tuple(
-        (f"{row['purpose']} {row['phase']} {row['stage']} {what}", what, row[f"{what}_s"])
-        for row in result_table(result).to_dicts()
+        (" ".join([*(str(row[name]) for name in names), what]), what, row[f"{what}_s"])
+        for row in table.to_dicts()
         for what in ("predicted", "measured")
     )
-    table = ResultTable(("tasks", "which", "seconds"), rows)
-    return ResultChart("bar", table, "seconds", "tasks", "which", title="predicted and measured")
+    drawn = ResultTable(("tasks", "which", "seconds"), rows)
+    return ResultChart("bar", drawn, "seconds", "tasks", "which", title="predicted and measured")
 
 
 CHARTS: dict[str, Callable[[Any], ResultChart]] = {
     "AnalyticStreams": _bars("us", "method", "methods"),
+    "ComparedCurve": _points(
+        "devices", "objective_s", "strategies by devices", "strategy", log=True, more=("plan",)
+    ),
     "Comparison": _steps("strategy", "step by strategy"),
+    "Curve": _points(
+        "devices", "step_s", "plans by devices", "best", log=True,
+        more=("plan", "found_by", "price_per_step"),
+    ),
     "Difference": _bars("ratio", "name", "second plan over first"),
+    "ExperimentOutcome": _points(
+        "evaluations", "step_s", "runs", "optimiser", more=("case", "seed", "seconds")
+    ),
+    "Explained": _bars("seconds", "part", "where the step goes", "kind"),
+    "Explanation": _bars("added_s", "split", "what other splits would add"),
     "Forecast": _bars("seconds", "part", "where the step goes"),
     "FusedPlan": _gantt(lambda fused: fused.timeline()),
+    "KinetoComparison": _measured,
     "Partitioned": _phases,
     "Placed": _points("step_s", "peak_bytes", "placements", "fits", more=("name", "devices")),
     "Plan": lambda plan: _gantt(_simulated)(plan),

@@ -62,12 +62,12 @@ def _simulation(s: Any) -> Figures:
     ]  # fmt: skip
 
 
-def _searched(found: Any) -> Figures:
+def _searched(searched: Any) -> Figures:
     """A plan or a sharding: the best, and how far from optimal it can be."""
-    ended = [("status", str(found.status)), ("why", found.why)]
-    if found.best is None:
+    ended = [("status", str(searched.status)), ("why", searched.why)]
+    if searched.best is None:
         return ended
-    return [*_simulation(found.best.simulation), *ended]
+    return [*_simulation(searched.best.simulation), *ended]
 
 
 def _forecast(f: Any) -> Figures:
@@ -89,7 +89,7 @@ def _comparison(c: Any) -> Figures:
 
 
 def _schedule(r: Any) -> Figures:
-    if r.found.solution is None:
+    if r.outcome.solution is None:
         return [("status", str(r.status)), ("why", r.why)]
     return [
         ("makespan", units.number(r.makespan)), ("micro-batches", str(r.num_microbatches)),
@@ -149,12 +149,45 @@ def _result(r: Any) -> Figures:
     return [*told, ("from optimal at most", _percent(r.gap))]
 
 
+def _curve(c: Any) -> Figures:
+    told = [("plans", f"{len(c.points):,}")]
+    if c.best:
+        fastest = min(c.best, key=lambda point: point.objective_s)
+        told.insert(0, ("fastest", f"{units.seconds(fastest.step_s)} on {fastest.cluster}"))
+    return told if not c.missing else [*told, ("without a plan", f"{len(c.missing):,}")]
+
+
+def _compared_curve(c: Any) -> Figures:
+    return [(f"fastest on {number:,}", c.best(number)) for number in c.numbers if c.best(number)]
+
+
+def _explained(e: Any) -> Figures:
+    bounds = ", ".join(f"{one.name} {one.share:.0%}" for one in e.bounds[:3])
+    return [
+        ("step", units.seconds(e.step_s)), ("lower bound", units.seconds(e.lower_bound_s)),
+        ("bound by", bounds), ("bubble", _percent(e.bubble)),
+    ]  # fmt: skip
+
+
+def _kineto(k: Any) -> Figures:
+    return [
+        ("predicted", units.seconds(k.predicted_step_s)),
+        ("measured", units.seconds(k.measured_step_s)), ("steps", f"{k.num_steps:,}"),
+    ]  # fmt: skip
+
+
 FIGURES: dict[str, Callable[[Any], Figures]] = {
     "AnalyticStreams": _streams,
+    "ComparedCurve": _compared_curve,
     "Comparison": _comparison,
+    "Curve": _curve,
     "Difference": lambda d: [("same ops", f"{d.same_ops:,} of {d.num_ops:,}")],
+    "ExperimentOutcome": lambda e: [("runs", f"{len(e.runs):,}"), ("missing", f"{e.missing:,}")],
+    "Explained": _explained,
+    "Explanation": lambda e: [("op", e.op), ("kind", e.kind), ("why", e.why())],
     "Forecast": _forecast,
     "FusedPlan": _fused,
+    "KinetoComparison": _kineto,
     "Partitioned": _partitioned,
     "Placed": _placed,
     "Plan": _plan,
@@ -177,7 +210,7 @@ TIMELINES: dict[str, Callable[[Any], Any]] = {
     "Partitioned": lambda p: None if p.simulation is None else p.simulation.timeline,
     "Placed": lambda p: p.timeline,
     "Planned": lambda p: None if p.best is None else p.best.simulation.timeline,
-    "ScheduleResult": lambda r: None if r.found.solution is None else r.timeline(),
+    "ScheduleResult": lambda r: None if r.outcome.solution is None else r.timeline(),
     "Sharding": lambda s: None if s.best is None else s.best.simulation.timeline,
     "Simulation": lambda s: s.timeline,
     "Timeline": lambda t: t,

@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     from partita.forecast import Forecast
     from partita.forecast.sensitivity import Sensitivity
     from partita.jobs.compare import Comparison
+    from partita.jobs.compare_curve import ComparedCurve
     from partita.jobs.compare_trace import TraceComparison
+    from partita.jobs.curve import Curve
     from partita.jobs.diff import Difference
+    from partita.jobs.experiment import ExperimentOutcome
+    from partita.jobs.explain import Explanation
+    from partita.jobs.explain_plan import Explained
+    from partita.jobs.kineto import KinetoComparison
     from partita.jobs.partition import Partitioned
     from partita.jobs.place_result import Placed
     from partita.jobs.plan_result import Planned
@@ -229,12 +235,92 @@ def _fused(result: "FusedPlan") -> ResultTable:
     return _timeline(result.timeline())
 
 
+def _curve(result: "Curve") -> ResultTable:
+    """Every plan of every number of devices."""
+    front = result.front
+    return _table(
+        "devices cluster plan found_by step_s low_s high_s peak_bytes price_per_step best on_front",
+        (
+            (one.num_devices, one.cluster, one.arrangement, one.found_by, one.step_s,
+             *one.step_interval_s, one.peak_memory_bytes, one.price_per_step, one.is_best,
+             one in front)
+            for one in result.points
+        ),
+    )  # fmt: skip
+
+
+def _compared_curve(result: "ComparedCurve") -> ResultTable:
+    """Every strategy on every number of devices that it fits."""
+    return _table(
+        "devices strategy plan objective_s",
+        (
+            (number, name, result.plans[name, number], result.objective_s[name, number])
+            for number in result.numbers
+            for name in result.names
+            if (name, number) in result.objective_s
+        ),
+    )
+
+
+def _explained(result: "Explained") -> ResultTable:
+    """Where the step goes on the busiest devices."""
+    return _table(
+        "kind part where seconds share",
+        (
+            (part.item.kind, part.item.what, part.item.where, part.seconds, part.share)
+            for part in result.parts
+        ),
+    )
+
+
+def _explanation(result: "Explanation") -> ResultTable:
+    """The other ways to split an op, and what each would add."""
+    from partita.jobs.explain import describe
+
+    return _table(
+        "split added_s alone_s together_s memory_bytes",
+        (
+            (describe(one.choice), one.added_s, one.alone_s, one.together_s, one.memory_bytes)
+            for one in result.alternatives
+        ),
+    )
+
+
+def _experiment(result: "ExperimentOutcome") -> ResultTable:
+    """Every run."""
+    return _table(
+        "case optimiser seed step_s bound_s evaluations seconds status",
+        (
+            (one.case, one.optimiser, one.seed, one.objective_s, one.lower_bound_s,
+             one.evaluations, one.seconds, one.status)
+            for one in result.runs
+        ),
+    )  # fmt: skip
+
+
+def _kineto(result: "KinetoComparison") -> ResultTable:
+    """Predicted and measured seconds of a step by category."""
+    return _table(
+        "category predicted_s measured_s",
+        (
+            (name, result.predicted.get(name, 0.0), result.measured.get(name, 0.0))
+            for name in dict.fromkeys((*result.predicted, *result.measured))
+        ),
+    )
+
+
 TABLES: dict[str, Callable[[Any], ResultTable]] = {
     "AnalyticStreams": _streams,
+    "ComparedCurve": _compared_curve,
     "Comparison": _comparison,
+    "Curve": _curve,
     "Difference": _difference,
+    "ExperimentOutcome": _experiment,
+    "Explained": _explained,
+    "Explanation": _explanation,
     "Forecast": _forecast,
     "FusedPlan": _fused,
+    "KinetoComparison": _kineto,
     "Partitioned": _partitioned,
     "Placed": _placed,
     "Plan": _plan,

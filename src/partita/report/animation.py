@@ -61,6 +61,8 @@ select,button{font:inherit;padding:.2rem .5rem}select{max-width:100%}#time{width
 svg{display:block;width:100%;height:auto;margin:.6rem 0}
 text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#444}
 .row{display:flex;gap:.6rem;align-items:center;margin:.5rem 0;flex-wrap:wrap}
+@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark}
+body{color:#e6edf3;background:#0d1117}a{color:#79b8ff}svg{background:#fff;border-radius:8px}}
 """.strip()
 
 _BODY = """

@@ -19,7 +19,9 @@ COLORS = (
 _STYLE = (
     "text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#333}"
     ".t{font-size:14px;font-weight:600}.s{fill:#666}.m{text-anchor:middle}.e{text-anchor:end}"
-    ".g{stroke:#e4e7eb}.a{stroke:#9aa3ad}"
+    ".g{stroke:#e4e7eb}.a{stroke:#9aa3ad}.b{fill:#fff}.k{stroke:#222}.n{fill:#f1f3f5}"
+    "@media screen and (prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#9aa4af}"
+    ".g{stroke:#30363d}.a{stroke:#6e7681}.b{fill:#0d1117}.k{stroke:#e6edf3}.n{fill:#161b22}text.c{fill:#222}}"
 )
 
 
@@ -126,13 +128,13 @@ def bar_chart(
             f'<text class="e" x="152" y="{y + 14}">{escape(cut(name, 24))}</text>',
             f'<rect x="160" y="{y}" width="{axis.at(mean) - 160:.1f}" height="19" rx="3" '
             f'fill="{color}"/>',
-            f'<path d="M{axis.at(least):.1f} {y + 9.5}H{axis.at(most):.1f}" stroke="#222"/>',
+            f'<path d="M{axis.at(least):.1f} {y + 9.5}H{axis.at(most):.1f}" class="k"/>',
             f'<text x="{axis.at(most) + 6:.1f}" y="{y + 14}">{mean:.4g}</text>',
         ]
     if bound:
         at = axis.at(bound)
         parts.append(
-            f'<path d="M{at:.1f} {TOP}V{height - 44}" stroke="#333" stroke-dasharray="5 4">'
+            f'<path d="M{at:.1f} {TOP}V{height - 44}" class="k" stroke-dasharray="5 4">'
             f"<title>lower bound {bound:.6g}</title></path>"
             f'<text class="m s" x="{at:.1f}" y="{TOP - 4}">bound</text>'
         )
@@ -161,7 +163,7 @@ def heat_map(
         parts.append(f'<text class="e" x="{left - 8}" y="{y + 25:.0f}">{escape(name)}</text>')
         parts += [
             f'<rect x="{left + wide * column:.1f}" y="{y:.1f}" width="{wide - 2:.1f}" '
-            f'height="{tall - 2}" rx="4" fill="#f1f3f5"/>'
+            f'height="{tall - 2}" rx="4" class="n"/>'
             for column in range(len(column_names))
         ]
     for row, column, value, good in cells:
@@ -170,7 +172,7 @@ def heat_map(
         x, y = left + wide * column, TOP + tall * (len(row_names) - 1 - row)
         parts.append(
             f'<g><rect x="{x:.1f}" y="{y:.1f}" width="{wide - 2:.1f}" height="{tall - 2}" rx="4" '
-            f'fill="{color}"/><text class="m" x="{x + wide / 2 - 1:.1f}" '
+            f'fill="{color}"/><text class="m c" x="{x + wide / 2 - 1:.1f}" '
             f'y="{y + 25:.0f}">{text}</text><title>{escape(row_names[row])}, '
             f"{escape(column_names[column])}: {value:.6g} {escape(unit)}</title></g>"
         )
@@ -295,7 +297,7 @@ def frame(title: str, parts: Sequence[str], height: float = HEIGHT, width: float
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" role="img">',
             f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-            f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
+            f'<rect class="b" width="{width:.0f}" height="{height:.0f}"/>',
             f'<text class="t" x="18" y="24">{escape(title)}</text>',
             *parts,
             "</svg>\n",

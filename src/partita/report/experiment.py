@@ -23,7 +23,7 @@ from partita.report.html_parts import document, table
 _STYLE = """
 figure{margin:1rem 0;border:1px solid var(--line);border-radius:8px;padding:.6rem;overflow:auto;
 max-height:820px}
-figcaption{color:var(--soft);font-size:.88rem}img{max-width:none;background:#fff}
+figcaption{color:var(--soft);font-size:.88rem}img{max-width:none}
 @media print{figure{max-height:none;overflow:visible}img{max-width:100%;height:auto}}
 """.strip()
 

@@ -99,7 +99,7 @@ def interval_bars(
     bound: float = 0.0,
 ) -> str:  # fmt: skip
     """A bar for each (name, value, low, high, note) under each other on one axis, with whiskers."""
-    tall, left = 26, 420.0
+    tall, left = 36, 8.0  # names stand over their bars, so that a narrow window shows both
     high = max((max(row[1], row[3]) for row in rows), default=1.0) * 1.04 or 1.0
     axis = ChartAxis(0.0, high, False, left, WIDTH - left - 130)
     bottom = 12 + tall * len(rows)
@@ -113,13 +113,13 @@ def interval_bars(
         color = "#2f74d0" if number == 0 else "#6b7683"
         parts.append(
             f"<g><title>{escape(name)}: {escape(note)}</title>"
-            f'<text class="e" x="{left - 8}" y="{y + 14}">{escape(cut(name, 58))}</text>'
-            f'<rect x="{left}" y="{y}" width="{max(0.5, axis.at(value) - left):.1f}" height="18" '
-            f'rx="2" fill="{color}"/>'
-            f'<path class="a" d="M{axis.at(low):.1f} {y + 9}H{axis.at(top):.1f}'
-            f'M{axis.at(low):.1f} {y + 5}v8M{axis.at(top):.1f} {y + 5}v8" '
+            f'<text x="{left}" y="{y + 10}">{escape(cut(name, 110))}</text>'
+            f'<rect x="{left}" y="{y + 15}" width="{max(0.5, axis.at(value) - left):.1f}" '
+            f'height="13" rx="2" fill="{color}"/>'
+            f'<path class="a" d="M{axis.at(low):.1f} {y + 21.5}H{axis.at(top):.1f}'
+            f'M{axis.at(low):.1f} {y + 17.5}v8M{axis.at(top):.1f} {y + 17.5}v8" '
             'style="stroke:var(--ink)"/>'
-            f'<text x="{axis.at(max(value, top)) + 6:.1f}" y="{y + 14}">{escape(note)}</text></g>'
+            f'<text x="{axis.at(max(value, top)) + 6:.1f}" y="{y + 26}">{escape(note)}</text></g>'
         )
     if bound > 0:
         at = axis.at(bound)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from partita import units
+from partita.costs.uncertainty import MEMORY, around
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
 from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit
@@ -69,12 +70,19 @@ def _times(forecast: Forecast) -> tuple[str, ...]:
         f"step       {units.seconds(forecast.step_s)}   predicted; "
         f"{low} to {high} with {CONFIDENCE:.0%}",
         f"           {forecast.tokens_per_s:,.0f} tokens/s, {forecast.tflops_per_device:,.0f} "
-        f"TFLOP/s a device, MFU {forecast.mfu:.1%}, HFU {forecast.hfu:.1%}",
+        f"TFLOP/s a device, MFU {_likely(forecast, forecast.mfu)}, "
+        f"HFU {_likely(forecast, forecast.hfu)}",
         f"bound by   {_bounds(forecast)}",
         f"bubble     {units.seconds(forecast.bubble_s)} ({bubble:.1%})",
         f"exposed    {', '.join(exposed) or 'no'} communication"
         + (f" ({total / forecast.step_s:.1%})" if exposed else ""),
     )
+
+
+def _likely(forecast: Forecast, share: float) -> str:
+    """A part of the peak with its interval, which is that of the step."""
+    low, high = (share * forecast.step_s / seconds for seconds in reversed(forecast.interval_s))
+    return f"{share:.1%} ({low:.0%} to {min(high, 1.0):.0%})"
 
 
 def _bounds(forecast: Forecast) -> str:
@@ -106,7 +114,8 @@ def _memory(forecast: Forecast) -> tuple[str, ...]:
     table = units.table(MEMORY_HEADER, rows, numbers=range(2, 10))
     capacity = units.size(forecast.capacity_bytes)
     return (
-        f"memory of one rank, of {capacity} (e: with the embedding, o: with the output layer)",
+        f"memory of one rank, of {capacity} (e: with the embedding, o: with the output layer); "
+        f"{CONFIDENCE:.0%} of peaks lie within {around(1.0, MEMORY)[1] - 1:.0%} of the total",
         *table.split("\n"),
     )
 
@@ -204,6 +213,7 @@ def forecast_json(
         "tokens_per_s": forecast.tokens_per_s,
         "tflops_per_device": forecast.tflops_per_device,
         "mfu": forecast.mfu,
+        "mfu_interval": [forecast.mfu * forecast.step_s / seconds for seconds in (high, low)],
         "hfu": forecast.hfu,
         "mfu_of_peak": forecast.peak_dtype,
         "bubble_s": forecast.bubble_s,
@@ -213,6 +223,7 @@ def forecast_json(
         "fits": forecast.fits,
         "capacity_bytes": forecast.capacity_bytes,
         "memory_bytes": [_memory_json(parts) for parts in forecast.memory_of_stages],
+        "memory_interval_bytes": list(around(forecast.memory.total, MEMORY)),  # the fullest rank
         "shortages": [asdict(one) for one in shortages(forecast)],
         "would_fit": [
             {

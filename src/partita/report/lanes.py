@@ -55,15 +55,20 @@ def short_names(names: Sequence[str], most: int) -> list[str]:
     """
     if all(len(name) <= most for name in names):
         return list(names)
-    ranged = [_RANGE.sub(r"\1\2-\3", name) for name in names]
+    whole = [ranged(name) for name in names]
     most = max(most, 4)
-    cut = [_cut(name, most) for name in ranged]
+    cut = [_cut(name, most) for name in whole]
     told: dict[str, str] = {}
-    for index, (name, text) in enumerate(zip(ranged, cut, strict=True)):
+    for index, (name, text) in enumerate(zip(whole, cut, strict=True)):
         if told.setdefault(text, name) != name:  # as good as cut in the same place
             number = f"#{index}"
             cut[index] = text[: most - len(number)] + number
     return cut
+
+
+def ranged(name: str) -> str:
+    """A name without repeating itself: `n0.gpu0 to n0.gpu3` is `n0.gpu0-3`."""
+    return _RANGE.sub(r"\1\2-\3", name)
 
 
 def _cut(name: str, most: int) -> str:
@@ -74,7 +79,7 @@ def _cut(name: str, most: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inside:
+class _PhaseLanes:
     """The collectives of one phase of a body, from the phase's begin on."""
 
     starts: tuple[float, ...]
@@ -88,7 +93,7 @@ def unfolded(timeline: Timeline) -> Timeline:
     """The timeline with the collectives inside its blocks on lanes of their own."""
     program = timeline.program
     known = [_phases(body) for body in program.bodies]
-    blocks: list[tuple[int, int, _Inside]] = []  # task, lane, what is inside
+    blocks: list[tuple[int, int, _PhaseLanes]] = []  # task, lane, what is inside
     for task, number in enumerate(program.work.tolist()):
         work = program.works[number] if number >= 0 else None
         lanes = program.lanes_of(task)
@@ -100,7 +105,7 @@ def unfolded(timeline: Timeline) -> Timeline:
     return timeline if not 0 < count <= MOST_INSIDE else _with(timeline, blocks)
 
 
-def _phases(body: Body) -> dict[Phase, _Inside]:
+def _phases(body: Body) -> dict[Phase, _PhaseLanes]:
     """What crosses the busiest link of a stage in each phase; a milestone ends a phase."""
     program = body.program
     task, lane = Timeline(program, body.start, body.end).slots()
@@ -111,7 +116,7 @@ def _phases(body: Body) -> dict[Phase, _Inside]:
     busiest = int(np.where(is_link, spent, -1.0).argmax())
     mine = task[lane == busiest]
     mine = mine[np.argsort(body.start[mine], kind="stable")]
-    phases: dict[Phase, _Inside] = {}
+    phases: dict[Phase, _PhaseLanes] = {}
     before = 0.0
     for milestone in program.tasks_of(Purpose.OTHER):
         ending, until = program.work_of(milestone), float(body.end[milestone])
@@ -119,7 +124,7 @@ def _phases(body: Body) -> dict[Phase, _Inside]:
         own = own[body.end[own] > body.start[own]]
         works = tuple(_alone(program.work_of(each)) for each in own.tolist())
         if ending is not None:
-            phases[ending.phase] = _Inside(
+            phases[ending.phase] = _PhaseLanes(
                 tuple((body.start[own] - before).tolist()),
                 tuple((body.end[own] - before).tolist()),
                 tuple(program.kind[own].tolist()),
@@ -136,7 +141,7 @@ def _alone(work: Work | None) -> Work:
     return replace(work, reads=(), writes=(), group=-1)
 
 
-def _with(timeline: Timeline, blocks: list[tuple[int, int, _Inside]]) -> Timeline:
+def _with(timeline: Timeline, blocks: list[tuple[int, int, _PhaseLanes]]) -> Timeline:
     program = timeline.program
     nets = {
         lane: len(program.lanes) + i for i, lane in enumerate(sorted({b for _, b, _ in blocks}))

@@ -25,6 +25,7 @@ from partita.jobs.memory_parts import PARTS, MemoryCurves, few_steps
 from partita.program import Program
 from partita.report.charts import cut
 from partita.report.html_parts import embedded
+from partita.report.lanes import ranged
 from partita.report.palette import (
     CATEGORY_COLORS,
     CATEGORY_PATTERNS,
@@ -154,7 +155,7 @@ def live_timeline(
 ) -> str:
     """The timeline as an element; `timeline_script` must follow it on the page."""
     known = extras or TimelineExtras()
-    left_out = len(timeline.program.lanes) - MOST_LANES
+    left_out = len(used_lanes(timeline.program)) - MOST_LANES
     more = f'<p class="soft">{left_out:,} more lanes are not drawn.</p>' if left_out > 0 else ""
     whole = timeline.program.num_tasks <= MOST_TASKS
     if not whole:
@@ -219,7 +220,6 @@ def _buttons(timeline: Timeline, known: TimelineExtras, whole: bool) -> str:
 
 def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str, Any]:
     program = timeline.program
-    lanes = program.lanes[:MOST_LANES]
     measured = known.measured if whole else ()
     longest = max((float(lane.end.max()) for lane in measured if lane.end.size), default=0.0)
     causes = list(CAUSES)
@@ -235,7 +235,7 @@ def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str,
         **(
             _tasks(timeline, measured, colors.of_task)
             if whole
-            else _shares(timeline, len(lanes), colors.of_task)
+            else _shares(timeline, used_lanes(program)[:MOST_LANES], colors.of_task)
         ),
         **_idle(timeline, known.idle if whole else None, measured),
         "memories": [_memory(timeline, i) for i in range(min(len(program.memories), MOST_LANES))],
@@ -243,10 +243,16 @@ def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str,
     }
 
 
+def used_lanes(program: Program) -> list[int]:
+    """All lanes but links that nothing crosses."""
+    used = np.bincount(program.lane_of, minlength=len(program.lanes)) > 0
+    return [n for n, lane in enumerate(program.lanes) if used[n] or lane.kind != "link"]
+
+
 def display_lanes(timeline: Timeline, measured: Sequence[MeasuredLane]) -> list[tuple[int, int]]:
     """(lane, measured lane) from top to bottom, one of them -1: runs stand under their lane."""
     rows: list[tuple[int, int]] = []
-    for lane in range(min(len(timeline.program.lanes), MOST_LANES)):
+    for lane in used_lanes(timeline.program)[:MOST_LANES]:
         rows.append((lane, -1))
         rows += [(-1, number) for number, own in enumerate(measured) if own.under == lane]
     return rows
@@ -276,7 +282,7 @@ def _tasks(
     of_names = [np.array([numbers[name] for name in lane.names], np.int32) for lane in measured]
     return {
         "lanes": [
-            program.lanes[lane].name if lane >= 0 else measured[number].name
+            ranged(program.lanes[lane].name) if lane >= 0 else measured[number].name
             for lane, number in rows
         ],
         "measured": [lane < 0 for lane, _ in rows],
@@ -325,24 +331,23 @@ def messages(program: Program) -> list[tuple[int, int, int]]:
     return triples
 
 
-def _shares(timeline: Timeline, num_lanes: int, of: npt.NDArray[np.uint8]) -> dict[str, Any]:
+def _shares(timeline: Timeline, lanes: Sequence[int], of: npt.NDArray[np.uint8]) -> dict[str, Any]:
     """How each lane spends each column of time, in 255ths."""
     program = timeline.program
     drawn, _ = timeline.slots()
     present = np.unique(of[drawn]).tolist()
-    columns = min(MOST_COLUMNS, MOST_SHARES // max(1, num_lanes * len(present)))
+    columns = min(MOST_COLUMNS, MOST_SHARES // max(1, len(lanes) * len(present)))
     classes = np.searchsorted(np.array(present), of).clip(max=max(0, len(present) - 1))
-    lanes = list(range(num_lanes))
     shares = timeline.shares(columns, lanes, classes, max(1, len(present)))
     nothing = _base64(np.empty(0), "<f8")
     return {
-        "lanes": [program.lanes[lane].name for lane in lanes],
-        "measured": [False] * num_lanes,
+        "lanes": [ranged(program.lanes[lane].name) for lane in lanes],
+        "measured": [False] * len(lanes),
         "works": [],
         "blocks": [],
         **dict.fromkeys(("start", "end", "kind", "work", "block", "microbatch"), nothing),
         **dict.fromkeys(("slot_task", "critical", "messages"), nothing),
-        "slot_from": _base64(np.zeros(num_lanes + 1), "<i4"),
+        "slot_from": _base64(np.zeros(len(lanes) + 1), "<i4"),
         "columns": columns,
         "present": present,
         "shares": _base64(np.rint(shares * 255), "<u1"),
@@ -392,7 +397,7 @@ def _memory(timeline: Timeline, index: int) -> dict[str, Any]:
         times = np.arange(MOST_STEPS, dtype=np.float64) * (timeline.makespan / MOST_STEPS)
         amounts = timeline.memory_columns(index, MOST_STEPS)
     return {
-        "name": memory.name,
+        "name": ranged(memory.name),
         "capacity": memory.capacity,
         "peak": peak,
         "times": _base64(times, "<f8"),

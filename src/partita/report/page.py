@@ -43,6 +43,7 @@ from partita.report.summary import (
     bound_shares,
     op_row,
     throughput,
+    types_text,
 )
 from partita.timeline import Timeline
 
@@ -137,7 +138,7 @@ def _assumptions(simulation: Simulation) -> str:
         "eager": "PyTorch op by op; the host starts every kernel",
         "compiled": "chains of cheap ops are fused; the host starts what is left",
     }[workload.execution]
-    lines = [f"execution {workload.execution}: {how}"]
+    lines = [f"execution {workload.execution}: {how}", f"types: {types_text(workload)}"]
     for record in simulation.physics_sets:
         known = record.physics
         own = "fitted or measured for this kind" if record.own else "taken from a kind most like it"
@@ -168,8 +169,8 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
 
 def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
     step = simulation.step_s
-    in_a_row = plan.prediction.interval_s is not None
-    objective = simulation.interval_s if in_a_row else step
+    steady = plan.prediction.interval_s is not None
+    objective = simulation.interval_s if steady else step
     bound = plan.prediction.lower_bound_s
     gap = 1 - bound / objective if objective else 0.0
     peak, capacity = simulation.fullest
@@ -177,7 +178,7 @@ def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
     likely = "80 % interval " + " to ".join(map(units.seconds, simulation.likely_step_s))
     mfu = " to ".join(f"{part:.0%}" for part in simulation.likely_mfu)
     memory = " to ".join(map(units.size, simulation.likely_peak_bytes))
-    every = f"a batch every {units.seconds(objective)}, " if in_a_row else ""
+    every = f"a batch every {units.seconds(objective)}, " if steady else ""
     figures = (
         ("step (predicted)", units.seconds(step), f"{likely}; {every}{rate}"),
         ("from optimal", f"≤ {gap:.1%}",

@@ -35,7 +35,7 @@ class Box:
 def model_section(tree: CostNode) -> str:
     """The model as boxes by cost, and as a tree with chips."""
     total = tree.total_s or 1.0
-    stages = sorted(_stages(tree))
+    stages = sorted(_stages(tree), key=lambda name: (len(name), name))  # stage2 before stage10
     colors = {stage: COLORS[place % len(COLORS)] for place, stage in enumerate(stages)}
     boxes = _boxes(tree, Box(0, 0, WIDTH, TREEMAP_HEIGHT), total, colors, 0)
     chips = "".join(
@@ -93,7 +93,7 @@ def _box(node: CostNode, place: Box, total: float, colors: dict[str, str], depth
     if node.chip:
         chip = node.chip
         about += [
-            f"{chip.kind}, split: {chip.words}",
+            f"{chip.kind} of {chip.stage}, split: {chip.words}",
             f"makes {chip.output}, {units.size(chip.output_bytes)} on a device",
         ]
         if chip.parameter_bytes:
@@ -105,6 +105,12 @@ def _box(node: CostNode, place: Box, total: float, colors: dict[str, str], depth
         text = (
             f'<text class="{shade}" x="{place.x + 4:.1f}" y="{place.y + 13:.1f}" '
             f'style="pointer-events:none">{escape(cut(name, room))}</text>'
+        )
+    if node.chip and len(colors) > 1 and room >= 5 and place.tall > 34:  # not by colour alone
+        stage = escape(cut(node.chip.stage, room))
+        text += (
+            f'<text class="{shade}" x="{place.x + 4:.1f}" y="{place.y + 27:.1f}" '
+            f'style="pointer-events:none;font-size:10px">{stage}</text>'
         )
     return (
         f'<g><rect x="{place.x:.1f}" y="{place.y:.1f}" width="{max(0.0, place.wide - 1):.1f}" '
@@ -192,7 +198,7 @@ def _lines(
 def _leaf_line(node: CostNode, name: str, figures: str, colors: dict[str, str]) -> str:
     chip = node.chip
     assert chip is not None
-    about = f"makes {chip.output}, {units.size(chip.output_bytes)} on a device"
+    about = f"{chip.stage}: makes {chip.output}, {units.size(chip.output_bytes)} on a device"
     if chip.parameter_bytes:
         about += f"; parameters {units.size(chip.parameter_bytes)}"
     zero = (

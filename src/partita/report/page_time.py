@@ -44,11 +44,16 @@ def time_section(account: IdleAccount, gap: BoundGap, words: Words = units.secon
     lane = account.busiest
     who = "" if lane is None else f" on {escape(lane.name)}, which has the most to do"
     missing = step - gap.bound_s
+    told = (
+        f"{words(missing)} of {words(step)} are above the proven bound{who}: what it computes "
+        "beyond it, and idle time by its cause."
+    )
+    if missing < 0.0005 * step:
+        told = f"The step is at its proven bound of {words(gap.bound_s)}: nothing can be faster."
     return (
         "<h2>From the bound to the step</h2>"
         f'<div class="bar" role="img" aria-label="the step by part">{bar}</div>{legend(names)}'
-        f'<p class="soft">{words(missing)} of {words(step)} are above the proven '
-        f"bound{who}: what it computes beyond it, and idle time by its cause.</p>"
+        f'<p class="soft">{told}</p>'
         f"{_devices(account, words)}"
     )
 

@@ -8,10 +8,12 @@ from partita.costs.uncertainty import around
 from partita.jobs.other_orders import OtherOrder
 from partita.jobs.pareto import pareto_front
 from partita.jobs.simulate import Simulation
+from partita.jobs.tried import sketch
 from partita.plans import Plan
 from partita.report.figures import Mark, interval_bars, linear_axes, scatter
 from partita.report.html_parts import folded
 from partita.report.small_timeline import SmallTimeline, small_timelines
+from partita.report.tried_timelines import TriedTimeline, tried_timelines
 
 LONGEST_S = 1e12  # of what is drawn: plan files may say anything
 MOST_ROWS = 24
@@ -19,14 +21,16 @@ MOST_ROWS = 24
 
 def tried_section(plan: Plan, simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
     """Bars with intervals, the Pareto front to choose from, the same stages in other orders."""
-    return _alternatives(plan, simulation) + _orders(simulation, orders)
+    return (
+        _alternatives(plan, simulation) + _timelines(plan, simulation) + _orders(simulation, orders)
+    )
 
 
 def _alternatives(plan: Plan, simulation: Simulation) -> str:
     """Plans by (name, seconds, bytes, why); the chosen one first."""
     chosen = (
         f"chosen: {simulation.arrangement}", plan.prediction.objective_s,
-        max(plan.prediction.peak_memory_bytes, default=0.0), "the plan of this page",
+        simulation.fullest[0], "the plan of this page",
     )  # fmt: skip
     plans = [chosen] + [
         (
@@ -84,12 +88,43 @@ def _front(plans: Sequence[tuple[str, float, float, str]], what: str) -> str:
     return (
         "<h3>Time against memory</h3>"
         + scatter(
-            "plans by time and memory", marks, f"{what}, ms", "memory of the fullest device, GiB",
+            "plans by time and memory", marks[::-1], f"{what}, ms",  # the chosen one on top
+            "memory of the fullest device, GiB",
             [line], axes,
         )
         + '<p class="soft">◆ the plan of this page, ■ others that no plan beats in both, ● the '
         f'rest. Choose a mark to read of it.</p><ul class="picked">{told}</ul>'
     )  # fmt: skip
+
+
+def _timelines(plan: Plan, simulation: Simulation) -> str:
+    """What was tried as timelines; nothing for plans of before these were remembered."""
+    others = [one for one in plan.origin.alternatives if one.sketch and 0 < one.step_s < LONGEST_S]
+    own = sketch(simulation.timeline)
+    if not others or not own:
+        return ""
+    best = simulation.step_s
+    peak = units.size(simulation.fullest[0])
+    chosen = TriedTimeline(
+        f"chosen: {simulation.arrangement}", best, f"{units.seconds(best)}, {peak}", own
+    )
+    rows = [
+        TriedTimeline(
+            f"{one.name}: {one.arrangement}",
+            one.step_s,
+            f"{units.seconds(one.step_s)}, x{one.step_s / best:.2f}; {one.why}",
+            one.sketch,
+        )
+        for one in others[:MOST_ROWS]
+    ]
+    return folded(
+        f"the timelines of these {1 + len(rows)} plans, on one axis",
+        tried_timelines("timelines of what was tried", [chosen, *rows])
+        + '<p class="soft">One row for devices that do the same, four of those that differ, and '
+        "the link that is used most. Dashed: the chosen plan ends. Stages with many ops are drawn "
+        "as what they do most of the time.</p>",
+        is_open=True,
+    )
 
 
 def _orders(simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
@@ -107,7 +142,7 @@ def _orders(simulation: Simulation, orders: Sequence[OtherOrder]) -> str:
     names = ", ".join(
         f"{order.title} {units.seconds(order.simulation.step_s)} "
         f"(bubble {order.simulation.bubble:.0%}, "
-        f"{units.size(max(order.simulation.peak_bytes))})"
+        f"{units.size(order.simulation.fullest[0])})"
         for order in orders
     )
     return folded(

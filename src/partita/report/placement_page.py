@@ -11,7 +11,7 @@ from partita.graph.draw import to_svg
 from partita.graph.record import Graph
 from partita.jobs.pareto import pareto_front
 from partita.jobs.place_result import Placed
-from partita.report.figures import Mark, linear_axes, scatter
+from partita.report.figures import Mark, scatter
 from partita.report.html_parts import folded, table
 from partita.report.placement import archive_rows
 from partita.report.timeline_page import TimelineStory, timeline_page
@@ -101,11 +101,10 @@ def _tried(placed: Placed) -> str:
         )
         for n, one in enumerate(tried)
     ]  # fmt: skip
-    axes = linear_axes([mark.x for mark in marks], [mark.y for mark in marks])
+    marks.sort(key=lambda mark: mark.shape)  # circles first: no other is hidden by them
     return (
         "<h2>What else was simulated</h2>"
-        + scatter("placements by time and memory", marks, "step, ms", "fullest device, GiB", (),
-                  axes)
+        + scatter("placements by time and memory", marks, "step, ms", "fullest device, GiB")
         + '<p class="soft">◆ this placement, ■ others that none beats in both, ● the rest.</p>'
     )  # fmt: skip
 

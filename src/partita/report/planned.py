@@ -6,6 +6,7 @@ from partita import units
 from partita.costs.uncertainty import alike
 from partita.degrees import copied_bytes
 from partita.graph.record import Graph
+from partita.jobs.fewer import FewerDevices
 from partita.jobs.plan import Planned, SimulatedPlan
 from partita.jobs.simulate import Simulation
 from partita.plans import Stage
@@ -41,6 +42,15 @@ def planned_text(planned: Planned) -> str:
             f"{units.seconds(planned.seconds)}"
         )
     return "\n".join(lines)
+
+
+def fewer_text(fewer: FewerDevices) -> str:
+    """That fewer devices are faster, and what to do about it."""
+    return (
+        f"fewer devices are faster: {fewer.num_devices} of these {fewer.of_devices} as "
+        f"{fewer.arrangement} take {units.seconds(fewer.step_s)} (x{fewer.times:.2f}); plan for "
+        f"{fewer.num_devices}, or with a batch that {fewer.of_devices} devices can share"
+    )
 
 
 def stages_text(simulation: Simulation) -> str:
@@ -107,14 +117,14 @@ def others_text(planned: Planned) -> str:
     """The best and the next best plans."""
     assert planned.best is not None, "there is a best where there are others"
     everything = (planned.best, *planned.others)
-    in_a_row = any(other.objective_s != other.step_s for other in everything)
-    rows = [candidate_row(candidate, planned.best, in_a_row) for candidate in everything]
-    interval = ("steady state",) if in_a_row else ()
+    steady = any(other.objective_s != other.step_s for other in everything)
+    rows = [candidate_row(candidate, planned.best, steady) for candidate in everything]
+    interval = ("steady state",) if steady else ()
     header = ("found by", "plan", "step", INTERVAL, *interval, "", MEMORY_HEADER, "bubble")
     return units.table(header, rows, numbers=range(2, len(header)))
 
 
-def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, in_a_row: bool) -> tuple[str, ...]:
+def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, steady: bool) -> tuple[str, ...]:
     """One plan in one line, against the best; with the time from steady state where it counts."""
     simulation = candidate.simulation
     return (
@@ -122,7 +132,7 @@ def candidate_row(candidate: SimulatedPlan, best: SimulatedPlan, in_a_row: bool)
         simulation.arrangement,
         units.seconds(candidate.step_s),
         likely_range(simulation),
-        *((units.seconds(candidate.objective_s),) if in_a_row else ()),
+        *((units.seconds(candidate.objective_s),) if steady else ()),
         f"x{candidate.objective_s / best.objective_s:.2f}{_equal(candidate, best)}",
         units.size(simulation.fullest[0]),
         f"{simulation.bubble:.0%}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from partita.jobs.idle import computing_lanes
+from partita.report.axis import tick_text, ticks, time_scale
 from partita.report.figures import WIDTH, figure
 from partita.report.palette import CAUSE_COLORS, CAUSE_PATTERNS, svg_patterns
 from partita.report.tasks import CATEGORIES, COLORS, categories
@@ -31,12 +32,26 @@ def small_timelines(label: str, rows: Sequence[SmallTimeline]) -> str:
     """Timelines under each other on one axis."""
     longest = max((row.timeline.makespan for row in rows), default=0.0) or 1.0
     parts = [svg_patterns(CAUSE_COLORS, CAUSE_PATTERNS, "idle")]
-    top = 0.0
+    top = 18.0
     for row in rows:
         parts += _drawn(row, longest, top)
         lanes = min(MOST_LANES, len(computing_lanes(row.timeline.program)))
         top += max(2, lanes) * (LANE + 2) + 14
-    return figure(label, parts, top + 4)
+    return figure(label, [*_axis(rows, longest, top), *parts], top + 4)
+
+
+def _axis(rows: Sequence[SmallTimeline], longest: float, bottom: float) -> list[str]:
+    """Round moments over all rows; their unit stands at the first."""
+    if not rows:
+        return []
+    size, unit = time_scale(rows[0].timeline.program, longest)
+    parts = []
+    for tick in ticks(longest / size, 9):
+        x = LEFT + tick * size * (WIDTH - LEFT - 70) / longest
+        parts.append(f'<line class="g" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{bottom:.0f}"/>')
+        text = tick_text(tick) if tick else f"{tick_text(tick)} {unit}"
+        parts.append(f'<text class="m s" x="{x:.1f}" y="10">{text}</text>')
+    return parts
 
 
 def _drawn(row: SmallTimeline, longest: float, top: float) -> list[str]:

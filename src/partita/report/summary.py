@@ -6,10 +6,11 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
-from partita.graph.traffic import cached_inputs
+from partita.graph.traffic import appended_positions, cached_inputs, positions_read_before
 from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
+from partita.jobs.workload import Workload
 
 SLOWEST = 10
 MOST_CANDIDATES = 8
@@ -77,17 +78,29 @@ def job_line(simulation: Simulation) -> str:
     each = f" of {units.counted(tokens, 'token')}" if tokens else ""
     return (
         f"{workload.spec}: {units.count(workload.graph.num_parameters)} parameters, "
-        f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, {workload.dtype}"
+        f"{ops_text(workload.graph)}, {job}, global batch {workload.batch}{each}, "
+        f"{types_text(workload)}"
     )
+
+
+def types_text(workload: Workload) -> str:
+    """The type of a model, and those of sums and products where they are others."""
+    sums = f", gradients summed in {workload.grad_dtype}" if workload.grad_dtype else ""
+    products = f", products in {workload.matmul_dtype}" if workload.matmul_dtype else ""
+    return f"{workload.dtype}{sums}{products}"
 
 
 def phase_of_inference(graph: Graph) -> str:
     """What a language model does: reads a prompt, or adds tokens to what it has read."""
-    cached = max(cached_inputs(graph).values(), default=0)
-    if not cached:
+    kept = cached_inputs(graph)
+    if not kept:
         return "prefill"
-    size = sum(graph.tensor(name).size_bytes for name in cached_inputs(graph))
-    return f"decode behind a KV cache of {cached:,} tokens a sample ({units.size(size)})"
+    size = sum(graph.tensor(name).size_bytes for name in kept)
+    cached, read = appended_positions(graph), positions_read_before(graph)
+    if 0 in kept.values():  # a state is as large after any number of tokens
+        return f"decode from a recurrent state ({units.size(size)})"
+    more = f" and {read:,} of the encoder" if read else ""
+    return f"decode behind a KV cache of {cached:,} tokens{more} a sample ({units.size(size)})"
 
 
 def ops_text(graph: Graph) -> str:
@@ -219,6 +232,8 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "dtype": simulation.workload.dtype,
         "training": simulation.workload.training,
         "execution": simulation.workload.execution,
+        "grad_dtype": simulation.workload.grad_dtype or simulation.workload.dtype,
+        "matmul_dtype": simulation.workload.matmul_dtype or simulation.workload.dtype,
         "mesh": str(simulation.stage.mesh),
         "stages": [
             {

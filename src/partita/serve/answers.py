@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from partita import units
 from partita.cluster import resolve
+from partita.costs.uncertainty import MEMORY, around
 from partita.errors import InputError
 from partita.forecast import Forecast
 from partita.jobs.baselines import order_result
@@ -88,7 +89,7 @@ def _step_cards(simulation: Simulation) -> list[Card]:
     return [
         ("step", units.seconds(simulation.step_s), f"80 % interval {likely}"),
         _rate_card(simulation),
-        ("MFU", f"{simulation.mfu:.0%}", "of the peak FLOP/s of all devices"),
+        ("MFU", f"{simulation.mfu:.0%}", f"{_mfu_range(simulation)} of the peak of all devices"),
         _memory_card(peak, capacity, simulation.fits),
         (waits, f"{share:.0%}", "of the step"),
     ]
@@ -101,9 +102,18 @@ def _rate_card(simulation: Simulation) -> Card:
     return "throughput", told[first], ", ".join(told[:first] + told[first + 1 :])
 
 
+def _mfu_range(told: Simulation | Forecast) -> str:
+    """The interval of an MFU, which is that of the step."""
+    ends = told.interval_s if isinstance(told, Forecast) else told.likely_step_s
+    low, high = (told.mfu * told.step_s / seconds for seconds in reversed(ends))
+    return f"{low:.0%} to {min(high, 1.0):.0%}"
+
+
 def _memory_card(peak: float, capacity: float, fits: bool) -> Card:
     verdict = "" if fits else "; DOES NOT FIT"
-    return "memory", units.size(peak), f"of {units.size(capacity)} per device{verdict}"
+    low, high = map(units.size, around(peak, MEMORY))
+    told = f"{low} to {high} of {units.size(capacity)} per device{verdict}"
+    return "memory", units.size(peak), told
 
 
 def _peak_memory(memories: tuple[MemoryCurves, ...]) -> dict[str, Any]:
@@ -147,14 +157,14 @@ def _forecast_cards(forecast: Forecast) -> list[Card]:
     return [
         ("step", units.seconds(forecast.step_s), f"80 % interval {low} to {high}"),
         ("throughput", rate, each),
-        ("MFU", f"{forecast.mfu:.0%}", f"HFU {forecast.hfu:.0%}"),
+        ("MFU", f"{forecast.mfu:.0%}", f"{_mfu_range(forecast)}; HFU {forecast.hfu:.0%}"),
         _memory_card(forecast.memory.total, forecast.capacity_bytes, forecast.fits),
         ("bubble", f"{forecast.bubble_s / forecast.step_s:.0%}", "of the step"),
         ("exposed communication", f"{exposed:.0%}", "of the step"),
         (
             "micro-batches",
             f"{count:,}",
-            f"of {size:,} on each of {forecast.strategy.dp:,} replicas",
+            f"of {size:,} on {units.counted(forecast.strategy.dp, 'replica')}",
         ),
     ]
 
@@ -202,11 +212,11 @@ def _schedule(ask: Ask, stop: Stop) -> Answer:
     ask = cast(ScheduleAsk, ask)
     result = _published(ask) if ask.placement in NAMED else _searched(ask, stop)
     made: Answer = {
-        "fits": result.found.solution is not None,
+        "fits": result.outcome.solution is not None,
         "cards": [], "text": str(result), "numbers": _numbers(result.to_json()),
         "memory": None, "view": None,
     }  # fmt: skip
-    if result.found.solution is None:
+    if result.outcome.solution is None:
         return made
     title = f"{ask.placement} on {ask.devices} devices, {result.num_microbatches} micro-batches"
     made["cards"] = _schedule_cards(result)

@@ -5,9 +5,9 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const WAIT_MS = 1500; // after so long a question is given up for a newer one
-  // Parts of memory have one colour each on all tabs; the table under the bars tells them in numbers.
+  // Parts of memory have one colour and pattern each on all tabs; the table under the bars has numbers.
   const SHADES = { parameters: 0, gradients: 1, "optimizer states": 2, activations: 3, logits: 4, buffers: 4, workspace: 5, peak: 0 };
-  const shade = (part) => `var(--p${SHADES[part] || 0})`;
+  const shade = (part) => `var(--b${SHADES[part] || 0})`;
   let options = null, current = "whatif";
   const state = { whatif: {}, plan: {}, schedule: {} };
 
@@ -39,6 +39,17 @@
       option.dataset.group = group || "";
       return option;
     }));
+  }
+
+  // Model and machine are asked for on two tabs by the same controls.
+  function place() {
+    for (const spot of all("[data-asked]")) {
+      const controls = $("#asked").content.cloneNode(true), { models, perNode, mostNodes } = spot.dataset;
+      $("[name=model]", controls).dataset.models = models;
+      $("[name=nodes]", controls).max = mostNodes;
+      $("[name=per_node]", controls).setAttribute("value", perNode);
+      spot.replaceWith(controls);
+    }
   }
 
   function prepare() {
@@ -218,11 +229,13 @@
     }
   }
 
+  // A value of a search in words: a step in ms, or steps of a schedule.
+  const objective = (tab) => (tab === "plan" ? (s) => (s * 1e3).toPrecision(4) + " ms" : (s) => String(Number(s.toPrecision(6))));
+
   function better(tab, step) {
     state[tab].history.push(step);
     if (tab !== current) return;
-    const time = tab === "plan" ? (s) => (s * 1e3).toPrecision(4) + " ms" : (s) => String(Number(s.toPrecision(6)));
-    const parts = [step.objective === null ? "no answer yet" : `best ${time(step.objective)}`];
+    const time = objective(tab), parts = [step.objective === null ? "no answer yet" : `best ${time(step.objective)}`];
     if (step.bound !== null) parts.push(`bound ${time(step.bound)}`);
     if (step.gap !== null) parts.push(`at most ${(100 * step.gap).toFixed(1)} % from optimal`);
     say("Searching: " + parts.join(", "));
@@ -235,12 +248,13 @@
     box.hidden = current === "whatif" || !mine.asking;
     if (box.hidden) return;
     const seconds = ((performance.now() - mine.since) / 1e3).toFixed(0);
-    $("#elapsed").textContent = `searching for ${seconds} s; best as a line, lower bound dashed`;
-    chart(mine.history);
+    const limit = $(`#${current}`).elements.time_limit.value;
+    $("#elapsed").textContent = `searching for ${seconds} s of at most ${limit} s`;
+    chart(mine.history, objective(current));
   }
 
   // Best and bound over the time of the search, as two stairs.
-  function chart(history) {
+  function chart(history, words) {
     const canvas = $("#progress canvas");
     canvas.hidden = history.length < 2;
     if (canvas.hidden) return;
@@ -251,8 +265,11 @@
     draw.scale(scale, scale);
     const values = history.flatMap((step) => [step.objective, step.bound]).filter((value) => value !== null);
     const least = Math.min(...values), most = Math.max(...values), last = history[history.length - 1].seconds || 1;
-    const x = (step) => 4 + step.seconds / last * (width - 8);
-    const y = (value) => height - 8 - (value - least) / (most - least || 1) * (height - 16);
+    const room = 150; // right of the lines: what they are
+    const x = (step) => 4 + step.seconds / last * (width - room - 8);
+    const y = (value) => height - 12 - (value - least) / (most - least || 1) * (height - 24);
+    draw.font = getComputedStyle(canvas).font;
+    draw.textBaseline = "middle";
     for (const [name, shade, dash] of [["objective", "--p0", []], ["bound", "--p1", [5, 4]]]) {
       draw.beginPath();
       draw.setLineDash(dash);
@@ -269,6 +286,9 @@
         before = step[name];
       }
       draw.stroke();
+      if (before === null) continue;
+      draw.fillStyle = style.getPropertyValue("--ink");
+      draw.fillText(`${name === "bound" ? "bound" : "best"} ${words(before)}`, width - room, y(before));
     }
   }
 
@@ -437,6 +457,7 @@
   }
 
   async function begin() {
+    place();
     options = await (await fetch("options")).json();
     prepare();
     listen();
