@@ -68,11 +68,11 @@ def test_a_plan_is_told_in_a_line():
 
 def test_what_counts_is_the_step_unless_batches_follow_each_other(tmp_path):
     assert PLAN.prediction.objective_s == 0.5
-    in_a_row = replace(PLAN, prediction=replace(PLAN.prediction, interval_s=0.3))
-    assert in_a_row.prediction.objective_s == 0.3
+    steady = replace(PLAN, prediction=replace(PLAN.prediction, interval_s=0.3))
+    assert steady.prediction.objective_s == 0.3
     path = tmp_path / "plan.json"
-    path.write_bytes(in_a_row.to_json())
-    assert read_plan(path) == in_a_row
+    path.write_bytes(steady.to_json())
+    assert read_plan(path) == steady
 
 
 def test_a_stage_says_what_it_recomputes():
@@ -122,7 +122,7 @@ def test_contradictions_are_refused(make, message):
 
 
 def test_a_newer_plan_asks_for_an_upgrade():
-    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@6"}
+    value = json.loads(PLAN.to_json()) | {"format": "partita/plan@7"}
     with pytest.raises(InputError, match=r"p\.json: format: .* newer partita .* pip install -U"):
         plan_from_json(value, "p.json")
 

@@ -217,7 +217,7 @@ def test_arguments_that_would_be_ignored_are_refused(ready, script):
 
 def test_failing_randomised_tests_point_to_the_commands_that_repeat_them(ready):
     result = ready.run("test", "--random", "9", FAKE_TEST_CODE="1")
-    assert ready.calls[-1] == "python -m pytest -n 2 --dist worksteal --random 9"
+    assert ready.calls[-1] == "python -m pytest -n 2 --dist each --random 9"
     assert result.returncode == 1
     assert result.stdout.splitlines()[-1].startswith("Not passed. Next: the commands above")
 
@@ -258,7 +258,8 @@ def test_ci_runs_the_commands_of_the_readme_in_environments_that_only_they_have_
     pytest_calls = [call for call in ready.calls if " -m pytest" in call]
     assert pytest_calls == [
         "python -m pytest -n 2 --dist worksteal",
-        "python -m pytest -n 2 --dist worksteal --random 180",
+        "python -m pytest -n 2 --dist worksteal --durations=5 tests/every_doc_command.py",
+        "python -m pytest -n 2 --dist each --random 180 --seed 8230",  # there is no repository here
     ]
     targets = [call.rsplit(" ", 1)[1] for call in ready.installs if "--editable" in call]
     assert targets == [".[test]", ".[dev]", ".[docs]", "."]
@@ -274,7 +275,7 @@ def test_ci_calls_the_two_commands_of_the_readme():
     ci = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = re.findall(r"^(scripts/\w+)", readme.split("```")[1], flags=re.MULTILINE)
     assert commands == ["scripts/demo", "scripts/test"]
-    started = (*commands, "scripts/check", "scripts/docs")
+    started = (*commands, "scripts/doc-commands", "scripts/check", "scripts/docs")
     assert set(started) <= set(ci)
     assert all(os.access(ROOT / name, os.X_OK) for name in (*started, ".ci/run"))
 

@@ -133,3 +133,10 @@ def test_a_cell_wider_than_the_terminal_is_cut():
         (line,) = units.table(("x" * 300,), []).splitlines()
     assert len(line) <= 60
     assert line.endswith("…")
+
+
+def test_a_row_that_goes_on_has_no_line_for_empty_cells():
+    rows = [("1" * 40, "2" * 40), ("3" * 40, "")]
+    with units.fitting(60):
+        lines = units.table(("name", "note"), rows, (0, 1)).split("\n")
+    assert [line.strip()[:1] for line in lines] == ["n", "n", "1", "2", "3"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from partita.forecast import Strategy as Strategy
     from partita.forecast import Transformer as Transformer
     from partita.gpu.accelerate.api import accelerate as accelerate
+    from partita.gpu.decode.generate import generate as generate
     from partita.gpu.decode.step import decode_step as decode_step
     from partita.gpu.recurrent.api import persistent as persistent
     from partita.gpu.recurrent.decode import GreedyDecoder as GreedyDecoder
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from partita.run.distributed.engine import execute as execute
     from partita.run.distributed.loss import with_loss as with_loss
     from partita.run.pipe import pipe as pipe
+    from partita.run.placed import placed_draws as placed_draws
     from partita.schedules.placement import Block as Block
     from partita.schedules.placement import Placement as Placement
     from partita.search.base import Result as Result
@@ -79,11 +81,13 @@ _PUBLIC = {
     "compare": "partita.jobs.compare",
     "decode_step": "partita.gpu.decode.step",
     "execute": "partita.run.distributed.engine",
+    "generate": "partita.gpu.decode.generate",
     "model": "partita.zoo:build",
     "partition": "partita.jobs.partition",
     "persistent": "partita.gpu.recurrent.api",
     "pipe": "partita.run.pipe",
     "place": "partita.jobs.place",
+    "placed_draws": "partita.run.placed",
     "plan": "partita.jobs.plan",
     "read_graph": "partita.graph.files",
     "read_plan": "partita.plans",
@@ -100,9 +104,9 @@ __all__ = [
     "Block", "CaptureError", "Cluster", "Forecast", "Graph", "GraphBuilder", "GreedyDecoder",
     "InputError", "PartitaError", "Placement", "Plan", "Program", "ProgramBuilder", "Result",
     "Stop", "Strategy", "Timeline", "Transformer", "VerificationError", "accelerate", "capture",
-    "check_plan", "cluster_from", "compare", "decode_step", "execute", "model", "partition",
-    "persistent", "pipe", "place", "plan", "read_graph", "read_plan", "rtasks", "schedule", "shard",
-    "simulate", "streams", "training_graph", "with_loss",
+    "check_plan", "cluster_from", "compare", "decode_step", "execute", "generate", "model",
+    "partition", "persistent", "pipe", "place", "placed_draws", "plan", "read_graph", "read_plan",
+    "rtasks", "schedule", "shard", "simulate", "streams", "training_graph", "with_loss",
 ]  # fmt: skip
 
 

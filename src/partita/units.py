@@ -115,6 +115,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
         .rstrip()
         for line in lines
         for place, group in enumerate(groups)
+        if not place or any(line[column] for column in group)  # no line for nothing
     )
 
 
