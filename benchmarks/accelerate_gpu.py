@@ -66,8 +66,8 @@ def main(arguments):
         other = tuple(torch.randn_like(each) for each in inputs)
         with torch.no_grad():
             wanted = torch.utils._pytree.tree_leaves(module(*other))
-        found = torch.utils._pytree.tree_leaves(fast(*other))
-        for mine, theirs in zip(found, wanted, strict=True):
+        computed = torch.utils._pytree.tree_leaves(fast(*other))
+        for mine, theirs in zip(computed, wanted, strict=True):
             assert (mine.double() - theirs.double()).norm() <= 2e-2 * theirs.double().norm()
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=1))

@@ -36,7 +36,7 @@ def torchtitan() -> dict[str, object]:
     from torchtitan.config import ConfigManager
 
     strategy = FrameworkStrategy(
-        tp=2, sp=True, pp=4, vpp=2, dp=8, zero=2, num_microbatches=8, recompute="selective",
+        tp=2, sp=True, cp=2, pp=4, vpp=2, dp=4, zero=1, num_microbatches=8, recompute="selective",
         schedule="interleaved", layers=even_layers(32, 8),
     )  # fmt: skip
     text = TARGETS["torchtitan"].write(strategy, scope_of(strategy.batch))
@@ -48,6 +48,7 @@ def torchtitan() -> dict[str, object]:
     return {
         "model": f"{config.model.name} {config.model.flavor}",
         "tp": parallel.tensor_parallel_degree,
+        "cp": parallel.context_parallel_degree,
         "pp": parallel.pipeline_parallel_degree,
         "dp_shard": parallel.data_parallel_shard_degree,
         "schedule": parallel.pipeline_parallel_schedule,
@@ -75,7 +76,7 @@ def deepspeed() -> dict[str, object]:
 def megatron_arguments() -> tuple[FrameworkStrategy, str]:
     """What is read by both of Megatron's parsers."""
     strategy = FrameworkStrategy(
-        tp=4, sp=True, pp=4, vpp=2, dp=4, zero=1, num_microbatches=16, recompute="norms",
+        tp=4, sp=True, cp=2, pp=4, vpp=2, dp=2, zero=1, num_microbatches=16, recompute="norms",
         schedule="interleaved", layers=(3, 4, 4, 5, 4, 4, 4, 4),
     )  # fmt: skip
     return strategy, TARGETS["megatron"].write(strategy, scope_of(strategy.batch))
@@ -112,7 +113,8 @@ def megatron_lm() -> dict[str, object]:
     sys.argv = ["pretrain_gpt.py", *shlex.split(text, comments=True)]
     given = parse_args()
     names = (
-        "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
+        "tensor_model_parallel_size", "context_parallel_size", "cp_comm_type",
+        "pipeline_model_parallel_size", "sequence_parallel",
         "micro_batch_size", "global_batch_size", "use_distributed_optimizer",
         "recompute_granularity", "recompute_modules", "num_layers", "hidden_size",
         "num_query_groups", "ffn_hidden_size", "normalization", "vocab_size",

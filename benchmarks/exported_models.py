@@ -22,7 +22,8 @@ EXPORTS: dict[str, RunModel] = {}
 
 def exported_once(module, args, kwargs, device):
     """Exports of a model are made once in a process: every make() of a name is the same."""
-    key = type(module).__name__
+    shapes = [tuple(arg.shape) for arg in args]
+    key = f"{module} of {next(module.parameters()).dtype} and {shapes}"
     if key not in EXPORTS:
         EXPORTS[key] = RunModel(module, args, kwargs, device)
     return EXPORTS[key]
@@ -31,4 +32,6 @@ def exported_once(module, args, kwargs, device):
 torch.set_num_threads(1)
 if __name__ == "exported_models":  # not where a rank imports its main module again
     for name in MODELS:
-        exported_once(*make(name), {}, torch.device("cpu"))
+        exported = exported_once(*make(name), {}, torch.device("cpu"))
+        for rows in (1, 2, 4):  # of micro-batches, and of replicas' parts of them
+            exported.at(rows)

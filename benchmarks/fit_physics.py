@@ -219,17 +219,17 @@ def table(
 
 def highest_mfu(rows: list[PublishedRun], *, several: bool) -> tuple[float, PublishedRun] | None:
     """The highest measured MFU with products in 16 bits, on several nodes or on any."""
-    found: list[tuple[float, PublishedRun]] = []
+    rates: list[tuple[float, PublishedRun]] = []
     for row in rows:
         machine, s = row.machine, row.strategy
         many = machine.num_devices > machine.node_size
         counts = not row.layer_only and s.product_dtype in ("bf16", "f16")
         if row.measured_s and counts and (many or not several):
             rate = row.model.step_flops(s.batch) / row.measured_s / machine.num_devices
-            found.append((rate / machine.kind.peak(s.dtype), row))
-    if len(found) < ENOUGH:
+            rates.append((rate / machine.kind.peak(s.dtype), row))
+    if len(rates) < ENOUGH:
         return None
-    return max(found, key=lambda pair: pair[0])
+    return max(rates, key=lambda pair: pair[0])
 
 
 def write(tables: list[str]) -> None:

@@ -26,10 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from partita.errors import PlanError
-from partita.graph import training_graph
 from partita.graph.record import Graph
 from tests.lower.mutants import mutant
-from tests.lower.random_graphs import random_graph
+from tests.lower.random_graphs import random_graph, random_training
 from tests.lower.random_plans import random_plan
 from tests.run.local.plans import TOLERANCE, Trial, trial
 from tests.run.local.small_models import LARGE_MODELS, MODELS
@@ -67,7 +66,7 @@ def model(name: str, draw: random.Random) -> Graph:
     forward = random_graph(draw) if name == GRAPHS else {**MODELS, **LARGE_MODELS}[name]()
     if draw.random() < INFERENCE:
         return forward
-    return training_graph(forward, draw.choice(OPTIMIZERS))
+    return random_training(draw, forward, draw.choice(OPTIMIZERS))
 
 
 def one_plan(name: str, seed: str, table: Table) -> tuple[Trial, random.Random] | None:
@@ -75,8 +74,8 @@ def one_plan(name: str, seed: str, table: Table) -> tuple[Trial, random.Random] 
     draw = random.Random(seed)
     table.plans += 1
     try:
-        found = trial(random_plan(draw, model(name, draw), shared=table.shared))
-        refused, error = found.refused(), found.error()
+        tried = trial(random_plan(draw, model(name, draw), shared=table.shared))
+        refused, error = tried.refused(), tried.error()
     except PlanError as error:  # no plan, and lowering says why
         table.plans -= 1
         table.impossible += 1
@@ -94,7 +93,7 @@ def one_plan(name: str, seed: str, table: Table) -> tuple[Trial, random.Random] 
     if error > TOLERANCE:
         table.wrong += 1
         table.note(f"{seed}: numbers are {error:g} off")
-    return None if refused or error > TOLERANCE else (found, draw)
+    return None if refused or error > TOLERANCE else (tried, draw)
 
 
 def one_mutant(right: Trial, draw: random.Random, seed: str, table: Table) -> None:

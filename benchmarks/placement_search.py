@@ -61,8 +61,8 @@ def rows(
     for problem in problems:
         best = recorded.get(problem.name, {}).get("best_known_ms")
         for method in methods:
-            found = [_timed(problem, method, seconds, seed) for seed in range(seeds)]
-            worst = max(found, key=lambda row: row["ms"])
+            by_seed = [_timed(problem, method, seconds, seed) for seed in range(seeds)]
+            worst = max(by_seed, key=lambda row: row["ms"])
             against = {"of recorded": round(worst["ms"] / best, 5)} if best else {}
             yield {"problem": problem.name, "method": method, **worst, **against}
 

@@ -2,6 +2,8 @@
 
     python benchmarks/plan_search.py              the models and machines of the table
     python benchmarks/plan_search.py --mixed      heterogeneous devices
+    python benchmarks/plan_search.py --large      the largest machines; one process for each is best
+    python benchmarks/plan_search.py --limits     are time limits kept?
     python benchmarks/plan_search.py --case gpt3-175b 128x8xA100 1536
 
 Seconds are of this process's CPU, so that other work on the machine does not count.
@@ -14,11 +16,13 @@ from dataclasses import replace
 
 from partita import units
 from partita.cluster import Cluster, resolve
+from partita.graph.record import Graph
 from partita.jobs.plan import Planned, plan
 from partita.jobs.simulate import simulate_stages
 from partita.jobs.workload import load
 from partita.report.summary import arrangement
 from partita.search.base import Improvement, Stop
+from partita.zoo.gpt import GptSizes, gpt
 
 CASES = (
     ("gpt3-175b", "128x8xA100", 1536),
@@ -34,7 +38,31 @@ MIXED = (
     ("gpt2-xl", "8xA100+8xH100", 128),
     ("vit-h14", "8xA100+8xH100", 256),
 )
+LARGE = (
+    ("gpt3-175b", "128x8xA100", 1536),
+    ("gpt3-175b", "128x8xH100", 1536),
+    ("mt-nlg-530b", "280x8xA100", 2240),
+    ("llama-3-405b", "2048x8xH100", 2048),
+)
+LIMITED = (
+    ("gpt3-175b", "128x8xA100", 1536),
+    ("mixtral-8x7b", "8x8xA100", 128),
+    ("t5-11b", "4x8xA100", 128),
+    ("inception_v3", "16xV100", 512),
+)
+LIMITS_S = (5.0, 10.0, 20.0)
+# Smith et al. 2022 (arXiv:2201.11990); not in the zoo.
+MT_NLG = GptSizes(layers=105, width=20480, heads=128, positions=2048)
 MIXED_DTYPE = "f16"  # as such devices are used; V100 and P100 have no bf16
+
+
+def model_of(name: str, batch: int) -> str | Graph:
+    """A model of the zoo by its name, or one that it has not."""
+    if name != "mt-nlg-530b":
+        return name
+    return gpt(
+        name, MT_NLG, batch, 2048, "bf16", loss=True, fused_attention=True, cache=0
+    )  # fmt: skip
 
 
 def measured(
@@ -49,7 +77,9 @@ def measured(
             first.append(time.process_time() - started)
 
     stop = Stop(time_s=limit_s, gap=0.01, progress=progress)
-    planned = plan(model, cluster, batch=batch, dtype=dtype, stop=stop)
+    known = model_of(model, batch)
+    asked = batch if isinstance(known, str) else None
+    planned = plan(known, cluster, batch=asked, dtype=dtype, stop=stop)
     return planned, time.process_time() - started, first[0] if first else float("nan")
 
 
@@ -105,10 +135,23 @@ def mixed_row(model: str, spec: str, batch: int, limit_s: float) -> tuple[str, .
     )
 
 
+def limited_row(model: str, cluster: str, batch: int, limit_s: float) -> tuple[str, ...]:
+    """What is there when the time is up, and how long that took by the clock."""
+    began = time.perf_counter()
+    planned, _, first = measured(model, cluster, batch, limit_s)
+    seconds = time.perf_counter() - began
+    step = "nothing" if planned.best is None else units.seconds(planned.best.step_s)
+    gap = "" if planned.gap is None else f"{planned.gap:.1%}"
+    used = f"{seconds / limit_s:.0%}"
+    return model, cluster, f"{limit_s:g} s", step, gap, f"{seconds:.1f} s", used, f"{first:.1f} s"
+
+
 def main() -> None:
     """Print the table that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--limits", action="store_true")
     parser.add_argument("--case", nargs=3, metavar=("MODEL", "CLUSTER", "BATCH"))
     parser.add_argument("--time-limit", type=float, default=300.0)
     options = parser.parse_args()
@@ -116,8 +159,12 @@ def main() -> None:
         cases = [tuple(options.case)] if options.case else MIXED
         header = ("model", "machine", "batch", "plan", "step", "alike", "better", "search")
         rows = [mixed_row(m, c, int(b), options.time_limit) for m, c, b in cases]
+    elif options.limits:
+        cases = [tuple(options.case)] if options.case else LIMITED
+        header = ("model", "machine", "limit", "step", "gap", "took", "of it", "first")
+        rows = [limited_row(m, c, int(b), s) for m, c, b in cases for s in LIMITS_S]
     else:
-        cases = [tuple(options.case)] if options.case else CASES
+        cases = [tuple(options.case)] if options.case else LARGE if options.large else CASES
         header = (
             "model", "machine", "batch", "plan", "step", "of peak", "gap", "search", "first",
         )  # fmt: skip

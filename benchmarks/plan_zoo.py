@@ -60,11 +60,11 @@ def main() -> int:
     for cluster in options.clusters:
         size = sum(_count(part) for part in cluster.split("+"))
         for model in options.models:
-            found, slower = row(
+            line, slower = row(
                 model, cluster, options.batch or PER_DEVICE * size, options.time_limit
             )
-            rows.append(found)
-            print(*found, sep="\t", flush=True)
+            rows.append(line)
+            print(*line, sep="\t", flush=True)
             if slower:
                 lost.append(f"{model} on {cluster}")
     header = ("model", "machine", "batch", "best named", "plan", "better", "gap", "took")

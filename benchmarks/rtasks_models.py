@@ -299,24 +299,24 @@ def launch(name: str, dtype: str, chosen: argparse.Namespace) -> None:
             print(f"    {text}", flush=True)
 
 
-def line(found: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     """What a row says."""
-    fused, sequential = found["fused_us"], found["sequential_us"]
-    planned = sum(region["planned_us"] for region in found["regions"])
+    fused, sequential = row["fused_us"], row["sequential_us"]
+    planned = sum(region["planned_us"] for region in row["regions"])
     words = [f"fused {fused:7.1f} us (planned {planned:.1f}), graph {sequential:7.1f} us"]
     best = sequential
-    for way, taken in found.get("compiled_us", {}).items():
-        words.append(f"compiled, {way} {taken:.1f} us (error {found['compiled_error']:.1e})")
+    for way, taken in row.get("compiled_us", {}).items():
+        words.append(f"compiled, {way} {taken:.1f} us (error {row['compiled_error']:.1e})")
         best = min(best, taken)
     words.append(f"x{best / fused:.2f} the better")
-    if found["alone_us"]:
-        total = sum(found["alone_us"])
+    if row["alone_us"]:
+        total = sum(row["alone_us"])
         words.append(f"one after the other {total:.1f} us, x{total / fused:.2f}")
-    kept = sum(region["kept"] for region in found["regions"])
+    kept = sum(region["kept"] for region in row["regions"])
     words.append(
-        f"{kept}/{len(found['regions'])} regions, {len(found['fallbacks'])} fallbacks, "
-        f"{found['kept']} kept; error {found['error']:.1e} (model {found['model_error']:.1e}); "
-        f"planned in {found['plan_s']:.1f} s, compiled in {found['compile_s']:.1f} s"
+        f"{kept}/{len(row['regions'])} regions, {len(row['fallbacks'])} fallbacks, "
+        f"{row['kept']} kept; error {row['error']:.1e} (model {row['model_error']:.1e}); "
+        f"planned in {row['plan_s']:.1f} s, compiled in {row['compile_s']:.1f} s"
     )
     return ", ".join(words)
 

@@ -200,8 +200,8 @@ def stress(case: Case, launches: int, delay_ns: int, seed: int) -> str:
     turns = random.Random(seed)
     for _ in range(launches):
         length = turns.choice(case.lengths)
-        found = turns.choice(kernels)(length)
-        for ours, before in zip(found, first[length], strict=True):
+        outputs = turns.choice(kernels)(length)
+        for ours, before in zip(outputs, first[length], strict=True):
             wrong += (ours != before).any()
     count = int(wrong)
     if count:

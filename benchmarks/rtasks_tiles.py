@@ -178,8 +178,8 @@ def measured(case: Case) -> list[dict[str, Any]]:
     """A row per tile shape."""
     rows = []
     for tile in tiles(chain(case, 1)[0][0]):
-        found = [region(case, tile, length, units()) for length in (SHORT, LONG)]
-        times = [run_us(made, 20) for made, _ in found]
+        regions = [region(case, tile, length, units()) for length in (SHORT, LONG)]
+        times = [run_us(made, 20) for made, _ in regions]
         between = LONG - SHORT
         op = chain(case, 1)[0][0]
         rows.append({
@@ -187,9 +187,9 @@ def measured(case: Case) -> list[dict[str, Any]]:
             "kernel": case.kernel, "mode": case.mode, "rows": tile.rows, "cols": tile.cols,
             "depth": tile.depth, "tiles": num_tiles(op, tile),
             "measured_us": (times[1] - times[0]) / between,
-            "planned_us": (found[1][1] - found[0][1]) / between,
+            "planned_us": (regions[1][1] - regions[0][1]) / between,
             "launch_us": times[0] - SHORT * (times[1] - times[0]) / between,
-            "about": found[0][0].about(),
+            "about": regions[0][0].about(),
         })  # fmt: skip
     return rows
 
@@ -209,15 +209,15 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in cases:
         try:
-            found = measured(case)
+            tiles_of_case = measured(case)
         except Exception as error:
             print(f"{case}: {type(error).__name__} {str(error)[:200]}", flush=True)
             continue
-        rows += found
+        rows += tiles_of_case
         words = [
             f"{r['rows']}x{r['cols']}x{r['depth']} ({r['tiles']}) "
             f"{r['measured_us']:.2f}/{r['planned_us']:.2f}"
-            for r in found
+            for r in tiles_of_case
         ]
         print(f"{case!s:30} {', '.join(words)}", flush=True)
     if chosen.output:

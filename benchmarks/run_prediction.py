@@ -100,12 +100,12 @@ def _simulated(kind: str, workload: Workload, options: argparse.Namespace) -> Si
     first = simulate_stages(workload, machine, stages, Schedule("1f1b", count))
     settings = replace(USUAL, largest_order=10**4)
     memo = Memo(Collectives(machine))
-    found = searched_schedule(first, memo, Stop(time_s=20.0), 0, settings)
-    if found is None:
+    searched = searched_schedule(first, memo, Stop(time_s=20.0), 0, settings)
+    if searched is None:
         return first
     if options.order is not None:
-        options.order.write_text(json.dumps(found.order))
-    return simulate_stages(workload, machine, stages, found)
+        options.order.write_text(json.dumps(searched.order))
+    return simulate_stages(workload, machine, stages, searched)
 
 
 def _plan(kind: str, workload: Workload, options: argparse.Namespace) -> Plan:

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -41,6 +42,7 @@ from distributed_models import make  # noqa: E402
 from distributed_plans import (  # noqa: E402
     apart,
     graph_of,
+    in_half,
     in_one_process,
     random_plan_on,
     sgd,
@@ -53,7 +55,8 @@ from partita.graph import training_graph  # noqa: E402
 from partita.plans import device_groups, shared_stages  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed import train as trains  # noqa: E402
-from tests.lower.random_graphs import random_graph  # noqa: E402
+from partita.run.distributed.launch import open_world  # noqa: E402
+from tests.lower.random_graphs import random_graph, random_training  # noqa: E402
 from tests.lower.random_plans import random_plan  # noqa: E402
 from tests.run.local.plans import trial  # noqa: E402
 from tests.run.local.small_models import MODELS as SMALL_MODELS  # noqa: E402
@@ -64,13 +67,21 @@ LOCAL_CLOSE = 1e-9  # float64
 TIMEOUT_S = 20.0  # a rank is missed after half of it; less is too little on a busy machine
 EXPORTED = (*PRELOADED, "exported_models")
 STEPS, EVERY = 8, 2
+WIDE = 4  # one seed of so many: a model in bf16 whose gradients are added up in f32
+HALF_CLOSE, HALF_LOSS_CLOSE = 0.05, 0.02  # of bf16, whose products are rounded otherwise in shards
 A_START = 12  # plans that run one after the other on the same ranks
-KILLS_A_PLAN = 5  # on one run that is left alone
+KILLS_A_PLAN = 10  # on one run that is left alone
+
+
+def made(model, seed):
+    """A module with its arguments; of some seeds in bf16, with gradients that are added in f32."""
+    return in_half(*make(model)) if seed % WIDE == 0 else make(model)
 
 
 def plan_for(model, world, seed, shared=False):
     """The random plan of a seed."""
-    return random_plan_on(world, seed, graph_of(*make(model)), shared=shared)
+    graph = graph_of(*made(model, seed), grad_dtype="" if seed % WIDE else "f32")
+    return random_plan_on(world, seed, graph, shared=shared)
 
 
 # All ranks in one process.
@@ -87,7 +98,7 @@ def local_case(seed, shared=False):
     torch.set_num_threads(1)
     chance = random.Random(seed)
     if seed % 2:
-        graph = training_graph(random_graph(chance))
+        graph = random_training(chance, random_graph(chance))
     else:
         graph = small_model(chance.choice(sorted(SMALL_MODELS)))
     plan = random_plan(chance, graph, shared=shared)
@@ -134,32 +145,44 @@ def compare(rank, world, cases, path, shared):
     """Take two steps of every plan; rank 0 writes a line for each as it goes."""
     for model, seed in cases:
         plan = plan_for(model, world, seed, shared)
-        module, args = make(model)
-        line = {"model": model, "seed": seed}
-        try:
-            with mock.patch.object(engines, "RunModel", exported_once):
-                engine = engines.execute(
-                    plan, module, optimizer=sgd, device="cpu", keep_gradients=True,
-                    timeout_s=120, example=args,
-                )  # fmt: skip
-        except PartitaError as error:
-            _write(rank, path, {**line, "refused": str(error)})
-            continue
-        losses = [engine.step(*args) for _ in range(2)]
-        state, gradients = engine.full_state_dict(), engine.full_gradients()
-        engine.board.close()
-        if rank == 0:
-            count = plan.schedule.num_microbatches
-            wanted, grads, after = in_one_process(make(model)[0], args, count, 2, sgd)
-            # Running statistics follow the order of micro-batches, which these plans choose.
-            after = {name: own for name, own in after.items() if "running_" not in name}
-            off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
-            line |= {
-                "loss": off,
-                "gradients": apart(gradients, grads),
-                "state": apart(state, after),
-            }
-            _write(rank, path, {**line, "stages": len(plan.stages), "name": plan.schedule.name})
+        compare_one(
+            rank, plan, functools.partial(made, model, seed), path, functools.partial(make, model),
+            model=model, seed=seed, wide=seed % WIDE == 0,
+        )  # fmt: skip
+
+
+def compare_one(rank, plan, made, path, in_f32=None, **line):
+    """Take two steps of a plan and of the module by itself; rank 0 writes how far they differ.
+
+    `in_f32` makes the module of one in bf16 whose gradients are added up in f32.
+    """
+    module, args = made()
+    try:
+        with mock.patch.object(engines, "RunModel", exported_once):
+            engine = engines.execute(
+                plan, module, optimizer=sgd, device="cpu", keep_gradients=True,
+                timeout_s=120, example=args,
+            )  # fmt: skip
+    except PartitaError as error:
+        _write(rank, path, {**line, "refused": str(error)})
+        return
+    losses = [engine.step(*args) for _ in range(2)]
+    state, gradients = engine.full_state_dict(), engine.full_gradients()
+    engine.board.close()
+    if rank == 0:
+        count = plan.schedule.num_microbatches
+        wide = torch.float32 if line.get("wide") else None
+        wanted, grads, after = in_one_process(made()[0], args, count, 2, sgd, wide)
+        assert all(wide in (None, own.dtype) for own in gradients.values()), "f32 sums"
+        # Running statistics follow the order of micro-batches, which these plans choose.
+        after = {name: own for name, own in after.items() if "running_" not in name}
+        off = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
+        far = apart(gradients, grads)
+        if wide is not None:  # beyond twice what bf16 in one process is from f32 itself
+            truth = in_one_process(*in_f32(), count, 2, sgd)[1]
+            far = max(0.0, apart(gradients, truth) - 2 * apart(grads, truth))
+        line |= {"loss": off, "gradients": far, "state": apart(state, after)}
+        _write(rank, path, {**line, "stages": len(plan.stages), "name": plan.schedule.name})
 
 
 def _write(rank, path, line):
@@ -213,35 +236,63 @@ def _last_line(ends):
 # Kills.
 
 
-class Killer:
-    """Kills its own process some moments after a task."""
+@dataclass(frozen=True)
+class Moment:
+    """When a rank is killed: so many seconds after it began a task, or after it met the others."""
 
-    def __init__(self, task, delay_s):
-        self.left, self.delay_s = task, delay_s
+    victim: int = -1
+    task: int = 0  # 0: count from when all had met
+    delay_s: float = 0.0
+
+
+class Killer:
+    """Kills its own process at a moment."""
+
+    def __init__(self, moment, rank):
+        self.moment, self.is_victim = moment, rank == moment.victim
+        self.count, self.met = 0, 0.0
+
+    def meet(self, *args):
+        """All have met: the process group is made."""
+        self.met = time.monotonic()
+        if self.is_victim and self.moment.task == 0:
+            self._kill_later()
+        open_world(*args)
 
     def start(self, task, name):
         """Count."""
-        self.left -= 1
-        if self.left == 0:
-            kill = threading.Timer(self.delay_s, os.kill, (os.getpid(), signal.SIGKILL))
-            kill.daemon = True
-            kill.start()
+        self.count += 1
+        if self.is_victim and self.count == self.moment.task:
+            self._kill_later()
 
     def end(self, task, name):
         """Nothing."""
 
+    def _kill_later(self):
+        kill = threading.Timer(self.moment.delay_s, os.kill, (os.getpid(), signal.SIGKILL))
+        kill.daemon = True
+        kill.start()
 
-def trained(rank, world, model, seed, folder, victim, task, delay_s):
-    """A run with checkpoints, from the last on; its losses, and how many tasks this rank had."""
-    plan = plan_for(model, world, seed)
+
+def trained(rank, plan, model, folder, moment):
+    """A run with checkpoints, from the last on: losses, how many tasks this rank had, seconds."""
     module, args = make(model)
     settings = trains.TrainSettings(STEPS, 1e-2, "cpu", folder, EVERY, TIMEOUT_S, 0)
-    killer = Killer(task if rank == victim else 0, delay_s)
+    killer = Killer(moment, rank)
     losses = {}
-    with mock.patch.object(engines, "RunModel", exported_once):
+    with (
+        mock.patch.object(engines, "RunModel", exported_once),
+        mock.patch.object(engines, "open_world", killer.meet),
+    ):
         for done in trains.train(plan, module, args, None, settings, killer):
             losses[done.number] = done.loss
-    return losses, -killer.left
+    return losses, killer.count, time.monotonic() - killer.met
+
+
+@functools.cache
+def training_graphs(model):
+    """The training graph of a model, made once; exporting is nothing for several threads."""
+    return graph_of(*make(model))
 
 
 def kills(options, number, folder):
@@ -250,8 +301,9 @@ def kills(options, number, folder):
     model, world = chance.choice(MODELS), 2
     while True:
         seed = chance.randrange(10**6)
+        plan = random_plan_on(world, seed, training_graphs(model))
         ends = run_on_ranks(
-            world, trained, world, model, seed, folder / "whole", -1, 0, 0.0, folder=folder,
+            world, trained, plan, model, folder / "whole", Moment(), folder=folder,
             preloaded=EXPORTED,
         )  # fmt: skip
         if all(end.code == 0 for end in ends):
@@ -259,42 +311,57 @@ def kills(options, number, folder):
         print(f"  {model} {seed}: {_last_line(ends)}", flush=True)
         shutil.rmtree(folder / "whole", ignore_errors=True)
     whole = _final(folder / "whole")
-    counts = [end.result[1] for end in ends]
+    spans = [end.result[1:] for end in ends]
     lines = []
     for k in range(KILLS_A_PLAN):
         place = folder / f"killed{k}"
-        lines.append(_kill(chance, model, counts, seed, whole, place, folder))
+        lines.append(_kill(chance, model, spans, plan, whole, place, folder) | {"seed": seed})
         shutil.rmtree(place, ignore_errors=True)
     return lines
 
 
-def _kill(chance, model, counts, seed, whole, place, folder):
-    world = len(counts)
+def _kill(chance, model, spans, plan, whole, place, folder):
+    world = len(spans)
     victim = chance.randrange(world)
-    task, delay_s = chance.randint(1, counts[victim]), chance.random() * 0.002
+    num_tasks, seconds = spans[victim]
+    if chance.random() < 0.5:  # within a task of a step
+        moment = Moment(victim, chance.randint(1, num_tasks), chance.random() * 0.002)
+    else:  # at any time: while all prepare, step, save and end
+        moment = Moment(victim, 0, chance.random() * seconds)
     began = time.monotonic()
     lost = run_on_ranks(
-        world, trained, world, model, seed, place, victim, task, delay_s, folder=folder,
-        limit_s=300, preloaded=EXPORTED,
+        world, trained, plan, model, place, moment, folder=folder, limit_s=300,
+        preloaded=EXPORTED,
     )  # fmt: skip
     took = time.monotonic() - began
     other = lost[1 - victim]
     if lost[victim].code != -signal.SIGKILL:
         return {"outcome": "ended before it was killed"}
+    if other.code == 0 and _last_step(place) == STEPS:
+        return {"outcome": "killed when the run was over"}
     named = f"rank {victim} failed in" in other.stderr or "rank 0 (or what" in other.stderr
     again = run_on_ranks(
-        world, trained, world, model, seed, place, -1, 0, 0.0, folder=folder, preloaded=EXPORTED
+        world, trained, plan, model, place, Moment(), folder=folder, preloaded=EXPORTED
     )
     state = _final(place)
     same = whole.keys() == state.keys() and all(
         torch.equal(whole[name], state[name]) for name in whole
     )
     return {
-        "outcome": "killed", "model": model, "seed": seed, "victim": victim, "took_s": took,
-        "ended": other.code == 1, "named": named, "went_on": all(e.code == 0 for e in again),
-        "from_step": min((again[0].result or ({0: 0},))[0]), "same": same,
+        "outcome": "killed", "model": model, "victim": victim, "took_s": took,
+        "within_task": bool(moment.task),
+        "ended": other.code == 1, "code": other.code, "named": named,
+        "went_on": all(e.code == 0 for e in again),
+        "from_step": min((again[0].result or ({0: 0},))[0], default=STEPS), "same": same,
         "said": _last_line([other]), "said_again": _last_line(again),
     }  # fmt: skip
+
+
+def _last_step(folder):
+    from partita.run.distributed.checkpoints import latest
+
+    last = latest(folder)
+    return 0 if last is None else int(last.name.removeprefix("step-"))
 
 
 def _final(folder):
@@ -310,15 +377,19 @@ def tell_numbers(lines, failed):
     far = [
         line
         for line in ran
-        if max(line["state"], line["gradients"]) > CLOSE or line["loss"] > LOSS_CLOSE
+        if max(line["state"], line["gradients"]) > (HALF_CLOSE if line.get("wide") else CLOSE)
+        or line["loss"] > (HALF_LOSS_CLOSE if line.get("wide") else LOSS_CLOSE)
     ]
     refused = Counter(line["refused"] for line in lines if "refused" in line)
     print(
         f"{len(lines) + len(failed)} plans: {len(ran)} ran, {len(ran) - len(far)} with the numbers"
     )
     print(f"  of one process; {sum(refused.values())} refused, {len(failed)} failed")
-    for what in ("loss", "gradients", "state"):
-        print(f"  worst {what}: {max((line[what] for line in ran), default=0.0):.2g}")
+    for wide, name in ((False, ""), (True, " in bf16 with f32 sums")):
+        some = [line for line in ran if bool(line.get("wide")) is wide]
+        print(f"  {len(some)} plans{name}")
+        for what in ("loss", "gradients", "state"):
+            print(f"    worst {what}: {max((line[what] for line in some), default=0.0):.2g}")
     print(f"  schedules: {dict(Counter(line['name'] for line in ran))}")
     for line in far:
         print(f"  other numbers: {line}")
@@ -332,6 +403,8 @@ def tell_kills(options):
     """Counts of what became of the ranks, and every run that was not as it should be."""
     counts, began, took = Counter(), time.monotonic(), []
     rounds = -(-options.kills // KILLS_A_PLAN)
+    for model in MODELS:
+        training_graphs(model)
     with (
         tempfile.TemporaryDirectory() as place,
         concurrent.futures.ThreadPoolExecutor(max(1, options.workers // 2)) as pool,
@@ -343,6 +416,7 @@ def tell_kills(options):
             for line in lines:
                 well = [key for key in ("ended", "named", "went_on", "same") if line.get(key)]
                 counts[line["outcome"]] += 1
+                counts["at any time"] += line.get("within_task") is False
                 counts.update(well)
                 took.append(line.get("took_s", 0.0))
                 if line["outcome"] == "killed" and len(well) < 4:

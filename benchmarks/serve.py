@@ -9,18 +9,18 @@ in this process: what a quiet machine takes.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "serve"))
-from chromium import CHROMIUM, browser
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.report.browser import CHROMIUM, Browser
 
 BATCHES = (8, 16, 32, 64, 128, 256)
 
@@ -81,8 +81,8 @@ def took(host: str, token: str, kind: str, ask: dict[str, object]) -> float:
 
 def in_browser(address: str, rounds: int) -> None:
     """First paint, and from a moved slider to the timeline that follows."""
-    with tempfile.TemporaryDirectory() as folder, browser(Path(folder)) as chromium:
-        tab = chromium.open(address)
+    with contextlib.closing(Browser()) as browser:
+        tab = browser.open(address)
         paint = tab.until(
             "(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime"
         )

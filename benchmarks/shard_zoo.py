@@ -49,17 +49,17 @@ def main() -> None:
     if args.json:
         print(json.dumps({"cluster": args.cluster, "rows": rows}))
         return
-    for found in rows:
-        step, named = found["step_s"], found["best_named_s"]
-        mode = "train" if found["training"] else "infer"
+    for each in rows:
+        step, named = each["step_s"], each["best_named_s"]
+        mode = "train" if each["training"] else "infer"
         if not isinstance(step, float):
-            print(f"{found['model']:18} {mode}  does not fit")
+            print(f"{each['model']:18} {mode}  does not fit")
             continue
-        gap = 1 - float(str(found["lower_bound_s"])) / step
+        gap = 1 - float(str(each["lower_bound_s"])) / step
         ratio = "" if not isinstance(named, float) else f"named x{named / step:.3f}"
         print(
-            f"{found['model']:18} {mode}  {step * 1e3:10.3f} ms  by {found['by']:8} {ratio:14} "
-            f"gap {gap:6.1%}  {float(str(found['cpu_s'])):6.1f} s"
+            f"{each['model']:18} {mode}  {step * 1e3:10.3f} ms  by {each['by']:8} {ratio:14} "
+            f"gap {gap:6.1%}  {float(str(each['cpu_s'])):6.1f} s"
         )
 
 

@@ -209,8 +209,8 @@ class Worker:
                 while b"\n" in self.text:
                     line, _, self.text = self.text.partition(b"\n")
                     if line.startswith(b"{"):
-                        found: dict[str, Any] = json.loads(line)
-                        return found
+                        answer: dict[str, Any] = json.loads(line)
+                        return answer
                 if not wait.select(max(0.0, end - time.perf_counter())):
                     return None
                 more = os.read(self.stdout.fileno(), 2**16)
@@ -302,12 +302,12 @@ def turn(worker: Worker, limit_s: float, at_most_s: float) -> dict[str, Any]:
     return turn
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(answer: dict[str, Any]) -> str:
     """One line of the table."""
-    name, dtype, batch = found["row"].split(":")
+    name, dtype, batch = answer["row"].split(":")
     head = f"{name:13}{dtype:>4}{batch:>3}"
-    if "died" in found:
-        return f"{head} no result: {found['died']}"
+    if "died" in answer:
+        return f"{head} no result: {answer['died']}"
 
     def ratio(base: float | None, mine: float) -> str:
         return f"{base / mine:5.2f}x" if base else "     -"
@@ -316,16 +316,16 @@ def shown(found: dict[str, Any]) -> str:
         return f"{value:9.1f}" if value else "        -"
 
     columns = ("sequential", "compile", "compile_gpu", "graph", "ours")
-    times = "".join(us(found.get(f"{each}_us")) for each in columns)
-    kept, alone = found["kept_us"], found.get("kept_gpu_us", 1.0)
+    times = "".join(us(answer.get(f"{each}_us")) for each in columns)
+    kept, alone = answer["kept_us"], answer.get("kept_gpu_us", 1.0)
     ratios = [
-        ratio(found["sequential_us"], kept), ratio(found["compile_us"], kept),
-        ratio(found.get("compile_gpu_us"), alone),
+        ratio(answer["sequential_us"], kept), ratio(answer["compile_us"], kept),
+        ratio(answer.get("compile_gpu_us"), alone),
     ]  # fmt: skip
     return (
-        f"{head}{times}{us(kept)} {' '.join(ratios)} {found['error']:8.1e}"
-        f"{found['model_error']:8.1e}{found['prepared_s']:6.0f}{found['turn_s']:5.0f} "
-        f"{found['host_gb']:5.1f} {free_gb():4.0f} {found['kept']}"
+        f"{head}{times}{us(kept)} {' '.join(ratios)} {answer['error']:8.1e}"
+        f"{answer['model_error']:8.1e}{answer['prepared_s']:6.0f}{answer['turn_s']:5.0f} "
+        f"{answer['host_gb']:5.1f} {free_gb():4.0f} {answer['kept']}"
     )
 
 
@@ -380,11 +380,11 @@ def main() -> None:
                 f"{'ours':>9}{'kept':>9} {'/seq':>6} {'/comp':>6} {'/(gpu)':>6} {'error':>8}"
                 f"{'model':>8}{'prep':>6}{'turn':>5} {'GB':>5} {'free':>4} what was kept"
             )
-            for found in turns(workers, args, began):
-                print(shown(found), flush=True)
-                for note in found.get("notes", ()):
+            for answer in turns(workers, args, began):
+                print(shown(answer), flush=True)
+                for note in answer.get("notes", ()):
                     print(f"    {note}", flush=True)
-                raw["rows"].append(found)
+                raw["rows"].append(answer)
                 if args.output:
                     Path(args.output).write_text(json.dumps(raw, indent=1))
         finally:

@@ -68,8 +68,8 @@ def measure(model: str, cluster: str, batch: int, pins: list[str], runs: int) ->
     plan_s = time.process_time() - begun
     if planned.plan is None:
         raise SystemExit(f"no plan: {planned.why}")
-    found, graph, machine = planned.plan, load(model, batch=batch).graph, resolve(cluster)
-    stages, schedule = found.stages, found.schedule
+    chosen, graph, machine = planned.plan, load(model, batch=batch).graph, resolve(cluster)
+    stages, schedule = chosen.stages, chosen.schedule
     lower_s, lowered = timed(runs, lambda: lower_plan(stages, schedule, graph, machine, run))
     program, decided = lowered.program, lowered.stages
     meaning_s, wrong = timed(runs, lambda: verify_meaning(program, graph, decided, schedule))

@@ -1,7 +1,7 @@
 """Models that nobody here wrote, piped as they are: is what comes out what the model gives?
 
     python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
-        [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--json FILE]
+        [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--lines FILE]
         [--cut anywhere] [--cpu]
 
 Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
@@ -33,6 +33,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -195,6 +196,55 @@ SMALL = {
     "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 8, "use_cache": False,
     "num_hash_buckets": 64,
 }  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {  # sizes that go together only so, and those that stay large
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4,
+              "attn_layer_indices": [1]},
+    "bit": {"embedding_size": 32, "hidden_sizes": [32, 64], "depths": [1, 1], "num_groups": 4},
+    "codegen": {"rotary_dim": 4}, "gptj": {"rotary_dim": 4},
+    "convnext": {"patch_size": 4, "image_size": 64, "hidden_sizes": [8, 16, 32, 64],
+                 "depths": [1, 1, 2, 1]},
+    "convnextv2": {"patch_size": 4, "image_size": 64, "hidden_sizes": [8, 16, 32, 64],
+                   "depths": [1, 1, 2, 1]},
+    "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4},
+    "dpt": {"backbone_out_indices": [0, 1, 2, 3], "num_hidden_layers": 4,
+            "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 8, "patch_size": 8},
+    "dbrx": {"vocab_size": 99, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64,
+             "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+             "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4,
+                            "moe_top_k": 2}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "falcon": {"num_kv_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+                  "mamba_chunk_size": 4},
+    "funnel": {"block_sizes": [1, 1], "d_head": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "levit": {"image_size": 224, "patch_size": 16, "hidden_sizes": [16, 24, 32],
+              "depths": [1, 1, 1], "num_attention_heads": [2, 3, 4], "key_dim": [8, 8, 8]},
+    "lilt": {"hidden_size": 48, "channel_shrink_ratio": 4},
+    "mobilevitv2": {"image_size": 64, "patch_size": 2},
+    "yolos": {"image_size": [32, 32], "num_detection_tokens": 5},
+    "luke": {"entity_vocab_size": 20, "entity_emb_size": 16},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4, "state_size": 8},
+    "prophetnet": {"num_buckets": 8, "relative_max_distance": 16},
+    "squeezebert": {"embedding_size": 32},
+    "swin": {"embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+             "patch_size": 4},
+    "xmod": {"default_language": "en_XX"},
+    "swin2sr": {"embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+                "patch_size": 1},
+    "swinv2": {"embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4,
+               "patch_size": 4},
+    "xlnet": {"d_head": 8},
+    "xlstm": {"embedding_dim": 32, "num_blocks": 2, "chunk_size": 4},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2,
+              "num_hidden_layers": 4, "mamba_d_state": 8, "mamba_dt_rank": 4,
+              "attn_layer_period": 2, "attn_layer_offset": 1, "num_key_value_heads": 4,
+              "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 4,
+               "num_hidden_layers": 4, "mamba_d_state": 8, "mamba_headdim": 16, "chunk_size": 4,
+               "num_key_value_heads": 4, "adapter_rank": 4, "hybrid_layer_ids": [1, 3],
+               "layers_block_type": ["linear_attention", "hybrid"] * 2},
+}  # fmt: skip
 AUTO = (
     ("MODEL_FOR_CAUSAL_LM_MAPPING", "lm"), ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "seq2seq"),
     ("MODEL_FOR_MASKED_LM_MAPPING", "lm"), ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "image"),
@@ -209,7 +259,7 @@ def make_transformers(name: str) -> Made:
     """A model of a configuration made small, with a loss where its inputs are tokens."""
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     configs = importlib.import_module("transformers.models.auto.configuration_auto")
-    config = _small(configs.CONFIG_MAPPING[name])
+    config = _small(configs.CONFIG_MAPPING[name], OWN.get(name, {}))
     mappings = [(getattr(auto, each), kind) for each, kind in AUTO]
     if name in ENCODER_DECODERS:
         mappings.insert(0, mappings.pop(1))
@@ -219,7 +269,7 @@ def make_transformers(name: str) -> Made:
     return model, (), _inputs(model, config, kind)
 
 
-def _small(cls: type) -> Any:
+def _small(cls: type, own: dict[str, Any]) -> Any:
     """A configuration of small sizes; one that does not go together is left as it is."""
     default = cls()
     sizes = {
@@ -227,6 +277,7 @@ def _small(cls: type) -> Any:
         for key, value in SMALL.items()
         if isinstance(getattr(default, key, None), int | None) and hasattr(default, key)
     }
+    sizes = {key: value for key, value in (sizes | own).items() if _can_be_set(cls, key, value)}
     for given in (sizes, {k: v for k, v in sizes.items() if "layer" in k or k == "vocab_size"}, {}):
         try:
             config = cls(**given)
@@ -237,6 +288,17 @@ def _small(cls: type) -> Any:
                 setattr(config, key, 1)
         return config
     raise AssertionError("the last is the default")
+
+
+def _can_be_set(cls: type, key: str, value: Any) -> bool:
+    """Some names are worked out from others and cannot be given."""
+    try:
+        cls(**{key: value})
+    except (AttributeError, NotImplementedError):
+        return False
+    except Exception:
+        return True  # by itself it does not go together with the rest
+    return True
 
 
 def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
@@ -250,7 +312,7 @@ def _inputs(model: nn.Module, config: Any, kind: str) -> dict[str, Any]:
     if main == "input_values":
         bins = getattr(config, "num_mel_bins", None)
         shape = (BATCH, getattr(config, "max_length", 64), bins) if bins else (BATCH, 4000)
-        return {"input_values": torch.randn(*shape)}
+        return {"input_values": torch.randn(*shape), **_decoder(config)}
     if main == "input_features":
         bins = getattr(config, "num_mel_bins", getattr(config, "feature_projection_input_dim", 80))
         frames = 2 * getattr(config, "max_source_positions", 32)
@@ -439,6 +501,20 @@ def run(names: list[str], jobs: int, limit_s: float) -> Iterator[list[Check]]:
                 yield known
 
 
+def read_lines(file: Path | None) -> list[Check]:
+    """The checks that a run before this one has left in a file."""
+    if file is None or not file.exists():
+        return []
+    return [Check(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def append_lines(file: Path | None, checks: list[Check]) -> None:
+    """Leave checks in a file, for a run that goes on."""
+    if file is not None:
+        with file.open("a") as stream:
+            stream.writelines(json.dumps(asdict(check)) + "\n" for check in checks)
+
+
 def time_pipe(names: list[str]) -> None:
     """CPU seconds of `partita.pipe` with its own settings, after a first call that imports."""
     start = time.process_time()
@@ -476,7 +552,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--lines", type=Path, help="a line for each check; models in it are kept")
     parser.add_argument("--cut", default="modules", choices=("modules", "anywhere"))
     parser.add_argument("--cpu", action="store_true", help="only CPU seconds of partita.pipe")
     options = parser.parse_args()
@@ -491,9 +567,12 @@ def main() -> None:
     if options.cpu:
         time_pipe(names)
         return
-    results: list[Check] = []
+    results = read_lines(options.lines)
+    known = {check.model for check in results}
+    names = [name for name in names if name not in known]
     for done in run(names, options.jobs, options.limit_s):
         results += done
+        append_lines(options.lines, done)
         for check in done:
             if check.verdict != "right":
                 print(
@@ -502,9 +581,6 @@ def main() -> None:
                 )
         print(f"{done[0].model if done else '?'}: {' '.join(c.verdict for c in done)} "
               f"{sum(c.seconds for c in done):.0f} s", flush=True)  # fmt: skip
-        if options.json:
-            with open(options.json, "w") as file:
-                json.dump([asdict(check) for check in results], file, indent=1)
     print(table(results))
 
 

@@ -1,8 +1,8 @@
 """Models that nobody here wrote, planned: does every command end, and is the emitted code right?
 
     python benchmarks/wild_plan.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
-        [--packages timm,transformers] [--every N] [--pin pp=2] [--batch 4] [--limit-s 300]
-        [--json FILE]
+        [--packages timm,transformers] [--every N] [--pin pp=2] [--batch 4] [--search-s 2]
+        [--limit-s 300] [--lines FILE]
 
 Models are those of `wild.py`. Each is a file with a function that makes it, as a user would write
 one; then, as on the command line:
@@ -20,7 +20,6 @@ crash.
 import argparse
 import collections
 import importlib.util
-import json
 import multiprocessing
 import shutil
 import sys
@@ -42,15 +41,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import wild
 
 CLUSTER = "4xA100"
-OF_PLAN = (
-    ("verify",), ("report", "-o", "report.html"), ("explain", "--time-limit", "3"), ("simulate",),
-    ("emit", "-o", "stages.py"),
-)  # fmt: skip
-OF_GRAPH = (
-    ("simulate", "-c", CLUSTER), ("shard", "-c", CLUSTER, "--time-limit", "5"),
-    ("partition", "-c", CLUSTER, "--time-limit", "3"),
-    ("compare", "-c", CLUSTER, "--time-limit", "3"),
-)  # fmt: skip
+SEARCH_S = ["2"]  # what each search may take
+OF_PLAN = ("verify", "report", "explain", "simulate", "emit")
+OF_GRAPH = ("simulate", "shard", "partition", "compare")
+SEARCHES = ("explain", "shard", "partition", "compare")
 FILE = """
 import sys
 sys.path.insert(0, {folder!r})
@@ -96,23 +90,26 @@ def checks(name: str, pins: list[str], batch: int) -> Iterator[wild.Check]:
         words = [word for pin in pins for word in ("--pin", pin)]
         planned = command(
             name, "plan", f"{file}:make", "-c", CLUSTER, "--batch", str(batch), *words,
-            "--time-limit", "10", "-o", str(plan),
+            "--time-limit", SEARCH_S[0], "-o", str(plan),
         )  # fmt: skip
         yield planned
         if planned.verdict != "right":
             return
-        for verb, *more in OF_PLAN:
-            more = [
-                str(folder / word) if word.endswith((".py", ".html")) else word for word in more
-            ]
-            yield command(name, verb, str(plan), *more)
+        written = {"report": folder / "report.html", "emit": folder / "stages.py"}
+        for verb in OF_PLAN:
+            more = ["-o", str(written[verb])] if verb in written else []
+            yield command(name, verb, str(plan), *more, *_limit(verb))
         yield ran(name, plan)
         _write_graph(plan, graph)
-        for verb, *more in OF_GRAPH:
-            outcome = command(name, verb, str(graph), *more)
+        for verb in OF_GRAPH:
+            outcome = command(name, verb, str(graph), "-c", CLUSTER, *_limit(verb))
             yield wild.Check(**{**vars_of(outcome), "check": f"{verb} of the graph"})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _limit(verb: str) -> list[str]:
+    return ["--time-limit", SEARCH_S[0]] if verb in SEARCHES else []
 
 
 def vars_of(check: wild.Check) -> dict[str, Any]:
@@ -232,9 +229,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
     parser.add_argument("--pin", action="append", default=[], help="what the plan keeps to: pp=2")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--search-s", default="2", help="what each search may take")
     parser.add_argument("--limit-s", type=float, default=300.0)
-    parser.add_argument("--json", default="")
+    parser.add_argument("--lines", type=Path, help="a line for each check; models in it are kept")
     options = parser.parse_args()
+    SEARCH_S[0] = options.search_s
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     packages = options.packages.split(",")
@@ -243,18 +242,18 @@ def main() -> None:
     for package in sorted({name.partition(":")[0] for name in names}):
         wild.import_package(package)
     importlib.util.find_spec("partita.cli")
-    results: list[wild.Check] = []
-    for name in names:
+    results = wild.read_lines(options.lines)
+    before = {check.model for check in results}
+    for name in (name for name in names if name not in before):
         known = one(name, options.pin, options.batch, options.limit_s)
         results += known
+        wild.append_lines(options.lines, known)
         for check in known:
             if check.verdict != "right":
                 print(f"{check.verdict:8} {name} [{check.check}] {check.why} {check.line}")
         counts = collections.Counter(check.verdict for check in known)
         seconds = sum(check.seconds for check in known)
         print(f"{name}: {dict(counts)} {seconds:.0f} s", flush=True)
-        if options.json:
-            Path(options.json).write_text(json.dumps([vars_of(check) for check in results]))
     print("| command | right | refused | wrong | crash |")
     print("|---|---|---|---|---|")
     for verb in dict.fromkeys(check.check for check in results if check.check):

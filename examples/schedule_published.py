@@ -15,15 +15,15 @@ DEVICES, MICROBATCHES = 8, 16
 
 rows = []
 for name, named in NAMED.items():
-    found = named_schedule(name, DEVICES, DEVICES if name == "hanayo" else MICROBATCHES)
+    schedule = named_schedule(name, DEVICES, DEVICES if name == "hanayo" else MICROBATCHES)
     rows.append(
         (
             named.title,
-            found.placement,
-            number(found.makespan),
-            number(found.longest_span),
-            number(found.bubble),
-            number(max(found.peak_memory)),
+            schedule.placement,
+            number(schedule.makespan),
+            number(schedule.longest_span),
+            number(schedule.bubble),
+            number(max(schedule.peak_memory)),
         )
     )
 print(table(("schedule", "placement", "makespan", "span", "bubble", "memory"), rows, (2, 3, 4, 5)))
