@@ -1,5 +1,4 @@
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from partita.cluster.presets import catalogue, list_interconnects
 from partita.cluster.toml import write_toml
 from partita.cluster.wiring import SHAPES
 from partita.errors import ClusterError, FileError, InputError
+from tests.quickness import least_cpu_s
 
 KINDS = {kind.name: kind for kind in list_kinds()}
 
@@ -252,9 +252,8 @@ class TestShorthand:
 
     def test_of_a_thousand_devices_takes_a_moment(self):
         resolve("1xA100")  # reads the presets
-        start = time.process_time()
         assert resolve("128x8xH100").num_devices == 1024
-        assert time.process_time() - start < 0.3
+        assert least_cpu_s(lambda: resolve("128x8xH100"), 0.3) < 0.3
 
 
 class TestFiles:
@@ -283,10 +282,12 @@ class TestFiles:
     def test_of_ten_megabytes_of_noise_are_refused_at_once(self, tmp_path, suffix):
         file = tmp_path / f"noise{suffix}"
         file.write_bytes(b"# fine\n" + random.Random(0).randbytes(10_000_000))
-        start = time.process_time()
-        with pytest.raises(FileError, match=rf"noise{suffix}: is not (TOML \(line 2 has|JSON)"):
-            resolve(file)
-        assert time.process_time() - start < 2
+
+        def refused() -> None:
+            with pytest.raises(FileError, match=rf"noise{suffix}: is not (TOML \(line 2 has|JSON)"):
+                resolve(file)
+
+        assert least_cpu_s(refused, 2) < 2
 
     def test_that_hold_bad_figures_are_named(self, tmp_path):
         file = tmp_path / "m.json"

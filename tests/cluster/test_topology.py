@@ -1,5 +1,4 @@
 import itertools
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +8,7 @@ from small_clusters import FUZZ, cables, cluster, clusters, ring
 from partita.cluster import Link, resolve
 from partita.cluster.record import ROUTE_BYTES
 from partita.cluster.topology import Groups, join_ranks, strong_components
+from tests.quickness import least_cpu_s
 
 
 def walked(machine, a, b):
@@ -124,10 +124,12 @@ class TestRoutes:
         assert len(cluster(2, cables(("d0", "d1", 0, 5e-324))).route(0, 1)) == 1
 
     def test_of_a_thousand_devices_are_found_in_a_moment(self):
-        machine = resolve("128x8xH100")
-        start = time.process_time()
-        neighbours = [machine.route(i, (i + 1) % 1024) for i in range(1024)]
-        assert time.process_time() - start < 0.3
+        def routes() -> list[tuple[int, ...]]:
+            machine = resolve("128x8xH100")
+            return [machine.route(i, (i + 1) % 1024) for i in range(1024)]
+
+        neighbours = routes()
+        assert least_cpu_s(routes, 0.6) < 0.6  # with making the cluster, which remembers routes
         assert {len(route) for route in neighbours} == {2}
 
 

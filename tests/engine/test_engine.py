@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from partita.errors import ProgramError
 from partita.program import Kind, Lane, Memory, Program, ProgramBuilder
 from partita.timeline import Timeline
 from partita.verify import verify_program, verify_timeline
+from tests.quickness import least_cpu_s
 
 # --- the reference ------------------------------------------------------------------------------
 
@@ -413,11 +413,9 @@ def wavefront(tasks: int, num_lanes: int = 16) -> Program:
 def test_a_million_tasks_are_timed_and_verified_quickly_in_200_bytes_each():
     program = wavefront(1_000_000)
     run(wavefront(20_000))  # compiles, or loads what was compiled; small ones need neither
-    began = time.process_time()
     timeline = run(program)
-    timed = time.process_time()
     assert verify_timeline(program, timeline) == ()
-    verified = time.process_time()
-    assert timed - began < 0.5  # 0.01 on an idle machine; benchmarks/engine.py measures properly
-    assert verified - timed < 5.0
+    # 0.01 on an idle machine; benchmarks/engine.py measures properly
+    assert least_cpu_s(lambda: run(program), 0.5) < 0.5
+    assert least_cpu_s(lambda: verify_timeline(program, timeline), 5.0) < 5.0
     assert (program.nbytes + timeline.nbytes) / program.num_tasks <= 200

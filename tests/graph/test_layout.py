@@ -1,13 +1,13 @@
 """Layouts: nothing overlaps, arrows run down, and simple pictures are drawn simply."""
 
 import itertools
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.graph.layout import GAP_Y, layered
+from tests.quickness import least_cpu_s
 
 
 @st.composite
@@ -112,6 +112,4 @@ def test_layouts_are_the_same_every_time():
 
 def test_hundreds_of_boxes_are_placed_in_a_moment():
     edges = [(i, i + 1) for i in range(299)] + [(i, i + 40) for i in range(0, 260, 3)]
-    start = time.perf_counter()
-    layered([(80, 30)] * 300, edges)
-    assert time.perf_counter() - start < 5
+    assert least_cpu_s(lambda: layered([(80, 30)] * 300, edges), 5) < 5

@@ -20,6 +20,7 @@ from partita.search.sharding import branch, exact, restrict
 from partita.search.sharding.ascent import Keeper, View
 from partita.search.sharding.brute import BruteSharding
 from partita.search.sharding.exact import ExactSharding
+from tests.quickness import least_cpu_s
 
 DATA = Path(__file__).parent.parent / "data" / "sharding"
 DENSE = DATA / "dense" / "densenet-6-12-24-16-dense_p4.npz"
@@ -220,10 +221,8 @@ def test_an_asked_gap_ends_the_search() -> None:
 
 def test_dense_connections_are_solved_where_no_table_would_fit() -> None:
     problem = sharding.read(DENSE)
-    ExactSharding()(problem)  # compiles
-    began = time.process_time()
     result = ExactSharding()(problem)
-    assert time.process_time() - began < 2  # it takes about 0.01 s
+    assert least_cpu_s(lambda: ExactSharding()(problem), 2) < 2  # it takes about 0.01 s
     assert result.status is Status.OPTIMAL
     assert result.objective == pytest.approx(problem.known_cost, rel=1e-12)
 

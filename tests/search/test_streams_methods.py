@@ -34,6 +34,7 @@ from partita.search.streams.piece import SweepPiece, build, edges
 from partita.search.streams.sweep import listed, rules, solve
 from partita.search.streams.units import cuts
 from partita.search.streams.windows import shorter
+from tests.quickness import least_cpu_s
 
 DATA = Path(__file__).parent.parent / "data" / "streams"
 RECORDED = json.loads((DATA / "recorded.json").read_bytes())
@@ -288,10 +289,8 @@ def test_what_is_too_large_to_prove_gets_a_good_schedule_and_a_bound(
 
 def test_a_randomly_wired_block_is_solved_in_half_a_second() -> None:
     problem = random_wiring(33, 10)
-    ExactStreams()(problem)  # compiled
-    begin = time.process_time()
     result = ExactStreams()(problem)
-    assert time.process_time() - begin < 0.5
+    assert least_cpu_s(lambda: ExactStreams()(problem), 0.5) < 0.5
     assert result.status is Status.OPTIMAL
 
 
