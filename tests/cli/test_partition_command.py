@@ -16,6 +16,8 @@ def test_people_read_the_stages_the_bound_and_the_step(run):
     text = run("partition", "alexnet", "--devices", "2", "--batch", "4", *QUICK).stdout
     for word in ("busiest device", "lower bound", "simulated step", "forward", "sends", "holds"):
         assert word in text
+    (step,) = [line for line in text.split("\n") if line.startswith("simulated step")]
+    assert "predicted; 80 % interval" in step
 
 
 def test_programs_get_the_stage_of_every_op_and_the_device_of_every_stage(run_json, tmp_path):
@@ -23,6 +25,8 @@ def test_programs_get_the_stage_of_every_op_and_the_device_of_every_stage(run_js
     answer = run_json("partition", "alexnet", "-c", "4xA100", "-p", "2", *QUICK, "-o", str(path))
     assert {"method", "status", "seconds", "seed", "gap", "why", "stages"} <= set(answer)
     assert answer["objective"] >= answer["lower_bound"] > 0
+    low, high = answer["step_interval_s"]
+    assert low < answer["step_s"] < high
     stages = set(answer["solution"]["stage_of"].values())
     assert {str(stage) for stage in stages} == set(answer["solution"]["device_of"])
     assert set(answer["solution"]["device_of"].values()) <= {0, 1}

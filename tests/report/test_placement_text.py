@@ -1,5 +1,6 @@
 """A placement in words."""
 
+from partita import units
 from partita.engine import run
 from partita.jobs.place import place
 from partita.program import ProgramBuilder
@@ -28,6 +29,20 @@ def test_the_devices_rows_add_up_to_the_model():
     assert "samples/s" in text
 
 
+def test_a_step_has_its_interval_by_our_rules_and_none_by_exprimos():
+    ours = place("alexnet", "malvik", method="heft")
+    assert ours.best is not None
+    assert ours.likely_step_s is not None
+    low, high = ours.likely_step_s
+    assert low < ours.best.step_s < high
+    step = units.seconds(ours.best.step_s)
+    between = f"{units.seconds(low)} to {units.seconds(high)}"
+    assert f"{step}, predicted; 80 % interval {between}" in placement_text(ours)
+    theirs = place("alexnet", "malvik", method="heft", semantics="exprimo")
+    assert theirs.likely_step_s is None
+    assert "predicted by Exprimo's rules" in placement_text(theirs)
+
+
 def test_what_cannot_be_placed_is_said():
     text = placement_text(place("llama-7b", "1xGTX-1080-Ti", batch=1, method="heft"))
     assert text.split("\n")[-1].startswith("infeasible: ")
@@ -36,5 +51,5 @@ def test_what_cannot_be_placed_is_said():
 def test_the_front_is_a_table():
     placed = place("alexnet", "malvik", method="heft")
     lines = front_text(placed.front()).split("\n")
-    assert lines[1].split() == ["step", "largest", "memory", "devices", "placement"]
+    assert lines[1].split() == ["step", "largest", "memory", "±6", "%", "devices", "placement"]
     assert len(lines) == 2 + len(placed.front())

@@ -6,13 +6,21 @@ from shlex import quote
 from typing import Any
 
 from partita import units
+from partita.costs.uncertainty import alike, around
 from partita.jobs.explain_account import GroupAccount
 from partita.jobs.explain_plan import Explained
 from partita.jobs.explain_shifts import WorseAssumption
 from partita.jobs.explain_time import TimeItem, TimePart
 from partita.jobs.explain_whatif import CLEAR, WhatIf
 from partita.plans import Plan
-from partita.report.summary import job_line, step_line, tokens_of
+from partita.report.summary import (
+    INTERVAL,
+    MEMORY_HEADER,
+    job_line,
+    predicted_words,
+    step_line,
+    tokens_of,
+)
 
 MOST_PARTS = 12
 MOST_GROUPS = 16
@@ -42,7 +50,8 @@ def _head(told: Explained) -> str:
     verdict = [f"{bound.name} {bound.share:.1%}" for bound in told.bounds if bound.share >= SMALL]
     text = [job_line(simulation), machine, "", step_line(simulation)]
     if told.objective_s != told.step_s:
-        text.append(f"steady     a batch every {units.seconds(told.objective_s)}")
+        every = around(told.objective_s, simulation.spread)
+        text.append(f"steady     a batch every {predicted_words(told.objective_s, every)}")
     text.append(f"bound by   {', '.join(verdict[:5]) or 'nothing'}")
     if told.lower_bound_s and told.objective_s:
         gap = 1 - told.lower_bound_s / told.objective_s
@@ -146,21 +155,23 @@ def _alternatives(told: Explained, plan: Plan) -> str:
             "What was not taken: the plan file names nothing. To see what else there is:\n"
             f"  partita compare {words}"
         )
+    spread = told.simulation.spread
     rows = [
         (
             other.name,
             other.arrangement,
             units.seconds(other.objective_s),
-            _change(other.objective_s / told.objective_s - 1 if told.objective_s else 0.0),
+            _change(other.objective_s / told.objective_s - 1 if told.objective_s else 0.0)
+            + (" equal" if alike(other.objective_s, told.objective_s, spread) else ""),
             units.size(other.peak_memory_bytes),
             other.why,
         )
         for other in told.alternatives
     ]
     what = "step" if told.objective_s == told.step_s else "steady state"
-    header = ("found by", "plan", what, "", "memory", "what stood against it")
+    header = ("found by", "plan", what, "", MEMORY_HEADER, "what stood against it")
     table = _table(header, rows, numbers=(2, 3, 4))
-    return f"What was not taken, and why\n{table}"
+    return f"What was not taken, and why (equal: inside the {INTERVAL})\n{table}"
 
 
 def _helps(told: Explained) -> str:

@@ -56,6 +56,7 @@ def command(
             "version": answer.version,
             "strategy": answer.told,
             "step_s": answer.step_s,
+            "step_interval_s": list(answer.likely_step_s),
             "plan_step_s": answer.plan_step_s,
             "fits": answer.fits,
             "exact": answer.is_exact,
@@ -70,7 +71,10 @@ def command(
 
 def export_lines(answer: Export, file: str | Path | None) -> list[str]:
     """What was written, and what the plan does that it does not say."""
-    step, own = units.seconds(answer.step_s), units.seconds(answer.plan_step_s)
+    from partita.report.summary import INTERVAL, interval_words
+
+    own = units.seconds(answer.plan_step_s)
+    step = f"{units.seconds(answer.step_s)} ({INTERVAL} {interval_words(answer.likely_step_s)})"
     where = "" if file is None else f" in {file}"
     lines = [f"{answer.version}{where}: {answer.told}"]
     if answer.is_exact:

@@ -109,6 +109,8 @@ def _milliseconds(value: float) -> str:
 
 
 def _text(partitioned: "Partitioned") -> str:
+    from partita.report.summary import likely_seconds
+
     result = partitioned.result
     if partitioned.plan is None or result.objective is None or partitioned.simulation is None:
         return f"no partition: {result.why}"
@@ -116,7 +118,7 @@ def _text(partitioned: "Partitioned") -> str:
         f"{partitioned.workload.spec} on {partitioned.problem.num_devices} of "
         f"{partitioned.cluster.name}: "
         f"{len(partitioned.device_of)} stages, method {result.method}",
-        f"busiest device  {_milliseconds(result.objective)} per micro-batch",
+        f"busiest device  {_milliseconds(result.objective)} per micro-batch, predicted",
     ]
     if result.lower_bound is not None and result.gap is not None:
         bound = _milliseconds(result.lower_bound)
@@ -124,7 +126,7 @@ def _text(partitioned: "Partitioned") -> str:
         lines.append(f"lower bound     {bound} for it on this cost model, over all cuts: {ending}")
     if partitioned.cut == "modules":
         lines.append(f"cut             {_cut_text(partitioned)}")
-    step = f"simulated step  {units.seconds(partitioned.simulation.step_s)}"
+    step = f"simulated step  {likely_seconds(partitioned.simulation)}"
     count = partitioned.plan.schedule.num_microbatches
     parts = f"{count} micro-batches" if count > 1 else "the batch at once"
     lines.append(f"{step} ({partitioned.plan.schedule.name}, {parts})")
@@ -153,6 +155,8 @@ def _cut_text(partitioned: "Partitioned") -> str:
 
 
 def _table(partitioned: "Partitioned") -> str:
+    from partita.report.summary import MEMORY_ERROR
+
     first: dict[int, str] = {}
     for name, stage in partitioned.stage_of.items():
         first.setdefault(stage, name)
@@ -169,7 +173,8 @@ def _table(partitioned: "Partitioned") -> str:
         )
         for report in partitioned.reports
     ]
-    header = ("stage", "device", "ops", "forward", "backward", "sends", "holds", "first op")
+    holds = f"holds {MEMORY_ERROR}"
+    header = ("stage", "device", "ops", "forward", "backward", "sends", holds, "first op")
     return units.table(header, rows, numbers=range(7))
 
 
@@ -185,6 +190,9 @@ def _data(partitioned: "Partitioned", model: str, written: str | None) -> dict[s
         if partitioned.free is None
         else {name: getattr(partitioned.free, name) for name in partitioned.free.__slots__},
         "step_s": None if partitioned.simulation is None else partitioned.simulation.step_s,
+        "step_interval_s": None
+        if partitioned.simulation is None
+        else list(partitioned.simulation.likely_step_s),
         "tied": list(partitioned.tied),
         "solution": None
         if partitioned.plan is None

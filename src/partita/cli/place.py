@@ -149,6 +149,7 @@ def _as_data(model: str, cluster: str | None, placed: Any, written: Path | None)
         "method": placed.method,
         "status": str(placed.status),
         "objective": None if best is None else best.step_s,
+        "step_interval_s": None if placed.likely_step_s is None else list(placed.likely_step_s),
         "lower_bound": placed.lower_bound_s,
         "gap": placed.gap,
         "seconds": placed.seconds,

@@ -40,6 +40,7 @@ class Export:
     text: str
     told: str  # the strategy in words
     step_s: float
+    likely_step_s: tuple[float, float]  # the step lies in here with 80 %
     plan_step_s: float
     fits: bool
     differences: tuple[str, ...] = ()  # what the plan does that the file does not say
@@ -147,7 +148,7 @@ def _told(
     named = tuple(dict.fromkeys((*extra, *other))) if other else ()
     return Export(
         target.name, target.version, text, str(strategy), simulation.step_s,
-        room.plan.prediction.step_s, simulation.fits, named, why,
+        simulation.likely_step_s, room.plan.prediction.step_s, simulation.fits, named, why,
     )  # fmt: skip
 
 
@@ -250,5 +251,5 @@ def _torch_schedule(plan: Plan) -> Export:
     simulation = simulate_stages(workload, cluster, again.stages, again.schedule)
     return Export(
         TORCH_SCHEDULE, "torch.distributed.pipelining", text, f"{plan.schedule}",
-        simulation.step_s, plan.prediction.step_s, simulation.fits,
+        simulation.step_s, simulation.likely_step_s, plan.prediction.step_s, simulation.fits,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partita.costs.placement import PlacementModel
+from partita.costs.uncertainty import around, sets_of, spread_of
 from partita.jobs.place_file import SavedPlacement
 from partita.jobs.place_inputs import Subject
 from partita.plans import Plan
@@ -70,6 +71,15 @@ class Placed:
     def gap(self) -> float | None:
         """How far from optimal at most."""
         return relative_gap(None if self.best is None else self.best.step_s, self.lower_bound_s)
+
+    @property
+    def likely_step_s(self) -> tuple[float, float] | None:
+        """The step lies in here with 80 %; Exprimo's rules were never held against runs."""
+        if self.best is None or self.semantics != "partita":
+            return None
+        cluster, used = self.model.cluster, sorted(set(self.best.placement))
+        sets = sets_of(cluster.devices[device].kind for device in used)
+        return around(self.best.step_s, spread_of(sets, len(used), exposed=0.0))
 
     def devices(self) -> dict[str, int]:
         """The device of every forward op."""

@@ -5,8 +5,11 @@ from typing import Any
 from partita import units
 from partita.jobs.curve import Curve, CurvePoint
 from partita.jobs.prices import Prices
+from partita.report.summary import INTERVAL, MEMORY_HEADER
 
-HEADER = ("devices", "step", "80 % interval", "speed-up", "efficiency", "memory", "plan", "front")
+HEADER = (
+    "devices", "step", INTERVAL, "speed-up", "efficiency", MEMORY_HEADER, "plan", "front",
+)  # fmt: skip
 
 
 def curve_text(curve: Curve, batch: int | None, prices: Prices | None) -> str:

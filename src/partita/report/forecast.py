@@ -13,6 +13,7 @@ from partita.forecast.memory import MemoryParts
 from partita.forecast.sensitivity import Sensitivity, Shift
 from partita.forecast.stages import StageLayers, stage_layers
 from partita.forecast.strategy import Strategy
+from partita.report.summary import MEMORY_ERROR
 
 FORMAT = "partita/forecast@1"
 CONFIDENCE = 0.8
@@ -165,7 +166,7 @@ def _fit(forecast: Forecast, ways: Sequence[FittingChange]) -> tuple[str, ...]:
         )
         for i, way in enumerate(ways)
     ]
-    header = ("would fit with", "step", "memory", "")
+    header = ("would fit with", "step", f"memory {MEMORY_ERROR}", "")
     return (*lines, *units.table(header, rows, numbers=(1, 2)).split("\n"))
 
 

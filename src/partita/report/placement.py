@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from partita import units
 from partita.jobs.place_result import Placed, SimulatedPlacement
+from partita.report.summary import MEMORY_HEADER, predicted_words
 from partita.report.terminal import gantt
 from partita.search.base import Status
 from partita.timeline import Timeline
@@ -56,7 +57,7 @@ def front_text(candidates: Sequence[SimulatedPlacement]) -> str:
         )
         for item in candidates
     ]
-    header = ("step", "largest memory", "devices", "placement")
+    header = ("step", f"largest {MEMORY_HEADER}", "devices", "placement")
     said = "no other placement tried is better in all of time, memory and devices:"
     return f"{said}\n{units.table(header, rows, numbers=(0, 1, 2))}"
 
@@ -120,7 +121,7 @@ def device_table(placed: Placed) -> list[str]:
                 units.size(sends[index]),
             )
         )
-    header = ("device", "kind", "layers", "ops", "busy", "memory", "of", "sends a batch")
+    header = ("device", "kind", "layers", "ops", "busy", MEMORY_HEADER, "of", "sends a batch")
     return units.table(header, rows, numbers=(2, 3, 4, 5, 6, 7)).split("\n")
 
 
@@ -146,11 +147,20 @@ def _result(placed: Placed, best: SimulatedPlacement) -> list[str]:
     tried = f", {placed.evaluations:,} evaluations" if placed.evaluations else ""
     bound = units.seconds(placed.lower_bound_s)
     return [
-        f"step         {units.seconds(best.step_s)}   ({rate:,.1f} samples/s){rule}",
+        f"step         {step_words(placed)}   ({rate:,.1f} samples/s){rule}",
         f"lower bound  {bound} on this cost model, over all placements{away}",
         f"{ENDINGS[placed.status]}: {placed.why}",
         f"{units.seconds(placed.seconds)}{tried}",
     ]
+
+
+def step_words(placed: Placed) -> str:
+    """The predicted step of the best placement, with its interval where one is known."""
+    assert placed.best is not None
+    step_s, interval_s = placed.best.step_s, placed.likely_step_s
+    if interval_s is None:
+        return f"{units.seconds(step_s)}, predicted by Exprimo's rules"
+    return predicted_words(step_s, interval_s)
 
 
 def _candidates(tried: Sequence[SimulatedPlacement], most: int = MOST_CANDIDATES) -> list[str]:
@@ -166,7 +176,7 @@ def _candidates(tried: Sequence[SimulatedPlacement], most: int = MOST_CANDIDATES
         )
         for item in sorted(first, key=lambda item: (not item.fits, item.step_s))[:most]
     ]
-    header = ("best of each sort", "step", "devices", "largest memory", "")
+    header = ("best of each sort", "step", "devices", f"largest {MEMORY_HEADER}", "")
     candidates = units.table(header, rows, numbers=(1, 2, 3)).split("\n")
     left = len(tried) - len(rows)
     return [*candidates, *([f"... and {left:,} others"] if left > 0 else [])]

@@ -14,6 +14,7 @@ from partita.jobs.place_result import Placed
 from partita.report.figures import Mark, scatter
 from partita.report.html_parts import folded, table
 from partita.report.placement import archive_rows
+from partita.report.summary import INTERVAL, interval_words
 from partita.report.timeline_page import TimelineStory, timeline_page
 
 MAX_DRAWN_OPS = 400
@@ -40,7 +41,7 @@ def placement_page(placed: Placed) -> str:
     )
     fullest = max(range(len(best.peak_bytes)), key=lambda device: best.peak_bytes[device])
     figures = (
-        ("step (predicted)", units.seconds(best.step_s), f"dispatch: {placed.dispatch}"),
+        ("step (predicted)", units.seconds(best.step_s), _step_note(placed)),
         ("from optimal", f"≤ {gap:.1%}",
          f"no placement is below {units.seconds(placed.lower_bound_s)}"),
         ("devices", f"{best.num_devices}", f"of {cluster.num_devices}"),
@@ -61,6 +62,13 @@ def placement_page(placed: Placed) -> str:
             style=_STYLE,
         )
     )  # fmt: skip
+
+
+def _step_note(placed: Placed) -> str:
+    """How sure the step is, and the rule by which ops were run."""
+    interval_s = placed.likely_step_s
+    likely = "" if interval_s is None else f"{INTERVAL} {interval_words(interval_s)}; "
+    return f"{likely}dispatch: {placed.dispatch}"
 
 
 def forward_svg(graph: Graph, groups: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import alike
+from partita.costs.uncertainty import alike, around
 from partita.degrees import copied_bytes
 from partita.graph.record import Graph
 from partita.jobs.fewer import FewerDevices
@@ -17,6 +17,7 @@ from partita.report.summary import (
     MEMORY_HEADER,
     headline,
     likely_range,
+    predicted_words,
     throughput,
 )
 
@@ -152,8 +153,10 @@ def _interval(planned: Planned) -> tuple[str, ...]:
     seconds = planned.best.objective_s
     if seconds == planned.best.step_s or not seconds:
         return ()
-    rate = throughput(planned.best.simulation, seconds, digits=1)
-    return (f"steady     a batch every {units.seconds(seconds)}   ({rate})",)
+    simulation = planned.best.simulation
+    rate = throughput(simulation, seconds, digits=1)
+    every = predicted_words(seconds, around(seconds, simulation.spread))
+    return (f"steady     a batch every {every}   ({rate})",)
 
 
 def planned_json(planned: Planned, model: str, cluster: str, written: str | None) -> dict[str, Any]:

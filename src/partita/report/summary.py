@@ -15,7 +15,8 @@ from partita.jobs.workload import Workload
 SLOWEST = 10
 MOST_CANDIDATES = 8
 INTERVAL = "80 % interval"  # over the column of `likely_range`
-MEMORY_HEADER = "memory ±6 %"  # every figure of it: `costs/uncertainty.py`
+MEMORY_ERROR = "±6 %"  # every figure of it: `costs/uncertainty.py`
+MEMORY_HEADER = f"memory {MEMORY_ERROR}"
 KEPT = {
     0: "replicated",
     1: "sharded states (ZeRO 1)",
@@ -122,14 +123,24 @@ def step_line(simulation: Simulation) -> str:
 
 def likely_range(simulation: Simulation) -> str:
     """The 80 % interval of a step, for a column."""
-    low, high = map(units.seconds, simulation.likely_step_s)
+    return interval_words(simulation.likely_step_s)
+
+
+def interval_words(interval_s: tuple[float, float]) -> str:
+    """From when to when."""
+    low, high = map(units.seconds, interval_s)
     return f"{low} to {high}"
 
 
 def likely_seconds(simulation: Simulation) -> str:
     """A predicted step with its 80 % interval."""
-    low, high = map(units.seconds, simulation.likely_step_s)
-    return f"{units.seconds(simulation.step_s)}, predicted; 80 % interval {low} to {high}"
+    return predicted_words(simulation.step_s, simulation.likely_step_s)
+
+
+def predicted_words(seconds: float, interval_s: tuple[float, float]) -> str:
+    """A predicted time with its 80 % interval."""
+    between = interval_words(interval_s)
+    return f"{units.seconds(seconds)}, predicted; {INTERVAL} {between}"
 
 
 def likely_memory(simulation: Simulation) -> str:

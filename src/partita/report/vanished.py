@@ -4,6 +4,7 @@ from typing import Any
 
 from partita import units
 from partita.jobs.vanish import Vanished
+from partita.report.summary import likely_seconds
 
 MOST_LINKS = 3
 LOST = "no device that is left holds it: read from a checkpoint, not counted in the seconds"
@@ -21,7 +22,7 @@ def vanished_text(answer: Vanished) -> str:
         ("plan", best.simulation.arrangement),
         (
             "step",
-            f"{units.seconds(best.step_s)}, {answer.slowdown:.2f} times the "
+            f"{likely_seconds(best.simulation)}; {answer.slowdown:.2f} times the "
             f"{units.seconds(answer.step_before_s)} of all",
         ),
         (
