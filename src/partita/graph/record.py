@@ -6,6 +6,7 @@ gradients of activations, `wgrad` gradients of parameters, `update` the optimize
 op names the forward op it belongs to, whose shapes and attributes its costs are computed from.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -209,6 +210,15 @@ class Call:
         return value
 
 
+@functools.lru_cache(maxsize=65536)
+def _once(call: Call, attrs: str) -> Call:
+    """One record for all equal calls, which makes them quick to compare.
+
+    Attributes count as they are written: True is not 1.
+    """
+    return call
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Ops in topological order over tensors; `outputs` names what the model returns."""
@@ -349,7 +359,8 @@ class Graph:
         """What the tables need to know of an op; worked out once."""
         call = self._calls.get(op.name)
         if call is None:
-            call = self._calls[op.name] = self._make_call(op)
+            made = self._make_call(op)
+            call = self._calls[op.name] = _once(made, repr(made.attrs))
         return call
 
     def _make_call(self, op: Op) -> Call:
