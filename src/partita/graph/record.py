@@ -42,6 +42,9 @@ class Tensor:
     dtype: str = "f32"
     role: str = "activation"
     source: str = ""
+    # How many numbers it holds (a scalar holds one), and bytes; asked for all the time.
+    num_elements: int = field(init=False, repr=False, compare=False)
+    size_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -55,6 +58,7 @@ class Tensor:
                     fix="sizes are whole numbers of at least 1",
                     field=where,
                 )
+        object.__setattr__(self, "num_elements", math.prod(self.shape))
         if self.num_elements > MAX_ELEMENTS:
             raise GraphError(f"shape {list(self.shape)} is beyond any memory", field=where)
         if self.role not in ROLES:
@@ -62,9 +66,10 @@ class Tensor:
                 f"unknown role {self.role!r}", fix=f"use one of {', '.join(ROLES)}", field=where
             )
         try:
-            dtype_bytes(self.dtype)
+            size = self.num_elements * dtype_bytes(self.dtype)
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"{where} dtype") from None
+        object.__setattr__(self, "size_bytes", size)
         if self.source:
             self._check_source(where)
 
@@ -79,16 +84,6 @@ class Tensor:
                 fix=f"a parameter of {self.num_elements} needs as many",
                 field=where,
             )
-
-    @property
-    def num_elements(self) -> int:
-        """How many numbers it holds; a scalar holds one."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes it occupies."""
-        return self.num_elements * dtype_bytes(self.dtype)
 
     @property
     def is_given(self) -> bool:

@@ -26,7 +26,7 @@ from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_
 from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import communication, placements
+from partita.graph.splits import communication, placements, shares_between
 from partita.search.joint.bound_backward import BACKWARD, Backward, Near
 from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
 from partita.search.joint.bound_selective import Cheap, Freed
@@ -333,6 +333,8 @@ class _BoundBuilder:
         """Seconds of the halos that an op gets first, or of the statistics it shares after."""
         number = self.number[op.forward or op.name]
         key = (self._look(number), op.phase, "exchanged", halos)
+        if key not in self.exchanges and not shares_between(self.graph.call(op)):
+            self.exchanges[key] = np.zeros(len(self.model.choices[number]))
         if key not in self.exchanges:
             known: dict[tuple[str, ...], float] = {}
             for choice in self.model.choices[number]:
