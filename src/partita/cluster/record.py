@@ -18,7 +18,7 @@ Rates a kind does not list (`DeviceKind.peak`), each an upper bound on what the 
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from partita.cluster.checks import (
     check_limit,
@@ -99,8 +99,15 @@ class DeviceKind:
             raise ClusterError(
                 f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(_RATES)}", field="dtype"
             ) from None
-        listed = dict(self.flops_per_s)
-        return next(listed[name] * part for name, part in rates if name in listed)
+        return _peak(self.flops_per_s, rates)
+
+
+@lru_cache(maxsize=1024)
+def _peak(
+    flops_per_s: tuple[tuple[str, float], ...], rates: tuple[tuple[str, float], ...]
+) -> float:
+    listed = dict(flops_per_s)
+    return next(listed[name] * part for name, part in rates if name in listed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,14 +117,17 @@ class Collectives:
         """
         if size_bytes <= 0:
             return 0.0
-        key = (collective, size_bytes, self._known(groups))
-        if key not in self._times:
+        key = (collective, size_bytes, id(groups))
+        seconds = self._times.get(key)
+        if seconds is None:
+            self._known(groups)
             p = max((len(group) for group in groups), default=1)
-            self._times[key] = 0.0
+            seconds = 0.0
             if p > 1:
                 moving = self._by_name(collective, size_bytes, groups, p)
-                self._times[key] = self.fixed_s(groups) + moving
-        return self._times[key]
+                seconds = self.fixed_s(groups) + moving
+            self._times[key] = seconds
+        return seconds
 
     def by_bandwidth(self, collective: str, size_bytes: float, groups: Groups) -> float:
         """The part of a collective's time that grows with its size."""

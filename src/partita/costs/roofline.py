@@ -159,14 +159,19 @@ def op_cost(
     graph: Graph, op: Op, device: DeviceKind, split: Split = (), execution: str = "graph"
 ) -> OpCost:
     """The cost of one device's share of an op under a split (pairs of dim and factor)."""
-    costs: dict[tuple[DeviceKind, Split, str], OpCost]
-    costs = graph.memo.setdefault(("costs", op.name), {})
-    key = (device, split, execution)
-    if key not in costs:
+    costs: dict[tuple[int, Split, str], OpCost] | None
+    costs = graph.memo.get(("costs", op.name))
+    if costs is None:
+        costs = graph.memo["costs", op.name] = {}
+    key = (id(device), split, execution)  # kinds are slow to hash: known by identity, kept for that
+    cost = costs.get(key)
+    if cost is None:
+        graph.memo.setdefault(("kinds", ""), {})[id(device)] = device
         mode = GRAPH if execution == "graph" else _mode(graph, op, execution)
         tensors = (fused_elements if execution == "compiled" else elements)(graph, op)
-        costs[key] = _cost(graph.call(op), graph.dtype(op), *tensors, device, split, mode)
-    return costs[key]
+        cost = _cost(graph.call(op), graph.dtype(op), *tensors, device, split, mode)
+        costs[key] = cost
+    return cost
 
 
 class Mode(NamedTuple):

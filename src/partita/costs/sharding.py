@@ -45,6 +45,7 @@ from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
     Layout,
+    Reduction,
     common_layout,
     conversion_seconds,
     gradient_reductions,
@@ -65,6 +66,7 @@ from partita.graph.splits import (
     communication,
     input_placement,
     output_placement,
+    shares_between,
     splittable,
 )
 from partita.graph.traffic import cached_inputs
@@ -417,6 +419,9 @@ class _ShardingBuilder:
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
         self.tied: set[int] = set()
+        self.copied: dict[Layout, tuple[int, ...]] = {}
+        self.shards: dict[Layout, float] = {}
+        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
         self.conversions = Conversions(self.ways, self.groups, collectives)
         self.starting: dict[tuple[str, int], float] = {}  # of a bucket, beside its bandwidth
 
@@ -527,6 +532,8 @@ class _ShardingBuilder:
         seconds = 0.0
         for phase in self.phases[op.name]:
             call = self.graph.call(phase)
+            if not shares_between(call):
+                continue
             width = dtype_bytes(self.graph.dtype(phase))
             for axis, dim in enumerate(dims):
                 for exchange in communication(call, ways, along=dim) if dim else ():
@@ -557,7 +564,7 @@ class _ShardingBuilder:
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
-            shards = num_shards(layout, self.ways)
+            shards = self._shards(layout)
             held = tensor.size_bytes / shards / (copies if choice.zero == 3 else 1)
             memory += held
             update = self.update_of.get(tensor.name)
@@ -592,14 +599,27 @@ class _ShardingBuilder:
         for name, access in zip(op.inputs, nest.inputs, strict=True):
             if self.owner.get(name) == op.name:
                 layout = self._reads(access, choice.dims)
-                yield self.graph.tensor(name), layout, zero_axes(layout, self.axes)
+                yield self.graph.tensor(name), layout, self._copied(layout)
+
+    def _copied(self, layout: Layout) -> tuple[int, ...]:
+        """The axes along which ZeRO shards what lies so."""
+        axes = self.copied.get(layout)
+        if axes is None:
+            axes = self.copied[layout] = zero_axes(layout, self.axes)
+        return axes
+
+    def _shards(self, layout: Layout) -> float:
+        shards = self.shards.get(layout)
+        if shards is None:
+            shards = self.shards[layout] = num_shards(layout, self.ways)
+        return shards
 
     def _sent(self, op: Op, choice: SplitChoice) -> "_Sent":
         """Seconds of communication of an op's parameters."""
         sent = _Sent()
         gathered: dict[tuple[int, ...], float] = {}  # what lies alike is gathered together
         for tensor, layout, copied in self._own_parameters(op, choice):
-            held = tensor.size_bytes / num_shards(layout, self.ways)
+            held = tensor.size_bytes / self._shards(layout)
             if choice.zero == 3:
                 gathered[copied] = gathered.get(copied, 0.0) + held
             if choice.zero == 1 and tensor.name in self.update_of:
@@ -613,6 +633,13 @@ class _ShardingBuilder:
         self._gradient_sums(op, choice, sent)
         return sent
 
+    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
+        key = (layout, level)
+        steps = self.reductions.get(key)
+        if steps is None:
+            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
+        return steps
+
     def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
         """Reductions of gradients; those of a tied parameter are added up and reduced once."""
         share = 1.0 if choice.zero == 3 else self.once
@@ -625,8 +652,8 @@ class _ShardingBuilder:
                 if self.owner.get(op.inputs[of]) != op.name:
                     continue
                 have = self._makes(nest, access, choice.dims)
-                size = self.graph.tensor(name).size_bytes / num_shards(have, self.ways)
-                for step in gradient_reductions(have, self.axes, choice.zero):
+                size = self.graph.tensor(name).size_bytes / self._shards(have)
+                for step in self._reductions(have, choice.zero):
                     own = self._in_bucket(step.collective, step.part * size, step.axis)
                     if step.across and choice.zero == 3:
                         sent.ends += self.once * own[0]

@@ -6,6 +6,7 @@ gradients of activations, `wgrad` gradients of parameters, `update` the optimize
 op names the forward op it belongs to, whose shapes and attributes its costs are computed from.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -41,6 +42,9 @@ class Tensor:
     dtype: str = "f32"
     role: str = "activation"
     source: str = ""
+    # How many numbers it holds (a scalar holds one), and bytes; asked for all the time.
+    num_elements: int = field(init=False, repr=False, compare=False)
+    size_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -54,6 +58,7 @@ class Tensor:
                     fix="sizes are whole numbers of at least 1",
                     field=where,
                 )
+        object.__setattr__(self, "num_elements", math.prod(self.shape))
         if self.num_elements > MAX_ELEMENTS:
             raise GraphError(f"shape {list(self.shape)} is beyond any memory", field=where)
         if self.role not in ROLES:
@@ -61,9 +66,10 @@ class Tensor:
                 f"unknown role {self.role!r}", fix=f"use one of {', '.join(ROLES)}", field=where
             )
         try:
-            dtype_bytes(self.dtype)
+            size = self.num_elements * dtype_bytes(self.dtype)
         except GraphError as error:
             raise GraphError(error.found, fix=error.fix, field=f"{where} dtype") from None
+        object.__setattr__(self, "size_bytes", size)
         if self.source:
             self._check_source(where)
 
@@ -78,16 +84,6 @@ class Tensor:
                 fix=f"a parameter of {self.num_elements} needs as many",
                 field=where,
             )
-
-    @property
-    def num_elements(self) -> int:
-        """How many numbers it holds; a scalar holds one."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes it occupies."""
-        return self.num_elements * dtype_bytes(self.dtype)
 
     @property
     def is_given(self) -> bool:
@@ -207,6 +203,15 @@ class Call:
         if not isinstance(value, str):
             raise GraphError(f"attribute {name} is {value!r}", fix="text is needed")
         return value
+
+
+@functools.lru_cache(maxsize=65536)
+def _once(call: Call, attrs: str) -> Call:
+    """One record for all equal calls, which makes them quick to compare.
+
+    Attributes count as they are written: True is not 1.
+    """
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +354,8 @@ class Graph:
         """What the tables need to know of an op; worked out once."""
         call = self._calls.get(op.name)
         if call is None:
-            call = self._calls[op.name] = self._make_call(op)
+            made = self._make_call(op)
+            call = self._calls[op.name] = _once(made, repr(made.attrs))
         return call
 
     def _make_call(self, op: Op) -> Call:

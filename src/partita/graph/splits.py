@@ -165,6 +165,13 @@ def _communication(
     return tuple(exchanges)
 
 
+@functools.lru_cache(maxsize=65536)
+def shares_between(call: Call) -> bool:
+    """May devices share statistics or halos because an op is split? Partial sums do not count."""
+    nest = loop_nest(call)
+    return bool(nest.stats) or any(any(a.halo) for a in (*nest.inputs, *nest.outputs))
+
+
 def _leaves_partial_sums(access: Access, dim: str) -> bool:
     """Does splitting `dim` leave partial sums of this output? Not if statistics complete it."""
     return access.position(dim) is None and dim not in access.repeats

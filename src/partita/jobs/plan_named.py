@@ -52,10 +52,12 @@ def tuned(simulator: Simulator) -> None:
     workload, settings = simulator.workload, simulator.settings
     if not (simulator.model.is_cut and workload.training):
         return
-    make = partial(
-        whole_field, workload.graph, simulator.cluster, workload.batch, settings.field
-    )  # fmt: skip
-    ranked = simulator.attempt("the field", make) or []
+    if simulator.field_ranked is None:
+        make = partial(
+            whole_field, workload.graph, simulator.cluster, workload.batch, settings.field
+        )
+        simulator.field_ranked = simulator.attempt("the field", make) or ()
+    ranked = simulator.field_ranked
     left = settings.field_plans
     for one in [one for one in ranked if _may(simulator, one.strategy)][: settings.field_tried]:
         if simulator.cut() and simulator.candidates:

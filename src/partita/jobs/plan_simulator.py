@@ -7,7 +7,7 @@ computing alone takes longer than the best plan. Named strategies are simulated 
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
@@ -16,6 +16,7 @@ from partita.costs.op_bounds import work_bound_s
 from partita.jobs.attempts import Attempts
 from partita.jobs.constraints import LINE_SHAPE, SEARCHED, SHARED_SHAPE, Constraints
 from partita.jobs.degree_pins import keeps_degrees
+from partita.jobs.field import RankedStrategy
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
@@ -104,6 +105,7 @@ class Simulator:
     history: list[Improvement] = field(default_factory=list)
     is_cheap: bool = False
     attempt: Attempts = field(default_factory=Attempts)
+    field_ranked: Sequence[RankedStrategy] | None = None  # what frameworks do, once it was asked for
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

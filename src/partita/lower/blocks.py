@@ -86,7 +86,6 @@ class StageBodies:
 
     blocks: Blocks
     part: StageGraph
-    context: Context
     steady: Body
     ending: Body | None
     overlap: Overlap
@@ -144,7 +143,7 @@ def stage_bodies(
         cache_bytes=cache_bytes(w),
     )
     steady = Body(number, program, timeline.start, timeline.end)
-    return StageBodies(blocks, part, context, steady, ending, Overlap(order, last))
+    return StageBodies(blocks, part, steady, ending, Overlap(order, last))
 
 
 class _LeavingLayouts:

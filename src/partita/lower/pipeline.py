@@ -27,6 +27,7 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
+from partita.lower.alike import structure, with_names
 from partita.lower.blocks import Blocks, Run, StageBodies, stage_bodies
 from partita.lower.context import MAX_DRAWN, first_of_kinds
 from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
@@ -120,20 +121,20 @@ def _bodies(
     micro: Graph, stages: tuple[Stage, ...], where: Homes, cluster: Cluster, run: Run, known: Memo,
     apart: bool,
 ) -> tuple[StageBodies, ...]:  # fmt: skip
-    """Every stage op by op, however deep it is."""
-    return tuple(
-        stage_bodies(
-            piece(micro, stage, i, where),
-            stage,
-            i,
-            cluster,
-            run,
-            known.collectives,
-            apart=apart,
-            execution=known.execution,
+    """Every stage op by op, however deep it is; those that differ in names alone once."""
+    written: dict[tuple[object, ...], StageBodies] = {}
+    bodies = []
+    for i, stage in enumerate(stages):
+        own = piece(micro, stage, i, where)
+        key = structure(own, stage)
+        if key in written:
+            bodies.append(with_names(written[key], own, stage, i))
+            continue
+        written[key] = stage_bodies(
+            own, stage, i, cluster, run, known.collectives, apart=apart, execution=known.execution
         )
-        for i, stage in enumerate(stages)
-    )
+        bodies.append(written[key])
+    return tuple(bodies)
 
 
 BLOCK_PHASES = {

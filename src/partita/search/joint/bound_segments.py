@@ -116,10 +116,13 @@ class BoundSegments:
             own = own + m * w * self.network + (w * self.sync if at.sync else 0.0)
         no_waits = counted in ("again", "busy")
         back_waits = self._without_waits if no_waits else self.back_waits
-        matrices = [
-            m * ((1 - w) * (times * waits + back) + w * moved)
-            for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True)
-        ]
+        weighted: dict[tuple[int, int, int], Floats] = {}  # edges of equal segments share theirs
+        matrices = []
+        for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True):
+            key = (id(waits), id(back), id(moved))
+            if key not in weighted:
+                weighted[key] = m * ((1 - w) * (times * waits + back) + w * moved)
+            matrices.append(weighted[key])
         return self._least(own, matrices)
 
     @functools.cached_property
@@ -129,26 +132,57 @@ class BoundSegments:
 
     @functools.cached_property
     def _without_waits(self) -> tuple[Floats, ...]:
-        return tuple(np.where(np.isinf(back), back, 0.0) for back in self.back_waits)
+        known = {id(back): np.where(np.isinf(back), back, 0.0) for back in self.back_waits}
+        return tuple(known[id(back)] for back in self.back_waits)
 
     def _least(self, own: Floats, matrices: Sequence[Floats]) -> Floats:
-        costs = tuple(np.split(own, self.first[1:]))
-        some = [k for k, matrix in enumerate(matrices) if matrix.any()]
+        """Per kind of segment the least; of those that cost the same one is solved."""
+        costs = np.split(own, self.first[1:])
+        counts = {id(matrix): bool(matrix.any()) for matrix in matrices}
+        some = [k for k, matrix in enumerate(matrices) if counts[id(matrix)]]
+        first = self._first_alike(costs, matrices, some)
+        solved = [op for op, k in enumerate(self.segment_of.tolist()) if first[k] == k]
+        number = {op: i for i, op in enumerate(solved)}
+        edges = [k for k in some if self.edges[k][0] in number]
+        places: dict[int, int] = {}
+        for k in edges:
+            places.setdefault(id(matrices[k]), len(places))
+        by_place = {places[id(matrices[k])]: matrices[k] for k in edges}
         chosen = self.solve(
             ShardingProblem(
-                costs=costs,
-                edges=tuple(self.edges[k] for k in some),
-                matrix_of=tuple(range(len(some))),
-                matrices=tuple(matrices[k] for k in some),
+                costs=tuple(costs[op] for op in solved),
+                edges=tuple((number[self.edges[k][0]], number[self.edges[k][1]]) for k in edges),
+                matrix_of=tuple(places[id(matrices[k])] for k in edges),
+                matrices=tuple(by_place[place] for place in range(len(places))),
             )
         )
         if chosen is None:
             return self._sums(np.minimum.reduceat(own, self.first))
-        values = own[self.first + np.array(chosen)]
+        values = np.zeros(len(costs))
+        values[solved] = own[self.first[solved] + np.array(chosen)]
+        for k in edges:
+            u, v = self.edges[k]
+            values[v] += matrices[k][chosen[number[u]], chosen[number[v]]]
+        return self._sums(values)[first]
+
+    def _first_alike(
+        self, costs: Sequence[Floats], matrices: Sequence[Floats], some: Sequence[int]
+    ) -> Ints:
+        """Of every kind of segment, the first whose choices and pairs cost the same."""
+        kinds = int(self.like.max()) + 1
+        own: list[list[bytes]] = [[] for _ in range(kinds)]
+        place: dict[int, int] = {}  # of an op in its segment
+        for op, k in enumerate(self.segment_of.tolist()):
+            place[op] = len(own[k])
+            own[k].append(costs[op].tobytes())
+        pairs: list[list[tuple[int, int, int]]] = [[] for _ in range(kinds)]
         for k in some:
             u, v = self.edges[k]
-            values[v] += matrices[k][chosen[u], chosen[v]]
-        return self._sums(values)
+            pairs[int(self.segment_of[u])].append((place[u], place[v], id(matrices[k])))
+        seen: dict[object, int] = {}
+        return np.array(
+            [seen.setdefault((tuple(own[k]), tuple(pairs[k])), k) for k in range(kinds)]
+        )
 
     def _sums(self, per_op: Floats) -> Floats:
         sums: Floats = np.zeros(int(self.like.max()) + 1)

@@ -7,19 +7,26 @@ the model share their rows here, and edges between equal ops their matrices.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
-from partita.costs.layouts import gradient_reductions, num_shards, zero_axes
-from partita.costs.roofline import op_cost
+from partita.costs.layouts import (
+    Layout,
+    Reduction,
+    gradient_reductions,
+    num_shards,
+    zero_axes,
+)
+from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.record import Call, Graph, Op
-from partita.graph.splits import communication, placements
+from partita.graph.splits import communication, placements, shares_between
 from partita.search.joint.bound_backward import BACKWARD, Backward, Near
 from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
 from partita.search.joint.bound_selective import Cheap, Freed
@@ -48,6 +55,14 @@ class _Edge:
     moved: Floats
 
 
+class _Sums(NamedTuple):
+    """Seconds to add up an op's gradients: within shard groups, of untied ones; among replicas."""
+
+    within: float
+    untied: float
+    across: float
+
+
 class _BoundBuilder:
     def __init__(
         self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
@@ -69,6 +84,7 @@ class _BoundBuilder:
         self.owner, self.tied = self._owners()
         self.kept = self._kept()
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
+        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
         self.exchanges: dict[tuple[object, ...], Floats] = {}
         self.number = {name: i for i, name in enumerate(model.ops)}
         self.back = Backward(
@@ -148,25 +164,26 @@ class _BoundBuilder:
             for x, choice in enumerate(choices):
                 split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
-                network, gathers, sync, gradients = self._parameters(op, choice)
-                beside, once = self._beside(op, choice, gathers)
+                sums = self._sums(op, choice)
+                network, gathers, sync, gradients = self._parameters(op, choice, sums)
+                beside, once = self._beside(op, choice, split, gathers, sums)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
                 rows.append((seconds, network, sync, gradients, saved, beside, once))
             self.known[key] = rows
         return self.known[key]
 
-    def _beside(self, op: Op, choice: SplitChoice, gathers: float) -> tuple[float, float]:
+    def _beside(
+        self, op: Op, choice: SplitChoice, split: Split, gathers: float, sums: "_Sums"
+    ) -> tuple[float, float]:
         """What computing pays for collectives beside it, as parts of them: always, and if once.
 
         Every task pays for no more than its own time: the forward for a gather, the gradients for
         another one and for sums. What one cannot pay another may, which does not count here. The
         gradient of a tied parameter is reduced after its last part, and may have nobody to pay.
         """
-        sums = self._sums(op, choice, tied=False)[0] if self.collectives.interference else 0.0
-        if not self.collectives.interference or not (gathers or sums):
+        if not self.collectives.interference or not (gathers or sums.untied):
             return 0.0, 0.0
-        split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
 
         def seconds(ops: Sequence[Op]) -> float:
             return sum(op_cost(self.graph, each, self.kind, split).seconds for each in ops)
@@ -174,13 +191,15 @@ class _BoundBuilder:
         gradients = self.gradient_ops[op.name]
         weights = seconds([each for each in gradients if each.phase == "wgrad"])
         if choice.zero != 3:
-            return 0.0, min(sums, weights)
+            return 0.0, min(sums.untied, weights)
         data = [each for each in gradients if each.phase == "dgrad"]
         gather = gathers / (1 + bool(data))
-        paid = min(gather, seconds((op,))) + min(sums, weights)
+        paid = min(gather, seconds((op,))) + min(sums.untied, weights)
         return paid + (min(gather, seconds(data)) if data else 0.0), 0.0
 
-    def _parameters(self, op: Op, choice: SplitChoice) -> tuple[float, float, float, float]:
+    def _parameters(
+        self, op: Op, choice: SplitChoice, sums: "_Sums"
+    ) -> tuple[float, float, float, float]:
         """Network seconds for each micro-batch, of these gathers; once a step; gradients' bytes."""
         sync = gradients = 0.0
         shared = choice.zero == 3
@@ -189,8 +208,8 @@ class _BoundBuilder:
         for name, layout in zip(op.inputs, needed, strict=True):
             if self.owner.get(name) != op.name:
                 continue
-            held = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-            copied = zero_axes(layout, self.axes)
+            shards, copied = num_shards(layout, self.sizes), zero_axes(layout, self.axes)
+            held = self.graph.tensor(name).size_bytes / shards
             copies = 1
             for axis in copied:
                 copies *= self.axes[axis].size
@@ -198,8 +217,7 @@ class _BoundBuilder:
                 gathered[copied] = gathered.get(copied, 0.0) + held
             if name in self.updates:
                 summed = self.graph.tensor(self.updates[name].inputs[1])
-                size = summed.size_bytes / num_shards(layout, self.sizes)
-                gradients += size / (copies if shared else 1)
+                gradients += summed.size_bytes / shards / (copies if shared else 1)
                 if choice.zero == 1:
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
         uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
@@ -208,30 +226,39 @@ class _BoundBuilder:
             for axes, held in gathered.items()
             for axis in axes
         )
-        sums, across = self._sums(op, choice, tied=True)
-        each, once = gathers + (sums if shared else 0.0), sync + (0.0 if shared else sums)
-        return each, gathers, once + across, gradients
+        each = gathers + (sums.within if shared else 0.0)
+        once = sync + (0.0 if shared else sums.within)
+        return each, gathers, once + sums.across, gradients
 
-    def _sums(self, op: Op, choice: SplitChoice, *, tied: bool) -> tuple[float, float]:
-        """Seconds to add up an op's gradients, by bandwidth alone; of replicas of shard groups.
+    def _sums(self, op: Op, choice: SplitChoice) -> "_Sums":
+        """Seconds to add up an op's gradients, by bandwidth alone.
 
-        Those of a tied parameter are added up before; if they count, then to its first reader.
+        Those of a tied parameter are added up before, and count to its first reader.
         """
-        seconds = across = 0.0
+        within = untied = across = 0.0
         for gradient in self.gradient_ops[op.name]:
             if gradient.phase == "wgrad":
                 call = self.graph.call(gradient)
                 given = placements(call, choice.dims)[1]
                 for name, layout, of in zip(gradient.outputs, given, call.wrt, strict=True):
                     parameter = op.inputs[of]
-                    if parameter in self.tied and not (tied and self.owner[parameter] == op.name):
+                    tied = parameter in self.tied
+                    if tied and self.owner[parameter] != op.name:
                         continue
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                    for step in gradient_reductions(layout, self.axes, choice.zero):
+                    for step in self._reductions(layout, choice.zero):
                         own = self._bandwidth(step.collective, step.part * size, step.axis)
-                        seconds += 0.0 if step.across else own
                         across += own if step.across else 0.0
-        return seconds, across
+                        within += 0.0 if step.across else own
+                        untied += 0.0 if step.across or tied else own
+        return _Sums(within, untied, across)
+
+    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
+        key = (layout, level)
+        steps = self.reductions.get(key)
+        if steps is None:
+            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
+        return steps
 
     def _bandwidth(self, collective: str, size: float, axis: int) -> float:
         return self.collectives.by_bandwidth(collective, size, self.groups[axis])
@@ -306,6 +333,8 @@ class _BoundBuilder:
         """Seconds of the halos that an op gets first, or of the statistics it shares after."""
         number = self.number[op.forward or op.name]
         key = (self._look(number), op.phase, "exchanged", halos)
+        if key not in self.exchanges and not shares_between(self.graph.call(op)):
+            self.exchanges[key] = np.zeros(len(self.model.choices[number]))
         if key not in self.exchanges:
             known: dict[tuple[str, ...], float] = {}
             for choice in self.model.choices[number]:

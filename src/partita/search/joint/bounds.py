@@ -96,8 +96,8 @@ class CellBound:
     def quick_s(self) -> float:
         """The bound without multipliers; infinite where not even what must lie on a device fits."""
         least = math.inf
-        for computing_s, make in self._families:
-            if computing_s >= least:
+        for least_s, make in self._families:
+            if least_s >= least:
                 break
             family = make()
             if family is not None:
@@ -107,8 +107,8 @@ class CellBound:
     def climbed_s(self, enough: float = math.inf) -> float:
         """The bound at the best multipliers tried, or some that reach what is enough."""
         least = math.inf
-        for computing_s, make in self._families:
-            if computing_s >= least:
+        for least_s, make in self._families:
+            if least_s >= least:
                 break
             family = make()
             if family is not None and family(0.0, 0.0) < least:
@@ -122,7 +122,7 @@ class CellBound:
 
     @functools.cached_property
     def _families(self) -> list[tuple[float, Callable[[], Family | None]]]:
-        """The kinds of plans: seconds of computing alone, and the family if its plans may fit.
+        """The kinds of plans: what is known to be below, and the family if its plans may fit.
 
         On a single rank one for each mesh, those that compute least first.
         """
@@ -131,16 +131,25 @@ class CellBound:
                 (float(mesh.compute_bound.sum()), functools.partial(self._of_mesh, mesh))
                 for mesh in self.meshes
             ]
-        families: list[Family] = []
+        if not self._may_fit():
+            return []
+        families: list[tuple[float, Family]] = []
         if self.line is not None:
-            families.append(self._one_stage)
+            families.append((self._one_stage(0.0, 0.0), self._one_stage))
         if self.virtual is not None and self.virtual.rounds:
-            families.append(self._looped)
+            families.append((self._looped(0.0, 0.0), self._looped))
         if self.virtual is not None and self.virtual.wave:
-            families.append(self._wave)
-        families = families if self._may_fit() else []
-        families.sort(key=lambda family: family(0.0, 0.0))
-        return [(0.0, functools.partial(_itself, family)) for family in families]
+            families.append((self._wave_before(families), self._wave))
+        families.sort(key=lambda pair: pair[0])
+        return [(least_s, functools.partial(_itself, family)) for least_s, family in families]
+
+    def _wave_before(self, others: Sequence[tuple[float, Family]]) -> float:
+        """A bound of waves: without all paths of their orders where others are below that."""
+        orders, seconds = self._virtual
+        at_once = orders.wave_s(self._free, seconds, whole=False)
+        if any(bound_s <= at_once for bound_s, _ in others):
+            return at_once
+        return self._wave(0.0, 0.0)
 
     def _of_mesh(self, mesh: MeshStrategies) -> Family | None:
         """A single stage on a mesh, unless what must lie on a device is too much."""
@@ -209,26 +218,38 @@ class CellBound:
 
     def _looped(self, network: float, multiplier: float) -> float:
         """Ranks with several virtual stages in rounds: what they hold at a time counts."""
-        orders, seconds = self._virtual
-        free = self._least(Multipliers(busy_only=self.busy_only))
         if not network and not multiplier:
-            return orders.looped_s(free, seconds)
+            return self._looped_free_s
+        orders, _ = self._virtual
         costs, waits = self._of_ranks(network, multiplier), self._first_waits
-        path = (1 - network) * free / self.num_microbatches
+        path = (1 - network) * self._free / self.num_microbatches
         bound = orders.looped_of_groups_s(costs, path, waits)
         return bound - multiplier * self.budget
 
     def _wave(self, network: float, multiplier: float) -> float:
         """Ranks with two virtual stages in a wave: the same."""
-        orders, seconds = self._virtual
         if not network and not multiplier:
-            free = self._least(Multipliers(busy_only=self.busy_only))
-            return orders.wave_s(free, seconds)
+            return self._wave_free_s
         costs = self._of_ranks(network, multiplier)
         weights = 1 / np.maximum(costs.sum(axis=1), 1e-30)
         weights /= weights.sum()
         bound = float((weights[:, None] * costs).min(axis=0).sum() + weights @ self._first_waits)
         return bound - multiplier * self.budget
+
+    @functools.cached_property
+    def _free(self) -> Floats:
+        """Per segment the least without multipliers."""
+        return self._least(Multipliers(busy_only=self.busy_only))
+
+    @functools.cached_property
+    def _looped_free_s(self) -> float:
+        orders, seconds = self._virtual
+        return orders.looped_s(self._free, seconds)
+
+    @functools.cached_property
+    def _wave_free_s(self) -> float:
+        orders, seconds = self._virtual
+        return orders.wave_s(self._free, seconds)
 
     @functools.cached_property
     def _first_waits(self) -> Floats:

@@ -218,11 +218,11 @@ class Interleaved:
 
     def _score(self, members: Floats, own: Floats) -> tuple[float, float]:
         """The busiest group; in part also the longest stage, at whose pace orders go."""
-        if not np.isfinite(own).all():  # a stage that does not fit
+        if not math.isfinite(sum(own.tolist())):  # a stage that does not fit
             return math.inf, math.inf
         busy, part = members @ own, self.settings.longest_counts
-        longest = len(own) / len(members) * float(own.max())
-        value = (1 - part) * float(busy.max()) + part * longest
+        longest = len(own) / len(members) * max(own.tolist())
+        value = (1 - part) * max(busy.tolist()) + part * longest
         return value, float(busy @ busy) + float(own @ own)
 
 

@@ -69,8 +69,13 @@ def order_blocks(
     """
     rows = NAMED[name].order(num_groups, virtual_stages, count)
     last = num_groups * virtual_stages - 1
-    number: dict[tuple[str, int, int], int] = {}
-    blocks: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
+    waited: dict[tuple[str, int], tuple[tuple[str, int, int], ...]] = {}  # kind, stage, border
+    number: dict[str, list[int]] = {kind: [-1] * ((last + 1) * count) for kind in COLUMNS}
+    bits = {kind: sum(1 << column for column in columns) for kind, columns in COLUMNS.items()}
+    stages: list[int] = []
+    columns: list[int] = []
+    before: list[tuple[int, int, int]] = []
+    border: list[tuple[int, int, int]] = []
     at, lane = [0] * len(rows), [-1] * len(rows)
     waiting = True
     while waiting:
@@ -79,25 +84,36 @@ def order_blocks(
             while at[group] < len(row):
                 action = row[at[group]]
                 kind, stage, i = action.kind, action.stage, action.microbatch
-                needs = [("F", stage - 1, i)] if kind == "F" and stage else []
-                if kind == "W":
-                    needs = [("I", stage, i)]
-                elif kind != "F":
-                    needs = [("F", stage, i)]
-                    needs += [(kind, stage + 1, i)] if untrained <= stage < last else []
-                if any(need not in number for need in needs):
+                needs = waited.get((kind, stage))
+                if needs is None:
+                    needs = waited[kind, stage] = _needs(kind, stage, last, untrained, num_groups)
+                first, second = (number[k][s * count + i] if k else -1 for k, s, _ in needs)
+                if (first < 0 and needs[0][0]) or (second < 0 and needs[1][0]):
                     break
-                known = [*(number[need] for need in needs), -1, -1]
-                sent = [_border(other, stage, num_groups) for _, other, _ in needs] + [-1, -1]
-                number[kind, stage, i] = len(blocks)
-                bits = sum(1 << column for column in COLUMNS[kind])
-                blocks.append((stage, bits, (lane[group], *known[:2]), (-1, *sent[:2])))
-                lane[group], at[group], waiting = len(blocks) - 1, at[group] + 1, True
-    assert len(blocks) == sum(map(len, rows)), f"the order {name} waits for itself"
-    stages, columns, before, border = zip(*blocks, strict=True)
+                number[kind][stage * count + i] = len(stages)
+                before.append((lane[group], first, second))
+                border.append((-1, needs[0][2], needs[1][2]))
+                lane[group], at[group], waiting = len(stages), at[group] + 1, True
+                stages.append(stage)
+                columns.append(bits[kind])
+    assert len(stages) == sum(map(len, rows)), f"the order {name} waits for itself"
     return OrderBlocks(
         np.array(stages), np.array(columns), np.array(before), np.array(border), last + 1
     )
+
+
+def _needs(
+    kind: str, stage: int, last: int, untrained: int, num_groups: int
+) -> tuple[tuple[str, int, int], ...]:
+    """The two blocks that a block waits for (kind, stage, border); without a kind: none."""
+    needs = [("F", stage - 1)] if kind == "F" and stage else []
+    if kind == "W":
+        needs = [("I", stage)]
+    elif kind != "F":
+        needs = [("F", stage)]
+        needs += [(kind, stage + 1)] if untrained <= stage < last else []
+    known = [(other, s, _border(s, stage, num_groups)) for other, s in needs]
+    return (*known, *[("", 0, -1)] * (2 - len(known)))
 
 
 def _border(source: int, stage: int, num_groups: int) -> int:
