@@ -175,8 +175,10 @@ class Stage:
     """Ops that run on one mesh, each with its split.
 
     Sharded parameters are gathered for `prefetch` ops at a time: the one that runs, and those after
-    it. Gradients are reduced in buckets of at least `bucket_bytes`. The order of collectives is
-    undecided where `overlap` is None.
+    it; in bundles, of which the ops in `bundles` are the first, and while one is used the next is
+    on its way. Without any, each op's are gathered by themselves. Gradients are reduced in buckets
+    of at least `bucket_bytes`. The order of collectives is undecided where `overlap` is None, what
+    is gathered together where `bundles` is None.
 
     With `full` activation checkpointing the backward runs the forward again instead of keeping
     its activations: in checkpoint segments, of which the ops in `segments` are the first, and only
@@ -193,6 +195,7 @@ class Stage:
     prefetch: int = PREFETCH
     bucket_bytes: int = BUCKET_BYTES
     overlap: Overlap | None = None
+    bundles: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.prefetch < 1 or self.bucket_bytes < 0:
@@ -203,6 +206,12 @@ class Stage:
             )
         ops = {split.op for split in self.splits}
         self._check_checkpointing(ops)
+        if self.bundles and (unknown := set(self.bundles) - ops):
+            raise PlanError(
+                f"names op {min(unknown)!r}, which is not in it",
+                fix="name ops of the stage, with which a bundle of parameters begins",
+                field=f"stage {self.name!r} bundles",
+            )
         for split in self.splits:
             if len(split.dims) != len(self.mesh.axes):
                 raise PlanError(
@@ -210,6 +219,10 @@ class Stage:
                     fix="give one dim per axis, '' for none",
                     field=f"stage {self.name!r} splits",
                 )
+
+    def undecided(self) -> "Stage":
+        """The same with nothing said of when collectives run, and of what goes together."""
+        return replace(self, overlap=None, bundles=None)
 
     def _check_checkpointing(self, ops: set[str]) -> None:
         where = f"stage {self.name!r}"

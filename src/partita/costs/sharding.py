@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster, DeviceKind
+from partita.costs.bundles import best_bundle, gather_start
 from partita.costs.cheap import recomputable
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
@@ -418,6 +419,9 @@ class _ShardingBuilder:
         self.made_layouts: dict[int, tuple[Access, dict[Dims, Layout]]] = {}
         self.matrices: dict[tuple[object, ...], int] = {}
         self.stored: list[Floats] = []
+        self.bundles: dict[tuple[int, ...], tuple[float, float, int]] = {}
+        kinds = (cluster.kind_of(device) for device in mesh.devices)
+        self.least_memory = float(min(kind.memory_bytes for kind in kinds))
         self.tied: set[int] = set()
         self.copied: dict[Layout, tuple[int, ...]] = {}
         self.shards: dict[Layout, float] = {}
@@ -629,7 +633,7 @@ class _ShardingBuilder:
                     sent.ends_buckets += self.once * starting
         uses = 1 + any(phase.phase == "dgrad" for phase in self.phases[op.name])
         for axes, held in gathered.items():
-            sent.hidden += uses * sum(self._time("all_gather", held, axis) for axis in axes)
+            sent.hidden += uses * self._in_bundle(held, axes)
         self._gradient_sums(op, choice, sent)
         return sent
 
@@ -671,6 +675,15 @@ class _ShardingBuilder:
             self.starting[collective, axis] = max(0.0, starting)
         part = min(1.0, size / BUCKET_BYTES) * self.starting[collective, axis]
         return self.collectives.by_bandwidth(collective, size, groups), part
+
+    def _in_bundle(self, size: float, axes: tuple[int, ...]) -> float:
+        """Seconds of a gather by bandwidth, and its part of the start of its bundle."""
+        if axes not in self.bundles:
+            start, each = gather_start(self.collectives, self.mesh, axes)
+            total = sum(tensor.size_bytes for tensor in self.graph.parameters)
+            self.bundles[axes] = start, each, best_bundle(total, start, each, self.least_memory)
+        start, each, bundle = self.bundles[axes]
+        return size * each + start * (min(1.0, size / bundle) if bundle else 1.0)
 
     def _activations(self, op: Op, choice: SplitChoice) -> float:
         """Bytes of the op's outputs that are kept for the backward."""

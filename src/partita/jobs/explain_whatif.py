@@ -81,7 +81,7 @@ def again(
             replace(stage, checkpointing="none", segments=(), recomputed=()) for stage in stages
         )
     if microbatches is not None or recompute is False:  # other collectives have another order
-        stages = tuple(replace(stage, overlap=None) for stage in stages)
+        stages = tuple(stage.undecided() for stage in stages)
     memo = Memo(Collectives(machine, assumed))
     other = simulate_stages(simulation.workload, machine, stages, schedule, memo, quick=quick)
     return replace(other, cap_bytes=simulation.cap_bytes)

@@ -4,7 +4,7 @@ A named schedule runs where the stages lie as it needs them. Stages, splits and 
 only the order of blocks changes, so what differs between two timelines is the order's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partita.costs.collectives import Collectives
 from partita.errors import PartitaError
@@ -34,7 +34,7 @@ def other_orders(simulation: Simulation) -> tuple[OtherOrder, ...]:
     groups = device_groups(simulation.stages)
     memo = Memo(Collectives(simulation.cluster))
     # The order of collectives belongs to the order of blocks: it is decided anew.
-    stages = tuple(replace(stage, overlap=None) for stage in simulation.stages)
+    stages = tuple(stage.undecided() for stage in simulation.stages)
     orders: list[OtherOrder] = []
     if simulation.schedule.order or simulation.schedule.name not in NAMED:
         orders.append(OtherOrder(simulation.schedule.name, "as planned", simulation))

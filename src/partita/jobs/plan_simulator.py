@@ -105,7 +105,9 @@ class Simulator:
     history: list[Improvement] = field(default_factory=list)
     is_cheap: bool = False
     attempt: Attempts = field(default_factory=Attempts)
-    field_ranked: Sequence[RankedStrategy] | None = None  # what frameworks do, once it was asked for
+    field_ranked: Sequence[RankedStrategy] | None = (
+        None  # what frameworks do, once it was asked for
+    )
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -175,7 +177,8 @@ class Simulator:
     ) -> SimulatedPlan | None:
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
         looks = tuple(
-            (s.mesh, s.splits, s.checkpointing == "full", s.recomputed, s.overlap) for s in stages
+            (s.mesh, s.splits, s.checkpointing == "full", s.recomputed, s.overlap, s.bundles)
+            for s in stages
         )
         key = (looks, schedule)
         if key in self._seen:

@@ -5,7 +5,6 @@ figures than the one it was made for. Its collectives are tried in an order made
 """
 
 import logging
-from dataclasses import replace
 
 from partita import units
 from partita.errors import InputError
@@ -43,5 +42,5 @@ def start_from(simulator: Simulator, plan: Plan) -> None:
             "the plan to start from does not fit: it needs %s of %s per device",
             units.size(peak), units.size(capacity),
         )  # fmt: skip
-    anew = tuple(replace(stage, overlap=None) for stage in plan.stages)
+    anew = tuple(stage.undecided() for stage in plan.stages)
     simulator.add("start", anew, plan.schedule)

@@ -27,6 +27,7 @@ def structure(part: StageGraph, stage: Stage) -> tuple[object, ...]:
         stage.prefetch,
         stage.bucket_bytes,
         stage.overlap,
+        tuple(ops[name] for name in stage.bundles or () if name in ops),
         tuple((t.shape, t.dtype, t.role) for t in graph.tensors),
         tuple(
             (

@@ -33,6 +33,7 @@ class Context:
     gradient_of: dict[str, str]  # gradient -> the tensor of the model that it belongs to
     dims: dict[str, tuple[str, ...]]  # of every forward op
     levels: dict[str, int]  # the ZeRO stage of each parameter
+    bundle_of: dict[str, int]  # of forward ops whose parameters are gathered with those of others
     update_of: dict[str, Op]  # by gradient
     kinds: dict[int, DeviceKind]
     index: dict[int, int]  # device -> its number among those drawn
@@ -91,6 +92,7 @@ def context_of(
         _gradient_of(graph, part),
         stage.dims(),
         _levels(stage, graph),
+        _bundles(stage),
         {op.inputs[1]: op for op in graph.ops if op.phase == "update"},
         {device: cluster.kind_of(device) for device in devices},
         drawn,
@@ -107,6 +109,17 @@ def context_of(
         tuple(axis.ways() for axis in mesh.axes),
         execution,
     )
+
+
+def _bundles(stage: Stage) -> dict[str, int]:
+    """The number of each op's bundle: all up to the op that begins the next."""
+    firsts, number = set(stage.bundles or ()), -1
+    bundle_of: dict[str, int] = {}
+    for split in stage.splits:
+        number += split.op in firsts
+        if number >= 0:
+            bundle_of[split.op] = number
+    return bundle_of
 
 
 def drawn_devices(stage: Stage, cluster: Cluster, most_devices: int = MAX_DRAWN) -> tuple[int, ...]:

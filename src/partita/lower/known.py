@@ -165,10 +165,11 @@ def _same_runs(stage: Stage, ops: Sequence[Op], repeat: Repeat) -> bool:
     """Are all runs but the first split, kept and checkpointed alike?"""
     splits = {split.op: (split.dims, split.zero) for split in stage.splits}
     firsts, again = set(stage.segments), set(stage.recomputed)
+    bundled = set(stage.bundles or ())
     first, length = repeat.first, repeat.length
     looks = {
         tuple(
-            (splits[op.name], op.name in firsts, op.name in again)
+            (splits[op.name], op.name in firsts, op.name in again, op.name in bundled)
             for op in ops[first + run * length : first + (run + 1) * length]
         )
         for run in range(1, repeat.times)
@@ -226,6 +227,7 @@ def signature(
     ids: dict[str, int] = {}
     splits = {split.op: split for split in stage.splits}
     firsts, again = set(stage.segments), set(stage.recomputed)
+    bundled = set(stage.bundles or ())
     rows: list[tuple[object, ...]] = []
     for op in shortened(where.forward[number], part):
         seen = []
@@ -241,6 +243,6 @@ def signature(
                 ))  # fmt: skip
             seen.append(ids[name])
         split = splits[op.name]
-        runs = (op.name in firsts, op.name in again)
+        runs = (op.name in firsts, op.name in again, op.name in bundled)
         rows.append((op.kind, op.attrs, *seen, split.dims, split.zero, runs))
-    return (stage.checkpointing == "full"), tuple(rows)
+    return stage.checkpointing == "full", not stage.bundles, tuple(rows)

@@ -20,7 +20,7 @@ from partita.graph.loops import loop_nest
 from partita.graph.record import Call, Op
 from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
 from partita.graph.traffic import VIEWS, passes_through
-from partita.lower.parameters import ask_for, collect, gathered, owe_reductions
+from partita.lower.parameters import ask_for, bundles, collect, gathered, owe_reductions
 from partita.lower.writer import Buffer, Made, Writer, after, last_of
 from partita.meaning import Layout, Purpose, Work
 from partita.program import Kind
@@ -42,13 +42,18 @@ def run_ops(
 ) -> None:
     """Ops in their order; sharded parameters are gathered for some of them at a time."""
     sharded = [op for op in ops if _reads_sharded(w, op)]
+    together = bundles(w, ((op, _needs(w, op)) for op in sharded))
+    bundle_of = [number for number, bundle in enumerate(together) for _ in bundle]
+    stage = w.context.stage
     asked, running = 0, 0
-    ahead = w.context.stage.prefetch
     for op in ops:
         if running < len(sharded) and op is sharded[running]:
-            for other in sharded[asked : running + ahead]:
-                ask_for(w, other, _needs(w, other))
-            asked, running = max(asked, running + ahead), running + 1
+            until = bundle_of[min(running + stage.prefetch, len(sharded)) - 1]
+            if stage.bundles:  # while one bundle is used, the next is on its way
+                until = max(until, bundle_of[running] + 1)
+            for bundle in together[asked : until + 1]:
+                ask_for(w, bundle)
+            asked, running = max(asked, until + 1), running + 1
         _run_op(w, op, received, accumulate)
 
 

@@ -1,7 +1,8 @@
 """The parameters of a stage: how they are kept, how gradients are reduced, the optimizer.
 
 A parameter is replicated, replicated with sharded states (ZeRO 1), also with sharded gradients
-(ZeRO 2), or sharded itself (ZeRO 3). Sharded parameters are gathered a few ops ahead of their use.
+(ZeRO 2), or sharded itself (ZeRO 3). Sharded parameters are gathered ahead of their use, those of
+some consecutive ops together.
 Gradients are reduced in buckets while the backward goes on, then one fused optimizer step runs for
 each bucket. Both can wait until the network has nothing to do that is waited for.
 
@@ -14,7 +15,7 @@ shard group, and the parts all-reduced across its replicas, once a step.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from partita.costs.kernels import UPDATE_S
@@ -35,39 +36,60 @@ SHARDED_GRADIENTS = (2, 3)  # ZeRO stages at which gradients are sharded
 # Sharded parameters.
 
 
-def ask_for(w: Writer, op: Op, needed: Sequence[Layout]) -> None:
-    """Gather an op's sharded parameters, those that lie alike together."""
+Needs = tuple[Op, tuple[Layout, ...]]  # an op, and how it reads its inputs
+
+
+def bundles(w: Writer, ops: Iterable[Needs]) -> list[list[Needs]]:
+    """Consecutive ops whose sharded parameters are gathered together.
+
+    A layer that runs once more and then backward is gathered once for both.
+    """
     context = w.context
-    together: dict[tuple[int, ...], list[Buffer]] = {}
-    forward = op.phase == "forward"
-    for name, layout in zip(op.inputs, needed, strict=True):
-        if context.levels.get(name) != 3:
-            continue
-        if name not in w.buffers:  # laid out as its first reader wants it
-            value = w.value(name, layout, "parameter", flat=context.zero_axes(layout))
-            w.buffers[name] = Buffer(name, layout, context.held_bytes(name, layout), value)
-        key = (name, forward)
-        axes = context.zero_axes(w.buffers[name].layout)
-        if not axes:  # one shard is all there is
-            w.gathered[key] = w.buffers[name]
-        elif key not in w.gathered and not any(key in gather.makes for gather in w.gathers):
-            together.setdefault(axes, []).append(w.buffers[name])
+    together: list[list[Needs]] = []
+    last: int | None = None
+    for op, needed in ops:
+        forward = op.forward or op.name
+        bundle = context.bundle_of.get(context.original.get(forward, forward))
+        if bundle is None or bundle != last:
+            together.append([])
+        together[-1].append((op, needed))
+        last = bundle
+    return together
+
+
+def ask_for(w: Writer, bundle: Sequence[Needs]) -> None:
+    """Gather the sharded parameters of some ops, those that lie alike together."""
+    context = w.context
+    together: dict[tuple[int, ...], dict[tuple[str, bool], Buffer]] = {}
+    for op, needed in bundle:
+        forward = op.phase == "forward"
+        for name, layout in zip(op.inputs, needed, strict=True):
+            if context.levels.get(name) != 3:
+                continue
+            if name not in w.buffers:  # laid out as its first reader wants it
+                value = w.value(name, layout, "parameter", flat=context.zero_axes(layout))
+                w.buffers[name] = Buffer(name, layout, context.held_bytes(name, layout), value)
+            key = (name, forward)
+            axes = context.zero_axes(w.buffers[name].layout)
+            if not axes:  # one shard is all there is
+                w.gathered[key] = w.buffers[name]
+            elif key not in w.gathered and not any(key in gather.makes for gather in w.gathers):
+                together.setdefault(axes, {})[key] = w.buffers[name]
     last = w.last_sharded
     ready: Ready = {device: [last[device]] if last else [] for device in context.devices}
-    for axes, buffers in together.items():
-        size = sum(buffer.size_bytes for buffer in buffers)
+    for axes, own in together.items():
+        size = sum(buffer.size_bytes for buffer in dict.fromkeys(own.values()))
         seconds = sum(
             context.collectives.seconds("all_gather", size, context.groups[axis]) for axis in axes
         )
-        keys = tuple((buffer.name, forward) for buffer in buffers)
-        write = functools.partial(_gather, w, keys, buffers, axes, ready)
-        w.gathers.append(Deferred(-1, ready, seconds, write, keys, buffers[0].name))
+        write = functools.partial(_gather, w, own, axes, ready)
+        w.gathers.append(Deferred(-1, ready, seconds, write, tuple(own), next(iter(own))[0]))
 
 
 def _gather(
-    w: Writer, keys: Sequence[tuple[str, bool]], buffers: Sequence[Buffer], axes: Sequence[int],
-    ready: Ready,
-) -> None:  # fmt: skip
+    w: Writer, own: Mapping[tuple[str, bool], Buffer], axes: Sequence[int], ready: Ready
+) -> None:
+    buffers = list(dict.fromkeys(own.values()))
     size = sum(buffer.size_bytes for buffer in buffers)
     made: Made = {}
     held = [buffer.value for buffer in buffers]
@@ -79,10 +101,10 @@ def _gather(
         )  # fmt: skip
         made = w.beside(work, ready)
         ready, held = after(made), whole
-    for key, buffer, value in zip(keys, buffers, held, strict=True):
+    for buffer, value in zip(buffers, held, strict=True):
         whole_buffer = Buffer(buffer.name, buffer.layout, buffer.size_bytes, value, made)
         w.take(whole_buffer, made)
-        w.gathered[key] = whole_buffer
+        w.gathered |= {key: whole_buffer for key in own if key[0] == buffer.name}
 
 
 def _less_flat(w: Writer, value: int, axis: int) -> int:

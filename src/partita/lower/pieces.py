@@ -42,9 +42,12 @@ class StageGraph:
 
     def local(self, stage: Stage) -> Stage:
         """The stage with the splits of its piece: all that there is to recompute stands in it."""
+        own = {split.op for split in self.splits}
         return Stage(
             stage.name, stage.mesh, self.splits, prefetch=stage.prefetch,
-            bucket_bytes=stage.bucket_bytes,
+            bucket_bytes=stage.bucket_bytes, bundles=stage.bundles and tuple(
+                op for op in stage.bundles if op in own
+            ),
         )  # fmt: skip
 
 

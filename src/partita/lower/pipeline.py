@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.cluster import Cluster, DeviceKind
+from partita.costs.bundles import stage_bundles
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
@@ -78,12 +79,22 @@ def lower_plan(
     known = memo or Memo(Collectives(cluster))
     known.execution = execution
     if runs_once(stages, schedule):
-        one = lower_stage(stages[0], graph, cluster, most_devices, known.collectives, execution)
-        decided = (replace(stages[0], overlap=Overlap(one.order)),)
+        stage = _with_bundles(stages[0], graph, cluster, known.collectives)
+        one = lower_stage(stage, graph, cluster, most_devices, known.collectives, execution)
+        decided = (replace(stage, overlap=Overlap(one.order)),)
         return Lowered(
             one.program, decided, schedule, one.graph, splits=one.splits, costs=one.costs
         )
     return lower_pipeline(stages, schedule, graph, cluster, run, known, quick=quick)
+
+
+def _with_bundles(stage: Stage, graph: Graph, cluster: Cluster, collectives: Collectives) -> Stage:
+    """The stage with what is gathered together; where an order was written without, each op's."""
+    if stage.bundles is not None:
+        return stage
+    alone = stage.overlap is not None
+    firsts = () if alone else stage_bundles(stage, graph, cluster, collectives)
+    return replace(stage, bundles=firsts)
 
 
 def lower_pipeline(
@@ -91,6 +102,7 @@ def lower_pipeline(
     known: Memo, *, quick: bool = False,
 ) -> Lowered:  # fmt: skip
     """A task per block and micro-batch, also of one stage and one micro-batch."""
+    stages = tuple(_with_bundles(stage, graph, cluster, known.collectives) for stage in stages)
     micro = microbatch_graph(graph, schedule.num_microbatches, known)
     groups = device_groups(stages)
     order = order_of(schedule, groups, training=graph.is_training)

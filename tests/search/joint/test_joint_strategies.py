@@ -95,7 +95,7 @@ def test_bytes_count_where_selective_checkpointing_keeps_them():
     With a large multiplier they are split along the sequence, though if all is kept that takes no
     less.
     """
-    mesh = on_all_devices("gpt3-175b", "8x8xA100", 64, (8, 8))
+    mesh = on_all_devices("gpt3-175b", "8x8xV100", 64, (8, 8))
     selective, all_kept = (
         float(known.strategies[-1].figures.again_saved[list(mesh.fold.like)].sum())
         for known in (mesh, replace(mesh, selective=False))

@@ -221,8 +221,8 @@ class _BoundBuilder:
                 if choice.zero == 1:
                     sync += sum(self._bandwidth("all_gather", held, axis) for axis in copied)
         uses = 1 + any(g.phase == "dgrad" for g in self.gradient_ops[op.name])
-        gathers = uses * sum(
-            self.collectives.seconds("all_gather", held, self.groups[axis])
+        gathers = uses * sum(  # by bandwidth alone: ops share bundles
+            self._bandwidth("all_gather", held, axis)
             for axes, held in gathered.items()
             for axis in axes
         )
