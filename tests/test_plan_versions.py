@@ -45,6 +45,16 @@ def older(plan: Plan, version: int) -> dict:
     return value
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_older_files_gather_the_parameters_of_each_op_by_themselves(version):
+    value = older(PLAN, 3) if version == 3 else json.loads(PLAN.to_json())
+    for stage in value["stages"]:
+        del stage["bundles"]
+    assert plan_from_json(value).stages[0].bundles == (() if version == 3 else None)
+    value["format"] = f"partita/plan@{version}"
+    assert plan_from_json(value).stages[0].bundles == ()
+
+
 @pytest.mark.parametrize("zero", range(4))
 def test_levels_of_older_files_are_zero_stages(zero):
     stage = Stage("model", MESH, (OpSplit("wte", ("b",), zero),))

@@ -14,8 +14,8 @@ a stage on all devices beside stages on single ones (Tessel's M, NN and K shapes
 of version 1 hold one stage and no schedule: the whole batch passes once. Up to version 2 stages
 keep all their activations or recompute all. Up to version 3 the order of collectives is not said:
 it is decided when such a plan is lowered, as it was then. Up to version 4 nothing is carried. Up to
-version 5 ZeRO shards over all replicas, gradients have the type of their parameters, products that
-of the model, and kernels lie in CUDA graphs.
+version 5 ZeRO shards over all replicas and gathers each op's parameters by themselves, gradients
+have the type of their parameters, products that of the model, and kernels lie in CUDA graphs.
 """
 
 import functools
@@ -36,6 +36,7 @@ from partita.suggest import suggest
 VERSION = 6
 FORMAT = f"partita/plan@{VERSION}"
 RENAMED = ("1", "2", "3")  # versions with other words, which are still read
+UNBUNDLED = ("4", "5")  # with these words, and each op's parameters gathered by themselves
 SHARDED = ("none", "states", "gradients", "parameters")  # ZeRO stages there
 ZERO_STAGES = (0, 1, 2, 3)  # sharded: nothing, optimizer states, gradients too, parameters too
 EXECUTIONS = ("eager", "compiled", "graph")  # how kernels are started
@@ -493,14 +494,16 @@ def shared_stages(groups: tuple[tuple[int, ...], ...]) -> frozenset[int]:
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:
     """A decoded file of any version in the words of this one; what is wrong in it stays so."""
     version = str(value.get("format", "")).rpartition("@")[2]
-    if version not in RENAMED or not isinstance(value.get("stages"), list):
+    if version not in (*RENAMED, *UNBUNDLED) or not isinstance(value.get("stages"), list):
         return value
-    stages = [_upgraded_stage(s) if isinstance(s, dict) else s for s in value["stages"]]
+    stages = [_upgraded_stage(s, version) if isinstance(s, dict) else s for s in value["stages"]]
     return {**value, "stages": stages}
 
 
-def _upgraded_stage(stage: dict[str, Any]) -> dict[str, Any]:
-    stage = dict(stage)
+def _upgraded_stage(stage: dict[str, Any], version: str) -> dict[str, Any]:
+    stage = {"bundles": [], **stage}
+    if version in UNBUNDLED:
+        return stage
     whole, recomputed = stage.pop("recompute", False), stage.pop("again", [])
     stage["checkpointing"] = "full" if whole else "selective" if recomputed else "none"
     stage["recomputed"], stage["segments"] = recomputed, stage.pop("checkpoints", [])
