@@ -100,7 +100,7 @@ def test_megatron_takes_less_than_published_runs_of_gpt3_scale_to():
 
 def test_a_plan_is_no_slower_than_the_field():
     work, machine = workload(LLAMA, BATCH), resolve(MACHINE)
-    planned = plan(work.given, machine, stop=Stop(2.0, gap=1.0))
+    planned = plan(work.given, machine, stop=Stop(30.0, gap=1.0))
     best = math.inf
     for one in field()[:3]:
         stages, schedule = framework_plan(work.graph, one.strategy)
@@ -111,7 +111,7 @@ def test_a_plan_is_no_slower_than_the_field():
 def test_pins_leave_the_field_what_they_allow():
     work, machine = workload(LLAMA, BATCH), resolve(MACHINE)
     planned = plan(
-        work.given, machine, pin=("tp=2", "pp=2", "schedule=1f1b"), stop=Stop(2.0, gap=1.0)
+        work.given, machine, pin=("tp=2", "pp=2", "schedule=1f1b"), stop=Stop(30.0, gap=1.0)
     )
     named = {other.name for other in (planned.best, *planned.others)}
     assert named & set(FIELD)
