@@ -47,6 +47,8 @@ OTHER = {
     "num_local_experts": 8,
     "num_ln_in_parallel_attn": 1,
     "scale_decoder_outputs": False,
+    "dense_act_fn": "silu",
+    "is_gated_act": True,
     "mscale": 2.0,
 }  # fmt: skip
 # What a field needs beside it to have a meaning.

@@ -21,7 +21,7 @@ Defaults = dict[str, Any]
 ONE_VALUE = frozenset({
     "moe_layer_freq", "scoring_func", "use_bidirectional_attention", "alibi",
     "add_final_layer_norm", "normalize_before", "static_position_embeddings", "add_bias_logits",
-    "extra_pos_embeddings", "normalize_embedding",
+    "extra_pos_embeddings", "normalize_embedding", "is_encoder_decoder",
 })  # fmt: skip
 
 

@@ -24,6 +24,8 @@ from partita.zoo.towers import (
     VitClassifier,
 )
 
+ENCODER_DECODER = "give the configuration of the model with both stacks"
+
 
 def _bert(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
     activation = fields.activation("hidden_act")
@@ -58,12 +60,10 @@ def _roberta(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
 
 
 def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
-    text = fields.text("feed_forward_proj")
-    gated = text.startswith("gated-")
-    activation = fields.function(text.removeprefix("gated-"), "feed_forward_proj")
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
+    gated, activation = _t5_feed_forward(fields)
     layers = fields.whole("num_layers", most=MAX_LAYERS)
     tied = fields.flag("tie_word_embeddings")
-    scaled = "scale_decoder_outputs"  # where that is not said, a tied output layer is
     buckets = fields.whole("relative_attention_num_buckets", least=4)
     if buckets % 4:
         raise fields.wrong("relative_attention_num_buckets", "a multiple of 4 is needed")
@@ -77,16 +77,38 @@ def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
         vocab=fields.whole("vocab_size"),
         buckets=buckets,
         gated=gated,
-        # The published models with `gated-gelu` were trained with the approximation by tanh.
-        activation="gelu_tanh" if text == "gated-gelu" else activation,
+        activation=activation,
         tied=tied,
-        scaled=fields.flag(scaled) if fields.has(scaled) else tied,
+        scaled=_said(fields, "scale_decoder_outputs", tied),
         eps=fields.number("layer_norm_epsilon"),
         farthest=fields.whole("relative_attention_max_distance", least=buckets // 2 + 1),
     )
-    if not sizes.activation:
-        raise fields.wrong("feed_forward_proj", "a function is needed")
     return sizes, seq or fields.whole("n_positions")
+
+
+def _t5_feed_forward(fields: Fields) -> tuple[bool, str]:
+    """Is it gated, and by which function?
+
+    Files that were written by the configuration class say both once more; that counts.
+    """
+    text, name = fields.text("feed_forward_proj"), "feed_forward_proj"
+    function = text.removeprefix("gated-")
+    fields.function(function, name)
+    if text == "gated-gelu":  # the published models were trained with the approximation by tanh
+        function = "gelu_new"
+    if fields.has("dense_act_fn"):
+        function, name = fields.text("dense_act_fn"), "dense_act_fn"
+    activation = fields.function(function, name)
+    if not activation:
+        raise fields.wrong(name, "a function is needed")
+    return _said(fields, "is_gated_act", text.startswith("gated-")), activation
+
+
+def _said(fields: Fields, name: str, otherwise: bool) -> bool:
+    """What a file says of something that else follows from other fields; null is a no."""
+    if fields.has(name):
+        return fields.flag(name)
+    return otherwise and name not in fields.values
 
 
 def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) -> DecoderSizes:
@@ -109,6 +131,7 @@ def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) 
 
 def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
     positions = fields.whole("max_position_embeddings")
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
     for name in ("add_final_layer_norm", "normalize_before", "static_position_embeddings"):
         fields.fixed(name, "give the configuration of a BART model")
     for name in ("add_bias_logits", "extra_pos_embeddings", "normalize_embedding"):
@@ -122,6 +145,7 @@ def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
 
 
 def _whisper(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
     fields.flag("scale_embedding")  # read by the model, and used nowhere in it
     source, target = fields.whole("max_source_positions"), fields.whole("max_target_positions")
     encoder, decoder = (
@@ -271,7 +295,7 @@ _SEQ2SEQ: Defaults = {
     "encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16,
     "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
     "activation_function": "gelu", "d_model": 1024, "scale_embedding": False,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": True, "is_encoder_decoder": True,
 }  # fmt: skip
 
 _CLIP_TEXT: Defaults = {
@@ -298,9 +322,9 @@ ENCODERS: dict[str, Family] = {
             "num_decoder_layers": None, "num_heads": 8, "relative_attention_num_buckets": 32,
             "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6,
             "feed_forward_proj": "relu", "n_positions": 512, "tie_word_embeddings": True,
-            "scale_decoder_outputs": None,
+            "scale_decoder_outputs": None, "dense_act_fn": None, "is_gated_act": None,
+            "is_encoder_decoder": True,
         },
-        frozenset({"dense_act_fn", "is_gated_act"}),  # said by feed_forward_proj
     ),
     "bart": Family(
         _bart,
