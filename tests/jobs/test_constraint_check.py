@@ -4,6 +4,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import InputError
+from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
@@ -55,6 +56,7 @@ def test_an_m_shape_that_cannot_be_is_refused(pins, options, words):
         (["pp=2", "mesh=4"], "pp=2 and mesh=4 contradict each other"),
         (["mesh=2x2x2"], "mesh=2x2x2 cannot be made of 4 devices; give mesh=4, 2x2, 2 or 1"),
         (["pp=1", "schedule=gpipe"], "pp=1 and schedule=gpipe contradict each other"),
+        (["pp=1", "schedule=1f1b"], "pp=1 and schedule=1f1b contradict each other"),
         (
             ["pp=4", "micro-batches=2", "schedule=interleaved"],
             "pp=4, micro-batches=2, schedule=interleaved and a batch of 32 contradict each other: "
@@ -82,7 +84,6 @@ def test_what_cannot_be_is_refused(pins, words):
         ["pp=4", "mesh=1"],
         ["mesh=2x2"],
         ["pp=2", "mesh=2", "schedule=zb-v", "micro-batches=4"],
-        ["pp=1", "schedule=1f1b"],
         ["recompute=selective"],
     ],
 )
@@ -112,6 +113,26 @@ def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
     assert answer.schedule.name == name
     assert len({stage.mesh.devices for stage in answer.stages}) == 2
     assert check_plan(answer) == ()
+
+
+def test_an_order_is_of_several_stages():
+    g = GraphBuilder("small")
+    x = g.input("x", (8, 16))
+    for name in ("a", "b", "c"):
+        x = g.relu(g.linear(x, 16, name))
+    graph = g.finish(x)
+
+    def planned(pin=(), forbid=(), devices=2):
+        stop = Stop(time_s=10.0, gap=0.9)
+        answer = plan(graph, f"{devices}xA100", pin=pin, forbid=forbid, stop=stop).plan
+        return len({stage.mesh.devices for stage in answer.stages}), answer.schedule.name
+
+    assert planned(pin=["schedule=1f1b"]) == (2, "1f1b")  # slower than one device, and asked for
+    assert planned(forbid=["schedule=1f1b"]) == (1, "1f1b")  # nothing is ordered there
+    assert planned(forbid=["schedule=1f1b"], devices=1) == (1, "1f1b")
+    groups, name = planned(pin=["pp=2"], forbid=["schedule=1f1b"])
+    assert groups == 2
+    assert name != "1f1b"
 
 
 def test_a_searched_order_is_ruled_out_but_never_asked_for():

@@ -155,6 +155,10 @@ def test_every_field_that_is_read_changes_the_graph(family, name):
         with pytest.raises(ModelError, match="latent attention has as many as queries"):
             build_config(changed)
         return
+    if name == "head_dim" and family.startswith("deepseek"):
+        with pytest.raises(ModelError, match="head_dim: is 2; the part that turns"):
+            build_config(changed)
+        return
     if family == "mamba2" and name in ("num_heads", "head_dim", "hidden_size", "expand"):
         with pytest.raises(ModelError, match=r"expand: .* these must agree"):
             build_config(changed)
@@ -239,6 +243,23 @@ def test_scalings_that_cannot_be_are_refused_by_name(scaling, message):
 def test_towers_of_clip_are_read_field_by_field(change, message):
     with pytest.raises(ModelError, match=message):
         build_config({"model_type": "clip", **change})
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("deepseek_v3", {"norm_topk_prob": None}, "norm_topk_prob: is None; true or false"),
+        ("deepseek_v3", {"head_dim": 3}, "head_dim: is 3; the part that turns, qk_rope_head_dim 4"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+         "rope_scaling.type: is 'linear', which `transformers` does not read .*; write rope_type"),
+        ("t5", {"dense_act_fn": "linear"}, "dense_act_fn: is 'linear'; a function is needed"),
+        ("t5", {"is_gated_act": 1}, "is_gated_act: is 1; true or false is needed"),
+        ("whisper", {"is_encoder_decoder": False}, "is_encoder_decoder: is False; give the config"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_other_fields_is_refused_by_name(family, change, message):
+    with pytest.raises(ModelError, match=message):
+        build_config({**tiny(family), **change})
 
 
 @pytest.mark.parametrize("value", [3, [1], [-1, 2], [2, 1], ["a", "b"]])

@@ -72,6 +72,15 @@ class Constraints:
             return False
         return (decision, text) not in self.banned
 
+    def allow_order(self, name: str, num_groups: int) -> bool:
+        """May stages on so many groups of devices run in this order?
+
+        One group has nothing to order: a pinned order asks for more, a ban means none of them.
+        """
+        if num_groups == 1:
+            return self.pinned_to("schedule") is None
+        return self.allow("schedule", name)
+
     def pinned_to(self, decision: str) -> str | None:
         """The value a decision must have, if one was named."""
         return dict(self.pinned).get(decision)

@@ -228,7 +228,7 @@ class Simulator:
             allow("pp", len(groups))
             and allow("shape", SHARED_SHAPE if shared_stages(groups) else LINE_SHAPE)
             and allow("micro-batches", schedule.num_microbatches)
-            and allow("schedule", schedule.name)
+            and self.constraints.allow_order(schedule.name, len(groups))
             and all(allow("recompute", stage.checkpointing) for stage in stages)
             and all(allow("mesh", shape) for shape in shapes)
             and all(allow("zero", level) for level in levels)
