@@ -1,8 +1,11 @@
 """Pins that no plan can meet are refused at once, and what contradicts what is named."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from partita.cluster import resolve
+from partita.degrees import copied_bytes
 from partita.errors import InputError
 from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
@@ -14,8 +17,10 @@ from partita.jobs.constraints import (
     counted,
     parse_constraints,
     settled,
+    zero_levels,
 )
 from partita.jobs.plan import plan
+from partita.jobs.plan_simulator import Simulator
 from partita.schedules.named import NAMED
 from partita.search.base import Stop
 from partita.search.joint.model import ModelSettings
@@ -133,6 +138,49 @@ def test_an_order_is_of_several_stages():
     groups, name = planned(pin=["pp=2"], forbid=["schedule=1f1b"])
     assert groups == 2
     assert name != "1f1b"
+
+
+def test_zero_stages_are_those_that_are_left():
+    assert zero_levels(parse_constraints()) == (0, 1, 3)
+    assert zero_levels(parse_constraints(["zero=2"])) == (2,)
+    assert zero_levels(parse_constraints([], ["zero=1"])) == (0, 3)
+    assert zero_levels(parse_constraints([], ["zero=0", "zero=1", "zero=3"])) == (2,)
+    with pytest.raises(InputError, match="forbid: every ZeRO stage is ruled out; allow one"):
+        zero_levels(parse_constraints([], [f"zero={level}" for level in range(4)]))
+
+
+@pytest.mark.parametrize(
+    ("pins", "bans", "found", "kept"),
+    [
+        (["recompute=selective"], [], ["selective", "none"], True),  # nothing is cheap in one stage
+        (["recompute=selective"], [], ["none", "none"], False),
+        (["recompute=selective"], [], ["selective", "full"], False),
+        (["recompute=full"], [], ["full", "none"], False),
+        ([], ["recompute=none"], ["none"], False),
+        ([], ["recompute=none"], ["selective", "full", "none"], True),
+        ([], ["recompute=full"], ["none"], True),
+    ],
+)
+def test_checkpointing_is_as_asked_or_has_nothing_to_run_again(pins, bans, found, kept):
+    asked = SimpleNamespace(constraints=parse_constraints(pins, bans))
+    stages = [SimpleNamespace(checkpointing=kind) for kind in found]
+    assert Simulator._keeps_checkpointing(asked, stages) == kept
+
+
+def test_a_pinned_zero_stage_is_that_of_all_that_has_copies():
+    g = GraphBuilder("tied")
+    table = g.parameter("table", (16, 16))
+    x = g.linear(g.lookup(g.input("ids", (8, 4), "i64"), table, "words"), 16, "between")
+    graph = g.finish(g.one("linear", x, table, name="head"))
+    for pins, bans in ((["zero=3"], []), (["zero=1"], []), ([], ["zero=1"]), ([], ["zero=3"])):
+        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(10.0, gap=0.9))
+        levels = {
+            split.zero for stage in answer.plan.stages for split in stage.splits
+            if copied_bytes(graph, stage, split)
+        }  # fmt: skip
+        assert all(f"zero={level}" in pins or not pins for level in levels)
+        assert not any(f"zero={level}" in bans for level in levels)
+        assert check_plan(answer.plan) == ()
 
 
 def test_a_searched_order_is_ruled_out_but_never_asked_for():

@@ -109,7 +109,8 @@ _WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers
 SAME = {
     ("gpt2", "reorder_and_upcast_attn"), ("whisper", "scale_embedding"),
     ("deepseek_v2", "norm_topk_prob"), ("deepseek_v3", "topk_method"), ("gpt_oss", "hidden_act"),
-    ("phi3", "original_max_position_embeddings"),
+    ("phi3", "original_max_position_embeddings"), ("bart", "num_hidden_layers"),
+    ("whisper", "num_hidden_layers"),
 }  # fmt: skip
 
 
@@ -254,6 +255,8 @@ def test_towers_of_clip_are_read_field_by_field(change, message):
          "rope_scaling.type: is 'linear', which `transformers` does not read .*; write rope_type"),
         ("t5", {"dense_act_fn": "linear"}, "dense_act_fn: is 'linear'; a function is needed"),
         ("t5", {"is_gated_act": 1}, "is_gated_act: is 1; true or false is needed"),
+        ("bart", {"num_hidden_layers": 3}, "num_hidden_layers: is 3; it is another name of enc"),
+        ("vit", {"id2label": {}}, "id2label: is {}; at least one label is needed"),
         ("whisper", {"is_encoder_decoder": False}, "is_encoder_decoder: is False; give the config"),
     ],
 )  # fmt: skip

@@ -121,12 +121,23 @@ def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) 
         gate_up="fc1", down="fc2",
     )  # fmt: skip
     return DecoderSizes(
-        fields.whole(f"{side}_layers", most=MAX_LAYERS), width, fields.whole(f"{side}_ffn_dim"),
+        _num_layers(fields, side), width, fields.whole(f"{side}_ffn_dim"),
         heads, vocab=fields.whole("vocab_size"), tied=fields.flag("tie_word_embeddings"),
         qkv_bias=True, output_bias=True, mlp_bias=True, norm=Norm("layer_norm"), gated=False,
         rope=None, activation=fields.activation("activation_function"), positions=positions,
         position_offset=offset, causal=side == "decoder", names=names, **more,
     )  # fmt: skip
+
+
+def _num_layers(fields: Fields, side: str) -> int:
+    """Of the encoder there are two names, of which `transformers` takes the one that it writes."""
+    layers = fields.whole(f"{side}_layers", most=MAX_LAYERS)
+    if side == "decoder" or not fields.has("num_hidden_layers"):
+        return layers
+    other = fields.whole("num_hidden_layers", most=MAX_LAYERS)
+    if fields.values.get("encoder_layers") not in (None, other):
+        raise fields.wrong("num_hidden_layers", f"it is another name of encoder_layers {layers}")
+    return other
 
 
 def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
@@ -160,8 +171,12 @@ def _classes(fields: Fields) -> int:
     """How many classes there are: as many as have labels."""
     if fields.has("num_labels"):
         return fields.whole("num_labels")
+    if not fields.has("id2label"):
+        return 2
     labels = fields.mapping("id2label")
-    return len(labels) or 2
+    if not labels:
+        raise fields.wrong("id2label", "at least one label is needed")
+    return len(labels)
 
 
 def _vit(fields: Fields, seq: int | None) -> tuple[VitClassifier, int]:
@@ -295,7 +310,7 @@ _SEQ2SEQ: Defaults = {
     "encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16,
     "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
     "activation_function": "gelu", "d_model": 1024, "scale_embedding": False,
-    "tie_word_embeddings": True, "is_encoder_decoder": True,
+    "tie_word_embeddings": True, "is_encoder_decoder": True, "num_hidden_layers": None,
 }  # fmt: skip
 
 _CLIP_TEXT: Defaults = {
@@ -334,7 +349,7 @@ ENCODERS: dict[str, Family] = {
             "static_position_embeddings": False, "add_bias_logits": False,
             "extra_pos_embeddings": 2, "normalize_embedding": True,
         },
-        frozenset({"num_hidden_layers", "classif_dropout", "gradient_checkpointing",
+        frozenset({"classif_dropout", "gradient_checkpointing",
                    "force_bos_token_to_be_generated"}),
     ),
     "whisper": Family(
@@ -346,7 +361,7 @@ ENCODERS: dict[str, Family] = {
             "max_source_positions": 1500, "max_target_positions": 448,
         },
         frozenset({
-            "num_hidden_layers", "use_weighted_layer_sum", "classifier_proj_size",
+            "use_weighted_layer_sum", "classifier_proj_size",
             "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks",
             "mask_feature_prob", "mask_feature_length", "mask_feature_min_masks",
             "median_filter_width", "forced_decoder_ids", "alignment_heads",

@@ -360,7 +360,7 @@ class JointModel:
         memory = model_memory(self.graph)
         held = memory.parameters + memory.gradients + memory.states
         budget = self.memory_bytes(group) * self.settings.filled
-        return alone and len(self.levels) > 1 and 2 * held <= budget
+        return alone and len(self.levels) > 1 and 0 in self.levels and 2 * held <= budget
 
     def _mesh(self, key: TableKey) -> Mesh:
         return mesh_on(key.mesh, self._first[key.pattern])
