@@ -31,12 +31,15 @@ def decided(plan: Plan) -> dict[str, set[str]]:
     schedule = plan["schedule"]
     micro = schedule["num_microbatches"]
     zero = {str(split["zero"]) for stage in stages for split in stage["splits"]}
+    recompute = {stage["checkpointing"] for stage in stages}
+    if "selective" in recompute:  # a stage may have nothing that is cheap to run again
+        recompute.discard("none")
     return {
         "pp": {str(len(set(groups)))},
         "vpp": {str(groups.count(group)) for group in groups},
         "micro-batches": {str(micro)},
         "schedule": {schedule["name"] if len(set(groups)) > 1 else "of one stage"},
-        "recompute": {stage["checkpointing"] for stage in stages},
+        "recompute": recompute,
         "zero": zero - {"0"} or {"0"},
         "mesh": {"x".join(str(axis["size"]) for axis in s["mesh"]["axes"]) for s in stages},
         "execution": {plan["model"].get("execution", "graph")},
