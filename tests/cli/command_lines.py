@@ -91,6 +91,11 @@ GOOD: list[str] = [
     "simulate {data}/hf/t5-small.json@1+16 -c 2xA100 -b 4 -q",
     "simulate {data}/hf/qwen2.5-0.5b.json --decode --cache 64 -c 2xA100 -b 8 -q",
     f"plan t5-small --decode --cache 16 -c 2xA100 -b 4 {QUICK} --json",
+    f"plan alexnet -c 2xA100 -b 4 {QUICK} --forbid schedule=1f1b",
+    f"plan alexnet -c 1xA100 -b 4 {QUICK} --forbid schedule=1f1b --forbid zero=1",
+    f"plan {{folder}}/graph.json -c 2xA100 {QUICK} --pin pp=2 --pin schedule=gpipe --pin zero=3",
+    f"plan {{folder}}/graph.json -c 2xA100 {QUICK} --pin pp=2 --forbid schedule=searched --json",
+    f"plan {{folder}}/graph.json -c 2xA100 {QUICK} --pin tp=2 --pin recompute=full",
     "models {data}/hf/t5-small.json@1+16", "models t5-small@1+16 --json",
     *(f"export {{folder}}/two.json --to {target} -q"
       for target in ("torchtitan", "megatron", "deepspeed", "fsdp2", "torch-schedule")),
@@ -163,6 +168,23 @@ BAD: list[str] = [
     "simulate t5-small@1+16 -c 2xA100 --train --tp 2",
     "plan {folder}/graph.json -c 2xA100 --seq 8", "plan alexnet -c 2xA100 --pin pp=1 --pin pp=2",
     "plan alexnet -c 2xA100 --pin schedule=gpipe --forbid schedule=gpipe",
+    *(f"plan alexnet -c 2xA100 -b 4 --pin {pins}" for pins in (
+        "pp=1 --pin schedule=1f1b", "pp=2 --pin vpp=2 --pin schedule=1f1b", "dp=4",
+        "tp=2 --pin dp=2", "pp=2 --pin mesh=2", "hsdp=2 --pin zero=0", "micro-batch=3 --pin dp=2",
+        "micro-batches=3", "zero=4", "recompute=some", "stages=2", "layers=2", "sp=perhaps", "ep=2",
+        "execution=fast", "schedule=dualpipe", "shape=m --pin pp=1",
+    )),
+    "plan alexnet -c 1xA100 --pin schedule=1f1b", "plan alexnet -c 2xA100 --infer --pin vpp=2",
+    "plan alexnet -c 2xA100 --infer --pin recompute=full",
+    "plan alexnet -c 2xA100 --forbid zero=0 --forbid zero=1 --forbid zero=2 --forbid zero=3",
+    "plan alexnet -c 2xA100 --forbid dp=1", "plan alexnet -c 2xA100 --forbid pp",
+    "plan alexnet -c 2xA100 -o {folder}/plan.svg", "shard alexnet -c 2xA100 -o {folder}/plan.html",
+    "partition alexnet -c 2xA100 -o {folder}/plan.png", "place alexnet -c malvik -o {folder}/p.pdf",
+    "schedule vshape --devices 2 --microbatches 2 -o {folder}/s.csv",
+    "solve {data}/partition/mlp.json --devices 2 -o {folder}/s.txt", "schema plan -o {folder}/s.py",
+    *(f"models {{folder}}/{name}.json" for name in ("mystery-field", "other-family", "half-t5")),
+    "simulate {folder}/half-t5.json -c 2xA100 -b 4", "models {data}/hf/t5-small.json --seq 0",
+    "simulate {data}/hf/bert-base.json --seq 513 -c 2xA100",
 ]  # fmt: skip
 
 

@@ -34,6 +34,12 @@ def files(tmp_path_factory):
     (folder / "machine.toml").write_text('name = "mine"\n[[nodes]]\ndevices = "2xA100"\n')
     (folder / "broken.json").write_text('{"format": "partita/plan@6", "stages": 3')
     (folder / "empty.json").write_text("{}")
+    for name, config in (
+        ("mystery-field", {"model_type": "llama", "mystery": 3}),
+        ("other-family", {"model_type": "mystery"}),
+        ("half-t5", {"model_type": "t5", "is_encoder_decoder": False}),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(config))
     one = plan(graph, str(folder / "machine.toml"), stop=QUICK).plan
     two = plan("gpt2@16", "2xA100", batch=4, pin=["pp=2", "schedule=1f1b"], stop=QUICK).plan
     for name, made in (("one.json", one), ("two.json", two)):

@@ -1,9 +1,13 @@
 """Pins that no plan can meet are refused at once, and what contradicts what is named."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from partita.cluster import resolve
+from partita.degrees import copied_bytes
 from partita.errors import InputError
+from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
@@ -13,8 +17,10 @@ from partita.jobs.constraints import (
     counted,
     parse_constraints,
     settled,
+    zero_levels,
 )
 from partita.jobs.plan import plan
+from partita.jobs.plan_simulator import Simulator
 from partita.schedules.named import NAMED
 from partita.search.base import Stop
 from partita.search.joint.model import ModelSettings
@@ -55,6 +61,7 @@ def test_an_m_shape_that_cannot_be_is_refused(pins, options, words):
         (["pp=2", "mesh=4"], "pp=2 and mesh=4 contradict each other"),
         (["mesh=2x2x2"], "mesh=2x2x2 cannot be made of 4 devices; give mesh=4, 2x2, 2 or 1"),
         (["pp=1", "schedule=gpipe"], "pp=1 and schedule=gpipe contradict each other"),
+        (["pp=1", "schedule=1f1b"], "pp=1 and schedule=1f1b contradict each other"),
         (
             ["pp=4", "micro-batches=2", "schedule=interleaved"],
             "pp=4, micro-batches=2, schedule=interleaved and a batch of 32 contradict each other: "
@@ -82,7 +89,6 @@ def test_what_cannot_be_is_refused(pins, words):
         ["pp=4", "mesh=1"],
         ["mesh=2x2"],
         ["pp=2", "mesh=2", "schedule=zb-v", "micro-batches=4"],
-        ["pp=1", "schedule=1f1b"],
         ["recompute=selective"],
     ],
 )
@@ -112,6 +118,69 @@ def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
     assert answer.schedule.name == name
     assert len({stage.mesh.devices for stage in answer.stages}) == 2
     assert check_plan(answer) == ()
+
+
+def test_an_order_is_of_several_stages():
+    g = GraphBuilder("small")
+    x = g.input("x", (8, 16))
+    for name in ("a", "b", "c"):
+        x = g.relu(g.linear(x, 16, name))
+    graph = g.finish(x)
+
+    def planned(pin=(), forbid=(), devices=2):
+        stop = Stop(time_s=10.0, gap=0.9)
+        answer = plan(graph, f"{devices}xA100", pin=pin, forbid=forbid, stop=stop).plan
+        return len({stage.mesh.devices for stage in answer.stages}), answer.schedule.name
+
+    assert planned(pin=["schedule=1f1b"]) == (2, "1f1b")  # slower than one device, and asked for
+    assert planned(forbid=["schedule=1f1b"]) == (1, "1f1b")  # nothing is ordered there
+    assert planned(forbid=["schedule=1f1b"], devices=1) == (1, "1f1b")
+    groups, name = planned(pin=["pp=2"], forbid=["schedule=1f1b"])
+    assert groups == 2
+    assert name != "1f1b"
+
+
+def test_zero_stages_are_those_that_are_left():
+    assert zero_levels(parse_constraints()) == (0, 1, 3)
+    assert zero_levels(parse_constraints(["zero=2"])) == (2,)
+    assert zero_levels(parse_constraints([], ["zero=1"])) == (0, 3)
+    assert zero_levels(parse_constraints([], ["zero=0", "zero=1", "zero=3"])) == (2,)
+    with pytest.raises(InputError, match="forbid: every ZeRO stage is ruled out; allow one"):
+        zero_levels(parse_constraints([], [f"zero={level}" for level in range(4)]))
+
+
+@pytest.mark.parametrize(
+    ("pins", "bans", "found", "kept"),
+    [
+        (["recompute=selective"], [], ["selective", "none"], True),  # nothing is cheap in one stage
+        (["recompute=selective"], [], ["none", "none"], False),
+        (["recompute=selective"], [], ["selective", "full"], False),
+        (["recompute=full"], [], ["full", "none"], False),
+        ([], ["recompute=none"], ["none"], False),
+        ([], ["recompute=none"], ["selective", "full", "none"], True),
+        ([], ["recompute=full"], ["none"], True),
+    ],
+)
+def test_checkpointing_is_as_asked_or_has_nothing_to_run_again(pins, bans, found, kept):
+    asked = SimpleNamespace(constraints=parse_constraints(pins, bans))
+    stages = [SimpleNamespace(checkpointing=kind) for kind in found]
+    assert Simulator._keeps_checkpointing(asked, stages) == kept
+
+
+def test_a_pinned_zero_stage_is_that_of_all_that_has_copies():
+    g = GraphBuilder("tied")
+    table = g.parameter("table", (16, 16))
+    x = g.linear(g.lookup(g.input("ids", (8, 4), "i64"), table, "words"), 16, "between")
+    graph = g.finish(g.one("linear", x, table, name="head"))
+    for pins, bans in ((["zero=3"], []), (["zero=1"], []), ([], ["zero=1"]), ([], ["zero=3"])):
+        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(10.0, gap=0.9))
+        levels = {
+            split.zero for stage in answer.plan.stages for split in stage.splits
+            if copied_bytes(graph, stage, split)
+        }  # fmt: skip
+        assert all(f"zero={level}" in pins or not pins for level in levels)
+        assert not any(f"zero={level}" in bans for level in levels)
+        assert check_plan(answer.plan) == ()
 
 
 def test_a_searched_order_is_ruled_out_but_never_asked_for():

@@ -2,15 +2,17 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 from partita.cluster import resolve
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.jobs.plan import plan
+from partita.jobs.plan_result import _ending
 from partita.jobs.plan_simulator import Clock
 from partita.jobs.workload import load
 from partita.problems.joint import Cell
-from partita.search.base import Stop
+from partita.search.base import Status, Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.likely_cells import LikelyCells
@@ -31,6 +33,15 @@ def test_the_last_part_of_the_time_is_for_named_strategies():
     assert not Clock(Stop(time_s=100.0), begun - 50).is_late()
     assert not Clock(Stop(), begun - 1e6).must_end()
     assert Clock(Stop(interrupted=lambda: True), begun).must_end()
+
+
+def test_the_limit_that_is_named_is_the_one_that_was_given():
+    stop, best = Stop(time_s=10.0), SimpleNamespace(objective_s=2.0)
+    late = Clock(stop, work_clock() - 8)
+    simulator = SimpleNamespace(stop=stop, clock=late, best=lambda: best, cut=lambda: "")
+    inside = SimpleNamespace(status=Status.STOPPED, why="the time limit of 6.3 s is used up")
+    words = "the time limit of 10 s is used up"
+    assert _ending(simulator, inside, 1.0) == (Status.STOPPED, words)
 
 
 def test_an_interrupted_candidate_ends_inside_its_searches():

@@ -103,6 +103,17 @@ def test_a_lane_with_too_many_tasks_shows_shares_of_time():
     assert len(svg) < 60_000
 
 
+def test_many_lanes_with_many_tasks_are_no_picture_of_many_megabytes():
+    b, per_lane = ProgramBuilder(), 150
+    for lane in [b.lane(f"lane{i}") for i in range(150)]:
+        for _ in range(per_lane):
+            b.add("x", lane, 1.0, kind=Kind.FORWARD)
+    start = np.tile(np.arange(per_lane, dtype=float), 150)
+    svg = timeline_svg(Timeline(b.build(), start, start + 1.0))
+    assert not tasks(svg)  # 22,500 rectangles would be drawn
+    assert len(svg) < 200_000
+
+
 def test_lanes_left_out_are_counted():
     b = ProgramBuilder()
     for i in range(250):

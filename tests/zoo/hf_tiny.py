@@ -213,13 +213,22 @@ VARIANTS: dict[str, list[Config]] = {
         {"hidden_act": "relu", "layer_norm_eps": 0.01, "type_vocab_size": 3},
         {"tie_word_embeddings": False},
     ],
-    "roberta": [{"hidden_act": "silu", "pad_token_id": 2}, {"tie_word_embeddings": False}],
+    "roberta": [
+        {"hidden_act": "silu", "pad_token_id": 2},
+        {"tie_word_embeddings": False, "pad_token_id": 4},
+    ],
     "t5": [
         {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 0.01, "num_decoder_layers": 1,
          "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10},
         {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False},
+        {"feed_forward_proj": "gated-gelu", "dense_act_fn": "relu", "is_gated_act": False},
+        {"dense_act_fn": "silu", "is_gated_act": True, "scale_decoder_outputs": False},
+        {"feed_forward_proj": "gated-gelu", "is_gated_act": None, "scale_decoder_outputs": None},
     ],
-    "bart": [{"scale_embedding": True, "activation_function": "relu"}],
+    "bart": [
+        {"scale_embedding": True, "activation_function": "relu"},
+        {"tie_word_embeddings": False, "scale_embedding": True},
+    ],
     "whisper": [{"activation_function": "relu", "scale_embedding": True}],
     "vit": [
         {"qkv_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.01, "num_labels": 5,

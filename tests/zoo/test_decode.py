@@ -112,7 +112,7 @@ def test_a_step_gives_the_logits_of_transformers(family, new):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from partita.capture.reference_module import reference_module
-    from tests.zoo.test_hf_agrees import theirs
+    from tests.zoo.hf_theirs import theirs
 
     config, settings = tiny(family), {"batch": 2, "dtype": "f32", "loss": False}
     before = LENGTH - new

@@ -12,19 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    BartForConditionalGeneration,
-    BertForMaskedLM,
-    CLIPModel,
-    CLIPTextModelWithProjection,
-    CLIPVisionModelWithProjection,
-    RobertaForMaskedLM,
-    T5ForConditionalGeneration,
-    ViTForImageClassification,
-    WhisperForConditionalGeneration,
-)
+from transformers import CONFIG_MAPPING
 
 from partita.capture.reference_module import reference_module
 from partita.emit.plans import capture_reference
@@ -32,26 +20,11 @@ from partita.emit.stages import emit
 from partita.run.sequential import load_source
 from partita.zoo.fields import COMMON, FIXED, NEUTRAL
 from partita.zoo.hf import FAMILIES, build_config
+from tests.zoo.hf_theirs import GIVES, inputs, theirs
 from tests.zoo.hf_tiny import CASES, TINY, tiny
 
 SEQ = 12
 TOLERANCE = 1e-5
-CLASSES = {
-    "bert": BertForMaskedLM,
-    "roberta": RobertaForMaskedLM,
-    "t5": T5ForConditionalGeneration,
-    "bart": BartForConditionalGeneration,
-    "whisper": WhisperForConditionalGeneration,
-    "vit": ViTForImageClassification,
-    "clip": CLIPModel,
-    "clip_text_model": CLIPTextModelWithProjection,
-    "clip_vision_model": CLIPVisionModelWithProjection,
-}  # those that are no causal language models
-# What is compared, where a model gives no logits.
-GIVES = {
-    "clip": "logits_per_image", "clip_text_model": "text_embeds",
-    "clip_vision_model": "image_embeds",
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -61,39 +34,6 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def theirs(config):
-    """The model of `transformers`, with weights that matter: norms and biases are random, too."""
-    given = {name: value for name, value in config.items() if name != "model_type"}
-    read = CONFIG_MAPPING[config["model_type"]](**json.loads(json.dumps(given)))
-    if config["model_type"] in CLASSES:
-        model = CLASSES[config["model_type"]]._from_config(read, attn_implementation="eager")
-    else:
-        model = AutoModelForCausalLM.from_config(read, attn_implementation="eager")
-    model = model.eval().float()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            if not value.is_floating_point():
-                continue
-            scale = 0.7 * value.shape[-1] ** -0.5 if value.ndim > 1 else 0.3
-            drawn = torch.randn(value.shape, generator=generator) * scale
-            value.copy_(drawn + (value.ndim == 1 and name.endswith("norm.weight")))
-    return model
-
-
-def inputs(graph):
-    """What a model is given, by name; ids are no padding."""
-    generator = torch.Generator().manual_seed(1)
-    drawn = {}
-    for tensor in graph.inputs:
-        if tensor.dtype == "f32":
-            drawn[tensor.name] = torch.randn(tensor.shape, generator=generator)
-        else:
-            low, high = (0, 2) if tensor.name == "token_type_ids" else (3, 40)
-            drawn[tensor.name] = torch.randint(low, high, tensor.shape, generator=generator)
-    return drawn
-
-
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_logits_are_those_of_transformers(family, variant):
     config = tiny(family, variant)
@@ -101,7 +41,7 @@ def test_logits_are_those_of_transformers(family, variant):
     for fused in (True, False):
         settings = {"batch": 2, "seq": SEQ, "dtype": "f32", "loss": False, "fused_attention": fused}
         graph = build_config(config, **settings)
-        given = inputs(graph)
+        given = inputs(graph, config.get("pad_token_id"))
         module = reference_module(graph).eval()
         assert not module.load_state_dict(model.state_dict(), strict=False).missing_keys
         with torch.no_grad():

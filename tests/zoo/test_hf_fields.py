@@ -47,6 +47,8 @@ OTHER = {
     "num_local_experts": 8,
     "num_ln_in_parallel_attn": 1,
     "scale_decoder_outputs": False,
+    "dense_act_fn": "silu",
+    "is_gated_act": True,
     "mscale": 2.0,
 }  # fmt: skip
 # What a field needs beside it to have a meaning.
@@ -107,7 +109,8 @@ _WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers
 SAME = {
     ("gpt2", "reorder_and_upcast_attn"), ("whisper", "scale_embedding"),
     ("deepseek_v2", "norm_topk_prob"), ("deepseek_v3", "topk_method"), ("gpt_oss", "hidden_act"),
-    ("phi3", "original_max_position_embeddings"),
+    ("phi3", "original_max_position_embeddings"), ("bart", "num_hidden_layers"),
+    ("whisper", "num_hidden_layers"),
 }  # fmt: skip
 
 
@@ -151,6 +154,10 @@ def test_every_field_that_is_read_changes_the_graph(family, name):
         return  # tested below, or in comparison with transformers
     if name == "num_key_value_heads" and family.startswith("deepseek"):
         with pytest.raises(ModelError, match="latent attention has as many as queries"):
+            build_config(changed)
+        return
+    if name == "head_dim" and family.startswith("deepseek"):
+        with pytest.raises(ModelError, match="head_dim: is 2; the part that turns"):
             build_config(changed)
         return
     if family == "mamba2" and name in ("num_heads", "head_dim", "hidden_size", "expand"):
@@ -237,6 +244,25 @@ def test_scalings_that_cannot_be_are_refused_by_name(scaling, message):
 def test_towers_of_clip_are_read_field_by_field(change, message):
     with pytest.raises(ModelError, match=message):
         build_config({"model_type": "clip", **change})
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("deepseek_v3", {"norm_topk_prob": None}, "norm_topk_prob: is None; true or false"),
+        ("deepseek_v3", {"head_dim": 3}, "head_dim: is 3; the part that turns, qk_rope_head_dim 4"),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+         "rope_scaling.type: is 'linear', which `transformers` does not read .*; write rope_type"),
+        ("t5", {"dense_act_fn": "linear"}, "dense_act_fn: is 'linear'; a function is needed"),
+        ("t5", {"is_gated_act": 1}, "is_gated_act: is 1; true or false is needed"),
+        ("bart", {"num_hidden_layers": 3}, "num_hidden_layers: is 3; it is another name of enc"),
+        ("vit", {"id2label": {}}, "id2label: is {}; at least one label is needed"),
+        ("whisper", {"is_encoder_decoder": False}, "is_encoder_decoder: is False; give the config"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_other_fields_is_refused_by_name(family, change, message):
+    with pytest.raises(ModelError, match=message):
+        build_config({**tiny(family), **change})
 
 
 @pytest.mark.parametrize("value", [3, [1], [-1, 2], [2, 1], ["a", "b"]])

@@ -19,7 +19,9 @@ from partita.cli.base import Output, OutputFile, common_options, output_option
 )  # fmt: skip
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out of the comparison.")
 @click.option("--in-process", is_flag=True, help="Try kernels here, not in child processes.")
-@output_option("Write what was decided (.json) here, for partita.accelerate(decided=...).")
+@output_option(
+    "Write what was decided (.json) here, for partita.accelerate(decided=...).", only_json=True
+)
 @common_options
 def command(
     model: str, batch: int, dtype: str | None, time_limit: float, no_compile: bool,

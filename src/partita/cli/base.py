@@ -38,6 +38,10 @@ from partita.units import number
 
 __all__ = ["Output", "OutputFile", "common_options", "output_option", "suggest"]
 
+NO_JSON = (
+    ".svg", ".html", ".htm", ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".csv", ".txt", ".md", ".py",
+    ".pickle", ".onnx", ".pt", ".toml", ".yaml", ".yml",
+)  # fmt: skip
 MAX_SEED = 2**32 - 1  # what every random generator we use accepts
 
 Command = Callable[..., int | None]
@@ -75,6 +79,15 @@ class OutputFile:
             fix=f"end the name in one of {', '.join(endings)}",
             file=str(self.path),
         )
+
+    def check_json(self) -> None:
+        """Refuse an ending that promises something else than JSON, which is all that is written."""
+        if self.path.suffix.lower() in NO_JSON:
+            raise FileError(
+                f"ends in {self.path.suffix}, and what is written is JSON",
+                fix="end the name in .json; partita report draws plans",
+                file=str(self.path),
+            )
 
     def write(self, data: bytes | str) -> Path:
         """Write all of it or nothing."""
@@ -210,7 +223,7 @@ def _warnings_noted(out: Output) -> Iterator[None]:
 
 
 def output_option(
-    text: str, *, default: str | None = None, required: bool = False
+    text: str, *, default: str | None = None, required: bool = False, only_json: bool = False
 ) -> Callable[[Command], Command]:
     """Add `-o/--output FILE` and `--force`, handed on as `output: OutputFile | None`."""
 
@@ -229,6 +242,8 @@ def output_option(
         @functools.wraps(command)
         def wrapped(*args: Any, output_path: str | None, force: bool, **options: Any) -> int | None:
             output = None if output_path is None else OutputFile(Path(output_path), force)
+            if output is not None and only_json:
+                output.check_json()
             return command(*args, output=output, **options)
 
         return wrapped

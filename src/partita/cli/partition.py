@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Stop this close to the bound.",
 )
-@output_option("Write the plan here.")
+@output_option("Write the plan here.", only_json=True)
 @model_options
 @common_options
 def command(

@@ -51,7 +51,7 @@ def _wish(text: str) -> tuple[str, str]:
 )
 @click.option("--page", metavar="FILE", help="Draw it: one HTML page, timeline and graph.")
 @click.option("--net", metavar="FILE", help="Exprimo: write MODEL again, with its devices.")
-@output_option("Write the placement here.")
+@output_option("Write the placement here.", only_json=True)
 @model_options
 @common_options
 def command(

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     help="Also plan for the machine without this node or device, and say what moving costs.",
 )
 @click.option("--save", metavar="FILE", help="Write the problem here; `partita solve` reads it.")
-@output_option("Write the plan here.")
+@output_option("Write the plan here.", only_json=True)
 @what_if_options
 @model_options
 @common_options

@@ -28,7 +28,7 @@ MOST_ROWS = 30
 )
 @click.option("--fresh", is_flag=True, help="Measure everything again.")
 @click.option("--merge", multiple=True, metavar="FILE", help="Take measurements from here too.")
-@output_option("Write the profile of this model here.")
+@output_option("Write the profile of this model here.", only_json=True)
 @model_options
 @common_options
 def command(

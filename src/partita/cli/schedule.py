@@ -140,7 +140,7 @@ def _figures(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @click.option("--svg", "svg_file", metavar="FILE", help="Write a picture here.")
 @click.option("--trace", "trace_file", metavar="FILE", help="Write a Perfetto trace here.")
 @click.option("--page", "page_file", metavar="FILE", help="Write a page to look around in here.")
-@output_option("Write the result here, as with --json.")
+@output_option("Write the result here, as with --json.", only_json=True)
 @common_options
 def command(
     placement: str,

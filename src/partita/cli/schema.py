@@ -9,7 +9,7 @@ from partita.jobs.schemas import ANSWERS, FILES, kinds, schema_of
 
 @click.command()
 @click.argument("kind", required=False)
-@output_option("Write the schema here.")
+@output_option("Write the schema here.", only_json=True)
 @common_options
 def command(kind: str | None, output: OutputFile | None, out: Output) -> int:
     """Print the JSON Schema of a KIND of file or of what --json prints; without KIND list them.

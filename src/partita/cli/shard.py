@@ -27,7 +27,7 @@ PASE_GRAPHS = ("alexnet", "resnet101", "inception3", "rnnlm", "transformer")
 @click.option("--measure", is_flag=True, help="PaSE: the mean of five searches.")
 @click.option("--profile", is_flag=True, help="PaSE: where the search's time goes.")
 @dump_graph_option
-@output_option("Write the plan here.")
+@output_option("Write the plan here.", only_json=True)
 @model_options
 @common_options
 def command(

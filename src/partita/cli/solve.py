@@ -83,7 +83,7 @@ def _prune(text: str) -> tuple[int, int]:
 @click.option("--devices", metavar="P", type=int, help="partition: how many devices.")
 @click.option("--bandwidth", metavar="B", type=_amount, help="partition: bytes per second.")
 @click.option("--prune", metavar="R,S", type=_prune, help="streams: ops a group, groups a stage.")
-@output_option("Write the result here, as with --json.")
+@output_option("Write the result here, as with --json.", only_json=True)
 @common_options
 def command(
     problem: str,

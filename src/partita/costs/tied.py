@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.costs.layouts import num_shards
-from partita.costs.sharding import SplitChoice
+from partita.costs.sharding import LEVELS, SplitChoice
 from partita.graph.record import Graph
 from partita.graph.splits import REPLICATE, placements
 from partita.plans import Axis
@@ -47,16 +47,18 @@ def later_readers(graph: Graph) -> tuple[Reader, ...]:
 
 
 def kept_alike(
-    choice_of: dict[str, SplitChoice], readers: Sequence[Reader]
+    choice_of: dict[str, SplitChoice], readers: Sequence[Reader], levels: Sequence[int] = LEVELS
 ) -> dict[str, SplitChoice]:
     """The choices with later readers keeping states sharded where the first one does.
 
-    Parameters themselves are not: gathering them again and again was not counted to the reader.
+    Parameters themselves are not, unless the `levels` that may be leave nothing else: gathering
+    them again and again was not counted to the reader.
     """
+    least = min((level for level in levels if level > 0), default=1)
     choices = dict(choice_of)
     for reader in readers:
         if reader.alone and choices[reader.owner].zero != 0:
-            choices[reader.op] = SplitChoice(choices[reader.op].dims, 1)
+            choices[reader.op] = SplitChoice(choices[reader.op].dims, least)
     return choices
 
 

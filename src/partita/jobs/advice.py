@@ -5,6 +5,7 @@ steps, with a few numbers of stages. Checkpointing and ZeRO are part of every ca
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,6 @@ from itertools import pairwise
 
 from partita import units
 from partita.cluster.presets import several
-from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.engine import run
@@ -53,9 +53,12 @@ def what_would_fit_beyond_splits(model: JointModel, settings: AdviceSettings = U
 
 
 def _after(seconds: float) -> Late:
-    """Is the time over that may be spent on a piece of advice? Searches ask between their steps."""
-    end = work_clock() + seconds
-    return lambda: work_clock() > end
+    """Is the time over that may be spent on a piece of advice? Searches ask between their steps.
+
+    That is time of this process: what else runs on the machine must not change what is advised.
+    """
+    end = time.process_time() + seconds
+    return lambda: time.process_time() > end
 
 
 def _memory(model: JointModel, memory: float, settings: AdviceSettings, late: Late) -> str:

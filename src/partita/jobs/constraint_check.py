@@ -13,7 +13,7 @@ from partita.search.joint.groupings import (
     mesh_shapes,
     shard_group_shapes,
 )
-from partita.search.joint.orders import SINGLE, refused
+from partita.search.joint.orders import refused
 
 MOST_SHOWN = 6
 
@@ -226,7 +226,7 @@ def _check_order(
 ) -> None:  # fmt: skip
     """Is there a number of stages and micro-batches for which the pinned order exists?"""
     name = constraints.pinned_to("schedule")
-    if name is None or name == SINGLE:
+    if name is None:
         return
     layout = NAMED[name].layout
     if layout == "two-way":

@@ -14,6 +14,7 @@ prints (`degrees.py`). Two constraints that contradict each other are refused, b
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.dtypes import FLOATS
 from partita.plans import CHECKPOINTING, EXECUTIONS, ZERO_STAGES
@@ -71,6 +72,15 @@ class Constraints:
         if any(key == decision and text != wanted for key, wanted in self.pinned):
             return False
         return (decision, text) not in self.banned
+
+    def allow_order(self, name: str, num_groups: int) -> bool:
+        """May stages on so many groups of devices run in this order?
+
+        One group has nothing to order: a pinned order asks for more, a ban means none of them.
+        """
+        if num_groups == 1:
+            return self.pinned_to("schedule") is None
+        return self.allow("schedule", name)
 
     def pinned_to(self, decision: str) -> str | None:
         """The value a decision must have, if one was named."""
@@ -165,6 +175,17 @@ def settled(constraints: Constraints) -> Constraints:
                 field="pin",
             )
     return Constraints(tuple(pinned.items()), banned)
+
+
+def zero_levels(constraints: Constraints) -> tuple[int, ...]:
+    """The ZeRO stages that a search may choose from."""
+    wanted = constraints.pinned_to("zero")
+    if wanted is not None:
+        return (int(wanted),)
+    left = tuple(level for level in LEVELS if constraints.allow("zero", level))
+    if not left and not constraints.allow("zero", 2):
+        raise InputError("every ZeRO stage is ruled out", fix="allow one", field="forbid")
+    return left or (2,)
 
 
 def counted(constraints: Constraints, batch: int) -> Constraints:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
-from partita.costs.sharding import LEVELS
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
@@ -32,6 +31,7 @@ from partita.jobs.constraints import (
     counted,
     parse_constraints,
     settled,
+    zero_levels,
 )
 from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
@@ -138,7 +138,7 @@ def joint_model(
 
     `asked` are all constraints in words, also those on how the model is computed.
     """
-    level, stages = constraints.pinned_to("zero"), constraints.pinned_to("pp")
+    stages = constraints.pinned_to("pp")
 
     def allow(decision: str, value: object) -> bool:
         if decision == "mesh" and isinstance(value, tuple) and roles(constraints, value) is None:
@@ -147,7 +147,7 @@ def joint_model(
 
     joint = JointModel(
         workload.graph, workload.optimizer, cluster, Collectives(cluster), allow,
-        LEVELS if level is None else (int(level),), max_memory,
+        zero_levels(constraints), max_memory,
         interrupted=clock.must_end if clock else lambda: False,
         constraints=asked or str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
         pinned_stages=None if stages is None else int(stages), name=workload.spec,

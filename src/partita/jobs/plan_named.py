@@ -85,7 +85,7 @@ def _may(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
         and _may_group(simulator, strategy)
         and allow("micro-batches", strategy.num_microbatches)
         and allow("recompute", recompute)
-        and allow("schedule", strategy.schedule)
+        and simulator.constraints.allow_order(strategy.schedule, strategy.pp)
     )
 
 

@@ -97,13 +97,15 @@ def _ending(simulator: Simulator, result: Result[Any], bound: float) -> tuple[St
     """How the search ended, and one sentence of why."""
     best, cut = simulator.best(), simulator.cut()
     stopped = result.status is Status.STOPPED and bool(simulator.clock.must_end())
+    limit = simulator.stop.time_s  # that of the whole; what searched inside of it had less
     if best is None:
         status = Status.STOPPED if cut or stopped else Status.INFEASIBLE
         return status, _why_not(simulator)
     if best.objective_s <= bound * (1 + 1e-9):
         return Status.OPTIMAL, "no plan of the space can be faster"
     if cut or stopped:
-        return Status.STOPPED, cut or result.why
+        late = result.why if limit is None else f"the time limit of {limit:g} s is used up"
+        return Status.STOPPED, cut or late
     gap = relative_gap(best.objective_s, bound)
     if gap is not None and gap <= simulator.stop.gap:
         return Status.STOPPED, f"within the asked gap of {simulator.stop.gap:.2%}"

@@ -12,7 +12,7 @@ from partita.jobs.pipelines import PipelineSettings
 class AdviceSettings:
     """How far to look for changes that would make a model fit; each kind of them by itself."""
 
-    seconds: float = 5.0  # for each kind of advice
+    seconds: float = 20.0  # of this process, for each kind of advice; the largest models need 2
     more_memory: tuple[float, ...] = (1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16)  # times what there is
     halvings: int = 3  # between the last that was too little and the first that was enough
     more_devices: tuple[int, ...] = (2, 4, 8, 16)  # times what there are

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
+from partita.degrees import copied_bytes
 from partita.jobs.attempts import Attempts
 from partita.jobs.constraints import LINE_SHAPE, SEARCHED, SHARED_SHAPE, Constraints
 from partita.jobs.degree_pins import keeps_degrees
@@ -22,7 +23,7 @@ from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import MAX_DRAWN, Memo
-from partita.plans import Schedule, Stage, device_groups, shared_stages
+from partita.plans import ZERO_STAGES, Schedule, Stage, device_groups, shared_stages
 from partita.problems.joint import Cell, JointSolution
 from partita.search.base import PROVEN_GAP, Improvement, Stop, relative_gap
 from partita.search.joint.evaluator import Evaluation
@@ -184,6 +185,8 @@ class Simulator:
         if key in self._seen:
             return None
         self._seen.add(key)
+        if self.constraints and not self.allowed(stages, schedule):
+            return None
         if schedule.num_microbatches > 1 and not self.model.is_cut:
             return None
         least, over = self.model.stage_bound(stages, schedule.num_microbatches)
@@ -228,16 +231,34 @@ class Simulator:
         """Does a plan keep to the constraints?"""
         allow, groups = self.constraints.allow, device_groups(stages)
         shapes = {tuple(axis.size for axis in stage.mesh.axes) for stage in stages}
-        levels = {split.zero for stage in stages for split in stage.splits}
         return (
             allow("pp", len(groups))
             and allow("shape", SHARED_SHAPE if shared_stages(groups) else LINE_SHAPE)
             and allow("micro-batches", schedule.num_microbatches)
-            and allow("schedule", schedule.name)
-            and all(allow("recompute", stage.checkpointing) for stage in stages)
+            and self.constraints.allow_order(schedule.name, len(groups))
+            and self._keeps_checkpointing(stages)
             and all(allow("mesh", shape) for shape in shapes)
-            and all(allow("zero", level) for level in levels)
+            and self._keeps_zero(stages)
             and self._keeps(stages)
+        )
+
+    def _keeps_checkpointing(self, stages: tuple[Stage, ...]) -> bool:
+        """Is every stage checkpointed as was asked, or has it nothing that is cheap to run again?
+
+        Then others must have: a plan that runs nothing again is not selective.
+        """
+        kinds = {stage.checkpointing for stage in stages}
+        wrong = {kind for kind in kinds if not self.constraints.allow("recompute", kind)}
+        return not wrong or (wrong == {"none"} and "selective" in kinds)
+
+    def _keeps_zero(self, stages: tuple[Stage, ...]) -> bool:
+        """Are parameters sharded as was asked, wherever several devices would have the same?"""
+        allow, graph = self.constraints.allow, self.workload.graph
+        wrong = [level for level in ZERO_STAGES if not allow("zero", level)]
+        return not any(
+            split.zero in wrong and copied_bytes(graph, stage, split)
+            for stage in (stages if wrong else ())
+            for split in stage.splits
         )
 
     def _keeps(self, stages: tuple[Stage, ...]) -> bool:

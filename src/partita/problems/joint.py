@@ -314,7 +314,10 @@ def space_text(problem: JointProblem) -> str:
     counts = sorted({cell.num_microbatches for cell in problem.cells})
     axes = max(len(mesh.sizes) for own in problem.meshes.values() for mesh in own)
     orders: dict[str, list[int]] = {}
+    banned = problem.constraints.split(", ")
     for schedule in problem.schedules if groups[-1] > 1 else ():
+        if f"not schedule={schedule.name}" in banned:
+            continue  # it stands for one stage alone, which has nothing to order
         orders.setdefault(schedule.name, []).append(schedule.virtual_stages)
     named = [
         name if chunks == [1] else f"{name} with {_few(chunks)} virtual stages"

@@ -2,9 +2,9 @@
 
 A row per lane, a rectangle per task with its microbatch in it, the memory held under them. Hover
 shows a task's name, its times and what it is. It follows the reader's light or dark theme. All
-names are escaped: whatever they hold, they show as text. A lane with more tasks than `MOST_TASKS`
-shows instead how its time is shared between the categories, as areas stacked on each other; hover
-says so.
+names are escaped: whatever they hold, they show as text. A lane with more tasks than `MOST_TASKS`,
+or than its part of `MOST_DRAWN`, shows instead how its time is shared between the categories, as
+areas stacked on each other; hover says so.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from partita.report.tasks import CATEGORIES, COLORS, about, categories
 from partita.timeline import Timeline
 
 MOST_TASKS = 2000  # per lane, as rectangles of their own
+MOST_DRAWN = 20_000  # of all lanes together: some megabytes
 MOST_LANES = 200
 
 _STYLE = (
@@ -57,6 +58,7 @@ class _Frame:
     left: int
     room: float
     category: npt.NDArray[np.uint8]  # of each task
+    most_tasks: int = MOST_TASKS  # of a lane, as rectangles
 
     def x(self, moment: float) -> float:
         longest = self.timeline.makespan
@@ -93,7 +95,10 @@ def timeline_svg(
     left = 20 + round(_LETTER * max(map(len, labels), default=0))
     held = {store: _peak_text(timeline, store, float(peaks[store])) for store in stores}
     right = 12 + _LETTER * max(map(len, held.values()), default=4)
-    frame = _Frame(timeline, width, left, max(50.0, width - left - right), categories(program))
+    most = min(MOST_TASKS, MOST_DRAWN // max(1, len(shown)))
+    frame = _Frame(
+        timeline, width, left, max(50.0, width - left - right), categories(program), most
+    )
     bottom = _TOP + len(shown) * (_ROW + _GAP)
     parts = [*_heading(frame, title), *_axis(frame, _TOP - 6, bottom)]
     for row, lane in enumerate(shown):
@@ -157,7 +162,7 @@ def _lane(frame: _Frame, lane: int, label: str, y: float) -> list[str]:
         _text(8, y + 15, label),
         _text(end + 6, y + 15, f"{share:.0%}", "soft"),
     ]
-    if len(tasks) > MOST_TASKS:
+    if len(tasks) > frame.most_tasks:
         return parts + _areas(frame, lane, y)
     return parts + [piece for task in tasks.tolist() for piece in _task(frame, task, y)]
 

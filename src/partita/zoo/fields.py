@@ -93,9 +93,9 @@ class Fields:
         return self.values.get(name, self.defaults[name]) is None
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """True or false; null is a no to `transformers`, or refused, and never a yes."""
         value = self._get(name)
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) or (value and self.values.get(name, value) is None):
             raise self.wrong(name, "true or false is needed")
         return value
 

@@ -21,7 +21,7 @@ Defaults = dict[str, Any]
 ONE_VALUE = frozenset({
     "moe_layer_freq", "scoring_func", "use_bidirectional_attention", "alibi",
     "add_final_layer_norm", "normalize_before", "static_position_embeddings", "add_bias_logits",
-    "extra_pos_embeddings", "normalize_embedding",
+    "extra_pos_embeddings", "normalize_embedding", "is_encoder_decoder",
 })  # fmt: skip
 
 
@@ -270,7 +270,13 @@ def _two_ropes(
         if not isinstance(given.get(name) or {}, dict):
             raise ModelError("is no object", fix="give one", field=f"rope_parameters.{name}")
     settings = _settings(fields, sizes, length)
-    far = {**(given.get(FULL) or {}), **fields.mapping("rope_scaling")}
+    scaling = fields.mapping("rope_scaling")
+    if scaling.get("type") is not None and scaling.get("rope_type") is None:
+        raise ModelError(
+            f"is {str(scaling['type'])[:60]!r}, which `transformers` does not read for this family",
+            fix="write rope_type", field="rope_scaling.type",
+        )  # fmt: skip
+    far = {**(given.get(FULL) or {}), **scaling}
     full = read_rope(fields, settings, far)
     near = read_rope(fields, replace(settings, theta=local), given.get(SLIDING) or {})
     return tuple(near if has else full for has in sliding)
@@ -327,7 +333,8 @@ def _llama4(fields: Fields, seq: int | None) -> tuple[DecoderSizes, int]:
 def _deepseek(
     fields: Fields, seq: int | None, interleaved: bool, experts: Callable[[Fields], Experts]
 ) -> tuple[DecoderSizes, int]:
-    sizes, length = _sizes(fields, seq, rope=False)
+    usual = {name: value for name, value in fields.defaults.items() if name != "head_dim"}
+    sizes, length = _sizes(Fields(fields.values, usual), seq, rope=False)
     heads = fields.maybe("num_key_value_heads") or sizes.heads
     if heads != sizes.heads:
         raise fields.wrong("num_key_value_heads", "latent attention has as many as queries")
@@ -342,6 +349,8 @@ def _deepseek(
     settings = RopeSettings(
         latent.rope, length, fields.whole("max_position_embeddings"), interleaved=interleaved
     )
+    if (fields.maybe("head_dim") or latent.rope) != latent.rope:
+        raise fields.wrong("head_dim", f"the part that turns, qk_rope_head_dim {latent.rope}")
     rope = read_rope(fields, settings)
     given = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     scale = (latent.nope + latent.rope) ** -0.5
@@ -588,7 +597,7 @@ _GEMMA3: Defaults = {
     "use_bidirectional_attention": False,
 }  # fmt: skip
 _DEEPSEEK: Defaults = {
-    **{name: value for name, value in _LLAMA.items() if name != "head_dim"},
+    **_LLAMA,
     "attention_bias": False, "q_lora_rank": 1536, "kv_lora_rank": 512,
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": None,
     "topk_group": None, "first_k_dense_replace": 0, "moe_layer_freq": 1,
@@ -600,7 +609,7 @@ GPT_OSS_ROPE = {
     "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
 }  # fmt: skip
 # Another name of what is read, filled in by `transformers`, or of the training only.
-_DERIVED = frozenset({"qk_head_dim", "head_dim", "num_nextn_predict_layers", "num_mtp_layers",
+_DERIVED = frozenset({"qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers",
                       "ep_size"})  # fmt: skip
 
 DECODERS: dict[str, Family] = {

@@ -24,6 +24,8 @@ from partita.zoo.towers import (
     VitClassifier,
 )
 
+ENCODER_DECODER = "give the configuration of the model with both stacks"
+
 
 def _bert(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
     activation = fields.activation("hidden_act")
@@ -58,12 +60,10 @@ def _roberta(fields: Fields, seq: int | None) -> tuple[BertSizes, int]:
 
 
 def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
-    text = fields.text("feed_forward_proj")
-    gated = text.startswith("gated-")
-    activation = fields.function(text.removeprefix("gated-"), "feed_forward_proj")
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
+    gated, activation = _t5_feed_forward(fields)
     layers = fields.whole("num_layers", most=MAX_LAYERS)
     tied = fields.flag("tie_word_embeddings")
-    scaled = "scale_decoder_outputs"  # where that is not said, a tied output layer is
     buckets = fields.whole("relative_attention_num_buckets", least=4)
     if buckets % 4:
         raise fields.wrong("relative_attention_num_buckets", "a multiple of 4 is needed")
@@ -77,16 +77,38 @@ def _t5(fields: Fields, seq: int | None) -> tuple[T5Sizes, int]:
         vocab=fields.whole("vocab_size"),
         buckets=buckets,
         gated=gated,
-        # The published models with `gated-gelu` were trained with the approximation by tanh.
-        activation="gelu_tanh" if text == "gated-gelu" else activation,
+        activation=activation,
         tied=tied,
-        scaled=fields.flag(scaled) if fields.has(scaled) else tied,
+        scaled=_said(fields, "scale_decoder_outputs", tied),
         eps=fields.number("layer_norm_epsilon"),
         farthest=fields.whole("relative_attention_max_distance", least=buckets // 2 + 1),
     )
-    if not sizes.activation:
-        raise fields.wrong("feed_forward_proj", "a function is needed")
     return sizes, seq or fields.whole("n_positions")
+
+
+def _t5_feed_forward(fields: Fields) -> tuple[bool, str]:
+    """Is it gated, and by which function?
+
+    Files that were written by the configuration class say both once more; that counts.
+    """
+    text, name = fields.text("feed_forward_proj"), "feed_forward_proj"
+    function = text.removeprefix("gated-")
+    fields.function(function, name)
+    if text == "gated-gelu":  # the published models were trained with the approximation by tanh
+        function = "gelu_new"
+    if fields.has("dense_act_fn"):
+        function, name = fields.text("dense_act_fn"), "dense_act_fn"
+    activation = fields.function(function, name)
+    if not activation:
+        raise fields.wrong(name, "a function is needed")
+    return _said(fields, "is_gated_act", text.startswith("gated-")), activation
+
+
+def _said(fields: Fields, name: str, otherwise: bool) -> bool:
+    """What a file says of something that else follows from other fields; null is a no."""
+    if fields.has(name):
+        return fields.flag(name)
+    return otherwise and name not in fields.values
 
 
 def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) -> DecoderSizes:
@@ -99,7 +121,7 @@ def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) 
         gate_up="fc1", down="fc2",
     )  # fmt: skip
     return DecoderSizes(
-        fields.whole(f"{side}_layers", most=MAX_LAYERS), width, fields.whole(f"{side}_ffn_dim"),
+        _num_layers(fields, side), width, fields.whole(f"{side}_ffn_dim"),
         heads, vocab=fields.whole("vocab_size"), tied=fields.flag("tie_word_embeddings"),
         qkv_bias=True, output_bias=True, mlp_bias=True, norm=Norm("layer_norm"), gated=False,
         rope=None, activation=fields.activation("activation_function"), positions=positions,
@@ -107,8 +129,20 @@ def _stack(fields: Fields, side: str, positions: int, offset: int, **more: Any) 
     )  # fmt: skip
 
 
+def _num_layers(fields: Fields, side: str) -> int:
+    """Of the encoder there are two names, of which `transformers` takes the one that it writes."""
+    layers = fields.whole(f"{side}_layers", most=MAX_LAYERS)
+    if side == "decoder" or not fields.has("num_hidden_layers"):
+        return layers
+    other = fields.whole("num_hidden_layers", most=MAX_LAYERS)
+    if fields.values.get("encoder_layers") not in (None, other):
+        raise fields.wrong("num_hidden_layers", f"it is another name of encoder_layers {layers}")
+    return other
+
+
 def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
     positions = fields.whole("max_position_embeddings")
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
     for name in ("add_final_layer_norm", "normalize_before", "static_position_embeddings"):
         fields.fixed(name, "give the configuration of a BART model")
     for name in ("add_bias_logits", "extra_pos_embeddings", "normalize_embedding"):
@@ -122,6 +156,7 @@ def _bart(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
 
 
 def _whisper(fields: Fields, seq: int | None) -> tuple[Seq2SeqSizes, int]:
+    fields.fixed("is_encoder_decoder", ENCODER_DECODER)
     fields.flag("scale_embedding")  # read by the model, and used nowhere in it
     source, target = fields.whole("max_source_positions"), fields.whole("max_target_positions")
     encoder, decoder = (
@@ -136,8 +171,12 @@ def _classes(fields: Fields) -> int:
     """How many classes there are: as many as have labels."""
     if fields.has("num_labels"):
         return fields.whole("num_labels")
+    if not fields.has("id2label"):
+        return 2
     labels = fields.mapping("id2label")
-    return len(labels) or 2
+    if not labels:
+        raise fields.wrong("id2label", "at least one label is needed")
+    return len(labels)
 
 
 def _vit(fields: Fields, seq: int | None) -> tuple[VitClassifier, int]:
@@ -271,7 +310,7 @@ _SEQ2SEQ: Defaults = {
     "encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16,
     "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
     "activation_function": "gelu", "d_model": 1024, "scale_embedding": False,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": True, "is_encoder_decoder": True, "num_hidden_layers": None,
 }  # fmt: skip
 
 _CLIP_TEXT: Defaults = {
@@ -298,9 +337,9 @@ ENCODERS: dict[str, Family] = {
             "num_decoder_layers": None, "num_heads": 8, "relative_attention_num_buckets": 32,
             "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6,
             "feed_forward_proj": "relu", "n_positions": 512, "tie_word_embeddings": True,
-            "scale_decoder_outputs": None,
+            "scale_decoder_outputs": None, "dense_act_fn": None, "is_gated_act": None,
+            "is_encoder_decoder": True,
         },
-        frozenset({"dense_act_fn", "is_gated_act"}),  # said by feed_forward_proj
     ),
     "bart": Family(
         _bart,
@@ -310,7 +349,7 @@ ENCODERS: dict[str, Family] = {
             "static_position_embeddings": False, "add_bias_logits": False,
             "extra_pos_embeddings": 2, "normalize_embedding": True,
         },
-        frozenset({"num_hidden_layers", "classif_dropout", "gradient_checkpointing",
+        frozenset({"classif_dropout", "gradient_checkpointing",
                    "force_bos_token_to_be_generated"}),
     ),
     "whisper": Family(
@@ -322,7 +361,7 @@ ENCODERS: dict[str, Family] = {
             "max_source_positions": 1500, "max_target_positions": 448,
         },
         frozenset({
-            "num_hidden_layers", "use_weighted_layer_sum", "classifier_proj_size",
+            "use_weighted_layer_sum", "classifier_proj_size",
             "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks",
             "mask_feature_prob", "mask_feature_length", "mask_feature_min_masks",
             "median_filter_width", "forced_decoder_ids", "alignment_heads",

@@ -109,13 +109,14 @@ def _seq2seq(
                 fix=f"choose at most {part.positions}",
                 field=g.name,
             )
-    name = "model.decoder.embed_tokens.weight" if sizes.mels else "model.shared.weight"
+    shared = not sizes.mels and sizes.decoder.tied
+    name = "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"
     table = g.parameter(name, (vocab, width))
     if cache:
         check_fused(g.name, fused)
         x: Tensor | ReadBefore = ReadBefore(sizes.encoder.positions if sizes.mels else seq + cache)
     else:
-        x = _encoded(g, encoder, sizes, table, (batch, seq))
+        x = _encoded(g, encoder, sizes, table if shared else None, (batch, seq))
     ids = g.input("decoder_input_ids", (batch, seq), "i64")
     with g.scope("model.decoder"):
         y = decoder.embedded(ids, table)
@@ -129,13 +130,19 @@ def _seq2seq(
 
 
 def _encoded(
-    g: GraphBuilder, encoder: Stack, sizes: Seq2SeqSizes, table: Tensor, ids: tuple[int, int]
+    g: GraphBuilder, encoder: Stack, sizes: Seq2SeqSizes, table: Tensor | None, ids: tuple[int, int]
 ) -> Tensor:
-    """What the encoder gives for a text of that many ids, or for a spectrum."""
+    """What the encoder gives for a text of that many ids, or for a spectrum.
+
+    Where no `table` of words is shared with it, it has its own.
+    """
     if sizes.mels:
         x = _heard(g, sizes, ids[0])
     with g.scope("model.encoder"):
         if not sizes.mels:
+            if table is None:
+                shape = (sizes.encoder.vocab, sizes.encoder.width)
+                table = g.parameter("embed_tokens.weight", shape)
             x = encoder.embedded(g.input("input_ids", ids, "i64"), table)
             x = encoder.norm(x, "layernorm_embedding") if sizes.norm_embedding else x
         x = encoder.blocks(x)

@@ -61,6 +61,9 @@ def test_the_second_reader_of_a_weight_is_found_and_keeps_states_as_the_first():
         {reader.owner: SplitChoice(("b",), 3), "lm_head": SplitChoice(("b",))}, [reader]
     )
     assert kept["lm_head"].zero == 1
+    choices = {reader.owner: SplitChoice(("b",), 3), "lm_head": SplitChoice(("b",))}
+    assert kept_alike(choices, [reader], (3,))["lm_head"].zero == 3  # where nothing else may be
+    assert kept_alike(choices, [reader], (0, 3))["lm_head"].zero == 3
     same = kept_alike({reader.owner: SplitChoice(("b",)), "lm_head": SplitChoice(("b",))}, [reader])
     assert same["lm_head"].zero == 0
 

@@ -51,7 +51,7 @@ from partita.search.joint.groupings import (
     shard_group_shapes,
     weighted_meshes,
 )
-from partita.search.joint.orders import in_flight, joint_schedule, refused
+from partita.search.joint.orders import SINGLE, in_flight, joint_schedule, refused
 from partita.search.joint.stage_bound import StageBound
 from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
@@ -214,7 +214,11 @@ class JointModel:
         if pinned is not None and pinned not in (*names, *virtual):
             names = [pinned] if NAMED[pinned].layout == "line" else []
         names = names if self.allow("vpp", 1) else []
-        joint_schedules = [joint_schedule(name) for name in names if self.allow("schedule", name)]
+        joint_schedules = [
+            joint_schedule(name)
+            for name in names
+            if self.allow("schedule", name) or (name == SINGLE and pinned is None)
+        ]
         for name, chunks in virtual.items() if self.training else ():
             if self.allow("schedule", name):
                 counts = [count for count in chunks if self.allow("vpp", count)]
@@ -243,7 +247,8 @@ class JointModel:
             most = min(self.pinned_stages, self.chain.num_segments)
         groupings = []
         for groups in device_groupings(self.cluster, most, self.settings.groups):
-            if self.allow("pp", len(groups)):
+            ordered = len(groups) > 1 or self.pinned_schedule is None
+            if ordered and self.allow("pp", len(groups)):
                 latency, per_byte = self._link(groups)
                 groupings.append(
                     Grouping(
@@ -309,7 +314,8 @@ class JointModel:
 
     def _in_flight(self, key: FlightKey) -> tuple[float, ...]:
         schedule, p, m = self.schedules[key.schedule], key.num_groups, key.num_microbatches
-        if refused(schedule.name, p, schedule.virtual_stages, m):
+        may_be = self.pinned_schedule is None if p == 1 else self.allow("schedule", schedule.name)
+        if not may_be or refused(schedule.name, p, schedule.virtual_stages, m):
             return ()
         if not self.training:
             return (1.0,) * p
@@ -354,7 +360,7 @@ class JointModel:
         memory = model_memory(self.graph)
         held = memory.parameters + memory.gradients + memory.states
         budget = self.memory_bytes(group) * self.settings.filled
-        return alone and len(self.levels) > 1 and 2 * held <= budget
+        return alone and len(self.levels) > 1 and 0 in self.levels and 2 * held <= budget
 
     def _mesh(self, key: TableKey) -> Mesh:
         return mesh_on(key.mesh, self._first[key.pattern])

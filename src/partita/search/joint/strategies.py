@@ -107,7 +107,7 @@ class MeshStrategies:
         segment_of = np.array([at[name] for name in model.ops])
         reader = _StrategyReader(
             self.graph, self.fold, self.cluster, model, segment_of, self.num_microbatches,
-            self.collectives,
+            self.collectives, self.levels,
         )  # fmt: skip
         split_strategies: dict[tuple[int, ...], SplitStrategy] = {}
         unit = 0.0
@@ -320,8 +320,9 @@ class _StrategyReader:
     def __init__(
         self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
         segment_of: npt.NDArray[np.int64], num_microbatches: int, collectives: Collectives,
+        levels: tuple[int, ...],
     ) -> None:  # fmt: skip
-        self.graph, self.fold, self.model = graph, fold, model
+        self.graph, self.fold, self.model, self.levels = graph, fold, model, levels
         self.segment_of, self.count = segment_of, len(fold.segments)
         self.num_microbatches, self.collectives = num_microbatches, collectives
         self.kind = cluster.kind_of(model.mesh.devices[0])
@@ -355,7 +356,7 @@ class _StrategyReader:
         compute = compute + np.where(beside, slowed, 0.0)
         ends = ends + np.where(beside, 0.0, slowed)
         static = np.array([table.memory[x] - table.activations[x] for table, x in rows])
-        kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later)
+        kept = kept_alike(dict(zip(model.ops, choices, strict=True)), self.later, self.levels)
         dims_of = {op: choice.dims for op, choice in kept.items()}
         forward: Floats = self._forward(choices)
         part = np.divide(forward, compute, out=np.zeros_like(forward), where=compute > 0)
