@@ -180,9 +180,10 @@ def test_a_plan_is_written_in_every_form_and_a_timeline_in_all_but_one(saved):
     ("command", "expected"),
     [
         (["schedule", "vshape", "--devices", "2", "--microbatches", "4", "--compare", "--page"],
-         (">1F1B</text>", "<h2>On one axis</h2>", "≤ 0.0%")),
+         (">1F1B</text>", "<h2>On one axis</h2>", "≤ 0.0%", ">2 chunks a device</text>",
+          "no order of these blocks is faster", "the bound above is not theirs")),
         (["streams", "squeezenet1_1@64", "--device", "analytic", "--method", "greedy", "-o"],
-         (">streams</span>", "<h2>What was tried</h2>")),
+         (">streams</span>", "<h2>What was tried</h2>", "<td>greedy</td><td class=n>")),
         (["rtasks", "lstm@2", "--method", "list", "-o"],
          (">units busy</span>", "vEU 0")),
     ],

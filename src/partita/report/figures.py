@@ -26,6 +26,7 @@ class Mark:
     size: float = 5.0
     shape: str = "circle"
     key: str = ""  # what choosing it chooses
+    label: str = ""  # beside it, where there is room
 
 
 def figure(label: str, parts: Sequence[str], height: float, width: float = WIDTH) -> str:
@@ -47,6 +48,7 @@ def scatter(
     )
     parts = [*grid(x, y, x_name, y_name), *lines]
     parts += [_mark(mark, x.at(mark.x), y.at(mark.y)) for mark in marks]
+    parts += _labels(marks, x, y)
     return figure(label, parts, y.start + 52)
 
 
@@ -71,6 +73,34 @@ def linear_axes(
 
     x = ChartAxis(*span(xs), False, 86.0, WIDTH - 110.0)
     return x, ChartAxis(*span(ys), False, 20.0 + height, -height)
+
+
+def _labels(marks: Sequence[Mark], x: ChartAxis, y: ChartAxis) -> list[str]:
+    """Names beside marks: on the first side of them where no mark or other name is."""
+    spots = [(x.at(mark.x), y.at(mark.y), mark.size + 1) for mark in marks]
+    taken = [(at - r, level - r, at + r, level + r) for at, level, r in spots]
+    parts: list[str] = []
+    for mark, (at, level, r) in zip(marks, spots, strict=True):
+        if not mark.label:
+            continue
+        text = cut(mark.label, 34)
+        wide = 6.2 * len(text)
+        for left, middle in (
+            (at - r - 4 - wide, level), (at + r + 4, level), (at - wide / 2, level - r - 8),
+            (at - wide / 2, level + r + 9), (at - wide, level - r - 8), (at - wide, level + r + 9),
+        ):  # fmt: skip
+            box = (left, middle - 6, left + wide, middle + 6)
+            is_inside = box[0] >= x.start and box[2] <= x.start + x.length
+            if is_inside and not any(
+                box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken
+            ):
+                taken.append(box)
+                parts.append(
+                    f'<text x="{left:.1f}" y="{middle + 4:.1f}" textLength="{wide:.0f}" '
+                    f'style="font-size:11px;pointer-events:none">{escape(text)}</text>'
+                )
+                break
+    return parts
 
 
 def _mark(mark: Mark, x: float, y: float) -> str:
@@ -134,12 +164,15 @@ def interval_bars(
 
 def matrix(
     label: str, values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
-    texts: Sequence[Sequence[str]],
+    texts: Sequence[Sequence[str]], groups: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Cells the darker the more; each says its row, column and value on hover."""
+    """Cells the darker the more; each says its row, column and value on hover.
+
+    Where neighbours are of different `groups` a line lies between them.
+    """
     count = max(1, len(columns))
     left, top = 150.0, 60.0
-    side = max(9.0, min(34.0, (WIDTH - left - 20) / count))
+    side = max(9.0, min(48.0, (WIDTH - left - 20) / count))
     most = max((value for row in values for value in row), default=0.0)
     parts = []
     for i, name in enumerate(rows):
@@ -160,25 +193,32 @@ def matrix(
             parts.append(
                 f'<g><rect x="{left + side * j:.1f}" y="{top + side * i:.1f}" '
                 f'width="{side - 1:.1f}" height="{side - 1:.1f}" fill="#2f74d0" '
-                f'fill-opacity="{0.06 + 0.94 * part:.3f}"/>'
+                f'fill-opacity="{0.06 + 0.64 * part:.3f}"/>'
                 f"<title>{escape(rows[i])} to {escape(columns[j])}: {escape(texts[i][j])}</title>"
                 "</g>"
             )
             if value > 0 and side > 30:
-                shade = "w" if part > 0.45 else ""
                 parts.append(
-                    f'<text class="m {shade}" x="{left + side * (j + 0.5):.1f}" '
-                    f'y="{top + side * (i + 0.5) + 4:.1f}" style="font-size:9px;'
-                    f'pointer-events:none">{escape(short_size(value))}</text>'
+                    f'<text class="m" x="{left + side * (j + 0.5):.1f}" '
+                    f'y="{top + side * (i + 0.5) + 4:.1f}" style="font-size:10px;'
+                    f'pointer-events:none">{escape(short_size(value, side > 42))}</text>'
                 )
+    between = [n for n in range(1, len(groups)) if groups[n] != groups[n - 1]]
+    end, bottom = left + side * count, top + side * len(rows)
+    parts += [
+        f'<path d="M{left} {top + side * n - 0.5:.1f}H{end:.1f}M{left + side * n - 0.5:.1f} '
+        f'{top}V{bottom:.1f}" stroke="var(--ink)" stroke-width="1.6"/>'
+        for n in between
+    ]
     width = max(420.0, left + side * count + 30)
     return figure(label, parts, top + side * len(rows) + 10, width)
 
 
-def short_size(value_bytes: float) -> str:
-    """A size in at most four signs: `1.2G`."""
+def short_size(value_bytes: float, has_room: bool = False) -> str:
+    """A size in at most four signs, `1.2G`; with some more room its whole unit, `1.2 GiB`."""
     for size, letter in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "K")):
         if value_bytes >= size:
             scaled = value_bytes / size
-            return f"{scaled:.0f}{letter}" if scaled >= 10 else f"{scaled:.1f}{letter}"
+            unit = f" {letter}iB" if has_room else letter
+            return f"{scaled:.0f}{unit}" if scaled >= 10 else f"{scaled:.1f}{unit}"
     return short(value_bytes)

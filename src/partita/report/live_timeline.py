@@ -38,7 +38,7 @@ from partita.timeline import Timeline
 
 LAST_NUMBER = re.compile(r"[0-9]+(?=[^0-9]*$)")
 ANY_NUMBER = re.compile(r"[0-9]+")
-MOST_LANES = 256
+MOST_LANES = 272  # more than the units of any device that is known
 MOST_STEPS = 8_000  # of one memory's curve
 MOST_TASKS = 120_000  # that travel one by one
 MOST_SHARES = 6_000_000  # bytes of the shares that stand for more
@@ -141,6 +141,7 @@ text-decoration:none}}
 .tools [data-critical][aria-pressed=true]{{border-color:var(--ink);font-weight:600}}
 .tools i{{display:inline-block;width:1.1em;height:.8em;border-radius:2px;margin-right:.4em}}
 .save{{position:relative}}.save>summary{{list-style:none}}
+@media(max-width:600px){{.tools .save>div{{position:static}}}}
 .save>div{{position:absolute;z-index:2;background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.4rem;display:grid;gap:.3rem;white-space:nowrap}}
 .tip{{position:absolute;pointer-events:none;background:var(--card);border:1px solid var(--line);

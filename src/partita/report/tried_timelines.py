@@ -21,7 +21,7 @@ from partita.report.lanes import group_name, short_names
 from partita.report.palette import CATEGORY_COLORS, CATEGORY_PATTERNS
 from partita.sketch import WHOLE, LaneSketch, Span
 
-LANE, LEFT, RIGHT = 13, 128, 66
+LANE, LEFT, RIGHT = 13, 166, 66
 LONGEST = 2.5  # times the chosen plan: what takes longer is cut
 LETTERS = 140  # of a title
 SPACE = 7.0  # between two lines of a pattern
@@ -73,7 +73,7 @@ def _plan(one: TriedTimeline, longest: float, scale: float, top: float) -> list[
         f"<title>{escape(told)}</title></text>"
     ]
     names = [lane.name for lane in one.lanes]
-    for place, (lane, short) in enumerate(zip(one.lanes, short_names(names, 16), strict=True)):
+    for place, (lane, short) in enumerate(zip(one.lanes, short_names(names, 26), strict=True)):
         y = top + 19 + place * (LANE + 2)
         whole = group_name([lane.name] + [""] * (lane.num_lanes - 1))
         more = f" +{lane.num_lanes - 1}" if lane.num_lanes > 1 else ""

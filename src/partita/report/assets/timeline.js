@@ -37,7 +37,7 @@
 
   function timeText(data, value) {
     if (data.unit !== "s") return +value.toFixed(3) + " steps";
-    for (const [size, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]])
+    for (const [size, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]])
       if (Math.abs(value) >= size) return (value / size).toPrecision(4).replace(/\.?0+$/, "") + " " + name;
     return "0 s";
   }
@@ -45,7 +45,10 @@
   function sizeText(data, value) {
     if (data.unit !== "s") return String(+value.toFixed(3));
     for (const [size, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
-      if (Math.abs(value) >= size) return (value / size).toFixed(2) + " " + name;
+      if (Math.abs(value) >= size) {  // three digits, as everywhere on the page
+        const scaled = value / size;
+        return scaled.toFixed(scaled < 10 ? 2 : scaled < 100 ? 1 : 0) + " " + name;
+      }
     return value.toFixed(0) + " B";
   }
 
@@ -105,7 +108,7 @@
       this.gap = count > 128 ? 0 : many ? 1 : 4;
       this.named = many ? Math.ceil(14 / (this.tall + this.gap)) : 1;
       this.pen.font = FONT;
-      const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name)];
+      const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name + " mem")];
       this.widest = Math.max(...names.map((name) => this.pen.measureText(name).width), 60) + 16;
       this.listen();
       this.resize();
@@ -480,7 +483,7 @@
       const most = Math.max(memory.peak, capped ? memory.capacity : 0) * 1.05 || 1;
       const y = (amount) => bottom - amount / most * MEMORY;
       const times = memory.times, amounts = memory.amounts;
-      this.label(memory.name, top + MEMORY / 2, this.ink);
+      this.label(memory.name + " mem", top + MEMORY / 2, this.ink);
       pen.beginPath();
       pen.moveTo(this.labels, bottom);
       let i = Math.max(0, above(times, 0, times.length, this.from) - 1);
