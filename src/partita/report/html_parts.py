@@ -15,6 +15,7 @@ _DARK = "".join(f"--{name}:{color};" for name, color in DARK.items())
 STYLE = (
     f":root{{color-scheme:light dark;{_VARIABLES}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}\n"
+    f":root.paper{{{_VARIABLES}}}\n"
     + """
 body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:var(--ink);
 background:var(--ground);max-width:1100px;margin:2rem auto;padding:0 1rem}
@@ -48,7 +49,8 @@ border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}
 .fig .g{stroke:var(--line)}.fig .a{stroke:var(--soft);fill:none}.fig .w{fill:#fff}
 @media(max-width:600px){body{margin:1rem auto;padding:0 .7rem}.cards{grid-template-columns:
 repeat(auto-fit,minmax(145px,1fr));gap:.5rem}.card{padding:.5rem .6rem}}
-@media print{body{max-width:none;margin:0;font-size:11px}.tools .screen,.tip,.screen{display:none}
+@media print{html{font-size:11px}body{max-width:none;margin:0;font-size:1rem}
+.tools .screen,.tip,.screen,[data-all],[data-critical]{display:none!important}
 h2,h3{break-after:avoid}.card,.fig,tr,figure{break-inside:avoid}*{print-color-adjust:exact;
 -webkit-print-color-adjust:exact}
 th,td{white-space:normal;overflow-wrap:anywhere;padding:.2rem .35rem}.timeline{break-inside:avoid}

@@ -71,7 +71,7 @@ width:calc(100% - 1.3rem)}}.tree p .line{{margin-left:1.2rem}}
 input[type=search]{{font:inherit;color:var(--ink);background:var(--card);
 border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem}}
 @media print{{.tree,.model{{max-height:none;overflow:visible}}
-.model svg{{max-width:100%;height:auto}}.fig{{min-width:0!important}}
+.model svg{{max-width:100%;max-height:245mm;height:auto;width:auto}}.fig{{min-width:0!important}}
 .timeline canvas{{height:auto!important}}}}
 """.strip()
 _SHADES = (("#2f74d0", 0), ("#a5650f", 3), ("#6b7683", 4), ("#c4473f", 2))  # of what bounds a step

@@ -23,7 +23,8 @@ HEADER = ("device", "kind", "layers", "memory", "of")
 _STYLE = """
 .model{overflow:auto;max-height:900px;border:1px solid var(--line);border-radius:8px}
 .model svg{display:block;margin:auto}
-@media print{.model{max-height:none;overflow:visible}.model svg{max-width:100%;height:auto}}
+@media print{.model{max-height:none;overflow:visible}
+.model svg{max-width:100%;max-height:240mm;height:auto;width:auto}}
 """.strip()
 
 

@@ -722,6 +722,13 @@
   const begun = performance.now();
   const views = window.partitaTimelines = Array.from(
     document.querySelectorAll(".timeline"), (root, number) => new View(root, number));
+  // A canvas is printed as it was painted: before that it takes the colours of paper.
+  const paper = (wanted) => () => {
+    document.documentElement.classList.toggle("paper", wanted);
+    for (const view of views) view.paint();
+  };
+  window.addEventListener("beforeprint", paper(true));
+  window.addEventListener("afterprint", paper(false));
   const state = new URLSearchParams(location.hash.slice(1));
   if (views[state.get("view")]) views[state.get("view")].restore(state);
   document.documentElement.dataset.ready = String(Math.round(performance.now() - begun));
