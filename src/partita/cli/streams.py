@@ -76,7 +76,7 @@ def _analytic(
     from partita.report.terminal import gantt
 
     ending = ".json" if output is None else output.ending(ANALYTIC)
-    with out.stop(time_s=time_limit) as stop:
+    with out.stop(time_s=time_limit, words=lambda us: units.seconds(us * 1e-6)) as stop:
         streams = streams_by_costs(
             model, gpu, batch=batch[0], dtype=dtype, method=method, stop=stop, seed=out.seed
         )
