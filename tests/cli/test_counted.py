@@ -45,3 +45,13 @@ def test_quiet_says_nothing(capsys):
     with counted(True, "points", 1) as parts:
         parts("point 1", 0.2, 0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_many_small_parts_are_told_once_a_second_and_the_last_always(capsys):
+    with counted(False, "calls", 0) as parts:
+        for done in range(1, 6):
+            parts.at(done, 5, f"op{done}")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["op1", "op5"]
+    assert lines[0].startswith("1 of 5 calls")
+    assert lines[-1].startswith("5 of 5 calls")

@@ -15,6 +15,7 @@ import click
 from partita.units import seconds
 
 TICK_S = 0.5
+LINE_S = 1.0
 
 
 class PartsDone:
@@ -35,10 +36,16 @@ class PartsDone:
         if objective_s is not None and objective_s < self._best:
             self._best, self._bound = objective_s, bound_s or 0.0
 
+    def at(self, done: int, total: int) -> None:
+        """So many of so many are done."""
+        self._done = self._made = done
+        self._total = total
+
     def __str__(self) -> str:
         """`2 of 4 points  12.3 s  best 59.9 ms  bound 58.2 ms  about 12 s left`."""
         spent = self._clock() - self._begun
-        parts = [f"{self._done} of {self._total} {self._what}", seconds(spent)]
+        count = f"{self._done} of {self._total} {self._what}" if self._total else self._what
+        parts = [count, seconds(spent)]
         if math.isfinite(self._best):
             parts.append(f"best {seconds(self._best)}")
             parts += [f"bound {seconds(self._bound)}"] if self._bound > 0 else []
@@ -75,6 +82,19 @@ class Counted:
         self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._next_at = 0.0
         self.tick()
+
+    def at(self, done: int, total: int, text: str) -> None:
+        """So many of so many small parts are done; a line at most once a second, and the last."""
+        self._parts.at(done, total)
+        now = time.monotonic()
+        if self._quiet or (now < self._next_at and done < total):
+            return
+        self._next_at = now + (LINE_S if self._status is None else TICK_S)
+        if self._status is None:
+            click.echo(f"{self._parts}  {text}", err=True)
+        else:
+            room = self._status.console.width - 3
+            self._status.update(f"{self._parts}  {text}"[:room])
 
     def tick(self) -> None:
         """Let the clock go on between parts."""
