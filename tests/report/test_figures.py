@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from partita.report.figures import Mark, linear_axes, matrix, scatter, short_size
+from partita.report.figures import Mark, interval_bars, linear_axes, matrix, scatter, short_size
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,16 @@ def test_names_of_marks_keep_clear_of_marks_and_of_each_other():
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def test_bars_are_as_wide_as_the_window_and_say_their_figures_first():
+    rows = [("a", 5.0, 4.0, 6.0, "5 ms"), ("<b>", 10.0, 8.0, 20.0, "10 ms")]
+    picture = interval_bars("steps", rows, "step, ms", bound=4.5)
+    assert "viewBox" not in picture  # letters keep their size
+    wide = [float(part) for part in re.findall(r'<rect x="0"[^>]*width="([0-9.]+)%"', picture)]
+    assert wide[1] == pytest.approx(2 * wide[0], rel=1e-2)
+    places = [float(part) for part in re.findall(r'x[12]?="([0-9.]+)%"', picture)]
+    assert max(places) <= 100
+    assert picture.index(">5 ms<") < picture.index(">a<")
+    assert "<b>" not in picture
+    assert picture.count("lower bound") == 1

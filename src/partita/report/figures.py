@@ -128,38 +128,50 @@ def interval_bars(
     label: str, rows: Sequence[tuple[str, float, float, float, str]], x_name: str,
     bound: float = 0.0,
 ) -> str:  # fmt: skip
-    """A bar for each (name, value, low, high, note) under each other on one axis, with whiskers."""
-    tall, left = 36, 8.0  # names stand over their bars, so that a narrow window shows both
-    high = max((max(row[1], row[3]) for row in rows), default=1.0) * 1.04 or 1.0
-    axis = ChartAxis(0.0, high, False, left, WIDTH - left - 130)
+    """A bar for each (name, value, low, high, note) under each other on one axis, with whiskers.
+
+    Places are parts of the width, so that bars are as wide as the window and letters keep their
+    size; notes stand before names, over their bars.
+    """
+    tall = 38
+    high = max((max(row[1], row[3]) for row in rows), default=1.0) * 1.02 or 1.0
+    axis = ChartAxis(0.0, high, False, 0.0, 100.0)
     bottom = 12 + tall * len(rows)
     parts = []
     for tick in axis.ticks():
-        at = axis.at(tick)
-        parts.append(f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="6" y2="{bottom}"/>')
-        parts.append(f'<text class="m s" x="{at:.1f}" y="{bottom + 16}">{tick_text(tick)}</text>')
+        at, side = axis.at(tick), "" if tick == 0 else "m"
+        parts.append(f'<line class="g" x1="{at:.2f}%" x2="{at:.2f}%" y1="6" y2="{bottom}"/>')
+        if at < 96:
+            text = tick_text(tick)
+            parts.append(f'<text class="{side} s" x="{at:.2f}%" y="{bottom + 16}">{text}</text>')
     for number, (name, value, low, top, note) in enumerate(rows):
         y = 10 + tall * number
         color = "#2f74d0" if number == 0 else "#6b7683"
+        ends = "".join(
+            f'<line x1="{axis.at(end):.2f}%" x2="{axis.at(end):.2f}%" y1="{y + 18}" y2="{y + 26}" '
+            'stroke="var(--ink)"/>'
+            for end in (low, top)
+        )
         parts.append(
             f"<g><title>{escape(name)}: {escape(note)}</title>"
-            f'<text x="{left}" y="{y + 10}">{escape(cut(name, 110))}</text>'
-            f'<rect x="{left}" y="{y + 15}" width="{max(0.5, axis.at(value) - left):.1f}" '
-            f'height="13" rx="2" fill="{color}"/>'
-            f'<path class="a" d="M{axis.at(low):.1f} {y + 21.5}H{axis.at(top):.1f}'
-            f'M{axis.at(low):.1f} {y + 17.5}v8M{axis.at(top):.1f} {y + 17.5}v8" '
-            'style="stroke:var(--ink)"/>'
-            f'<text x="{axis.at(max(value, top)) + 6:.1f}" y="{y + 26}">{escape(note)}</text></g>'
+            f'<text x="0" y="{y + 11}"><tspan font-weight="600">{escape(note)}</tspan>'
+            f'<tspan dx="8">{escape(cut(name, 110))}</tspan></text>'
+            f'<rect x="0" y="{y + 16}" width="{max(0.1, axis.at(value)):.2f}%" height="13" rx="2" '
+            f'fill="{color}"/><line x1="{axis.at(low):.2f}%" x2="{axis.at(top):.2f}%" '
+            f'y1="{y + 22}" y2="{y + 22}" stroke="var(--ink)"/>{ends}</g>'
         )
     if bound > 0:
         at = axis.at(bound)
         parts.append(
-            f'<path d="M{at:.1f} 2V{bottom}" stroke="var(--ink)" stroke-dasharray="5 4">'
-            "<title>lower bound</title></path>"
-            f'<text class="m s" x="{at:.1f}" y="{bottom + 32}">bound</text>'
+            f'<line x1="{at:.2f}%" x2="{at:.2f}%" y1="2" y2="{bottom}" stroke="var(--ink)" '
+            'stroke-dasharray="5 4"><title>lower bound</title></line>'
+            f'<text class="m s" x="{at:.2f}%" y="{bottom + 32}">bound</text>'
         )
-    parts.append(f'<text class="e s" x="{WIDTH - 10}" y="{bottom + 32}">{escape(x_name)}</text>')
-    return figure(label, parts, bottom + 40)
+    parts.append(f'<text class="s" x="0" y="{bottom + 32}">{escape(x_name)}</text>')
+    return (
+        f'<svg class="fig" height="{bottom + 40}" style="height:{bottom + 40}px" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
 
 
 def matrix(

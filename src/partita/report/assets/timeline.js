@@ -483,7 +483,8 @@
       const most = Math.max(memory.peak, capped ? memory.capacity : 0) * 1.05 || 1;
       const y = (amount) => bottom - amount / most * MEMORY;
       const times = memory.times, amounts = memory.amounts;
-      this.label(memory.name + " mem", top + MEMORY / 2, this.ink);
+      const told = memory.name + " mem", whole = pen.measureText(told).width <= this.labels - 12;
+      this.label(whole ? told : memory.name, top + MEMORY / 2, this.ink);  // a name says more than "mem"
       pen.beginPath();
       pen.moveTo(this.labels, bottom);
       let i = Math.max(0, above(times, 0, times.length, this.from) - 1);
