@@ -136,9 +136,10 @@ border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem;cursor:poin
 .tools input{{cursor:text;width:9rem}}
 .tools button[aria-pressed=false]{{color:var(--soft);border-style:dashed;
 text-decoration:line-through}}
-.tools [data-critical][aria-pressed=false],.tools [data-idle][aria-pressed=false]{{
-text-decoration:none}}
-.tools [data-critical][aria-pressed=true]{{border-color:var(--ink);font-weight:600}}
+.tools [data-critical][aria-pressed=false],.tools [data-idle][aria-pressed=false],
+.tools [data-length][aria-pressed=false]{{text-decoration:none}}
+.tools [data-critical][aria-pressed=true],.tools [data-length][aria-pressed=true]{{
+border-color:var(--ink);font-weight:600}}
 .tools i{{display:inline-block;width:1.1em;height:.8em;border-radius:2px;margin-right:.4em}}
 .save{{position:relative}}.save>summary{{list-style:none}}
 @media(max-width:600px){{.tools .save>div{{position:static}}}}
@@ -197,6 +198,11 @@ def _buttons(timeline: Timeline, known: TimelineExtras, whole: bool) -> str:
         parts.append(
             '<button type="button" data-critical aria-pressed="false">critical path</button>'
         )
+    if whole and known.measured:
+        parts.append(
+            '<button type="button" data-length aria-pressed="false" title="draw measured lanes as '
+            'long as predicted ones">one length</button>'
+        )
     parts.append('<button type="button" data-all>whole step</button>')
     if whole:
         parts.append(_TOOLS)
@@ -228,6 +234,7 @@ def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str,
     return {
         "unit": program.time_unit,
         "makespan": max(timeline.makespan, longest),
+        "predicted": timeline.makespan,
         "kinds": list(colors.names),
         "letters": list(colors.letters),
         "patterns": list(CATEGORY_PATTERNS[: len(colors.names)]),

@@ -5,6 +5,7 @@ Every name is escaped, so that whatever a model or machine is called shows as te
 
 import base64
 import math
+from collections.abc import Sequence
 from html import escape
 
 from partita import units
@@ -12,7 +13,7 @@ from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.jobs.cost_tree import cost_tree
 from partita.jobs.idle import IdleAccount, bound_gap, idle_account
-from partita.jobs.measured_lanes import measured_lanes
+from partita.jobs.measured_lanes import MeasuredLane, measured_lanes
 from partita.jobs.memory_parts import memory_parts
 from partita.jobs.other_orders import other_orders
 from partita.jobs.run_trace import RankTrace
@@ -96,6 +97,7 @@ def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] 
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline, extras),
             _drawn(simulation),
+            _measured_note(simulation, measured),
             _bounds(simulation),
             *_inside(simulation),
             memory_section(simulation, parts),
@@ -237,6 +239,18 @@ def _drawn(simulation: Simulation) -> str:
         who = "the first of each kind is its representative rank, the others do the same"
     many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
     return f'<p class="soft">{many}: {who}.</p>'
+
+
+def _measured_note(simulation: Simulation, lanes: Sequence[MeasuredLane]) -> str:
+    """How long the measured step takes, beside the predicted one."""
+    longest = max((float(lane.end.max()) for lane in lanes if lane.end.size), default=0.0)
+    if not longest > 0:
+        return ""
+    ratio = longest / simulation.step_s if simulation.step_s else math.inf
+    words = f"Measured lanes take {units.seconds(longest)}, {ratio:.3g} times the predicted step."
+    if not 0.5 <= ratio <= 2:
+        words += ' "one length" draws both equally long.'
+    return f'<p class="soft">{escape(words)}</p>'
 
 
 def _inside(simulation: Simulation) -> tuple[str, ...]:
