@@ -42,6 +42,7 @@ from partita.errors import InputError, ProgramError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 from partita.graph.splits import TensorPlacement
 from partita.meaning import SOURCES, Groups, Phase, Purpose, Value, Work, label
+from partita.showing import plot_of, repr_html, table_of
 
 VERSION = 2
 F64 = npt.NDArray[np.float64]
@@ -194,6 +195,8 @@ class Program:
     values: tuple[Value, ...] = ()
     groups: tuple[Groups, ...] = ()
     bodies: tuple[Body, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __post_init__(self) -> None:
         _set_columns(self)

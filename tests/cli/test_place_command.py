@@ -46,6 +46,7 @@ def test_the_page_and_exprimos_own_solution_are_written(run, tmp_path):
     assert text.count("<h2>Timeline</h2>") == 1
     assert 'class="ops"' in text.split("<h2>Where every op is</h2>")[1]
     assert "gpu2" in text
+    assert text.count("data-pick=") == text.count("data-picked=") > 1  # a mark tells of itself
     assert run(*words).exit_code == 2  # the page is there already
     assert run(*words, "--force").exit_code == 0
     layers = json.loads(net.read_text())["layers"]

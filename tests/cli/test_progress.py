@@ -141,3 +141,16 @@ def test_the_first_ctrl_c_is_answered_at_once():
     _, words = process.communicate(timeout=60)
     assert process.returncode == 0
     assert words == "stopping with the best so far (Ctrl-C again aborts)\n"
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        (0, "2.00 s  best 10  bound 8  gap 20.0%  3 evaluations  at most 5.00 s left"),
+        (60, "2.00 s  best 10  bound 8  gap 20.0%  at most 5.00 s left"),
+        (50, "2.00 s  best 10  bound 8  at most 5.00 s left"),
+        (10, "2.00 s  best 10  bound 8  at most 5.00 s left"),
+    ],
+)
+def test_a_narrow_terminal_keeps_best_bound_and_time_left(room, text):
+    assert describe(Improvement(2.0, 10.0, 8.0, 3), left_s=5.0, room=room) == text

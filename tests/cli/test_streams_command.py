@@ -27,7 +27,7 @@ def test_on_a_terminal_progress_is_a_bar_that_goes_away(monkeypatch):
         note("measuring steps: 16 of 64")
     shown = terminal.getvalue()
     assert "━" in shown
-    assert "measuring steps: 16 of 64; at most" in shown
+    assert "at most 10 s left measuring steps: 16 of 64" in shown
     assert shown.endswith("\x1b[2K")  # the line is taken away
 
 

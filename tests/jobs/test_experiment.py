@@ -179,7 +179,9 @@ class TestRuns:
     def test_side_by_side_the_answers_are_the_same(self, tmp_path, folder):
         seeds = experiment(clusters=[{"cluster": MACHINE, "bandwidth": [0.5, 2]}], seeds=1)
         told = []
-        beside = run_experiment(seeds, tmp_path / "b", told=told.append, workers=2)
+        beside = run_experiment(
+            seeds, tmp_path / "b", told=lambda text, *_: told.append(text), workers=2
+        )
         alone = run_experiment(replace(seeds, seeds=(0,)), tmp_path / "a")
         assert [(r.key, r.objective_s, r.placement) for r in beside.runs] == [
             (r.key, r.objective_s, r.placement) for r in alone.runs

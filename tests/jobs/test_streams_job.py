@@ -7,6 +7,7 @@ from partita.cli import partita
 from partita.errors import InputError
 from partita.jobs.streams import METHODS, streams_by_costs, timeline_of
 from partita.problems.streams import StreamsSolution, evaluate
+from partita.search.base import Stop
 from partita.search.streams import SEARCHES
 from partita.verify import check_timeline
 
@@ -74,3 +75,13 @@ def test_a_batch_that_is_none_is_refused():
     done = call("squeezenet", "--device", "analytic", "--batch", "1,x")
     assert done.exit_code == 2
     assert "sizes like 1 or 1,16,32 are needed" in done.stderr
+
+
+def test_several_methods_are_told_of_as_one_search():
+    told = []
+    stop = Stop(progress=told.append)
+    found = streams_by_costs("squeezenet1_1@64", stop=stop)
+    bests = [step.objective for step in told if step.objective is not None]
+    assert bests == sorted(bests, reverse=True)
+    assert bests[-1] == found.best.objective
+    assert all(step.lower_bound is None or step.lower_bound <= bests[-1] for step in told)

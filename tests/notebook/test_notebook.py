@@ -5,13 +5,22 @@ import importlib.util
 import inspect
 import json
 import tempfile
+import typing
 from pathlib import Path
 
 import pytest
+import torch
 
 import partita
 from partita.errors import MissingExtraError
 from partita.forecast.sensitivity import sensitivity
+from partita.gpu.accelerate.api import Accelerated
+from partita.gpu.accelerate.report import AcceleratedReport
+from partita.gpu.rtasks.fused import FusedModel
+from partita.gpu.rtasks.outcome import Outcome, RegionOutcome
+from partita.gpu.streams.api import Streamed
+from partita.gpu.streams.order import LaunchPlan
+from partita.gpu.streams.record import StreamSchedule
 from partita.jobs.compare_curve import ComparedTask, compare_curve
 from partita.jobs.compare_trace import compare_trace
 from partita.jobs.curve import curve_of
@@ -87,7 +96,51 @@ def compared_curve():
     return compare_curve(tasks, Sweeper(workers=1))
 
 
+def accelerated_report():
+    times = (("streams, merge", 90.0), ("torch.compile", 120.0), ("the module", 300.0))
+    return AcceleratedReport("Net", "a GPU", "streams, merge", "streams", times, 1e-6, 1e-6, 3.0)
+
+
+def accelerated():
+    """A module that was made faster, without the GPU to do so."""
+    fast = object.__new__(Accelerated)
+    fast._report = accelerated_report()
+    return fast
+
+
+def streamed():
+    shown = object.__new__(Streamed)
+    shown.module = torch.nn.Identity()
+    times = (("sequential graph", 80.0), ("the module", 200.0))
+    plan = LaunchPlan("greedy", ())
+    shown.schedules = (
+        StreamSchedule(((1, 3, 8, 8),), "f32", "a GPU", "sequential", "fold", "0", plan, (), times,
+                       1e-6, 1e-6, 1.0),
+    )  # fmt: skip
+    return shown
+
+
+def outcome():
+    region = RegionOutcome("region 0", 4, 64, 132, 30.0, 20.0, 55.0, 0.1, about="lstm")
+    return Outcome("Net", "a GPU", "f16", "fused", (region,), (("pool", "no tiles"),), 0.1, 0.1,
+                   0.1, 1e-6, 1e-6, 33.0, 60.0)  # fmt: skip
+
+
+def fused_model():
+    fused = object.__new__(FusedModel)
+    fused.outcome = outcome()
+    return fused
+
+
 MADE = {
+    "Accelerated": accelerated,
+    "AcceleratedReport": accelerated_report,
+    "Cluster": lambda: partita.cluster_from("2xV100+1xA100"),
+    "FusedModel": fused_model,
+    "Graph": lambda: partita.model("squeezenet1_1", 2),
+    "Outcome": outcome,
+    "Program": lambda: planned().best.simulation.timeline.program,
+    "Streamed": streamed,
     "AnalyticStreams": lambda: streams_by_costs("squeezenet1_1", method="greedy"),
     "ComparedCurve": compared_curve,
     "Comparison": lambda: partita.compare("alexnet", "1xA100", batch=4, stop=QUICK),
@@ -142,6 +195,33 @@ def test_what_a_job_answers_shows_itself(job):
     answered = inspect.signature(job, eval_str=True).return_annotation
     assert answered.__name__ in rows.TABLES
     assert {"_repr_html_", "table", "plot"} <= set(dir(answered))
+
+
+# What is called or run, not looked at; what is found wrong with a plan is text.
+NO_RESULTS = {
+    "check_plan", "decode_step", "execute", "generate", "persistent", "pipe", "placed_draws",
+    "with_loss",
+}  # fmt: skip
+
+
+def answers(name: str) -> list[type]:
+    """The classes that a public function gives."""
+    job = getattr(partita, name)
+    called = job if inspect.isfunction(job) else job.__call__
+    wanted = called.__annotations__["return"]
+    if isinstance(wanted, str):
+        wanted = getattr(partita, wanted, wanted)
+    return [wanted] if inspect.isclass(wanted) else list(typing.get_args(wanted))
+
+
+def test_what_every_public_function_answers_shows_itself():
+    jobs = {name for name in partita.__all__ if callable(getattr(partita, name))}
+    jobs = {name for name in jobs if not inspect.isclass(getattr(partita, name))}
+    assert jobs > NO_RESULTS
+    for name in sorted(jobs - NO_RESULTS):
+        for answered in answers(name):
+            assert answered.__name__ in rows.TABLES, f"{name} -> {answered}"
+            assert {"_repr_html_", "table", "plot"} <= set(dir(answered)), f"{name} -> {answered}"
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -168,6 +168,19 @@ def test_the_page_prints_on_a4(tab):
     assert {(round(float(w)), round(float(h))) for w, h in boxes} <= {(595, 842), (594, 842)}
 
 
+def test_a_dark_timeline_is_painted_light_for_paper_and_dark_again(browser):
+    tab = browser.open(small_page(), dark=True)
+    tab.frames()
+    under = f"Array.from({VIEW}.screen.getImageData({VIEW}.labels + 2, 30, 1, 1).data)"
+    tab.run(f"{VIEW}.showIdle = false; {VIEW}.data.slot_from.fill(0); {VIEW}.paint()")  # no tasks
+    dark = tab.run(under)
+    tab.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.run(under) == [246, 248, 250, 255]
+    tab.run("window.dispatchEvent(new Event('afterprint'))")
+    assert tab.run(under) == dark == [22, 27, 34, 255]
+    tab.close()
+
+
 def test_every_button_and_picture_has_a_name(tab):
     nameless = tab.run(
         "Array.from(document.querySelectorAll('button, input, canvas, svg[role=img], summary'))"

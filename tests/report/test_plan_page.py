@@ -9,13 +9,15 @@ from partita import units
 from partita.cluster import resolve
 from partita.graph import GraphBuilder
 from partita.graph.files import write_graph
+from partita.jobs.idle import idle_account
 from partita.jobs.simulate import data_parallel, simulate
+from partita.jobs.traffic import hidden_share
 from partita.meaning import Purpose
 from partita.plans import Alternative, Schedule
 from partita.report.page import plan_page
 from partita.sketch import LaneSketch
 from tests.report.browser import needs_chromium, quiet
-from tests.report.plans import line, plan_of, simulated, tiny_gpt
+from tests.report.plans import fully_sharded, line, plan_of, simulated, tiny_gpt
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
@@ -66,7 +68,7 @@ def test_the_page_says_who_runs_what():
     plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
     page = plan_page(plan, simulate(plan))
     assert ">bubble<" in page
-    assert "sends between stages take" in page  # what stages exchange inside is part of their time
+    assert "the busiest link is in use for" in page
     table = page.split("<h2>The stages</h2>")[1].split("</table>")[0]
     assert "<td>stage1</td><td>n0.gpu1</td>" in table
     alone = line("squeezenet1_1@64", "1xA100", 1, batch=4)
@@ -223,3 +225,45 @@ def test_the_fullest_device_is_the_same_everywhere():
     told = page.split('<li data-picked="0">')[1].split("</li>")[0]
     assert f"{fullest} on the fullest device" in told
     assert f"<b>{fullest}</b>" in page
+
+
+def card(page: str, name: str) -> str:
+    """What a card says, its value first."""
+    return re.sub(r"<[^>]+>", " ", page.split(f">{name}</span>")[1].split("</div>")[0])
+
+
+def test_idle_time_of_the_cards_adds_up_to_that_of_the_account():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    simulation = simulate(plan)
+    idle = idle_account(simulation.timeline)
+    page = plan_page(plan, simulation)
+    mean = 1 - idle.mean_busy_s / simulation.step_s
+    told = card(page, "bubble")
+    parts = [int(number) for number in re.findall(r"(\d+)%", told)]
+    assert abs(sum(parts) - 100 * mean) <= 1  # of rounding
+    assert f"{mean:.0%} of the step on average" in page
+
+
+def test_what_bounds_the_busiest_device_leaves_what_it_is_idle():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    simulation = simulate(plan)
+    busiest = idle_account(simulation.timeline).busiest
+    page = plan_page(plan, simulation)
+    told = re.search(r"bubble and exposed communication (\d+)%", page)
+    assert told is not None
+    assert int(told[1]) == round(100 * busiest.idle_s / simulation.step_s)
+
+
+def test_the_overlap_is_that_of_one_device():
+    plan = fully_sharded("squeezenet1_1@64", "2xA100", batch=4)
+    simulation = simulate(plan)
+    told = card(plan_page(plan, simulation), "overlap")
+    sending = hidden_share(simulation.timeline).sending_s / 2
+    assert f"({units.seconds(sending)} a device" in told
+
+
+def test_the_moment_of_the_peak_is_marked_in_the_curve():
+    plan = line("squeezenet1_1@64", "2xA100", 2, batch=4)
+    simulation = simulate(plan)
+    picture = plan_page(plan, simulation).split("over the step, by part")[1].split("</svg>")[0]
+    assert f">peak {units.size(simulation.fullest[0])}</text>" in picture

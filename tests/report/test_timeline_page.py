@@ -142,6 +142,34 @@ def test_measured_lanes_stand_under_the_predicted_ones(saved):
     assert "block of rank 1" in text
 
 
+@needs_chromium
+def test_measured_lanes_can_be_drawn_as_long_as_the_predicted_ones(saved, browser):
+    folder, plan = saved
+    page = folder / "scaled.html"
+    told = ("--measured", str(folder / "trace"), "-o", str(page))
+    assert run("report", str(folder / "plan.json"), *told).exit_code == 0
+    assert "2 times the predicted step" in page.read_text()
+    step = simulate(plan).step_s
+    tab = browser.open(page)
+    tab.frames()
+    view = "partitaTimelines[0]"
+    last = f"Math.max(...{view}.ends)"
+    assert tab.run(f"{view}.to") == pytest.approx(2 * step)
+    tab.click("[data-length]")
+    assert tab.run(f"{view}.to") == pytest.approx(step)
+    assert tab.run(last) == pytest.approx(step)
+    times = tab.run(f"Array.from({view}.data.slot_task, (t) => {view}.data.end[t])")
+    assert max(times) == pytest.approx(2 * step)  # what is told of a task is what was measured
+    tab.run("new Promise((done) => setTimeout(done, 200))")
+    again = browser.open(page, fragment=tab.run("location.hash"))
+    assert again.run(f"{view}.oneLength") is True
+    tab.click("[data-length]")
+    assert tab.run(f"{view}.to") == pytest.approx(2 * step)
+    assert quiet(tab)
+    tab.close()
+    again.close()
+
+
 def test_traces_of_another_plan_and_of_no_plan_are_refused(saved):
     folder, plan = saved
     other = replace(plan, origin=replace(plan.origin, seed=99))
@@ -180,9 +208,10 @@ def test_a_plan_is_written_in_every_form_and_a_timeline_in_all_but_one(saved):
     ("command", "expected"),
     [
         (["schedule", "vshape", "--devices", "2", "--microbatches", "4", "--compare", "--page"],
-         (">1F1B</text>", "<h2>On one axis</h2>", "≤ 0.0%")),
+         (">1F1B</text>", "<h2>On one axis</h2>", "≤ 0.0%", ">2 chunks a device</text>",
+          "no order of these blocks is faster", "the bound above is not theirs")),
         (["streams", "squeezenet1_1@64", "--device", "analytic", "--method", "greedy", "-o"],
-         (">streams</span>", "<h2>What was tried</h2>")),
+         (">streams</span>", "<h2>What was tried</h2>", "<td>greedy</td><td class=n>")),
         (["rtasks", "lstm@2", "--method", "list", "-o"],
          (">units busy</span>", "vEU 0")),
     ],

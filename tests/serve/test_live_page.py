@@ -5,7 +5,10 @@ import re
 import pytest
 from live_server import HOSTILE
 
+from partita.report.page_memory import WORDS
+from partita.report.palette import PART_COLORS
 from tests.report.browser import needs_chromium
+from tests.report.contrast import poor_texts
 
 pytestmark = needs_chromium
 COMMAND = "document.querySelector('#command').textContent"
@@ -45,6 +48,31 @@ def test_what_is_moved_is_answered_with_its_command(tab):
     assert tab.run(cells) == 1 + 4  # the parts in numbers, not in colours alone
     lanes = "document.querySelector('iframe').contentWindow.partitaTimelines.length"
     assert tab.until(lanes) == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_of_every_tab_has_the_contrast_of_wcag_aa(tab, theme):
+    tab.media(prefers_color_scheme=theme)
+    for name in ("whatif", "plan", "schedule", "whatif"):
+        tab.click(f"#tab-{name}")
+        seen, poor = poor_texts(tab)
+        assert poor == []
+        assert seen > 15
+    tab.media(prefers_color_scheme="light")
+    tab.size(1160, 900)
+
+
+def test_parts_of_memory_have_the_colours_of_pages(tab):
+    named = {WORDS[part].split(" of ")[0]: color for part, color in PART_COLORS.items()}
+    shown = tab.run(
+        "Array.from(document.querySelectorAll('#bars .legend li'), (e) => [e.textContent,"
+        " getComputedStyle(e.querySelector('i')).backgroundColor])"
+    )
+    assert len(shown) > 3
+    for part, color in shown:
+        if part in named:
+            red, green, blue = (int(named[part][i : i + 2], 16) for i in (1, 3, 5))
+            assert color == f"rgb({red}, {green}, {blue})", part
 
 
 def test_what_cannot_be_is_said_where_the_answer_stands(tab):

@@ -29,6 +29,7 @@ import click
 
 from partita import files, units
 from partita.cli import INTERRUPTED
+from partita.cli.counted import Counted, counted
 from partita.cli.fitted import fitted, room
 from partita.cli.progress import Interrupt, shown
 from partita.errors import FileError
@@ -166,6 +167,15 @@ class Output:
                 return self.interrupted
 
             yield Stop(time_s, gap, target, evaluations, interrupted, view)
+
+    @contextmanager
+    def parts(self, what: str, total: int) -> Iterator[Counted]:
+        """What to tell of each of many parts; Ctrl-C ends them with those that are there.
+
+        `tick` is to be asked between them, as `interrupted` is.
+        """
+        with self._interrupt.listening(self.quiet), counted(self.quiet, what, total) as view:
+            yield view
 
     def _close(self, code: int | None) -> int:
         if self.json:

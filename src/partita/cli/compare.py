@@ -89,8 +89,8 @@ def _curve(
         )
         for number in device_numbers(what_if.devices)
     ]  # fmt: skip
-    with out.stop():
-        answer = compare_curve(tasks, what_if.sweeper(out))
+    with out.parts("points", len(tasks)) as parts:
+        answer = compare_curve(tasks, what_if.sweeper(out, parts))
     rows = [_curve_row(answer, name) for name in answer.names]
     header = ("strategy", *(f"{number} devices" for number in answer.numbers))
     if rows:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partita import files
+from partita import files, units
 from partita.cli.base import Output, OutputFile
+from partita.cli.counted import Counted
 from partita.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,16 +50,27 @@ class CurveOptions:
         """Is there a deadline or a budget?"""
         return self.deadline_s is not None or self.budget is not None
 
-    def sweeper(self, out: Output) -> "Sweeper":
-        """How the points are planned."""
+    def sweeper(self, out: Output, parts: Counted) -> "Sweeper":
+        """How the points are planned; `parts` hears of each."""
         from partita.jobs.sweep import Sweeper, SweepOutcome
 
         def told(place: int, outcome: SweepOutcome) -> None:
             state = "known" if outcome.is_known else outcome.why or "planned"
-            out.note(f"point {place + 1}: {state}")
+            answer = outcome.answer or {}
+            rows = answer.get("rows", {}).values()
+            times = [float(point["objective_s"]) for point in answer.get("points", ())]
+            times += [float(objective) for objective, _ in rows]
+            best = min(times, default=None)
+            figure = "" if best is None else f", {units.seconds(best)}"
+            bound = answer.get("lower_bound_s")
+            parts(f"point {place + 1}: {state}{figure}", best, bound, outcome.is_known)
+
+        def interrupted() -> bool:
+            parts.tick()
+            return out.interrupted
 
         results = None if self.results is None else Path(self.results)
-        return Sweeper(self.workers, results, lambda: out.interrupted, told, dask=self.dask)
+        return Sweeper(self.workers, results, interrupted, told, dask=self.dask)
 
 
 def sweep_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -138,8 +150,8 @@ def planned_curve(
     prices = None
     if what_if.price is not None:  # a list that lacks a kind is refused before anything is planned
         prices = read_prices(what_if.price, resolve(tasks[0].cluster))
-    with out.stop():  # Ctrl-C ends the sweep with what is there
-        answer = curve(tasks, what_if.sweeper(out))
+    with out.parts("points", len(tasks)) as parts:
+        answer = curve(tasks, what_if.sweeper(out, parts))
     return show_curve(answer, task.model, task.cluster, what_if, prices, output, out)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from partita import units
 from partita.cli.base import Output, common_options
 from partita.cli.curve_options import dask_option
 from partita.errors import InputError
@@ -29,7 +28,7 @@ def command(file: str, folder: str | None, workers: int, dask: str, out: Output)
     """
     from dataclasses import replace
 
-    from partita.jobs.experiment import run_experiment
+    from partita.jobs.experiment import num_runs, run_experiment
     from partita.jobs.experiment_file import read_experiment
     from partita.report.experiment import write_report
     from partita.report.experiment_tables import summary_text
@@ -41,15 +40,14 @@ def command(file: str, folder: str | None, workers: int, dask: str, out: Output)
     place = Path(folder) if folder is not None else Path(file).with_suffix("")
     if place.is_file():
         raise InputError("is a file", fix="name a folder", field="--output", file=str(place))
-    with out.stop(words=units.seconds) as stop:
+    with out.parts("runs", num_runs(experiment)) as parts:
+
+        def interrupted() -> bool:
+            parts.tick()
+            return out.interrupted
+
         outcome = run_experiment(
-            experiment,
-            place,
-            stop.interrupted,
-            told=out.note,
-            progress=stop.progress,
-            workers=workers,
-            dask=dask,
+            experiment, place, interrupted, told=parts, workers=workers, dask=dask
         )
     write_report(outcome, place)
     out.show(summary_text(outcome))

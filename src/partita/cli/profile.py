@@ -1,7 +1,5 @@
 """`partita profile`: time every op of a model on this machine."""
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,7 +62,12 @@ def command(
         merge_databases(known, database, overwrite=True)
     loaded = load_module(model, options.batch, options.dtype, options.training)
     captured, op_of = capture_loaded(loaded)
-    with out.stop() as stop:
+    with out.parts("calls", 0) as parts:
+
+        def going_on(done: int, total: int, call: str) -> bool:
+            parts.at(done, total, call[:70])
+            return not out.interrupted
+
         try:
             model_profile = profile(
                 captured,
@@ -75,7 +78,7 @@ def command(
                 timing=Timing(warmup, repeats),
                 database=database,
                 fresh=fresh,
-                progress=_Bar(out, stop.interrupted),
+                progress=going_on,
             )
         except ProfilingStopped as stopped:
             out.note(f"{stopped}; they are kept in {database}: run this again to go on")
@@ -89,24 +92,6 @@ def command(
     out.show(f"measurements in {database}" + (f", profile in {output.path}" if output else ""))
     out.result(_json(model_profile, depth, database, output))
     return 0
-
-
-class _Bar:
-    """How far the measuring is, on stderr; asked to go on, it says False after Ctrl-C."""
-
-    def __init__(self, out: Output, interrupted: Callable[[], bool]) -> None:
-        self._out = out
-        self._interrupted = interrupted
-        self._next_s = 0.0
-
-    def __call__(self, done: int, total: int, call: str) -> bool:
-        now = time.monotonic()
-        if now >= self._next_s or done == total:
-            self._next_s = now + 1.0
-            filled = round(20 * done / total)
-            bar = "█" * filled + "·" * (20 - filled)
-            self._out.note(f"{bar} {done:,} of {total:,}  {call[:70]}")
-        return not self._interrupted()
 
 
 def _text(model_profile: ModelProfile, depth: int | None) -> str:

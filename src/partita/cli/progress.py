@@ -54,23 +54,26 @@ class Interrupt:
 Words = Callable[[float], str]  # an objective as people read it
 
 
-def describe(step: Improvement, words: Words = number, left_s: float | None = None) -> str:
+def describe(
+    step: Improvement, words: Words = number, left_s: float | None = None, room: int = 0
+) -> str:
     """One improvement in one line: `1.2 s  best 10  bound 8  gap 20.0%  1,000 evaluations`.
 
-    With a time limit it ends with what is left of that.
+    With a time limit it ends with what is left of that. Where `room` is too small for all, the
+    evaluations and then the gap are left out.
     """
     parts = [seconds(step.seconds)]
     parts += ["no answer yet" if step.objective is None else f"best {words(step.objective)}"]
     if step.lower_bound is not None:
         parts.append(f"bound {words(step.lower_bound)}")
     gap = relative_gap(step.objective, step.lower_bound)
-    if gap is not None:
-        parts.append(f"gap {gap:.1%}")
+    more = [] if gap is None else [f"gap {gap:.1%}"]
     if step.evaluations:
-        parts.append(f"{step.evaluations:,} evaluation{'s' * (step.evaluations != 1)}")
-    if left_s is not None:
-        parts.append(f"at most {seconds(round(max(0.0, left_s)))} left")
-    return "  ".join(parts)
+        more.append(f"{step.evaluations:,} evaluation{'s' * (step.evaluations != 1)}")
+    left = [] if left_s is None else [f"at most {seconds(round(max(0.0, left_s)))} left"]
+    while more and room and len("  ".join([*parts, *more, *left])) > room:
+        more.pop()
+    return "  ".join([*parts, *more, *left])
 
 
 class PlainLines:
@@ -113,6 +116,7 @@ class Live:
 
         text = "searching (Ctrl-C stops with the best so far)"
         self._status = Console(stderr=True).status(text)
+        self._room = self._status.console.width - 3  # beside what turns
         self._status.start()
         self._words = words
         self._begun = self._next_at = time.monotonic()
@@ -133,7 +137,8 @@ class Live:
         self._next_at = now + 0.5
         spent = max(now - self._begun, self._step.seconds)
         left = None if self._time_s is None else self._time_s - spent
-        self._status.update(describe(replace(self._step, seconds=spent), self._words, left))
+        step = replace(self._step, seconds=spent)
+        self._status.update(describe(step, self._words, left, self._room))
 
     def close(self) -> None:
         """Take the line away."""
@@ -169,15 +174,18 @@ def saying(
     from rich.console import Console  # only a terminal pays for this import
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(12), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=time_s)
+        task = bar.add_task("starting", total=time_s, left=f"at most {time_s:.0f} s left")
         began = time.monotonic()
 
         def note(text: str) -> None:
             left = max(0.0, time_s - (time.monotonic() - began))
-            words = f"{text}; at most {left:.0f} s left"
-            bar.update(task, description=words, completed=time_s - left)
+            words = f"at most {left:.0f} s left"
+            bar.update(task, description=text, left=words, completed=time_s - left)
 
         yield note
 

@@ -425,20 +425,34 @@ def _page(result: ScheduleResult, compared: ScheduleTable | None, title: str) ->
     what = "makespan" if is_whole else "period"
     objective = result.objective or 0.0
     rivals = [
-        SmallTimeline(b.title, f"{number(b.makespan)} steps", b.timeline)
+        SmallTimeline(
+            b.title, f"{number(b.makespan)} steps", b.timeline,
+            "" if b.placement == "as given" else b.placement,
+        )
         for b in sorted(compared.ran if compared else (), key=lambda b: b.makespan)
         if b.num_microbatches == result.num_microbatches
-    ]
+    ]  # fmt: skip
     figures = (
         (what, f"{number(objective)} steps", result.why),
-        ("from optimal", f"≤ {result.gap or 0:.1%}", f"no schedule is below {number(bound)}"),
+        (
+            "from optimal",
+            f"≤ {result.gap or 0:.1%}",
+            f"no order of these blocks is below {number(bound)}",
+        ),
         ("bubble", f"{result.bubble_rate or 0:.1%}", "of the time of all devices"),
         ("memory", number(max(result.peak_memory)), "at most on any device"),
     )
     about = _headline(result)
     return timeline_page(
         TimelineStory(
-            title, about, timeline, figures, bound if is_whole else 0.0, rivals, as_in_papers=True
+            title,
+            about,
+            timeline,
+            figures,
+            bound if is_whole else 0.0,
+            rivals,
+            as_in_papers=True,
+            among="order of these blocks",
         )
     )
 

@@ -76,7 +76,7 @@ def _analytic(
     from partita.report.terminal import gantt
 
     ending = ".json" if output is None else output.ending(ANALYTIC)
-    with out.stop(time_s=time_limit) as stop:
+    with out.stop(time_s=time_limit, words=lambda us: units.seconds(us * 1e-6)) as stop:
         streams = streams_by_costs(
             model, gpu, batch=batch[0], dtype=dtype, method=method, stop=stop, seed=out.seed
         )
@@ -142,13 +142,17 @@ def _page(data: dict[str, Any], timeline: "Timeline", title: str) -> str:
 
     best, bound = data["objective"], data["lower_bound"] or 0.0
     rows = [
-        (name, f"{value:.1f} us", f"x{value / best:.2f}")
+        (name, units.seconds(value * 1e-6), f"x{value / best:.2f}")
         for name, value in data["candidates"].items()
         if value is not None
     ]
     figures = (
-        ("one inference", f"{best:.1f} us", f"by {data['method']}: {data['why']}"),
-        ("from optimal", f"≤ {1 - bound / best:.1%}", f"nothing is below {bound:.1f} us"),
+        ("one inference", units.seconds(best * 1e-6), f"by {data['method']}: {data['why']}"),
+        (
+            "from optimal",
+            f"≤ {1 - bound / best:.1%}",
+            f"no order of these ops is below {units.seconds(bound * 1e-6)}",
+        ),
         ("streams", f"{len(timeline.program.lanes)}", f"for {len(data['ops'])} launches"),
     )
     about = f"streams on {data['device']}, by a roofline in which ops share the processors"

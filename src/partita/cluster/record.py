@@ -31,6 +31,7 @@ from partita.cluster.checks import (
 )
 from partita.cluster.topology import Groups, Topology, join_ranks
 from partita.errors import ClusterError
+from partita.showing import plot_of, repr_html, table_of
 
 ROUTE_BYTES = 1_000_000
 MAX_DEVICES = 100_000
@@ -170,6 +171,8 @@ class Cluster:
     devices: tuple[Device, ...]
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __post_init__(self) -> None:
         check_name(self.name, "name", "a cluster")

@@ -368,11 +368,12 @@ def _xml(text: str) -> str:
 # Every rule is of this picture alone: it may stand inside a page, beside others.
 _STYLE = """
 .ops text{font:11px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#222;text-anchor:middle}
-.ops .name{font-weight:600} .ops .soft{fill:#555} .ops .left{text-anchor:start}
+.ops .name{font-weight:600} .ops .soft{fill:#333} .ops .left{text-anchor:start}
 .ops .box{stroke:#55606e;stroke-width:1} .ops .dashed{stroke-dasharray:4 2}
 .ops .edge{fill:none;stroke:#8a93a0;stroke-width:1.2}
 .ops g.e:hover .edge{stroke:#d2452d;stroke-width:2.4}
-.ops g.n:hover .box{stroke:#d2452d;stroke-width:2}
+.ops g.n:hover .box{stroke:#d2452d;stroke-width:2} .ops .ground{fill:#fff}
+@media screen and (prefers-color-scheme:dark){.ops .left{fill:#e6edf3}.ops .ground{fill:#0d1117}}
 """.strip()
 
 
@@ -390,7 +391,7 @@ def _svg(graph: Graph, scene: _Scene, layout: DrawnLayout) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto-start-reverse"><path d="M0 0.8L8 4L0 7.2z" '
         'fill="#8a93a0"/></marker></defs>',
-        f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
+        f'<rect width="{width:.0f}" height="{height:.0f}" class="ground"/>',
         f'<g transform="translate({_MARGIN:g} {_MARGIN:g})">',
         f'<text class="left name" x="0" y="11">{_xml(about)}</text>',
         *legend,

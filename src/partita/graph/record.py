@@ -18,6 +18,7 @@ from partita.errors import GraphError
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.order import CycleError, dependencies_first
 from partita.graph.packed import read_source
+from partita.showing import plot_of, repr_html, table_of
 
 Shape = tuple[int, ...]
 Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -229,6 +230,8 @@ class Graph:
     _calls: dict[str, Call] = field(init=False, repr=False, compare=False)
     is_training: bool = field(init=False, repr=False, compare=False)  # is there a backward pass?
     memo: dict[tuple[str, str], Any] = field(init=False, repr=False, compare=False)
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __post_init__(self) -> None:
         put = object.__setattr__

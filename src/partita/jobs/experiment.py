@@ -131,11 +131,15 @@ class ExperimentTask:
     key: str
 
 
+# What is said of a run that is there: its name, best and bound in seconds, was it there before?
+RunTold = Callable[[str, float | None, float | None, bool], None]
+
+
 def run_experiment(
     experiment: Experiment,
     folder: str | Path,
     interrupted: Callable[[], bool] = lambda: False,
-    told: Callable[[str], None] = lambda text: None,
+    told: RunTold = lambda text, objective_s, lower_bound_s, is_known: None,
     progress: Callable[[Improvement], None] | None = None,
     workers: int = 1,
     dask: str = "",
@@ -144,7 +148,8 @@ def run_experiment(
 
     With several workers (0: as many as there are cores) runs are made side by side, each by itself:
     the records are the same wherever evaluations, and not seconds, limit a search. `dask` is the
-    address of a Dask scheduler whose workers make them instead.
+    address of a Dask scheduler whose workers make them instead. `told` hears of each run that is
+    there.
     """
     cases = tuple(_cases(experiment))
     place = Path(folder) / "runs"
@@ -164,6 +169,12 @@ def run_experiment(
         saved = _saved(path)
         if saved is not None:
             records[number] = saved
+            told(
+                f"run {number + 1} of {len(todo)}: {title}: known",
+                saved.objective_s,
+                saved.lower_bound_s,
+                True,
+            )
         else:
             task = ExperimentTask(experiment, case.name, optimiser, seed, key)
             left.append((number, path, title, task))
@@ -174,12 +185,17 @@ def run_experiment(
     for number, path, title, task in left:
         record = _saved(path) if side_by_side else None
         if record is None and not interrupted() and not side_by_side:
-            told(f"run {number + 1} of {len(todo)}: {title}")
             stop = _stop(experiment, task.optimiser, interrupted, progress)
             record = _run(experiment, todo[number][0], task.optimiser, task.seed, stop, task.key)
             if interrupted():  # what was cut short is not what was asked for
                 continue
             write_atomically(path, encode_json(record), overwrite=True)
+            told(
+                f"run {number + 1} of {len(todo)}: {title}",
+                record.objective_s,
+                record.lower_bound_s,
+                False,
+            )
         if record is not None:
             records[number] = record
     runs = tuple(records[number] for number in sorted(records))
@@ -188,7 +204,7 @@ def run_experiment(
 
 def _beside(
     left: list[tuple[int, Path, str, ExperimentTask]], total: int, workers: int, dask: str,
-    interrupted: Callable[[], bool], told: Callable[[str], None],
+    interrupted: Callable[[], bool], told: RunTold,
 ) -> None:  # fmt: skip
     """Make runs in other processes; each is written as soon as it is there."""
 
@@ -196,10 +212,18 @@ def _beside(
         number, path, title, _ = left[place]
         if outcome.answer is not None:
             write_atomically(path, encode_json(outcome.answer), overwrite=True)
-        told(f"run {number + 1} of {total}: {title}{f': {outcome.why}' if outcome.why else ''}")
+        answer = outcome.answer or {}
+        text = f"run {number + 1} of {total}: {title}{f': {outcome.why}' if outcome.why else ''}"
+        told(text, answer.get("objective_s"), answer.get("lower_bound_s"), False)
 
     sweeper = Sweeper(workers, None, interrupted, done, dask=dask)
     sweeper(run_task, [task for *_, task in left])
+
+
+def num_runs(experiment: Experiment) -> int:
+    """How many runs an experiment is made of."""
+    each = len(experiment.optimisers) * len(experiment.seeds)
+    return sum(1 for _ in _cases(experiment)) * each
 
 
 def run_task(task: ExperimentTask) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from partita.graph.record import Graph, Op
 from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model
+from partita.jobs.idle import idle_account
 from partita.jobs.workload import Workload, load
 from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
 from partita.plans import (
@@ -268,16 +269,20 @@ class Simulation:
     def bounds(self) -> dict[str, float]:
         """Seconds of the busiest device by what bounds them: compute, memory, launch, waiting.
 
-        The ops of one stage are those of its first device; on heterogeneous devices their times are
-        stretched to what the busiest one takes.
+        The ops of one stage are those of its first device; their times are stretched to what the
+        busiest device takes, which is more on heterogeneous devices and beside communication.
         """
         bounds = dict.fromkeys(("compute", "memory", "launch"), 0.0)
         for report in self.ops:
             if report.cost.bound in bounds:
                 bounds[report.cost.bound] += report.cost.seconds
         total = sum(bounds.values())
-        if total and not self.is_pipelined:
-            bounds = {name: s * self.compute_s / total for name, s in bounds.items()}
+        if total:
+            busy_s = self.compute_s
+            if self.is_pipelined:  # blocks have idle time inside of them
+                lane = idle_account(self.timeline).busiest
+                busy_s = total if lane is None else lane.busy_s
+            bounds = {name: s * busy_s / total for name, s in bounds.items()}
         return {**bounds, "waiting": max(0.0, self.step_s - sum(bounds.values()))}
 
     def _busy(self, kind: str) -> float:

@@ -6,7 +6,8 @@ model where there are no barriers.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from partita.problems.streams import (
 )
 from partita.program import F64, Kind, ProgramBuilder
 from partita.search import searches
-from partita.search.base import UNTIL_DONE, Result, Stop
+from partita.search.base import UNTIL_DONE, Improvement, Result, Stop
 from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import Timeline
@@ -68,11 +69,35 @@ def streams_by_costs(
     if method is not None and method not in known:
         raise InputError(f"found {method!r}", fix=suggest(method, tuple(known)), field="--method")
     names = METHODS if method is None else (method, "sequential")
-    results = [known[name](made.problem, stop, seed) for name in dict.fromkeys(names)]
+    told = BestOfAll(stop.progress)
+    watched = replace(stop, progress=told)
+    results = [known[name](made.problem, watched, seed) for name in dict.fromkeys(names)]
     results.sort(key=lambda each: each.objective if each.objective is not None else math.inf)
     solution = results[0].solution
     timeline = None if solution is None else timeline_of(made.problem, solution)
     return AnalyticStreams(made, kind, tuple(results), timeline)
+
+
+class BestOfAll:
+    """Tells of several searches for one problem as of one: the best of all, the lowest bound.
+
+    A bound holds for what its own search may choose: stages, say, where another needs no barrier.
+    """
+
+    def __init__(self, progress: Callable[[Improvement], None] | None) -> None:
+        self._progress = progress
+        self._best: float | None = None
+        self._bound: float | None = None
+
+    def __call__(self, step: Improvement) -> None:
+        """A step of whichever search is running; heard of where something got better."""
+        before = (self._best, self._bound)
+        if step.objective is not None:
+            self._best = min(step.objective, math.inf if self._best is None else self._best)
+        if step.lower_bound is not None:
+            self._bound = min(step.lower_bound, math.inf if self._bound is None else self._bound)
+        if self._progress is not None and (self._best, self._bound) != before:
+            self._progress(replace(step, objective=self._best, lower_bound=self._bound))
 
 
 def _device(name: str) -> DeviceKind:

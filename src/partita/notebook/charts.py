@@ -169,7 +169,10 @@ def _measured(result: object) -> ResultChart:
 
 
 CHARTS: dict[str, Callable[[Any], ResultChart]] = {
+    "Accelerated": _bars("us", "candidate", "a whole call", "kept"),
+    "AcceleratedReport": _bars("us", "candidate", "a whole call", "kept"),
     "AnalyticStreams": _bars("us", "method", "methods"),
+    "Cluster": _bars("memory_bytes", "device", "memory of the devices", "kind"),
     "ComparedCurve": _points(
         "devices", "objective_s", "strategies by devices", "strategy", log=True, more=("plan",)
     ),
@@ -185,17 +188,22 @@ CHARTS: dict[str, Callable[[Any], ResultChart]] = {
     "Explained": _bars("seconds", "part", "where the step goes", "kind"),
     "Explanation": _bars("added_s", "split", "what other splits would add"),
     "Forecast": _bars("seconds", "part", "where the step goes"),
+    "FusedModel": _bars("planned_us", "region", "regions as planned", "kept"),
     "FusedPlan": _gantt(lambda fused: fused.timeline()),
+    "Graph": _bars("flops", "kind", "FLOPs by kind of op", "phase"),
     "KinetoComparison": _measured,
+    "Outcome": _bars("planned_us", "region", "regions as planned", "kept"),
     "Partitioned": _phases,
     "Placed": _points("step_s", "peak_bytes", "placements", "fits", more=("name", "devices")),
     "Plan": lambda plan: _gantt(_simulated)(plan),
     "Planned": _steps("plan", "the plan and the next best"),
+    "Program": _bars("duration", "lane", "work of each lane", "kind"),
     "Result": _progress,
     "ScheduleResult": _gantt(lambda result: result.timeline()),
     "Sensitivity": _bars("step_s", "parameter", "the step with each parameter worse"),
     "Sharding": _steps("mesh", "ways to split"),
     "Simulation": _gantt(lambda simulation: simulation.timeline),
+    "Streamed": _bars("us", "candidate", "a whole call", "kept"),
     "Timeline": _gantt(lambda timeline: timeline),
     "TraceComparison": _measured,
     "Validation": _points(

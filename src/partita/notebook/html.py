@@ -5,6 +5,7 @@ Nothing in it runs, and every name is escaped. `FIGURES` says what counts, keyed
 """
 
 import base64
+from collections import Counter
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -176,8 +177,51 @@ def _kineto(k: Any) -> Figures:
     ]  # fmt: skip
 
 
+def _graph(g: Any) -> Figures:
+    return [
+        ("model", g.name), ("ops", f"{len(g.ops):,}"),
+        ("parameters", units.count(g.num_parameters)),
+        ("training", "yes" if g.is_training else "no"),
+    ]  # fmt: skip
+
+
+def _cluster(c: Any) -> Figures:
+    kinds = Counter(device.kind for device in c.devices)
+    nodes = len({device.node for device in c.devices})
+    return [
+        ("machine", c.name), ("devices", ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())),
+        ("nodes", f"{nodes:,}"), ("links", f"{len(c.links):,}"),
+    ]  # fmt: skip
+
+
+def _accelerated(a: Any) -> Figures:
+    return [
+        ("model", a.model), ("device", a.device), ("called", a.kept),
+        ("a call", units.seconds(a.used_us * 1e-6)),
+    ]  # fmt: skip
+
+
+def _streamed(s: Any) -> Figures:
+    return [
+        ("model", type(s.module).__name__),
+        *(("x".join(map(str, one.shapes[0])) if one.shapes else "call",
+           f"{one.label}, {units.seconds(one.time_us * 1e-6)}") for one in s.schedules),
+    ]  # fmt: skip
+
+
+def _fused_outcome(o: Any) -> Figures:
+    told = "not measured" if o.used_us is None else units.seconds(o.used_us * 1e-6)
+    return [
+        ("model", o.model), ("device", o.device), ("called", o.kept), ("a call", told),
+        ("regions", f"{len(o.regions):,}"), ("left to PyTorch", f"{len(o.fallbacks):,}"),
+    ]  # fmt: skip
+
+
 FIGURES: dict[str, Callable[[Any], Figures]] = {
+    "Accelerated": lambda fast: _accelerated(fast.report()),
+    "AcceleratedReport": _accelerated,
     "AnalyticStreams": _streams,
+    "Cluster": _cluster,
     "ComparedCurve": _compared_curve,
     "Comparison": _comparison,
     "Curve": _curve,
@@ -186,18 +230,24 @@ FIGURES: dict[str, Callable[[Any], Figures]] = {
     "Explained": _explained,
     "Explanation": lambda e: [("op", e.op), ("kind", e.kind), ("why", e.why())],
     "Forecast": _forecast,
+    "FusedModel": lambda fused: _fused_outcome(fused.report()),
     "FusedPlan": _fused,
+    "Graph": _graph,
     "KinetoComparison": _kineto,
+    "Outcome": _fused_outcome,
     "Partitioned": _partitioned,
     "Placed": _placed,
     "Plan": _plan,
     "Planned": _searched,
+    "Program": lambda p: [("tasks", f"{p.num_tasks:,}"), ("lanes", f"{len(p.lanes):,}"),
+                          ("memories", f"{len(p.memories):,}")],
     "Result": _result,
     "ScheduleResult": _schedule,
     "Sensitivity": lambda s: [("step", units.seconds(s.forecast.step_s)),
                               ("fastest near it", str(s.winner.strategy))],
     "Sharding": _searched,
     "Simulation": _simulation,
+    "Streamed": _streamed,
     "Timeline": lambda t: [("makespan", f"{units.number(t.makespan)} {t.program.time_unit}"),
                            ("tasks", f"{t.program.num_tasks:,}")],
     "TraceComparison": _compared_trace,

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 from partita.notebook.table import ResultTable, Value
 
 if TYPE_CHECKING:
+    from partita.cluster import Cluster
     from partita.forecast import Forecast
     from partita.forecast.sensitivity import Sensitivity
+    from partita.gpu.accelerate.report import AcceleratedReport
+    from partita.gpu.rtasks.outcome import Outcome
+    from partita.gpu.streams.api import Streamed
+    from partita.graph import Graph
     from partita.jobs.compare import Comparison
     from partita.jobs.compare_curve import ComparedCurve
     from partita.jobs.compare_trace import TraceComparison
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from partita.jobs.streams import AnalyticStreams
     from partita.jobs.validate import Validation
     from partita.plans import Plan
+    from partita.program import Program
     from partita.search.base import Result
     from partita.timeline import Timeline
 
@@ -309,8 +315,92 @@ def _kineto(result: "KinetoComparison") -> ResultTable:
     )
 
 
+def _graph(result: "Graph") -> ResultTable:
+    """Every op, what it makes and what it costs."""
+    from partita.graph.flops import flops
+    from partita.graph.traffic import traffic_bytes
+
+    return _table(
+        "op kind phase makes shape parameters flops bytes",
+        (
+            (op.name, op.kind, op.phase, ", ".join(op.outputs),
+             ", ".join("x".join(map(str, result.tensor(name).shape)) for name in op.outputs),
+             sum(result.tensor(name).num_elements for name in dict.fromkeys(op.inputs)
+                 if result.tensor(name).role == "parameter"),
+             flops(result.call(op)), traffic_bytes(result, op))
+            for op in result.ops
+        ),
+    )  # fmt: skip
+
+
+def _cluster(result: "Cluster") -> ResultTable:
+    """Every device with what it has."""
+    kinds = [result.kind_of(index) for index in range(result.num_devices)]
+    return _table(
+        "device node kind memory_bytes memory_bytes_per_s f32_flops_per_s",
+        (
+            (device.name, device.node, kind.name, kind.memory_bytes, kind.memory_bytes_per_s,
+             kind.peak("f32"))
+            for device, kind in zip(result.devices, kinds, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _program(result: "Program") -> ResultTable:
+    """Every task on each lane that it takes."""
+    labels = [result.task_label(task) for task in range(result.num_tasks)]
+    return _table(
+        "lane task kind microbatch duration waits",
+        (
+            (result.lanes[lane].name, label.block, label.kind.words, label.microbatch,
+             float(result.duration[task]),
+             int(result.wait_start[task + 1] - result.wait_start[task]))
+            for task, label in enumerate(labels)
+            for lane in result.lanes_of(task)
+        ),
+    )  # fmt: skip
+
+
+def _accelerated(result: "AcceleratedReport") -> ResultTable:
+    """What was timed, and which is called."""
+    return _table(
+        "candidate us kept", ((name, us, name == result.kept) for name, us in result.times_us)
+    )
+
+
+def _streamed(result: "Streamed") -> ResultTable:
+    """What was timed for each shape of inputs, and which is called."""
+    return _table(
+        "inputs candidate us kept",
+        (
+            (", ".join("x".join(map(str, shape)) for shape in one.shapes), name, us,
+             name == one.label)
+            for one in result.schedules
+            for name, us in one.times_us
+        ),
+    )  # fmt: skip
+
+
+def _fused_outcome(result: "Outcome") -> ResultTable:
+    """The regions that are one kernel, and what PyTorch runs."""
+    regions = (
+        (one.name, one.num_ops, one.num_tiles, one.planned_us, one.bound_us, one.fused_us,
+         one.unfused_us, one.kept, one.about)
+        for one in result.regions
+    )  # fmt: skip
+    left = (
+        (name, None, None, None, None, None, None, False, why) for name, why in result.fallbacks
+    )
+    return _table(
+        "region ops tiles planned_us bound_us fused_us unfused_us kept about", (*regions, *left)
+    )
+
+
 TABLES: dict[str, Callable[[Any], ResultTable]] = {
+    "Accelerated": lambda fast: _accelerated(fast.report()),
+    "AcceleratedReport": _accelerated,
     "AnalyticStreams": _streams,
+    "Cluster": _cluster,
     "ComparedCurve": _compared_curve,
     "Comparison": _comparison,
     "Curve": _curve,
@@ -319,17 +409,22 @@ TABLES: dict[str, Callable[[Any], ResultTable]] = {
     "Explained": _explained,
     "Explanation": _explanation,
     "Forecast": _forecast,
+    "FusedModel": lambda fused: _fused_outcome(fused.report()),
     "FusedPlan": _fused,
+    "Graph": _graph,
     "KinetoComparison": _kineto,
+    "Outcome": _fused_outcome,
     "Partitioned": _partitioned,
     "Placed": _placed,
     "Plan": _plan,
     "Planned": _planned,
+    "Program": _program,
     "Result": _result,
     "ScheduleResult": _schedule,
     "Sensitivity": _sensitivity,
     "Sharding": _sharding,
     "Simulation": _simulation,
+    "Streamed": _streamed,
     "Timeline": _timeline,
     "TraceComparison": _compared_trace,
     "Validation": _validation,

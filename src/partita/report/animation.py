@@ -5,11 +5,11 @@ the archive's cells and the best placement then; for the others the placement at
 stands in the page as JSON; names are shown as text, never as markup.
 """
 
-import json
 from html import escape
 from typing import Any
 
 from partita.jobs.experiment import ExperimentOutcome, RunRecord
+from partita.report.html_parts import document, embedded
 
 MOST_POINTS = 400
 
@@ -18,14 +18,13 @@ def animation_page(outcome: ExperimentOutcome) -> str:
     """The page for all runs of an experiment."""
     runs = [_as_data(run) for run in outcome.runs if run.history]
     runs.sort(key=lambda run: not run["frames"])  # those that move most come first
-    data = json.dumps(runs, allow_nan=False).replace("<", "\\u003c")
+    data = embedded(runs)
     title = f"{outcome.experiment.name}: the search"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)} · partita</title><style>{_STYLE}</style></head><body>"
+    return document(
+        title,
+        _STYLE,
         f'<h1>{escape(title)}</h1><p><a href="index.html">Back to the tables and charts</a></p>'
-        f"{_BODY}<script>const RUNS={data};\n{_SCRIPT}</script></body></html>\n"
+        f"{_BODY}<script>const RUNS={data};\n{_SCRIPT}</script>",
     )
 
 
@@ -55,14 +54,11 @@ def _as_data(run: RunRecord) -> dict[str, Any]:
 
 
 _STYLE = """
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:#1f2328;
-max-width:980px;margin:1.5rem auto;padding:0 1rem;background:#fff}h1{font-size:1.3rem;margin:0}
-select,button{font:inherit;padding:.2rem .5rem}select{max-width:100%}#time{width:60%}
-svg{display:block;width:100%;height:auto;margin:.6rem 0}
-text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#444}
+body{max-width:980px}select,button{font:inherit;padding:.2rem .5rem}select{max-width:100%}
+#time{width:60%}svg{display:block;width:100%;height:auto;margin:.6rem 0}
+text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:var(--ink)}
+text.c{fill:#1f2328}.n{fill:var(--card)}
 .row{display:flex;gap:.6rem;align-items:center;margin:.5rem 0;flex-wrap:wrap}
-@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark}
-body{color:#e6edf3;background:#0d1117}a{color:#79b8ff}svg{background:#fff;border-radius:8px}}
 """.strip()
 
 _BODY = """
@@ -111,7 +107,7 @@ function curve(at){const g=$("curve");clear(g);
  if(run.bound){add(g,"path",{d:`M70 ${Y(run.bound)}H900`,stroke:"#999","stroke-dasharray":"5 4"});
   add(g,"text",{x:900,y:Y(run.bound)-5,"text-anchor":"end"},"lower bound")}
  const line=p=>p.map((q,i)=>i?`H${X(q[0])}V${Y(q[1])}`:`M${X(q[0])} ${Y(q[1])}`).join("");
- add(g,"path",{d:line(all),fill:"none",stroke:"#d5dbe1","stroke-width":2});
+ add(g,"path",{d:line(all),fill:"none",stroke:"var(--line)","stroke-width":2});
  if(pts.length){const d=line(pts)+`H${X(at.e)}`;
   add(g,"path",{d,fill:"none",stroke:"#2f74d0","stroke-width":2.5});
   add(g,"circle",{cx:X(at.e),cy:Y(pts[pts.length-1][1]),r:5,fill:"#2f74d0"})}
@@ -126,11 +122,11 @@ function cells(at){const g=$("cells");clear(g);
  const hi=Math.max(...end);
  for(let r=0;r<n;r++){const y=24+(n-1-r)*h;
   add(g,"text",{x:80,y:y+22,"text-anchor":"end"},`${r+1} used`);
-  for(let k=0;k<m;k++)add(g,"rect",{x:90+k*w,y,width:w-2,height:h-2,rx:4,fill:"#f1f3f5"})}
+  for(let k=0;k<m;k++)add(g,"rect",{x:90+k*w,y,width:w-2,height:h-2,rx:4,class:"n"})}
  for(const[u,k,v,ok]of at.c){const y=24+(n-u)*h;
   add(g,"rect",{x:90+k*w,y,width:w-2,height:h-2,rx:4,
    fill:ok?shade(Math.min(v,hi),lo,hi):"#d5d9de"});
-  add(g,"text",{x:90+k*w+w/2-1,y:y+21,"text-anchor":"middle"},
+  add(g,"text",{x:90+k*w+w/2-1,y:y+21,"text-anchor":"middle",class:"c"},
    ok?num(v):`(${num(v)})`)}
  run.classes.forEach((b,k)=>
   add(g,"text",{x:90+k*w+w/2-1,y:24+n*h+16,"text-anchor":"middle"},bytes(b)))}
@@ -141,7 +137,7 @@ function strip(at){const g=$("strip");clear(g);
  add(g,"text",{x:0,y:14},at.last?"placement: layers from left to right":"best placement so far");
  run.devices.forEach((d,r)=>{
   add(g,"text",{x:140,y:24+r*h+15,"text-anchor":"end"},d.length>20?d.slice(0,19)+"…":d);
-  add(g,"rect",{x:148,y:24+r*h,width:790,height:h-2,fill:"#f6f7f8"})});
+  add(g,"rect",{x:148,y:24+r*h,width:790,height:h-2,class:"n"})});
  at.p.forEach((d,i)=>{const e=add(g,"rect",{x:148+i*w,y:24+d*h,width:Math.max(w-.3,.5),
   height:h-2,fill:`hsl(${HUES[d%12]},58%,58%)`});
   add(e,"title",{},`${run.layers[i]}: ${run.devices[d]}`)})}

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from partita.report.axis import tick_text, ticks
+from partita.report.palette import CATEGORY_COLORS
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 78, 170, 44, 56
-COLORS = (
-    "#2f74d0", "#d2762d", "#2a9d8f", "#b5476b", "#6c5fc7", "#8a8f2a", "#4b9cd3", "#c0392b",
-    "#5d6d7e", "#229954", "#9b59b6", "#7d6608",
-)  # fmt: skip
+COLORS = tuple(CATEGORY_COLORS[place] for place in (0, 11, 2, 10, 9, 7, 13, 5, 8, 1, 4, 6))
 _STYLE = (
     "text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#333}"
     ".t{font-size:14px;font-weight:600}.s{fill:#666}.m{text-anchor:middle}.e{text-anchor:end}"

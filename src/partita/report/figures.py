@@ -26,6 +26,7 @@ class Mark:
     size: float = 5.0
     shape: str = "circle"
     key: str = ""  # what choosing it chooses
+    label: str = ""  # beside it, where there is room
 
 
 def figure(label: str, parts: Sequence[str], height: float, width: float = WIDTH) -> str:
@@ -47,6 +48,7 @@ def scatter(
     )
     parts = [*grid(x, y, x_name, y_name), *lines]
     parts += [_mark(mark, x.at(mark.x), y.at(mark.y)) for mark in marks]
+    parts += _labels(marks, x, y)
     return figure(label, parts, y.start + 52)
 
 
@@ -71,6 +73,34 @@ def linear_axes(
 
     x = ChartAxis(*span(xs), False, 86.0, WIDTH - 110.0)
     return x, ChartAxis(*span(ys), False, 20.0 + height, -height)
+
+
+def _labels(marks: Sequence[Mark], x: ChartAxis, y: ChartAxis) -> list[str]:
+    """Names beside marks: on the first side of them where no mark or other name is."""
+    spots = [(x.at(mark.x), y.at(mark.y), mark.size + 1) for mark in marks]
+    taken = [(at - r, level - r, at + r, level + r) for at, level, r in spots]
+    parts: list[str] = []
+    for mark, (at, level, r) in zip(marks, spots, strict=True):
+        if not mark.label:
+            continue
+        text = cut(mark.label, 34)
+        wide = 6.2 * len(text)
+        for left, middle in (
+            (at - r - 4 - wide, level), (at + r + 4, level), (at - wide / 2, level - r - 8),
+            (at - wide / 2, level + r + 9), (at - wide, level - r - 8), (at - wide, level + r + 9),
+        ):  # fmt: skip
+            box = (left, middle - 6, left + wide, middle + 6)
+            is_inside = box[0] >= x.start and box[2] <= x.start + x.length
+            if is_inside and not any(
+                box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken
+            ):
+                taken.append(box)
+                parts.append(
+                    f'<text x="{left:.1f}" y="{middle + 4:.1f}" textLength="{wide:.0f}" '
+                    f'style="font-size:11px;pointer-events:none">{escape(text)}</text>'
+                )
+                break
+    return parts
 
 
 def _mark(mark: Mark, x: float, y: float) -> str:
@@ -98,48 +128,63 @@ def interval_bars(
     label: str, rows: Sequence[tuple[str, float, float, float, str]], x_name: str,
     bound: float = 0.0,
 ) -> str:  # fmt: skip
-    """A bar for each (name, value, low, high, note) under each other on one axis, with whiskers."""
-    tall, left = 36, 8.0  # names stand over their bars, so that a narrow window shows both
-    high = max((max(row[1], row[3]) for row in rows), default=1.0) * 1.04 or 1.0
-    axis = ChartAxis(0.0, high, False, left, WIDTH - left - 130)
+    """A bar for each (name, value, low, high, note) under each other on one axis, with whiskers.
+
+    Places are parts of the width, so that bars are as wide as the window and letters keep their
+    size; notes stand before names, over their bars.
+    """
+    tall = 38
+    high = max((max(row[1], row[3]) for row in rows), default=1.0) * 1.02 or 1.0
+    axis = ChartAxis(0.0, high, False, 0.0, 100.0)
     bottom = 12 + tall * len(rows)
     parts = []
     for tick in axis.ticks():
-        at = axis.at(tick)
-        parts.append(f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="6" y2="{bottom}"/>')
-        parts.append(f'<text class="m s" x="{at:.1f}" y="{bottom + 16}">{tick_text(tick)}</text>')
+        at, side = axis.at(tick), "" if tick == 0 else "m"
+        parts.append(f'<line class="g" x1="{at:.2f}%" x2="{at:.2f}%" y1="6" y2="{bottom}"/>')
+        if at < 96:
+            text = tick_text(tick)
+            parts.append(f'<text class="{side} s" x="{at:.2f}%" y="{bottom + 16}">{text}</text>')
     for number, (name, value, low, top, note) in enumerate(rows):
         y = 10 + tall * number
         color = "#2f74d0" if number == 0 else "#6b7683"
+        ends = "".join(
+            f'<line x1="{axis.at(end):.2f}%" x2="{axis.at(end):.2f}%" y1="{y + 18}" y2="{y + 26}" '
+            'stroke="var(--ink)"/>'
+            for end in (low, top)
+        )
         parts.append(
             f"<g><title>{escape(name)}: {escape(note)}</title>"
-            f'<text x="{left}" y="{y + 10}">{escape(cut(name, 110))}</text>'
-            f'<rect x="{left}" y="{y + 15}" width="{max(0.5, axis.at(value) - left):.1f}" '
-            f'height="13" rx="2" fill="{color}"/>'
-            f'<path class="a" d="M{axis.at(low):.1f} {y + 21.5}H{axis.at(top):.1f}'
-            f'M{axis.at(low):.1f} {y + 17.5}v8M{axis.at(top):.1f} {y + 17.5}v8" '
-            'style="stroke:var(--ink)"/>'
-            f'<text x="{axis.at(max(value, top)) + 6:.1f}" y="{y + 26}">{escape(note)}</text></g>'
+            f'<text x="0" y="{y + 11}"><tspan font-weight="600">{escape(note)}</tspan>'
+            f'<tspan dx="8">{escape(cut(name, 110))}</tspan></text>'
+            f'<rect x="0" y="{y + 16}" width="{max(0.1, axis.at(value)):.2f}%" height="13" rx="2" '
+            f'fill="{color}"/><line x1="{axis.at(low):.2f}%" x2="{axis.at(top):.2f}%" '
+            f'y1="{y + 22}" y2="{y + 22}" stroke="var(--ink)"/>{ends}</g>'
         )
     if bound > 0:
         at = axis.at(bound)
         parts.append(
-            f'<path d="M{at:.1f} 2V{bottom}" stroke="var(--ink)" stroke-dasharray="5 4">'
-            "<title>lower bound</title></path>"
-            f'<text class="m s" x="{at:.1f}" y="{bottom + 32}">bound</text>'
+            f'<line x1="{at:.2f}%" x2="{at:.2f}%" y1="2" y2="{bottom}" stroke="var(--ink)" '
+            'stroke-dasharray="5 4"><title>lower bound</title></line>'
+            f'<text class="m s" x="{at:.2f}%" y="{bottom + 32}">bound</text>'
         )
-    parts.append(f'<text class="e s" x="{WIDTH - 10}" y="{bottom + 32}">{escape(x_name)}</text>')
-    return figure(label, parts, bottom + 40)
+    parts.append(f'<text class="s" x="0" y="{bottom + 32}">{escape(x_name)}</text>')
+    return (
+        f'<svg class="fig" height="{bottom + 40}" style="height:{bottom + 40}px" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
 
 
 def matrix(
     label: str, values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str],
-    texts: Sequence[Sequence[str]],
+    texts: Sequence[Sequence[str]], groups: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """Cells the darker the more; each says its row, column and value on hover."""
+    """Cells the darker the more; each says its row, column and value on hover.
+
+    Where neighbours are of different `groups` a line lies between them.
+    """
     count = max(1, len(columns))
     left, top = 150.0, 60.0
-    side = max(9.0, min(34.0, (WIDTH - left - 20) / count))
+    side = max(9.0, min(48.0, (WIDTH - left - 20) / count))
     most = max((value for row in values for value in row), default=0.0)
     parts = []
     for i, name in enumerate(rows):
@@ -160,25 +205,32 @@ def matrix(
             parts.append(
                 f'<g><rect x="{left + side * j:.1f}" y="{top + side * i:.1f}" '
                 f'width="{side - 1:.1f}" height="{side - 1:.1f}" fill="#2f74d0" '
-                f'fill-opacity="{0.06 + 0.94 * part:.3f}"/>'
+                f'fill-opacity="{0.06 + 0.64 * part:.3f}"/>'
                 f"<title>{escape(rows[i])} to {escape(columns[j])}: {escape(texts[i][j])}</title>"
                 "</g>"
             )
             if value > 0 and side > 30:
-                shade = "w" if part > 0.45 else ""
                 parts.append(
-                    f'<text class="m {shade}" x="{left + side * (j + 0.5):.1f}" '
-                    f'y="{top + side * (i + 0.5) + 4:.1f}" style="font-size:9px;'
-                    f'pointer-events:none">{escape(short_size(value))}</text>'
+                    f'<text class="m" x="{left + side * (j + 0.5):.1f}" '
+                    f'y="{top + side * (i + 0.5) + 4:.1f}" style="font-size:10px;'
+                    f'pointer-events:none">{escape(short_size(value, side > 42))}</text>'
                 )
+    between = [n for n in range(1, len(groups)) if groups[n] != groups[n - 1]]
+    end, bottom = left + side * count, top + side * len(rows)
+    parts += [
+        f'<path d="M{left} {top + side * n - 0.5:.1f}H{end:.1f}M{left + side * n - 0.5:.1f} '
+        f'{top}V{bottom:.1f}" stroke="var(--ink)" stroke-width="1.6"/>'
+        for n in between
+    ]
     width = max(420.0, left + side * count + 30)
     return figure(label, parts, top + side * len(rows) + 10, width)
 
 
-def short_size(value_bytes: float) -> str:
-    """A size in at most four signs: `1.2G`."""
+def short_size(value_bytes: float, has_room: bool = False) -> str:
+    """A size in at most four signs, `1.2G`; with some more room its whole unit, `1.2 GiB`."""
     for size, letter in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "K")):
         if value_bytes >= size:
             scaled = value_bytes / size
-            return f"{scaled:.0f}{letter}" if scaled >= 10 else f"{scaled:.1f}{letter}"
+            unit = f" {letter}iB" if has_room else letter
+            return f"{scaled:.0f}{unit}" if scaled >= 10 else f"{scaled:.1f}{unit}"
     return short(value_bytes)

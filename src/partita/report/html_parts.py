@@ -6,6 +6,7 @@ Every text is escaped here, so that whatever a model or machine is called shows 
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import resources
 
 from partita.report.palette import DARK, LIGHT, hatch
 
@@ -14,6 +15,7 @@ _DARK = "".join(f"--{name}:{color};" for name, color in DARK.items())
 STYLE = (
     f":root{{color-scheme:light dark;{_VARIABLES}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}\n"
+    f":root.paper{{{_VARIABLES}}}\n"
     + """
 body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;color:var(--ink);
 background:var(--ground);max-width:1100px;margin:2rem auto;padding:0 1rem}
@@ -25,6 +27,7 @@ a{color:var(--focus)}:focus-visible{outline:2px solid var(--focus);outline-offse
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:.7rem .9rem;
 overflow-wrap:anywhere}
 .card b{display:block;font-size:1.35rem}
+::placeholder{color:var(--soft);opacity:1}
 .range{display:block;width:100%;height:10px;margin:.1rem 0 .25rem}.range path{
 vector-effect:non-scaling-stroke}
 .scroll{overflow-x:auto}
@@ -39,13 +42,19 @@ vertical-align:-.05em}
 .fig{display:block;width:100%;height:auto}
 .fig text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:var(--ink)}
 .fig .s{fill:var(--soft)}.fig .m{text-anchor:middle}.fig .e{text-anchor:end}
+.picked{list-style:none;padding:.5rem .9rem;margin:.4rem 0;background:var(--card);
+border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}
+.pick{cursor:pointer}.pick[aria-pressed=true] *{stroke:var(--ink);stroke-width:3}
+.pick:focus-visible *{stroke:var(--focus);stroke-width:3}
 .fig .g{stroke:var(--line)}.fig .a{stroke:var(--soft);fill:none}.fig .w{fill:#fff}
 @media(max-width:600px){body{margin:1rem auto;padding:0 .7rem}.cards{grid-template-columns:
 repeat(auto-fit,minmax(145px,1fr));gap:.5rem}.card{padding:.5rem .6rem}}
-@media print{body{max-width:none;margin:0;font-size:11px}.tools .screen,.tip,.screen{display:none}
+@media print{html{font-size:11px}body{max-width:none;margin:0;font-size:1rem}
+.tools .screen,.tip,.screen,[data-all],[data-critical]{display:none!important}
 h2,h3{break-after:avoid}.card,.fig,tr,figure{break-inside:avoid}*{print-color-adjust:exact;
--webkit-print-color-adjust:exact}th,td{white-space:normal}.timeline{break-inside:avoid}
-.scroll{overflow:visible}@page{size:A4;margin:14mm}}
+-webkit-print-color-adjust:exact}
+th,td{white-space:normal;overflow-wrap:anywhere;padding:.2rem .35rem}.timeline{break-inside:avoid}
+.scroll{overflow:visible}img{max-width:100%;height:auto}@page{size:A4;margin:14mm}}
 """.strip()
 )
 
@@ -125,6 +134,12 @@ def legend(entries: Sequence[tuple[str, str, int]]) -> str:
         for name, color, pattern in entries
     )
     return f'<ul class="legend">{items}</ul>'
+
+
+def page_script() -> str:
+    """What a page answers to beside its timelines."""
+    text = resources.files("partita.report").joinpath("assets/page.js").read_text("utf-8")
+    return f"<script>\n{text}</script>"
 
 
 def embedded(value: object) -> str:

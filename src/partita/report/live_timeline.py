@@ -38,7 +38,7 @@ from partita.timeline import Timeline
 
 LAST_NUMBER = re.compile(r"[0-9]+(?=[^0-9]*$)")
 ANY_NUMBER = re.compile(r"[0-9]+")
-MOST_LANES = 256
+MOST_LANES = 272  # more than the units of any device that is known
 MOST_STEPS = 8_000  # of one memory's curve
 MOST_TASKS = 120_000  # that travel one by one
 MOST_SHARES = 6_000_000  # bytes of the shares that stand for more
@@ -136,11 +136,13 @@ border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem;cursor:poin
 .tools input{{cursor:text;width:9rem}}
 .tools button[aria-pressed=false]{{color:var(--soft);border-style:dashed;
 text-decoration:line-through}}
-.tools [data-critical][aria-pressed=false],.tools [data-idle][aria-pressed=false]{{
-text-decoration:none}}
-.tools [data-critical][aria-pressed=true]{{border-color:var(--ink);font-weight:600}}
+.tools [data-critical][aria-pressed=false],.tools [data-idle][aria-pressed=false],
+.tools [data-length][aria-pressed=false]{{text-decoration:none}}
+.tools [data-critical][aria-pressed=true],.tools [data-length][aria-pressed=true]{{
+border-color:var(--ink);font-weight:600}}
 .tools i{{display:inline-block;width:1.1em;height:.8em;border-radius:2px;margin-right:.4em}}
 .save{{position:relative}}.save>summary{{list-style:none}}
+@media(max-width:600px){{.tools .save>div{{position:static}}}}
 .save>div{{position:absolute;z-index:2;background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.4rem;display:grid;gap:.3rem;white-space:nowrap}}
 .tip{{position:absolute;pointer-events:none;background:var(--card);border:1px solid var(--line);
@@ -196,6 +198,11 @@ def _buttons(timeline: Timeline, known: TimelineExtras, whole: bool) -> str:
         parts.append(
             '<button type="button" data-critical aria-pressed="false">critical path</button>'
         )
+    if whole and known.measured:
+        parts.append(
+            '<button type="button" data-length aria-pressed="false" title="draw measured lanes as '
+            'long as predicted ones">one length</button>'
+        )
     parts.append('<button type="button" data-all>whole step</button>')
     if whole:
         parts.append(_TOOLS)
@@ -227,6 +234,7 @@ def _packed(timeline: Timeline, known: TimelineExtras, whole: bool) -> dict[str,
     return {
         "unit": program.time_unit,
         "makespan": max(timeline.makespan, longest),
+        "predicted": timeline.makespan,
         "kinds": list(colors.names),
         "letters": list(colors.letters),
         "patterns": list(CATEGORY_PATTERNS[: len(colors.names)]),

@@ -5,15 +5,15 @@ Every name is escaped, so that whatever a model or machine is called shows as te
 
 import base64
 import math
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
 from partita import units
 from partita.graph.backward import forward_part
 from partita.graph.draw import to_svg
 from partita.jobs.cost_tree import cost_tree
-from partita.jobs.idle import bound_gap, idle_account
-from partita.jobs.measured_lanes import measured_lanes
+from partita.jobs.idle import IdleAccount, bound_gap, idle_account
+from partita.jobs.measured_lanes import MeasuredLane, measured_lanes
 from partita.jobs.memory_parts import memory_parts
 from partita.jobs.other_orders import other_orders
 from partita.jobs.run_trace import RankTrace
@@ -22,7 +22,7 @@ from partita.jobs.traffic import HiddenShare, hidden_share, sent
 from partita.meaning import Purpose
 from partita.plans import Plan, Progress
 from partita.report.charts import ChartLine, line_chart
-from partita.report.html_parts import cards, document, folded, legend, table
+from partita.report.html_parts import cards, document, folded, legend, page_script, table
 from partita.report.live_timeline import (
     TIMELINE_STYLE,
     TimelineExtras,
@@ -59,22 +59,20 @@ _STYLE = f"""
 {TIMELINE_STYLE}
 .model{{max-height:36rem;overflow:auto;border:1px solid var(--line);border-radius:8px}}
 .model svg{{display:block;margin:auto}}
-.chip{{color:#fff;border-radius:9px;padding:.05rem .5rem;font-size:.8rem;margin-right:.3rem;
-display:inline-block}}
+.chip{{color:#fff;border-radius:9px;padding:.05rem .5rem;font-size:.8rem;display:inline-block}}
 .chip.plain{{color:var(--ink);border:1px solid var(--line)}}
 .tree{{font-size:.9rem;max-height:30rem;overflow:auto;border:1px solid var(--line);
 border-radius:8px;padding:.4rem .8rem}}
-.tree details{{margin-left:1.1rem}}.tree>details,.tree>p{{margin-left:0}}
-.tree p{{margin:.1rem 0 .1rem 2.1rem}}.tree summary{{cursor:pointer}}
-.tree .n{{float:right;font-variant-numeric:tabular-nums;font-size:.85rem}}
-.share{{display:inline-block;height:.6em;background:var(--soft);margin:0 .5rem;border-radius:2px}}
+.tree details{{margin-left:1.1rem}}.tree>details{{margin-left:0}}
+.tree p{{margin:.1rem 0 .1rem 1.1rem}}.tree>p{{margin-left:0}}.tree summary{{cursor:pointer}}
+.line{{display:inline-flex;flex-wrap:wrap;gap:0 .4rem;align-items:baseline;vertical-align:top;
+width:calc(100% - 1.3rem)}}.tree p .line{{margin-left:1.2rem}}
+.tree .n{{margin-left:auto;font-variant-numeric:tabular-nums;font-size:.85rem}}
+.share{{display:inline-block;height:.6em;background:var(--soft);border-radius:2px}}
 input[type=search]{{font:inherit;color:var(--ink);background:var(--card);
 border:1px solid var(--line);border-radius:6px;padding:.15rem .55rem}}
-.picked{{list-style:none;padding:.5rem .9rem;margin:.4rem 0;background:var(--card);
-border:1px solid var(--line);border-radius:8px;overflow-wrap:anywhere}}
-.pick{{cursor:pointer}}.pick[aria-pressed=true] *{{stroke:var(--ink);stroke-width:3}}
-.pick:focus-visible *{{stroke:var(--focus);stroke-width:3}}
-@media print{{.tree,.model{{max-height:none;overflow:visible}}.fig{{min-width:0!important}}
+@media print{{.tree,.model{{max-height:none;overflow:visible}}
+.model svg{{max-width:100%;max-height:245mm;height:auto;width:auto}}.fig{{min-width:0!important}}
 .timeline canvas{{height:auto!important}}}}
 """.strip()
 _SHADES = (("#2f74d0", 0), ("#a5650f", 3), ("#6b7683", 4), ("#c4473f", 2))  # of what bounds a step
@@ -93,12 +91,13 @@ def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] 
         (
             f"<h1>{escape(title)}</h1>",
             f'<p class="soft">{escape(_subtitle(plan, simulation))}</p>',
-            _cards(plan, simulation, hidden),
+            _cards(plan, simulation, idle, hidden),
             _assumptions(simulation),
-            time_section(idle, gap),
+            time_section(idle, gap, among="plan of its space"),
             "<h2>Timeline of one step</h2>",
             live_timeline(simulation.timeline, extras),
             _drawn(simulation),
+            _measured_note(simulation, measured),
             _bounds(simulation),
             *_inside(simulation),
             memory_section(simulation, parts),
@@ -117,12 +116,6 @@ def plan_page(plan: Plan, simulation: Simulation, traces: tuple[RankTrace, ...] 
         )
     )
     return document(title, _STYLE, body)
-
-
-def page_script() -> str:
-    """What the page answers to beside its timelines."""
-    text = resources.files("partita.report").joinpath("assets/page.js").read_text("utf-8")
-    return f"<script>\n{text}</script>"
 
 
 def _bound_of_step(plan: Plan, simulation: Simulation) -> float:
@@ -167,7 +160,7 @@ def _subtitle(plan: Plan, simulation: Simulation) -> str:
     )
 
 
-def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
+def _cards(plan: Plan, simulation: Simulation, idle: IdleAccount, hidden: HiddenShare) -> str:
     step = simulation.step_s
     steady = plan.prediction.interval_s is not None
     objective = simulation.interval_s if steady else step
@@ -185,8 +178,8 @@ def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
          f"no plan of its space below {units.seconds(bound)} on this cost model"),
         ("MFU", f"{simulation.mfu:.0%}", f"{mfu} of the peak FLOP/s of all devices"),
         ("memory", units.size(peak), f"{memory} of {units.size(capacity)} per device"),
-        _waiting_card(simulation),
-        *_overlap_card(hidden),
+        _waiting_card(simulation, idle),
+        *_overlap_card(hidden, len(idle.lanes)),
     )  # fmt: skip
     ranges = {
         "step (predicted)": (step, *simulation.likely_step_s),
@@ -196,21 +189,27 @@ def _cards(plan: Plan, simulation: Simulation, hidden: HiddenShare) -> str:
     return cards(figures, ranges)
 
 
-def _overlap_card(hidden: HiddenShare) -> tuple[tuple[str, str, str], ...]:
+def _overlap_card(hidden: HiddenShare, num_rows: int) -> tuple[tuple[str, str, str], ...]:
     """How much of all communication is hidden; nothing where nothing is sent."""
     if not hidden.sending_s > 0:
         return ()
-    note = f"of {units.seconds(hidden.sending_s)} that devices send, they compute as well"
+    each = units.seconds(hidden.sending_s / max(1, num_rows))
+    note = f"of communication runs beside computing ({each} a device, collectives included)"
     return (("overlap", f"{hidden.share:.0%}", note),)
 
 
-def _waiting_card(simulation: Simulation) -> tuple[str, str, str]:
-    """What keeps devices from computing."""
+def _waiting_card(simulation: Simulation, idle: IdleAccount) -> tuple[str, str, str]:
+    """What keeps devices from computing; of a pipeline between its blocks, and inside of them."""
     sent = units.seconds(simulation.communication_s)
     if simulation.is_pipelined:
-        return "bubble", f"{simulation.bubble:.0%}", f"sends between stages take {sent}"
+        bubble = simulation.bubble
+        inside = max(0.0, 1 - idle.mean_busy_s / (idle.step_s or 1.0) - bubble)
+        note = f"the busiest link is in use for {sent}"
+        if inside >= 0.005:
+            note = f"and {inside:.0%} exposed communication inside stages; {note}"
+        return "bubble", f"{bubble:.0%}", note
     exposed = units.seconds(max(0.0, simulation.exposed_s))
-    return "exposed communication", exposed, f"of {sent} in all"
+    return "exposed communication", exposed, f"of {sent} on the busiest device"
 
 
 def _bounds(simulation: Simulation) -> str:
@@ -240,6 +239,18 @@ def _drawn(simulation: Simulation) -> str:
         who = "the first of each kind is its representative rank, the others do the same"
     many = f"{simulation.num_devices:,} devices in {rows:,} row{'s' * (rows > 1)}"
     return f'<p class="soft">{many}: {who}.</p>'
+
+
+def _measured_note(simulation: Simulation, lanes: Sequence[MeasuredLane]) -> str:
+    """How long the measured step takes, beside the predicted one."""
+    longest = max((float(lane.end.max()) for lane in lanes if lane.end.size), default=0.0)
+    if not longest > 0:
+        return ""
+    ratio = longest / simulation.step_s if simulation.step_s else math.inf
+    words = f"Measured lanes take {units.seconds(longest)}, {ratio:.3g} times the predicted step."
+    if not 0.5 <= ratio <= 2:
+        words += ' "one length" draws both equally long.'
+    return f'<p class="soft">{escape(words)}</p>'
 
 
 def _inside(simulation: Simulation) -> tuple[str, ...]:

@@ -41,10 +41,14 @@ def links_section(cluster: Cluster, everything: Sequence[Sent], hidden: HiddenSh
         for one in everything
     ]
     what = "devices" if is_small else "nodes"
-    picture = matrix(f"bytes between {what} in a step", values, names, names, texts)
+    node = {place[device]: cluster.devices[device].node for device in used}
+    groups = [node[name] for name in names] if is_small else ()
+    picture = matrix(f"bytes between {what} in a step", values, names, names, texts, groups)
+    if len(set(groups)) > 1:
+        picture += '<p class="soft">Thick lines lie between nodes.</p>'
     words = (
         f"{units.size(total)} are sent in a step, row to column; collectives are counted as rings. "
-        f"{hidden.share:.0%} of the time that devices send they compute as well."
+        f"{hidden.share:.0%} of the communication time is overlapped with computing."
     )
     header = ("purpose", "sent", "", "over")
     return (

@@ -109,7 +109,7 @@ def _curve(parts: MemoryCurves, step_s: float) -> str:
     held = few.held
     peak = float(held.max()) if len(held) else 0.0
     near = 0 < parts.capacity_bytes < NEAR * peak
-    most = max(peak, parts.capacity_bytes if near else 0.0) * 1.06 or 1.0
+    most = max(1.1 * peak, 1.06 * parts.capacity_bytes if near else 0.0) or 1.0
     span = step_s or 1.0
     wide = WIDTH - LEFT - 24
 
@@ -144,6 +144,8 @@ def _curve(parts: MemoryCurves, step_s: float) -> str:
         if float(few.parts[part].max(initial=0.0)) > 0:
             drawn.append(_area(few.times.tolist(), base.tolist(), top.tolist(), span, x, y, place))
         base = top
+    if len(parts.times):
+        drawn += _peak_mark(x(float(parts.times[parts.peak])), y(peak), peak)
     if near:
         at = y(parts.capacity_bytes)
         drawn.append(
@@ -152,6 +154,17 @@ def _curve(parts: MemoryCurves, step_s: float) -> str:
             f"capacity {units.size(parts.capacity_bytes)}</text>"
         )
     return figure(f"memory of {parts.name} over the step, by part", drawn, HEIGHT + 40)
+
+
+def _peak_mark(x: float, y: float, peak_bytes: float) -> list[str]:
+    """The moment of the peak: a line down to the axis, and how much it is."""
+    is_right = x > WIDTH - 160
+    return [
+        f'<path d="M{x:.1f} {y - 8:.1f}V{14 + HEIGHT}" stroke="var(--ink)" stroke-width="1.4" '
+        f'stroke-dasharray="3 3"/>',
+        f'<text class="{"e" if is_right else ""}" x="{x + (-5 if is_right else 5):.1f}" '
+        f'y="{y - 3:.1f}">peak {units.size(peak_bytes)}</text>',
+    ]
 
 
 def _area(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from partita import units
-from partita.jobs.cost_tree import CostNode
+from partita.jobs.cost_tree import CostNode, OpChip
 from partita.jobs.simulate import Simulation, slowest_groups
 from partita.report.charts import ChartAxis, cut
 from partita.report.figures import WIDTH, Mark, figure, log_axes, scatter
@@ -19,6 +19,8 @@ TERA = 1e12
 MOST_LINES = 3000  # of the tree
 COLORS = CATEGORY_COLORS[:8]
 SHAPES = {"compute": "circle", "memory": "square", "launch": "diamond"}
+MIXED = CATEGORY_COLORS[8]  # what has no colour of its own
+MOST_NAMED = 6  # marks of the roofline
 BOUND_COLORS = {"compute": "#2f74d0", "memory": "#a5650f", "launch": "#6b7683"}
 
 
@@ -35,19 +37,19 @@ class Box:
 def model_section(tree: CostNode) -> str:
     """The model as boxes by cost, and as a tree with chips."""
     total = tree.total_s or 1.0
-    stages = sorted(_stages(tree), key=lambda name: (len(name), name))  # stage2 before stage10
-    colors = {stage: COLORS[place % len(COLORS)] for place, stage in enumerate(stages)}
+    colors = box_colors(tree)
     boxes = _boxes(tree, Box(0, 0, WIDTH, TREEMAP_HEIGHT), total, colors, 0)
     chips = "".join(
-        f'<span class="chip" style="background:{color}">{escape(stage)}</span>'
-        for stage, color in list(colors.items())[:16]
+        f'<span class="chip" style="background:{color}">{escape(group)}</span> '
+        for group, color in list(colors.by_group.items())[:16]
     )
+    what = "the stage" if colors.by_stage else "how an op is split"
     left = [MOST_LINES]
     lines = _lines(tree, total, colors, left, depth=0)
     return (
         "<h2>The model by cost</h2>"
         '<p class="soft">Boxes are as large as what ops and their gradients take on all devices of '
-        f"their stage together; repeated layers are one box. {chips}</p>"
+        f"their stage together; repeated layers are one box. Colours tell {what}: {chips}</p>"
         f"{figure('the model by cost', boxes, TREEMAP_HEIGHT)}"
         '<p class="screen"><input type="search" data-filter="tree" placeholder="find a module" '
         'aria-label="find a module"> <output></output></p>'
@@ -55,9 +57,51 @@ def model_section(tree: CostNode) -> str:
     )
 
 
-def _stages(node: CostNode) -> set[str]:
-    own = {node.chip.stage} if node.chip else set()
-    return own.union(*(_stages(child) for child in node.children))
+@dataclass(frozen=True)
+class BoxColors:
+    """A colour for each stage; of a model in one stage, for each way that its ops are split."""
+
+    by_group: dict[str, str]
+    by_stage: bool
+
+    def group(self, chip: OpChip) -> str:
+        """What the colour of an op stands for."""
+        return chip.stage if self.by_stage else chip.words
+
+    def of(self, node: CostNode) -> tuple[str, str]:
+        """(what the ops below a node have in common, its colour); `mixed` where they differ."""
+        groups = {self.group(chip) for chip in _chips(node)}
+        if len(groups) != 1:
+            return "mixed", MIXED
+        (group,) = groups
+        return group, self.by_group[group]
+
+
+def box_colors(tree: CostNode) -> BoxColors:
+    """Stages in their order; splits by what they cost, the dearest first."""
+    chips = _chips(tree)
+    stages = sorted({chip.stage for chip in chips}, key=lambda name: (len(name), name))
+    if len(stages) > 1:  # stage2 before stage10
+        return BoxColors({name: COLORS[n % len(COLORS)] for n, name in enumerate(stages)}, True)
+    spent: dict[str, float] = {}
+    for leaf in _leaves(tree):
+        assert leaf.chip is not None
+        spent[leaf.chip.words] = spent.get(leaf.chip.words, 0.0) + leaf.total_s
+    ranked = sorted(spent, key=lambda words: (-spent[words], words))
+    most = len(COLORS) - 1
+    return BoxColors(
+        {words: COLORS[place] if place < most else MIXED for place, words in enumerate(ranked)},
+        False,
+    )
+
+
+def _leaves(node: CostNode) -> list[CostNode]:
+    own = [node] if node.chip else []
+    return own + [leaf for child in node.children for leaf in _leaves(child)]
+
+
+def _chips(node: CostNode) -> list[OpChip]:
+    return [leaf.chip for leaf in _leaves(node) if leaf.chip]
 
 
 def title_of(node: CostNode) -> str:
@@ -69,7 +113,7 @@ def title_of(node: CostNode) -> str:
     )
 
 
-def _boxes(node: CostNode, box: Box, total: float, colors: dict[str, str], depth: int) -> list[str]:
+def _boxes(node: CostNode, box: Box, total: float, colors: BoxColors, depth: int) -> list[str]:
     """Boxes of the children, larger ones first, each as square as can be."""
     children = sorted(
         (child for child in node.children if child.total_s > LEAST_SHARE * total),
@@ -77,19 +121,23 @@ def _boxes(node: CostNode, box: Box, total: float, colors: dict[str, str], depth
     )
     boxes: list[str] = []
     for child, place in zip(children, squarified([c.total_s for c in children], box), strict=True):
-        boxes.append(_box(child, place, total, colors, depth))
-        if child.children and place.wide > 40 and place.tall > 40:
+        has_room = place.wide > 40 and place.tall > 40
+        boxes.append(_box(child, place, total, colors, is_frame=bool(child.children) and has_room))
+        if child.children and has_room:
             inner = Box(place.x + 3, place.y + 18, place.wide - 6, place.tall - 21)
             boxes += _boxes(child, inner, total, colors, depth + 1)
     return boxes
 
 
-def _box(node: CostNode, place: Box, total: float, colors: dict[str, str], depth: int) -> str:
+def _box(
+    node: CostNode, place: Box, total: float, colors: BoxColors, *, is_frame: bool
+) -> str:  # fmt: skip
+    """A frame around the boxes of a module; where they have no room, or of an op, a full box."""
     name = title_of(node)
     share = f"{units.seconds(node.total_s)} of devices, {node.total_s / total:.1%}"
     about = [name, share]
-    fill = "var(--card)"
-    shade = ""
+    group, color = colors.of(node)
+    fill, shade = ("var(--card)", "") if is_frame else (color, "w")
     if node.chip:
         chip = node.chip
         about += [
@@ -98,7 +146,6 @@ def _box(node: CostNode, place: Box, total: float, colors: dict[str, str], depth
         ]
         if chip.parameter_bytes:
             about.append(f"parameters {units.size(chip.parameter_bytes)}")
-        fill, shade = colors[chip.stage], "w"
     room = int((place.wide - 8) / 6.6)
     text = ""
     if room >= 3 and place.tall > 15:
@@ -106,11 +153,11 @@ def _box(node: CostNode, place: Box, total: float, colors: dict[str, str], depth
             f'<text class="{shade}" x="{place.x + 4:.1f}" y="{place.y + 13:.1f}" '
             f'style="pointer-events:none">{escape(cut(name, room))}</text>'
         )
-    if node.chip and len(colors) > 1 and room >= 5 and place.tall > 34:  # not by colour alone
-        stage = escape(cut(node.chip.stage, room))
+    fits = 5.6 * len(group) <= place.wide - 8 and place.tall > 34
+    if shade and len(colors.by_group) > 1 and fits:  # not by colour alone
         text += (
             f'<text class="{shade}" x="{place.x + 4:.1f}" y="{place.y + 27:.1f}" '
-            f'style="pointer-events:none;font-size:10px">{stage}</text>'
+            f'style="pointer-events:none;font-size:10px">{escape(group)}</text>'
         )
     return (
         f'<g><rect x="{place.x:.1f}" y="{place.y:.1f}" width="{max(0.0, place.wide - 1):.1f}" '
@@ -168,9 +215,7 @@ def _row(areas: Sequence[float], box: Box) -> tuple[list[Box], Box]:
     return places, Box(box.x, box.y + thick, box.wide, max(0.0, box.tall - thick))
 
 
-def _lines(
-    node: CostNode, total: float, colors: dict[str, str], left: list[int], depth: int
-) -> str:
+def _lines(node: CostNode, total: float, colors: BoxColors, left: list[int], depth: int) -> str:
     """The tree as nested folds; ops have a chip that says how they are split."""
     lines = []
     for child in node.children:
@@ -186,8 +231,8 @@ def _lines(
             inner = _lines(child, total, colors, left, depth + 1)
             opened = " open" if depth < 1 else ""
             lines.append(
-                f'<details{opened} data-name="{name}"><summary>{name} '
-                f'<span class="soft">{child.num_ops:,} ops</span>{bar}{figures}</summary>'
+                f'<details{opened} data-name="{name}"><summary><span class="line">{name} '
+                f'<span class="soft">{child.num_ops:,} ops</span>{bar}{figures}</span></summary>'
                 f"{inner}</details>"
             )
             continue
@@ -195,7 +240,7 @@ def _lines(
     return "".join(lines)
 
 
-def _leaf_line(node: CostNode, name: str, figures: str, colors: dict[str, str]) -> str:
+def _leaf_line(node: CostNode, name: str, figures: str, colors: BoxColors) -> str:
     chip = node.chip
     assert chip is not None
     about = f"{chip.stage}: makes {chip.output}, {units.size(chip.output_bytes)} on a device"
@@ -207,10 +252,10 @@ def _leaf_line(node: CostNode, name: str, figures: str, colors: dict[str, str]) 
         else ""
     )
     return (
-        f'<p data-name="{name}" title="{escape(about)}">{name} <span class="soft">'
-        f"{escape(chip.kind)}</span> "
-        f'<span class="chip" style="background:{colors[chip.stage]}">{escape(chip.words)}</span>'
-        f"{zero}{figures}</p>"
+        f'<p data-name="{name}" title="{escape(about)}"><span class="line">{name} '
+        f'<span class="soft">{escape(chip.kind)}</span> '
+        f'<span class="chip" style="background:{colors.of(node)[1]}">{escape(chip.words)}</span>'
+        f"{zero}{figures}</span></p>"
     )
 
 
@@ -236,8 +281,9 @@ def roofline_section(simulation: Simulation) -> str:
             f"{units.seconds(group.seconds)}, bound by {group.first.cost.bound}",
             3.5 + 9 * math.sqrt(group.seconds / longest),
             SHAPES.get(group.first.cost.bound, "circle"),
+            label=_last_words(group.name) if place < MOST_NAMED else "",
         )
-        for group in groups
+        for place, group in enumerate(groups)
     ]
     busiest = max(simulation.stages, key=lambda stage: len(_own_ops(simulation, stage.name)))
     kind = simulation.cluster.kind_of(busiest.mesh.devices[0])
@@ -249,14 +295,26 @@ def roofline_section(simulation: Simulation) -> str:
         f"{kind.name}: {units.rate(peak, 'FLOP')} in {simulation.workload.dtype}, "
         f"{units.rate(bandwidth, 'B')} of memory bandwidth; larger marks take longer"
     )
+    roofs = [_roof(x, y, peak, bandwidth)]
+    if kind.cache_bytes_per_s > bandwidth:
+        roofs.append(_roof(x, y, peak, kind.cache_bytes_per_s, is_cache=True))
+        words += (
+            f"; dotted, {units.rate(kind.cache_bytes_per_s, 'B')} of its cache: what an op reads "
+            "that was just written comes from there"
+        )
     return (
         "<h2>How near the roof ops are</h2>"
         + scatter(
             "FLOP/s against FLOPs per byte", marks, "FLOPs per byte of memory traffic",
-            "TFLOP/s on one device", [_roof(x, y, knee, peak / TERA, bandwidth / TERA)], (x, y),
+            "TFLOP/s on one device", roofs, (x, y),
         )
         + f'<p class="soft">{escape(words)}. ● bound by compute, ■ by memory, ◆ by launches.</p>'
     )  # fmt: skip
+
+
+def _last_words(name: str) -> str:
+    """The end of a name says most: `mlp.c_fc.wgrad` of `h.*.mlp.c_fc.wgrad`."""
+    return ".".join(name.split(".")[-3:])
 
 
 def _own_ops(simulation: Simulation, name: str) -> set[str]:
@@ -266,10 +324,17 @@ def _own_ops(simulation: Simulation, name: str) -> set[str]:
     return {split.op for split in stage.splits} & known
 
 
-def _roof(x: ChartAxis, y: ChartAxis, knee: float, peak: float, bandwidth: float) -> str:
-    left = max(x.low, y.low / bandwidth)
+def _roof(
+    x: ChartAxis, y: ChartAxis, peak: float, bandwidth: float, *, is_cache: bool = False
+) -> str:  # fmt: skip
+    """The slope of a bandwidth and the peak it leads up to; of a cache, the slope alone."""
+    knee, left = peak / bandwidth, max(x.low, y.low * TERA / bandwidth)
+    if left >= knee:
+        return ""
+    level = "" if is_cache else f"L{x.at(x.high):.1f} {y.at(peak / TERA):.1f}"
+    what, dashes = ("cache", "2 3") if is_cache else ("memory and arithmetic", "6 3")
     return (
-        f'<path d="M{x.at(left):.1f} {y.at(left * bandwidth):.1f}L{x.at(knee):.1f} '
-        f'{y.at(peak):.1f}L{x.at(x.high):.1f} {y.at(peak):.1f}" fill="none" '
-        'stroke="var(--ink)" stroke-dasharray="6 3"><title>peak of the device</title></path>'
+        f'<path d="M{x.at(left):.1f} {y.at(left * bandwidth / TERA):.1f}L{x.at(knee):.1f} '
+        f'{y.at(peak / TERA):.1f}{level}" fill="none" stroke="var(--ink)" '
+        f'stroke-dasharray="{dashes}"><title>roof of {what}</title></path>'
     )

@@ -19,8 +19,13 @@ WORDS = {
 }
 
 
-def time_section(account: IdleAccount, gap: BoundGap, words: Words = units.seconds) -> str:
-    """A bar from nothing over the bound to the step, and a row for every device."""
+def time_section(
+    account: IdleAccount, gap: BoundGap, words: Words = units.seconds, among: str = "plan"
+) -> str:
+    """A bar from nothing over the bound to the step, and a row for every device.
+
+    `among` is what the bound was proven for.
+    """
     step = account.step_s or 1.0
     parts = [
         ("lower bound", gap.bound_s, BUSY_COLOR, 0),
@@ -49,7 +54,7 @@ def time_section(account: IdleAccount, gap: BoundGap, words: Words = units.secon
         "beyond it, and idle time by its cause."
     )
     if missing < 0.0005 * step:
-        told = f"The step is at its proven bound of {words(gap.bound_s)}: nothing can be faster."
+        told = f"It is at its proven bound of {words(gap.bound_s)}: no {escape(among)} is faster."
     return (
         "<h2>From the bound to the step</h2>"
         f'<div class="bar" role="img" aria-label="the step by part">{bar}</div>{legend(names)}'

@@ -4,6 +4,7 @@ Every name is escaped. The graph has a colour per device; a large one is folded 
 """
 
 from collections.abc import Mapping
+from html import escape
 
 from partita import units
 from partita.graph.backward import forward_part
@@ -23,6 +24,8 @@ HEADER = ("device", "kind", "layers", "memory", "of")
 _STYLE = """
 .model{overflow:auto;max-height:900px;border:1px solid var(--line);border-radius:8px}
 .model svg{display:block;margin:auto}
+@media print{.model{max-height:none;overflow:visible}
+.model svg{max-width:100%;max-height:240mm;height:auto;width:auto}}
 """.strip()
 
 
@@ -59,7 +62,7 @@ def placement_page(placed: Placed) -> str:
                 _devices(placed), _tried(placed), _archive(placed), "<h2>Where every op is</h2>",
                 picture,
             ),
-            style=_STYLE,
+            style=_STYLE, among="placement",
         )
     )  # fmt: skip
 
@@ -73,7 +76,7 @@ def _step_note(placed: Placed) -> str:
 
 def forward_svg(graph: Graph, groups: Mapping[str, str]) -> str:
     """The forward ops of a graph, those of one group in one colour."""
-    return to_svg(forward_part(graph), groups, max_nodes=MAX_DRAWN_OPS)
+    return to_svg(forward_part(graph), groups, groups, max_nodes=MAX_DRAWN_OPS)
 
 
 def _devices(placed: Placed) -> str:
@@ -106,14 +109,23 @@ def _tried(placed: Placed) -> str:
             f"{one.num_devices} devices{'' if one.fits else ', does not fit'}",
             8 if one is placed.best else 5,
             "diamond" if one is placed.best else "square" if n in front else "circle",
+            str(n),
         )
         for n, one in enumerate(tried)
     ]  # fmt: skip
+    told = "".join(
+        f'<li data-picked="{n}"{"" if one is placed.best else " hidden"}><b>{escape(one.name)}</b>'
+        f"<br>{units.seconds(one.step_s)}, {units.size(max(one.peak_bytes))} on the fullest of "
+        f"{one.num_devices} devices{'' if one.fits else '; does not fit'}"
+        f"{' · on the front' if n in front else ''}</li>"
+        for n, one in enumerate(tried)
+    )
     marks.sort(key=lambda mark: mark.shape)  # circles first: no other is hidden by them
     return (
         "<h2>What else was simulated</h2>"
         + scatter("placements by time and memory", marks, "step, ms", "fullest device, GiB")
-        + '<p class="soft">◆ this placement, ■ others that none beats in both, ● the rest.</p>'
+        + '<p class="soft">◆ this placement, ■ others that none beats in both, ● the rest. Choose '
+        f'a mark to read of it.</p><ul class="picked">{told}</ul>'
     )  # fmt: skip
 
 

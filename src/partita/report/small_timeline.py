@@ -3,6 +3,7 @@
 Several stand under each other on one axis, so that one sees at once which ends first and why.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,7 @@ from partita.timeline import Timeline
 LANE, LEFT = 13, 150
 MOST_LANES = 16
 MOST_TASKS = 2000  # of a lane
+LETTERS, MOST_LINES = 24, 2  # of a line at the left, and how many
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class SmallTimeline:
     title: str
     note: str
     timeline: Timeline
+    where: str = ""  # another placement than the others have
 
 
 def small_timelines(label: str, rows: Sequence[SmallTimeline]) -> str:
@@ -36,7 +39,7 @@ def small_timelines(label: str, rows: Sequence[SmallTimeline]) -> str:
     for row in rows:
         parts += _drawn(row, longest, top)
         lanes = min(MOST_LANES, len(computing_lanes(row.timeline.program)))
-        top += max(2, lanes) * (LANE + 2) + 14
+        top += max(2 + bool(row.where), lanes) * (LANE + 2) + 14
     return figure(label, [*_axis(rows, longest, top), *parts], top + 4)
 
 
@@ -61,6 +64,11 @@ def _drawn(row: SmallTimeline, longest: float, top: float) -> list[str]:
     parts = [
         f'<text x="2" y="{top + 14}">{escape(row.title)}</text>',
         f'<text class="s" x="2" y="{top + 29}">{escape(row.note)}</text>',
+    ]
+    parts += [
+        f'<text class="s" x="2" y="{top + 43 + 13 * place}" style="font-size:11px">{escape(line)}'
+        "</text>"
+        for place, line in enumerate(textwrap.wrap(row.where, LETTERS)[:MOST_LINES])
     ]
     busy = timeline.busy()
     for place, lane in enumerate(computing_lanes(program)[:MOST_LANES]):

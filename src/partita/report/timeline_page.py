@@ -10,7 +10,7 @@ from html import escape
 
 from partita.jobs.idle import bound_gap, idle_account
 from partita.report.axis import time_text
-from partita.report.html_parts import cards, document
+from partita.report.html_parts import cards, document, page_script
 from partita.report.live_timeline import (
     TIMELINE_STYLE,
     TimelineExtras,
@@ -43,6 +43,7 @@ class TimelineStory:
     style: str = ""
     by_block: bool = False
     as_in_papers: bool = False  # blocks with their micro-batches, bubbles hatched
+    among: str = "order of these tasks"  # what the bound was proven for
 
 
 def timeline_page(story: TimelineStory) -> str:
@@ -53,14 +54,18 @@ def timeline_page(story: TimelineStory) -> str:
     parts = [f"<h1>{escape(story.title)}</h1>", f'<p class="soft">{escape(story.about)}</p>']
     if story.figures:
         parts.append(cards(story.figures))
-    parts.append(time_section(idle, bound_gap(idle, story.lower_bound), words))
+    parts.append(time_section(idle, bound_gap(idle, story.lower_bound), words, story.among))
     if story.as_in_papers or story.rivals:
         own = SmallTimeline("this one", words(timeline.makespan), timeline)
         title = "On one axis" if story.rivals else "As papers draw it"
         parts.append(f"<h2>{title}</h2>")
         parts.append(small_timelines(story.title, [own, *story.rivals]))
-        parts.append('<p class="soft">Hatched: idle, and how much of the whole that is.</p>')
+        note = "Hatched: idle, and how much of the whole that is."
+        if any(rival.where for rival in story.rivals):
+            note += " Where a placement is named, blocks lie on the devices in another way: the "
+            note += "bound above is not theirs."
+        parts.append(f'<p class="soft">{note}</p>')
     extras = TimelineExtras(idle, by_block=story.by_block)
     parts += ["<h2>Timeline</h2>", live_timeline(timeline, extras, "timeline")]
-    parts += [*story.sections, timeline_script()]
+    parts += [*story.sections, timeline_script(), page_script()]
     return document(story.title, f"{STYLE}\n{story.style}", "\n".join(parts))

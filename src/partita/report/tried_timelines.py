@@ -17,11 +17,11 @@ from partita.report.axis import tick_text, ticks
 from partita.report.charts import cut
 from partita.report.figures import WIDTH, figure
 from partita.report.html_parts import legend
-from partita.report.lanes import group_name, short_names
+from partita.report.lanes import group_name, ranged, short_names
 from partita.report.palette import CATEGORY_COLORS, CATEGORY_PATTERNS
 from partita.sketch import WHOLE, LaneSketch, Span
 
-LANE, LEFT, RIGHT = 13, 128, 66
+LANE, LEFT, RIGHT = 13, 166, 66
 LONGEST = 2.5  # times the chosen plan: what takes longer is cut
 LETTERS = 140  # of a title
 SPACE = 7.0  # between two lines of a pattern
@@ -72,8 +72,8 @@ def _plan(one: TriedTimeline, longest: float, scale: float, top: float) -> list[
         f'<text x="2" y="{top + 13:.0f}">{escape(cut(told, LETTERS))}'
         f"<title>{escape(told)}</title></text>"
     ]
-    names = [lane.name for lane in one.lanes]
-    for place, (lane, short) in enumerate(zip(one.lanes, short_names(names, 16), strict=True)):
+    names = [ranged(lane.name) for lane in one.lanes]
+    for place, (lane, short) in enumerate(zip(one.lanes, short_names(names, 26), strict=True)):
         y = top + 19 + place * (LANE + 2)
         whole = group_name([lane.name] + [""] * (lane.num_lanes - 1))
         more = f" +{lane.num_lanes - 1}" if lane.num_lanes > 1 else ""

@@ -17,6 +17,7 @@ from partita.gpu.accelerate.search import AccelerateSearch, AccelerateSettings, 
 from partita.gpu.accelerate.weights import WeightWatch
 from partita.gpu.flow.export import evaluating
 from partita.gpu.streams.record import StreamSchedule
+from partita.showing import plot_of, repr_html, table_of
 
 T = torch.Tensor
 FORMAT, VERSION = "accelerated", 1
@@ -51,6 +52,8 @@ def accelerate(
 
 class Accelerated:
     """A module and the fastest way to run it that was found."""
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __init__(
         self, module: nn.Module, example: tuple[T, ...], best: Acceleration,

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from partita.showing import plot_of, repr_html, table_of
 from partita.units import seconds
 
 OURS = ("streams", "rtasks")  # forms that are not PyTorch's own
@@ -21,6 +22,8 @@ class AcceleratedReport:
     model_error: float  # the model's own
     seconds: float
     notes: tuple[str, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def used_us(self) -> float:

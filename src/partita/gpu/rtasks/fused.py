@@ -17,6 +17,7 @@ from partita.gpu.rtasks.outcome import Outcome
 from partita.gpu.rtasks.planned import PlannedRegion
 from partita.jobs.rtasks import timeline_of
 from partita.problems.rprogram import RProgram
+from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
 
 T = torch.Tensor
@@ -42,6 +43,8 @@ class FusedCall(Protocol):
 
 class FusedModel:
     """Models with their regions fused; call it with the inputs of all."""
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __init__(
         self,

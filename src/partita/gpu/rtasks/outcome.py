@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from partita.showing import plot_of, repr_html, table_of
 from partita.units import seconds
 
 
@@ -62,6 +63,8 @@ class Outcome:
     sequential_us: float | None = None
     alone_us: tuple[float, ...] = ()  # of several models: each by itself, fused
     notes: tuple[str, ...] = ()
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     @property
     def used_us(self) -> float | None:

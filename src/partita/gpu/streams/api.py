@@ -30,6 +30,7 @@ from partita.gpu.streams.record import (
 )
 from partita.gpu.streams.replay import Replay
 from partita.gpu.streams.tune import compile_all
+from partita.showing import plot_of, repr_html, table_of
 
 Call = Callable[..., tuple[T, ...]]
 Key = tuple[tuple[int, ...], ...]
@@ -72,6 +73,8 @@ def streams(
 
 class Streamed:
     """A model with a schedule per shape of its inputs, picked at every call."""
+
+    _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
     def __init__(self, module: nn.Module, inputs: tuple[T, ...]) -> None:
         self.module = module

@@ -37,7 +37,7 @@
 
   function timeText(data, value) {
     if (data.unit !== "s") return +value.toFixed(3) + " steps";
-    for (const [size, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]])
+    for (const [size, name] of [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]])
       if (Math.abs(value) >= size) return (value / size).toPrecision(4).replace(/\.?0+$/, "") + " " + name;
     return "0 s";
   }
@@ -45,7 +45,10 @@
   function sizeText(data, value) {
     if (data.unit !== "s") return String(+value.toFixed(3));
     for (const [size, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
-      if (Math.abs(value) >= size) return (value / size).toFixed(2) + " " + name;
+      if (Math.abs(value) >= size) {  // three digits, as everywhere on the page
+        const scaled = value / size;
+        return scaled.toFixed(scaled < 10 ? 2 : scaled < 100 ? 1 : 0) + " " + name;
+      }
     return value.toFixed(0) + " B";
   }
 
@@ -78,8 +81,9 @@
       this.tip = root.querySelector(".tip");
       this.pen = this.screen = this.canvas.getContext("2d");
       this.known = new Map();  // colours as pixels have them
+      this.oneLength = false;  // measured lanes drawn as long as what was predicted
       this.from = 0;
-      this.to = this.data.makespan || 1;
+      this.to = this.whole;
       this.hidden = new Set();
       this.path = new Set(this.data.critical);
       this.showPath = false;
@@ -92,9 +96,7 @@
       for (let i = 0; i + 2 < this.data.messages.length; i += 3)
         for (const task of new Set(this.data.messages.slice(i, i + 3)))
           this.sent.set(task, [...(this.sent.get(task) || []), i]);
-      // A lane's starts and ends in order: tasks of a lane never overlap, so both ascend.
-      this.starts = Float64Array.from(this.data.slot_task, (task) => this.data.start[task]);
-      this.ends = Float64Array.from(this.data.slot_task, (task) => this.data.end[task]);
+      this.place();
       this.laneOf = new Int32Array(this.data.start.length).fill(-1);
       for (let lane = 0; lane < this.data.lanes.length; lane++)
         for (let i = this.data.slot_from[lane]; i < this.data.slot_from[lane + 1]; i++)
@@ -105,10 +107,25 @@
       this.gap = count > 128 ? 0 : many ? 1 : 4;
       this.named = many ? Math.ceil(14 / (this.tall + this.gap)) : 1;
       this.pen.font = FONT;
-      const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name)];
+      const names = [...this.data.lanes, ...this.data.memories.map((memory) => memory.name + " mem")];
       this.widest = Math.max(...names.map((name) => this.pen.measureText(name).width), 60) + 16;
       this.listen();
       this.resize();
+    }
+
+    // All the time there is to show.
+    get whole() { return (this.oneLength ? this.data.predicted : this.data.makespan) || 1; }
+
+    // A lane's starts and ends in order: tasks of a lane never overlap, so both ascend.
+    place() {
+      const data = this.data, scale = this.oneLength ? data.predicted / data.makespan : 1;
+      this.starts = Float64Array.from(data.slot_task, (task) => data.start[task]);
+      this.ends = Float64Array.from(data.slot_task, (task) => data.end[task]);
+      for (let lane = 0; lane < data.lanes.length; lane++)
+        for (let i = data.slot_from[lane]; data.measured[lane] && i < data.slot_from[lane + 1]; i++) {
+          this.starts[i] *= scale;
+          this.ends[i] *= scale;
+        }
     }
 
     get laneBottom() { return AXIS + this.data.lanes.length * (this.tall + this.gap); }
@@ -139,7 +156,7 @@
     top(lane) { return AXIS + lane * (this.tall + this.gap); }
 
     show(from, to) {
-      const whole = this.data.makespan || 1;
+      const whole = this.whole;
       const span = Math.min(whole, Math.max(to - from, whole * 1e-7));
       this.from = Math.min(Math.max(0, from), whole - span);
       this.to = this.from + span;
@@ -158,8 +175,9 @@
       this.noted = setTimeout(() => {
         const state = new URLSearchParams();
         state.set("view", String(this.number));
-        if (this.from > 0 || this.to < (this.data.makespan || 1)) state.set("t", this.from + "," + this.to);
+        if (this.from > 0 || this.to < this.whole) state.set("t", this.from + "," + this.to);
         if (this.hidden.size) state.set("hide", [...this.hidden].sort((a, b) => a - b).join(","));
+        if (this.oneLength) state.set("length", "1");
         if (this.showPath) state.set("path", "1");
         if (!this.showIdle) state.set("idle", "0");
         if (this.find) state.set("find", this.find);
@@ -168,9 +186,10 @@
     }
 
     restore(state) {
+      if (state.get("length") === "1") this.press("length");
       const [from, to] = (state.get("t") || "").split(",").map(Number);
       if (to > from && from >= 0) {
-        const whole = this.data.makespan || 1;
+        const whole = this.whole;
         this.from = Math.min(from, whole * (1 - 1e-7));
         this.to = Math.min(to, whole);
       }
@@ -480,7 +499,8 @@
       const most = Math.max(memory.peak, capped ? memory.capacity : 0) * 1.05 || 1;
       const y = (amount) => bottom - amount / most * MEMORY;
       const times = memory.times, amounts = memory.amounts;
-      this.label(memory.name, top + MEMORY / 2, this.ink);
+      const told = memory.name + " mem", whole = pen.measureText(told).width <= this.labels - 12;
+      this.label(whole ? told : memory.name, top + MEMORY / 2, this.ink);  // a name says more than "mem"
       pen.beginPath();
       pen.moveTo(this.labels, bottom);
       let i = Math.max(0, above(times, 0, times.length, this.from) - 1);
@@ -650,7 +670,7 @@
       canvas.addEventListener("pointerup", () => { this.drag = null; });
       canvas.addEventListener("pointercancel", () => { this.drag = null; });
       canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; this.hovered = -1; this.draw(); });
-      canvas.addEventListener("dblclick", () => this.show(0, this.data.makespan || 1));
+      canvas.addEventListener("dblclick", () => this.show(0, this.whole));
       canvas.addEventListener("keydown", (event) => this.key(event));
       canvas.addEventListener("blur", () => { this.tip.hidden = true; this.hovered = -1; this.draw(); });
       for (const button of this.root.querySelectorAll("[data-kind]"))
@@ -662,7 +682,11 @@
         });
       this.toggle("[data-critical]", "showPath");
       this.toggle("[data-idle]", "showIdle");
-      this.root.querySelector("[data-all]").addEventListener("click", () => this.show(0, this.data.makespan || 1));
+      this.toggle("[data-length]", "oneLength", () => {
+        this.place();
+        this.show(0, this.whole);
+      });
+      this.root.querySelector("[data-all]").addEventListener("click", () => this.show(0, this.whole));
       const find = this.root.querySelector("[data-find]");
       if (find) find.addEventListener("input", () => this.look(find.value));
       for (const button of this.root.querySelectorAll("[data-save]"))
@@ -674,11 +698,12 @@
       window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     }
 
-    toggle(selector, name) {
+    toggle(selector, name, follow) {
       const button = this.root.querySelector(selector);
       if (button) button.addEventListener("click", () => {
         this[name] = !this[name];
         button.setAttribute("aria-pressed", String(this[name]));
+        if (follow) follow();
         this.changed();
       });
     }
@@ -691,7 +716,7 @@
       else if (task) this.walk(0, task);
       else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.4);
       else if (event.key === "-") this.zoom(1.4);
-      else if (event.key === "0" || event.key === "Home") this.show(0, this.data.makespan || 1);
+      else if (event.key === "0" || event.key === "Home") this.show(0, this.whole);
       else if (event.key === "Escape") { this.tip.hidden = true; this.hovered = -1; this.draw(); }
       else return;
       event.preventDefault();
@@ -719,6 +744,13 @@
   const begun = performance.now();
   const views = window.partitaTimelines = Array.from(
     document.querySelectorAll(".timeline"), (root, number) => new View(root, number));
+  // A canvas is printed as it was painted: before that it takes the colours of paper.
+  const paper = (wanted) => () => {
+    document.documentElement.classList.toggle("paper", wanted);
+    for (const view of views) view.paint();
+  };
+  window.addEventListener("beforeprint", paper(true));
+  window.addEventListener("afterprint", paper(false));
   const state = new URLSearchParams(location.hash.slice(1));
   if (views[state.get("view")]) views[state.get("view")].restore(state);
   document.documentElement.dataset.ready = String(Math.round(performance.now() - begun));

@@ -5,8 +5,8 @@
   const $ = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
   const WAIT_MS = 1500; // after so long a question is given up for a newer one
-  // Parts of memory have one colour and pattern each on all tabs; the table under the bars has numbers.
-  const SHADES = { parameters: 0, gradients: 1, "optimizer states": 2, activations: 3, logits: 4, buffers: 4, workspace: 5, peak: 0 };
+  // Parts of memory have one colour and pattern each on all tabs, those of pages; the table under the bars has numbers.
+  const SHADES = { parameters: 0, "optimizer states": 1, workspace: 2, gradients: 3, buffers: 4, activations: 5, logits: 6, peak: 0 };
   const shade = (part) => `var(--b${SHADES[part] || 0})`;
   let options = null, current = "whatif";
   const state = { whatif: {}, plan: {}, schedule: {} };
@@ -313,12 +313,13 @@
     if (answer.refused) return say(answer.refused, true);
     const verdict = answer.fits ? "" : " Nothing that fits: see below what is missing.";
     say((took === undefined ? "Done." : `Answered in ${(took / 1e3).toFixed(2)} s.`) + verdict, !answer.fits);
-    $("#cards").replaceChildren(...answer.cards.map(([name, value, note]) => {
+    const isTold = tab === "plan" && Boolean(answer.view);  // the page of a plan has its own cards and memory
+    $("#cards").replaceChildren(...(isTold ? [] : answer.cards).map(([name, value, note]) => {
       const card = element("div", undefined, { class: "card" });
       card.append(element("span", name), element("b", value), element("span", note));
       return card;
     }));
-    bars(answer.memory);
+    bars(isTold ? null : answer.memory);
     $("#view h2").textContent = tab === "plan" ? "The plan" : "Timeline";
     frame(answer.view, answer.files.includes("plan.json"));
     $("#words").hidden = !answer.text;
