@@ -32,7 +32,7 @@ def branches(graph: Graph) -> Branches | None:
     """The branches of a model, if it has two that meet."""
     ops = [op for op in graph.ops if op.phase == "forward"]
     work = {op.name: float(flops(graph.call(op))) for op in ops}
-    parts = _Joined(work, max(sum(work.values()), 1.0))
+    parts = _BranchParts(work, max(sum(work.values()), 1.0))
     maker = {tensor: op.name for op in ops for tensor in op.outputs}
     for op in ops:
         parts.add(op.name, [maker[tensor] for tensor in op.inputs if tensor in maker])
@@ -46,7 +46,7 @@ def branches(graph: Graph) -> Branches | None:
 
 
 @dataclass
-class _Joined:
+class _BranchParts:
     """Ops that hang together, as far as branches do not meet."""
 
     own: Mapping[str, float]  # the arithmetic of each op

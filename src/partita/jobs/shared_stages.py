@@ -64,8 +64,8 @@ def k_shape(workload: Workload, num_devices: int, shared: float) -> tuple[Stage,
     more where more than that comes behind the branches: with 0, just what does.
     """
     _check(num_devices, shared or 0.5)
-    found = branches(workload.graph)
-    if found is None:
+    forked = branches(workload.graph)
+    if forked is None:
         raise PlanError(
             f"the model has no two branches with {LEAST:.0%} of the arithmetic each that meet",
             fix="leave it out, or pin shape=m or shape=nn",
@@ -73,13 +73,13 @@ def k_shape(workload: Workload, num_devices: int, shared: float) -> tuple[Stage,
         )
     work = _arithmetic(workload)
     total = max(sum(work.values()), 1.0)
-    behind = sum(work[op] for op in found.meeting) / total
+    behind = sum(work[op] for op in forked.meeting) / total
     ends = max(0.0, shared - behind) / max(1 - behind, 1e-9)  # of each branch
-    first, second = (sum(work[op] for op in side) for side in found.sides)
+    first, second = (sum(work[op] for op in side) for side in forked.sides)
     own = min(max(1, round(num_devices * first / (first + second))), num_devices - 1)
     parts: list[Part] = []
-    meeting = set(found.meeting)
-    for side, devices in zip(found.sides, (range(own), range(own, num_devices)), strict=True):
+    meeting = set(forked.meeting)
+    for side, devices in zip(forked.sides, (range(own), range(own, num_devices)), strict=True):
         sizes = [(1 - ends) / len(devices)] * len(devices)
         *cut, last = _cut(workload, side, [*sizes, ends])
         parts += zip(devices, cut, strict=True)
