@@ -2,8 +2,11 @@
 
 import pytest
 
+from partita.cluster import resolve
 from partita.graph import GraphBuilder, training_graph
 from partita.jobs.branches import branches
+from partita.jobs.check_plan import check_plan
+from partita.jobs.shared_stages import k_shape, shape_plan
 from partita.jobs.workload import load
 
 
@@ -36,6 +39,23 @@ def test_two_towers_are_branches_and_the_rest_is_behind_them():
     assert kinds(left) == {"a", "s"}  # what both read is in the first
     assert kinds(right) == {"b"}
     assert found.meeting == ("meet0", "head")
+
+
+def test_what_both_read_comes_first_wherever_it_is_made():
+    g = GraphBuilder("late mask")
+    x, y = g.input("x", (16, 64)), g.input("y", (16, 64))
+    one = tower(g, x, "a", 4)
+    mask = g.relu(y, name="mask")
+    two = tower(g, g.elementwise("add", x, mask, name="b.masked"), "b", 4)
+    one = g.elementwise("add", one, mask, name="a.masked")
+    graph = training_graph(g.finish(g.elementwise("add", one, two, name="meet")))
+    left, right = branches(graph).sides
+    assert left[0] == "mask"
+    assert right[0] == "b.masked"
+    stages = k_shape(load(graph), 2, 0.3)
+    assert "mask" in {split.op for split in stages[0].splits}
+    plan = shape_plan("k", load(graph), resolve("2xA100"), 2, shared=0.3, schedule="1f1b")
+    assert check_plan(plan) == ()
 
 
 def test_of_four_towers_each_side_gets_as_much():

@@ -19,9 +19,9 @@ NOTHING = 0.01  # of it, with all that comes before: an op that both may read
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Forward ops of two branches and of what follows where they meet, each in their order.
+    """Forward ops of two branches and of what follows where they meet, each as they can run.
 
-    What both branches read is in the first: nothing of the second is read by the first.
+    What both branches read is the beginning of the first: nothing of the second is read by it.
     """
 
     sides: tuple[tuple[str, ...], tuple[str, ...]]
@@ -41,7 +41,8 @@ def branches(graph: Graph) -> Branches | None:
         return None
     place = {name: sides.get(parts.root(name)) for name in work if name not in parts.meeting}
     _settle(ops, place, maker)
-    left, right = (tuple(op.name for op in ops if place.get(op.name) == k) for k in (0, 1))
+    begin = [*parts.light, *(op.name for op in ops if op.name not in parts.light)]
+    left, right = (tuple(name for name in begin if place.get(name) == k) for k in (0, 1))
     return Branches((left, right), tuple(op.name for op in ops if place.get(op.name) is None))
 
 

@@ -150,12 +150,14 @@ def _stages(
     splits = {split.op: split for split in data_splits(workload.graph, mesh, 0)}
     together = [ops for device, ops in parts if device is None]
     stages = []
+    place = {op: number for number, op in enumerate(_forward(workload))}
     for device, ops in parts:
+        in_order = sorted(ops, key=place.__getitem__)
         if device is None:
             number = together.index(ops) or ""
-            stages.append(Stage(f"shared{number}", mesh, tuple(splits[op] for op in ops)))
+            stages.append(Stage(f"shared{number}", mesh, tuple(splits[op] for op in in_order)))
         else:
-            own = tuple(OpSplit(op, ()) for op in ops)
+            own = tuple(OpSplit(op, ()) for op in in_order)
             stages.append(Stage(f"stage{device}", Mesh((), (device,)), own))
     return tuple(stages)
 
