@@ -6,7 +6,9 @@
 Each plan of a GPT-2 of moderate size (for as many A100s, run on gloo ranks of one thread) is
 traced, compared and calibrated from its own trace; then it is predicted again. The last column but
 one is what a calibration from the first plan's run (1F1B) says of the others: what is learned from
-one plan and used for another. Figures depend on what else the machine does. `--order FILE` keeps
+one plan and used for another. Where ranks had less than 95 % of their cores, a step is replayed
+with the processor time of its tasks (`jobs/replay.py`), and the clock's is told beside it;
+`--repeat 3` runs all plans several times in turns and tells medians too. `--order FILE` keeps
 the searched order there, or takes it from there where it is known: a machine without the search's
 solver can then run it.
 """
@@ -15,6 +17,7 @@ import argparse
 import importlib.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -70,6 +73,8 @@ class Figures:
     calibrated_s: float
     from_first_s: float
     worst: str
+    clock_s: float  # the measured step by the clock; measured_s is replayed where cores were shared
+    had: float  # of their cores, while ranks computed
 
 
 def _equal(workload: Workload, ranks: int) -> tuple[Stage, ...]:
@@ -143,7 +148,7 @@ def measure(options: argparse.Namespace) -> list[Figures]:
     rows: list[Figures] = []
     first: Calibration | None = None
     workload = load(SPEC, batch=options.batch)
-    for kind in options.only.split(","):
+    for kind in options.only.split(",") * options.repeat:
         plan = _plan(kind, workload, options)
         with tempfile.TemporaryDirectory() as folder:
             traces = _traced(plan, Path(folder), options.ranks, options.steps)
@@ -158,6 +163,7 @@ def measure(options: argparse.Namespace) -> list[Figures]:
                 simulate(uncapped, calibration=own).step_s,
                 simulate(uncapped, calibration=first).step_s,
                 "none" if worst is None else worst.name,
+                compared.matched.clock_s, compared.matched.had,
             )
         )  # fmt: skip
         print(_line(rows[-1]), file=sys.stderr, flush=True)
@@ -171,7 +177,8 @@ def _line(row: Figures) -> str:
     return (
         f"{row.kind:10} planned for A100s {row.planned_s * 1e3:7.2f} ms   "
         f"measured {row.measured_s * 1e3:8.1f} ms   calibrated {off(row.calibrated_s)}   "
-        f"from the first {off(row.from_first_s)}   most wrong: {row.worst}"
+        f"from the first {off(row.from_first_s)}   most wrong: {row.worst}   "
+        f"by the clock {row.clock_s * 1e3:.1f} ms with {row.had:.0%} of the cores"
     )
 
 
@@ -184,12 +191,18 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--order", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["RUN_PREDICTION_LAYERS"] = str(options.layers)
     os.environ["RUN_PREDICTION_HEADS"] = str(max(4, options.ranks))  # each rank has some of them
     rows = measure(options)
+    for kind in options.only.split(",") if options.repeat > 1 else ():
+        own = [row for row in rows if row.kind == kind]
+        off = statistics.median(row.from_first_s / row.measured_s - 1 for row in own)
+        measured = statistics.median(row.measured_s for row in own)
+        print(f"{kind:10} median of {len(own)}: {measured * 1e3:.1f} ms, from the first {off:+.0%}")
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=1))
 

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from partita.cluster import Cluster, resolve
 from partita.cluster.calibration import (
+    ISSUE,
+    OP_BY_OP,
+    PER_BYTE,
+    PER_FLOP,
     Calibration,
     KindCalibration,
     LinkCalibration,
@@ -18,8 +22,11 @@ from partita.cluster.calibration import (
 from partita.costs.collectives import Collectives
 from partita.costs.op_bounds import op_lower_bound_s
 from partita.costs.roofline import op_cost
+from partita.engine import run
 from partita.errors import ClusterError, FileError
 from partita.graph import GraphBuilder, training_graph
+from partita.lower import lower_plan
+from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 
 
 def small_graph():
@@ -45,6 +52,44 @@ def test_a_factor_and_a_launch_replace_those_of_the_op():
             assert after.launch_s == 1e-3
         else:
             assert after == before
+
+
+def test_flops_bytes_and_starts_cost_what_was_measured():
+    graph, plain = small_graph(), resolve("2xA100")
+    measured = calibrated(
+        plain,
+        of_a100(
+            OpScale(f"forward product {PER_FLOP}", 1.0, 1e-9),
+            OpScale(f"forward product {PER_BYTE}", 1.0, 1e-8),
+            OpScale(f"forward {OP_BY_OP}", 1.0, 0.5),
+            OpScale(ISSUE, 1.0, 2.0),
+        ),
+    )
+    op = next(op for op in graph.ops if op.kind == "linear")
+    before, after = (op_cost(graph, op, machine.kinds[0]) for machine in (plain, measured))
+    more = 1e-9 * before.flops + 1e-8 * before.traffic_bytes
+    assert after.seconds == pytest.approx(before.seconds + more)
+    # Op by op, behind a collective: where features are split, and not where the batch is.
+    for dims, beside in (("n", 0.5), ("b", 0.0)):
+        mesh = Mesh((Axis("x", 2),), (0, 1))
+        splits = tuple(
+            OpSplit(each.name, (dims if each.kind == "linear" else "",))
+            for each in graph.ops
+            if each.phase == "forward"
+        )
+        stage = Stage("stage", mesh, splits)
+        programs = [
+            lower_plan((stage,), Schedule(), graph, machine, run).program
+            for machine in (plain, measured)
+        ]
+        slower = [
+            float(b - a)
+            for a, b, work in zip(
+                programs[0].duration, programs[1].duration, programs[1].work, strict=True
+            )
+            if work >= 0 and programs[1].works[work].op == "relu"
+        ]
+        assert slower == pytest.approx([beside + 2.0] * len(slower))
 
 
 @given(factor=st.floats(0.01, 100), launch=st.floats(0, 1e-3))

@@ -20,7 +20,7 @@ from partita.jobs.explain_account import account_of
 from partita.jobs.explain_memory import memory_account
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
-from partita.jobs.shared_stages import m_shape, m_shape_plan
+from partita.jobs.shared_stages import m_shape, shape_plan
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.jobs.torch_schedule import schedule_of_plan
 from partita.jobs.workload import load
@@ -245,8 +245,8 @@ def test_a_searched_order_has_shared_blocks_and_is_faster():
 
 def test_an_m_shape_is_planned_saved_read_named_verified_and_not_for_torch():
     workload = load(chain(batch=4096, width=1024))
-    plan = m_shape_plan(workload, resolve("2xA100"), 4, shared=0.3, stop=Stop(time_s=10))
-    usual = m_shape_plan(workload, resolve("2xA100"), 4, shared=0.3, schedule="1f1b")
+    plan = shape_plan("m", workload, resolve("2xA100"), 4, shared=0.3, stop=Stop(time_s=10))
+    usual = shape_plan("m", workload, resolve("2xA100"), 4, shared=0.3, schedule="1f1b")
     assert plan.schedule.name == "searched"
     assert plan.prediction.step_s < usual.prediction.step_s
     assert plan_from_json(json.loads(plan.to_json())) == plan
@@ -264,7 +264,7 @@ def test_an_m_shape_is_planned_saved_read_named_verified_and_not_for_torch():
 @pytest.mark.parametrize(
     ("devices", "shared", "words"),
     [(1, 0.5, "0.5 of the work is shared by 1 devices"), (2, 1.0, "between 0 and 1"),
-     (8, 0.3, "too few ops for 8 stages behind a shared one")],
+     (8, 0.3, "too few ops for 8 stages behind shared ones")],
 )  # fmt: skip
 def test_a_shape_that_cannot_be_is_refused(devices, shared, words):
     with pytest.raises(PlanError, match=words):

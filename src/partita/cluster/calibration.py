@@ -4,7 +4,9 @@
 `--calibration FILE`, or as part of a cluster's name: `4xA100+calibration.json`. It goes by kinds of
 devices and by links of equal figures, so that what two devices showed holds for sixty-four of them.
 
-    op         roofline seconds x factor + launch_s, by phase and class of op ("forward product")
+    op         roofline seconds x factor + launch_s, by phase and class of op ("forward product"),
+               and seconds per FLOP and per byte besides, where ops were measured one by one: a CPU
+               has no fast tiles, and what it takes does not follow the curve of a GPU
     collective what each costs before a byte is moved, inside a node and across nodes
     link       latency and bytes per second, for links of the figures that they had before
 
@@ -21,6 +23,10 @@ from partita.errors import ClusterError
 KIND = "calibration"
 FIXED_INSIDE = "collective inside a node"  # entries whose launch_s is a collective's fixed cost
 FIXED_ACROSS = "collective across nodes"
+PER_FLOP = "per FLOP"  # after a class: entries whose launch_s is what each costs besides
+PER_BYTE = "per byte"
+ISSUE = "start of a collective"  # its launch_s is what the host takes for it, on any link
+OP_BY_OP = "op by op"  # after a phase: what each op costs besides in a stage that runs op by op
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from partita.cluster import DeviceKind
+from partita.cluster.calibration import ISSUE, OP_BY_OP, PER_BYTE, PER_FLOP
 from partita.costs.fusion import FUSED, fused_elements, starts_kernel
 from partita.costs.kernels import HOST_S, Kernels, kernels
 from partita.costs.physics import Physics, physics_of
@@ -224,6 +225,10 @@ def _cost(
     compute_s, memory_s, more_s = compute_s * factor, memory_s * factor, more_s * factor
     launch_s = started.count * launch_each_s
     seconds = launch_s + max(compute_s, memory_s) + more_s
+    if device.measured:
+        flop_s, byte_s = measured_work(device, call)
+        seconds += work * flop_s + moved.total * byte_s
+        compute_s, more_s = compute_s + work * flop_s, more_s + moved.total * byte_s
     return OpCost(seconds, work, moved.total, compute_s, memory_s + more_s, launch_s, host_s)
 
 
@@ -279,6 +284,27 @@ def measured_scale(device: DeviceKind, call: Call) -> tuple[float, float]:
             if ops == name:
                 return factor, launch_s
     return 1.0, device.launch_s
+
+
+def measured_work(device: DeviceKind, call: Call) -> tuple[float, float]:
+    """What every FLOP and byte costs besides, as far as measured."""
+    name = f"{call.phase} {op_class(call)}"
+    known = {ops: seconds for ops, _, seconds in device.measured}
+    return known.get(f"{name} {PER_FLOP}", 0.0), known.get(f"{name} {PER_BYTE}", 0.0)
+
+
+def op_by_op_s(device: DeviceKind, phase: str) -> float:
+    """What an op costs besides where each is started by itself, as far as measured."""
+    return _measured_s(device, f"{phase} {OP_BY_OP}")
+
+
+def issue_s(device: DeviceKind) -> float:
+    """What computing waits for until a collective is started, as far as measured."""
+    return _measured_s(device, ISSUE)
+
+
+def _measured_s(device: DeviceKind, name: str) -> float:
+    return next((seconds for ops, _, seconds in device.measured if ops == name), 0.0)
 
 
 def _launches(call: Call) -> int:

@@ -6,21 +6,27 @@ Devices. Each measured block is a sum over its ops,
 
 with classes product, attention and elementwise. Factors and launches are the non-negative least
 squares of relative errors; each is drawn lightly towards what fits all blocks at once, so that what
-a run does not tell apart stays equal. Then all are scaled alike, so that the whole host's time of a
-step (computing, starting collectives, gaps between tasks) is in the sum. What is still missing of
-the measured step (ranks that wait for each other by chance, collectives that do not overlap as they
-should) is spread over the ops by a last factor. Where the step comes out too long, that factor is
-on messages as well: tasks that went in one message were each measured as the whole of it.
-So the step that results is that of the run; it is told apart into causes only as far as blocks
-differ.
+a run does not tell apart stays equal. Blocks as a whole tell little apart, and nothing of sizes:
+all micro-batches have one. So ops of a step that ran op by op count too, with launches of their
+own, since there each op is started by itself; and where there are such, seconds per FLOP and per
+byte of a class are fitted beside its factor. Then all are scaled alike, so that the whole host's
+time of a step (computing, starting collectives, gaps between tasks) is in the sum. What is still
+missing of the measured step (ranks that wait for each other by chance, collectives that do not
+overlap as they should) is spread over the ops by a last factor. Where the step comes out too long,
+that factor is on messages as well: tasks that went in one message were each measured as the whole
+of it. So the step that results is that of the run; it is told apart into causes only as far as
+blocks differ.
 
-Links. A message or collective is a * latency part + b * bandwidth part of what was predicted; the
-parts come from lowering the plan once more on links of no size-dependent time.
+Links. A message is a * latency part + b * bandwidth part of what was predicted, a collective has a
+fixed part besides; the parts come from lowering the plan once more on links of no size-dependent
+time. Collectives that were tried before the run (`RankTrace.probes`) count like those of the plan.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +35,21 @@ from partita.cluster import Cluster, Link
 from partita.cluster.calibration import (
     FIXED_ACROSS,
     FIXED_INSIDE,
+    ISSUE,
+    OP_BY_OP,
+    PER_BYTE,
+    PER_FLOP,
     Calibration,
     KindCalibration,
     LinkCalibration,
     OpScale,
     calibrated,
 )
-from partita.costs.collectives import reached
+from partita.costs.collectives import HUGE_BYTES, Collectives, reached
 from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
+from partita.jobs.run_trace import SEND
 from partita.jobs.simulate import uncalibrated
 from partita.jobs.trace_match import ALL_UPDATES, MatchedRun, TaskMatch, inside
 from partita.lower import Lowered, lower_plan
@@ -47,6 +58,7 @@ from partita.program import Kind, Program
 
 F64 = npt.NDArray[np.float64]
 PULL = 0.01  # of the prior, beside relative errors of 1
+LIGHT_PULL = 1e-6  # where ops were measured one by one
 ROUNDS = 2000
 CORRECTIONS, CLOSE, MOST = 4, 0.02, 1.5  # of the step: how often, how close, by how much at once
 CLASSES = ("product", "attention", "elementwise")
@@ -68,6 +80,7 @@ class LinkFit:
     latency: float
     per_byte: float
     num_measured: int
+    fixed: float = 1.0  # of collectives
 
 
 def base_cluster(matched: MatchedRun) -> Cluster:
@@ -96,20 +109,61 @@ def calibration_of(matched: MatchedRun) -> Calibration:
         ratio = min(max(ratio, 1 / MOST), MOST)
         ops = tuple(OpScale(o.ops, o.factor * ratio, o.launch_s * ratio) for o in ops)
         if ratio < 1 and link is not None:
-            link = replace(link, latency=link.latency * ratio, per_byte=link.per_byte * ratio)
+            link = replace(
+                link, latency=link.latency * ratio, per_byte=link.per_byte * ratio,
+                fixed=link.fixed * ratio,
+            )  # fmt: skip
     return own
+
+
+def link_calibration(matched: MatchedRun, cluster: Cluster, link: LinkFit) -> Calibration:
+    """What is known of messages and collectives alone."""
+    kinds = sorted({cluster.kind_of(d).name for d in matched.devices})
+    fixed = _fixed(cluster, link)
+    own = tuple(KindCalibration(kind, fixed) for kind in kinds)
+    return Calibration("", own, _links(matched, cluster, link))
 
 
 def _fixed(cluster: Cluster, link: LinkFit) -> tuple[OpScale, OpScale]:
     """What it takes to start a collective, inside a node and across."""
     known = reached(cluster)
     return (
-        OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.latency),
-        OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.latency),
+        OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.fixed),
+        OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.fixed),
     )
 
 
 # Devices.
+
+
+class OpSum(NamedTuple):
+    """Ops of one class: seconds of the roofline, launches, arithmetic and traffic."""
+
+    roofline_s: float = 0.0
+    launches: float = 0.0
+    flops: float = 0.0
+    traffic_bytes: float = 0.0
+
+    def plus(self, other: "OpSum") -> "OpSum":
+        """Both together."""
+        return OpSum(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Scale(NamedTuple):
+    """What a class of ops takes: on the roofline, per launch, per FLOP and per byte.
+
+    `apart_s` is what a launch costs more where each op is started by itself.
+    """
+
+    factor: float
+    launch_s: float
+    flop_s: float = 0.0
+    byte_s: float = 0.0
+    apart_s: float = 0.0
+
+    def seconds(self, own: OpSum) -> float:
+        """Of some ops of the class."""
+        return sum(a * b for a, b in zip(self[:4], own, strict=True))
 
 
 @dataclass(frozen=True)
@@ -117,19 +171,15 @@ class Observation:
     """A block or op: what it took, and the roofline and launches of what is in it, by class."""
 
     seconds: float
-    parts: dict[str, tuple[float, float]]
+    parts: dict[str, "OpSum"]
     count: float = 1.0  # ranks
+    by_op: bool = False  # an op that was started by itself, where blocks run as a whole
 
 
 def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[OpScale, ...]:
-    known = [
-        Observation(seconds, parts, len(match.by_rank))
-        for match in matched.tasks
-        if match.work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE)
-        and (seconds := statistics.fmean(match.by_rank.values())) > 0
-        and (parts := _parts(match, matched, base, cluster))
-    ]
-    scales = fit_scales(known)
+    known = _observed(matched, matched.tasks, base, cluster)
+    apart = _observed(matched, matched.by_op, base, cluster)
+    scales = fit_scales([*known, *(replace(own, by_op=True) for own in apart)])
     updates = [m for m in matched.tasks if m.work.purpose is Purpose.UPDATE]
     spent = sum(sum(match.by_rank.values()) for match in updates)
     assumed = sum(_update_s(match, base.program) * len(match.by_rank) for match in updates)
@@ -138,11 +188,44 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
     fitted = sum(own.count * _fitted(own, scales) for own in known)
     norm = total / fitted if fitted > 0 else 1.0
     entries = [
-        OpScale(name, factor * norm, launch * norm) for name, (factor, launch) in scales.items()
+        OpScale(name, own.factor * norm, own.launch_s * norm) for name, own in scales.items()
     ]
+    for name, own in scales.items():
+        each = {PER_FLOP: own.flop_s, PER_BYTE: own.byte_s}
+        entries += [OpScale(f"{name} {k}", 1.0, s * norm) for k, s in each.items() if s > 0]
+    apart_s = {name.split()[0]: own.apart_s for name, own in scales.items()}
+    entries += [OpScale(f"{k} {OP_BY_OP}", 1.0, s * norm) for k, s in apart_s.items() if s > 0]
+    issued = [p.issue_s for trace in matched.traces for p in trace.probes if p.collective != SEND]
+    if issued and any(issued):
+        entries.append(OpScale(ISSUE, 1.0, statistics.median(issued)))
     if spent > 0 and assumed > 0:
         entries.append(OpScale(UPDATE, spent / assumed, 0.0))
     return tuple(entries)
+
+
+def _observed(
+    matched: MatchedRun, tasks: Sequence[TaskMatch], base: Lowered, cluster: Cluster
+) -> list[Observation]:
+    """Blocks, and ops; both gradients of an op together, which may be one call."""
+    forward = {op.name: op.forward for op in base.graph.ops}
+    seconds: dict[object, float] = defaultdict(float)
+    parts: dict[object, dict[str, OpSum]] = defaultdict(dict)
+    ranks: dict[object, int] = {}
+    for match in tasks:
+        if match.work.purpose not in (Purpose.COMPUTE, Purpose.RECOMPUTE):
+            continue
+        task, body, number = match.key
+        whose = forward.get(match.work.op) or number
+        key = (task, body, whose if number >= 0 else number)
+        for name, own in _parts(match, matched, base, cluster).items():
+            parts[key][name] = parts[key].get(name, OpSum()).plus(own)
+        seconds[key] += statistics.fmean(match.by_rank.values())
+        ranks[key] = len(match.by_rank)
+    return [
+        Observation(seconds[key], own, ranks[key])
+        for key, own in parts.items()
+        if seconds[key] > 0 and own
+    ]
 
 
 def _update_s(match: TaskMatch, program: Program) -> float:
@@ -160,7 +243,7 @@ def _update_s(match: TaskMatch, program: Program) -> float:
 
 def _parts(
     match: TaskMatch, matched: MatchedRun, base: Lowered, cluster: Cluster
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, OpSum]:
     task, _, number = match.key
     if number >= 0:
         works = [match.work]
@@ -173,60 +256,86 @@ def _parts(
             and work.phase in INSIDE.get(kind, ())
         ]
     rank = next(iter(match.by_rank))
-    parts: dict[str, tuple[float, float]] = {}
+    parts: dict[str, OpSum] = {}
     for work in works:
-        name, seconds, launches = _op(work, matched.devices[rank], base, cluster)
+        name, own = _op(work, matched.devices[rank], base, cluster)
         if name:
-            before = parts.get(name, (0.0, 0.0))
-            parts[name] = (before[0] + seconds, before[1] + launches)
+            parts[name] = parts.get(name, OpSum()).plus(own)
     return parts
 
 
-def _op(work: Work, device: int, base: Lowered, cluster: Cluster) -> tuple[str, float, float]:
-    """The class of an op, its roofline and its launches; no class for what is free."""
+def _op(work: Work, device: int, base: Lowered, cluster: Cluster) -> tuple[str, OpSum]:
+    """The class of an op, its roofline, launches and work; no class for what is free."""
     graph, kind = base.graph, cluster.kind_of(device)
     ops = graph.memo.setdefault(("ops", "by name"), {each.name: each for each in graph.ops})
     op = ops.get(work.op)
     if op is None:
-        return "", 0.0, 0.0
+        return "", OpSum()
     mesh = base.stages[max(0, work.stage)].mesh
     split = tuple(sorted(ways_of(work.dims, mesh.axes, mesh.place(device)).items()))
     cost = op_cost(graph, op, kind, split)
     if cost.seconds <= 0:
-        return "", 0.0, 0.0
+        return "", OpSum()
     call = graph.call(op)
     launches = round(cost.launch_s / kind.launch_s) if kind.launch_s else 1
-    return f"{call.phase} {op_class(call)}", cost.seconds - cost.launch_s, float(launches)
+    roofline_s = cost.seconds - cost.launch_s
+    work_of = OpSum(roofline_s, float(launches), cost.flops, cost.traffic_bytes)
+    return f"{call.phase} {op_class(call)}", work_of
 
 
-def _fitted(own: Observation, scales: dict[str, tuple[float, float]]) -> float:
-    return sum(
-        scales[name][0] * roofline + scales[name][1] * launches
-        for name, (roofline, launches) in own.parts.items()
-    )
+def _fitted(own: Observation, scales: dict[str, Scale]) -> float:
+    return sum(scales[name].seconds(each) for name, each in own.parts.items())
 
 
-def fit_scales(known: Sequence[Observation]) -> dict[str, tuple[float, float]]:
-    """Factor and seconds per launch of every phase and class of ops; see the module."""
+def fit_scales(known: Sequence[Observation]) -> dict[str, Scale]:
+    """What every phase and class of ops takes; see the module."""
     names = [f"{phase} {each}" for phase in PHASES for each in CLASSES]
     if not known:
         return {}
-    roofline = np.array([[own.parts.get(n, (0.0, 0.0))[0] for n in names] for own in known])
-    launches = np.array([[own.parts.get(n, (0.0, 0.0))[1] for n in names] for own in known])
-    seconds = np.array([own.seconds for own in known])
-    weight = np.array([own.count for own in known]) ** 0.5 / seconds
-    both = np.stack([roofline.sum(1), launches.sum(1)], 1)
-    factor, launch = nonnegative(both * weight[:, None], seconds * weight, np.zeros(2), 0.0)
+    sums = np.array([[own.parts.get(name, OpSum()) for name in names] for own in known])
+    roofline, launches, flops, moved = (sums[:, :, k] for k in range(4))
+    seconds, apart = np.array([own.seconds for own in known]), np.array([k.by_op for k in known])
+    weight = _weights(known, seconds, apart)
+    counts = [np.where(apart, 0, launches.sum(1)), np.where(apart, launches.sum(1), 0)]
+    both = np.stack([roofline.sum(1), *counts], 1)
+    factor, *each = nonnegative(both * weight[:, None], seconds * weight, np.zeros(3), 0.0)
     if factor <= 0:  # everything is launches: the roofline of what is computed stays as it is
         factor = 1.0
-    per_phase = launches.reshape(len(known), len(PHASES), len(CLASSES)).sum(2)
-    scale = np.array([factor] * len(names) + [launch] * len(PHASES))
-    columns = np.concatenate([roofline, per_phase], 1) * scale * weight[:, None]
-    fit = nonnegative(columns, seconds * weight, np.ones(len(scale)), PULL) * scale
+    phases, size = len(PHASES), len(names)
+    per_phase = launches.reshape(len(known), phases, len(CLASSES)).sum(2)
+    blocks, ops = np.where(apart[:, None], 0, per_phase), np.where(apart[:, None], per_phase, 0)
+    per_flop = seconds.sum() / max(flops.sum(), 1.0) if apart.any() else 0.0
+    per_byte = seconds.sum() / max(moved.sum(), 1.0) if apart.any() else 0.0
+    scale = np.array(
+        [factor] * size + [each[0]] * phases + [each[1]] * phases
+        + [per_flop] * size + [per_byte] * size
+    )  # fmt: skip
+    prior = np.array([1.0] * (size + 2 * phases) + [0.0] * (2 * size))
+    if apart.any():  # ops of many sizes tell: nothing is drawn to another device's curve
+        prior[: size + phases], scale[size : size + phases] = 0.0, max(each[1], 1e-9)
+    columns = np.concatenate([roofline, blocks, ops, flops, moved], 1) * scale * weight[:, None]
+    pull = LIGHT_PULL if apart.any() else PULL
+    fit = (nonnegative(columns, seconds * weight, prior, pull) * scale).tolist()
+    at, launch_s = size + 2 * phases, fit[size : size + phases]
+    apart_s = [max(0.0, fit[size + phases + k] - launch_s[k]) for k in range(phases)]
     return {
-        name: (max(float(fit[i]), 1e-9), float(fit[len(names) + i // len(CLASSES)]))
+        name: Scale(
+            max(fit[i], 1e-9), launch_s[k], fit[at + i], fit[at + size + i],
+            apart_s[k] if apart.any() else 0.0,
+        )
         for i, name in enumerate(names)
-    }
+        for k in (i // len(CLASSES),)
+    }  # fmt: skip
+
+
+def _weights(known: Sequence[Observation], seconds: F64, apart: npt.NDArray[np.bool_]) -> F64:
+    """Of relative errors; short ops count by their seconds, and all ops as much as all blocks."""
+    weight = np.array([own.count for own in known]) ** 0.5 / seconds
+    if apart.any():
+        typical = float(seconds[apart].mean())
+        weight[apart] *= seconds[apart] / np.maximum(seconds[apart], typical)
+        weight[apart] *= (max(1, int((~apart).sum())) / int(apart.sum())) ** 0.5
+    return np.asarray(weight)
 
 
 def nonnegative(columns: F64, target: F64, prior: F64, pull: float) -> F64:
@@ -249,29 +358,63 @@ def nonnegative(columns: F64, target: F64, prior: F64, pull: float) -> F64:
 
 
 def link_fit(matched: MatchedRun, base: Lowered, cluster: Cluster) -> LinkFit | None:
-    """How latency and bandwidth of the links must change; None where nothing was waited for."""
+    """How latency and bandwidth of the links must change; None where nothing is known of them."""
+    rows = [*_waited_for(matched, base, cluster), *_probed(matched, cluster)]
+    if not rows:
+        return None
+    parts, seconds = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    ratio = max(float(seconds.sum() / parts.sum()), 1e-6)
+    weight = 1 / np.maximum(seconds, max(float(np.median(seconds)), 1e-9))
+    fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(3), PULL)
+    fitted = parts @ (fit * ratio)
+    norm = float(seconds.sum() / fitted.sum()) if fitted.sum() > 0 else 1.0
+    latency, fixed, per_byte = (max(float(x) * ratio * norm, 1e-9) for x in fit)
+    if not parts[:, 1].any():
+        fixed = latency  # nothing is known of collectives
+    return LinkFit(latency, per_byte, len(rows), fixed)
+
+
+LinkRow = tuple[tuple[float, float, float], float]  # latency, fixed, bandwidth part; measured
+
+
+def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[LinkRow]:
+    """Messages and collectives of the run that somebody waited for."""
     links = tuple(replace(k, bytes_per_s=k.bytes_per_s * NO_TIME) for k in cluster.links)
+    plan, graph, times = matched.plan, matched.workload.graph, Collectives(cluster)
     fast = replace(cluster, links=links)
-    plan, graph = matched.plan, matched.workload.graph
     without = lower_plan(base.stages, plan.schedule, graph, fast, run)
-    rows, target = [], []
+    rows: list[LinkRow] = []
     for match in matched.tasks:
         if match.is_communication and match.measured_s is not None:
             whole = _duration(base.program, match)
             latency = min(_duration(without.program, match), whole)
             if whole > 0:
-                rows.append((latency, whole - latency))
-                target.append(match.measured_s)
-    if not rows:
-        return None
-    parts, seconds = np.array(rows), np.array(target)
-    ratio = max(float(seconds.sum() / parts.sum()), 1e-6)
-    weight = 1 / np.maximum(seconds, max(float(np.median(seconds)), 1e-9))
-    fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(2), PULL)
-    fitted = parts @ (fit * ratio)
-    norm = float(seconds.sum() / fitted.sum()) if fitted.sum() > 0 else 1.0
-    latency, per_byte = (max(float(x) * ratio * norm, 1e-9) for x in fit)
-    return LinkFit(latency, per_byte, len(rows))
+                within = inside(base.program, match.key[1])
+                groups = within.groups[match.work.group] if match.work.group >= 0 else ()
+                fixed = min(times.fixed_s(groups), latency)
+                rows.append(((latency - fixed, fixed, whole - latency), match.measured_s))
+    return rows
+
+
+def _probed(matched: MatchedRun, cluster: Cluster) -> list[LinkRow]:
+    """Messages and collectives of all ranks that were tried before; the mean of the ranks."""
+    tried: dict[tuple[str, float], list[float]] = {}
+    for trace in matched.traces:
+        for probe in trace.probes:
+            tried.setdefault((probe.collective, probe.size_bytes), []).append(probe.seconds)
+    times, devices = Collectives(cluster), matched.devices
+    rows: list[LinkRow] = []
+    for (name, size), seconds in tried.items():
+        if name == SEND:
+            fixed, one = 0.0, (devices[0], devices[1])
+            whole, huge = times.send(size, *one), times.send(HUGE_BYTES, *one)
+        else:
+            fixed = times.fixed_s((devices,))
+            whole = times.seconds(name, size, (devices,))
+            huge = times.seconds(name, HUGE_BYTES, (devices,))
+        moving = min(huge * size / HUGE_BYTES, whole - fixed)
+        rows.append(((whole - fixed - moving, fixed, moving), statistics.fmean(seconds)))
+    return rows
 
 
 def _duration(program: Program, match: TaskMatch) -> float:

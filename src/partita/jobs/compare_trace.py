@@ -18,6 +18,7 @@ from partita.costs.roofline import op_class
 from partita.engine import run
 from partita.graph.record import Graph
 from partita.jobs.calibrate import LinkFit, base_cluster, calibration_of, link_fit
+from partita.jobs.replay import with_replay
 from partita.jobs.run_trace import RankTrace, TaskTime
 from partita.jobs.trace_match import COMPUTE, MatchedRun, TaskMatch, containers, match_run
 from partita.lower import lower_plan
@@ -90,7 +91,7 @@ class TraceComparison:
 
 def compare_trace(plan: Plan, traces: tuple[RankTrace, ...], slowest: int = 10) -> TraceComparison:
     """Lay a traced run over the plan that was run."""
-    matched = match_run(plan, traces)
+    matched = with_replay(match_run(plan, traces))
     cluster = base_cluster(matched)
     base = lower_plan(matched.lowered.stages, plan.schedule, matched.workload.graph, cluster, run)
     fit = link_fit(matched, base, cluster)
@@ -182,11 +183,17 @@ def _host(matched: MatchedRun) -> Cause:
     count = _mean([rank.num_tasks for rank in matched.ranks])
     step = matched.step_s
     share = spent / step if step else 0.0
+    others = ""
+    if matched.is_shared:
+        others = (
+            f"; ranks had {matched.had:.0%} of their cores, so all is told by processor time and "
+            f"the step is replayed (by the clock {units.seconds(matched.clock_s)})"
+        )
     return Cause(
         "host", share > ALIKE - 1, spent,
         f"the host takes {units.seconds(spent / max(count, 1))} per task between tasks and to "
         f"start messages: {units.seconds(spent)} ({share:.0%}) of a step of "
-        f"{units.seconds(step)}, predicted as part of each op's launch",
+        f"{units.seconds(step)}, predicted as part of each op's launch{others}",
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.jobs.constraints import DEGREES, SHARED_SHAPE, Constraints
+from partita.jobs.constraints import DEGREES, LINE_SHAPE, Constraints
 from partita.jobs.degree_pins import pinned_degrees, roles
 from partita.schedules.named import NAMED
 from partita.search.joint.groupings import (
@@ -70,10 +70,11 @@ def _check_stages(constraints: Constraints, cluster: Cluster, num_segments: int)
 def _check_shape(
     constraints: Constraints, training: bool, batch: int, cluster: Cluster
 ) -> None:  # fmt: skip
-    """An M shape has a stage on each device, behind one that all share."""
-    if constraints.pinned_to("shape") != SHARED_SHAPE:
+    """Tessel's shapes have a stage on each device, beside those that all share."""
+    shape = constraints.pinned_to("shape")
+    if shape in (None, LINE_SHAPE):
         return
-    size, what = cluster.num_devices, f"shape={SHARED_SHAPE}"
+    size, what = cluster.num_devices, f"shape={shape}"
     why = ""
     if not training:
         why = "is for training"

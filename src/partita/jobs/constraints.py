@@ -5,7 +5,8 @@
     micro-batch=2 (samples of one replica in one micro-batch; with dp)
     hsdp=8 (replicas that one copy of the parameters is sharded over; zero=3 unless pinned)
     grad-dtype=f32    matmul-dtype=fp8    execution=compiled
-    shape=m (the first ops on all devices together, then a stage on each) or line (no such)
+    shape=m (the first ops on all devices together, then a stage on each), nn (and ops halfway), k
+    (two branches on devices of their own, which meet on all) or line (nothing on all devices)
 
 A pin leaves one value of that decision, a ban all others. Degrees are those that a plan's summary
 prints (`degrees.py`). Two constraints that contradict each other are refused, both named.
@@ -49,7 +50,8 @@ ELSEWHERE = {
     "dtype": "write --dtype",
     "batch": "write --batch",
 }
-SHARED_SHAPE, LINE_SHAPE = "m", "line"  # stages that groups of devices share, or none
+SHARED_SHAPES = ("m", "nn", "k")  # with stages that groups of devices share
+LINE_SHAPE, OTHER_SHAPE = "line", "other"  # without; with others than these
 SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
 EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
@@ -265,8 +267,9 @@ def _parse(text: str, field: str) -> tuple[str, str]:
         value = NARROW.get(value, value)
         if value not in values:
             raise InputError(f"found {text!r}", fix=suggest(value, values), field=field)
-    elif key == "shape" and value not in (SHARED_SHAPE, LINE_SHAPE):
-        raise InputError(f"found {text!r}", fix="write shape=m or shape=line", field=field)
+    elif key == "shape" and value not in (*SHARED_SHAPES, LINE_SHAPE):
+        fix = f"write shape={', shape='.join(SHARED_SHAPES)} or shape={LINE_SHAPE}"
+        raise InputError(f"found {text!r}", fix=fix, field=field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
         raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):

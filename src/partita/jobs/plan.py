@@ -25,7 +25,7 @@ from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
-    SHARED_SHAPE,
+    LINE_SHAPE,
     Constraints,
     computation,
     counted,
@@ -118,8 +118,10 @@ def plan(
     if start is not None:
         start_from(simulator, start if isinstance(start, Plan) else read_plan(start))
     something_at_once(simulator)
-    if constraints.pinned_to("shape") == SHARED_SHAPE:
-        return planned(simulator, only_shapes(simulator), spec, shape_space(simulator))
+    shape = constraints.pinned_to("shape") or LINE_SHAPE
+    if shape != LINE_SHAPE:
+        tried = only_shapes(simulator, shape)
+        return planned(simulator, tried, spec, shape_space(simulator, shape))
     result = (search or Auto())(
         joint.problem, clock.search_stop(simulator.heard), seed, evaluator=simulator
     )

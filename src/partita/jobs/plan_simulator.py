@@ -15,11 +15,12 @@ from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.degrees import copied_bytes
 from partita.jobs.attempts import Attempts
-from partita.jobs.constraints import LINE_SHAPE, SEARCHED, SHARED_SHAPE, Constraints
+from partita.jobs.constraints import SEARCHED, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.field import RankedStrategy
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
+from partita.jobs.shared_stages import shape_name
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
 from partita.lower import MAX_DRAWN, Memo
@@ -233,7 +234,7 @@ class Simulator:
         shapes = {tuple(axis.size for axis in stage.mesh.axes) for stage in stages}
         return (
             allow("pp", len(groups))
-            and allow("shape", SHARED_SHAPE if shared_stages(groups) else LINE_SHAPE)
+            and allow("shape", shape_name(groups))
             and allow("micro-batches", schedule.num_microbatches)
             and self.constraints.allow_order(schedule.name, len(groups))
             and self._keeps_checkpointing(stages)

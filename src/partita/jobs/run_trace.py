@@ -6,7 +6,10 @@ Times are seconds of one clock: that of rank 0, by the offset that each rank mea
 first traced step. A record is of a task of the program, or of one work of a body where a block runs
 op by op (`body` and `work` are its numbers there; of a program without bodies `body` is -1 and
 `task` is -1). `wait_s` is what of it was spent waiting for others. What sends has `done`: when its
-result was there, if anybody waited for it, and `exposed_s`: how long.
+result was there, if anybody waited for it, and `exposed_s`: how long. On a CPU with one thread a
+rank, `cpu_s` is the processor time: less than the clock's where the core was another's for a while.
+`probes` are collectives of some sizes that were tried before the first traced step, `by_op` is a
+step before it in which blocks that run as a whole were run op by op: what each op takes of a block.
 """
 
 import hashlib
@@ -19,6 +22,7 @@ from partita.files import encode_json, read_record, write_atomically
 from partita.plans import Plan
 
 KIND = "run-trace"
+SEND = "send"  # a probe from rank 0 to rank 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,17 @@ class TaskTime:
     op: str = ""
     stage: int = -1
     name: str = ""
+    cpu_s: float | None = None
+
+    @property
+    def clock_s(self) -> float:
+        """From start to end, without what was waited for."""
+        return max(0.0, self.end - self.start - self.wait_s)
 
     @property
     def seconds(self) -> float:
-        """From start to end, without what was waited for."""
-        return max(0.0, self.end - self.start - self.wait_s)
+        """The same, as far as is known without what the core did for others."""
+        return self.clock_s if self.cpu_s is None else min(self.clock_s, self.cpu_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,17 @@ class TracedStep:
     end: float
     tasks: tuple[TaskTime, ...]
     wait_s: float = 0.0  # between tasks: until everything was sent
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A collective of all ranks, or a message, that was tried: the quickest of some."""
+
+    collective: str
+    size_bytes: float  # of the whole tensor
+    seconds: float  # once it was started
+    issue_s: float = 0.0  # of the host, to start it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +90,8 @@ class RankTrace:
     partita: str
     clock_offset_s: float
     steps: tuple[TracedStep, ...]
+    probes: tuple[Probe, ...] = ()
+    by_op: tuple[TracedStep, ...] = ()
 
     def to_json(self) -> bytes:
         """The text of its file."""

@@ -8,6 +8,10 @@ The first update of a step stands for all (the optimizer is called once).
 
 Of the recorded steps the quicker half counts, by means: what a machine did besides is left out, and
 parts still add up to the whole.
+
+Where ranks had less than most of their cores (`had`), the clock tells of the machine's other work:
+waits and the step are longer by what others did. Then computing is told by processor time, what was
+waited for is not known, and the step is replayed (`replay.py`).
 """
 
 import statistics
@@ -29,6 +33,7 @@ from partita.timeline import Timeline
 
 Key = tuple[int, int, int]  # task, body, work (-1: the task itself; -2: all updates of a body)
 NOTICED_S = 5e-6  # a shorter wait is no wait: the result was there
+MOST_OF = 0.95  # of its core that a rank must have had for the clock to count
 WATCHED = 0.5  # of its time that a message must have been waited for to be measured
 ALL_UPDATES = -2
 COMPUTE = frozenset({Purpose.COMPUTE, Purpose.RECOMPUTE, Purpose.UPDATE})
@@ -66,11 +71,12 @@ class RankTimes:
     issue_s: float  # the host's time to start messages and collectives
     wait_s: float
     num_tasks: int
+    busy_s: float  # all that is not waiting
 
     @property
     def host_s(self) -> float:
         """Between tasks: neither computing nor waiting."""
-        return max(0.0, self.step_s - self.compute_s - self.issue_s - self.wait_s)
+        return max(0.0, self.busy_s - self.compute_s - self.issue_s)
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,20 @@ class MatchedRun:
     traces: tuple[RankTrace, ...]
     tasks: tuple[TaskMatch, ...]
     ranks: tuple[RankTimes, ...]
-    step_s: float  # measured
+    clock_s: float  # the step by the clock
+    had: float = 1.0  # of their cores, while ranks computed
+    by_op: tuple[TaskMatch, ...] = ()  # of the step before, in which all blocks ran op by op
+    replayed_s: float = 0.0  # the step on cores of their own, where they were shared
+
+    @property
+    def is_shared(self) -> bool:
+        """Did others take a good part of the cores?"""
+        return self.had < MOST_OF
+
+    @property
+    def step_s(self) -> float:
+        """The measured step: by the clock, or replayed where cores were shared."""
+        return self.replayed_s if self.is_shared else self.clock_s
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -101,12 +120,37 @@ def match_run(plan: Plan, traces: tuple[RankTrace, ...]) -> MatchedRun:
     lowered = lower_plan(plan.stages, plan.schedule, workload.graph, cluster, run)
     _check_numbers(lowered.program, traces)
     devices = sorted({d for stage in plan.stages for d in stage.mesh.devices})
-    records = _by_key(lowered.program, traces)
-    tasks = tuple(_matches(lowered.program, records, {d: r for r, d in enumerate(devices)}))
+    records, had = _by_key(lowered.program, traces), cores_had(traces)
+    rank_of = {d: r for r, d in enumerate(devices)}
+    tasks = tuple(_matches(lowered.program, records, rank_of, is_shared=had < MOST_OF))
     return MatchedRun(
         plan, workload, cluster, lowered, run(lowered.program), traces, tasks,
-        tuple(_rank_times(trace) for trace in traces), statistics.fmean(step_lengths(traces)),
+        tuple(_rank_times(trace, had < MOST_OF) for trace in traces),
+        statistics.fmean(step_lengths(traces)), had, _by_op(lowered.program, traces, rank_of),
     )  # fmt: skip
+
+
+def _by_op(
+    program: Program, traces: Sequence[RankTrace], rank_of: Mapping[int, int]
+) -> tuple[TaskMatch, ...]:
+    own = [replace(trace, steps=trace.by_op) for trace in traces]
+    _check_numbers(program, own)
+    return tuple(_matches(program, _by_key(program, own), rank_of, is_shared=True))
+
+
+def cores_had(traces: Sequence[RankTrace]) -> float:
+    """Processor time of all computing over the clock's; 1 where it is not known."""
+    clock_s = cpu_s = 0.0
+    words = {purpose.words for purpose in COMPUTE}
+    for trace in traces:
+        for step in trace.steps:
+            opened = containers(step.tasks)
+            for each in step.tasks:
+                finest = each.work >= 0 or each.task not in opened
+                if finest and each.purpose in words and each.cpu_s is not None:
+                    clock_s += each.clock_s
+                    cpu_s += each.seconds
+    return cpu_s / clock_s if clock_s > 0 else 1.0
 
 
 def step_lengths(traces: Sequence[RankTrace]) -> list[float]:
@@ -177,7 +221,9 @@ def _work(program: Program, each: TaskTime) -> Work | None:
     return program.work_of(each.task) if each.task >= 0 else None
 
 
-def _matches(program: Program, records: Records, rank_of: Mapping[int, int]) -> Iterator[TaskMatch]:
+def _matches(
+    program: Program, records: Records, rank_of: Mapping[int, int], *, is_shared: bool
+) -> Iterator[TaskMatch]:
     durations = {body: _durations(inside(program, body)) for _, body, _ in records}
     receive_of = {int(a): int(b) for a, b in program.pairs.tolist()}
     for key, ranks in records.items():
@@ -203,11 +249,13 @@ def _matches(program: Program, records: Records, rank_of: Mapping[int, int]) -> 
         }
         measured: float | None = statistics.fmean(own.values())
         if work.purpose is Purpose.SEND:
-            measured = _message_s(ranks, records.get((receive_of[task], -1, -1), {}))
+            lengths = _message_s(ranks, records.get((receive_of[task], -1, -1), {}))
+            measured = statistics.fmean(lengths) if lengths and not is_shared else None
         elif work.purpose in COMMUNICATION:
             groups = within.groups[work.group] if work.group >= 0 else ()
             lines = [[rank_of[d] for d in group if d in rank_of] for group in groups]
-            measured = _collective_s(ranks, lines, is_tie=work.peer >= 0)
+            lengths = _collective_s(ranks, lines, is_tie=work.peer >= 0)
+            measured = statistics.fmean(lengths) if lengths and not is_shared else None
         name = first.name if number < 0 else f"{first.name}: {work.op or work.purpose.words}"
         yield TaskMatch(key, name, work, first.microbatch, predicted, measured, own)
 
@@ -230,7 +278,7 @@ def _is_seen(length_s: float, wait_s: float) -> bool:
     return wait_s > max(NOTICED_S, WATCHED * length_s)
 
 
-def _message_s(sends: Ranks, receives: Ranks) -> float | None:
+def _message_s(sends: Ranks, receives: Ranks) -> list[float]:
     """From when it was handed over until the receiver that waited has it."""
     lengths = []
     for step in range(len(next(iter(sends.values())))):
@@ -241,10 +289,10 @@ def _message_s(sends: Ranks, receives: Ranks) -> float | None:
                 for each in steps[step]
                 if _is_seen(each.end - began, each.wait_s)
             ]
-    return statistics.fmean(lengths) if lengths else None
+    return lengths
 
 
-def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool) -> float | None:
+def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool) -> list[float]:
     """From when the last rank of a line has started it until who waits for it has it."""
     lengths = []
     for line in lines if not is_tie and lines else [sorted(ranks)]:
@@ -262,10 +310,10 @@ def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool)
             ]
             if ends:
                 lengths.append(max(0.0, max(ends) - began))
-    return statistics.fmean(lengths) if lengths else None
+    return lengths
 
 
-def _rank_times(trace: RankTrace) -> RankTimes:
+def _rank_times(trace: RankTrace, is_shared: bool) -> RankTimes:
     columns: dict[str, list[float]] = defaultdict(list)
     for step in trace.steps:
         opened = containers(step.tasks)
@@ -280,9 +328,11 @@ def _rank_times(trace: RankTrace) -> RankTimes:
         top = [t for t in step.tasks if t.work < 0 and t.purpose != receive]
         columns["wait"].append(sum(t.wait_s for t in top) + step.wait_s)
         columns["step"].append(step.end - step.start)
+        busy_s = step.end - step.start - columns["wait"][-1]
+        columns["busy"].append(step.cpu_s if is_shared and step.cpu_s is not None else busy_s)
         columns["tasks"].append(len([t for t in finest if t.purpose != receive]))
     middle = {name: statistics.fmean(values) for name, values in columns.items()}
     return RankTimes(
         trace.rank, middle["step"], middle["compute"], middle["issue"], middle["wait"],
-        int(middle["tasks"]),
+        int(middle["tasks"]), middle["busy"],
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """What lowering a stage knows and never changes: the stage, its graph, its devices, its links."""
 
+import functools
 from dataclasses import dataclass
 
 from partita.cluster import Cluster, DeviceKind
@@ -47,6 +48,12 @@ class Context:
     def axes(self) -> tuple[Axis, ...]:
         """The axes of the stage's mesh."""
         return self.stage.mesh.axes
+
+    @functools.cached_property
+    def op_by_op(self) -> bool:
+        """Does a runtime start each op of the stage by itself, for what is sent between them?"""
+        along = {dim for dims in self.dims.values() for dim in dims} - {"", "b"}
+        return bool(self.axes) and bool(along or 3 in self.levels.values())
 
     def held_bytes(self, name: str, layout: Layout) -> float:
         """What a device holds of a tensor."""

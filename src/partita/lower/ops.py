@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from partita.costs.fusion import is_written
 from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import op_by_op_s, op_cost
 from partita.costs.sharding import ways_of
 from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
@@ -186,7 +186,9 @@ def _compute(w: Writer, op: Op, work: Work, ready: Ready, buffers: list[Buffer])
         cost = op_cost(context.graph, op, context.kinds[device], split, context.execution)
         w.note(op, device, split, cost)
         w.host(device, cost.host_s)
-        seconds = w.slowed(device, cost.seconds)
+        more_s = w.issued.pop(device, 0.0)
+        more_s += op_by_op_s(context.kinds[device], op.phase) if context.op_by_op else 0.0
+        seconds = w.slowed(device, cost.seconds + more_s)
         made[device] = w.task(work, (context.index[device],), seconds, ready[device], kind)
     w.use(buffers, made)
     if context.execution != "graph":

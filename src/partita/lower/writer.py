@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from partita.costs.roofline import OpCost, Split
+from partita.costs.roofline import OpCost, Split, issue_s
 from partita.graph.record import Op
 from partita.lower.context import Context
 from partita.lower.network import NetworkOrder
@@ -79,6 +79,7 @@ class Writer:
     host_s: list[float] = field(default_factory=list)  # of each device's host, since the barrier
     extras: dict[str, Buffer] = field(default_factory=dict)  # kept for gradients, by forward op
     owed: dict[int, float] = field(default_factory=dict)  # seconds by which computing is slowed
+    issued: dict[int, float] = field(default_factory=dict)  # of the host, for collectives it began
     splits: dict[str, Split] = field(default_factory=dict)  # as the first device runs each op
     costs: dict[str, OpCost] = field(default_factory=dict)
 
@@ -157,6 +158,9 @@ class Writer:
             lanes = tuple(context.network(device) for device in members)
             task = self.task(work, lanes, seconds, waits, Kind.COLLECTIVE)
             made.update(dict.fromkeys(members, task))
+        for device in made:
+            if each := issue_s(context.kinds[device]):
+                self.issued[device] = self.issued.get(device, 0.0) + each
         return made
 
     def blocking(self, work: Work, ready: Ready) -> Made:

@@ -18,7 +18,7 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 from partita.errors import RunError  # noqa: E402
 from partita.run.distributed import alive  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
-from partita.run.distributed.faults import cause_of  # noqa: E402
+from partita.run.distributed.faults import FaultBoard, cause_of, is_lost  # noqa: E402
 from partita.run.distributed.termination import Termination  # noqa: E402
 
 TIMEOUT_S = 3.0
@@ -206,3 +206,20 @@ def test_a_cause_is_one_line():
     assert cause_of(lack) == "out of memory (Tried to allocate 2 GiB)"
     assert cause_of(RunError("said")) == "said"
     assert cause_of(KeyboardInterrupt()) == "interrupted"
+
+
+def test_what_was_on_its_way_is_kept_whoever_failed():
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    board = FaultBoard(store, 0, 1, timeout_s=1.0)
+    error = ValueError("no such thing")
+    assert str(board.explain(error)) == "rank 0 failed in the start: ValueError: no such thing"
+    assert board.error is error  # its frames hold the tensors that messages still come into
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [("Connection closed by peer [127.0.0.1]:1", True), ("No route to host", True),
+     ("Application timeout caused pair closure", True), ("shapes do not match", False)],
+)  # fmt: skip
+def test_an_error_of_the_backend_says_that_others_are_lost(text, lost):
+    assert is_lost(RuntimeError(text)) is lost

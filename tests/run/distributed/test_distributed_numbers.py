@@ -18,6 +18,7 @@ from distributed_plans import (  # noqa: E402
     in_half,
     in_one_process,
     pipeline,
+    planned_shape,
     random_plan_on,
     sgd,
     shaped,
@@ -90,6 +91,8 @@ TWO_RANKS = {
         "t5", {"devices": ((0,), (1,), (1, 0)), "name": "gpipe", "count": 2, "zero": 3}, "adamw",
         CLOSE,
     ),
+    "NN shape as it is planned": ("gpt", {"shape": "nn", "count": 2, "world": 2}, "adamw", CLOSE),
+    "K shape as it is planned": ("t5", {"shape": "k", "count": 2, "world": 2}, "sgd", CLOSE),
 }  # fmt: skip
 
 
@@ -117,6 +120,7 @@ def run_cases(rank, cases):
     results = {}
     for name, (model, plan_settings, optimizer, _) in cases.items():
         planned = shaped if "devices" in plan_settings else pipeline
+        planned = planned_shape if "shape" in plan_settings else planned
         plan = planned(graph_by_name(model), **plan_settings)
         results[name] = run_case(rank, model, plan, optimizer)
     return results
@@ -153,6 +157,8 @@ FOUR_RANKS = {
         {"groups": 1, "name": "1f1b", "count": 2, "data_parallel": 4, "zero": 1, "hsdp": 2},
         "adamw", CLOSE,
     ),
+    "NN shape as it is planned": ("gpt", {"shape": "nn", "count": 2, "world": 4}, "sgd", CLOSE),
+    "K shape as it is planned": ("t5", {"shape": "k", "count": 2, "world": 4}, "adamw", CLOSE),
 }  # fmt: skip
 
 
@@ -191,7 +197,7 @@ def run_grouped(rank):
     return run_cases(rank, FOUR_RANKS), run_wide(rank)
 
 
-def test_four_ranks_in_shard_groups_give_the_numbers_of_one_process(tmp_path):
+def test_four_ranks_in_shard_groups_and_shapes_give_the_numbers_of_one_process(tmp_path):
     ends = run_on_ranks(4, run_grouped, folder=tmp_path)
     assert [end.code for end in ends] == [0] * 4, "\n".join(end.stderr for end in ends)
     grouped, wide = ends[0].result

@@ -15,7 +15,7 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.errors import InputError, PartitaError, PlanError  # noqa: E402
 from partita.plans import Schedule  # noqa: E402
-from partita.run.distributed import preflight  # noqa: E402
+from partita.run.distributed import launch, preflight  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.launch import check_world, meet  # noqa: E402
 from partita.run.distributed.loss import with_loss  # noqa: E402
@@ -48,21 +48,28 @@ def test_a_port_in_use_is_named(monkeypatch):
             meet(2, 2.0)
 
 
-def test_a_missing_rank_is_named(monkeypatch):
+def _free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        return free.getsockname()[1]
+
+
+def test_a_missing_rank_is_named(monkeypatch, caplog):
+    port = str(_free_port())
     names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    met = mock.patch(
-        "partita.run.distributed.launch.rendezvous", return_value=iter([(store, 0, 2)])
-    )
-    with met, pytest.raises(InputError, match=r"rank 1 did not come within 0\.2 s"):
-        meet(2, 0.2)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.1)
+    with pytest.raises(InputError, match=r"rank 1 did not come within 0\.4 s"):
+        meet(2, 0.4)
+    assert caplog.messages == ["waiting for rank 1 of 2"]
+    caplog.clear()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", str(_free_port()))
+    with pytest.raises(InputError, match=r"the other ranks cannot be reached at 127\.0\.0\.1"):
+        meet(2, 0.4)
+    assert [text.partition(" at ")[0] for text in caplog.messages] == ["waiting for rank 0"]
 
 
 def refusals(rank):

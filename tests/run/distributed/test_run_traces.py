@@ -14,7 +14,7 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 from partita.cluster import resolve  # noqa: E402
 from partita.cluster.calibration import calibrated, read_calibration  # noqa: E402
 from partita.errors import ClusterError, FileError, PlanError  # noqa: E402
-from partita.jobs.calibrate import Observation, fit_scales, nonnegative  # noqa: E402
+from partita.jobs.calibrate import Observation, OpSum, fit_scales, nonnegative  # noqa: E402
 from partita.jobs.compare_trace import compare_trace, interference  # noqa: E402
 from partita.jobs.run_trace import read_traces, trace_path  # noqa: E402
 from partita.jobs.simulate import simulate  # noqa: E402
@@ -127,7 +127,56 @@ def test_one_stage_that_runs_once_is_recorded_op_by_op(compared):
 def test_parts_of_a_rank_add_up_to_its_step(compared, name):
     for rank in compared[name].matched.ranks:
         parts = rank.compute_s + rank.issue_s + rank.wait_s + rank.host_s
-        assert parts == pytest.approx(rank.step_s, rel=0.05)
+        assert parts == pytest.approx(rank.busy_s + rank.wait_s, rel=0.05)
+        if not compared[name].matched.is_shared:
+            assert parts == pytest.approx(rank.step_s, rel=0.05)
+
+
+def test_collectives_are_tried_and_a_step_runs_op_by_op_before_the_traced_ones(traced):
+    first, second = read_traces(traced["pipeline"][1])
+    names = {probe.collective for probe in first.probes}
+    assert names == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert {probe.collective for probe in second.probes} == names - {"send"}
+    assert all(0 < probe.seconds < 1 for probe in first.probes)
+    (step,) = first.by_op
+    assert step.number == WARMUP - 1
+    assert any(task.work >= 0 for task in step.tasks)
+    assert not any(task.work >= 0 and task.purpose == "compute" for task in first.steps[0].tasks)
+    assert read_traces(traced["zero"][1])[0].by_op == ()  # all of it runs op by op
+
+
+def stretched(traces, times):
+    """What the clock says where ranks have a part of their cores."""
+    made = []
+    for trace in traces:
+        steps = []
+        for step in trace.steps:
+            tasks = tuple(
+                replace(
+                    t, start=t.start * times, end=t.end * times, wait_s=t.wait_s * times,
+                    done=None if t.done is None else t.done * times, exposed_s=t.exposed_s * times,
+                )
+                for t in step.tasks
+            )  # fmt: skip
+            start, end, wait_s = (s * times for s in (step.start, step.end, step.wait_s))
+            steps.append(replace(step, start=start, end=end, wait_s=wait_s, tasks=tasks))
+        made.append(replace(trace, steps=tuple(steps)))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "zero"])
+def test_where_cores_are_shared_the_step_is_replayed_with_processor_time(traced, name):
+    plan, folder = traced[name]
+    traces = read_traces(folder)
+    slow, slower = (compare_trace(plan, stretched(traces, times)) for times in (3.0, 9.0))
+    assert slower.matched.is_shared
+    assert slower.matched.had == pytest.approx(slow.matched.had / 3)
+    assert slower.matched.clock_s == pytest.approx(3 * slow.matched.clock_s)
+    assert slower.measured_s == pytest.approx(slow.measured_s)
+    busiest = max(rank.busy_s for rank in slow.matched.ranks)
+    assert busiest * 0.9 <= slow.measured_s < slow.matched.clock_s
+    host = next(cause for cause in slower.causes if cause.name == "host")
+    assert "of their cores, so all is told by processor time" in host.sentence
 
 
 @pytest.mark.parametrize("name", ["pipeline", "zero"])
@@ -155,6 +204,7 @@ def test_interference_compares_equal_tasks_only(compared):
     matched = compared["pipeline"].matched
     trace = matched.traces[0]
     first = next(t for t in trace.steps[0].tasks if t.purpose == "compute")
+    first = replace(first, cpu_s=None)
     second = 2 * (first.end - first.start)
     sent = replace(
         first, purpose="send", start=first.start + 100, end=first.start + 100 + second, work=-1
@@ -256,7 +306,8 @@ def test_factors_and_launches_are_found_again():
     known = []
     for name, (factor, launch) in factors.items():
         for size, count in ((1e-3, 3), (2e-3, 1), (5e-3, 9), (1e-4, 20)):
-            known.append(Observation(factor * size + launch * count, {name: (size, count)}))
+            own = {name: OpSum(size, count)}
+            known.append(Observation(factor * size + launch * count, own))
     scales = fit_scales(known)
     for name, (factor, launch) in factors.items():
         assert scales[name][0] == pytest.approx(factor, rel=0.15)
@@ -265,6 +316,24 @@ def test_factors_and_launches_are_found_again():
     assert scales["forward attention"][0] == pytest.approx(
         statistics.fmean(scales[name][0] for name in factors), rel=0.3
     )
+
+
+def test_ops_one_by_one_tell_work_from_launches():
+    flop_s, launch_s, own_launch_s = 1e-11, 1e-4, 4e-4
+    sizes = ((1.0e-5, 1e6), (1.2e-5, 1e7), (2.0e-5, 5e7), (3.0e-5, 2e8))  # the curve is too flat
+    ops = [OpSum(roofline_s, 1, flops, flops**0.5) for roofline_s, flops in sizes]
+    alone = [
+        Observation(flop_s * op.flops + own_launch_s, {"forward product": op}, by_op=True)
+        for op in ops
+    ]
+    block = OpSum(*(sum(column) for column in zip(*ops, strict=True)))
+    whole = Observation(flop_s * block.flops + 4 * launch_s, {"forward product": block})
+    scale = fit_scales([whole, *alone])["forward product"]
+    larger = OpSum(3.5e-5, 1, 4e8, 2e4)
+    assert scale.seconds(larger) == pytest.approx(flop_s * larger.flops + launch_s, rel=0.05)
+    assert scale.apart_s == pytest.approx(own_launch_s - launch_s, rel=0.4)
+    curve = fit_scales([whole])["forward product"]  # a block tells nothing of sizes
+    assert curve.seconds(larger) < 0.7 * flop_s * larger.flops
 
 
 def test_least_squares_never_go_below_zero():

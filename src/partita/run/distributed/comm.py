@@ -23,8 +23,8 @@ import torch.distributed as dist
 T = torch.Tensor
 Line = tuple[int, ...]
 # Their names since torch 2.13, which warns of the earlier ones.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Waiting:
@@ -130,7 +130,7 @@ class Communicator:
             padded = torch.cat([padded, padded.new_zeros(most - padded.numel())])
         padded = padded.contiguous()
         whole = padded.new_empty(most * len(line))
-        handle = _all_gather(whole, padded, group=self._group(line, overlapped), async_op=True)
+        handle = gather(whole, padded, group=self._group(line, overlapped), async_op=True)
         spots = [k * most for k in _among_sorted(line)]
         return Pending(
             handle,
@@ -150,7 +150,7 @@ class Communicator:
             torch.cat(list(pieces), out=whole[k * most : k * most + size])
             whole[k * most + size : (k + 1) * most] = 0
         total = whole.new_empty(most)
-        handle = _reduce_scatter(total, whole, group=self._group(line, overlapped), async_op=True)
+        handle = scatter(total, whole, group=self._group(line, overlapped), async_op=True)
         return Pending(handle, lambda: total[:own], whole, self.waiting)
 
     def all_to_all(

@@ -37,6 +37,7 @@ ASKED_S = 0.5  # to find out why this process is asked to end
 LOST = (
     "closed by peer", "reset by peer", "timed out", "broken pipe", "connection refused",
     "read error", "write error", "aborted", "socket closed", "recv failed", "wait timeout",
+    "pair closure", "connection abort", "no route to host", "unreachable", "not connected",
 )  # fmt: skip
 
 
@@ -141,9 +142,9 @@ class FaultBoard:
     def explain(self, error: BaseException) -> RunError:
         """An error of this rank's main thread as the one message of the run."""
         text = str(error)
+        self.error = error  # the backend may still write into what was on its way
         if not is_lost(error):
             return RunError(self.post(self.rank, self.task, cause_of(error)))
-        self.error = error  # the backend may still write into what was on its way
         self.has_lost = self.waiting.now = True
         end = time.monotonic() + self.timeout_s + self.silence_s
         while time.monotonic() < end:  # someone else is the cause: find out who

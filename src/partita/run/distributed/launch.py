@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from partita.errors import InputError, PlanError, RunError
 
@@ -74,10 +73,9 @@ def check_world(num_ranks: int, world: int) -> None:
 def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
     """The store that all ranks share; who does not come is named."""
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rank = int(os.environ["RANK"])
     try:
-        store, rank, _ = next(
-            iter(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout_s)))
-        )
+        store = _store(rank, num_ranks, timeout_s)
     except (RuntimeError, ValueError, OSError) as error:
         text = str(error)
         if "EADDRINUSE" in text or "address already in use" in text.lower():
@@ -101,6 +99,32 @@ def _meet(num_ranks: int, timeout_s: float) -> tuple[Any, int]:
             f"rank {rank} lost the others before they had met ({str(error).splitlines()[0][:160]})"
         ) from None
     return shared, rank
+
+
+def _store(rank: int, num_ranks: int, timeout_s: float) -> Any:
+    """The store, held by torchrun or by rank 0; nobody waits for others inside of it.
+
+    PyTorch's own rendezvous does, without a word until its timeout.
+    """
+    held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_master, patience_s = rank == 0 and not held, min(PATIENCE_S, timeout_s)
+
+    def made(seconds: float) -> Any:
+        timeout = datetime.timedelta(seconds=seconds)
+        return dist.TCPStore(
+            host, port, num_ranks, is_master, timeout, wait_for_workers=False, multi_tenant=True
+        )
+
+    try:
+        store = made(patience_s)
+    except dist.DistError:
+        if is_master or timeout_s <= patience_s:
+            raise
+        log.warning("waiting for rank 0 at %s:%d", host, port)
+        store = made(timeout_s - patience_s)
+    store.set_timeout(datetime.timedelta(seconds=timeout_s))
+    return store
 
 
 def _wait_for_all(store: Any, rank: int, num_ranks: int, timeout_s: float) -> None:

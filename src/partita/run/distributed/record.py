@@ -5,9 +5,16 @@ what is measured is the device's time and nothing waits for it while the step ru
 traced step the ranks meet at a barrier; before the first one each measures how far its clock is
 from rank 0's, by messages there and back, of which the quickest counts. Whoever waits for a
 message or collective says so (`Waiting`), which tells waiting from computing and when results came.
+A rank with one thread reads its processor time as well: on a machine that does other things too,
+that is what a task takes. Collectives of a few sizes are tried before the first traced step, since
+a plan that has none (a pipeline) tells nothing of them; and the last two steps of the warm-up run
+all blocks op by op, of which the second is recorded: blocks as a whole do not tell what of their
+time grows with the size of products, of other ops, or with their number.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +23,8 @@ import torch.distributed as dist
 
 from partita import __version__
 from partita.jobs.run_trace import (
+    SEND,
+    Probe,
     RankTrace,
     TaskTime,
     TracedStep,
@@ -26,11 +35,14 @@ from partita.jobs.run_trace import (
 from partita.meaning import Work
 from partita.plans import Plan
 from partita.program import Program
-from partita.run.distributed.comm import Waiting
+from partita.run.distributed.comm import Waiting, gather, scatter
 from partita.run.distributed.walk import RankWalk
 from partita.run.profile import environment_of
 
 ROUNDS = 8  # of messages by which clocks are compared
+PROBED = (2**10, 2**15, 2**18, 2**20)  # floats of the whole tensor
+BY_OP = 2  # steps op by op before the traced ones: the last is recorded
+PROBES = 10  # of each size: the quickest counts
 
 
 class TaskClock(Protocol):
@@ -89,11 +101,14 @@ class DeviceClock:
 class _Open:
     """A task that is being recorded."""
 
-    __slots__ = ("body", "done", "end", "exposed", "microbatch", "start", "task", "waits", "work")
+    __slots__ = (
+        "body", "cpu", "done", "end", "exposed", "microbatch", "start", "task", "waits", "work",
+    )  # fmt: skip
 
     def __init__(self, task: int, body: int, work: int, microbatch: int, start: Any) -> None:
         self.task, self.body, self.work, self.microbatch = task, body, work, microbatch
         self.start, self.end = start, start
+        self.cpu = 0.0
         self.waits: list[tuple[Any, Any]] = []
         self.done: Any = None
         self.exposed: list[tuple[Any, Any]] = []
@@ -138,14 +153,18 @@ class TraceRecorder:
         self.open: list[_Open] = []
         self.recorded: list[_Open] = []
         self.between: list[tuple[Any, Any]] = []  # waits outside of tasks
+        self.probes: tuple[Probe, ...] = ()
+        self.by_op: list[TracedStep] = []
+        self.has_cpu = False  # is the processor time of this thread that of its tasks?
         self.written: Path | None = None
 
     def attach(self, walk: RankWalk) -> None:
         """Look at what will run, and take the place of whom waits are told to."""
-        self.program, self.device = walk.program, walk.run.device
+        self.walk, self.program, self.device = walk, walk.program, walk.run.device
         self.world = dist.get_world_size()
         if self.device.type == "cuda":
             self.clock = DeviceClock(self.device)
+        self.has_cpu = self.device.type == "cpu" and torch.get_num_threads() == 1
         self.waiting = _TimedWaiting(self)
         walk.run.comm.waiting = self.waiting
         walk.run.recorder = self
@@ -155,28 +174,31 @@ class TraceRecorder:
 
     def begin_step(self) -> None:
         """Meet the others, so that the step begins everywhere at once."""
-        self.is_on = self.warmup <= self.taken < self.warmup + self.num_steps
+        ahead = self.warmup - self.taken
+        self.walk.op_by_op = bool(self.program.bodies) and 0 < ahead <= min(BY_OP, self.warmup - 1)
+        self.is_on = -self.num_steps < ahead <= 0 or (ahead == 1 and self.walk.op_by_op)
         if not self.is_on:
             return
-        if not self.steps:
+        if not self.steps and not self.by_op:
             self.offset_s = clock_offset_s(self.rank, self.device)
+            self.probes = probed(self.rank, self.world, self.device)
         dist.barrier()
         self.clock.begin()
         self.recorded, self.open, self.between = [], [], []
-        self.began = self.clock.now()
+        self.began, self.cpu_began = self.clock.now(), time.thread_time()
 
     def end_step(self) -> None:
         """Turn moments into seconds; after the last step write the file."""
         if self.is_on:
-            ended = self.clock.now()
+            ended, cpu_s = self.clock.now(), time.thread_time() - self.cpu_began
             self.is_on = False
             self.waiting.task = None
             tasks = tuple(self._closed(each) for each in self.recorded)
             step = TracedStep(
                 self.taken, self._second(self.began), self._second(ended), tasks,
-                self._length(self.between),
+                self._length(self.between), cpu_s if self.has_cpu else None,
             )  # fmt: skip
-            self.steps.append(step)
+            (self.by_op if self.walk.op_by_op else self.steps).append(step)
             if len(self.steps) == self.num_steps:
                 self.finish()
         self.taken += 1
@@ -188,7 +210,7 @@ class TraceRecorder:
         trace = RankTrace(
             plan_fingerprint(self.plan), self.rank, self.world,
             environment_of(self.device, True).device, str(torch.__version__), __version__,
-            self.offset_s, tuple(self.steps),
+            self.offset_s, tuple(self.steps), self.probes, tuple(self.by_op),
         )  # fmt: skip
         self.written = write_trace(self.folder, trace)
 
@@ -228,12 +250,15 @@ class TraceRecorder:
 
     def _push(self, task: int, body: int, work: int, microbatch: int) -> None:
         record = _Open(task, body, work, microbatch, self.clock.now())
+        record.cpu = -time.thread_time() if self.has_cpu else 0.0
         self.open.append(record)
         self.recorded.append(record)
         self.waiting.task = record
 
     def _pop(self) -> None:
-        self.open.pop().end = self.clock.now()
+        record = self.open.pop()
+        record.end = self.clock.now()
+        record.cpu += time.thread_time() if self.has_cpu else 0.0
         self.waiting.task = self.open[-1] if self.open else None
 
     def _second(self, moment: Any) -> float:
@@ -252,7 +277,7 @@ class TraceRecorder:
             "step" if work is None else work.purpose.words,
             "" if work is None else work.phase.name.lower(),
             "" if work is None else work.op or work.collective,
-            -1 if work is None else work.stage, name,
+            -1 if work is None else work.stage, name, each.cpu if self.has_cpu else None,
         )  # fmt: skip
 
     def _work(self, each: _Open) -> Work | None:
@@ -260,6 +285,54 @@ class TraceRecorder:
             return self.program.work_of(each.task) if each.task >= 0 else None
         inside = self.program if each.body < 0 else self.program.bodies[each.body].program
         return inside.works[each.work]
+
+
+def probed(rank: int, world: int, device: torch.device) -> tuple[Probe, ...]:
+    """What messages and collectives of all ranks take at the quickest; all ranks call it."""
+    probes = []
+    for size in PROBED if world > 1 else ():
+        own = torch.ones(-(-size // world), device=device)
+        whole = own.new_empty(own.numel() * world)
+        size_bytes = float(whole.numel() * 4)
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(dist.all_reduce, whole, async_op=True),
+            "all_gather": partial(gather, whole, own, async_op=True),
+            "reduce_scatter": partial(scatter, own, whole, async_op=True),
+        }
+        for name, call in calls.items():
+            tried = [_tried(call, device) for _ in range(PROBES)]
+            seconds, issue_s = (min(column) for column in zip(*tried, strict=True))
+            probes.append(Probe(name, size_bytes, seconds, issue_s))
+        sent = min(_there_and_back(rank, whole, device) for _ in range(PROBES))
+        probes += [Probe(SEND, size_bytes, sent / 2)] if rank == 0 else []
+    return tuple(probes)
+
+
+def _tried(call: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Seconds of a collective once it was started, and to start it."""
+    dist.barrier()
+    began = time.perf_counter()
+    handle = call()
+    started = time.perf_counter()
+    handle.wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started, started - began
+
+
+def _there_and_back(rank: int, tensor: torch.Tensor, device: torch.device) -> float:
+    """Seconds of a message to the second rank and back."""
+    dist.barrier()
+    began = time.perf_counter()
+    if rank == 0:
+        dist.send(tensor, 1)
+        dist.recv(tensor, 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
 
 
 def clock_offset_s(rank: int, device: torch.device) -> float:
@@ -288,4 +361,5 @@ def _offset_from_zero(device: torch.device) -> float:
         now = time.perf_counter()
         if now - asked < best:
             best, offset = now - asked, theirs - (asked + now) / 2
-    return offset
+    # No more is known than half of the way there and back: on one machine it is one clock.
+    return offset if abs(offset) > best / 2 else 0.0

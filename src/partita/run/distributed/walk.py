@@ -86,6 +86,7 @@ class RankWalk:
     current: str = "the start"
     note: Callable[[str], None] = lambda name: None
     in_segments: bool = True
+    op_by_op: bool = False  # in this step, whatever could run in segments
 
     def __post_init__(self) -> None:
         self.program, self.stages = self.lowered.program, self.lowered.stages
@@ -304,7 +305,7 @@ class RankWalk:
                 else None
             )  # fmt: skip
         segments = self.segments[stage]
-        if segments is not None:
+        if segments is not None and not self.op_by_op:
             return SegmentFrame(self.run, state, at, plan, m, segments)
         return Frame(self.run, state, at, plan, m)
 
