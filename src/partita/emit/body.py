@@ -406,16 +406,26 @@ class EmittedBody:
 
 
 def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
-    """Where the batch and the length can be read: `ids.shape[0]`."""
+    """Where the batch and the length can be read: `ids.shape[0]`, `x.shape[0] // 4`."""
     told: dict[str, str] = {}
     taken = {name for _, name in takes}
-    for value, name in takes:
-        shape = value.meta.shape if isinstance(value.meta, TensorSpec) else ()
-        for place, size in enumerate(shape):
-            plain = isinstance(size, Size) and size.factor == 1 and not size.more
-            if plain and len(size.symbols) == 1 and size.symbols[0] not in taken:
-                told.setdefault(size.symbols[0], f"{name}.shape[{place}]")
+    sizes = [
+        (size, f"{name}.shape[{place}]")
+        for value, name in takes
+        if isinstance(value.meta, TensorSpec)
+        for place, size in enumerate(value.meta.shape)
+        if isinstance(size, Size) and len(size.symbols) == 1 and size.symbols[0] not in taken
+    ]
+    for size, text in sorted(sizes, key=lambda pair: (pair[0].factor, abs(pair[0].more))):
+        told.setdefault(size.symbols[0], _solved(size, text))
     return told
+
+
+def _solved(size: Size, text: str) -> str:
+    """The symbol of a size, from the text that gives the size."""
+    if size.more:
+        return f"{text} {'-' if size.more > 0 else '+'} {abs(size.more)}"
+    return f"{text} // {size.factor}" if size.factor > 1 else text
 
 
 def _follows(calls: Sequence[ModuleCall], item: ModuleCall) -> int | None:
