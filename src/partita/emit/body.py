@@ -371,7 +371,8 @@ class EmittedBody:
     def _moved(self, name: str, live: set[str], renamed: dict[str, str]) -> bool:
         """`residual = x`, where the model does so before it makes another `x`."""
         other = renamed.get(name)
-        if other is None or other in live or other == name:
+        read = {known for v, known in self.names.items() if self.last.get(v, -1) >= self.place}
+        if other is None or other in live | read or other == name:
             return False
         holders = [value for value, known in self.names.items() if known == name]
         if any(name in text for text in self.folded.values()):
