@@ -2,7 +2,7 @@
 
     python benchmarks/wild.py [timm:NAME | torchvision:NAME | transformers:NAME ...]
         [--packages timm,transformers] [--every N] [--jobs 2] [--limit-s 120] [--lines FILE]
-        [--cut anywhere] [--cpu]
+        [--cut anywhere] [--sizes] [--cpu]
 
 Needs timm, torchvision, transformers (those that are asked for); weights are random, and sizes
 small where a configuration allows it. Every model is piped in training and in eval mode, run,
@@ -14,6 +14,10 @@ gradients of all parameters, and buffers with those of an equal module from the 
     wrong     anything else that came back
     crash     an exception that is not ours to raise
     timeout   the model took longer than its limit
+
+With `--sizes` it is piped in each mode for a batch of 4 and called with batches of 3, 5 and 1, and,
+where all that it takes are texts, with other lengths, too; the table ends with how many of these
+calls one program served.
 
 Models run in processes of their own, forked from one that has imported the packages. With `--cpu`
 each is only piped, one after the other in this process, and its CPU seconds are printed.
@@ -49,6 +53,7 @@ BATCH = 2
 GRADIENT_TOLERANCE = 1e-4  # of a gradient's largest element
 SEARCH = Stop(time_s=2.0, gap=0.2, evaluations=500)
 CHECKS = ("train", "train, then eval", "eval", "eval, then train")
+SIZES = [False]  # are other sizes tried, not other modes?
 CUT = ["modules"]  # where stages begin: see partita.pipe
 VERDICTS = ("right", "refused", "wrong", "crash", "timeout")
 
@@ -367,7 +372,55 @@ def checks(name: str) -> Iterator[Check]:
         yield Check(name, "", "unbuilt", f"{type(error).__name__}: {error}"[:300])
         return
     for training in (True, False):
-        yield from _mode(name, copy.deepcopy(module), training, args, kwargs)
+        if SIZES[0]:
+            yield from _sizes(name, training)
+        else:
+            yield from _mode(name, copy.deepcopy(module), training, args, kwargs)
+
+
+def _sizes(name: str, training: bool) -> Iterator[Check]:
+    """The model piped for one size in one mode and called with others."""
+    module, args, kwargs = made(name, 4)
+    module.train(training)
+    plain = copy.deepcopy(module)
+    word = "train" if training else "eval"
+    try:
+        piped = partita.pipe(module, args, kwargs, devices=DEVICES, stop=SEARCH, cut=CUT[0])
+    except PartitaError as error:
+        yield Check(name, word, "refused", error.found, error.file)
+        return
+    for batch, length in ((3, None), (5, None), (3, 8), (5, 10), (1, None)):
+        given = made(name, batch)[1:]
+        if length is not None:
+            if not all(_is_text(leaf) for leaf in pytree.tree_leaves(given)):
+                continue
+            given = pytree.tree_map_only(torch.Tensor, lambda x, n=length: x[:, :n], given)
+        try:
+            wanted = observed(plain, *given)
+        except Exception:  # the model itself does not take it
+            continue
+        yield _sized(name, f"{word}, batch {batch}, length {length}", piped, given, wanted)
+
+
+def _sized(name: str, check: str, piped: Any, given: Any, wanted: "Observed") -> Check:
+    start = time.process_time()
+    verdict, why, line = "right", "", ""
+    try:
+        why = difference(observed(piped, *given), wanted)
+        verdict = "wrong" if why else "right"
+    except PartitaError as error:
+        verdict, why, line = "refused", error.found, error.file
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        verdict, why = "crash", f"{type(error).__name__}: {error}"[:300]
+        line = f"{where.filename}:{where.lineno}"
+    if verdict == "right" and piped._now.served.sizes is not None:
+        line = "served by one program"
+    return Check(name, check, verdict, why, line, time.process_time() - start)
+
+
+def _is_text(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() == 2 and not leaf.is_floating_point()
 
 
 def _mode(
@@ -535,12 +588,16 @@ def table(results: list[Check]) -> str:
     for package in PACKAGES:
         own = [c for c in results if c.model.startswith(f"{package}:") and c.verdict != "unbuilt"]
         models = len({c.model for c in own})
-        for check in CHECKS if own else ():
+        checks = dict.fromkeys(c.check for c in own if c.check) if SIZES[0] else CHECKS
+        for check in checks if own else ():
             counts = collections.Counter(c.verdict for c in own if c.check == check)
             rows.append(
                 f"| {package} | {models} | {check} | "
                 + " | ".join(str(counts[verdict]) for verdict in VERDICTS) + " |"
             )  # fmt: skip
+    if SIZES[0]:
+        served = sum(bool(c.line) for c in results if c.verdict == "right")
+        rows.append(f"{served} of these calls were served by a program for many sizes")
     return "\n".join(rows)
 
 
@@ -554,9 +611,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only each so-many-th model")
     parser.add_argument("--lines", type=Path, help="a line for each check; models in it are kept")
     parser.add_argument("--cut", default="modules", choices=("modules", "anywhere"))
+    parser.add_argument("--sizes", action="store_true", help="other batches and lengths")
     parser.add_argument("--cpu", action="store_true", help="only CPU seconds of partita.pipe")
     options = parser.parse_args()
-    CUT[0] = options.cut
+    CUT[0], SIZES[0] = options.cut, options.sizes
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     packages = options.packages.split(",")

@@ -216,3 +216,40 @@ def test_expressions_keep_the_parentheses_they_need():
     assert str(without_parentheses(inner)) == "f(a + b, (a).b, (a, b), (a + b) * c)"
     long = f"{'a' * 50} + {'b' * 50}"
     assert statement(long, 4, before="x = ") == ["    x = (", f"        {long}", "    )"]
+
+
+class Crossed(nn.Module):
+    """Makes the second of its results first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, hidden, others):
+        second = self.layer(others)
+        return self.layer(hidden), second
+
+
+class TwoStreams(nn.Module):
+    """Residuals under one name, of streams whose names are crossed where they are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.crossed, self.fc = nn.LayerNorm(8), Crossed(), nn.Linear(8, 8)
+
+    def forward(self, hidden):
+        other = 2 * hidden
+        residual = hidden
+        hidden = self.norm(hidden)
+        hidden, streamed = self.crossed(hidden, other)
+        hidden = torch.tanh(hidden)
+        hidden = residual + hidden
+        streamed = torch.tanh(streamed)
+        streamed = other + streamed
+        residual = hidden
+        hidden = self.fc(hidden)
+        return residual + hidden + streamed
+
+
+def test_a_name_that_is_still_read_is_not_given_to_another_value():
+    piped(nn.Sequential(TwoStreams(), TwoStreams()), torch.randn(2, 8))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from partita.capture import export_module
-from partita.emit.plans import recaptured_module
+from partita.emit.plans import recaptured_module, written_alike
 from partita.emit.stages import emit
 from partita.emit.symbolic import Size
 from partita.run.sequential import load_source
@@ -43,15 +43,23 @@ class Averages(Attends):
 def emitted(module, given, cut=None):
     captured = export_module(module, given, {})
     names = [op.name for op in captured.graph.ops]
-    stage_of = {name: int(i >= (cut or len(names) // 2)) for i, name in enumerate(names)}
+    cut = len(names) // 2 if cut is None else cut % len(names)
+    stage_of = {name: int(i >= cut) for i, name in enumerate(names)}
     others = recaptured_module(module, captured.record, given, {}, given[0].shape[0])
-    return emit(captured, stage_of, others=others).source
+
+    def write(own, followed):
+        return emit(own, stage_of, others=followed)
+
+    return write(captured, written_alike(captured, others, write)).source
 
 
 def test_batch_and_length_are_those_of_what_is_given():
     module = Attends().eval()
     source = emitted(module, (torch.randint(0, 20, (4, 6)),))
-    assert "Planned for batch 4 and length 6; it takes any." in source
+    assert (
+        "Planned for batch 4 and length 6; it takes a batch from 2 up and a length from 2 up."
+        in source
+    )
     code = load_source(source)
     stages = code.build_stages(module.state_dict())
     for shape in ((4, 6), (1, 6), (3, 9)):
@@ -88,7 +96,7 @@ def test_what_shared_constants_are_made_of_is_made_before_them():
 def test_a_number_that_sizes_do_not_tell_keeps_the_batch():
     module = Averages().eval()
     source = emitted(module, (torch.randint(0, 20, (4, 6)),))
-    assert "Planned for length 6; it takes any." in source
+    assert "Planned for length 6; it takes a length from 2 up." in source
     code = load_source(source)
     ids = torch.randint(0, 20, (4, 9))
     assert torch.equal(code.run_stages(code.build_stages(module.state_dict()), ids), module(ids))
@@ -107,3 +115,85 @@ def test_a_number_that_sizes_do_not_tell_keeps_the_batch():
 def test_sizes_read_as_products(size, text):
     assert size.text == text
     assert size == int(size)
+
+
+class Table(Attends):
+    """Positions of a table of sixteen."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.arange(16.0))
+
+    def forward(self, ids):
+        length = ids.shape[1]
+        if length > 16:
+            raise ValueError("too long")
+        return super().forward(ids) + self.places[:length, None]
+
+
+def test_ends_of_slices_follow_the_length_and_the_head_says_how_long_texts_may_be():
+    module = Table().eval()
+    source = emitted(module, (torch.randint(0, 20, (4, 6)),))
+    assert "it takes a batch from 2 up and a length from 2 to 16." in source
+    code = load_source(source)
+    for shape in ((4, 6), (3, 16), (2, 7)):
+        ids = torch.randint(0, 20, shape)
+        stages = code.build_stages(module.state_dict())
+        assert torch.equal(code.run_stages(stages, ids), module(ids))
+
+
+class Filled(Attends):
+    """Filled with as many again."""
+
+    def forward(self, ids):
+        return super().forward(nn.functional.pad(ids, (0, ids.shape[1]), value=3))
+
+
+def test_what_is_filled_up_follows_the_length():
+    module, ids = Filled().eval(), torch.randint(0, 20, (3, 5))
+    code = load_source(emitted(module, (torch.randint(0, 20, (4, 6)),)))
+    assert torch.equal(code.run_stages(code.build_stages(module.state_dict()), ids), module(ids))
+
+
+class Long(Attends):
+    """Longer texts than both that are tried go another way."""
+
+    def forward(self, ids):
+        x = super().forward(ids)
+        return x if ids.shape[1] < 9 else x.cumsum(1)
+
+
+class Padded(Attends):
+    """Filled up to windows of three, which 6 and 3 are."""
+
+    def forward(self, ids):
+        x = super().forward(nn.functional.pad(ids, (0, -ids.shape[1] % 3)))
+        return x - x.mean(1, keepdim=True)
+
+
+class Pooled(Attends):
+    """The last stage makes a table of the length, which nothing that it takes tells."""
+
+    def forward(self, ids):
+        x = super().forward(ids).mean(1)
+        return torch.tanh(torch.tanh(x * torch.arange(ids.shape[1]).sum()))
+
+
+class Lifted(Attends):
+    """A constant made of the length."""
+
+    def forward(self, ids):
+        return super().forward(ids) * torch.tensor(float(ids.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        (Long, "it takes a batch from 2 up and a length from 2 to 8."),
+        (Padded, "Planned for batch 4; it takes a batch from 2 up.\nIt is for length 6 alone."),
+        (Pooled, "Planned for batch 4; it takes a batch from 2 up.\nIt is for length 6 alone."),
+        (Lifted, "Planned for batch 4; it takes a batch from 2 up."),
+    ],
+)
+def test_sizes_that_take_other_steps_are_not_promised(kind, head):
+    assert head in emitted(kind().eval(), (torch.randint(0, 20, (4, 6)),), cut=-3)

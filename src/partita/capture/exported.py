@@ -18,7 +18,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from partita.capture import lines
 from partita.capture.functional import make_functional
+from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
 from partita.capture.torch_program import TorchProgram, read_torch_program
@@ -62,6 +63,7 @@ class Captured:
     record: TorchProgram
     graph: Graph
     places: Mapping[str, Any] = field(default_factory=dict)
+    is_usual: bool = True  # was it followed by the first of the ways that there are?
 
     def node_of(self, op: Op | str) -> str:
         """The name of the node that an op comes from."""
@@ -87,7 +89,7 @@ def export(
     """The module captured; see `partita.capture`."""
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
-    program = _exported(module, args, kwargs, checkpointing)
+    program, is_usual = _exported(module, args, kwargs, checkpointing)
     _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
@@ -99,7 +101,21 @@ def export(
         graph, places = translate_with_places(record, name or type(module).__name__)
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
-    return Captured(module, program, record, graph, places)
+    return Captured(module, program, record, graph, places, is_usual)
+
+
+def export_open(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+    checkpointing: str, places: Sequence[Place],
+) -> OpenSizes | None:  # fmt: skip
+    """For which sizes at some places of the arguments the module does what it does for these."""
+    args, kwargs = _distinct((tuple(args), kwargs))
+
+    def follow(wanted: Any) -> ExportedProgram:
+        shapes = inspect.signature(module.forward).bind(*wanted[0], **wanted[1]).arguments
+        return _export(module, args, kwargs, checkpointing, strict=False, shapes=shapes)
+
+    return open_sizes(follow, (args, kwargs), places)
 
 
 def _erase_checks(graph: torch.fx.Graph) -> None:
@@ -146,16 +162,17 @@ def _check(module: Any, args: Any, kwargs: Any) -> None:
 
 def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
-) -> ExportedProgram:
+) -> tuple[ExportedProgram, bool]:
+    """The program, and whether the first way to export it was the one that worked."""
     try:
-        return _export(module, args, kwargs, checkpointing, strict=False)
+        return _export(module, args, kwargs, checkpointing, strict=False), True
     except CaptureError:
         raise
     except Exception as first:
         if not _is_hopeless(module, first):
             for attempt in (_plainly, _strictly):
                 try:
-                    return attempt(module, args, kwargs, checkpointing)
+                    return attempt(module, args, kwargs, checkpointing), False
                 except CaptureError:
                     raise
                 except Exception:
@@ -198,10 +215,11 @@ def _export(
     checkpointing: str,
     strict: bool,
     plainly: bool = False,
+    shapes: dict[str, Any] | None = None,
 ) -> ExportedProgram:
     watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
     with _silent(), torch.enable_grad(), watched:
-        return torch.export.export(module, args, kwargs, strict=strict)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
 
 
 @contextlib.contextmanager

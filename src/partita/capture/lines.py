@@ -61,6 +61,20 @@ def of_node(stack_trace: str | None) -> SourceLine:
     return _innermost(reversed(places_of(stack_trace)))
 
 
+def calls_under_way() -> frozenset[tuple[str, int]]:
+    """File and line of every call around this one."""
+    frames = traceback.walk_stack(sys._getframe(1))
+    return frozenset((frame.f_code.co_filename, number) for frame, number in frames)
+
+
+def without(stack_trace: str, around: frozenset[tuple[str, int]]) -> str:
+    """A node's stack trace without the calls that the whole export was made in."""
+    rows = stack_trace.splitlines()
+    starts = [place for place, row in enumerate(rows) if row.lstrip().startswith('File "')]
+    own = (place for place in starts if not around.issuperset(places_of(rows[place])))
+    return "\n".join(rows[next(own, len(rows)) :])
+
+
 def places_of(stack_trace: str | None) -> list[tuple[str, int]]:
     """File and line of every call in the stack trace that an exported node carries."""
     places = []

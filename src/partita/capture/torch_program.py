@@ -203,6 +203,7 @@ def read_torch_program(program: ExportedProgram) -> TorchProgram:
     """The record of an exported program."""
     nodes = list(program.graph.nodes)
     storages: dict[int, int] = {}
+    around = lines.calls_under_way()
     given = [node for node in nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
     (output,) = (node for node in nodes if node.op == "output")
@@ -210,7 +211,11 @@ def read_torch_program(program: ExportedProgram) -> TorchProgram:
         tuple(
             _input(program, node, spec, storages) for node, spec in zip(given, specs, strict=True)
         ),
-        tuple(_node(node, storages) for node in nodes if node.op in ("call_function", "get_attr")),
+        tuple(
+            _node(node, storages, around)
+            for node in nodes
+            if node.op in ("call_function", "get_attr")
+        ),
         tuple(
             TorchOutput(_words(spec.kind, "USER_OUTPUT"), _named(value), str(spec.target or ""))
             for spec, value in zip(
@@ -235,7 +240,7 @@ def _input(program: ExportedProgram, node: Node, spec: Any, storages: dict[int, 
     return TorchInput(node.name, kind, str(spec.target or ""), value, data, kept)
 
 
-def _node(node: Node, storages: dict[int, int]) -> TorchNode:
+def _node(node: Node, storages: dict[int, int], around: frozenset[tuple[str, int]]) -> TorchNode:
     stack = node.meta.get("nn_module_stack") or {}
     return TorchNode(
         node.name,
@@ -246,7 +251,7 @@ def _node(node: Node, storages: dict[int, int]) -> TorchNode:
         tuple(source.name for source in node.all_input_nodes),
         tuple(user.name for user in node.users),
         tuple((str(key), str(entry[0])) for key, entry in stack.items()),
-        node.meta.get("stack_trace") or "",
+        lines.without(node.meta.get("stack_trace") or "", around),
         node.meta.get("custom"),
         node.op == "get_attr",
     )

@@ -75,6 +75,8 @@ def partition_model(
         raise ClusterError(f"{count} devices are asked for", fix=fix, field="devices")
     asked = constraints or PartitionConstraints()
     model, edges = _layers(graph, cluster, asked.in_order, layers)
+    if whole := _kept_whole(graph):
+        model, edges = _layers(graph, cluster, asked.in_order, _joined(graph, model, whole))
     tied = _tied(graph, model)
     times = (
         _profiled(model, profile, cluster) if profile else _modelled(model, count, updates_every)
@@ -162,6 +164,45 @@ def _tied(graph: Graph, model: PlacementModel) -> tuple[tuple[str, tuple[int, ..
         if len(readers) > 1:
             tied.append((parameter.name, tuple(sorted(readers))))
     return tuple(tied)
+
+
+def _kept_whole(graph: Graph) -> list[tuple[int, int]]:
+    """First and last of the forward ops that read a parameter, where only some give a gradient.
+
+    Stages that hold a parameter update it by the sum of their gradients, so that one without any
+    would keep an old copy. Such a read is one whose result nothing trained depends on.
+    """
+    place = {op.name: n for n, op in enumerate(op for op in graph.ops if op.phase == "forward")}
+    giving = {
+        (op.forward, graph.op(op.forward).inputs[i])
+        for op in graph.ops
+        if op.phase != "forward" and op.forward
+        for i in graph.call(op).wrt
+    }
+    ranges = []
+    for parameter in graph.parameters if giving else ():
+        readers = [op.name for op in graph.consumers(parameter.name) if op.phase == "forward"]
+        num_giving = sum((name, parameter.name) in giving for name in readers)
+        if 0 < num_giving < len(readers):
+            places = [place[name] for name in readers]
+            ranges.append((min(places), max(places)))
+    return ranges
+
+
+def _joined(
+    graph: Graph, model: PlacementModel, whole: Sequence[tuple[int, int]]
+) -> list[list[str]]:
+    """Ranges of the graph's order: of one layer each, and none of these ranges cut."""
+    ops = [op.name for op in graph.ops if op.phase == "forward"]
+    joined: list[list[str]] = []
+    for number, name in enumerate(ops):
+        within = any(first < number <= last for first, last in whole)
+        same = number > 0 and model.layer_of[ops[number - 1]] == model.layer_of[name]
+        if within or same:
+            joined[-1].append(name)
+        else:
+            joined.append([name])
+    return joined
 
 
 def _held_bytes(

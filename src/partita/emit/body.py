@@ -371,7 +371,8 @@ class EmittedBody:
     def _moved(self, name: str, live: set[str], renamed: dict[str, str]) -> bool:
         """`residual = x`, where the model does so before it makes another `x`."""
         other = renamed.get(name)
-        if other is None or other in live or other == name:
+        read = {known for v, known in self.names.items() if self.last.get(v, -1) >= self.place}
+        if other is None or other in live | read or other == name:
             return False
         holders = [value for value, known in self.names.items() if known == name]
         if any(name in text for text in self.folded.values()):
@@ -406,16 +407,26 @@ class EmittedBody:
 
 
 def _sizes(takes: Sequence[tuple[EmittedValue, str]]) -> dict[str, str]:
-    """Where the batch and the length can be read: `ids.shape[0]`."""
+    """Where the batch and the length can be read: `ids.shape[0]`, `x.shape[0] // 4`."""
     told: dict[str, str] = {}
     taken = {name for _, name in takes}
-    for value, name in takes:
-        shape = value.meta.shape if isinstance(value.meta, TensorSpec) else ()
-        for place, size in enumerate(shape):
-            plain = isinstance(size, Size) and size.factor == 1 and not size.more
-            if plain and len(size.symbols) == 1 and size.symbols[0] not in taken:
-                told.setdefault(size.symbols[0], f"{name}.shape[{place}]")
+    sizes = [
+        (size, f"{name}.shape[{place}]")
+        for value, name in takes
+        if isinstance(value.meta, TensorSpec)
+        for place, size in enumerate(value.meta.shape)
+        if isinstance(size, Size) and len(size.symbols) == 1 and size.symbols[0] not in taken
+    ]
+    for size, text in sorted(sizes, key=lambda pair: (pair[0].factor, abs(pair[0].more))):
+        told.setdefault(size.symbols[0], _solved(size, text))
     return told
+
+
+def _solved(size: Size, text: str) -> str:
+    """The symbol of a size, from the text that gives the size."""
+    if size.more:
+        return f"{text} {'-' if size.more > 0 else '+'} {abs(size.more)}"
+    return f"{text} // {size.factor}" if size.factor > 1 else text
 
 
 def _follows(calls: Sequence[ModuleCall], item: ModuleCall) -> int | None:

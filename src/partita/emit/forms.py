@@ -11,6 +11,7 @@ import torch
 from partita.emit.arguments import Written
 from partita.emit.constants import tensor_literal
 from partita.emit.steps import EmittedValue
+from partita.emit.symbolic import Size
 from partita.emit.text import Expr, call, literal
 
 MAX_INDEX = 2**63 - 1
@@ -163,12 +164,17 @@ def _rank(value: Any) -> int:
 
 
 def _slice(it: Written) -> Expr | None:
-    start, end, step = it.raw("start"), it.raw("end"), it.raw("step")
-    low = "" if start in (None, 0) else str(start)
-    high = "" if end in (None, MAX_INDEX) else str(end)
-    hop = "" if step == 1 else f":{step}"
+    low, high = _bound(it, "start", 0), _bound(it, "end", MAX_INDEX)
+    hop = "" if it.raw("step") == 1 else f":{it('step')}"
     place = _subscript(it.raw("dim"), f"{low}:{high}{hop}", _rank(it.raw("self")))
     return None if place is None else f"{it('self')}[{place}]"
+
+
+def _bound(it: Written, name: str, left_out: int) -> str:
+    """An end of a slice; one that follows a size is written even if it happens to be 0."""
+    value = it.raw(name)
+    is_left_out = value is None or (value == left_out and not isinstance(value, Size))
+    return "" if is_left_out else str(it(name))
 
 
 def _select(it: Written) -> Expr | None:
@@ -242,8 +248,9 @@ def _pad(it: Written) -> Expr | None:
         kwargs["mode"] = it("mode")
     if it.raw("value") not in (None, 0):
         kwargs["value"] = it("value")
-    sizes = tuple(it.raw("pad"))
-    return call("F.pad", [it("self"), literal(sizes)], kwargs)
+    sizes = it.raw("pad")
+    follows = any(isinstance(size, Size) for size in sizes)
+    return call("F.pad", [it("self"), it("pad") if follows else literal(tuple(sizes))], kwargs)
 
 
 def _method_form(it: Written) -> Expr | None:

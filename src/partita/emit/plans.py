@@ -6,24 +6,26 @@ stages and the scopes of the zoo are known for every node. The code is for one m
 plan's backwards run again, they do here (`recompute.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import traceback
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from partita.capture import export_module
-from partita.capture.exported import Captured
+from partita.capture.exported import Captured, export_open
 from partita.capture.functions import function_of, source_of
 from partita.capture.onnx_file import is_onnx_spec
+from partita.capture.open_sizes import MOST, Limits, Place
 from partita.capture.python_file import is_python_spec, read_module
 from partita.capture.reference_module import ReferenceModule, example_inputs
 from partita.capture.torch_program import TorchProgram
 from partita.degrees import num_tokens
 from partita.emit.ranks import EmittedRank, emit_rank
 from partita.emit.recompute import RecomputedNodes
-from partita.emit.stages import Emitted, emit
+from partita.emit.stages import CapturedModule, Emitted, emit, same_code
 from partita.emit.symbolic import BATCH, LENGTH, Recaptured
 from partita.engine import run
 from partita.errors import InputError, ModelError, PlanError
@@ -114,7 +116,32 @@ def _emit_module(
     again = recomputed_of(plan, {op: [captured.node_of(op)] for op in stage_of})
     others = recaptured_module(module, captured.record, args, kwargs, batch)
     title = f"{spec} ({type(module).__name__})"
-    return emit(captured, stage_of, title=title, again=again, others=others)
+
+    def write(own: CapturedModule, followed: Mapping[str, Recaptured]) -> Emitted:
+        return emit(own, stage_of, title=title, again=again, others=followed)
+
+    return write(captured, written_alike(captured, others, write))
+
+
+def written_alike(
+    captured: Captured, others: Mapping[str, Recaptured],
+    write: Callable[[CapturedModule, Mapping[str, Recaptured]], Emitted],
+) -> dict[str, Recaptured]:  # fmt: skip
+    """The captures, those closed that leave a number in the code that follows the size.
+
+    There is none if the code is the same whichever of the two captures it is written from.
+    """
+
+    def is_alike(name: str, other: Recaptured) -> bool:
+        back = replace(other, record=captured.record, before=other.after, after=other.before)
+        one = write(captured, {name: other})
+        two = write(replace(captured, record=other.record), {name: back})
+        return bool(one.sizes) and same_code(one, two)
+
+    return {
+        name: replace(other, is_open=other.is_open and is_alike(name, other))
+        for name, other in others.items()
+    }
 
 
 def _check_functions(captured: Captured, spec: str) -> None:
@@ -160,20 +187,48 @@ def recaptured_module(
 ) -> dict[str, Recaptured]:  # fmt: skip
     """A module captured with twice the batch, and with half the length where it reads texts."""
     leaves, spec = tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    arrays = {number: leaf for number, leaf in enumerate(leaves) if _is_array(leaf)}
+    tensors = list(arrays.values())
     others: dict[str, Recaptured] = {}
-    if len(record.nodes) > MOST_NODES:
+    if not tensors or len(record.nodes) > MOST_NODES:
         return others
-    if tensors and all(leaf.shape[0] == batch for leaf in tensors):
-        doubled = [torch.cat([x, x]) if _is_array(x) else x for x in leaves]
-        _add_capture(others, BATCH, module, tree_unflatten(doubled, spec), batch, 2 * batch)
+    if all(leaf.shape[0] == batch for leaf in tensors):
+        leaves = [torch.cat([x, x]) if _is_array(x) else x for x in leaves]
+        _add_capture(others, BATCH, module, tree_unflatten(leaves, spec), batch, 2 * batch)
+    largest = tree_unflatten(leaves, spec)  # sizes of 1 cannot be left open
     shapes = {tuple(leaf.shape) for leaf in tensors}
     texts = all(not leaf.is_floating_point() and leaf.ndim == 2 for leaf in tensors)
-    if tensors and texts and len(shapes) == 1 and tensors[0].shape[1] > 2:
+    if texts and len(shapes) == 1 and tensors[0].shape[1] > 2:
         length = tensors[0].shape[1]
-        half = [x[:, : length // 2] if _is_array(x) else x for x in leaves]
+        half = [x[:, : length // 2] if _is_array(x) else x for x in tree_leaves((args, kwargs))]
         _add_capture(others, LENGTH, module, tree_unflatten(half, spec), length, length // 2)
-    return others
+    groups = {
+        name: [(number, dim) for number in arrays]
+        for dim, name in enumerate((BATCH, LENGTH))
+        if name in others
+    }
+    return _limited(module, largest, others, groups)
+
+
+def _limited(
+    module: torch.nn.Module, given: Any, others: Mapping[str, Recaptured],
+    groups: Mapping[str, list[Place]],
+) -> dict[str, Recaptured]:  # fmt: skip
+    """The captures, each with the sizes that the module is known to do the same steps for."""
+    limits: dict[str, Limits] = {}
+    for names in (list(groups), *([name] for name in groups)):  # all at once, or one by itself
+        own = {name: groups[name] for name in names}
+        places = [place for group in own.values() for place in group]
+        if places and not limits:
+            sizes = export_open(module, *given, checkpointing="inline", places=places)
+            limits = sizes.limits(own) if sizes is not None else {}
+    limited = {}
+    for name, other in others.items():
+        least, most = limits.get(name, (0, 0))
+        within = least <= max(other.before, other.after) <= most
+        last = most if most < MOST else None
+        limited[name] = replace(other, least=least, most=last, is_open=within)
+    return limited
 
 
 def _is_array(leaf: Any) -> bool:

@@ -13,7 +13,7 @@ changed in place.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -30,7 +30,7 @@ from partita.emit.helpers import helpers, imports, stage_base
 from partita.emit.names import unused, variable
 from partita.emit.recompute import RecomputedNodes, in_pieces, words
 from partita.emit.steps import EmittedValue, Steps, read_steps
-from partita.emit.symbolic import Recaptured, symbolic
+from partita.emit.symbolic import Recaptured, planned_for, symbolic
 from partita.emit.text import docstring, quoted, statement
 from partita.errors import PlanError
 from partita.units import count
@@ -57,7 +57,8 @@ class Emitted:
 
     `inputs` are the names of the model's flat arguments, None for those that are constants;
     `outputs` its flat results: a name, or a constant in a tuple of one. `constants` names tensors
-    that neither the state dict nor the source holds.
+    that neither the state dict nor the source holds. `sizes` are those that the code reads from
+    what it is given: batch, length.
     """
 
     source: str
@@ -66,6 +67,16 @@ class Emitted:
     inputs: tuple[str | None, ...]
     outputs: tuple[str | tuple[Any], ...]
     constants: tuple[str, ...]
+    sizes: Mapping[str, Recaptured] = field(default_factory=dict)
+
+
+def same_code(one: Emitted, other: Emitted) -> bool:
+    """Are two the same, but for the sizes that they say they were planned for?"""
+    plain = [
+        replace(each, source=each.source.replace(planned_for(each.sizes), "", 1), sizes={})
+        for each in (one, other)
+    ]
+    return plain[0] == plain[1]
 
 
 def emit(
@@ -99,7 +110,9 @@ def emit(
             value.word = variable(name.rpartition(".")[2])
     stages = cut(model, stage_of)
     name = title.strip() or type(captured.module).__name__
-    return _Emission(captured, model, stages, name, again or {}, followed).emit()
+    fixed = [f"{each} {other.before:,}" for each, other in (others or {}).items()
+             if each not in followed]  # fmt: skip
+    return _Emission(captured, model, stages, name, again or {}, followed, fixed).emit()
 
 
 class _Emission:
@@ -107,10 +120,12 @@ class _Emission:
 
     def __init__(
         self, captured: CapturedModule, model: Steps, stages: list[StageSteps], title: str,
-        again: Mapping[int, RecomputedNodes], followed: Mapping[str, int],
+        again: Mapping[int, RecomputedNodes], followed: Mapping[str, Recaptured],
+        fixed: Sequence[str],
     ) -> None:  # fmt: skip
         self.module = captured.module
         self.followed = followed
+        self.fixed = fixed
         self.again = again
         self.out_spec = captured.record.out_spec
         self.model = model
@@ -149,6 +164,7 @@ class _Emission:
                 self.names[v] if isinstance(v, EmittedValue) else (v,) for v in self.model.outputs
             ),
             tuple(missing),
+            dict(self.followed),
         )
 
     def _functions(self) -> list[tuple[str, str]]:
@@ -225,8 +241,9 @@ class _Emission:
             "`run_stages(stages, ...)` runs one after the other and gives what the model gives.",
         ]
         if self.followed:
-            sizes = " and ".join(f"{name} {size:,}" for name, size in self.followed.items())
-            doc.append(f"Planned for {sizes}; it takes any.")
+            doc.append(planned_for(self.followed))
+        if self.fixed:
+            doc.append(f"It is for {' and '.join(self.fixed)} alone.")
         return docstring(doc, 0)
 
     def _tables(self) -> list[str]:

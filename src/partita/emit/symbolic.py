@@ -4,6 +4,8 @@ A captured program has numbers for sizes. Captured again with another batch, som
 numbers: those that are a multiple of the batch, or differ from it by a constant, are written as
 such. Where anything else differs (an operator, a factor, a table), the model depends on the batch
 in a way that sizes alone do not tell, and its numbers stay. The same goes for the length of texts.
+Two sizes show what the numbers follow, not that a third takes the same steps: whoever captures says
+which do.
 """
 
 import math
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 
-from partita.capture.torch_program import TensorSpec, TorchProgram
+from partita.capture.torch_program import TensorSpec, TorchInput, TorchProgram
 
 BATCH, LENGTH = "batch", "length"
 
@@ -40,13 +42,28 @@ class Size(int):
         return f"{product} {'+' if self.more > 0 else '-'} {abs(self.more)}"
 
 
+def planned_for(sizes: Mapping[str, "Recaptured"]) -> str:
+    """`Planned for batch 4 and length 6; it takes any.`"""
+    told = " and ".join(f"{name} {size.before:,}" for name, size in sizes.items())
+    if all(size.least == 1 and size.most is None for size in sizes.values()):
+        return f"Planned for {told}; it takes any."
+    limits = " and ".join(
+        f"a {name} from {size.least:,} {f'to {size.most:,}' if size.most else 'up'}"
+        for name, size in sizes.items()
+    )
+    return f"Planned for {told}; it takes {limits}."
+
+
 @dataclass(frozen=True, slots=True)
 class Recaptured:
-    """The same model with another batch or length."""
+    """The same model with another batch or length, and which of them it is known to take."""
 
     record: TorchProgram
     before: int
     after: int
+    least: int = 1
+    most: int | None = None
+    is_open: bool = True  # else nothing is known of others than these two
 
 
 class _Depends(Exception):  # noqa: N818  never leaves this file: the symbol is given up
@@ -58,21 +75,26 @@ class _Depends(Exception):  # noqa: N818  never leaves this file: the symbol is 
 
 def symbolic(
     record: TorchProgram, others: Mapping[str, Recaptured]
-) -> tuple[TorchProgram, dict[str, int]]:
+) -> tuple[TorchProgram, dict[str, Recaptured]]:
     """The program with sizes in place of the numbers that follow the batch or the length.
 
-    Second, which of the two are followed, and what they were when it was captured.
+    Second, those of the others that are followed.
     """
-    known = {name: other for name, other in others.items() if _same_steps(record, other.record)}
+    known = {
+        name: other
+        for name, other in others.items()
+        if other.is_open and same_steps(record, other.record)
+    }
     while known:
         try:
-            return _merged(record, known), {name: each.before for name, each in known.items()}
+            return _merged(record, known), known
         except _Depends as error:
             known = {name: other for name, other in known.items() if name not in error.symbols}
     return record, {}
 
 
-def _same_steps(one: TorchProgram, other: TorchProgram) -> bool:
+def same_steps(one: TorchProgram, other: TorchProgram) -> bool:
+    """Do two programs call the same operators, under the same names?"""
     return _outline(one) == _outline(other)
 
 
@@ -87,7 +109,7 @@ def _merged(record: TorchProgram, others: Mapping[str, Recaptured]) -> TorchProg
     for place, given in enumerate(record.inputs):
         same = {name: other.record.inputs[place] for name, other in others.items()}
         if given.data is not None:
-            merge.check_data(given.data, {name: each.data for name, each in same.items()})
+            merge.check_data(given, same)
         inputs.append(
             replace(given, value=merge(given.value, {n: each.value for n, each in same.items()}))
         )
@@ -131,16 +153,13 @@ class _Merge:
         if differing:
             raise _Depends(tuple(differing))
 
-    def check_data(self, value: torch.Tensor, others: Mapping[str, torch.Tensor | None]) -> None:
-        """What the model holds must be the same, though it may be made anew each time."""
-        self._check(
-            value,
-            {
-                name: other
-                for name, other in others.items()
-                if other is None or other.shape != value.shape or other.dtype != value.dtype
-            },
-        )
+    def check_data(self, given: TorchInput, others: Mapping[str, TorchInput]) -> None:
+        """What the model holds must be the same, though it may be made anew each time.
+
+        A constant made of a size (`torch.tensor(len(x))`) is another one.
+        """
+        same = _same_numbers if given.kind == "constant" else _same_form
+        self._check(given, {name: o for name, o in others.items() if not same(given.data, o.data)})
 
     def _size(self, value: int, others: Mapping[str, Any]) -> int:
         differing = tuple(name for name, other in others.items() if other != value)
@@ -158,6 +177,20 @@ class _Merge:
             if others[name] == self.others[name].after + more:
                 return Size(value, differing, 1, more)
         raise _Depends(differing)
+
+
+def _same_form(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _same_numbers(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None or not _same_form(one, other):
+        return False
+    if "meta" in (one.device.type, other.device.type):
+        return one.device == other.device
+    return one is other or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 from partita.errors import CaptureError, PlanError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from partita.capture.exported import Captured
     from partita.cluster import Cluster
-    from partita.run.piped import Piped, PipedMode
+    from partita.emit.stages import Emitted
+    from partita.emit.symbolic import Recaptured
+    from partita.jobs.partition import Partitioned
+    from partita.run.piped import Piped
+    from partita.run.programs import PipedMode, Programs
     from partita.search.base import Stop
 
 
@@ -39,7 +46,8 @@ def pipe(
     Without a cluster `devices` A100s are planned for, four if nothing is said. Stages begin and end
     at the borders of modules; with `cut="anywhere"` wherever the busiest device is done first, and
     a device may hold several. Parameters and buffers are shared with the module, not copied. What
-    cannot be captured raises CaptureError, what fits nowhere PlanError.
+    cannot be captured raises CaptureError, what fits nowhere PlanError. The plan is for the sizes
+    of these arguments; called with other sizes, its stages are captured for those (`sizes.py`).
 
     Where the module checkpoints activations itself, `checkpointing` says what becomes of it:
     "refuse", "keep" (these regions run again in the backward, in whatever stage they are), or
@@ -64,28 +72,48 @@ def pipe(
         "stop": stop or QUICKLY, "seed": seed,
     }  # fmt: skip
 
-    def stages_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "PipedMode":
-        return _cut(module, args, kwargs, checkpointing, options)
+    def program_for(
+        args: tuple[Any, ...], kwargs: dict[str, Any], programs: "Programs | None"
+    ) -> "PipedMode":
+        return _program(module, args, kwargs, checkpointing, options, programs)
 
-    return Piped(module, stages_for, args, kwargs or {})
+    return Piped(module, program_for, args, kwargs or {})
 
 
-def _cut(
+def _program(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
-    options: dict[str, Any],
+    options: dict[str, Any], programs: "Programs | None",
 ) -> "PipedMode":  # fmt: skip
-    """The module as it is now: captured, partitioned with these options, emitted."""
+    """The module as it is now, captured: in the stages there are, or partitioned and emitted."""
     from partita.capture import export_module
-    from partita.emit.plans import recomputed_of
-    from partita.emit.recompute import RecomputedNodes
-    from partita.emit.stages import emit
-    from partita.jobs.partition import partition
-    from partita.run.piped import PipedMode
+    from partita.run.programs import PipedMode, resized_program
     from partita.run.sequential import SequentialStages
+    from partita.run.sizes import Served, shapes_of
+
+    learns = module.training and any(p.requires_grad for p in module.parameters())
+
+    def capture(given: Any) -> "Captured":
+        return export_module(module, *given, checkpointing=checkpointing)
+
+    def emitted(
+        captured: "Captured", partitioned: "Partitioned", others: "Mapping[str, Recaptured]"
+    ) -> "Emitted":
+        return _emitted(captured, partitioned, learns, others)
+
+    captured = capture((args, kwargs))
+    if programs is not None:
+        resized = resized_program(programs, captured, capture, emitted, checkpointing)
+        if resized is not None:
+            return resized
+    partitioned = _partitioned(captured, learns, options)
+    run = SequentialStages(captured, emitted(captured, partitioned, {}))
+    return PipedMode(run, partitioned, Served(shapes_of(captured.program.example_inputs)))
+
+
+def _partitioned(captured: "Captured", learns: bool, options: dict[str, Any]) -> "Partitioned":
+    from partita.jobs.partition import partition
     from partita.search.base import Status
 
-    captured = export_module(module, args, kwargs, checkpointing=checkpointing)
-    learns = module.training and any(p.requires_grad for p in module.parameters())
     partitioned = partition(
         captured.graph, training=learns, in_order=captured.random_ops(), **options
     )
@@ -94,11 +122,22 @@ def _cut(
         if partitioned.status is not Status.INFEASIBLE:
             more = "give the search longer: stop=partita.Stop(time_s=60)"
         raise PlanError(partitioned.result.why, fix=more, field=captured.graph.name)
+    return partitioned
+
+
+def _emitted(
+    captured: "Captured", partitioned: "Partitioned", learns: bool,
+    others: "Mapping[str, Recaptured]",
+) -> "Emitted":  # fmt: skip
+    from partita.emit.plans import recomputed_of
+    from partita.emit.recompute import RecomputedNodes
+    from partita.emit.stages import emit
+
+    assert partitioned.plan is not None, "what has no plan is not piped"
     nodes = {op: [captured.node_of(op)] for op in partitioned.stage_of}
     again = recomputed_of(partitioned.plan, nodes)
     if learns and (regions := captured.checkpointed()):
         everything = {node for own in nodes.values() for node in own}
         kept = RecomputedNodes(nodes=regions, others=frozenset(everything - regions))
         again = dict.fromkeys(again, kept)
-    emitted = emit(captured, partitioned.stage_of, again=again)
-    return PipedMode(SequentialStages(captured, emitted), partitioned)
+    return emit(captured, partitioned.stage_of, again=again, others=others)

@@ -6,46 +6,44 @@ and so do `state_dict`, `load_state_dict`, `zero_grad`, `train`, `eval` and `to`
 
 A module in training and the same in eval mode are two programs: dropout, statistics, branches by
 `self.training`, even what is given back may differ. So every combination of modes of the module and
-those in it is captured by itself, when it is first called; none runs for another.
+those in it is captured by itself, when it is first called; none runs for another. So are other
+sizes of the arguments, unless one program is known to serve them (`programs.py`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from partita.errors import CaptureError
 from partita.jobs.partition import Partitioned
 from partita.plans import Plan, Prediction
-from partita.run.sequential import SequentialStages, held_tensors, link
+from partita.run.programs import PipedMode, Programs
+from partita.run.sequential import held_tensors, link
+from partita.run.sizes import Shapes, shapes_of
 
 Modes = tuple[bool, ...]  # of the module and all in it, as `modules()` has them
 
 
-@dataclass(frozen=True)
-class PipedMode:
-    """The module in one mode: its stages, and how they were found."""
-
-    run: SequentialStages
-    partitioned: Partitioned
+Cut = Callable[[tuple[Any, ...], dict[str, Any], Programs | None], PipedMode]
 
 
 class Piped(nn.Module):
     """A module run by its stages: called as the module is, it gives what the module gives.
 
-    `cut` captures the module in the mode it is in, for some arguments, and cuts it into stages.
+    `cut` captures the module in the mode it is in, for some arguments, and cuts it into stages:
+    those of the programs that there are for the mode, if it can.
     """
 
     def __init__(
-        self, original: nn.Module, cut: Callable[[tuple[Any, ...], dict[str, Any]], PipedMode],
-        args: tuple[Any, ...], kwargs: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self, original: nn.Module, cut: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         super().__init__()
-        first = cut(args, kwargs)
+        first = cut(args, kwargs, None)
         self._cut = cut
-        self._known: dict[Modes, PipedMode] = {_modes(original): first}
+        self._known: dict[Modes, Programs] = {_modes(original): Programs(first)}
         self._now = first
         # The tensors are the original's, so their tables are, too.
         self._parameters = original._parameters
@@ -87,17 +85,31 @@ class Piped(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives for these arguments, in the same structure."""
         modes = _modes(self.original)
-        if modes not in self._known:
-            self._known[modes] = self._captured(args, kwargs)
-        self._now = self._known[modes]
-        return self._now.run(*args, **kwargs)
-
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PipedMode:
-        """The module in the mode it is in now; no random number is drawn on the way."""
         arranged = self._now.run.arranged(args, kwargs)
+        shapes = shapes_of(arranged)
+        programs = self._known.get(modes)
+        program = programs.find(shapes) if programs is not None else None
+        if program is None:
+            program = self._captured(arranged, programs)
+            if programs is None:
+                self._known[modes] = Programs(program)
+            else:
+                programs.add(shapes, program)
+        self._now = program
+        return program.run(*args, **kwargs)
+
+    def _captured(
+        self, arranged: tuple[tuple[Any, ...], dict[str, Any]], programs: Programs | None
+    ) -> PipedMode:
+        """The module in the mode it is in now; no random number is drawn on the way."""
         state = torch.get_rng_state()
         try:
-            return self._cut(*pytree.tree_map_only(torch.Tensor, _without_history, arranged))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _without_history, arranged)
+            return self._cut(args, kwargs, programs)
+        except CaptureError as error:
+            if programs is None:
+                raise
+            raise _of_sizes(error, shapes_of(arranged), programs.first.served.shapes) from error
         finally:
             torch.set_rng_state(state)
 
@@ -110,11 +122,12 @@ class Piped(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "Piped":
         """Move or cast the tensors of the original, and let the stages use what they became."""
         self.original._apply(fn, recurse)
-        for known in self._known.values():
-            captured = known.run.captured
+        programs = [each for known in self._known.values() for each in known.every()]
+        for captured in {id(p.run.captured): p.run.captured for p in programs}.values():
             constants = captured.program.constants
             constants.update({name: fn(value) for name, value in constants.items()})
-            link(known.run.stages, held_tensors(captured))
+        for program in programs:
+            link(program.run.stages, held_tensors(program.run.captured))
         return self
 
     def extra_repr(self) -> str:
@@ -124,6 +137,17 @@ class Piped(nn.Module):
 
 def _modes(module: nn.Module) -> Modes:
     return tuple(each.training for each in module.modules())
+
+
+def _of_sizes(error: CaptureError, given: Shapes, captured: Shapes) -> CaptureError:
+    """What the model says to sizes that it does not take."""
+    now, before = (", ".join(str(shape) for shape in shapes) for shapes in (given, captured))
+    return CaptureError(
+        f"{error.found} (called with sizes {now})",
+        fix=f"give it sizes that it takes, as those captured: {before}; or {error.fix}",
+        file=error.file,
+        field=error.field,
+    )
 
 
 def _without_history(tensor: torch.Tensor) -> torch.Tensor:

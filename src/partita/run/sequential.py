@@ -80,36 +80,34 @@ class SequentialStages:
         self.stages = self.stages or build_stages(self.captured, self.emitted)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result, in the model's structure."""
+        """The model's result, in the model's structure; sizes are not looked at."""
         known = run_stages(self.stages, self.given(args, kwargs))
         flat = [known[out] if isinstance(out, str) else out[0] for out in self.emitted.outputs]
         return pytree.tree_unflatten(flat, self.captured.program.call_spec.out_spec)
+
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by the names that stages know them by."""
+        flat = _flat(*self.arranged(args, kwargs))
+        pairs = zip(self.emitted.inputs, flat, strict=True)
+        return {name: value for name, (_, value) in pairs if name is not None}
 
     def arranged(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments by position and by name as they were captured; refused if they do not fit."""
-        self.given(args, kwargs)
-        example = self.captured.program.example_inputs
-        return _arranged(self.captured.module, args, kwargs, *example)
-
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by the names that stages know them by."""
         example = self.captured.program.example_inputs
         wanted = _flat(*example)
-        flat = _flat(*_arranged(self.captured.module, args, kwargs, *example))
+        arranged = _arranged(self.captured.module, args, kwargs, *example)
+        flat = _flat(*arranged)
         if [place for place, _ in flat] != [place for place, _ in wanted]:
             given, captured = (", ".join(place for place, _ in it) for it in (flat, wanted))
             raise CaptureError(
                 f"the arguments hold {given}, and {captured} were captured",
                 fix="call it with arguments of the structure it was captured with",
             )
-        bound = {}
-        for name, (place, value), (_, known) in zip(self.emitted.inputs, flat, wanted, strict=True):
+        for (place, value), (_, known) in zip(flat, wanted, strict=True):
             _check(value, known, place)
-            if name is not None:
-                bound[name] = value
-        return bound
+        return arranged
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -157,16 +155,22 @@ def _check(value: Any, known: Any, place: str) -> None:
     if isinstance(known, torch.Tensor):
         if not isinstance(value, torch.Tensor):
             wrong = f"is a {type(value).__name__}"
-        elif value.shape != known.shape or value.is_floating_point() != known.is_floating_point():
+        elif _kind(value) != _kind(known) or (known.numel() and not value.numel()):
             wrong = f"is {value.dtype} {tuple(value.shape)}"
         else:
             return
         raise CaptureError(
             f"{wrong}, and {known.dtype} {tuple(known.shape)} was captured",
-            fix="give tensors of the captured shapes, or capture again", field=f"argument {place}",
-        )  # fmt: skip
+            fix="give tensors of that type with at least one element, or capture again",
+            field=f"argument {place}",
+        )
     if value is not known and value != known:
         raise CaptureError(
             f"is {value!r}, and {known!r} was captured",
             fix="what is no tensor is fixed when a model is captured", field=f"argument {place}",
         )  # fmt: skip
+
+
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    """What a model's code asks of a type: is it real numbers, complex ones, truths, or integers?"""
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
