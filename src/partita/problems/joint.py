@@ -49,7 +49,6 @@ from partita.units import size
 FORMAT = "joint-problem"
 Floats = npt.NDArray[np.float64]
 EXPOSED = 0.03  # of the communication that may be overlapped, what is not
-GATHERED_AGAIN = 4 / 3  # overlapped communication where a second forward gathers parameters again
 CHECKPOINTING = ("none", "selective", "full")
 LAYOUTS = ("line", "looped", "wave")
 
@@ -384,7 +383,7 @@ def stage_cost(
         seconds += beside(compute + strategy.again, overlapped + sent)
         moment = float((strategy.saved - strategy.again_saved)[kinds].max())
         return JointStageCost(seconds, tail, static, total(strategy.again_saved), moment)
-    seconds = waited + beside(compute + strategy.forward, GATHERED_AGAIN * overlapped)
+    seconds = waited + beside(compute + strategy.forward, overlapped)
     moment = float(strategy.saved[kinds].max())
     return JointStageCost(seconds, tail, static, total(strategy.entering), moment)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.compiled import compiled
-from partita.problems.joint import EXPOSED, GATHERED_AGAIN, JointProblem, JointStrategy, TiedBytes
+from partita.problems.joint import EXPOSED, JointProblem, JointStrategy, TiedBytes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -168,8 +168,8 @@ def _training(
             tail,
         )
     if "full" in allowed:
-        # Sharded parameters are gathered once more for a second forward.
-        twice = beside(compute + strategy.forward, GATHERED_AGAIN * overlapped)
+        # Sharded parameters are gathered once for a second forward and the backward after it.
+        twice = beside(compute + strategy.forward, overlapped)
         peaks = range_peaks(strategy.saved[kinds])
         layer_ranges["full"] = _one(waited + twice, static, sums(strategy.entering), peaks, tail)
     return layer_ranges
