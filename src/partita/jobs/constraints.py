@@ -5,6 +5,7 @@
     micro-batch=2 (samples of one replica in one micro-batch; with dp)
     hsdp=8 (replicas that one copy of the parameters is sharded over; zero=3 unless pinned)
     grad-dtype=f32    matmul-dtype=fp8    execution=compiled
+    cut=modules (stages begin between the blocks of the model) or anywhere
     shape=m (the first ops on all devices together, then a stage on each) or line (no such)
 
 A pin leaves one value of that decision, a ban all others. Degrees are those that a plan's summary
@@ -24,7 +25,7 @@ from partita.suggest import suggest
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
 DECISIONS = (
     "pp", "vpp", *DEGREES, "sp", "micro-batch", "micro-batches", "schedule", "recompute", "mesh",
-    "shape", "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
+    "cut", "shape", "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
 )  # fmt: skip
 # How a model is computed, which a plan carries: what it is unless something else is asked for, and
 # what it is where that is forbidden.
@@ -49,6 +50,7 @@ ELSEWHERE = {
     "dtype": "write --dtype",
     "batch": "write --batch",
 }
+WHOLE_BLOCKS, ANYWHERE = "modules", "anywhere"  # where a model is cut
 SHARED_SHAPE, LINE_SHAPE = "m", "line"  # stages that groups of devices share, or none
 SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
@@ -265,6 +267,8 @@ def _parse(text: str, field: str) -> tuple[str, str]:
         value = NARROW.get(value, value)
         if value not in values:
             raise InputError(f"found {text!r}", fix=suggest(value, values), field=field)
+    elif key == "cut" and value not in (WHOLE_BLOCKS, ANYWHERE):
+        raise InputError(f"found {text!r}", fix="write cut=modules or cut=anywhere", field=field)
     elif key == "shape" and value not in (SHARED_SHAPE, LINE_SHAPE):
         raise InputError(f"found {text!r}", fix="write shape=m or shape=line", field=field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
