@@ -22,6 +22,7 @@ from partita.plans import Axis, Mesh
 from partita.problems import load
 from partita.search import searches
 from partita.search.base import Stop
+from partita.search.joint.ranges import LayerRanges
 from partita.zoo import build
 
 SOURCE = Path(partita.__file__).parent
@@ -252,6 +253,20 @@ def test_interpreted_and_compiled_searches_answer_alike(name, interpreted):
     slow, fast = interpreted(lambda: search(problem, Stop(evaluations=300), 3))
     assert slow.solution == fast.solution
     assert (slow.objective, slow.lower_bound) == (fast.objective, fast.lower_bound)
+
+
+def test_interpreted_and_compiled_ranges_agree(interpreted):
+    draw = np.random.default_rng(0)
+
+    def options(count=5, size=9):
+        drawn = draw.integers(0, 9, (count, size, size)) / 7.0
+        drawn[0, 2, 5] = np.inf
+        return tuple(drawn)
+
+    ranges = LayerRanges(*(options() for _ in range(5)))
+    slow, fast = interpreted(lambda: ranges.within(1.5, 3.0, 0.3, s_per_byte=0.1))
+    assert len(np.unique(slow[1])) > 2  # several options are taken
+    assert all(np.array_equal(a, b) for a, b in zip(slow, fast, strict=True))
 
 
 def test_interpreted_and_compiled_engines_agree(interpreted):

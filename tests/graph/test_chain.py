@@ -105,3 +105,16 @@ def test_no_cut_lies_between_a_dispatch_and_its_combine():
     assert len(pairs) == 2
     for dispatch, combine in pairs:
         assert segment_of[dispatch.name] == segment_of[combine.name]
+
+
+def test_whole_blocks_are_not_cut():
+    for name, ends in (("gpt2", "ln_1"), ("resnet50", "conv1"), ("t5-small", "layer_norm")):
+        chain = chain_of(build(name, batch=1), 200, 200, whole_blocks=True)
+        firsts = [segment.ops[0] for segment in chain.segments]
+        inside = [op for op in firsts if any(part.isdecimal() for part in op.split(".")[:-1])]
+        assert len(inside) > 10
+        assert all(op.endswith(f".{ends}") for op in inside)
+        blocks = {".".join(op.split(".")[:-1]).removesuffix(".layer.0") for op in inside}
+        assert len(blocks) == len(inside)  # one cut before each
+    flat = build("alexnet", batch=1)
+    assert chain_of(flat, whole_blocks=True) == chain_of(flat)

@@ -140,6 +140,21 @@ def test_an_order_is_of_several_stages():
     assert name != "1f1b"
 
 
+@pytest.mark.parametrize("asked", [{"pin": ["cut=modules"]}, {"forbid": ["cut=anywhere"]}])
+def test_stages_hold_whole_blocks_where_that_is_asked_for(asked):
+    g = GraphBuilder("blocks")
+    x = g.input("x", (8, 16))
+    for number in range(3):
+        with g.scope(f"blocks.{number}"):
+            x = g.linear(g.relu(g.linear(x, 16, "up")), 16, "down")
+    graph = g.finish(x)
+    pins = ["pp=2", *asked.pop("pin", ())]
+    answer = plan(graph, "2xA100", pin=pins, stop=Stop(10.0, gap=0.9), **asked).plan
+    firsts = [stage.splits[0].op for stage in answer.stages]
+    assert len(firsts) > 1
+    assert all(name.endswith(".up") for name in firsts)
+
+
 def test_zero_stages_are_those_that_are_left():
     assert zero_levels(parse_constraints()) == (0, 1, 3)
     assert zero_levels(parse_constraints(["zero=2"])) == (2,)

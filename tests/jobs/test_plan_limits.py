@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from partita.cluster import resolve
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
+from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
 from partita.jobs.plan_result import _ending
 from partita.jobs.plan_simulator import Clock
@@ -42,6 +43,25 @@ def test_the_limit_that_is_named_is_the_one_that_was_given():
     inside = SimpleNamespace(status=Status.STOPPED, why="the time limit of 6.3 s is used up")
     words = "the time limit of 10 s is used up"
     assert _ending(simulator, inside, 1.0) == (Status.STOPPED, words)
+
+
+def test_too_little_time_for_what_was_asked_is_told_as_that():
+    stop, asked = Stop(time_s=10.0), parse_constraints(["pp=2"])
+    simulator = SimpleNamespace(
+        stop=stop, clock=Clock(stop, work_clock() - 8), best=lambda: None, cut=lambda: "late",
+        constraints=asked,
+    )  # fmt: skip
+    inside = SimpleNamespace(status=Status.STOPPED, why="")
+    status, words = _ending(simulator, inside, 1.0)
+    assert status is Status.STOPPED
+    assert words.startswith(
+        "nothing that fits with what was asked for (pp=2) was found in the time"
+    )
+    simulator.cut, simulator.clock = (lambda: ""), Clock(stop, work_clock())
+    inside.status = Status.INFEASIBLE
+    status, words = _ending(simulator, inside, 1.0)
+    assert status is Status.INFEASIBLE
+    assert words == "nothing fits with what was asked for (pp=2); drop one of these constraints"
 
 
 def test_an_interrupted_candidate_ends_inside_its_searches():

@@ -11,7 +11,8 @@ classes repeats, `folded` keeps its first, one middle and its last run: a graph 
 deep model, in which every segment of the model has its like. O(ops) but for the merging.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.graph.flops import flops
@@ -57,12 +58,22 @@ class Folded:
     op_like: dict[str, str]  # for each forward op of the whole graph
 
 
-def chain_of(graph: Graph, most: int = MOST_SEGMENTS, unit_beyond: int = UNIT_BEYOND) -> Chain:
-    """The chain of a graph's forward ops, finer the more segments it may have."""
+def chain_of(
+    graph: Graph, most: int = MOST_SEGMENTS, unit_beyond: int = UNIT_BEYOND, *,
+    whole_blocks: bool = False,
+) -> Chain:  # fmt: skip
+    """The chain of a graph's forward ops, finer the more segments it may have.
+
+    With `whole_blocks` no cut lies inside of a module of a list, such as the layers of a
+    transformer or the blocks of a ResNet.
+    """
     ops = [op for op in graph.ops if op.phase == "forward"]
     crossing = _crossing(graph, ops)
     sizes = [sum(graph.tensor(name).size_bytes for name in names) for names in crossing]
     cuts = _small(graph, ops, crossing, sizes)
+    if whole_blocks:
+        blocks = list(map(_block_of(ops), ops))
+        cuts = [i for i in cuts if i == 0 or not blocks[i] or blocks[i] != blocks[i - 1]]
     if len(cuts) > unit_beyond:
         cuts = _by_unit(graph, ops, cuts, crossing)
     cuts = _merged(graph, ops, cuts, most)
@@ -73,6 +84,21 @@ def chain_of(graph: Graph, most: int = MOST_SEGMENTS, unit_beyond: int = UNIT_BE
         for a, b, kind in zip(cuts, ends, kinds, strict=True)
     )
     return Chain(graph, segments, tuple(sizes[a] for a in cuts))
+
+
+def _block_of(ops: Sequence[Op]) -> Callable[[Op], str]:
+    """The outermost module of a list that an op is in, unless most of the model is; or nothing."""
+    holds: Counter[str] = Counter()
+    for op in ops:
+        holds.update(_numbered(op.scope))
+    most = len(ops) / 2
+    return lambda op: next((each for each in _numbered(op.scope) if holds[each] <= most), "")
+
+
+def _numbered(scope: str) -> list[str]:
+    """`encoder.3.layer.1.conv`: encoder.3 and encoder.3.layer.1."""
+    parts = scope.split(".")
+    return [".".join(parts[: i + 1]) for i, part in enumerate(parts) if part.isdecimal()]
 
 
 def _crossing(graph: Graph, ops: Sequence[Op]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.cluster import Cluster
 from partita.errors import InputError
-from partita.jobs.constraints import DEGREES, LINE_SHAPE, Constraints
+from partita.jobs.constraints import ANYWHERE, DEGREES, LINE_SHAPE, WHOLE_BLOCKS, Constraints
 from partita.jobs.degree_pins import pinned_degrees, roles
 from partita.schedules.named import NAMED
 from partita.search.joint.groupings import (
@@ -26,6 +26,8 @@ def check_constraints(
 
     `virtual_stages` are, per order, the numbers of stages on a group of devices that are tried.
     """
+    if not any(constraints.allow("cut", where) for where in (ANYWHERE, WHOLE_BLOCKS)):
+        raise InputError("every cut is ruled out", fix="allow one", field="forbid")
     _check_count(constraints, batch)
     _check_stages(constraints, cluster, num_segments)
     _check_mesh(constraints, cluster, num_segments, inner_size)

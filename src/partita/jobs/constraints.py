@@ -5,6 +5,7 @@
     micro-batch=2 (samples of one replica in one micro-batch; with dp)
     hsdp=8 (replicas that one copy of the parameters is sharded over; zero=3 unless pinned)
     grad-dtype=f32    matmul-dtype=fp8    execution=compiled
+    cut=modules (stages begin between the blocks of the model) or anywhere
     shape=m (the first ops on all devices together, then a stage on each), nn (and ops halfway), k
     (two branches on devices of their own, which meet on all) or line (nothing on all devices)
 
@@ -25,7 +26,7 @@ from partita.suggest import suggest
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh
 DECISIONS = (
     "pp", "vpp", *DEGREES, "sp", "micro-batch", "micro-batches", "schedule", "recompute", "mesh",
-    "shape", "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
+    "cut", "shape", "zero", "hsdp", "grad-dtype", "matmul-dtype", "execution",
 )  # fmt: skip
 # How a model is computed, which a plan carries: what it is unless something else is asked for, and
 # what it is where that is forbidden.
@@ -52,6 +53,7 @@ ELSEWHERE = {
 }
 SHARED_SHAPES = ("m", "nn", "k")  # with stages that groups of devices share
 LINE_SHAPE, OTHER_SHAPE = "line", "other"  # without; with others than these
+WHOLE_BLOCKS, ANYWHERE = "modules", "anywhere"  # where a model is cut
 SEARCHED = "searched"  # what a plan calls an order that was found for its stages
 EARLIER = {"stages": "pp", "microbatches": "micro-batches", "sharded": "zero"}
 EARLIER_ZERO = {"none": "0", "states": "1", "gradients": "2", "parameters": "3"}
@@ -270,6 +272,8 @@ def _parse(text: str, field: str) -> tuple[str, str]:
     elif key == "shape" and value not in (*SHARED_SHAPES, LINE_SHAPE):
         fix = f"write shape={', shape='.join(SHARED_SHAPES)} or shape={LINE_SHAPE}"
         raise InputError(f"found {text!r}", fix=fix, field=field)
+    elif key == "cut" and value not in (WHOLE_BLOCKS, ANYWHERE):
+        raise InputError(f"found {text!r}", fix="write cut=modules or cut=anywhere", field=field)
     elif key == "zero" and value not in map(str, ZERO_STAGES):
         raise InputError(f"found {text!r}", fix="give a ZeRO stage from 0 to 3", field=field)
     elif key == "mesh" and not all(part.isdecimal() and int(part) for part in value.split("x")):

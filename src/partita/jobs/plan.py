@@ -25,6 +25,7 @@ from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
+    ANYWHERE,
     LINE_SHAPE,
     Constraints,
     computation,
@@ -45,7 +46,7 @@ from partita.lower import Memo
 from partita.plans import Plan, Stage, read_plan
 from partita.search.base import Stop, fewer_collections
 from partita.search.joint.auto import Auto
-from partita.search.joint.model import JointModel
+from partita.search.joint.model import JointModel, ModelSettings
 
 __all__ = (
     "DEFAULT_STOP",
@@ -153,6 +154,7 @@ def joint_model(
         interrupted=clock.must_end if clock else lambda: False,
         constraints=asked or str(constraints), pinned_schedule=constraints.pinned_to("schedule"),
         pinned_stages=None if stages is None else int(stages), name=workload.spec,
+        settings=ModelSettings(whole_blocks=not constraints.allow("cut", ANYWHERE)),
         grad_dtype=workload.grad_dtype, shard_group=int(constraints.pinned_to("hsdp") or 0),
         keeps=lambda axes: keep_splits(constraints, axes),
         suits=lambda mesh, splits: keeps_degrees(

@@ -99,7 +99,7 @@ def _may_group(simulator: Simulator, strategy: FrameworkStrategy) -> bool:
 
 def _plans(simulator: Simulator) -> Iterator[tuple[str, tuple[Stage, ...], Schedule]]:
     graph, batch = simulator.workload.graph, simulator.workload.batch
-    chain = chain_of(graph)
+    chain = chain_of(graph, whole_blocks=simulator.model.settings.whole_blocks)
     for name in STRATEGIES:
         if simulator.workload.training or name not in TRAINING_ONLY:
             for stage in _stages(simulator, name):

@@ -100,7 +100,7 @@ def _ending(simulator: Simulator, result: Result[Any], bound: float) -> tuple[St
     limit = simulator.stop.time_s  # that of the whole; what searched inside of it had less
     if best is None:
         status = Status.STOPPED if cut or stopped else Status.INFEASIBLE
-        return status, _why_not(simulator)
+        return status, _why_not(simulator, cut or stopped)
     if best.objective_s <= bound * (1 + 1e-9):
         return Status.OPTIMAL, "no plan of the space can be faster"
     if cut or stopped:
@@ -176,7 +176,14 @@ def _alternatives(simulator: Simulator, best: SimulatedPlan) -> tuple[Alternativ
     return alternatives(told, best.simulation, simulator.settings.next_best)
 
 
-def _why_not(simulator: Simulator) -> str:
+def _why_not(simulator: Simulator, early: object) -> str:
+    """Why there is no plan; a search that ended `early` does not know that there is none."""
+    limit = simulator.stop.time_s
+    if simulator.constraints and early and limit is not None and not simulator.stop.interrupted():
+        return (
+            f"nothing that fits with what was asked for ({simulator.constraints}) was found in the "
+            f"time limit of {limit:g} s; give more time, or drop one of these constraints"
+        )
     if simulator.constraints:
         asked = f"nothing fits with what was asked for ({simulator.constraints})"
         return f"{asked}; drop one of these constraints"

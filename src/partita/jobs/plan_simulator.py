@@ -15,7 +15,7 @@ from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.degrees import copied_bytes
 from partita.jobs.attempts import Attempts
-from partita.jobs.constraints import SEARCHED, Constraints
+from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.field import RankedStrategy
 from partita.jobs.plan_order import searched_schedule
@@ -240,6 +240,7 @@ class Simulator:
             and self._keeps_checkpointing(stages)
             and all(allow("mesh", shape) for shape in shapes)
             and self._keeps_zero(stages)
+            and (allow("cut", ANYWHERE) or self._keeps_blocks(stages))
             and self._keeps(stages)
         )
 
@@ -251,6 +252,11 @@ class Simulator:
         kinds = {stage.checkpointing for stage in stages}
         wrong = {kind for kind in kinds if not self.constraints.allow("recompute", kind)}
         return not wrong or (wrong == {"none"} and "selective" in kinds)
+
+    def _keeps_blocks(self, stages: tuple[Stage, ...]) -> bool:
+        """Does every stage begin where the model may be cut between its modules?"""
+        borders = {segment.ops[0] for segment in self.model.chain.segments}
+        return all(stage.splits[0].op in borders for stage in stages)
 
     def _keeps_zero(self, stages: tuple[Stage, ...]) -> bool:
         """Are parameters sharded as was asked, wherever several devices would have the same?"""

@@ -105,6 +105,7 @@ class ModelSettings:
         ("dualpipe-v", (2,)),
     )
     finest: int = 200  # segments: the more, the more evenly stages can be cut, and the slower
+    whole_blocks: bool = False  # is the model cut between the modules of a list only?
     filled: float = 0.94  # of the memory, before what is live only for a moment is known
     large: int = 128  # devices: beyond, only meshes that the samples reach
     most_weighted: int = 4  # micro-batches of one stage over heterogeneous devices
@@ -149,7 +150,8 @@ class JointModel:
     def __post_init__(self) -> None:
         self.batch = batch_of(self.graph)
         self.training = self.graph.is_training
-        self.chain = chain_of(self.graph, self.settings.finest, self.settings.finest)
+        finest = self.settings.finest
+        self.chain = chain_of(self.graph, finest, finest, whole_blocks=self.settings.whole_blocks)
         self.fold = folded(self.chain)
         short = self.fold.graph
         self.base = short

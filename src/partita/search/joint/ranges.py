@@ -18,6 +18,7 @@ from partita.problems.joint import EXPOSED, JointProblem, JointStrategy, TiedByt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+SMALL = 500_000  # numbers in the tables of one option: chains of 250 segments
 
 
 class Option(NamedTuple):
@@ -74,7 +75,19 @@ class LayerRanges:
         return LayerRanges(*(tuple(part[i] for i in chosen) for part in self._parts))
 
 
-@compiled()
+def _improve_in_numpy(
+    number: int, seconds: Floats, static: Floats, saved: Floats, moment: Floats, tail: Floats,
+    tail_share: float, in_flight: float, moment_share: float, s_per_byte: float, budget: float,
+    chosen_s: Floats, least: Floats, option: Ints,
+) -> None:  # fmt: skip
+    held = in_flight * saved + static + moment_share * moment
+    own = tail_share * tail + seconds
+    both = own + s_per_byte * held
+    better = np.triu((held <= budget) & (both < least), 1)
+    chosen_s[better], least[better], option[better] = own[better], both[better], number
+
+
+@compiled(small=SMALL, plain=_improve_in_numpy)
 def _improve(
     number: int, seconds: Floats, static: Floats, saved: Floats, moment: Floats, tail: Floats,
     tail_share: float, in_flight: float, moment_share: float, s_per_byte: float, budget: float,
