@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from partita.report.charts import ChartLine, line_chart
 from partita.report.figures import Mark, interval_bars, linear_axes, matrix, scatter, short_size
 
 
@@ -63,3 +64,13 @@ def test_bars_are_as_wide_as_the_window_and_say_their_figures_first():
     assert picture.index(">5 ms<") < picture.index(">a<")
     assert "<b>" not in picture
     assert picture.count("lower bound") == 1
+
+
+def test_lines_of_a_chart_are_told_apart_without_colour():
+    lines = [ChartLine(f"way {n}", ((1.0, 5.0 + n), (10.0, 2.0 + n))) for n in range(4)]
+    picture = line_chart("best so far", lines, "evaluations", "step, ms")
+    drawn = re.findall(r'<path d="[^"]*" fill="none" stroke="#[0-9a-f]+"[^>]*?>', picture)
+    broken = [re.search(r'dasharray="([^"]+)"', path) for path in drawn[-4:]]
+    assert len({match[1] if match else "" for match in broken}) == 4
+    named = re.findall(r'<path d="M[0-9.]+ [0-9.]+h18"[^>]*>', picture)
+    assert len({path.split("stroke-width")[1] for path in named}) == 4  # the legend has the same

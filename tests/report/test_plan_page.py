@@ -117,7 +117,7 @@ def plain(page: str) -> str:
     page = re.sub(r"<style>.*?</style>", "<style>...</style>", page, flags=re.S)
     page = re.sub(r"base64,[A-Za-z0-9+/=]+", "base64,...", page)
     page = re.sub(r"[0-9][0-9.,]* (s|ms|us|ns|samples/s|tokens/s|[GTM]?FLOP/s)\b", r"# \1", page)
-    page = re.sub(r'("makespan"|"times"|"peak"):[0-9.e+-]+', r"\1:#", page)
+    page = re.sub(r'("makespan"|"predicted"|"times"|"peak"):[0-9.e+-]+', r"\1:#", page)
     return re.sub(r"[0-9][0-9.]*%", "#%", page).replace("><", ">\n<")
 
 

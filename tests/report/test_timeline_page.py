@@ -44,6 +44,14 @@ def test_a_page_tells_steps_in_steps_and_draws_rivals_on_one_axis(pipeline):
     assert ">slower</text>" in picture
 
 
+def test_without_a_bound_the_time_of_the_busiest_device_is_told(pipeline):
+    page = timeline_page(TimelineStory("1F1B", "by hand", pipeline))
+    section = page.split("<h2>Where the time goes</h2>")[1].split("<h2>")[0]
+    assert "</i>computing 24 steps (72.7%)" in section
+    assert "</i>dependency (bubble) 9 steps (27.3%)" in section
+    assert "bound" not in section.replace("(bubble)", "")
+
+
 def test_a_timeline_of_nothing_has_a_page(nothing):
     assert "<h2>Timeline</h2>" in timeline_page(TimelineStory("nothing", "", nothing))
     assert "<svg" in small_timelines("nothing", [])

@@ -62,6 +62,16 @@ def test_every_text_of_every_tab_has_the_contrast_of_wcag_aa(tab, theme):
     tab.size(1160, 900)
 
 
+def test_a_search_is_begun_and_stopped_without_scrolling(tab):
+    tab.click("#tab-plan")
+    tab.size(1160, 600)
+    tab.frames()
+    box = "document.querySelector('#plan [data-stop]').getBoundingClientRect()"
+    assert tab.run(f"{box}.top >= 0 && {box}.bottom <= 600")
+    tab.size(1160, 900)
+    tab.click("#tab-whatif")
+
+
 def test_parts_of_memory_have_the_colours_of_pages(tab):
     named = {WORDS[part].split(" of ")[0]: color for part, color in PART_COLORS.items()}
     shown = tab.run(

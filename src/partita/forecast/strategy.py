@@ -84,7 +84,8 @@ class Strategy:
         schedule = f", {self.schedule}" if self.pp > 1 else ""
         recompute = f", {self.recompute} recompute" if self.recompute != "none" else ""
         named = " ".join(parts) or "one device"
-        many = f"{self.num_microbatches} micro-batches of {self.micro_batch}"
+        plural = "es" if self.num_microbatches != 1 else ""
+        many = f"{self.num_microbatches} micro-batch{plural} of {self.micro_batch}"
         return f"{named}{schedule}, {many}{recompute}"
 
 

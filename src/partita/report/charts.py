@@ -14,6 +14,7 @@ from partita.report.palette import CATEGORY_COLORS
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 78, 170, 44, 56
 COLORS = tuple(CATEGORY_COLORS[place] for place in (0, 11, 2, 10, 9, 7, 13, 5, 8, 1, 4, 6))
+DASHES = ("", "9 3", "2 3", "9 3 2 3")  # of lines beside each other
 _STYLE = (
     "text{font:12px ui-sans-serif,system-ui,Helvetica,Arial,sans-serif;fill:#333}"
     ".t{font-size:14px;font-weight:600}.s{fill:#666}.m{text-anchor:middle}.e{text-anchor:end}"
@@ -89,9 +90,10 @@ def line_chart(
     parts = grid(x, y, x_name, y_name)
     groups = list(dict.fromkeys(line.group or line.name for line in lines))
     for line in lines:
-        color = COLORS[groups.index(line.group or line.name) % len(COLORS)]
+        number = groups.index(line.group or line.name)
+        color = COLORS[number % len(COLORS)]
         path = _path(line, x, y)
-        dash = ' stroke-dasharray="6 4"' if line.dashed else ""
+        dash = _dash(number, line.dashed)
         parts.append(
             f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8"{dash}>'
             f"<title>{escape(line.name)}</title></path>"
@@ -274,11 +276,17 @@ def _path(line: ChartLine, x: ChartAxis, y: ChartAxis) -> str:
     return "".join(parts)
 
 
+def _dash(number: int, dashed: bool) -> str:
+    """How a group's line is broken: groups are told apart without colour."""
+    pattern = "6 4" if dashed else DASHES[number % len(DASHES)]
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
+
+
 def _legend(names: Sequence[str], dashed: dict[str, bool]) -> list[str]:
     parts = []
     for number, name in enumerate(names[:16]):
         y = TOP + 8 + 20 * number
-        dash = ' stroke-dasharray="5 3"' if dashed.get(name) else ""
+        dash = _dash(number, dashed.get(name, False))
         parts.append(
             f'<path d="M{WIDTH - RIGHT + 12} {y}h18" stroke="{COLORS[number % len(COLORS)]}" '
             f'stroke-width="3"{dash}/><text x="{WIDTH - RIGHT + 36}" y="{y + 4}">'

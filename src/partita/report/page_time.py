@@ -27,13 +27,20 @@ def time_section(
     `among` is what the bound was proven for.
     """
     step = account.step_s or 1.0
+    lane, causes = account.busiest, gap.causes
     parts = [
         ("lower bound", gap.bound_s, BUSY_COLOR, 0),
         ("work beyond the bound", gap.work_s, WORK_COLOR, 6),
-        *(
-            (WORDS[cause], gap.causes[cause], CAUSE_COLORS[cause], CAUSE_PATTERNS[cause])
-            for cause in CAUSES
-        ),
+    ]
+    title, who = "From the bound to the step", ""
+    if lane is not None:
+        who = f" on {escape(lane.name)}, which has the most to do"
+        if not gap.bound_s > 0:  # nothing is proven: all that the device does, and does not
+            title, causes = "Where the time goes", lane.seconds
+            parts = [("computing", lane.busy_s, BUSY_COLOR, 0)]
+    parts += [
+        (WORDS[cause], causes[cause], CAUSE_COLORS[cause], CAUSE_PATTERNS[cause])
+        for cause in CAUSES
     ]
     bar = "".join(
         f'<i style="width:{seconds / step:.3%};background:{hatch(color, pattern)}" '
@@ -46,17 +53,17 @@ def time_section(
         for name, seconds, color, pattern in parts
         if seconds > 0.0005 * step
     ]
-    lane = account.busiest
-    who = "" if lane is None else f" on {escape(lane.name)}, which has the most to do"
     missing = step - gap.bound_s
     told = (
         f"{words(missing)} of {words(step)} are above the proven bound{who}: what it computes "
         "beyond it, and idle time by its cause."
     )
-    if missing < 0.0005 * step:
+    if not gap.bound_s > 0:
+        told = f"{words(account.step_s)}{who}: computing, and idle time by its cause."
+    elif missing < 0.0005 * step:
         told = f"It is at its proven bound of {words(gap.bound_s)}: no {escape(among)} is faster."
     return (
-        "<h2>From the bound to the step</h2>"
+        f"<h2>{title}</h2>"
         f'<div class="bar" role="img" aria-label="the step by part">{bar}</div>{legend(names)}'
         f'<p class="soft">{told}</p>'
         f"{_devices(account, words)}"

@@ -3,7 +3,8 @@
 Every name is escaped. The graph has a colour per device; a large one is folded by modules.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from partita import units
@@ -12,14 +13,17 @@ from partita.graph.draw import to_svg
 from partita.graph.record import Graph
 from partita.jobs.pareto import pareto_front
 from partita.jobs.place_result import Placed
-from partita.report.figures import Mark, scatter
+from partita.report.charts import cut
+from partita.report.figures import WIDTH, Mark, figure, scatter
 from partita.report.html_parts import folded, table
+from partita.report.palette import CATEGORY_COLORS
 from partita.report.placement import archive_rows
 from partita.report.summary import INTERVAL, interval_words
 from partita.report.timeline_page import TimelineStory, timeline_page
 
 MAX_DRAWN_OPS = 400
 MOST_TRIED = 400  # placements that are drawn
+STRIP_LEFT = 110.0  # where the rows of devices begin
 HEADER = ("device", "kind", "layers", "memory", "of")
 _STYLE = """
 .model{overflow:auto;max-height:900px;border:1px solid var(--line);border-radius:8px}
@@ -60,6 +64,10 @@ def placement_page(placed: Placed) -> str:
             f"{workload.spec} on {cluster.name}", about, timeline, figures, placed.lower_bound_s,
             sections=(
                 _devices(placed), _tried(placed), _archive(placed), "<h2>Where every op is</h2>",
+                placement_strip(
+                    names, [(op.name, groups[op.name]) for op in workload.graph.ops
+                            if op.phase == "forward" and op.name in groups],
+                ),
                 picture,
             ),
             style=_STYLE, among="placement",
@@ -77,6 +85,36 @@ def _step_note(placed: Placed) -> str:
 def forward_svg(graph: Graph, groups: Mapping[str, str]) -> str:
     """The forward ops of a graph, those of one group in one colour."""
     return to_svg(forward_part(graph), groups, groups, max_nodes=MAX_DRAWN_OPS)
+
+
+def placement_strip(devices: Sequence[str], ops: Sequence[tuple[str, str]]) -> str:
+    """A row for each device that has ops: runs of them from left to right."""
+    used = [name for name in devices if any(place == name for _, place in ops)]
+    if not ops:
+        return ""
+    wide = (WIDTH - STRIP_LEFT) / len(ops)
+    parts = [
+        f'<text class="e" x="{STRIP_LEFT - 8}" y="{16 + 24 * row}">{escape(cut(name, 20))}</text>'
+        f'<rect x="{STRIP_LEFT}" y="{2 + 24 * row}" width="{WIDTH - STRIP_LEFT}" height="20" '
+        'fill="var(--card)"/>'
+        for row, name in enumerate(used)
+    ]
+    begin = 0
+    for name, run in itertools.groupby(ops, key=lambda pair: pair[1]):
+        names = [op for op, _ in run]
+        row, end = used.index(name), begin + len(names)
+        what = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} ops)"
+        parts.append(
+            f'<rect x="{STRIP_LEFT + begin * wide:.1f}" y="{2 + 24 * row}" '
+            f'width="{max(0.6, len(names) * wide - 0.6):.1f}" height="20" rx="2" '
+            f'fill="{CATEGORY_COLORS[row % 8]}">'
+            f"<title>{escape(name)}: {escape(what)}</title></rect>"
+        )
+        begin = end
+    return (
+        figure("ops by device, in the order of the model", parts, 6 + 24 * len(used))
+        + '<p class="soft">From left to right the ops in the order of the model.</p>'
+    )
 
 
 def _devices(placed: Placed) -> str:
@@ -135,5 +173,8 @@ def _archive(placed: Placed) -> str:
         return ""
     header, rows = archive_rows(placed)
     shown = table(header, rows, range(1, len(header)))
-    note = '<p class="soft">The best step of the search by devices used and bytes sent.</p>'
+    note = (
+        '<p class="soft">The best step by devices used and bytes sent, as the search estimates it; '
+        "what is chosen in the end is simulated, and may differ from that.</p>"
+    )
     return folded(f"the archive: {len(placed.archive.elites):,} elites", note + shown, is_open=True)

@@ -43,8 +43,9 @@ _STYLE = """
 .cards{grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:.6rem}
 .card{padding:.6rem .7rem;font-size:.9rem}.card b{font-size:1.25rem}
 tr.total td{font-weight:600}
-figure{margin:1rem 0;border:1px solid var(--line);border-radius:8px;overflow:hidden;background:#fff}
-figure svg{display:block;width:100%;height:auto}
+figure{margin:1rem 0;border:1px solid var(--line);border-radius:8px;overflow-x:auto}
+figure svg{display:block;width:100%;height:auto;min-width:740px;border-radius:8px}
+@media print{figure svg{min-width:0}}
 .groups{display:flex;flex-wrap:wrap;gap:.4rem;margin:.8rem 0;font-size:.85rem}
 .groups button{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.15rem .55rem;cursor:pointer}
