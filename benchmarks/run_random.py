@@ -7,9 +7,10 @@ verified and executed on small tensors, all ranks in one process; outputs, gradi
 parameters are held against the whole model's. Plans: such plans of seven small PyTorch models on
 two to four gloo ranks (`--ranks 6,8`: on other numbers); losses, gradients and parameters after
 two steps are held against the model in one process. Kills: a rank of such a plan gets SIGKILL at a
-random moment of a run with checkpoints; the others must end within the timeout and name it, and a second run that goes on from
-the last checkpoint must end with the parameters of a run that was left alone, bit by bit. With
-`--shared` every plan has stages that several groups of devices run together, beside others.
+random moment of a run with checkpoints; the others must end within the timeout and name it, and a
+second run that goes on from the last checkpoint must end with the parameters of a run that was left
+alone, bit by bit. With `--shared` every plan has stages that several groups of devices run
+together, beside others.
 """
 
 import argparse
