@@ -5,11 +5,12 @@
 Local: any cut, mesh, split, ZeRO stage, checkpointing and schedule of random graphs, lowered,
 verified and executed on small tensors, all ranks in one process; outputs, gradients and updated
 parameters are held against the whole model's. Plans: such plans of seven small PyTorch models on
-two to four gloo ranks; losses, gradients and parameters after two steps are held against the model
-in one process. Kills: a rank of such a plan gets SIGKILL at a random moment of a run with
-checkpoints; the others must end within the timeout and name it, and a second run that goes on from
-the last checkpoint must end with the parameters of a run that was left alone, bit by bit. With
-`--shared` every plan has stages that several groups of devices run together, beside others.
+two to four gloo ranks (`--ranks 6,8`: on other numbers); losses, gradients and parameters after
+two steps are held against the model in one process. Kills: a rank of such a plan gets SIGKILL at a
+random moment of a run with checkpoints; the others must end within the timeout and name it, and a
+second run that goes on from the last checkpoint must end with the parameters of a run that was left
+alone, bit by bit. With `--shared` every plan has stages that several groups of devices run
+together, beside others.
 """
 
 import argparse
@@ -195,8 +196,9 @@ def numbers(options, folder):
     """Run the plans, many in one start of ranks; one that ends its ranks is one that failed."""
     chance = random.Random(options.seed)
     starts = []
-    for world, share in ((2, 0.4), (3, 0.3), (4, 0.3)):
-        number = round(options.plans * share)
+    worlds = [int(world) for world in options.ranks.split(",")]
+    for world in worlds:
+        number = -(-options.plans // len(worlds))
         cases = [(chance.choice(MODELS), chance.randrange(10**6)) for _ in range(number)]
         starts += [(world, cases[i : i + A_START]) for i in range(0, number, A_START)]
     lines, failed, began = [], [], time.monotonic()
@@ -434,6 +436,7 @@ def main():
     parser.add_argument("--local", type=int, default=200)
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--ranks", default="2,3,4", help="as many plans on each number")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=0, help="of each of the three")
     parser.add_argument("--shared", action="store_true", help="stages on devices of several others")

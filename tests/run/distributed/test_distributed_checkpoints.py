@@ -116,6 +116,21 @@ def test_a_full_disk_leaves_what_was_there(runs):
     assert not list(folder.glob(".saved*"))
 
 
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", True),
+     ("Disk quota exceeded", True), ("permission denied", False)],
+)  # fmt: skip
+def test_a_full_disk_is_known_by_what_the_writer_says(text, full, tmp_path):
+    assert checkpoints.is_full(RuntimeError(text), tmp_path) is full
+
+
+def test_a_full_disk_is_known_by_its_room(tmp_path):
+    none = mock.Mock(free=100)
+    with mock.patch.object(checkpoints.shutil, "disk_usage", return_value=none):
+        assert checkpoints.is_full(RuntimeError("short write"), tmp_path)
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileError, match="is no checkpoint"):
         checkpoints.metadata(tmp_path)

@@ -233,6 +233,25 @@ def test_random_plans_on_four_ranks_give_the_numbers_of_one_process(tmp_path_fac
     assert ends[1].result == ends[2].result == ends[3].result  # losses are the same on every rank
 
 
+EIGHT_RANKS = {
+    "a stage on each, data gradients first": (
+        "mlp", {"groups": 8, "name": "zb-h1", "count": 4}, "sgd", CLOSE,
+    ),
+    "four stages of two replicas, ZeRO 1": (
+        "mlp", {"groups": 4, "name": "1f1b", "count": 2, "data_parallel": 2, "zero": 1}, "adamw",
+        CLOSE,
+    ),
+}  # fmt: skip
+
+
+def test_eight_ranks_give_the_numbers_of_one_process(tmp_path):
+    ends = run_on_ranks(8, run_cases, EIGHT_RANKS, folder=tmp_path)
+    assert [end.code for end in ends] == [0] * 8, "\n".join(end.stderr for end in ends)
+    for name, errors in ends[0].result.items():
+        assert max(errors["state"], errors["gradients"]) <= EIGHT_RANKS[name][3], name
+    assert all(end.result == ends[1].result for end in ends[1:])  # losses
+
+
 def run_seeds(rank, world, cases):
     return [
         run_random(rank, world, (case[0],), *case[1:], replicas=False)[case[0]] for case in cases

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 T = torch.Tensor
 STEP = re.compile(r"step-(\d{8})")
 KEPT = 2  # checkpoints of a run that stay
+NO_ROOM = ("No space left", "Disk quota exceeded", "unexpected pos")
+LEAST_ROOM = 2**16  # bytes: with less a disk is full
 
 
 def save(walk: "RankWalk", names: dict[str, list[str]], steps: int, path: Path) -> None:
@@ -52,13 +54,13 @@ def save(walk: "RankWalk", names: dict[str, list[str]], steps: int, path: Path) 
         with _quiet():
             write_tensors(own, checkpoint_id=str(partial))
     except BaseException as error:
+        full = is_full(error, path.parent)
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        full = "No space left" in str(error)
         if isinstance(error, KeyboardInterrupt) or (is_lost(error) and not full):
             raise
         raise RunError(
-            f"the checkpoint {path} could not be written: {_reason(error)}; "
+            f"the checkpoint {path} could not be written: {_reason(error, full)}; "
             "what was there before is untouched"
         ) from None
     dist.barrier()
@@ -67,9 +69,19 @@ def save(walk: "RankWalk", names: dict[str, list[str]], steps: int, path: Path) 
     dist.barrier()
 
 
-def _reason(error: BaseException) -> str:
+def is_full(error: BaseException, folder: Path) -> bool:
+    """Was there no room? PyTorch's own writer only notices that it is not where it should be."""
+    if any(word in str(error) for word in NO_ROOM):
+        return True
+    try:
+        return shutil.disk_usage(folder).free < LEAST_ROOM
+    except OSError:
+        return False
+
+
+def _reason(error: BaseException, full: bool) -> str:
     text = str(error)
-    if "No space left" in text:
+    if full:
         return "the disk is full; make room, or save elsewhere"
     return (text.strip().splitlines() or [type(error).__name__])[-1][:200]
 
