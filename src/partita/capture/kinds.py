@@ -214,7 +214,7 @@ def _last_norm(kind: str) -> Rule:
     return rule
 
 
-def _epsilon(site: TorchSite) -> dict[str, float]:
+def _epsilon(site: TorchSite) -> dict[str, Any]:
     """What a norm adds to the variance, if it is not what norms add unless they say otherwise."""
     eps = site["eps"]
     if eps is None:  # that of the numbers themselves
