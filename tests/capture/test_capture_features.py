@@ -692,3 +692,15 @@ def test_numbers_that_only_checks_compare_are_left_out():
     module = wrapped(checked)
     piped = partita.pipe(module, (X,), devices=2)
     assert torch.equal(piped(X), module(X))
+
+
+@pytest.mark.parametrize(
+    ("norm", "eps"),
+    [
+        (nn.LayerNorm(4), None),
+        (nn.LayerNorm(4, eps=1e-3), 1e-3),
+        (nn.RMSNorm(4), torch.finfo(torch.float32).eps),
+    ],
+)
+def test_a_norm_is_captured_with_what_it_adds_to_the_variance(norm, eps):
+    assert partita.capture(norm, (torch.randn(2, 4),)).ops[0].attr("eps") == eps

@@ -274,3 +274,14 @@ def test_a_loop_is_refused_by_its_name(tmp_path):
     given = {"n": np.array(3), "x": normal(2)}
     with pytest.raises(FileError, match=r"node 'while' \(Loop\).*is a Loop.*unrolled"):
         read(tmp_path, model_of(nodes, given, {}, opset=17))
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-3])
+def test_a_norm_adds_to_the_variance_what_the_file_says(tmp_path, eps):
+    given, weights = {"x": 1e-2 * normal(2, 8)}, {"w": normal(8), "b": normal(8)}
+    node = helper.make_node("LayerNormalization", ["x", "w", "b"], ["y"], epsilon=eps)
+    model = model_of([node], given, weights)
+    (wanted,) = ReferenceEvaluator(model).run(None, given)
+    graph = read(tmp_path, model)
+    np.testing.assert_allclose(computed(graph, {**given, **weights})[0], wanted, atol=1e-5)
+    assert (graph.ops[0].attr("eps") is None) == (eps == 1e-5)

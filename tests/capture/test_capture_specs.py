@@ -169,3 +169,22 @@ def test_an_onnx_file_is_a_model_for_every_command(tmp_path):
     assert workload.batch == 16
     assert workload.graph.is_training
     assert load_ref(workload.ref()).graph == workload.graph
+
+
+def test_what_a_file_prints_is_no_output(tmp_path, capsys):
+    path = tmp_path / "net.py"
+    path.write_text(
+        "import torch\nprint('imported')\n\n\ndef make():\n    print('made')\n"
+        "    return torch.nn.Linear(4, 4), (torch.randn(2, 4),)\n"
+    )
+    python_graph(f"{path}:make")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "imported\nmade\n" in said.err
+
+
+def test_a_file_that_ends_the_program_is_refused(tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text("import sys\n\nsys.exit(3)\n")
+    with pytest.raises(ModelError, match=r"net\.py:3: SystemExit: 3"):
+        python_graph(f"{path}:make")

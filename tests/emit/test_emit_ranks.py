@@ -197,3 +197,16 @@ class TestCommand:
         assert "rank: the plan has 2 stages and 1 micro-batches; a rank is written for one" in (
             result.stderr
         )
+
+    def test_captured_models_are_refused(self, tmp_path):
+        (tmp_path / "net.py").write_text(
+            "import torch\n\n\nclass Net(torch.nn.Linear):\n"
+            "    def forward(self, x):\n        return 0.1 * super().forward(x) + 3\n\n\n"
+            "def make(batch=4):\n    return Net(6, 8), (torch.ones(batch, 6),)\n"
+        )
+        path = tmp_path / "plan.json"
+        plan = plan_in_parts(f"{tmp_path / 'net.py'}:make", 1, batch=4, training=False)
+        path.write_bytes(plan.to_json())
+        result = self.run(path, "--rank", 0)
+        assert result.exit_code == 2
+        assert "has not all numbers of its code" in result.stderr

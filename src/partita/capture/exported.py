@@ -16,7 +16,7 @@ import copy
 import inspect
 import io
 import logging
-import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 from partita.capture import lines
 from partita.capture.functional import make_functional
 from partita.capture.open_sizes import OpenSizes, Place, open_sizes
+from partita.capture.records import know_arguments, know_result, unknown_type
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
 from partita.capture.torch_program import TorchProgram, read_torch_program
@@ -164,11 +165,14 @@ def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
 ) -> tuple[ExportedProgram, bool]:
     """The program, and whether the first way to export it was the one that worked."""
+    know_arguments((args, kwargs))
     try:
         return _export(module, args, kwargs, checkpointing, strict=False), True
     except CaptureError:
         raise
     except Exception as first:
+        if know_result(first):
+            return _exported(module, args, kwargs, checkpointing)
         if not _is_hopeless(module, first):
             for attempt in (_plainly, _strictly):
                 try:
@@ -224,8 +228,12 @@ def _export(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """What export says on the way is for its developers; what matters comes as an error."""
+    """What export says on the way is for its developers; what matters comes as an error.
+
+    What the model prints is none of what a command gives, and goes where messages do.
+    """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -263,9 +271,9 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     elif scripted is not None:
         refusal = f"calls the module {scripted!r}, which is compiled by TorchScript"
         fix = "use the Python module that it was made from"
-    elif _unknown_type(error):
+    elif unknown_type(error):
         return CaptureError(
-            f"{type(module).__name__} takes or returns a {_unknown_type(error)}, which cannot be "
+            f"{type(module).__name__} takes or returns a {unknown_type(error)}, which cannot be "
             "taken apart into tensors",
             fix="use tensors, tuples, lists, dicts (a Hugging Face model: pass use_cache=False), "
             "or make the type known with torch.utils._pytree.register_pytree_node",
@@ -273,14 +281,26 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     else:
         said = (str(error).strip().splitlines() or [""])[0]
         refusal = f"cannot be captured: {type(error).__name__}: {said[:300]}"
-        fix = "change this line, or keep this part outside the module that is captured"
+        fix = _change(error)
     return CaptureError(f"`{line.code}` {refusal}", fix=fix, file=line.place)
 
 
-def _unknown_type(error: BaseException) -> str:
-    """The name of the type that export could not take apart, if that is what it complains about."""
-    match = re.search(r"Found <class '([^']+)'> in \w+, which is not a known type", str(error))
-    return match[1] if match else ""
+def _change(error: Exception) -> str:
+    """What to do about a line that fails where tensors have no numbers."""
+    said = str(error)
+    if isinstance(error, OSError):
+        return (
+            "read it before: in __init__, kept as a buffer, or as an argument; "
+            "a model is captured without files and network"
+        )
+    if "numpy()" in said:
+        return "compute it with torch: numbers that leave PyTorch would be kept as they are now"
+    if "__format__" in said:
+        return (
+            "leave texts about values out of forward: return the tensor and write it where it is "
+            "called, or write its shape"
+        )
+    return "change this line, or keep this part outside the module that is captured"
 
 
 def _short_name(node: torch.fx.Node) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from partita.capture.torch_program import Ref, TensorSpec, TorchNode
 from partita.capture.translate import TorchSite, TorchUnfit
+from partita.graph.build import EPSILON
 
 Rule = Callable[[TorchSite], None]
 
@@ -207,9 +208,18 @@ def _group_norm(site: TorchSite) -> None:
 def _last_norm(kind: str) -> Rule:
     def rule(site: TorchSite) -> None:
         inputs = site.tensors("input", "weight", "bias")
-        site.give(kind, inputs, outputs=1, dims=len(site["normalized_shape"]))
+        dims = len(site["normalized_shape"])
+        site.give(kind, inputs, outputs=1, dims=dims, **_epsilon(site))
 
     return rule
+
+
+def _epsilon(site: TorchSite) -> dict[str, Any]:
+    """What a norm adds to the variance, if it is not what norms add unless they say otherwise."""
+    eps = site["eps"]
+    if eps is None:  # that of the numbers themselves
+        eps = torch.finfo(site.values[0].dtype).eps
+    return {} if eps == EPSILON else {"eps": float(eps)}
 
 
 def _softmax(site: TorchSite) -> None:

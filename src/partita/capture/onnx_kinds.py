@@ -4,11 +4,13 @@ A rule reads the node's attributes and known inputs and builds the op or ops it 
 is beyond the kind, the rule gives up and the node is carried as it is.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from partita.capture.onnx_contrib import QUANTIZED, rotary
 from partita.capture.onnx_site import OnnxSite, OnnxUnfit
+from partita.graph.build import EPSILON
 from partita.graph.record import Tensor
 
 Rule = Callable[[OnnxSite], None]
@@ -141,7 +143,9 @@ def _last_norm(kind: str) -> Rule:
         x = site.tensor(0)
         axis = site.attr("axis", -1) % len(x.shape)
         weights = [site.tensor(i) for i in (1, 2) if site.has(i)]
-        site.give(kind, x, *weights, dims=len(x.shape) - axis)
+        eps = site.attr("epsilon", EPSILON)
+        more = {} if math.isclose(eps, EPSILON, rel_tol=1e-6) else {"eps": eps}  # a float32 there
+        site.give(kind, x, *weights, dims=len(x.shape) - axis, **more)
 
     return rule
 

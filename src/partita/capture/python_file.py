@@ -17,7 +17,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -177,12 +177,16 @@ def _checked(made: Any, path: str, name: str) -> tuple[Any, tuple[Any, ...], dic
 
 @contextmanager
 def _blamed(path: str, name: str) -> Iterator[None]:
-    """An error in the user's file is the user's: say where it stands."""
+    """An error in the user's file is the user's: say where it stands.
+
+    What it prints is none of what a command gives, and goes where messages do.
+    """
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except ModelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)

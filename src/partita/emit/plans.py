@@ -67,6 +67,13 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
 def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
     """The step of one rank of a plan, its splits and collectives written out."""
     _refuse_narrow_products(plan)
+    if is_python_spec(plan.model.spec) or is_onnx_spec(plan.model.spec):
+        raise ModelError(
+            "the step of a rank is written from the graph, and that of a captured model has not "
+            "all numbers of its code: factors, approximations, what a loss leaves out",
+            fix="emit whole stages, without --rank, or run the plan: torchrun ... -m partita run",
+            field=plan.model.spec,
+        )
     if plan.model.grad_dtype:
         raise PlanError(
             f"the plan adds gradients up in {plan.model.grad_dtype}, and the code of a rank in "
