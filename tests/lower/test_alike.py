@@ -1,4 +1,4 @@
-"""Stages that differ in names alone are written once, and have the bodies they would have anyway."""
+"""Stages that differ in names alone are written once, and have the bodies that they should."""
 
 from dataclasses import replace
 
@@ -74,8 +74,7 @@ def test_bodies_with_other_names_are_those_that_would_be_written(monkeypatch, ho
         pipeline,
         "stage_bodies",
         lambda part, stage, number, *others, **more: (
-            written.append(number)
-            or blocks.stage_bodies(part, stage, number, *others, **more)
+            written.append(number) or blocks.stage_bodies(part, stage, number, *others, **more)
         ),
     )
     memo = Memo(Collectives(CLUSTER))
@@ -110,4 +109,3 @@ def test_stages_are_alike_only_on_the_same_devices_with_the_same_decisions():
         replace(stages[4], checkpointing="selective", recomputed=("norm4",)),
     ):
         assert key_of(graph, (*stages[:4], other, *stages[5:]), 4) != key_of(graph, stages, 2)
-
