@@ -54,7 +54,8 @@ def measured(model: str, machine: str, batch: int, seconds: float) -> dict[str, 
     if not fitting or not own.fits:
         return {**row, "error": f"the plan fits: {own.fits}; of the others {len(fitting)} do"}
     best = min(fitting, key=lambda other: other.objective_s)
-    named = min((o for o in fitting if o.name != "shard"), key=lambda o: o.objective_s, default=best)
+    by_name = [other for other in fitting if other.name != "shard"]
+    named = min(by_name, key=lambda other: other.objective_s, default=best)
     return {
         **row,
         "plan_s": own.objective_s,
@@ -91,7 +92,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     header = ("model", "machine", "batch", "plan", "best other", "ratio", "best named", "CPU")
     lost = [row for row in told if row["other_s"] < LOST * row["plan_s"]]
-    errors = [f"{row['model']} on {row['machine']}: {row['error']}" for row in rows[:] if "error" in row]
+    failed = (row for row in rows if "error" in row)
+    errors = [f"{row['model']} on {row['machine']}: {row['error']}" for row in failed]
     names = ", ".join(f"{row['model']} on {row['machine']} to {row['other']}" for row in lost)
     return "\n".join([
         units.table(header, lines),

@@ -1,4 +1,4 @@
-"""Stages that differ in names alone are written once, with the bodies they would have anyway."""
+"""Stages that differ in names alone are written once, and have the bodies that they should."""
 
 from dataclasses import replace
 

@@ -107,9 +107,7 @@ class Simulator:
     history: list[Improvement] = field(default_factory=list)
     is_cheap: bool = False
     attempt: Attempts = field(default_factory=Attempts)
-    field_ranked: Sequence[RankedStrategy] | None = (
-        None  # what frameworks do, once it was asked for
-    )
+    field_ranked: Sequence[RankedStrategy] | None = None  # what frameworks do, once asked for
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

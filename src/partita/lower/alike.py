@@ -7,6 +7,8 @@ in names alone, too.
 
 from dataclasses import replace
 
+import numpy as np
+
 from partita.graph.record import Graph
 from partita.lower.blocks import StageBodies
 from partita.lower.pieces import StageGraph
@@ -90,5 +92,5 @@ def _renamed(
     )  # fmt: skip
     names: dict[str, int] = {}
     blocks = [names.setdefault(label(work, values, stages), len(names)) for work in works]
-    block = [blocks[work] for work in program.work.tolist()]
+    block = np.array(blocks, np.int32)[program.work]
     return replace(program, works=works, values=values, blocks=tuple(names), block=block)
