@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from partita.cluster import resolve
@@ -12,9 +11,6 @@ from partita.costs.tied import kept_alike, later_readers
 from partita.engine import run
 from partita.jobs.workload import load
 from partita.lower import lower_plan
-from partita.lower.blocks import stage_blocks
-from partita.lower.pieces import homes, piece
-from partita.plans import Stage
 from partita.problems.joint import Cell, TiedBytes, stage_cost, strategy_of
 from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.candidates import Candidates
@@ -135,38 +131,3 @@ def test_computing_alone_is_below_all_that_is_counted(of_gpt2):
     counted = of_gpt2.bounds.least(Multipliers())
     assert (of_gpt2.compute_bound <= counted * (1 + 1e-9)).all()
     assert of_gpt2.compute_bound.sum() > 0.8 * counted.sum()
-
-
-def test_choices_that_wait_least_take_what_the_bound_says(of_gpt2):
-    bounds = of_gpt2.bounds
-    chosen = bounds.quickest_choices(0.0)
-    compute = bounds.compute[bounds.first + np.array(chosen)]
-    by_segment = np.zeros(len(of_gpt2.fold.segments))
-    np.add.at(by_segment, bounds.segment_of, compute)
-    counted = (by_segment + bounds.waits_of(chosen))[list(of_gpt2.fold.like)]
-    assert counted == pytest.approx(bounds.least(Multipliers()), rel=1e-9)
-
-
-def test_splits_that_hide_their_collectives_are_priced_as_they_run():
-    """Queries along the sequence need no gather: that of keys and values hides beside them."""
-    work, cluster = load("gpt3-175b", batch=64), resolve("8x8xA100")
-    joint = JointModel(work.graph, "adamw", cluster, Collectives(cluster))
-    mesh = replace(joint.on_mesh(mesh_of((16, 4), range(64)), 4, 1), multipliers=(0.0,))
-    usual, hiding = mesh.strategies[0], mesh.strategies[1]
-    assert hiding.choice_of["h.1.attn.q"].dims == ("b", "s")
-    assert usual.choice_of["h.1.attn.q"].dims == hiding.choice_of["h.1.attn.k"].dims == ("b", "n")
-    segments = mesh.fold.segments
-    (here,) = [k for k, ops in enumerate(segments) if "h.1.attn.q" in ops]
-    took = []
-    for strategy in (usual, hiding):
-        stages = []
-        for part in (segments[:here], segments[here : here + 1], segments[here + 1 :]):
-            ops = [op for segment in part for op in segment]
-            stages.append(Stage("stage", strategy.mesh, strategy.splits(ops, mesh.fold)))
-        own = piece(mesh.graph, stages[1], 1, homes(mesh.graph, stages))
-        blocks = stage_blocks(own, stages[1], cluster, run, mesh.collectives)
-        figures = strategy.figures
-        took.append(blocks.busy_s)
-        told = float(figures.compute[here] + figures.blocking[here])
-        assert told == pytest.approx(blocks.busy_s, rel=0.08)  # with a part of what hides
-    assert took[1] < 0.97 * took[0]

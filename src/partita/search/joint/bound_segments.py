@@ -135,55 +135,13 @@ class BoundSegments:
         known = {id(back): np.where(np.isinf(back), back, 0.0) for back in self.back_waits}
         return tuple(known[id(back)] for back in self.back_waits)
 
-    def quickest_choices(self, network_counts: float) -> tuple[int, ...] | None:
-        """Of every op and sum the choice with which its segment computes and waits least.
-
-        Of what is on the network only a part counts, so that these are splits whose collectives
-        hide beside computing; bytes do not count. None where nothing is proven.
-        """
-        own = self.compute + self.beside + self.waited + network_counts * self.network
-        known: dict[tuple[int, int, int], Floats] = {}
-        matrices = []
-        for waits, back, moved in zip(self.waits, self.back_waits, self.moved, strict=True):
-            key = (id(waits), id(back), id(moved))
-            if key not in known:
-                known[key] = waits + back + network_counts * moved
-            matrices.append(known[key])
-        return self._chosen(own, matrices)[0]
-
-    def waits_of(self, chosen: Sequence[int], hidden_counts: float = 0.0) -> Floats:
-        """Per kind of segment what is waited for inside it, of one micro-batch.
-
-        With a part of the conversions that may hide beside computing.
-        """
-        waited: Floats = self.waited[self.first + np.array(chosen)]
-        edges = zip(self.edges, self.waits, self.back_waits, self.moved, strict=True)
-        for (u, v), waits, back, moved in edges:
-            at = chosen[u], chosen[v]
-            own = waits[at] + back[at]
-            waited[v] += own + hidden_counts * max(0.0, moved[at] - own)
-        return self._sums(waited)
-
     def _least(self, own: Floats, matrices: Sequence[Floats]) -> Floats:
         """Per kind of segment the least; of those that cost the same one is solved."""
-        chosen, first = self._chosen(own, matrices)
-        if chosen is None:
-            return self._sums(np.minimum.reduceat(own, self.first))
-        values = own[self.first + np.array(chosen)]
-        for (u, v), matrix in zip(self.edges, matrices, strict=True):
-            values[v] += matrix[chosen[u], chosen[v]]
-        return self._sums(values)[first]
-
-    def _chosen(
-        self, own: Floats, matrices: Sequence[Floats]
-    ) -> tuple[tuple[int, ...] | None, Ints]:
-        """The best choices, and of every kind of segment the first that costs the same."""
         costs = np.split(own, self.first[1:])
         counts = {id(matrix): bool(matrix.any()) for matrix in matrices}
         some = [k for k, matrix in enumerate(matrices) if counts[id(matrix)]]
         first = self._first_alike(costs, matrices, some)
-        segments = self.segment_of.tolist()
-        solved = [op for op, k in enumerate(segments) if first[k] == k]
+        solved = [op for op, k in enumerate(self.segment_of.tolist()) if first[k] == k]
         number = {op: i for i, op in enumerate(solved)}
         edges = [k for k in some if self.edges[k][0] in number]
         places: dict[int, int] = {}
@@ -199,16 +157,13 @@ class BoundSegments:
             )
         )
         if chosen is None:
-            return None, first
-        by_segment: dict[int, list[int]] = {}
-        for op, choice in zip(solved, chosen, strict=True):
-            by_segment.setdefault(segments[op], []).append(choice)
-        seen = dict.fromkeys(segments, 0)
-        everywhere = []
-        for k in segments:
-            everywhere.append(by_segment[int(first[k])][seen[k]])
-            seen[k] += 1
-        return tuple(everywhere), first
+            return self._sums(np.minimum.reduceat(own, self.first))
+        values = np.zeros(len(costs))
+        values[solved] = own[self.first[solved] + np.array(chosen)]
+        for k in edges:
+            u, v = self.edges[k]
+            values[v] += matrices[k][chosen[number[u]], chosen[number[v]]]
+        return self._sums(values)[first]
 
     def _first_alike(
         self, costs: Sequence[Floats], matrices: Sequence[Floats], some: Sequence[int]

@@ -1,7 +1,6 @@
 """Strategies of one mesh at one micro-batch size: splits and ZeRO stages for all segments.
 
-The sharding problem of the folded graph is solved once for every Lagrange multiplier on bytes, and
-again for splits whose collectives hide beside computing, which that problem does not know; each
+The sharding problem of the folded graph is solved once for every Lagrange multiplier on bytes; each
 answer is a strategy, with the figures of every kind of segment that `problems.joint` names. All are
 of one device and one micro-batch; `sync` and `ends` are once a step. Which ops selective
 checkpointing runs again is chosen for each strategy (`selective`).
@@ -89,8 +88,6 @@ class MeshStrategies:
     levels: tuple[int, ...] = LEVELS
     selective: bool = True
     overlapped_counts: float = 0.2  # of communication that may be overlapped, in choosing splits
-    # Of all that is on the network, beside what is waited for, in choosing splits that hide it.
-    hidden_counts: tuple[float, ...] = (0.0, 0.05)
     matters: float = 0.005  # of computing: communication that nothing hides is looked at from there
     keep: Keep | None = None  # which splits of an op may be
 
@@ -134,37 +131,7 @@ class MeshStrategies:
             chosen = self.solve(model.problem(weights, exposed)) if exposed else None
             if chosen is not None and chosen not in split_strategies:
                 split_strategies[chosen] = reader.strategy(chosen)
-        first = next(iter(split_strategies), ())
-        hiding: dict[tuple[int, ...], SplitStrategy] = {}
-        for counts in self.hidden_counts:
-            overlapping = self._overlapping(first, counts)
-            if overlapping is not None and overlapping[0] not in (split_strategies | hiding):
-                hiding[overlapping[0]] = reader.strategy(*overlapping)
-        usual = list(split_strategies.values())
-        return *usual[:1], *hiding.values(), *usual[1:]
-
-    def _overlapping(
-        self, like: tuple[int, ...], counts: float
-    ) -> tuple[tuple[int, ...], Floats] | None:
-        """Splits whose collectives hide beside computing, parameters kept as others keep them.
-
-        With what is waited for inside of every kind of segment: the sharding model, by which the
-        others are chosen and priced, has every conversion waited for.
-        """
-        model, alike = self.model, len(heterogeneous(self.cluster, self.mesh)) == 1
-        if not like or not self.graph.is_training or not alike:
-            return None
-        quick = self._quick
-        quickest = quick.bounds.quickest_choices(counts)
-        if quickest is None:
-            return None
-        chosen = []
-        for choices, own, x, y in zip(
-            model.choices, quick.model.choices, quickest[: len(like)], like, strict=True
-        ):
-            kept, plain = SplitChoice(own[x].dims, choices[y].zero), SplitChoice(own[x].dims)
-            chosen.append(choices.index(kept if kept in choices else plain))
-        return tuple(chosen), quick.bounds.waits_of(quickest, self.overlapped_counts)
+        return tuple(split_strategies.values())
 
     def _exposed(self, figures: JointStrategy, segment_of: npt.NDArray[np.int64]) -> frozenset[str]:
         """Ops whose communication has nothing beside it, if the model is one stage.
@@ -201,14 +168,10 @@ class MeshStrategies:
         one that shards most, or, where computing pays for gathers beside it, the one that shards
         all but parameters.
         """
-        return self._quick.bounds
-
-    @functools.cached_property
-    def _quick(self) -> "MeshStrategies":
         best = 1 if self.collectives.interference else max(self.levels)
-        if "bounds" in self.__dict__ or len(self.levels) == 1 or best not in self.levels:
-            return self  # made already, or no larger
-        return replace(self, levels=(best,))
+        if "model" in self.__dict__ or len(self.levels) == 1 or best not in self.levels:
+            return self.bounds  # made already, or no larger
+        return replace(self, levels=(best,)).bounds
 
     @functools.cached_property
     def quickest(self) -> SegmentSeconds:
@@ -377,20 +340,14 @@ class _StrategyReader:
         np.add.at(sums, self.segment_of, per_op)
         return sums
 
-    def strategy(self, chosen: tuple[int, ...], waits: Floats | None = None) -> SplitStrategy:
-        """What a choice costs; with `waits`, so much is waited for inside each kind of segment."""
+    def strategy(self, chosen: tuple[int, ...]) -> SplitStrategy:
         model = self.model
         choices = [c[x] for c, x in zip(model.choices, chosen, strict=True)]
         rows = list(zip(model.tables, chosen, strict=True))
         compute = np.array([table.compute[x].max() for table, x in rows])
         blocking = np.array([table.blocking[x] for table, x in rows])
-        if waits is not None:  # each counts to an op of its segment
-            blocking = np.zeros(len(rows))
-            places = {k: i for i, k in enumerate(self.segment_of.tolist())}
-            blocking[list(places.values())] = waits[list(places)]
         for (u, v), m in zip(model.edges, model.matrix_of, strict=True):
-            if waits is None or self.segment_of[u] != self.segment_of[v]:
-                blocking[v] += model.matrices[m][chosen[u], chosen[v]]
+            blocking[v] += model.matrices[m][chosen[u], chosen[v]]
         hidden = np.array([table.hidden[x] + table.hidden_buckets[x] for table, x in rows])
         ends = np.array([table.ends[x] + table.ends_buckets[x] for table, x in rows])
         slowed = np.array([table.slowed[x] for table, x in rows])
