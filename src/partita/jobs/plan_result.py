@@ -186,5 +186,7 @@ def _why_not(simulator: Simulator, early: object) -> str:
         )
     if simulator.constraints:
         asked = f"nothing fits with what was asked for ({simulator.constraints})"
+        if simulator.constraints.pinned_to("recompute") == "selective":
+            asked += ", where selective needs ops that are cheap to run again"
         return f"{asked}; drop one of these constraints"
     return what_would_fit(simulator.model, simulator.max_memory, simulator.settings.advice)
