@@ -8,9 +8,9 @@ traced, compared and calibrated from its own trace; then it is predicted again. 
 one is what a calibration from the first plan's run (1F1B) says of the others: what is learned from
 one plan and used for another. Where ranks had less than 95 % of their cores, a step is replayed
 with the processor time of its tasks (`jobs/replay.py`), and the clock's is told beside it;
-`--repeat 3` runs all plans several times in turns and tells medians too. `--order FILE` keeps
-the searched order there, or takes it from there where it is known: a machine without the search's
-solver can then run it.
+`--repeat 3` runs all plans several times in turns and tells medians too. The speed-up of the first
+plan over one process is told, too. `--order FILE` keeps the searched order there, or takes it from
+there where it is known: a machine without the search's solver can then run it.
 """
 
 import argparse
@@ -21,15 +21,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from partita.cluster import resolve
-from partita.cluster.calibration import Calibration
+from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
-from partita.jobs.compare_trace import compare_trace
+from partita.jobs.compare_trace import TraceComparison, compare_trace
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces, trace_path
@@ -154,6 +155,8 @@ def measure(options: argparse.Namespace) -> list[Figures]:
             traces = _traced(plan, Path(folder), options.ranks, options.steps)
             compared = compare_trace(plan, read_traces(traces))
         own = compared.calibration
+        if first is None and len(plan.stages) > 1:
+            print(speed_up(workload, plan, compared), flush=True)
         first = first or own
         uncapped = replace(plan, prediction=replace(plan.prediction, capacity_bytes=(0.0,)))
         worst = compared.worst
@@ -168,6 +171,33 @@ def measure(options: argparse.Namespace) -> list[Figures]:
         )  # fmt: skip
         print(_line(rows[-1]), file=sys.stderr, flush=True)
     return rows
+
+
+def speed_up(workload: Workload, plan: Plan, compared: TraceComparison) -> str:
+    """What a plan gains over the module in one process: predicted, and measured alike."""
+    import torch
+
+    torch.set_num_threads(1)
+    here = calibrated(resolve(plan.cluster.spec), compared.calibration)
+    ops = (op for op in workload.graph.ops if op.phase == "forward")
+    whole = Stage("model", Mesh((), (0,)), tuple(OpSplit(op.name, ()) for op in ops))
+    alone = simulate_stages(workload, here, (whole,), plan.schedule).step_s
+    step = simulate_stages(workload, here, plan.stages, plan.schedule).step_s
+    module, args = make(workload.batch)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    count, took = plan.schedule.num_microbatches, []
+    for _ in range(14):
+        began = time.thread_time()
+        optimizer.zero_grad()
+        for part in zip(*(arg.chunk(count) for arg in args), strict=True):
+            (module(*part) / count).backward()
+        optimizer.step()
+        took.append(time.thread_time() - began)
+    measured = statistics.median(took[3:]) / compared.measured_s
+    return (
+        f"speed-up over one process (processor time): predicted {alone / step:.2f}, measured "
+        f"{measured:.2f} ({measured * step / alone:.0%} of it)"
+    )
 
 
 def _line(row: Figures) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from partita.errors import InputError, PlanError, RunError
@@ -112,7 +113,11 @@ def _store(rank: int, num_ranks: int, timeout_s: float) -> Any:
 
     def made(seconds: float) -> Any:
         timeout = datetime.timedelta(seconds=seconds)
+<<<<<<< HEAD
         return dist.TCPStore(  # type: ignore[attr-defined]
+=======
+        return TCPStore(
+>>>>>>> run
             host, port, num_ranks, is_master, timeout, wait_for_workers=False, multi_tenant=True
         )
 
