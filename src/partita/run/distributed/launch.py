@@ -113,11 +113,7 @@ def _store(rank: int, num_ranks: int, timeout_s: float) -> Any:
 
     def made(seconds: float) -> Any:
         timeout = datetime.timedelta(seconds=seconds)
-<<<<<<< HEAD
-        return dist.TCPStore(  # type: ignore[attr-defined]
-=======
         return TCPStore(
->>>>>>> run
             host, port, num_ranks, is_master, timeout, wait_for_workers=False, multi_tenant=True
         )
 
