@@ -171,7 +171,7 @@ def test_experts_and_interleaving_are_not_everywhere():
             "found 'tp=1', which leaves all other degrees; pin the degree that is wanted",
         ),
         (["tp=2"], ["tp=2"], "--pin tp=2 and --forbid tp=2 contradict each other"),
-        (["xp=2"], [], "known are cp, dp, ep, execution"),
+        (["xp=2"], [], "known are cp, cut, dp, ep, execution"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(pins, bans, words):

@@ -106,7 +106,7 @@ def bounds_of(told: Account, odd: tuple[Rows, ...] = ()) -> tuple[Bottleneck, ..
     """The step by what bounds it: arithmetic, loads, memory, launches, each link, the bubble."""
     shares = told.busiest.shares
     compute = told.busiest.seconds("compute") + told.busiest.seconds("update")
-    roofline = {name: told.simulation.bounds()[key] for key, name in ROOFLINE.items()}
+    roofline = {name: told.simulation.op_bounds()[key] for key, name in ROOFLINE.items()}
     slow = min(sum(rows.seconds for rows in odd), roofline[ROOFLINE["compute"]])
     roofline = {**roofline, ROOFLINE["compute"]: roofline[ROOFLINE["compute"]] - slow, ODD: slow}
     total = sum(roofline.values())

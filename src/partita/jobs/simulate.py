@@ -272,10 +272,7 @@ class Simulation:
         The ops of one stage are those of its first device; their times are stretched to what the
         busiest device takes, which is more on heterogeneous devices and beside communication.
         """
-        bounds = dict.fromkeys(("compute", "memory", "launch"), 0.0)
-        for report in self.ops:
-            if report.cost.bound in bounds:
-                bounds[report.cost.bound] += report.cost.seconds
+        bounds = self.op_bounds()
         total = sum(bounds.values())
         if total:
             busy_s = self.compute_s
@@ -284,6 +281,14 @@ class Simulation:
                 busy_s = total if lane is None else lane.busy_s
             bounds = {name: s * busy_s / total for name, s in bounds.items()}
         return {**bounds, "waiting": max(0.0, self.step_s - sum(bounds.values()))}
+
+    def op_bounds(self) -> dict[str, float]:
+        """Seconds of the ops by what bounds each, as if nothing else were running."""
+        bounds = dict.fromkeys(("compute", "memory", "launch"), 0.0)
+        for report in self.ops:
+            if report.cost.bound in bounds:
+                bounds[report.cost.bound] += report.cost.seconds
+        return bounds
 
     def _busy(self, kind: str) -> float:
         busy = self.timeline.busy()
