@@ -30,3 +30,11 @@ def test_a_large_model_begins_with_the_strategies_that_are_named():
         at_once = PlanSettings(small_ops=1, first=(name,))
         planned = plan("alexnet", "2xA100", batch=8, stop=Stop(time_s=0.0), settings=at_once)
         assert {c.name for c in (planned.best, *planned.others)} == {name}
+
+
+def test_without_time_a_mixed_machine_has_samples_by_speed():
+    planned = plan("alexnet", "2xV100+2xP100", batch=96, stop=Stop(time_s=0.0))
+    assert planned.best is not None
+    by_speed = [each for each in (planned.best, *planned.others) if each.name == "unequal"]
+    assert by_speed
+    assert planned.best.objective_s <= min(each.objective_s for each in by_speed)

@@ -20,9 +20,11 @@ TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none 
 def something_at_once(simulator: Simulator) -> None:
     """Named ways on one stage, of a large model the first that fits: something to show.
 
-    Of a large stack of layers that is the best of what frameworks do.
+    Of a large stack of layers that is the best of what frameworks do; on heterogeneous devices,
+    where those wait for the slowest one, samples by speed come before it.
     """
     graph, settings = simulator.workload.graph, simulator.settings
+    _by_speed_at_once(simulator)
     small = len(graph.ops) <= settings.small_ops
     if not small:
         tuned(simulator)
@@ -34,6 +36,16 @@ def something_at_once(simulator: Simulator) -> None:
                 if simulator.allowed((stage,), Schedule()):
                     simulator.add(name, (stage,), Schedule())
         if simulator.done() or (simulator.best() is not None and not small):
+            return
+
+
+def _by_speed_at_once(simulator: Simulator) -> None:
+    """On heterogeneous devices the first that fits with samples by speed."""
+    make = partial(unequal, simulator.workload.graph, simulator.cluster, simulator.workload.batch)
+    for stages, schedule in simulator.attempt("unequal", make) or ():
+        if simulator.allowed(stages, schedule):
+            simulator.add("unequal", stages, schedule)
+        if simulator.best() is not None:
             return
 
 
