@@ -48,17 +48,20 @@ def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.1%}"
 
 
-def _interval(pair: tuple[float, float]) -> str:
-    return " to ".join(map(units.seconds, pair))
+def _likely(seconds: float, interval_s: tuple[float, float] | None) -> str:
+    """A predicted time, with its 80 % interval where one is known."""
+    if interval_s is None:
+        return units.seconds(seconds)
+    return f"{units.seconds(seconds)} ({' to '.join(map(units.seconds, interval_s))})"
 
 
 def _simulation(s: Any) -> Figures:
     peak, capacity = s.fullest
     return [
         ("model", s.workload.spec), ("machine", s.cluster.name), ("plan", s.arrangement),
-        ("step", f"{units.seconds(s.step_s)} ({_interval(s.likely_step_s)})"),
-        ("MFU", f"{s.mfu:.1%}"),
-        ("memory", f"{units.size(peak)} of {units.size(capacity)}"),
+        ("step", _likely(s.step_s, s.likely_step_s)),
+        ("MFU", f"{s.mfu:.1%} ({' to '.join(f'{share:.0%}' for share in s.likely_mfu)})"),
+        ("memory", f"{units.size(peak)} ±6 % of {units.size(capacity)}"),
         ("fits", "yes" if s.fits else "no"),
     ]  # fmt: skip
 
@@ -74,9 +77,9 @@ def _searched(searched: Any) -> Figures:
 def _forecast(f: Any) -> Figures:
     return [
         ("model", f.model.name), ("strategy", str(f.strategy)),
-        ("step", f"{units.seconds(f.step_s)} ({_interval(f.interval_s)})"),
+        ("step", _likely(f.step_s, f.interval_s)),
         ("tokens/s", f"{f.tokens_per_s:,.0f}"), ("MFU", f"{f.mfu:.1%}"),
-        ("memory", f"{units.size(f.memory.total)} of {units.size(f.capacity_bytes)}"),
+        ("memory", f"{units.size(f.memory.total)} ±6 % of {units.size(f.capacity_bytes)}"),
         ("fits", "yes" if f.fits else "no"),
     ]  # fmt: skip
 
@@ -85,7 +88,8 @@ def _comparison(c: Any) -> Figures:
     best = c.best
     told = [("lower bound", units.seconds(c.lower_bound_s))]
     if best is not None:
-        told.insert(0, ("fastest", f"{best.name}, {units.seconds(best.objective_s)}"))
+        step = _likely(best.step_s, best.simulation.likely_step_s)
+        told.insert(0, ("fastest", f"{best.name}, {step}"))
     return told
 
 
@@ -102,13 +106,15 @@ def _partitioned(p: Any) -> Figures:
     told = [("status", str(p.status)), ("from optimal at most", _percent(p.gap))]
     if p.bottleneck_ms is not None:
         told.insert(0, ("busiest device", units.seconds(p.bottleneck_ms / 1e3)))
+    if p.simulation is not None:
+        told.insert(0, ("step", _likely(p.simulation.step_s, p.simulation.likely_step_s)))
     return told
 
 
 def _placed(p: Any) -> Figures:
     told = [("status", str(p.status)), ("from optimal at most", _percent(p.gap))]
     if p.best is not None:
-        told.insert(0, ("step", units.seconds(p.best.step_s)))
+        told.insert(0, ("step", _likely(p.best.step_s, p.likely_step_s)))
     return told
 
 
@@ -154,7 +160,8 @@ def _curve(c: Any) -> Figures:
     told = [("plans", f"{len(c.points):,}")]
     if c.best:
         fastest = min(c.best, key=lambda point: point.objective_s)
-        told.insert(0, ("fastest", f"{units.seconds(fastest.step_s)} on {fastest.cluster}"))
+        step = _likely(fastest.step_s, fastest.step_interval_s)
+        told.insert(0, ("fastest", f"{step} on {fastest.cluster}"))
     return told if not c.missing else [*told, ("without a plan", f"{len(c.missing):,}")]
 
 
@@ -165,7 +172,8 @@ def _compared_curve(c: Any) -> Figures:
 def _explained(e: Any) -> Figures:
     bounds = ", ".join(f"{one.name} {one.share:.0%}" for one in e.bounds[:3])
     return [
-        ("step", units.seconds(e.step_s)), ("lower bound", units.seconds(e.lower_bound_s)),
+        ("step", _likely(e.step_s, e.simulation.likely_step_s)),
+        ("lower bound", units.seconds(e.lower_bound_s)),
         ("bound by", bounds), ("bubble", _percent(e.bubble)),
     ]  # fmt: skip
 
