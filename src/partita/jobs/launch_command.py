@@ -51,15 +51,19 @@ def narrow_products(plan: Plan) -> str:
 
 def launch_lines(plan: Plan, program: str) -> list[str]:
     """The lines that start `program` on CPU ranks of one machine, on GPUs, on several machines."""
+    alone = f"torchrun --standalone --nproc-per-node {num_ranks(plan)} {program}"
+    return [alone, f"{_everywhere(plan, program) or alone} --device cuda"]
+
+
+def _everywhere(plan: Plan, program: str) -> str:
+    """The line to type on each of several machines; nothing where there is one."""
     ranks, nodes = num_ranks(plan), _nodes(plan)
-    alone = f"torchrun --standalone --nproc-per-node {ranks} {program}"
-    lines = [alone, f"{alone} --device cuda"]
-    if nodes > 1:
-        lines[1] = (
-            f"torchrun --nnodes {nodes} --nproc-per-node {ranks // nodes} --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:29500 {program} --device cuda"
-        )
-    return lines
+    if nodes == 1:
+        return ""
+    return (
+        f"torchrun --nnodes {nodes} --nproc-per-node {ranks // nodes} --rdzv-backend c10d "
+        f"--rdzv-endpoint HOST:29500 {program}"
+    )
 
 
 def _nodes(plan: Plan) -> int:
@@ -77,5 +81,6 @@ def _nodes(plan: Plan) -> int:
 
 
 def run_command(plan: Plan, file: str | Path) -> str:
-    """The command that runs a plan in a file."""
-    return launch_lines(plan, f"-m partita run {shlex.quote(str(file))}")[0]
+    """The command that runs a plan in a file: on its machine, or on each of its machines."""
+    program = f"-m partita run {shlex.quote(str(file))}"
+    return _everywhere(plan, program) or launch_lines(plan, program)[0]
