@@ -1,9 +1,11 @@
 """`partita run`: a plan on torch.distributed, under torchrun."""
 
 import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +82,11 @@ def command(
     """
     rank = int(os.environ.get("RANK", "0"))
     try:
-        return _run(
-            plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank, out,
-            (trace, trace_steps, trace_warmup), matmul_dtype,
-        )  # fmt: skip
+        with _said_once(rank):
+            return _run(
+                plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank,
+                out, (trace, trace_steps, trace_warmup), matmul_dtype,
+            )  # fmt: skip
     except InputError as error:  # all ranks refuse alike: one says it
         if rank and error.field != "launch" and "rank" not in error.found:
             sys.exit(error.exit_code)
@@ -92,6 +95,31 @@ def command(
         click.echo(f"partita: {error}", err=True)
         sys.stdout.flush()
         os._exit(1)  # threads of the backend may wait for ranks that have gone
+
+
+@contextmanager
+def _said_once(rank: int) -> Iterator[None]:
+    """What is said on the way (`runs FILE`) is alike on all ranks: rank 0 says each line once.
+
+    Warnings may differ, so every rank says its own.
+    """
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            return True
+        line = record.getMessage()
+        if rank or line in said:
+            return False
+        said.add(line)
+        return True
+
+    log = logging.getLogger("partita")
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
 
 
 def _run(

@@ -62,20 +62,22 @@ def run_twice(rank, path, folder):
     """What rank 0 prints of a run that is ended after four steps and started again, and of one."""
     words = ["run", str(path), "--device", "cpu", "--data", f"{EXAMPLE}:text_tiny"]
     saved = ["--checkpoint", str(folder / "saved"), "--checkpoint-every", "2"]
-    outputs = []
+    outputs, notes = [], []
     for more in (["--steps", "4", *saved], ["--steps", "6", *saved], ["--steps", "6"]):
         result = run(*words, *more)
         assert result.exit_code == 0, result.output
         outputs.append(result.stdout)
-    return outputs
+        notes.append([line for line in result.stderr.splitlines() if line.startswith("runs ")])
+    return outputs, notes
 
 
 def test_a_run_that_is_started_again_goes_on_from_its_last_checkpoint(planned, tmp_path):
     ends = run_on_ranks(2, run_twice, planned[0], tmp_path, folder=tmp_path)
     assert [end.code for end in ends] == [0, 0], ends[0].stderr + ends[1].stderr
     first, second, whole = (
-        [line.partition(",")[0] for line in text.splitlines()] for text in ends[0].result
+        [line.partition(",")[0] for line in text.splitlines()] for text in ends[0].result[0]
     )
     assert second[0] == "goes on after step 4"
     assert first + second[1:] == whole
-    assert ends[1].result == ["", "", ""]  # one rank speaks
+    assert ends[1].result == (["", "", ""], [[], [], []])  # one rank speaks
+    assert ends[0].result[1] == [[f"runs {EXAMPLE}"]] * 3  # of model and data, in the same file
