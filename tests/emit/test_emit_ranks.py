@@ -11,6 +11,8 @@ from partita.cli import partita
 from partita.emit.ranks import emit_rank
 from partita.errors import PlanError
 from partita.graph import GraphBuilder, training_graph
+from partita.graph.files import write_graph
+from partita.jobs.workload import load
 from partita.plans import Axis
 from partita.run.local.reference import example, reference
 from tests.emit.plans import plan_in_parts
@@ -198,15 +200,31 @@ class TestCommand:
             result.stderr
         )
 
-    def test_captured_models_are_refused(self, tmp_path):
-        (tmp_path / "net.py").write_text(
+    def captured(self, folder):
+        (folder / "net.py").write_text(
             "import torch\n\n\nclass Net(torch.nn.Linear):\n"
             "    def forward(self, x):\n        return 0.1 * super().forward(x) + 3\n\n\n"
             "def make(batch=4):\n    return Net(6, 8), (torch.ones(batch, 6),)\n"
         )
+        return f"{folder / 'net.py'}:make"
+
+    def test_captured_models_are_refused(self, tmp_path):
         path = tmp_path / "plan.json"
-        plan = plan_in_parts(f"{tmp_path / 'net.py'}:make", 1, batch=4, training=False)
+        plan = plan_in_parts(self.captured(tmp_path), 1, batch=4, training=False)
         path.write_bytes(plan.to_json())
         result = self.run(path, "--rank", 0)
         assert result.exit_code == 2
         assert "has not all numbers of its code" in result.stderr
+        assert "emit whole stages" in result.stderr
+
+    @pytest.mark.parametrize("name", ["net.json", "net.txt"])
+    @pytest.mark.parametrize("words", [["--rank", 0], []])
+    def test_saved_graphs_of_captured_models_are_refused(self, name, words, tmp_path):
+        write_graph(tmp_path / name, load(self.captured(tmp_path), training=False).graph)
+        path = tmp_path / "plan.json"
+        plan = plan_in_parts(str(tmp_path / name), 1, training=False)
+        path.write_bytes(plan.to_json())
+        result = self.run(path, *words)
+        assert result.exit_code == 2
+        assert "has not all numbers of its code" in result.stderr
+        assert "plan the PyTorch model it was made from" in result.stderr

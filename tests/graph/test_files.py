@@ -8,6 +8,7 @@ from partita.errors import FileError, InputError
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.files import read_graph, write_graph
 from partita.graph.json import to_json
+from partita.graph.record import Graph, Tensor
 from partita.graph.text import to_text
 
 
@@ -98,3 +99,12 @@ def test_json_under_the_name_of_a_text_is_refused(tmp_path):
     path.write_text(str(to_json(net())))
     with pytest.raises(InputError, match="expected `graph NAME`"):
         read_graph(path)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt"])
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_files_say_whether_a_graph_was_captured(name, is_captured, tmp_path):
+    graph = Graph("a", (Tensor("x", (1,), role="input"),), (), ("x",), is_captured)
+    path = write_graph(tmp_path / name, graph)
+    assert read_graph(path).is_captured == is_captured
+    assert ("captured" in path.read_text()) == is_captured

@@ -207,7 +207,8 @@ class _OnnxReader:
                     field=field,
                 ) from error
         outputs = tuple(self.tensor(value.name).name for value in self.model.graph.output)
-        return Graph(self.name, tuple(self.tensors.values()), tuple(self.ops), outputs)
+        tensors = tuple(self.tensors.values())
+        return Graph(self.name, tensors, tuple(self.ops), outputs, is_captured=True)
 
     def free(self, name: str) -> str:
         """The name for an op, or with a number after it where it is taken."""

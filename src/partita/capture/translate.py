@@ -54,7 +54,7 @@ def translate_with_places(program: TorchProgram, name: str) -> tuple[Graph, dict
     returned = [work.named(value) for output in program.outputs for value in flat(output.value)]
     tensors = tuple(work.tensors.values())
     outputs = tuple(text for text in returned if text)
-    return Graph(name, tensors, tuple(work.ops), outputs), work.place
+    return Graph(name, tensors, tuple(work.ops), outputs, is_captured=True), work.place
 
 
 class _Translation:

@@ -40,6 +40,11 @@ from partita.zoo import build
 
 _MARK = "partita_op"
 MOST_NODES = 6000  # of a model that is captured more than once
+_LACKING = (
+    "and that of a captured model has not all numbers of its code: factors, approximations, what a "
+    "loss leaves out"
+)
+_PLAN_THE_CODE = "plan the PyTorch model it was made from: file.py:function"
 
 
 def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
@@ -56,22 +61,29 @@ def emit_plan(plan: Plan, model: str | None = None) -> Emitted:
     if is_onnx_spec(spec):
         raise ModelError(
             "an ONNX file has no PyTorch module to write in stages",
-            fix="plan the PyTorch model it was exported from: file.py:function",
+            fix=_PLAN_THE_CODE,
             field=spec,
         )
     if is_python_spec(spec):
         return _emit_module(plan, spec, batch, graph, stage_of)
+    if graph.is_captured:
+        raise ModelError(
+            f"the stages of a saved graph are written from it, {_LACKING}",
+            fix=_PLAN_THE_CODE,
+            field=spec,
+        )
     return _emit_reference(plan, spec, rebatch(forward_part(graph), batch), stage_of)
 
 
 def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
     """The step of one rank of a plan, its splits and collectives written out."""
     _refuse_narrow_products(plan)
-    if is_python_spec(plan.model.spec) or is_onnx_spec(plan.model.spec):
+    graph, is_code = load_model(plan).graph, is_python_spec(plan.model.spec)
+    if graph.is_captured or is_code or is_onnx_spec(plan.model.spec):  # plans of before: by name
+        run_it = "emit whole stages, without --rank, or run the plan: torchrun ... -m partita run"
         raise ModelError(
-            "the step of a rank is written from the graph, and that of a captured model has not "
-            "all numbers of its code: factors, approximations, what a loss leaves out",
-            fix="emit whole stages, without --rank, or run the plan: torchrun ... -m partita run",
+            f"the step of a rank is written from the graph, {_LACKING}",
+            fix=run_it if is_code else _PLAN_THE_CODE,
             field=plan.model.spec,
         )
     if plan.model.grad_dtype:
@@ -89,8 +101,7 @@ def emit_plan_rank(plan: Plan, rank: int) -> EmittedRank:
             "plan with --pin pp=1 --pin micro-batches=1",
             field="rank",
         )
-    graph, cluster = load_model(plan).graph, load_cluster(plan)
-    lowered = lower_plan(plan.stages, plan.schedule, graph, cluster, run)
+    lowered = lower_plan(plan.stages, plan.schedule, graph, load_cluster(plan), run)
     return emit_rank(lowered.program, graph, lowered.stages[0], rank)
 
 

@@ -179,7 +179,7 @@ class _Differentiation:
             gradient = self._gradient(parameter.name)
             if gradient is not None and optimizer is not None:
                 self._update(parameter, gradient, optimizer, state_dtype)
-        return Graph(self.graph.name, tuple(self.tensors), tuple(self.ops), self.graph.outputs)
+        return replace(self.graph, tensors=tuple(self.tensors), ops=tuple(self.ops))
 
     def _differentiate(self, op: Op) -> None:
         gradients = {
@@ -334,7 +334,7 @@ def forward_part(graph: Graph) -> Graph:
     used = {name for op in ops for name in (*op.inputs, *op.outputs)}
     outputs = tuple(name for name in graph.outputs if name in used) or ops[-1].outputs
     tensors = tuple(tensor for tensor in graph.tensors if tensor.name in used)
-    return Graph(graph.name, tensors, ops, outputs)
+    return replace(graph, tensors=tensors, ops=ops, outputs=outputs)
 
 
 def _tensors_with_gradient(graph: Graph) -> set[str]:

@@ -14,12 +14,13 @@ log = logging.getLogger("partita")
 
 
 def assemble(
-    name: str, tensors: Iterable[Tensor], ops: Iterable[Op], outputs: Iterable[str]
-) -> Graph:
+    name: str, tensors: Iterable[Tensor], ops: Iterable[Op], outputs: Iterable[str], *,
+    is_captured: bool = False,
+) -> Graph:  # fmt: skip
     """A graph from parts in any order: sorted, checked, and with a warning per unknown kind."""
     known = tuple(tensors)
     given = [tensor.name for tensor in known if tensor.is_given]
-    graph = Graph(name, known, topological(ops, given), tuple(outputs))
+    graph = Graph(name, known, topological(ops, given), tuple(outputs), is_captured)
     check_graph(graph)
     for kind in unknown_kinds(graph):
         log.warning(

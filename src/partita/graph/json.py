@@ -6,7 +6,7 @@
      "outputs": ["fc"]}
 
 Left out where usual: `dtype` f32, `role` activation, `phase` forward; `attrs`, `scope`, `forward`
-and `source` (of a packed parameter, see `packed.py`) if empty. Ops may stand in any order.
+and `source` (of a packed parameter, see `packed.py`) if empty; `captured` unless true. Ops may stand in any order.
 """
 
 from typing import Any
@@ -47,6 +47,7 @@ class _Graph(msgspec.Struct, forbid_unknown_fields=True):
     tensors: list[_Tensor]
     ops: list[_Op]
     outputs: list[str] = []
+    captured: bool = False
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
@@ -57,8 +58,11 @@ def to_json(graph: Graph) -> dict[str, Any]:
         [_Tensor(t.name, list(t.shape), t.dtype, t.role, t.source) for t in graph.tensors],
         [_wire_op(op) for op in graph.ops],
         list(graph.outputs),
+        graph.is_captured,
     )
     plain: dict[str, Any] = msgspec.to_builtins(wire)
+    if not graph.is_captured:
+        del plain["captured"]
     return plain
 
 
@@ -74,6 +78,7 @@ def from_json(value: object, file: str = "") -> Graph:
             [Tensor(t.name, tuple(t.shape), t.dtype, t.role, t.source) for t in wire.tensors],
             [_op(op) for op in wire.ops],
             wire.outputs,
+            is_captured=wire.captured,
         )
     except GraphError as error:
         raise (error.within(file) if file else error) from None

@@ -16,7 +16,7 @@ NARROWED = frozenset({"linear", "expert_linear", "grouped_mm"})
 def multiplied_in(graph: Graph, dtype: str) -> Graph:
     """The forward graph with all linear layers multiplying in a type."""
     ops = tuple(_narrowed(op, dtype) if op.kind in NARROWED else op for op in graph.ops)
-    return Graph(graph.name, graph.tensors, ops, graph.outputs)
+    return replace(graph, ops=ops)
 
 
 def product_dtype(call: Call, dtype: str) -> str:

@@ -81,7 +81,7 @@ class _Rebatch:
             else tensor
             for tensor in self.graph.tensors
         )
-        made = Graph(self.graph.name, tensors, ops, self.graph.outputs)
+        made = replace(self.graph, tensors=tensors, ops=ops)
         for op in made.ops:
             if op.phase == "forward" and op.kind in SHAPES and not op.forward:
                 _check_shapes(made, op)

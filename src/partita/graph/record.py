@@ -223,6 +223,9 @@ class Graph:
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
     outputs: tuple[str, ...] = ()
+    # Is it of a captured model, whose code has numbers that the ops do not say (factors, say)?
+    # Where a graph comes from is no part of what it is: such graphs may be equal to others.
+    is_captured: bool = field(default=False, compare=False)
     _tensor: dict[str, Tensor] = field(init=False, repr=False, compare=False)
     _op: dict[str, Op] = field(init=False, repr=False, compare=False)
     _producer: dict[str, str] = field(init=False, repr=False, compare=False)

@@ -8,6 +8,7 @@
     a: f32[16, 10], b: f32[16, 10] = split(fc) as halves @head {axis=0, sizes=[16, 16]}
     output a, b
 
+The graph of a captured model, which has not all numbers of its code, says so: `graph mlp captured`.
 A parameter that is a part of a stored tensor says so: `param q: f32[8, 8] of "w[8, 24] axis ..."`.
 An op line is `outputs = kind(inputs)`, then what is not usual: `as` its name (if it is not that
 of its output; `x` for the outputs `x:0`, `x:1`), `@` its module scope, `{}` its attributes. A
@@ -36,6 +37,7 @@ _FIRST = re.compile(
     r'(?:graph|input|param|state|activation|gradient|output)[ \t]+(?=[A-Za-z0-9_"])'
 )
 _AS = re.compile(r"as(?![A-Za-z0-9_])")
+_CAPTURED = re.compile(r"captured(?![A-Za-z0-9_])")
 _OF = re.compile(r"of(?![A-Za-z0-9_])")
 _PHASE = re.compile(r"\.(?:forward|dgrad|wgrad|update)\b")
 
@@ -53,7 +55,7 @@ _SUFFIXES = tuple(f".{phase}" for phase in PHASES)
 
 def to_text(graph: Graph) -> str:
     """The graph as text; `from_text` gives an equal graph back."""
-    lines = [f"graph {_name(graph.name)}"]
+    lines = [f"graph {_name(graph.name)}{' captured' if graph.is_captured else ''}"]
     lines += _body(graph)
     if graph.outputs:
         lines.append(f"output {', '.join(map(_name, graph.outputs))}")
@@ -271,6 +273,7 @@ class _TextReader:
 
     def __init__(self) -> None:
         self.title: str | None = None
+        self.is_captured = False
         self.tensors: list[Tensor] = []
         self.ops: list[Op] = []
         self.outputs: list[str] = []
@@ -285,7 +288,9 @@ class _TextReader:
         if self.title is None:
             raise GraphError("holds no graph", fix="its first line is `graph NAME`", field="line 1")
         try:
-            return assemble(self.title, self.tensors, self.ops, self.outputs)
+            return assemble(
+                self.title, self.tensors, self.ops, self.outputs, is_captured=self.is_captured
+            )
         except GraphError as error:
             line_number = self.lines.get(error.field)
             where = f"line {line_number}: {error.field}" if line_number else error.field
@@ -299,6 +304,7 @@ class _TextReader:
                 line.at = start
                 raise line.fail("`graph NAME` before anything else")
             self.title = line.name("the graph's name")
+            self.is_captured = bool(line.match(_CAPTURED))
         elif word in _WORDS:
             name = line.name("the tensor's name")
             line.need(":", "and a type like f32[8, 16]")
