@@ -6,7 +6,8 @@
      "outputs": ["fc"]}
 
 Left out where usual: `dtype` f32, `role` activation, `phase` forward; `attrs`, `scope`, `forward`
-and `source` (of a packed parameter, see `packed.py`) if empty; `captured` unless true. Ops may stand in any order.
+and `source` (of a packed parameter, see `packed.py`) if empty; `captured` unless true. Ops may
+stand in any order.
 """
 
 from typing import Any
