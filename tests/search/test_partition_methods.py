@@ -51,6 +51,19 @@ def test_auto_and_exact_find_what_trying_everything_finds(problem: PartitionProb
         assert result.objective == pytest.approx(expected)
 
 
+def test_times_next_to_nothing_leave_room_for_themselves() -> None:
+    """How often a device could take a node was counted in 64 bits: 1e300 times became never."""
+    nodes = tuple(
+        PartitionNode(id=number, type="OP", fwd_ms=work_ms, bwd_ms=0.0)
+        for number, work_ms in enumerate((2.0, 2.0, 1e-300))
+    )
+    edges = (PartitionEdge(0, 2, 3_000, 10_000_000), PartitionEdge(0, 1, 10_000_000, 3_000),
+             PartitionEdge(1, 2, 1_000, 1_000))  # fmt: skip
+    problem = PartitionProblem(nodes, edges, num_devices=3, bandwidth_bytes_per_s=12e9)
+    expected = BrutePartition()(problem).objective
+    assert AutoPartition()(problem).objective == pytest.approx(expected)
+
+
 def true_bytes(problem: PartitionProblem, labels: np.ndarray) -> list[int]:
     ids = [node.id for node in problem.placed]
     held = partition.device_bytes(problem, dict(zip(ids, labels.tolist(), strict=True)))

@@ -231,10 +231,15 @@ def _hopeless(net: PartitionNetwork, tree: State, weights: F64, rest: float, lon
     for rank in range(len(longest)):
         if longest[rank] <= 0.0:
             break
-        places = 0
+        places, needed = 0, rank + 1
         for device in range(net.num_devices):
-            places += int((goal - tree.time_ms[device]) / longest[rank])
-        if places <= rank:
+            free = goal - tree.time_ms[device]
+            # Never a quotient beyond what is needed: of a tiny time it would be no integer.
+            if free >= needed * longest[rank]:
+                places += needed
+            else:
+                places += int(free / longest[rank])
+        if places < needed:
             return True
     return False
 
