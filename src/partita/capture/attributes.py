@@ -10,7 +10,6 @@ in every call.
 
 import contextlib
 import logging
-import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,22 +19,26 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from partita.capture import lines
+from partita.capture.repeats import HELD, PLAIN, Contents, differences, picture_of
 from partita.errors import CaptureError
 
 log = logging.getLogger("partita")
-HELD = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
 def kept_attributes(
-    module: torch.nn.Module, refused: list[CaptureError], reads: bool = True
-) -> Iterator[None]:
+    module: torch.nn.Module, refused: list[CaptureError], reads: bool = True,
+    changed: list[str] | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Refuse what would be kept; what is new or another in attributes goes again.
 
-    Without `reads` nobody sees what is read, and nothing is refused for it.
+    Without `reads` nobody sees what is read, and nothing is refused for it. What is no tensor and
+    is another after the call is named in `changed` (`repeats.py`).
     """
+    paths = {child: path for path, child in module.named_modules()}
     before = {child: dict(vars(child)) for child in module.modules()}
-    contents = {child: _contents(known) for child, known in before.items()}
+    picture = picture_of({paths[child]: known for child, known in before.items()})
+    contents = Contents(before.values())
     names = {  # attributes that may be kept: plain ones, not parameters or buffers
         name
         for known in before.values()
@@ -44,6 +47,7 @@ def kept_attributes(
     }
     read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
     written: set[tuple[torch.nn.Module, str]] = set()
+    own_changed: list[str] = []  # also what the export has put back when the call has ended
     get, put = torch.nn.Module.__getattribute__, torch.nn.Module.__setattr__
 
     def note_read(owner: torch.nn.Module, name: str) -> None:
@@ -62,7 +66,7 @@ def kept_attributes(
 
     def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
         if lines.is_called_by_user(sys._getframe(1)):
-            old = before.get(self, {}).get(name)
+            old = before.get(self, {}).get(name, getattr(type(self), name, None))
             lost, fix = "", ""
             if isinstance(value, torch.Tensor) and (self, name) in read and _is_of_call(value):
                 lost = "keeps a tensor for the next call, which would be lost"
@@ -82,6 +86,8 @@ def kept_attributes(
                 error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
                 refused.append(error)
                 raise error
+            if self in before and _is_changed(self, name, value):
+                own_changed.append(f"{paths[self]}.{name}".lstrip("."))
             if isinstance(old, int | float) and value is not old:
                 log.warning(
                     "%s: `%s` changes %s from call to call; captured, it stays as it is now",
@@ -100,21 +106,24 @@ def kept_attributes(
         if reads:
             del cls.__getattribute__
         cls.__setattr__ = put
+        if changed is not None:
+            now = {paths[child]: vars(child) | known for child, known in before.items()}
+            changed += sorted({*own_changed, *differences(picture, picture_of(now))})
         for child, known in before.items():
-            _put_back(child, known, contents[child])
+            _put_back(child, known)
+        contents.put_back()
 
 
-def _contents(known: dict[str, Any]) -> dict[str, Any]:
-    """What collections among attributes hold: hooks, tables that the model keeps."""
-    return {
-        name: value.copy()
-        for name, value in known.items()
-        if isinstance(value, dict | list | set) and name not in HELD
-    }
+def _is_changed(owner: torch.nn.Module, name: str, value: Any) -> bool:
+    """Is what is no tensor and no module set to something else?"""
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return False
+    old = getattr(owner, name, None)
+    return not (isinstance(value, PLAIN) and type(old) is type(value) and old == value)
 
 
-def _put_back(child: torch.nn.Module, known: dict[str, Any], contents: dict[str, Any]) -> None:
-    """A module as it was: a call of it that has no data must leave nothing in it.
+def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
+    """A module's attributes as they were: a call of it that has no data must leave nothing in it.
 
     Flags go with what they stand for: a model that puts hooks on its modules in its first call, and
     notes that it has, would else put them there twice, or never.
@@ -124,21 +133,6 @@ def _put_back(child: torch.nn.Module, known: dict[str, Any], contents: dict[str,
     for name, value in known.items():
         if vars(child).get(name) is not value:
             vars(child)[name] = value
-        if name in contents and not _holds_same(value, contents[name]):
-            value.clear()
-            if isinstance(value, list):
-                value.extend(contents[name])
-            else:
-                value.update(contents[name])
-
-
-def _holds_same(one: Any, other: Any) -> bool:
-    """Do two collections hold the very same things?"""
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(one[key] is other[key] for key in one)
-    if isinstance(one, set):
-        return {id(each) for each in one} == {id(each) for each in other}
-    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:

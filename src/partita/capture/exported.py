@@ -33,9 +33,10 @@ from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.records import know_arguments, know_result, unknown_type
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
+from partita.capture.repeats import refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
-from partita.capture.watch import REGION, watching
+from partita.capture.watch import REGION, deciding, watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
 
@@ -221,9 +222,14 @@ def _export(
     plainly: bool = False,
     shapes: dict[str, Any] | None = None,
 ) -> ExportedProgram:
-    watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
+    changed: list[str] = []
+    watched = watching(module, checkpointing, not strict, plainly, strict, changed)
     with _silent(), torch.enable_grad(), watched:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+    if changed and shapes is None:
+        with _silent():
+            refuse_other_calls(module, args, kwargs, changed, deciding)
+    return program
 
 
 @contextlib.contextmanager

@@ -45,13 +45,14 @@ log = logging.getLogger("partita")
 @contextlib.contextmanager
 def watching(
     module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
-    bytecode: bool = False,
+    bytecode: bool = False, changed: list[str] | None = None,
 ) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
     `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
     being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
     That knows less of what is put in the place of PyTorch's own, and the model has been run before.
+    `changed` gets the names of what the call has changed in the module, tensors aside.
     """
     if checkpointing not in CHECKPOINTING:
         raise CaptureError(
@@ -66,7 +67,7 @@ def watching(
         _replaced(refused),
         _checkpoints(refused, checkpointing),
         _functions(refused, carries),
-        kept_attributes(module, refused, reads=not bytecode),
+        kept_attributes(module, refused, reads=not bytecode, changed=changed),
         _decided_draws(refused),
         contextlib.nullcontext() if bytecode else _bounded_counts(),
         contextlib.nullcontext() if bytecode else passing_checks(),
@@ -84,6 +85,14 @@ def watching(
             fix="draw them with torch, or pass what depends on them as an argument",
             file=line.place,
         )
+
+
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
+    """What is decided about values while a module is followed, for a call that is not followed."""
+    refused: list[CaptureError] = []
+    with _decided_draws(refused), _bounded_counts(), passing_checks():
+        yield
 
 
 @contextlib.contextmanager
