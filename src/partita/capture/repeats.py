@@ -147,7 +147,7 @@ def _refusal(line: lines.SourceLine, kept: list[str]) -> CaptureError:
     return CaptureError(
         f"`{line.code}` does something else in the second call than in the first: the module keeps "
         f"{named} from call to call, which would be lost",
-        fix="keep it in a buffer (register_buffer) that is changed in place and read by operations, "
+        fix="keep it in a buffer (register_buffer) that is changed in place, "
         "or pass it as an argument; if only the first call differs, call it once before",
         file=line.place,
     )
