@@ -661,26 +661,63 @@ def test_what_every_call_would_make_the_same_is_captured(what):
 
 
 class Resizes(nn.Module):
-    """Makes a buffer anew for the sizes at hand, as ConViT does."""
+    """Makes a buffer for the sizes at hand, as ConViT does: of constants, or of its argument."""
 
-    def __init__(self):
+    def __init__(self, given=False):
         super().__init__()
-        self.register_buffer("index", torch.zeros(1, dtype=torch.long), persistent=False)
+        self.given = given
+        self.register_buffer("index", torch.zeros(1, 2), persistent=False)
 
     def forward(self, x):
         if self.index.shape[0] != x.shape[0]:
-            self.index = torch.arange(x.shape[0]).flip(0)
-        return x[self.index]
+            table = torch.zeros(x.shape[0], 2)
+            table[:, 0] = torch.arange(x.shape[0])
+            table[:, 1] = x[:, 0] if self.given else table[:, 0] * 2
+            self.index = table
+        return x + self.index.sum(1, keepdim=True)
 
 
-def test_a_buffer_made_for_other_sizes_is_refused_until_it_is_there():
-    module = Resizes()
+@pytest.mark.parametrize("sizes", [(4,), (4, 3, 4)])
+def test_a_buffer_made_of_constants_for_the_sizes_at_hand_is_made_before(sizes):
+    model, plain = Resizes(), Resizes()
+    piped = partita.pipe(model, (torch.randn(4, 6),), devices=2)
+    for size in sizes:
+        given = torch.randn(size, 6)
+        assert torch.equal(piped(given), plain(given))
+        assert torch.equal(model.index, plain.index) or len(sizes) > 1
+
+
+def test_a_buffer_made_of_what_a_call_is_given_is_refused_until_it_is_there():
+    module = Resizes(given=True)
     with pytest.raises(CaptureError, match="another shape in the place of the buffer 'index'") as e:
         capture(module, (X,))
+    assert e.value.file.startswith(f"{__file__}:")
     assert "call the model once" in e.value.fix
     module(X)
     given = torch.randn(4, 6)
     assert torch.equal(export_module(module, (X,)).program.module()(given), module(given))
+
+
+class Table(nn.Module):
+    """Keeps what it was given in a tensor that began as a constant."""
+
+    seen = None
+
+    def forward(self, x):
+        if self.seen is None:
+            self.seen = torch.zeros_like(torch.ones(4, 6))
+        y = x + self.seen
+        seen = torch.zeros(4, 6)
+        seen.copy_(x)
+        self.seen = seen
+        return y
+
+
+def test_what_is_written_into_a_constant_is_of_the_call():
+    module = Table()
+    module.seen = torch.zeros(4, 6)
+    with pytest.raises(CaptureError, match="keeps a tensor for the next call"):
+        capture(module, (X,))
 
 
 def test_numbers_that_only_checks_compare_are_left_out():

@@ -16,13 +16,36 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from partita.capture import lines
+from partita.capture.of_call import constant_of, is_of_call, node_of
 from partita.capture.repeats import HELD, PLAIN, Contents, differences, picture_of
 from partita.errors import CaptureError
 
 log = logging.getLogger("partita")
+
+
+class BufferMadeAnew(CaptureError):  # noqa: N818
+    """A buffer is replaced by one of another shape, made of constants: it can be there before."""
+
+    def __init__(
+        self, owner: torch.nn.Module, name: str, node: Node, line: lines.SourceLine
+    ) -> None:
+        super().__init__(
+            f"`{line.code}` puts a tensor of another shape in the place of the buffer {name!r}",
+            fix="let it be made before: call the model once with such arguments, then capture",
+            file=line.place,
+        )
+        mode = get_proxy_mode()
+        self.owner, self.name, self.node = owner, name, node
+        self.root = getattr(mode.tracer, "root", None) if mode is not None else None
+
+    def make(self) -> None:
+        """Put the buffer where the model's own first call would."""
+        made = constant_of(self.node, self.root)
+        self.owner._buffers[self.name] = made
+        log.info("the buffer %s is made for the sizes at hand, as a call would", self.name)
 
 
 @contextlib.contextmanager
@@ -68,10 +91,14 @@ def kept_attributes(
         if lines.is_called_by_user(sys._getframe(1)):
             old = before.get(self, {}).get(name, getattr(type(self), name, None))
             lost, fix = "", ""
-            if isinstance(value, torch.Tensor) and (self, name) in read and _is_of_call(value):
+            if isinstance(value, torch.Tensor) and (self, name) in read and is_of_call(value):
                 lost = "keeps a tensor for the next call, which would be lost"
                 fix = f"make {name} a buffer (register_buffer) and change that in place"
             elif _is_other_shape(self, name, value):
+                if not is_of_call(value) and (node := node_of(value)) is not None:
+                    anew = BufferMadeAnew(self, name, node, lines.of_stack())
+                    refused.append(anew)
+                    raise anew
                 lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
                 fix = "let it be made before: call the model once with such arguments, then capture"
             elif (
@@ -140,25 +167,3 @@ def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:
     old = vars(owner).get("_buffers", {}).get(name)
     tensors = isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor)
     return tensors and (old.shape, old.dtype) != (value.shape, value.dtype)
-
-
-def _is_of_call(value: torch.Tensor) -> bool:
-    """Does a tensor depend on anything that may be another in the next call?"""
-    mode = get_proxy_mode()
-    if mode is None:
-        return True  # nobody follows the model: it cannot be told
-    slot: Any = get_proxy_slot(value, mode.tracer, None)
-    if slot is None:
-        return False  # a constant
-    waiting, seen = [slot.proxy.node], set[Node]()
-    while waiting:
-        node = waiting.pop()
-        if node.op == "placeholder" or _draws(node):
-            return True
-        seen.add(node)
-        waiting += [source for source in node.all_input_nodes if source not in seen]
-    return False
-
-
-def _draws(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

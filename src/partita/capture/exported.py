@@ -28,6 +28,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from partita.capture import lines
+from partita.capture.attributes import BufferMadeAnew
 from partita.capture.functional import make_functional
 from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.records import know_arguments, know_result, unknown_type
@@ -36,6 +37,7 @@ from partita.capture.regions import inline_regions
 from partita.capture.repeats import refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
+from partita.capture.vmaps import inline_vmaps
 from partita.capture.watch import REGION, deciding, watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
@@ -92,6 +94,7 @@ def export(
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
     program, is_usual = _exported(module, args, kwargs, checkpointing)
+    inline_vmaps(program.graph_module)
     _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
@@ -168,7 +171,7 @@ def _exported(
     """The program, and whether the first way to export it was the one that worked."""
     know_arguments((args, kwargs))
     try:
-        return _export(module, args, kwargs, checkpointing, strict=False), True
+        return _export_made(module, args, kwargs, checkpointing), True
     except CaptureError:
         raise
     except Exception as first:
@@ -183,6 +186,18 @@ def _exported(
                 except Exception:
                     log.debug("another way to export failed as well", exc_info=True)
         raise _refusal(module, first) from first
+
+
+def _export_made(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    """Exported after buffers that the model makes for the sizes at hand were made."""
+    for _ in module.buffers():
+        try:
+            return _export(module, args, kwargs, checkpointing, strict=False)
+        except BufferMadeAnew as anew:
+            anew.make()
+    return _export(module, args, kwargs, checkpointing, strict=False)
 
 
 def _plainly(
@@ -266,7 +281,7 @@ def _is_hopeless(module: torch.nn.Module, error: Exception) -> bool:
 
 
 def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
-    line = lines.of_traceback(error.__traceback__)
+    line = lines.of_error(error)
     scripted = _scripted(module)
     if _is_data_dependent(error):
         refusal = "depends on the values of a tensor, which are not known when a model is captured"
@@ -294,6 +309,8 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
 def _change(error: Exception) -> str:
     """What to do about a line that fails where tensors have no numbers."""
     said = str(error)
+    if hasattr(error, "line_of_model"):
+        return "take gradients outside the module that is captured: its stages give their own"
     if isinstance(error, OSError):
         return (
             "read it before: in __init__, kept as a buffer, or as an argument; "

@@ -41,6 +41,17 @@ def of_traceback(trace: TracebackType | None) -> SourceLine:
     return _innermost(reversed(places))
 
 
+def blame(error: BaseException, line: SourceLine) -> None:
+    """Leave on an error, which has passed through no line of the model, the line that led to it."""
+    error.line_of_model = line  # type: ignore[attr-defined]
+
+
+def of_error(error: BaseException) -> SourceLine:
+    """The innermost line of the model that an error has passed through, or that is to blame."""
+    line = of_traceback(error.__traceback__)
+    return line if line.file else getattr(error, "line_of_model", line)
+
+
 def of_stack(frame: FrameType | None = None) -> SourceLine:
     """The innermost line of the model among the calls under way."""
     frames = traceback.walk_stack(frame or sys._getframe(1))

@@ -10,7 +10,7 @@
   round);
 - tensors that a module keeps in attributes from call to call: export would forget them;
 - modules put into a module while it runs: the next call would be another program;
-- packed sequences: export fails on them, but somewhere else;
+- packed sequences, gradients taken within `forward`: export fails on them, but somewhere else;
 - Python's and numpy's random numbers: the value drawn now would be used for ever.
 
 Most raise `CaptureError` from where they happen, so that the line is known. What a bound method has
@@ -63,6 +63,7 @@ def watching(
     refused: list[CaptureError] = []
     drawn: list[lines.SourceLine] = []
     with (
+        _blamed_gradients(),
         _noted_draws(drawn),
         _replaced(refused),
         _checkpoints(refused, checkpointing),
@@ -291,6 +292,40 @@ def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
                 if hasattr(home, name):
                     put(home, name, noting(getattr(home, name)))
         yield
+
+
+GRADIENTS = (
+    (torch.autograd, "grad"), (torch.autograd, "backward"), (torch.func, "grad"),
+    (torch.func, "grad_and_value"), (torch.func, "vjp"), (torch.func, "jvp"),
+    (torch.func, "jacrev"), (torch.func, "jacfwd"), (torch.func, "hessian"),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _blamed_gradients() -> Iterator[None]:
+    """Where following a model fails somewhere else, the line that took a gradient is to blame."""
+    taken: list[lines.SourceLine] = []
+
+    def noting(take: Callable[..., Any]) -> Callable[..., Any]:
+        def on_take(*args: Any, **kwargs: Any) -> Any:
+            if lines.is_called_by_user(sys._getframe(1)):
+                taken.append(lines.of_stack())
+            return take(*args, **kwargs)
+
+        return on_take
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for home, name in GRADIENTS:
+            put(home, name, noting(getattr(home, name)))
+        try:
+            yield
+        except CaptureError:
+            raise
+        except Exception as error:
+            if taken and not lines.of_traceback(error.__traceback__).file:
+                lines.blame(error, taken[-1])
+            raise
 
 
 @contextlib.contextmanager
