@@ -11,6 +11,7 @@
 4. `translate.py` gives every node its kind of op.
 """
 
+import ast
 import contextlib
 import copy
 import inspect
@@ -286,7 +287,9 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     if _is_data_dependent(error):
         refusal = "depends on the values of a tensor, which are not known when a model is captured"
         fix = (
-            "choose with torch.where or torch.cond, "
+            TEXTS
+            if _writes_text(line)
+            else "choose with torch.where, "
             "or decide outside the model and pass the decision as an argument"
         )
     elif scripted is not None:
@@ -298,12 +301,35 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
             "taken apart into tensors",
             fix="use tensors, tuples, lists, dicts (a Hugging Face model: pass use_cache=False), "
             "or make the type known with torch.utils._pytree.register_pytree_node",
+            file=lines.of_function(type(module).forward).place,
         )
     else:
         said = (str(error).strip().splitlines() or [""])[0]
         refusal = f"cannot be captured: {type(error).__name__}: {said[:300]}"
         fix = _change(error)
     return CaptureError(f"`{line.code}` {refusal}", fix=fix, file=line.place)
+
+
+TEXTS = (
+    "leave texts about values out of forward: return the tensor and write it where it is called, "
+    "or write its shape"
+)
+
+
+def _writes_text(line: lines.SourceLine) -> bool:
+    """Does a line put values into a text: a format, an f-string, something that is printed?"""
+    try:
+        tree = ast.parse(line.code)
+    except SyntaxError:
+        return False
+    return any(
+        isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "format")
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print")
+        or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+            and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str))
+        for node in ast.walk(tree)
+    )  # fmt: skip
 
 
 def _change(error: Exception) -> str:
@@ -319,10 +345,7 @@ def _change(error: Exception) -> str:
     if "numpy()" in said:
         return "compute it with torch: numbers that leave PyTorch would be kept as they are now"
     if "__format__" in said:
-        return (
-            "leave texts about values out of forward: return the tensor and write it where it is "
-            "called, or write its shape"
-        )
+        return TEXTS
     return "change this line, or keep this part outside the module that is captured"
 
 

@@ -52,6 +52,12 @@ def of_error(error: BaseException) -> SourceLine:
     return line if line.file else getattr(error, "line_of_model", line)
 
 
+def of_function(function: object) -> SourceLine:
+    """Where a function begins; unknown if it is none of Python's."""
+    code = getattr(function, "__code__", None)
+    return SourceLine(code.co_filename, code.co_firstlineno) if code is not None else SourceLine()
+
+
 def of_stack(frame: FrameType | None = None) -> SourceLine:
     """The innermost line of the model among the calls under way."""
     frames = traceback.walk_stack(frame or sys._getframe(1))

@@ -48,7 +48,10 @@ def _first_region(graph: Graph) -> list[Node] | None:
 def _replace(owner: GraphModule, region: list[Node]) -> None:
     inside = set(region)
     given = list(dict.fromkeys(
-        source for node in region for source in node.all_input_nodes if source not in inside
+        source
+        for node in region
+        for source in node.all_input_nodes
+        if source not in inside and source.op != "get_attr"
     ))  # fmt: skip
     results = [node for node in region if any(user not in inside for user in node.users)]
     traced = _followed(owner, region, given, results)
@@ -85,6 +88,11 @@ def _followed(
     known: dict[Node, Node] = {}
     for source in given:
         known[source] = graph.placeholder(source.name)
+    for source in (each for node in region for each in node.all_input_nodes):
+        if (
+            source.op == "get_attr" and source not in known
+        ):  # of the owner: how arguments are nested
+            known[source] = graph.node_copy(source)
     for node in region:
         known[node] = graph.node_copy(node, known.__getitem__)
     graph.output(tuple(known[node] for node in results))
