@@ -720,6 +720,50 @@ def test_what_is_written_into_a_constant_is_of_the_call():
         capture(module, (X,))
 
 
+class Masks(nn.Module):
+    """Asks for the values of a mask, which it makes of ones where none is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x, mask=None):
+        if mask is None:
+            mask = torch.ones(x.shape[0])
+            mask[1] = 0
+        hidden = 1 - mask
+        if (hidden > 0).any():
+            x = x * 2
+        return self.a(x) * int(mask.sum()) * (2 if hidden.flatten().bool().any().item() else 3)
+
+
+def test_what_constants_decide_is_decided():
+    model = Masks()
+    program = export_module(model, (X,)).program.module()
+    given = torch.randn(4, 6)
+    assert torch.equal(program(given), model(given))
+
+
+def test_what_an_argument_or_chance_decides_is_refused():
+    with pytest.raises(CaptureError, match=r"hidden > 0\).any.* depends on the values of a tensor"):
+        capture(Masks(), (X, torch.ones(4)))
+
+    def by_chance(m, x):
+        return m[0](x) if torch.rand(3).sum() > 1 else x
+
+    def by_what_is_written(m, x):
+        mask = torch.zeros(4)
+        mask[:2] = x[:2, 0]
+        return m[0](x) if mask.any() else x
+
+    def by_a_weight(m, x):
+        return m[0](x) if m[0].bias.sum() > 0 else x
+
+    for function in (by_chance, by_what_is_written, by_a_weight):
+        with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+            capture(wrapped(function), (X,))
+
+
 def test_numbers_that_only_checks_compare_are_left_out():
     def checked(m, x):
         longest = x.sum(-1).long().max().item()

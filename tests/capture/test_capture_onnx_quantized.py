@@ -68,6 +68,11 @@ CASES = {
         [IDS, IDS, floats(9, 8), floats(16, 8), floats(9, 8), floats(8), floats(8)], {},
         ["embedding", "slice", "embedding", "elementwise", "layer_norm", "mask_lengths"],
     ),
+    "GatherBlockQuantized": (
+        [whole(9, 16), IDS, floats(9, 2)],
+        {"gather_axis": 0, "quantize_axis": 1, "block_size": 16, "bits": 4},
+        ["embedding", "unpack_bits"],
+    ),
     "FusedConv": (
         [floats(2, 3, 8, 8), floats(4, 3, 3, 3), floats(4)],
         {"activation": "Relu", "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]},
@@ -124,7 +129,7 @@ def test_an_operator_of_onnxruntime_is_what_it_stands_for(tmp_path, kind):
     model, _ = model_of(kind)
     graph = read(tmp_path, model)
     assert [op.kind for op in graph.ops if op.kind != "constant"] == CASES[kind][2]
-    assert unknown_kinds(graph) in ((), ("mask_lengths",))
+    assert unknown_kinds(graph) in ((), ("mask_lengths",), ("unpack_bits",))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CASES if kind not in NOT_ON_CPU])

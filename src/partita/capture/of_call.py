@@ -4,12 +4,19 @@ A tensor made of constants is the same in every call. What is changed in place i
 depends on: `table = zeros(n); table[:] = x` is of the call.
 """
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node, map_arg
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
+
+log = logging.getLogger("partita")
+NUMBERS = ("__bool__", "__int__", "__float__", "__index__", "item")  # read off a tensor
 
 
 def node_of(value: torch.Tensor) -> Node | None:
@@ -66,6 +73,44 @@ def constant_of(node: Node, root: Any) -> torch.Tensor:
                 values[each] = each.target(*args, **kwargs)
     made: torch.Tensor = values[node]
     return made
+
+
+@contextlib.contextmanager
+def decided_constants() -> Iterator[None]:
+    """Let a model read numbers off tensors that are made of constants alone, while it is followed.
+
+    They are the same in every call: `if mask.any()` of a mask that nobody gave has one answer.
+    """
+
+    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
+        def on_read(self: torch.Tensor) -> Any:
+            known = _read_constant(self, read)
+            return read(self) if known is None else known
+
+        return on_read
+
+    with contextlib.ExitStack() as stack:
+        for name in NUMBERS:
+            read = getattr(torch.Tensor, name)
+            stack.callback(setattr, torch.Tensor, name, read)
+            setattr(torch.Tensor, name, reading(read))
+        yield
+
+
+def _read_constant(tensor: torch.Tensor, read: Callable[..., Any]) -> Any:
+    """What is read off a tensor that is made of constants; None if it is not, or not known."""
+    mode = get_proxy_mode()
+    if mode is None or tensor.numel() != 1:
+        return None
+    node = node_of(tensor)
+    if node is None or is_of_call(tensor):
+        return None
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return read(constant_of(node, getattr(mode.tracer, "root", None)))
+    except Exception:  # it is refused where it is read, as if it were of the call
+        log.debug("the value of %s is not known", node, exc_info=True)
+        return None
 
 
 def _written(node: Node) -> Node | None:

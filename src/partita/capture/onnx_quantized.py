@@ -113,6 +113,18 @@ def embeddings(site: OnnxSite) -> None:
     site.also(2, total)
 
 
+def packed_rows(site: OnnxSite) -> None:
+    """Rows of a table of few bits [rows, bytes], with scales: looked up, then unpacked."""
+    table, ids, scales = (site.tensor(place) for place in range(3))
+    whole = len(table.shape) == 2 and table.dtype == "u8"
+    if not whole or site.attr("gather_axis", 0) or site.attr("quantize_axis", 1) not in (1, -1):
+        raise OnnxUnfit
+    rows = site.part("rows", "embedding", ids, table, dtype=table.dtype)
+    width = table.shape[1] * 8 // site.attr("bits", 4)
+    shape = (*ids.shape, width)
+    site.same(site.opaque("unpacked", "unpack_bits", (rows, scales), shape, scales.dtype))
+
+
 def followed(kind: str) -> Rule:
     """A layer and the function that is applied to what it gives."""
 
@@ -148,6 +160,7 @@ QUANTIZED_CONTRIB: dict[str, Rule] = {
     "DynamicQuantizeMatMul": dynamic_matmul,
     "DynamicQuantizeLSTM": dynamic_lstm,
     "EmbedLayerNormalization": embeddings,
+    "GatherBlockQuantized": packed_rows,
     "FusedConv": followed("Conv"),
     "FusedGemm": followed("Gemm"),
     "BiasDropout": dropout_of_sum,

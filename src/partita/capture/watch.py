@@ -33,6 +33,7 @@ from partita.capture import lines
 from partita.capture.attributes import kept_attributes
 from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
+from partita.capture.of_call import decided_constants
 from partita.errors import CaptureError
 
 CHECKPOINTING = "refuse", "inline", "keep"
@@ -71,6 +72,7 @@ def watching(
         kept_attributes(module, refused, reads=not bytecode, changed=changed),
         _decided_draws(refused),
         contextlib.nullcontext() if bytecode else _bounded_counts(),
+        contextlib.nullcontext() if bytecode else decided_constants(),
         contextlib.nullcontext() if bytecode else passing_checks(),
         _plain_run() if plainly else contextlib.nullcontext(),
     ):
