@@ -309,6 +309,8 @@ def row(name: str, form: str, folder: Path) -> dict[str, Any]:
     spec, batch = str(path), wild.BATCH
     if form.startswith(("builder", "optimum")):
         spec += f"@{next(iter(pytree.tree_leaves(model[1:]))).shape[-1]}"
+    if form == "optimum" and next(iter(pytree.tree_leaves(model[1:]))).dim() == 4:
+        spec += ",num_channels=3"
     if form.startswith("builder"):
         spec += f",past_sequence_length=0,kv_cache_dim={LARGER['head_dim']}"
     return read(name, form, path, spec, batch, capture(*model))

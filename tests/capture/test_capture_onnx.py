@@ -34,7 +34,8 @@ def saved(tmp_path, nodes, inputs, outputs=("y",), weights=(), opset=17, name="m
     given = [helper.make_tensor_value_info(n, kind, shape) for n, (shape, kind) in inputs.items()]
     wanted = [helper.make_tensor_value_info(n, FLOAT, None) for n in outputs]
     graph = helper.make_graph(nodes, "g", given, wanted, list(weights))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=domains)
     path = tmp_path / name
     path.write_bytes(model.SerializeToString())
     return str(path)
@@ -293,6 +294,26 @@ def test_sizes_that_do_not_fit_the_file_are_refused(tmp_path, sizes, says):
     path = saved(tmp_path, GROWN, DECODER)
     with pytest.raises(InputError, match=says):
         onnx_graph(f"{path}{sizes}", batch=2)
+
+
+def test_one_number_for_channels_and_pixels_is_refused(tmp_path):
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], "conv")]
+    image = {"x": (("batch", "channels", "height", "width"), FLOAT)}
+    path = saved(tmp_path, nodes, image, weights=[floats("w", 8, 3, 3, 3)])
+    with pytest.raises(FileError, match=r"\(Conv\): reads 32 channels, and .* for 3; .* names"):
+        onnx_graph(f"{path}@32")
+    assert shape_of(onnx_graph(f"{path}@32,channels=3", batch=2)) == (2, 8, 30, 30)
+
+
+def test_what_is_scattered_into_keeps_its_shape(tmp_path):
+    """Also where ONNX does not know the shape of what it is given: here behind a fused operator."""
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "w"], ["product"], "op", domain="com.microsoft"),
+        helper.make_node("ScatterND", ["product", "places", "rows"], ["y"], "scatter"),
+    ]
+    given = {"x": ((4, 6), FLOAT), "places": ((2, 1), INT), "rows": ((2, 6), FLOAT)}
+    graph = read(tmp_path, nodes, given, weights=[floats("w", 6, 6)])
+    assert (graph.ops[-1].kind, shape_of(graph)) == ("scatternd", (4, 6))
 
 
 def test_the_batch_has_a_name_too(tmp_path):

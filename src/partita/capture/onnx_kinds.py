@@ -10,6 +10,7 @@ from typing import Any
 
 from partita.capture.onnx_contrib import QUANTIZED, rotary
 from partita.capture.onnx_site import OnnxSite, OnnxUnfit
+from partita.errors import FileError
 from partita.graph.build import EPSILON
 from partita.graph.record import Tensor
 
@@ -67,6 +68,13 @@ def _pads(
 def _conv(site: OnnxSite) -> None:
     x, w = site.tensor(0), site.tensor(1)
     kernel = w.shape[2:]
+    if x.shape[1] != w.shape[1] * site.attr("group", 1):
+        raise FileError(
+            f"reads {x.shape[1]} channels, and its weights are for "
+            f"{w.shape[1] * site.attr('group', 1)}",
+            fix="give the sizes that the file leaves open by their names: "
+            "model.onnx@num_channels=3,height=224,width=224",
+        )
     stride = list(site.attr("strides", [1] * len(kernel)))
     dilation = list(site.attr("dilations", [1] * len(kernel)))
     x, padding = _pads(site, x, kernel, stride, dilation)

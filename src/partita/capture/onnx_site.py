@@ -13,6 +13,7 @@ from partita.graph.record import Call, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
 LOOPS = ("Loop", "Scan")
+LIKE_FIRST = ("ScatterND", "ScatterElements", "Scatter", "CumSum", "ReverseSequence")  # in shape
 
 
 class OnnxUnfit(Exception):  # noqa: N818
@@ -180,6 +181,8 @@ class OnnxSite:
 
     def _carry(self, names: list[str]) -> None:
         shapes = [self.reader.shape(name) for name in names]
+        if self.kind in LIKE_FIRST:
+            shapes[0] = self.reader.tensor(self.node.input[0]).shape
         if any(shape is None for shape in shapes):
             lost = names[shapes.index(None)]
             raise FileError(
