@@ -1,8 +1,11 @@
 """Every feature is captured exactly, or refused with the line that is to blame."""
 
+import builtins
+import contextlib
 import copy
 import functools
 import random
+import socket
 
 import pytest
 
@@ -718,6 +721,31 @@ def test_what_is_written_into_a_constant_is_of_the_call():
     module.seen = torch.zeros(4, 6)
     with pytest.raises(CaptureError, match="keeps a tensor for the next call"):
         capture(module, (X,))
+
+
+def test_a_file_or_a_connection_opened_in_forward_is_said(tmp_path, caplog):
+    path = tmp_path / "factor.txt"
+    path.write_text("3")
+
+    def opens(m, x):
+        with open(path) as file:
+            return m[0](x) * float(file.read())
+
+    def asks(m, x):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("localhost", 1), timeout=1)
+        return m[0](x)
+
+    for function, says in ((opens, "opens a file"), (asks, "opens a connection")):
+        caplog.clear()
+        program = export_module(wrapped(function), (X,)).program
+        assert says in caplog.text
+        assert f"{__file__}:" in caplog.text
+        assert program.module()(X).shape == (4, 6)
+    caplog.clear()
+    capture(wrapped(lambda m, x: m[0](x)), (X,))
+    assert "opens" not in caplog.text
+    assert builtins.open is open
 
 
 class Masks(nn.Module):

@@ -73,6 +73,17 @@ def is_called_by_user(frame: FrameType | None) -> bool:
     return frame is not None and _is_users(frame.f_code.co_filename)
 
 
+def behind_library(frame: FrameType | None) -> SourceLine:
+    """The line of the model that called into Python's own library; unknown if somebody else did."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+        if "site-packages" in frame.f_code.co_filename:
+            break
+        frame = frame.f_back
+    if frame is None or not _is_users(frame.f_code.co_filename):
+        return SourceLine()
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+
+
 def of_node(stack_trace: str | None) -> SourceLine:
     """The innermost line of the model in the stack trace that an exported node carries."""
     return _innermost(reversed(places_of(stack_trace)))

@@ -11,17 +11,20 @@
 - tensors that a module keeps in attributes from call to call: export would forget them;
 - modules put into a module while it runs: the next call would be another program;
 - packed sequences, gradients taken within `forward`: export fails on them, but somewhere else;
-- Python's and numpy's random numbers: the value drawn now would be used for ever.
+- Python's and numpy's random numbers: the value drawn now would be used for ever;
+- files and connections that are opened: what they give now would be used for ever. That is said.
 
 Most raise `CaptureError` from where they happen, so that the line is known. What a bound method has
 been taken of before (`apply = MyFunction.apply`) is seen as well, because the names replaced here
 are those that PyTorch's own code looks up when it is called.
 """
 
+import builtins
 import contextlib
 import itertools
 import logging
 import random
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,6 +69,7 @@ def watching(
     with (
         _blamed_gradients(),
         _noted_draws(drawn),
+        _said_reads(),
         _replaced(refused),
         _checkpoints(refused, checkpointing),
         _functions(refused, carries),
@@ -293,6 +297,31 @@ def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
             for name in DRAWS:
                 if hasattr(home, name):
                     put(home, name, noting(getattr(home, name)))
+        yield
+
+
+@contextlib.contextmanager
+def _said_reads() -> Iterator[None]:
+    """Say which lines of the model open a file or a connection."""
+    said: set[str] = set()
+
+    def saying(what: str, opens: Callable[..., Any]) -> Callable[..., Any]:
+        def on_open(*args: Any, **kwargs: Any) -> Any:
+            line = lines.behind_library(sys._getframe(1))
+            if line.file and line.place not in said:
+                said.add(line.place)
+                log.warning(
+                    "%s: `%s` opens %s; captured, what it gives stays as it is now, and nothing is "
+                    "written later", line.place, line.code, what,
+                )  # fmt: skip
+            return opens(*args, **kwargs)
+
+        return on_open
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(builtins, "open", saying("a file", builtins.open))
+        put(socket, "create_connection", saying("a connection", socket.create_connection))
         yield
 
 
