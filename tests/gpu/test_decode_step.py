@@ -30,6 +30,8 @@ torch.manual_seed(0)
 for spec, block, chunk in (
     (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(4, 32), 16),
     (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 8),
+    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(4, 16, 4, 1), 8),
+    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(2, 32, 4, 2), 16),
 ):
     model = PlainDecoder(spec)
     options = StepOptions(dict.fromkeys(KINDS, block), chunk)
@@ -112,8 +114,10 @@ def compiled(kernel, pointers, constants):
 
 wide, narrow = "*fp32", "*bf16"
 made = compiled(
-    transformer.rows, dict(x=wide, norm=narrow, w=narrow, out=wide, residual=wide),
-    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, PDL=True, BN=4, BK=1024),
+    transformer.rows,
+    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, COPY=False, PDL=True, BN=4,
+         BK=1024, EACH=8),
 )
 assert "griddepcontrol.wait" in made.asm["ptx"]
 assert "v4.b32" in made.asm["ptx"]  # loads of 16 bytes

@@ -53,11 +53,16 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProductBlock:
-    """Rows and columns that a program reads at a time, and its warps."""
+    """Rows and columns that a program reads at a time, and its warps.
+
+    With `per_unit` so many programs on each execution unit go through all rows; 0: one program for
+    each tile of rows.
+    """
 
     rows: int
     cols: int
     warps: int = 4
+    per_unit: int = 0
 
 
 # the best of a short run of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others

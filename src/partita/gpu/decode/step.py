@@ -52,16 +52,19 @@ class DecodeStep:
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         wide: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        read: dict[str, Any] = {"dtype": weights.head.dtype, "device": device}
         self.x, self.middle = (torch.zeros(spec.width, **wide) for _ in range(2))
+        self.x_read, self.middle_read = (torch.zeros(spec.width, **read) for _ in range(2))
         self.qkv = torch.zeros(spec.sizes("qkv")[0], **wide)
-        self.attended = torch.zeros(spec.heads * spec.head_size, **wide)
-        self.hidden = torch.zeros(spec.hidden, **wide)
+        self.attended = torch.zeros(spec.heads * spec.head_size, **read)
+        self.hidden = torch.zeros(spec.hidden, **read)
         self.logits = torch.zeros(1, spec.vocab, **wide)
         splits = -(-spec.length // self.options.chunk)
         self.splits = 1 << max(splits - 1, 0).bit_length()
         self.part = torch.zeros(spec.heads * self.splits * spec.head_size, **wide)
         self.stats = torch.zeros(2 * spec.heads * self.splits, **wide)
         self.count = torch.zeros(spec.kv_heads, dtype=torch.int32, device=device)
+        self.units = execution_units(device)
         check_inside("a step", step_reaches(spec, weights))
         self.overlap = self.options.overlap and device.type == "cuda"
         self.compiling = False
@@ -93,32 +96,42 @@ class DecodeStep:
         spec, weights = self.spec, self.weights
         grid = (-(-spec.width // EMBED_BLOCK),)
         kernels.embed[grid](
-            self.token, weights.embedding, self.x, WIDTH=spec.width, BLOCK=EMBED_BLOCK,
-            VOCAB=spec.vocab,
+            self.token, weights.embedding, self.x, self.x_read, WIDTH=spec.width,
+            BLOCK=EMBED_BLOCK, VOCAB=spec.vocab,
         )  # fmt: skip
         for number, layer in enumerate(weights.layers):
-            self.product("qkv", self.x, layer.qkv, self.qkv, norm=layer.norm1)
+            self.product("qkv", self.x_read, layer.qkv, self.qkv, norm=layer.norm1)
             self.attend(number)
-            self.product("out", self.attended, layer.out, self.middle, residual=self.x)
-            self.product("gate", self.middle, layer.gate, self.hidden, norm=layer.norm2)
-            self.product("down", self.hidden, layer.down, self.x, residual=self.middle)
-        self.product("head", self.x, weights.head, self.logits, norm=weights.norm)
+            self.add("out", self.attended, layer.out, self.x, self.middle, self.middle_read)
+            self.product("gate", self.middle_read, layer.gate, self.hidden, norm=layer.norm2)
+            self.add("down", self.hidden, layer.down, self.middle, self.x, self.x_read)
+        self.product("head", self.x_read, weights.head, self.logits, norm=weights.norm)
+
+    def add(self, kind: str, x: T, w: T, residual: T, out: T, copy: T) -> None:
+        """A product that is added to what came in; `copy` is what the next product reads."""
+        self.product(kind, x, w, out, residual=residual, copy=copy)
 
     def product(
-        self, kind: str, x: T, w: T, out: T, norm: T | None = None, residual: T | None = None
-    ) -> None:
+        self, kind: str, x: T, w: T, out: T, norm: T | None = None, residual: T | None = None,
+        copy: T | None = None,
+    ) -> None:  # fmt: skip
         """One kind of product of the vector of a token."""
         from partita.gpu.kernels import transformer as kernels
 
         rows, length = self.spec.sizes(kind)
         block = self.options.blocks[kind]
         columns = min(block.cols, 1 << max(length - 1, 0).bit_length())
-        grid = (-(-rows // block.rows),)
-        tensors = (x, x if norm is None else norm, w, out, x if residual is None else residual)
+        tiles = -(-rows // block.rows)
+        grid = (min(tiles, block.per_unit * self.units) if block.per_unit else tiles,)
+        tensors = (
+            x, x if norm is None else norm, w, out, out if copy is None else copy,
+            x if residual is None else residual,
+        )  # fmt: skip
         constants: dict[str, Any] = {
             "EPS": self.spec.eps, "N": rows, "K": length, "NORM": norm is not None,
-            "GATED": kind == "gate", "RESIDUAL": residual is not None, "PDL": self.overlap,
-            "BN": block.rows, "BK": columns, "num_warps": block.warps, **self.launching(),
+            "GATED": kind == "gate", "RESIDUAL": residual is not None, "COPY": copy is not None,
+            "PDL": self.overlap, "BN": block.rows, "BK": columns, "EACH": min(8, columns), "num_warps": block.warps,
+            **self.launching(),
         }  # fmt: skip
         if self.compiling:
             kernels.rows.warmup(*tensors, grid=grid, **constants)
@@ -134,10 +147,10 @@ class DecodeStep:
                 "qkv": (layer.qkv, self.qkv), "gate": (layer.gate, self.hidden),
                 "head": (self.weights.head, self.logits),
             }[kind]  # fmt: skip
-            self.product(kind, self.x, w, out, norm=layer.norm1)
+            self.product(kind, self.x_read, w, out, norm=layer.norm1)
         else:
             x, w = (self.attended, layer.out) if kind == "out" else (self.hidden, layer.down)
-            self.product(kind, x, w, self.middle, residual=self.x)
+            self.add(kind, x, w, self.x, self.middle, self.middle_read)
         self.compiling = False
 
     def attend(self, layer: int) -> None:
@@ -156,6 +169,13 @@ class DecodeStep:
     def launching(self) -> dict[str, bool]:
         """Options of a launch that Triton's interpreter does not know."""
         return {"launch_pdl": True} if self.overlap else {}
+
+
+def execution_units(device: torch.device) -> int:
+    """How many programs run side by side at the least; without a GPU some number for tests."""
+    if device.type != "cuda":
+        return 3
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def step_reaches(spec: DecoderSpec, weights: DecoderWeights) -> list[Reach]:

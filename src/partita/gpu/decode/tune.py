@@ -16,13 +16,17 @@ from partita.gpu.decode.step import DecodeStep
 from partita.gpu.decode.weights import DecoderWeights
 from partita.gpu.measure import compare_us, raise_interrupt, wait
 
-CANDIDATES = tuple(
-    ProductBlock(*sizes)
-    for sizes in (
-        (1, 2048, 4), (2, 1024, 2), (2, 2048, 4), (4, 512, 2), (4, 1024, 4), (4, 2048, 8),
-        (8, 512, 4), (8, 1024, 8),
-    )
+SHAPES = (
+    (4, 1024, 4), (2, 1024, 2), (2, 1024, 4), (4, 2048, 8), (2, 2048, 8), (2, 2048, 4), (4, 512, 2),
+    (8, 1024, 4), (1, 2048, 4),
 )  # fmt: skip
+PER_UNIT = (0, 2, 3, 4, 6, 8)  # programs
+CANDIDATES = tuple(
+    ProductBlock(*shape, per_unit)
+    for shape in SHAPES
+    for per_unit in PER_UNIT
+    if per_unit * shape[2] <= 32  # warps
+)
 COMPILERS = 12  # threads; the compiler lets go of Python's lock
 CHUNKS = (32, 64, 128)
 MARGIN = 0.002  # a change must win by this fraction
@@ -59,11 +63,12 @@ def tuned(
 ) -> tuple[StepOptions, float]:
     """The best options found in the time, and the microseconds of a step with them."""
     end = time.perf_counter() + time_s
-    first = options or StepOptions()
-    _compile_all(weights, first)
-    best = DecodeStep(weights, first)
+    best = DecodeStep(weights, options or StepOptions())
     best_us = _at_the_end([best])[0]
-    for change in changes(first):
+    first = best.options
+    for number, change in enumerate(changes(first)):
+        if number == 1:  # how kernels start was the first change: it is part of their code
+            _compile_all(weights, best.options)
         if time.perf_counter() > end:
             break
         other = _built(weights, merged(best.options, first, change))
@@ -86,7 +91,7 @@ def _built(weights: DecoderWeights, options: StepOptions) -> DecodeStep | None:
 
 
 def _compile_all(weights: DecoderWeights, options: StepOptions) -> None:
-    """Compile every choice of blocks side by side; what cannot be compiled fails again later."""
+    """Compile every shape of blocks side by side; what cannot be compiled fails again later."""
 
     def work(job: tuple[str, ProductBlock]) -> None:
         kind, block = job
@@ -95,7 +100,8 @@ def _compile_all(weights: DecoderWeights, options: StepOptions) -> None:
             DecodeStep(weights, replace(options, blocks=blocks), run=False).compile(kind)
 
     with ThreadPoolExecutor(COMPILERS) as pool:
-        list(pool.map(work, [(kind, block) for kind in KINDS for block in CANDIDATES]))
+        shapes = [ProductBlock(*shape) for shape in SHAPES]
+        list(pool.map(work, [(kind, block) for kind in KINDS for block in shapes]))
 
 
 def _at_the_end(steps: list[DecodeStep]) -> list[float]:

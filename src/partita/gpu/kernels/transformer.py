@@ -8,8 +8,9 @@
               value written to the cache, softmax; the last program of a group adds up the chunks
 
 With PDL a kernel starts while the one before it ends: it reads its weights, which nobody writes,
-then waits, then reads what the other wrote. Everything is summed in float32; vectors between
-kernels are float32, so that only weights and the cache are rounded.
+then waits, then reads what the other wrote. Everything is summed in float32, and what is added to
+from layer to layer stays float32; what a product reads lies in the type of the weights, so that both
+come in the same order to the same threads.
 """
 
 import triton
@@ -28,13 +29,16 @@ def after_others(PDL: tl.constexpr):
 
 
 @triton.jit
-def embed(token, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VOCAB: tl.constexpr):
+def embed(
+    token, table, out, copy, WIDTH: tl.constexpr, BLOCK: tl.constexpr, VOCAB: tl.constexpr
+):
     """The vector of a token; one that is none gives zeros."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(token)
     known = (row >= 0) & (row < VOCAB)
     x = tl.load(table + row.to(tl.int64) * WIDTH + k, mask=(k < WIDTH) & known, other=0.0)
     tl.store(out + k, x.to(tl.float32), mask=k < WIDTH)
+    tl.store(copy + k, x, mask=k < WIDTH)
 
 
 @triton.jit
@@ -48,50 +52,72 @@ def weights(w, n, in_n, k, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
+def inside_threads(x, ROWS: tl.constexpr, COLS: tl.constexpr, EACH: tl.constexpr):
+    """Sums over EACH neighbouring columns, which one thread holds: nothing is exchanged."""
+    return tl.sum(tl.reshape(x, (ROWS, COLS // EACH, EACH)), 2)
+
+
+@triton.jit
 def rows(
-    x, norm, w, out, residual, EPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr,
+    x, norm, w, out, copy, residual, EPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, COPY: tl.constexpr,
+    PDL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """BN rows of W x; GATED: silu(W x) * (V x), the rows of V behind those of W."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    in_n = n < N
+    """BN rows of W x at a time; GATED: silu(W x) * (V x), the rows of V behind those of W.
+
+    With COPY the result is written in a second type, too. A program goes on with the tile that lies as many tiles further as there are programs, and
+    reads its first columns while the last of the tile before are added up.
+    """
+    TILES: tl.constexpr = (N + BN - 1) // BN
+    tile = tl.program_id(0)
     lane = tl.arange(0, BK)
-    acc = tl.zeros((BN, BK), tl.float32)
+    n = tile * BN + tl.arange(0, BN)
+    following = weights(w, n, n < N, lane, K, BK)
     if GATED:
-        acc_up = tl.zeros((BN, BK), tl.float32)
-        next_up = weights(w, N + n, in_n, lane, K, BK)
-    following = weights(w, n, in_n, lane, K, BK)
-    squares = tl.zeros((BK,), tl.float32)
+        next_up = weights(w, N + n, n < N, lane, K, BK)
     after_others(PDL)
-    for begin in tl.static_range(0, K, BK):
-        k = begin + lane
-        part = following
+    while tile < TILES:
+        acc = tl.zeros((BN, BK // EACH), tl.float32)
         if GATED:
-            part_up = next_up
-        if begin + BK < K:
-            following = weights(w, n, in_n, k + BK, K, BK)
+            acc_up = tl.zeros((BN, BK // EACH), tl.float32)
+        squares = tl.zeros((BK,), tl.float32)
+        ahead = (tile + tl.num_programs(0)) * BN + tl.arange(0, BN)
+        for begin in tl.static_range(0, K, BK):
+            k = begin + lane
+            part = following
             if GATED:
-                next_up = weights(w, N + n, in_n, k + BK, K, BK)
-        v = tl.load(x + k, mask=k < K, other=0.0)
+                part_up = next_up
+            if begin + BK < K:
+                following = weights(w, n, n < N, k + BK, K, BK)
+                if GATED:
+                    next_up = weights(w, N + n, n < N, k + BK, K, BK)
+            else:
+                following = weights(w, ahead, ahead < N, lane, K, BK)
+                if GATED:
+                    next_up = weights(w, N + ahead, ahead < N, lane, K, BK)
+            v = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+            if NORM:
+                squares += v * v
+                v = v * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+            acc += inside_threads(part.to(tl.float32) * v[None, :], BN, BK, EACH)
+            if GATED:
+                acc_up += inside_threads(part_up.to(tl.float32) * v[None, :], BN, BK, EACH)
+        y = tl.sum(acc, 1)
         if NORM:
-            squares += v * v
-            v = v * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-        acc += part.to(tl.float32) * v[None, :]
+            scale = tl.rsqrt(tl.sum(squares, 0) / K + EPS)
+            y = y * scale
         if GATED:
-            acc_up += part_up.to(tl.float32) * v[None, :]
-    y = tl.sum(acc, 1)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(squares, 0) / K + EPS)
-        y = y * scale
-    if GATED:
-        up = tl.sum(acc_up, 1)
-        if NORM:
-            up = up * scale
-        y = y / (1.0 + tl.exp(-y)) * up
-    if RESIDUAL:
-        y += tl.load(residual + n, mask=in_n, other=0.0)
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=in_n)
+            up = tl.sum(acc_up, 1)
+            if NORM:
+                up = up * scale
+            y = y / (1.0 + tl.exp(-y)) * up
+        if RESIDUAL:
+            y += tl.load(residual + n, mask=n < N, other=0.0)
+        tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+        if COPY:
+            tl.store(copy + n, y.to(copy.dtype.element_ty), mask=n < N)
+        tile += tl.num_programs(0)
+        n = ahead
 
 
 @triton.jit
