@@ -88,7 +88,8 @@ class StepOptions:
         default_factory=lambda: dict.fromkeys(KINDS, ProductBlock(16, 256))
     )
     stages: int = 4  # of loading ahead, for several samples
-    chunk: int = 64  # rows of the cache that a program reads
+    chunk: int = 128  # rows of the cache that a program reads
+    attend_warps: int = 4  # of a program that does
     overlap: bool = True  # programmatic dependent launch: the next kernel starts early
 
     def __post_init__(self) -> None:

@@ -180,7 +180,7 @@ class DecodeStep:
             SCALE=spec.head_size**-0.5, HEADS=spec.heads, GROUP=spec.group,
             GP=max(heads, MOST_SAMPLES), GJ=heads, D=spec.head_size, LENGTH=spec.length,
             SPLITS=self.splits, SB=max(1, min(self.splits, JOINED // (heads * spec.head_size))),
-            CHUNK=chunk, PDL=self.overlap, num_warps=4, **self.launching(),
+            CHUNK=chunk, PDL=self.overlap, num_warps=self.options.attend_warps, **self.launching(),
         )  # fmt: skip
 
     def launching(self) -> dict[str, bool]:

@@ -37,24 +37,33 @@ BATCHED = tuple(
 )  # fmt: skip
 STAGES = (3, 4, 6)
 COMPILERS = 12  # threads; the compiler lets go of Python's lock
-CHUNKS = (32, 64, 128)
+CHUNKS = ((32, 4), (64, 4), (128, 4), (128, 8), (256, 8), (512, 8))  # rows, warps
 MARGIN = 0.002  # a change must win by this fraction
 
 
 def changes(options: StepOptions, several: bool) -> list[StepOptions]:
     """Options that differ from these in one choice, the largest products first."""
     others = [replace(options, overlap=not options.overlap)]
+    others += [
+        replace(options, chunk=chunk, attend_warps=warps)
+        for chunk, warps in CHUNKS
+        if (chunk, warps) != (options.chunk, options.attend_warps)
+    ]
     name, candidates = ("batched", BATCHED) if several else ("blocks", CANDIDATES)
     blocks = getattr(options, name)
     if several:
         others += [replace(options, stages=n) for n in STAGES if n != options.stages]
     for kind in sorted(KINDS, key=("gate", "head", "down", "qkv", "out").index):
         others += [
-            replace(options, **{name: {**blocks, kind: block}})
+            _with(options, {name: {**blocks, kind: block}})
             for block in candidates
             if block != blocks[kind]
         ]
-    return others + [replace(options, chunk=chunk) for chunk in CHUNKS if chunk != options.chunk]
+    return others
+
+
+def _with(options: StepOptions, choice: dict[str, Any]) -> StepOptions:
+    return replace(options, **choice)
 
 
 def merged(best: StepOptions, first: StepOptions, other: StepOptions) -> StepOptions:
@@ -110,7 +119,7 @@ def _compile_all(weights: DecoderWeights, options: StepOptions) -> None:
         kind, block = job
         changed = dict.fromkeys(KINDS, block)
         with suppress(Exception), torch.cuda.device(weights.head.device):
-            wanted = replace(options, **{"batched" if several else "blocks": changed})
+            wanted = _with(options, {"batched" if several else "blocks": changed})
             DecodeStep(weights, wanted, run=False).compile(kind)
 
     with ThreadPoolExecutor(COMPILERS) as pool:

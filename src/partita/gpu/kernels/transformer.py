@@ -198,19 +198,19 @@ def join(
     total = tl.sum(tl.where(here, totals * tl.exp2(tops - top[:, None]), 0.0), 1)
     acc = tl.zeros((GJ, D), tl.float32)
     for begin in range(0, active, SB):
-        s = begin + tl.arange(0, SB)
-        here = (g < GROUP)[:, None] & (s < active)[None, :]
-        at = (first + g)[:, None] * SPLITS + s[None, :]
-        tops = tl.load(stats + 2 * at, mask=here, other=-1e30, cache_modifier=".cg")
+        some = begin + tl.arange(0, SB)
+        wanted = (g < GROUP)[:, None] & (some < active)[None, :]
+        there = (first + g)[:, None] * SPLITS + some[None, :]
+        part_tops = tl.load(stats + 2 * there, mask=wanted, other=-1e30, cache_modifier=".cg")
         parts = tl.load(
-            part + at[:, :, None] * D + d[None, None, :], mask=here[:, :, None], other=0.0,
+            part + there[:, :, None] * D + d[None, None, :], mask=wanted[:, :, None], other=0.0,
             cache_modifier=".cg",
         )  # fmt: skip
-        factor = tl.where(here, tl.exp2(tops - top[:, None]), 0.0)
+        factor = tl.where(wanted, tl.exp2(part_tops - top[:, None]), 0.0)
         acc += tl.sum(parts * factor[:, :, None], 1)
     y = acc / tl.where(g < GROUP, total, 1.0)[:, None]
-    there = out + (first + g)[:, None] * D + d[None, :]
-    tl.store(there, y.to(out.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < D)[None, :])
+    to = out + (first + g)[:, None] * D + d[None, :]
+    tl.store(to, y.to(out.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -257,14 +257,20 @@ def attend(
         p_new = tl.where(mine, tl.exp2(new - top), 0.0)
         acc = tl.dot(p.to(kind), value, input_precision="ieee")
         acc += p_new[:, None] * new_value.to(tl.float32)[None, :]
+        total = tl.sum(p, 1) + p_new
         first = sample * HEADS + head * GROUP
-        at = (first + g) * SPLITS + split
-        tl.store(part + at[:, None] * D + d[None, :], acc, mask=(g < GROUP)[:, None])
-        tl.store(stats + 2 * at, top, mask=g < GROUP)
-        tl.store(stats + 2 * at + 1, tl.sum(p, 1) + p_new, mask=g < GROUP)
-        tl.debug_barrier()  # all of the chunk is written before it is counted
-        counter = count + sample * KV + head
-        done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        if done == active - 1:
-            join(part, stats, out, first, active, GROUP, GJ, D, SPLITS, SB)
-            tl.store(counter, 0)  # as the next launch needs it
+        own = (g < GROUP)[:, None] & (d < D)[None, :]
+        if SPLITS == 1:
+            y = acc / total[:, None]
+            tl.store(out + (first + g)[:, None] * D + d[None, :], y.to(out.dtype.element_ty), own)
+        else:
+            at = (first + g) * SPLITS + split
+            tl.store(part + at[:, None] * D + d[None, :], acc, mask=own)
+            tl.store(stats + 2 * at, top, mask=g < GROUP)
+            tl.store(stats + 2 * at + 1, total, mask=g < GROUP)
+            tl.debug_barrier()  # all of the chunk is written before it is counted
+            counter = count + sample * KV + head
+            done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+            if done == active - 1:
+                join(part, stats, out, first, active, GROUP, GJ, D, SPLITS, SB)
+                tl.store(counter, 0)  # as the next launch needs it
