@@ -35,11 +35,11 @@ for spec, block, chunk in (
     (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 16),
     (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(4, 16, 4, 1), 16),
     (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(2, 32, 4, 2), 64),
-    (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40, batch=3), ProductBlock(16, 32), 16),
+    (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40, batch=3), ProductBlock(16, 16, split=2), 16),
 ):
     model = PlainDecoder(spec)
     blocks = dict.fromkeys(KINDS, block)
-    options = StepOptions(blocks, blocks, chunk=chunk)
+    options = StepOptions(blocks, {**blocks, "gate": ProductBlock(16, 32)}, chunk=chunk)
     step = DecodeStep(decoder_weights(model, spec.length, spec.batch), options)
     shape = step.keys.shape
     keys, values = torch.randn(shape), torch.randn(shape)
@@ -56,7 +56,7 @@ for spec, block, chunk in (
             assert error < 1e-5, (spec, position, error)
             assert torch.allclose(step.keys, keys, atol=1e-5), (spec, position)
             assert torch.allclose(step.values, values, atol=1e-5)
-            assert not step.count.any()
+            assert not step.count.any() and not step.shares_done.any()
         if spec.batch > 1:  # every sample at a place of its own
             places = torch.tensor([5, 0, spec.length - 1])
             found = step(token, places).clone()
@@ -145,9 +145,10 @@ compiled(
 )
 several = compiled(
     transformer.rows_of_batch,
-    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide),
-    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, COPY=False, PDL=True, BN=16,
-         BK=256, BATCH=5, BB=16, STAGES=4),
+    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide, part=wide,
+         count="*i32"),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=False, RESIDUAL=True, COPY=True, PDL=True, BN=16,
+         BK=256, BATCH=5, BB=16, SPLIT=4, STAGES=3),
 )
 assert "mma.sync" in several.asm["ptx"] and "cp.async" in several.asm["ptx"]
 print("all right")

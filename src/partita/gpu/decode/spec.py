@@ -63,13 +63,14 @@ class ProductBlock:
     """Rows and columns that a program reads at a time, and its warps.
 
     With `per_unit` so many programs on each execution unit go through all rows; 0: one program for
-    each tile of rows.
+    each tile of rows. For several samples `split` programs share the columns of a tile.
     """
 
     rows: int
     cols: int
     warps: int = 4
     per_unit: int = 0
+    split: int = 1
 
 
 # the best of short runs of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
@@ -85,14 +86,22 @@ class StepOptions:
 
     blocks: dict[str, ProductBlock] = field(default_factory=lambda: dict(BLOCKS))
     batched: dict[str, ProductBlock] = field(
-        default_factory=lambda: dict.fromkeys(KINDS, ProductBlock(16, 256))
+        default_factory=lambda: {
+            kind: ProductBlock(16, 256, split=1 if kind in ("gate", "head") else 4)
+            for kind in KINDS
+        }
     )
-    stages: int = 4  # of loading ahead, for several samples
+    stages: int = 3  # of loading ahead, for several samples
     chunk: int = 128  # rows of the cache that a program reads
     attend_warps: int = 4  # of a program that does
     overlap: bool = True  # programmatic dependent launch: the next kernel starts early
 
     def __post_init__(self) -> None:
+        if self.batched["gate"].split > 1:
+            raise InputError(
+                "the columns of gate are shared out", fix="a gate needs whole sums: give split=1",
+                field="batched",
+            )  # fmt: skip
         if self.chunk < LEAST_CHUNK or self.chunk & (self.chunk - 1):
             raise InputError(
                 f"{self.chunk} rows of the cache at a time", fix="give 16, 32, 64...", field="chunk"

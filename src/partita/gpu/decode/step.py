@@ -16,7 +16,7 @@ from torch import nn
 
 from partita.errors import InputError
 from partita.gpu.bounds import Reach, check_inside
-from partita.gpu.decode.spec import MOST_SAMPLES, DecoderSpec, StepOptions
+from partita.gpu.decode.spec import KINDS, MOST_SAMPLES, DecoderSpec, StepOptions
 from partita.gpu.decode.weights import DecoderWeights, decoder_weights
 from partita.gpu.graphs import GraphReplay, capture
 from partita.gpu.rtasks.launches import need_triton
@@ -69,6 +69,14 @@ class DecodeStep:
         self.part = torch.zeros(batch * spec.heads * self.splits * spec.head_size, **wide)
         self.stats = torch.zeros(2 * batch * spec.heads * self.splits, **wide)
         self.count = torch.zeros(batch * spec.kv_heads, dtype=torch.int32, device=device)
+        shared = [(self.options.batched[kind], spec.sizes(kind)[0]) for kind in KINDS if batch > 1]
+        self.shares = torch.zeros(
+            max((b.split * batch * rows for b, rows in shared if b.split > 1), default=1), **wide
+        )
+        self.shares_done = torch.zeros(
+            max((-(-rows // b.rows) for b, rows in shared), default=1), dtype=torch.int32,
+            device=device,
+        )  # fmt: skip
         self.units = execution_units(device)
         check_inside("a step", step_reaches(spec, weights))
         self.overlap = self.options.overlap and device.type == "cuda"
@@ -128,8 +136,10 @@ class DecodeStep:
         block = (self.options.batched if several else self.options.blocks)[kind]
         columns = min(block.cols, 1 << max(length - 1, 0).bit_length())
         tiles = -(-rows // block.rows)
-        grid = (min(tiles, block.per_unit * self.units) if block.per_unit else tiles,)
-        tensors = (
+        grid: tuple[int, ...] = (
+            min(tiles, block.per_unit * self.units) if block.per_unit else tiles,
+        )
+        tensors: tuple[T, ...] = (
             x, x if norm is None else norm, w, out, out if copy is None else copy,
             x if residual is None else residual,
         )  # fmt: skip
@@ -141,8 +151,10 @@ class DecodeStep:
         }  # fmt: skip
         kernel: Any = kernels.rows_of_batch if several else kernels.rows
         if several:
-            grid = (tiles,)
+            grid = (tiles, block.split)
+            tensors = (*tensors, self.shares, self.shares_done)
             constants |= {
+                "SPLIT": block.split,
                 "BATCH": self.spec.batch, "BB": MOST_SAMPLES, "STAGES": self.options.stages,
                 "BK": max(columns, MOST_SAMPLES),
             }  # fmt: skip

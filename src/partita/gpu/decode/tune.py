@@ -28,14 +28,12 @@ CANDIDATES = tuple(
     for per_unit in PER_UNIT
     if per_unit * shape[2] <= 32  # warps
 )
-BATCHED = tuple(
-    ProductBlock(*shape)
-    for shape in (
-        (16, 256, 4), (16, 512, 4), (16, 128, 4), (32, 256, 4), (32, 128, 4), (16, 256, 8),
-        (64, 128, 4),
-    )
+BATCHED_SHAPES = (
+    (16, 256, 4), (32, 256, 4), (16, 512, 4), (16, 128, 4), (32, 128, 4), (64, 128, 4),
 )  # fmt: skip
-STAGES = (3, 4, 6)
+SPLITS = (1, 2, 4, 8)
+BATCHED = tuple(ProductBlock(*shape, split=split) for shape in BATCHED_SHAPES for split in SPLITS)
+STAGES = (2, 3, 4)
 COMPILERS = 12  # threads; the compiler lets go of Python's lock
 CHUNKS = ((32, 4), (64, 4), (128, 4), (128, 8), (256, 8), (512, 8))  # rows, warps
 MARGIN = 0.002  # a change must win by this fraction
@@ -57,7 +55,7 @@ def changes(options: StepOptions, several: bool) -> list[StepOptions]:
         others += [
             _with(options, {name: {**blocks, kind: block}})
             for block in candidates
-            if block != blocks[kind]
+            if block != blocks[kind] and (kind != "gate" or block.split == 1)
         ]
     return others
 
@@ -84,19 +82,20 @@ def tuned(
     """The best options found in the time, and the microseconds of a step with them."""
     end = time.perf_counter() + time_s
     best = DecodeStep(weights, options or StepOptions())
-    best_us = _at_the_end([best])[0]
-    first = best.options
-    for number, change in enumerate(changes(first, weights.spec.batch > 1)):
-        if number == 1:  # how kernels start was the first change: it is part of their code
-            _compile_all(weights, best.options)
-        if time.perf_counter() > end:
-            break
-        other = _built(weights, merged(best.options, first, change))
-        if other is None:
-            continue
-        mine, yours = _at_the_end([best, other])
-        if yours < mine * (1 - MARGIN):
-            best, best_us = other, yours
+    best_us, before = _at_the_end([best])[0], None
+    while best.options != before:  # a choice may be another one beside those made since
+        first = before = best.options
+        for number, change in enumerate(changes(first, weights.spec.batch > 1)):
+            if number == 1:  # how kernels start was the first change: it is part of their code
+                _compile_all(weights, best.options)
+            if time.perf_counter() > end:
+                return best.options, best_us
+            other = _built(weights, merged(best.options, first, change))
+            if other is None:
+                continue
+            mine, yours = _at_the_end([best, other])
+            if yours < mine * (1 - MARGIN):
+                best, best_us = other, yours
     return best.options, best_us
 
 
@@ -113,13 +112,13 @@ def _built(weights: DecoderWeights, options: StepOptions) -> DecodeStep | None:
 def _compile_all(weights: DecoderWeights, options: StepOptions) -> None:
     """Compile every shape of blocks side by side; what cannot be compiled fails again later."""
     several = weights.spec.batch > 1
-    shapes = list(BATCHED) if several else [ProductBlock(*shape) for shape in SHAPES]
+    shapes = BATCHED if several else tuple(ProductBlock(*shape) for shape in SHAPES)
 
     def work(job: tuple[str, ProductBlock]) -> None:
         kind, block = job
-        changed = dict.fromkeys(KINDS, block)
+        name = "batched" if several else "blocks"
         with suppress(Exception), torch.cuda.device(weights.head.device):
-            wanted = _with(options, {"batched" if several else "blocks": changed})
+            wanted = _with(options, {name: {**getattr(options, name), kind: block}})
             DecodeStep(weights, wanted, run=False).compile(kind)
 
     with ThreadPoolExecutor(COMPILERS) as pool:

@@ -23,10 +23,14 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def after_others(PDL: tl.constexpr):
-    """Go on when the kernel before has written everything; let the next one start."""
+    """Let the next kernel start, then go on when the one before has written everything.
+
+    The next may start before this one goes on: it reads what nobody writes, and waits for this one
+    to end, which itself has waited.
+    """
     if PDL:
-        cuda.gdc_wait()
         cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
 
 
 @triton.jit
@@ -134,13 +138,17 @@ def several(x, norm, scales, k, b, K: tl.constexpr, BATCH: tl.constexpr, NORM: t
 
 @triton.jit
 def rows_of_batch(
-    x, norm, w, out, copy, residual, EPS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, COPY: tl.constexpr,
-    PDL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BATCH: tl.constexpr, BB: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, norm, w, out, copy, residual, part, count, EPS: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
+    COPY: tl.constexpr, PDL: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BATCH: tl.constexpr, BB: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`rows` for the vectors of a batch at once: every weight is read once, for all of them."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    """`rows` for the vectors of a batch at once: every weight is read once, for all of them.
+
+    SPLIT programs share the columns of a tile; the last of them adds up, in their order.
+    """
+    tile, split = tl.program_id(0), tl.program_id(1)
+    n = tile * BN + tl.arange(0, BN)
     b, lane = tl.arange(0, BB), tl.arange(0, BK)
     after_others(PDL)
     scales = tl.zeros((BB,), tl.float32)
@@ -149,27 +157,37 @@ def rows_of_batch(
             v = several(x, norm, scales, begin + lane, b, K, BATCH, False).to(tl.float32)
             scales += tl.sum(v * v, 1)
         scales = tl.rsqrt(scales / K + EPS)
-    acc = tl.zeros((BN, BB), tl.float32)
+    y = tl.zeros((BN, BB), tl.float32)
     if GATED:
-        acc_up = tl.zeros((BN, BB), tl.float32)
-    for begin in tl.range(0, K, BK, num_stages=STAGES):
+        up = tl.zeros((BN, BB), tl.float32)
+    SHARE: tl.constexpr = ((K + BK - 1) // BK + SPLIT - 1) // SPLIT * BK
+    for begin in tl.range(split * SHARE, min(K, (split + 1) * SHARE), BK, num_stages=STAGES):
         k = begin + lane
-        part = weights(w, n, n < N, k, K, BK)
         v = tl.trans(several(x, norm, scales, k, b, K, BATCH, NORM))
-        acc = tl.dot(part, v, acc, input_precision="ieee")
+        y = tl.dot(weights(w, n, n < N, k, K, BK), v, y, input_precision="ieee")
         if GATED:
-            part_up = weights(w, N + n, n < N, k, K, BK)
-            acc_up = tl.dot(part_up, v, acc_up, input_precision="ieee")
-    y = acc
+            up = tl.dot(weights(w, N + n, n < N, k, K, BK), v, up, input_precision="ieee")
     if GATED:
-        y = acc / (1.0 + tl.exp(-acc)) * acc_up
+        y = y / (1.0 + tl.exp(-y)) * up
     there = b[None, :] * N + n[:, None]
     wanted = (n < N)[:, None] & (b < BATCH)[None, :]
-    if RESIDUAL:
-        y += tl.load(residual + there, mask=wanted, other=0.0)
-    tl.store(out + there, y.to(out.dtype.element_ty), mask=wanted)
-    if COPY:
-        tl.store(copy + there, y.to(copy.dtype.element_ty), mask=wanted)
+    last = True
+    if SPLIT > 1:
+        tl.store(part + split * BATCH * N + there, y, mask=wanted)
+        tl.debug_barrier()  # all of the share is written before it is counted
+        last = tl.atomic_add(count + tile, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    if last:
+        if SPLIT > 1:
+            y = tl.zeros((BN, BB), tl.float32)
+            for each in range(SPLIT):
+                at = part + each * BATCH * N + there
+                y += tl.load(at, mask=wanted, other=0.0, cache_modifier=".cg")
+            tl.store(count + tile, 0)  # as the next launch needs it
+        if RESIDUAL:
+            y += tl.load(residual + there, mask=wanted, other=0.0)
+        tl.store(out + there, y.to(out.dtype.element_ty), mask=wanted)
+        if COPY:
+            tl.store(copy + there, y.to(copy.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
