@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.errors import PlanError
-from partita.sketch import WHOLE, LaneSketch, Span
+from partita.timeline import WHOLE, LaneSketch, Span
 
 
 @st.composite

@@ -30,8 +30,8 @@ from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 from partita.graph.dtypes import FLOATS
 from partita.showing import plot_of, repr_html, table_of
-from partita.sketch import LaneSketch
 from partita.suggest import suggest
+from partita.timeline import LaneSketch
 
 VERSION = 6
 FORMAT = f"partita/plan@{VERSION}"

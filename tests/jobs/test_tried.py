@@ -12,8 +12,7 @@ from partita.jobs.simulate import simulate
 from partita.jobs.tried import MOST_DEVICES, sketch
 from partita.plans import plan_from_json
 from partita.program import Kind, ProgramBuilder
-from partita.sketch import WHOLE
-from partita.timeline import Timeline
+from partita.timeline import WHOLE, Timeline
 from tests.report.plans import fully_sharded, line
 
 

@@ -16,7 +16,7 @@ from partita.plans import (
     Schedule,
     Stage,
 )
-from partita.sketch import LaneSketch
+from partita.timeline import LaneSketch
 from partita.zoo.gpt import GptSizes, gpt
 
 

@@ -8,8 +8,7 @@ from partita import units
 from partita.jobs.simulate import Simulation
 from partita.plans import Alternative
 from partita.program import Kind
-from partita.sketch import WHOLE, LaneSketch, Span
-from partita.timeline import Timeline
+from partita.timeline import WHOLE, LaneSketch, Span, Timeline
 
 MOST_TASKS = 120  # of a lane that a sketch tells one by one; of more, columns of time
 COLUMNS = 200

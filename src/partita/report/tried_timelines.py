@@ -1,6 +1,6 @@
 """Plans that were tried, drawn as timelines under each other on one axis, the chosen one first.
 
-They are drawn from sketches (`partita.sketch`), so that a plan file is all that is needed. What
+They are drawn from sketches (`partita.timeline`), so that a plan file is all that is needed. What
 takes far longer than the chosen plan is cut at the end of the axis and says how long it goes on.
 
 Kinds have lines over their colour, as in all pictures. Here these are strokes, one path for a lane:
@@ -19,7 +19,7 @@ from partita.report.figures import WIDTH, figure
 from partita.report.html_parts import legend
 from partita.report.lanes import group_name, ranged, short_names
 from partita.report.palette import CATEGORY_COLORS, CATEGORY_PATTERNS
-from partita.sketch import WHOLE, LaneSketch, Span
+from partita.timeline import WHOLE, LaneSketch, Span
 
 LANE, LEFT, RIGHT = 13, 166, 66
 LONGEST = 2.5  # times the chosen plan: what takes longer is cut
