@@ -13,9 +13,9 @@ from typing import Any
 
 from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
+from partita.errors import Attempts, in_words
 from partita.graph.chain import chain_of
 from partita.graph.record import Graph
-from partita.jobs.attempts import Attempts, in_words
 from partita.jobs.field import FIELD, field_plans
 from partita.jobs.framework_plan import layer_stack
 from partita.jobs.mixed import by_kind, kinds_of, unequal

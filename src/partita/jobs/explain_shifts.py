@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives, Reached, reached
 from partita.costs.uncertainty import alike
-from partita.errors import PartitaError
-from partita.jobs.attempts import Attempts
+from partita.errors import Attempts, PartitaError
 from partita.jobs.compare import named_plans
 from partita.jobs.explain_whatif import again
 from partita.jobs.simulate import Simulation, simulate_stages

@@ -14,7 +14,7 @@ from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.op_bounds import work_bound_s
 from partita.degrees import copied_bytes
-from partita.jobs.attempts import Attempts
+from partita.errors import Attempts
 from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints
 from partita.jobs.degree_pins import keeps_degrees
 from partita.jobs.field import RankedStrategy

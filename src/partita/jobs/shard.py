@@ -21,10 +21,9 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, Weights, sharding_model
-from partita.errors import InputError
+from partita.errors import Attempts, InputError
 from partita.graph.record import Graph
 from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
-from partita.jobs.attempts import Attempts
 from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
