@@ -1,4 +1,4 @@
-"""Every error a user can meet.
+"""Every error a user can meet, and those on the way that need not end the answer.
 
     PartitaError
     ├── InputError            what was given must change (exit code 2)
@@ -16,12 +16,11 @@
 
 Infeasible and out-of-time are results with a sentence, not errors.
 
-One candidate, piece of advice or picture that fails is one line: the answer does not hang on it.
-
-A job makes many things on its way: plans that are simulated, sentences of advice, drawings. Each is
-an attempt. What goes wrong in one is a mistake of ours, or of a model nobody thought of; it is
-logged in one line, and the rest is shown. Where everything has failed there is no rest: then the
-first error is the answer.
+One candidate, piece of advice or picture that fails is one line (`Attempts`): the answer does not
+hang on it. A job makes many things on its way: plans that are simulated, sentences of advice,
+drawings. Each is an attempt. What goes wrong in one is a mistake of ours, or of a model nobody
+thought of; it is logged in one line, and the rest is shown. Where everything has failed there is no
+rest: then the first error is the answer.
 """
 
 import logging

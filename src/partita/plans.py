@@ -28,7 +28,7 @@ from typing import Any
 from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
-from partita.graph.dtypes import FLOATS
+from partita.graph.record import FLOATS
 from partita.showing import plot_of, repr_html, table_of
 from partita.suggest import suggest
 from partita.timeline import LaneSketch

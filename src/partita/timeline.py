@@ -1,6 +1,4 @@
-"""A timeline: when each task of a program starts and ends; in full, and as a sketch for plan files.
-
-A timeline: when each task of a program starts and ends, and what follows from that.
+"""A timeline: when each task of a program starts and ends, and what follows from that.
 
 Whoever made it (the engine, a solver, a measurement), a timeline is only a claim: this record
 checks that it has one start and one end per task, and `verify` judges the rest.
@@ -8,7 +6,8 @@ checks that it has one start and one end per task, and `verify` judges the rest.
 Memory is netted per instant: all that is taken and given back at one instant, at starts and at
 ends alike, is applied together. So a task may use what another gives back at that very moment.
 
-A timeline told coarsely, small enough to stand in a plan file: what a lane does, in thousandths.
+A sketch is a timeline told coarsely, small enough to stand in a plan file: what a lane does, in
+thousandths.
 
     F0:12 F1:12 -:30 B0:24 ...
 

@@ -7,7 +7,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import PlanError
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.jobs.carried import load_ref
 from partita.jobs.check_plan import check_plan
 from partita.jobs.explain import describe, explain, op_layouts, parameter_placements

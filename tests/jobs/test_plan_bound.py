@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
 from partita.costs.op_bounds import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph import GraphBuilder
+from partita.graph.backward import KINDS
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages

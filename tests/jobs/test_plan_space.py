@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.errors import InputError
 from partita.graph import GraphBuilder
+from partita.graph.backward import KINDS
 from partita.graph.rebatch import rebatch
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import joint_model, plan

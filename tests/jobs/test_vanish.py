@@ -12,7 +12,7 @@ from partita.cli import partita
 from partita.cluster import resolve
 from partita.errors import ClusterError
 from partita.graph import GraphBuilder
-from partita.graph.text import to_text
+from partita.graph.files import to_text
 from partita.jobs.explain_memory import lying_parameters
 from partita.jobs.moving import moves
 from partita.jobs.plan import plan

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partita.costs.routing import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph import GraphBuilder
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.verify.routing import unlike_routings
 

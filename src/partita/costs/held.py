@@ -10,8 +10,7 @@ With `graph` execution there is nothing but what the model needs.
 import math
 
 from partita.costs.kernels import attention_scores, is_unfused
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.record import Call
+from partita.graph.record import Call, dtype_bytes
 
 
 def kept_bytes(call: Call, dtype: str, execution: str) -> float:

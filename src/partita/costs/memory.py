@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from partita.cluster import DeviceKind
 from partita.costs.physics import physics_of
 from partita.graph.backward import OPTIMIZER_STATES
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.record import Graph
+from partita.graph.record import Graph, dtype_bytes
 
 GPU_WORKSPACE_BYTES = 1024**3  # context, library workspaces, communication buffers
 # The part of the workspace that libraries take from PyTorch's allocator (32 MiB for cuBLAS in each

@@ -23,11 +23,9 @@ from partita.costs.roofline import (
     rates_of,
     scan_rate,
 )
-from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
-from partita.graph.products import product_dtype
-from partita.graph.record import Call, Graph, Op
-from partita.graph.traffic import elements, traffic
+from partita.graph.record import Call, Graph, Op, product_dtype
+from partita.graph.work import elements, flops, traffic
 
 
 def work_bound_s(graph: Graph, cluster: Cluster, execution: str = "graph") -> float:

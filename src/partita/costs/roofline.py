@@ -30,14 +30,11 @@ from partita.cluster.calibration import ISSUE, OP_BY_OP, PER_BYTE, PER_FLOP
 from partita.costs.fusion import FUSED, fused_elements, starts_kernel
 from partita.costs.kernels import HOST_S, Kernels, kernels
 from partita.costs.physics import Physics, physics_of
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.flops import attended_pairs, flops
 from partita.graph.loops import ADDED_FROM, Access, Nest, loop_nest
-from partita.graph.products import product_dtype
-from partita.graph.record import Call, Graph, Op
+from partita.graph.record import Call, Graph, Op, dtype_bytes, product_dtype
 from partita.graph.shapes import gates
 from partita.graph.splits import Factors, part
-from partita.graph.traffic import Elements, Traffic, elements, traffic
+from partita.graph.work import Elements, Traffic, attended_pairs, elements, flops, traffic
 
 # Tile (rows, columns) -> fraction of peak its inner loop reaches.
 TILES: dict[tuple[int, int], float] = {

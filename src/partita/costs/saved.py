@@ -16,7 +16,7 @@ import numpy.typing as npt
 from partita.costs.layouts import Layout, conversion, num_shards
 from partita.graph.record import Call, Graph, Op
 from partita.graph.splits import placements
-from partita.graph.traffic import VIEWS, passes_through
+from partita.graph.work import VIEWS, passes_through
 
 Floats = npt.NDArray[np.float64]
 Dims = tuple[str, ...]

@@ -41,7 +41,6 @@ import numpy.typing as npt
 
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.bundles import best_bundle, gather_start
-from partita.costs.cheap import recomputable
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
@@ -56,10 +55,9 @@ from partita.costs.layouts import (
 )
 from partita.costs.roofline import Split, op_cost
 from partita.costs.routing import token_groups
-from partita.graph.dtypes import dtype_bytes
+from partita.graph.backward import recomputable
 from partita.graph.loops import Access, Nest, loop_nest
-from partita.graph.record import Call, Graph, Op, Tensor
-from partita.graph.routing import routed_pairs
+from partita.graph.record import Call, Graph, Op, Tensor, dtype_bytes
 from partita.graph.splits import (
     PARTIAL,
     REPEAT,
@@ -67,10 +65,11 @@ from partita.graph.splits import (
     communication,
     input_placement,
     output_placement,
+    routed_pairs,
     shares_between,
     splittable,
 )
-from partita.graph.traffic import cached_inputs
+from partita.graph.work import cached_inputs
 from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 

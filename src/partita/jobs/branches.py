@@ -10,8 +10,8 @@ side that has less.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from partita.graph.flops import flops
 from partita.graph.record import Graph, Op
+from partita.graph.work import flops
 
 LEAST = 0.1  # of the model's arithmetic, in each branch
 NOTHING = 0.01  # of it, with all that comes before: an op that both may read

@@ -23,8 +23,8 @@ from partita.capture.python_file import is_python_spec, python_path
 from partita.cluster import Cluster, resolve
 from partita.errors import GraphError, InputError, PlanError
 from partita.files import decode_json, read_bytes
+from partita.graph.files import from_text
 from partita.graph.record import Graph
-from partita.graph.text import from_text
 from partita.jobs.workload import Workload, load
 from partita.plans import CarriedFile, ClusterRef, ModelRef, Plan
 from partita.zoo.spec import names_file

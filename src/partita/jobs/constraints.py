@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from partita.costs.sharding import LEVELS
 from partita.errors import InputError
-from partita.graph.dtypes import FLOATS
+from partita.graph.record import FLOATS
 from partita.plans import CHECKPOINTING, EXECUTIONS, ZERO_STAGES
 from partita.schedules.named import NAMED
 from partita.suggest import suggest

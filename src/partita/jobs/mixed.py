@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.roofline import op_cost
 from partita.graph.chain import Chain
-from partita.graph.flops import flops
 from partita.graph.record import Graph
+from partita.graph.work import flops
 from partita.jobs.simulate import data_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 from partita.search.joint.groupings import divisors

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from partita.cluster import Cluster
 from partita.graph.chain import Chain
-from partita.graph.flops import flops
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
+from partita.graph.work import flops
 from partita.jobs.simulate import data_splits
 from partita.jobs.strategies import feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage

@@ -18,7 +18,7 @@ from partita import __version__
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.errors import InputError, PlanError
-from partita.graph.flops import flops
+from partita.graph.work import flops
 from partita.jobs.branches import LEAST, branches
 from partita.jobs.carried import cluster_ref
 from partita.jobs.constraints import LINE_SHAPE, OTHER_SHAPE, SEARCHED

@@ -22,10 +22,10 @@ from partita.degrees import axis_names, summary
 from partita.engine import run
 from partita.errors import GraphError, PlanError
 from partita.forecast import Forecast, Strategy, Transformer
-from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.rebatch import batch_dims
 from partita.graph.record import Graph, Op
+from partita.graph.work import flops
 from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model

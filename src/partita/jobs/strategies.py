@@ -20,8 +20,7 @@ from partita.costs.routing import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.loops import Access, loop_nest
 from partita.graph.record import Graph, Op
-from partita.graph.routing import routed_pairs
-from partita.graph.splits import REPLICATE, TensorPlacement, output_placement
+from partita.graph.splits import REPLICATE, TensorPlacement, output_placement, routed_pairs
 from partita.jobs.simulate import data_splits
 from partita.plans import Axis, Mesh, OpSplit, Stage
 

@@ -13,9 +13,8 @@ from partita.errors import ModelError
 from partita.files import read_bytes
 from partita.graph import Graph, training_graph
 from partita.graph.backward import OPTIMIZER_STATES
-from partita.graph.files import unknown_kinds
-from partita.graph.products import multiplied_in
-from partita.graph.text import to_text
+from partita.graph.files import to_text, unknown_kinds
+from partita.graph.record import multiplied_in
 from partita.plans import EXECUTIONS, ModelRef
 from partita.zoo.spec import names_file
 

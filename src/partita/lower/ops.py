@@ -15,11 +15,10 @@ from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
 from partita.costs.roofline import op_by_op_s, op_cost
 from partita.costs.sharding import ways_of
-from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
-from partita.graph.record import Call, Op
+from partita.graph.record import Call, Op, dtype_bytes
 from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
-from partita.graph.traffic import VIEWS, passes_through
+from partita.graph.work import VIEWS, passes_through
 from partita.lower.parameters import ask_for, bundles, collect, gathered, owe_reductions
 from partita.lower.writer import Buffer, Made, Writer, after, last_of
 from partita.meaning import Layout, Purpose, Work

@@ -317,8 +317,7 @@ def _kineto(result: "KinetoComparison") -> ResultTable:
 
 def _graph(result: "Graph") -> ResultTable:
     """Every op, what it makes and what it costs."""
-    from partita.graph.flops import flops
-    from partita.graph.traffic import traffic_bytes
+    from partita.graph.work import flops, traffic_bytes
 
     return _table(
         "op kind phase makes shape parameters flops bytes",

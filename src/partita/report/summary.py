@@ -6,7 +6,7 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
-from partita.graph.traffic import appended_positions, cached_inputs, positions_read_before
+from partita.graph.work import appended_positions, cached_inputs, positions_read_before
 from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES

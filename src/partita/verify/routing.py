@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.plans import Stage
 
 

@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.engine import run
-from partita.graph.backward import forward_part, training_graph
+from partita.graph.backward import KINDS, forward_part, training_graph
 from partita.graph.chain import Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.jobs.workload import load

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import DeviceKind
-from partita.costs.cheap import KINDS
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, ways_of
+from partita.graph.backward import CHEAP_KINDS
 from partita.graph.record import Graph, Op
 
 Floats = npt.NDArray[np.float64]
@@ -60,7 +60,7 @@ class Cheap:
         maker = self.graph.producer(root)
         assert maker is not None, "what is kept was made"
         spread = self.graph.tensor(root).size_bytes / len(self.model.mesh.devices)
-        if maker.kind not in KINDS:
+        if maker.kind not in CHEAP_KINDS:
             return (0.0, spread) if tensor != root else None
         instead = sum(map(self._alone, maker.inputs))
         if tensor != root:
@@ -83,6 +83,6 @@ class Cheap:
                 break
             name = self.looks_at[name]
         maker = self.graph.producer(name)
-        if maker is None or maker.kind in KINDS or name in self.saved:
+        if maker is None or maker.kind in CHEAP_KINDS or name in self.saved:
             return 0.0
         return self.graph.tensor(name).size_bytes / len(self.model.mesh.devices)

@@ -24,8 +24,7 @@ from partita.costs.roofline import Split, op_cost
 from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.record import Call, Graph, Op
+from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import communication, placements, shares_between
 from partita.search.joint.bound_backward import BACKWARD, Backward, Near
 from partita.search.joint.bound_segments import BoundSegments, Floats, Solve

@@ -3,7 +3,7 @@
 A tensor that a gradient reads need not wait for it where it can be made again from what waits
 anyway: a GELU's output from its input, a norm's from the residual. An op may run again if
 
-    it has no product loop (`KINDS`), so that its time is that of reading and writing,
+    it has no product loop (`CHEAP_KINDS`), so that its time is that of reading and writing,
     its split exchanges nothing, and what it reads need not be converted once more (parameters that
     are kept sharded are gathered once more: those of such ops are small),
     freed bytes - bytes kept instead > 0, at no more than `worth` times the time to move them.
@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partita.cluster import DeviceKind
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion, conversion_seconds, num_shards
 from partita.costs.roofline import op_cost
 from partita.costs.saved import Dims, SavedReads
 from partita.costs.sharding import SplitChoice, ways_of
+from partita.graph.backward import CHEAP_KINDS
 from partita.graph.record import Op
 from partita.graph.splits import communication, placements
 from partita.plans import Axis
@@ -183,7 +183,7 @@ class Selective:
 
     def _is_cheap(self, op: Op) -> bool:
         graph, choice = self.saved.graph, self.choice_of[op.name]
-        if op.kind not in KINDS or not set(graph.outputs).isdisjoint(op.outputs):
+        if op.kind not in CHEAP_KINDS or not set(graph.outputs).isdisjoint(op.outputs):
             return False
         return not communication(graph.call(op), ways_of(choice.dims, self.axes))
 

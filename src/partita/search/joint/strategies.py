@@ -35,7 +35,7 @@ from partita.costs.tied import kept_alike, later_readers, state_bytes, tied_byte
 from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
-from partita.graph.traffic import elements
+from partita.graph.work import elements
 from partita.plans import Axis, Mesh, OpSplit
 from partita.problems.joint import JointStrategy, TiedBytes
 from partita.problems.sharding import ShardingProblem
