@@ -9,8 +9,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from partita.cluster.catalogue import Catalogue, KindPreset
-from partita.cluster.checks import DTYPES, shown
-from partita.cluster.record import DeviceKind
+from partita.cluster.record import DTYPES, DeviceKind, shown
 from partita.cluster.tables import TomlTable
 from partita.suggest import suggest
 

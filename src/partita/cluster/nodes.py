@@ -4,9 +4,8 @@ import math
 import re
 
 from partita.cluster.catalogue import Catalogue
-from partita.cluster.checks import shown
 from partita.cluster.kinds import KindTable
-from partita.cluster.record import MAX_DEVICES
+from partita.cluster.record import MAX_DEVICES, shown
 from partita.cluster.tables import TomlTable
 from partita.cluster.wiring import SHAPES, Cards, Fabric, Node, NodeNetwork, Wire, near_cube
 from partita.suggest import suggest

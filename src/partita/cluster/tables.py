@@ -7,8 +7,8 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, NoReturn
 
-from partita.cluster.checks import shown
 from partita.cluster.lines import Path, lines_of, nearest_line
+from partita.cluster.record import shown
 from partita.errors import ClusterError, FileError
 from partita.suggest import suggest
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from partita.cluster.catalogue import Catalogue
-from partita.cluster.checks import shown
 from partita.cluster.kinds import KindTable
 from partita.cluster.nodes import read_network, read_nodes, read_wire
-from partita.cluster.record import Cluster, Device, DeviceKind, Link
+from partita.cluster.record import Cluster, Device, DeviceKind, Link, shown
 from partita.cluster.tables import Document, TomlTable
 from partita.cluster.wiring import Parts, wire_nodes
 from partita.errors import ClusterError
