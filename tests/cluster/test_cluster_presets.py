@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from small_clusters import FUZZ
 
 from partita.cluster import Cluster, list_kinds, list_presets, resolve
-from partita.cluster.catalogue import plain
+from partita.cluster.machines import SHAPES, plain
 from partita.cluster.presets import catalogue, list_interconnects
 from partita.cluster.toml import write_toml
-from partita.cluster.wiring import SHAPES
 from partita.errors import ClusterError, FileError, InputError
 from tests.quickness import least_cpu_s
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_clusters import FUZZ
 
-from partita.cluster.lines import lines_of, nearest_line
+from partita.cluster.tables import lines_of, nearest_line
 
 TEXT = '''\
 # a comment with [brackets] and = signs

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_clusters import FUZZ
 
-from partita.cluster.wiring import (
+from partita.cluster.machines import (
     Cards,
     Fabric,
     Node,

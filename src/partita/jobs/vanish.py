@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
-from partita.cluster.changes import changed
+from partita.cluster.presets import changed
 from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.moving import Moves, moves
 from partita.jobs.plan_result import Planned
