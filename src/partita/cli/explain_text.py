@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import alike, around
+from partita.costs.physics import alike, around
 from partita.jobs.explain_account import GroupAccount
 from partita.jobs.explain_plan import Explained
 from partita.jobs.explain_shifts import WorseAssumption

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partita.costs.uncertainty import alike
+from partita.costs.physics import alike
 from partita.forecast.predict import Forecast
 
 OWN_LEAST = 0.5  # of independent errors, between steps that are composed alike

@@ -8,7 +8,7 @@ step         pipeline + exposed gradient reduction + optimizer
 import math
 from dataclasses import dataclass
 
-from partita.costs.uncertainty import around, spread_of
+from partita.costs.physics import around, spread_of
 from partita.forecast.layer import BYTES, GRAPH_GAP, EndWork, LayerWork, Tally, end_work, layer_work
 from partita.forecast.machine import Machine
 from partita.forecast.memory import MemoryParts, every_stage, fullest_rank

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives, Reached, reached
-from partita.costs.uncertainty import alike
+from partita.costs.physics import alike
 from partita.errors import Attempts, PartitaError
 from partita.jobs.compare import named_plans
 from partita.jobs.explain_whatif import again

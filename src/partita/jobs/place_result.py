@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from partita.costs.physics import around, sets_of, spread_of
 from partita.costs.placement import PlacementModel
-from partita.costs.uncertainty import around, sets_of, spread_of
 from partita.jobs.place_file import SavedPlacement
 from partita.jobs.place_inputs import Subject
 from partita.plans import Plan

@@ -14,10 +14,9 @@ from partita.cluster import Cluster, resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
-from partita.costs.physics import PhysicsSet
+from partita.costs.physics import MEMORY, PhysicsSet, around, sets_of, spread_of
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
-from partita.costs.uncertainty import MEMORY, around, sets_of, spread_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
 from partita.errors import GraphError, PlanError

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import MEMORY, around
+from partita.costs.physics import MEMORY, around
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
 from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from partita import units
-from partita.costs.uncertainty import around
+from partita.costs.physics import around
 from partita.jobs.other_orders import OtherOrder
 from partita.jobs.pareto import pareto_front
 from partita.jobs.simulate import Simulation

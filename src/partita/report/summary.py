@@ -15,7 +15,7 @@ from partita.jobs.workload import Workload
 SLOWEST = 10
 MOST_CANDIDATES = 8
 INTERVAL = "80 % interval"  # over the column of `likely_range`
-MEMORY_ERROR = "±6 %"  # every figure of it: `costs/uncertainty.py`
+MEMORY_ERROR = "±6 %"  # every figure of it: `costs/physics.py`
 MEMORY_HEADER = f"memory {MEMORY_ERROR}"
 KEPT = {
     0: "replicated",

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from partita import units
 from partita.cluster import resolve
-from partita.costs.uncertainty import MEMORY, around
+from partita.costs.physics import MEMORY, around
 from partita.errors import InputError
 from partita.forecast import Forecast
 from partita.jobs.baselines import order_result
