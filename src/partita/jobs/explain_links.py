@@ -13,8 +13,7 @@ from functools import cached_property
 from partita import units
 from partita.cluster import Cluster, Link
 from partita.cluster.presets import list_interconnects
-from partita.costs.collectives import Groups
-from partita.costs.patterns import Patterns
+from partita.costs.collectives import Groups, Patterns
 
 
 @dataclass(frozen=True)

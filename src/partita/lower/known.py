@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partita.cluster import Cluster
-from partita.costs.collectives import Collectives
+from partita.costs.collectives import Collectives, Patterns
 from partita.costs.layouts import Layout
-from partita.costs.patterns import Patterns
 from partita.errors import PlanError
 from partita.graph.chain import Repeat, longest_repeat
 from partita.graph.rebatch import batch_of, rebatch

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.patterns import Patterns
+from partita.costs.collectives import Patterns
 from partita.search.joint.cuts import best_cuts
 from partita.search.joint.groupings import (
     device_groupings,

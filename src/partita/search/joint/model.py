@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from partita.cluster import Cluster
-from partita.costs.collectives import Collectives
+from partita.costs.collectives import Collectives, Patterns
 from partita.costs.memory import model_memory, workspace_bytes
-from partita.costs.patterns import Patterns
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import LEVELS, Keep
 from partita.errors import GraphError
