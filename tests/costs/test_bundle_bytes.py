@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.bundles import MEMORY_SHARE, best_bundle, gather_start
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import MEMORY_SHARE, best_bundle, gather_start
 from partita.plans import Axis, Mesh
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import SplitChoice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from partita.cluster import resolve
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.splits import routed_pairs

@@ -9,6 +9,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import moved_parts, transfer_seconds
 from partita.engine import run
 from partita.errors import PlanError
 from partita.export.job import fitting_targets
@@ -26,7 +27,6 @@ from partita.jobs.torch_schedule import schedule_of_plan
 from partita.jobs.workload import load
 from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_of, refusal
-from partita.lower.transfer import moved_parts, transfer_seconds
 from partita.meaning import Purpose
 from partita.plans import (
     Axis,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph import GraphBuilder
 from partita.graph.splits import routed_pairs

@@ -40,21 +40,22 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.bundles import best_bundle, gather_start
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
     Layout,
     Reduction,
+    best_bundle,
     common_layout,
     conversion_seconds,
+    gather_start,
     gradient_reductions,
     gradient_target,
     num_shards,
+    token_groups,
     zero_axes,
 )
 from partita.costs.roofline import Split, op_cost
-from partita.costs.routing import token_groups
 from partita.graph.backward import recomputable
 from partita.graph.loops import Access, Nest, loop_nest
 from partita.graph.record import Call, Graph, Op, Tensor, dtype_bytes

@@ -13,12 +13,12 @@ import numpy as np
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Groups
+from partita.costs.layouts import paired
 from partita.jobs.explain_links import Links
 from partita.jobs.explain_time import Shares, TimeItem, TimelineWalk, add, scaled
 from partita.jobs.idle import BLOCK_PHASES
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
-from partita.lower.transfer import paired
 from partita.meaning import COMMUNICATION, Phase, Purpose, Work
 from partita.plans import Schedule, Stage, device_groups, runs_once
 from partita.program import Body, Kind, Program

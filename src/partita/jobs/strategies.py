@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.loops import Access, loop_nest
 from partita.graph.record import Graph, Op

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives, Patterns
-from partita.costs.layouts import Layout
+from partita.costs.layouts import Layout, transfer_seconds
 from partita.errors import PlanError
 from partita.graph.chain import Repeat, longest_repeat
 from partita.graph.rebatch import batch_of, rebatch
@@ -19,7 +19,6 @@ from partita.graph.record import Graph, Op
 from partita.lower.blocks import BlockPhase, Blocks, Run, stage_blocks
 from partita.lower.context import drawn_devices
 from partita.lower.pieces import WHOLE, Homes, Shorter, piece, shortened
-from partita.lower.transfer import transfer_seconds
 from partita.plans import Mesh, Stage
 
 RUNS_TIMED = (2, 3)  # a deep stage with so many runs of its pattern: a line has two points

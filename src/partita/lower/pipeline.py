@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.bundles import stage_bundles
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import paired, sent_pairs, stage_bundles
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
@@ -36,7 +36,6 @@ from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
 from partita.lower.sends import Sends, StageSend, Tied, sends_of
 from partita.lower.stage import lower_stage
-from partita.lower.transfer import paired, sent_pairs
 from partita.meaning import Phase, Purpose, Value, Work
 from partita.plans import Overlap, Schedule, Stage, device_groups, group_devices, runs_once
 from partita.program import Body, Kind, Program, ProgramBuilder
