@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from partita.costs.fusion import is_written
-from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
+from partita.costs.memory import kept_bytes, temporary_bytes
 from partita.costs.roofline import op_by_op_s, op_cost
 from partita.costs.sharding import ways_of
 from partita.graph.loops import loop_nest

@@ -5,7 +5,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.costs.saved import SavedReads
+from partita.costs.memory import SavedReads
 from partita.costs.sharding import SplitChoice
 from partita.engine import run
 from partita.graph import GraphBuilder, training_graph

@@ -6,8 +6,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.costs.memory import kept_alike, later_readers
 from partita.costs.sharding import SplitChoice
-from partita.costs.tied import kept_alike, later_readers
 from partita.engine import run
 from partita.jobs.workload import load
 from partita.lower import lower_plan

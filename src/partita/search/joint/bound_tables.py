@@ -20,8 +20,8 @@ from partita.costs.layouts import (
     num_shards,
     zero_axes,
 )
+from partita.costs.memory import is_view
 from partita.costs.roofline import Split, op_cost
-from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
 from partita.graph.record import Call, Graph, Op, dtype_bytes

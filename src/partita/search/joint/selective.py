@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from partita.cluster import DeviceKind
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import Layout, conversion, conversion_seconds, num_shards
+from partita.costs.memory import Dims, SavedReads
 from partita.costs.roofline import op_cost
-from partita.costs.saved import Dims, SavedReads
 from partita.costs.sharding import SplitChoice, ways_of
 from partita.graph.backward import CHEAP_KINDS
 from partita.graph.record import Op

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from partita.cluster import Cluster, DeviceKind
+from partita.costs.memory import gradient_bytes
 from partita.costs.roofline import op_cost
-from partita.costs.tied import gradient_bytes
 from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements

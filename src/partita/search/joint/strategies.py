@@ -17,9 +17,10 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
+from partita.costs.memory import SavedReads, kept_alike, later_readers, tied_bytes
+from partita.costs.memory import parameter_state_bytes as state_bytes
 from partita.costs.op_bounds import op_lower_bound_s
 from partita.costs.roofline import Split, op_cost
-from partita.costs.saved import SavedReads
 from partita.costs.sharding import (
     LEVELS,
     Keep,
@@ -31,7 +32,6 @@ from partita.costs.sharding import (
     sharding_model,
     ways_of,
 )
-from partita.costs.tied import kept_alike, later_readers, state_bytes, tied_bytes
 from partita.graph.chain import Folded
 from partita.graph.record import Graph, Op
 from partita.graph.splits import placements
