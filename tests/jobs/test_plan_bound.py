@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.costs.op_bounds import work_bound_s
+from partita.costs.roofline import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph import GraphBuilder
 from partita.graph.backward import KINDS

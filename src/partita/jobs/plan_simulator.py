@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from partita.cluster import Cluster
 from partita.compiled import work_clock
-from partita.costs.op_bounds import work_bound_s
+from partita.costs.roofline import work_bound_s
 from partita.degrees import copied_bytes
 from partita.errors import Attempts
 from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints

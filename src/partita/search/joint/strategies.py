@@ -19,8 +19,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
 from partita.costs.memory import SavedReads, kept_alike, later_readers, tied_bytes
 from partita.costs.memory import parameter_state_bytes as state_bytes
-from partita.costs.op_bounds import op_lower_bound_s
-from partita.costs.roofline import Split, op_cost
+from partita.costs.roofline import Split, op_cost, op_lower_bound_s
 from partita.costs.sharding import (
     LEVELS,
     Keep,
