@@ -9,11 +9,9 @@ pipeline holds as many micro-batches as its schedule has in flight there.
 
 from dataclasses import dataclass, replace
 
+from partita.forecast.inputs import Machine, Strategy, Transformer
 from partita.forecast.layer import BYTES
-from partita.forecast.machine import Machine
 from partita.forecast.stages import StageLayers, stage_layers
-from partita.forecast.strategy import Strategy
-from partita.forecast.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from partita.errors import PlanError
-from partita.forecast.strategy import RECOMPUTE, Strategy, check_divisions, check_strategy
-from partita.forecast.transformer import Transformer
+from partita.forecast.inputs import (
+    RECOMPUTE,
+    Strategy,
+    Transformer,
+    check_divisions,
+    check_strategy,
+)
 
 
 def neighbours(

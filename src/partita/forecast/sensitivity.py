@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partita.forecast.compare import equal
-from partita.forecast.machine import Machine
+from partita.forecast.inputs import Machine, Strategy
 from partita.forecast.neighbours import neighbours
 from partita.forecast.predict import Forecast, forecast
-from partita.forecast.strategy import Strategy
 from partita.showing import plot_of, repr_html, table_of
 
 # What is moved together: a name, what gets worse in words, the parameters that grow and shrink.

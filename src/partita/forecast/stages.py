@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from partita.forecast.strategy import Strategy
-from partita.forecast.transformer import Transformer
+from partita.forecast.inputs import Strategy, Transformer
 
 
 @dataclass(frozen=True, slots=True)

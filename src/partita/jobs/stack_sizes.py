@@ -4,7 +4,7 @@ import functools
 from collections import defaultdict
 from dataclasses import dataclass
 
-from partita.forecast.transformer import ExpertLayers, Transformer
+from partita.forecast.inputs import ExpertLayers, Transformer
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op
 from partita.jobs.framework_plan import layer_stack
