@@ -10,9 +10,8 @@ from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
 from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit
 from partita.forecast.inputs import Strategy
-from partita.forecast.memory import MemoryParts
+from partita.forecast.memory import MemoryParts, StageLayers, stage_layers
 from partita.forecast.sensitivity import Sensitivity, Shift
-from partita.forecast.stages import StageLayers, stage_layers
 from partita.report.summary import MEMORY_ERROR
 
 FORMAT = "partita/forecast@1"
