@@ -8,7 +8,7 @@ from partita.notebook.table import ResultTable, Value
 if TYPE_CHECKING:
     from partita.cluster import Cluster
     from partita.forecast import Forecast
-    from partita.forecast.sensitivity import Sensitivity
+    from partita.forecast.compare import Sensitivity
     from partita.gpu.accelerate.report import AcceleratedReport
     from partita.gpu.rtasks.outcome import Outcome
     from partita.gpu.streams.api import Streamed

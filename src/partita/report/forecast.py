@@ -8,10 +8,16 @@ from partita import units
 from partita.costs.physics import MEMORY, around
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
-from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit
+from partita.forecast.compare import (
+    FittingChange,
+    Sensitivity,
+    Shift,
+    Shortage,
+    shortages,
+    ways_to_fit,
+)
 from partita.forecast.inputs import Strategy
 from partita.forecast.memory import MemoryParts, StageLayers, stage_layers
-from partita.forecast.sensitivity import Sensitivity, Shift
 from partita.report.summary import MEMORY_ERROR
 
 FORMAT = "partita/forecast@1"
