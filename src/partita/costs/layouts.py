@@ -120,6 +120,21 @@ def gradient_reductions(layout: Layout, axes: Sequence[Axis], level: int) -> tup
     return (*inner, *across)
 
 
+class Reductions:
+    """Reductions of gradients on one mesh, those of each layout and ZeRO stage worked out once."""
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        self.axes = axes
+        self._known: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
+
+    def __call__(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
+        """What `gradient_reductions` says."""
+        steps = self._known.get((layout, level))
+        if steps is None:
+            steps = self._known[layout, level] = gradient_reductions(layout, self.axes, level)
+        return steps
+
+
 def common_layout(layouts: Sequence[Layout]) -> Layout:
     """One layout for tensors that are added: equal ones stay, shards win, else replicas."""
     return tuple(

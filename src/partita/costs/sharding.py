@@ -44,12 +44,11 @@ from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
     Layout,
-    Reduction,
+    Reductions,
     best_bundle,
     common_layout,
     conversion_seconds,
     gather_start,
-    gradient_reductions,
     gradient_target,
     num_shards,
     token_groups,
@@ -425,7 +424,7 @@ class _ShardingBuilder:
         self.tied: set[int] = set()
         self.copied: dict[Layout, tuple[int, ...]] = {}
         self.shards: dict[Layout, float] = {}
-        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
+        self.reductions = Reductions(self.axes)
         self.conversions = Conversions(self.ways, self.groups, collectives)
         self.starting: dict[tuple[str, int], float] = {}  # of a bucket, beside its bandwidth
 
@@ -637,13 +636,6 @@ class _ShardingBuilder:
         self._gradient_sums(op, choice, sent)
         return sent
 
-    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
-        key = (layout, level)
-        steps = self.reductions.get(key)
-        if steps is None:
-            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
-        return steps
-
     def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
         """Reductions of gradients; those of a tied parameter are added up and reduced once."""
         share = 1.0 if choice.zero == 3 else self.once
@@ -657,7 +649,7 @@ class _ShardingBuilder:
                     continue
                 have = self._makes(nest, access, choice.dims)
                 size = self.graph.tensor(name).size_bytes / self._shards(have)
-                for step in self._reductions(have, choice.zero):
+                for step in self.reductions(have, choice.zero):
                     own = self._in_bucket(step.collective, step.part * size, step.axis)
                     if step.across and choice.zero == 3:
                         sent.ends += self.once * own[0]

@@ -1,18 +1,17 @@
 """What a forecast is of: a transformer, a strategy to run it by, a machine.
 
-Transformer: the numbers that say what a stack of equal layers computes and holds.
-
-Dense or with experts, grouped-query or latent attention (DeepSeek's MLA), gated or plain
+A `Transformer` is the numbers that say what a stack of equal layers computes and holds: dense or
+with experts, grouped-query or latent attention (DeepSeek's MLA), gated or plain
 feed-forward. Parameters of a layer are those of its matrices, biases and norms; FLOPs count a
 multiplication and an addition as two and causal attention as the half that is needed.
 
-Strategy: how a transformer is spread over devices, in the field's words, and what is wrong.
+A `Strategy` says how it is spread over devices, in the field's words; `check_strategy` what is
+wrong.
 
-world = tp x cp x dp x pp        experts are spread over ep ranks of the dp x cp x tp ones
-batch = micro_batch x num_microbatches x dp
+    world = tp x cp x dp x pp        experts are spread over ep ranks of the dp x cp x tp ones
+    batch = micro_batch x num_microbatches x dp
 
-Machine: what a forecast needs of a cluster of equal devices: kind, nodes, two bandwidths.
-
+A `Machine` is what a forecast needs of a cluster of equal devices: kind, nodes, two bandwidths.
 Times of collectives follow the ring: of n bytes over p ranks, q of them in a node,
 
     inside      fixed + volume / bandwidth of the wires inside

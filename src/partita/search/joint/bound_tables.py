@@ -14,9 +14,7 @@ import numpy as np
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import (
-    Layout,
-    Reduction,
-    gradient_reductions,
+    Reductions,
     num_shards,
     zero_axes,
 )
@@ -83,7 +81,7 @@ class _BoundBuilder:
         self.owner, self.tied = self._owners()
         self.kept = self._kept()
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
-        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
+        self.reductions = Reductions(self.axes)
         self.exchanges: dict[tuple[object, ...], Floats] = {}
         self.number = {name: i for i, name in enumerate(model.ops)}
         self.back = Backward(
@@ -245,19 +243,12 @@ class _BoundBuilder:
                     if tied and self.owner[parameter] != op.name:
                         continue
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                    for step in self._reductions(layout, choice.zero):
+                    for step in self.reductions(layout, choice.zero):
                         own = self._bandwidth(step.collective, step.part * size, step.axis)
                         across += own if step.across else 0.0
                         within += 0.0 if step.across else own
                         untied += 0.0 if step.across or tied else own
         return _Sums(within, untied, across)
-
-    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
-        key = (layout, level)
-        steps = self.reductions.get(key)
-        if steps is None:
-            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
-        return steps
 
     def _bandwidth(self, collective: str, size: float, axis: int) -> float:
         return self.collectives.by_bandwidth(collective, size, self.groups[axis])

@@ -17,8 +17,13 @@ import numpy.typing as npt
 from partita.cluster import Cluster, DeviceKind
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import num_shards
-from partita.costs.memory import SavedReads, kept_alike, later_readers, tied_bytes
-from partita.costs.memory import parameter_state_bytes as state_bytes
+from partita.costs.memory import (
+    SavedReads,
+    kept_alike,
+    later_readers,
+    parameter_state_bytes,
+    tied_bytes,
+)
 from partita.costs.roofline import Split, op_cost, op_lower_bound_s
 from partita.costs.sharding import (
     LEVELS,
@@ -331,7 +336,7 @@ class _StrategyReader:
         at = dict(zip(model.ops, map(int, segment_of), strict=True))
         self.saved = SavedReads(graph, at, self.count)
         self.at, self.later = at, later_readers(graph)
-        self.states = state_bytes(graph)
+        self.states = parameter_state_bytes(graph)
 
     def by_segment(self, per_op: Floats) -> Floats:
         """Sums per segment of the folded chain."""
