@@ -9,10 +9,10 @@ from partita.degrees import copied_bytes
 from partita.errors import InputError
 from partita.graph import GraphBuilder
 from partita.jobs.check_plan import check_plan
-from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
     Computation,
     Constraints,
+    check_constraints,
     computation,
     counted,
     parse_constraints,

@@ -5,9 +5,13 @@ import pytest
 from partita.cluster import resolve
 from partita.degrees import axis_names, stage_degrees
 from partita.errors import InputError
-from partita.jobs.constraint_check import check_constraints
-from partita.jobs.constraints import parse_constraints
-from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
+from partita.jobs.constraints import (
+    check_constraints,
+    keep_splits,
+    keeps_degrees,
+    parse_constraints,
+    roles,
+)
 from partita.jobs.plan import plan
 from partita.jobs.simulate import data_parallel
 from partita.plans import Axis

@@ -23,18 +23,20 @@ from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.errors import InputError
 from partita.graph.record import Graph
-from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
     ANYWHERE,
     LINE_SHAPE,
     Constraints,
+    check_constraints,
     computation,
     counted,
+    keep_splits,
+    keeps_degrees,
     parse_constraints,
+    roles,
     settled,
     zero_levels,
 )
-from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
 from partita.jobs.plan_named import all_named, something_at_once, splits_alone
 from partita.jobs.plan_result import Planned, planned
 from partita.jobs.plan_settings import USUAL, PlanSettings

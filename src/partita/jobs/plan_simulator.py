@@ -15,8 +15,7 @@ from partita.compiled import work_clock
 from partita.costs.roofline import work_bound_s
 from partita.degrees import copied_bytes
 from partita.errors import Attempts
-from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints
-from partita.jobs.degree_pins import keeps_degrees
+from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints, keeps_degrees
 from partita.jobs.field import RankedStrategy
 from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL, PlanSettings
