@@ -31,9 +31,9 @@ from partita.cluster import resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.jobs.compare_trace import TraceComparison, compare_trace
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces, trace_path
+from partita.jobs.shapes import searched_schedule
 from partita.jobs.simulate import Simulation, simulate, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load

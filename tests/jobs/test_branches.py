@@ -4,9 +4,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.graph import GraphBuilder, training_graph
-from partita.jobs.branches import branches
 from partita.jobs.check_plan import check_plan
-from partita.jobs.shared_stages import k_shape, shape_plan
+from partita.jobs.shapes import branches, k_shape, shape_plan
 from partita.jobs.workload import load
 
 

@@ -13,10 +13,10 @@ from partita.cluster import resolve
 from partita.errors import PlanError
 from partita.graph import GraphBuilder
 from partita.graph.files import write_graph
-from partita.jobs.carried import code_of, load_cluster, load_model
 from partita.jobs.check_plan import check_plan
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate
+from partita.jobs.workload import code_of, load_cluster, load_model
 from partita.plans import ModelRef, Plan, read_plan
 from partita.search.base import Stop
 

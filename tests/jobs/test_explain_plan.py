@@ -24,10 +24,9 @@ from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
 from partita.jobs.explain_rows import unaligned_rows
 from partita.jobs.explain_time import TimeItem, TimelineWalk, parts_of
 from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
-from partita.jobs.pipelines import PIPELINES
 from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel, simulate_stages
-from partita.jobs.strategies import STRATEGIES
+from partita.jobs.strategies import PIPELINES, STRATEGIES
 from partita.jobs.workload import load
 from partita.meaning import Purpose, Value, Work
 from partita.plans import Alternative, Schedule, Stage

@@ -11,12 +11,19 @@ from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
 from partita.graph.chain import chain_of
 from partita.jobs.compare import named_plans
-from partita.jobs.field import FIELD, FieldSettings, field_plans, ranked_field, whole_field
-from partita.jobs.framework_plan import FrameworkStrategy, framework_plan
-from partita.jobs.mixed import by_kind, cuts_by_speed, unequal
+from partita.jobs.frameworks import (
+    FIELD,
+    FieldSettings,
+    FrameworkStrategy,
+    field_plans,
+    framework_plan,
+    ranked_field,
+    stack_sizes,
+    whole_field,
+)
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
-from partita.jobs.stack_sizes import stack_sizes
+from partita.jobs.strategies import by_kind, cuts_by_speed, unequal
 from partita.jobs.workload import load
 from partita.lower import lower_plan
 from partita.search.base import Stop

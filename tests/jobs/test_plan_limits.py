@@ -9,8 +9,7 @@ from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
-from partita.jobs.plan_result import _ending
-from partita.jobs.plan_simulator import Clock
+from partita.jobs.plan_simulator import Clock, _ending
 from partita.jobs.workload import load
 from partita.problems.joint import Cell
 from partita.search.base import Status, Stop

@@ -8,8 +8,7 @@ import pytest
 
 import partita
 from partita.jobs.shard import shard
-from partita.jobs.simulate import simulate
-from partita.jobs.tried import MOST_DEVICES, sketch
+from partita.jobs.simulate import MOST_DEVICES, simulate, sketch
 from partita.plans import plan_from_json
 from partita.program import Kind, ProgramBuilder
 from partita.timeline import WHOLE, Timeline

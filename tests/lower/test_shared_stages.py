@@ -19,9 +19,8 @@ from partita.graph.splits import REPLICATE, TensorPlacement
 from partita.jobs.check_plan import check_plan
 from partita.jobs.explain_account import account_of
 from partita.jobs.explain_memory import memory_account
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
-from partita.jobs.shared_stages import m_shape, shape_plan
+from partita.jobs.shapes import m_shape, searched_schedule, shape_plan
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.jobs.torch_schedule import schedule_of_plan
 from partita.jobs.workload import load

@@ -17,7 +17,7 @@ from partita.errors import FileError
 from partita.export.scope import ExportScope
 from partita.graph.record import Op
 from partita.graph.work import VIEWS
-from partita.jobs.framework_plan import (
+from partita.jobs.frameworks import (
     NORMS,
     FrameworkStrategy,
     LayerStack,

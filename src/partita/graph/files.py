@@ -592,8 +592,6 @@ def schema_record() -> type:
     return _Graph
 
 
-__all__ = ["WRITERS", "read_graph", "unknown_kinds", "write_graph"]
-
 WRITERS: dict[str, Callable[[Graph], bytes | str]] = {
     ".json": lambda graph: encode_json(to_json(graph)),
     ".txt": to_text,

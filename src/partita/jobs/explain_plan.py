@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
-from partita.jobs.carried import load_cluster
 from partita.jobs.explain_account import Account, GroupAccount, account_of
 from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
@@ -18,6 +17,7 @@ from partita.jobs.explain_shifts import PlanSensitivity, sensitivity
 from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
+from partita.jobs.workload import load_cluster
 from partita.plans import Alternative, Plan
 from partita.showing import plot_of, repr_html, table_of
 

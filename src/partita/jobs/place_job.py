@@ -13,7 +13,6 @@ from partita import __version__
 from partita.compiled import work_clock
 from partita.costs.placement import PlacementModel
 from partita.errors import VerificationError
-from partita.jobs.carried import carried_file, cluster_ref
 from partita.jobs.place_file import SavedPlacement, stages_of
 from partita.jobs.place_inputs import Subject
 from partita.jobs.place_moves import changes, cuts
@@ -25,6 +24,7 @@ from partita.jobs.place_program import (
 )
 from partita.jobs.place_result import Placed, SimulatedPlacement
 from partita.jobs.place_trace import exprimo_timeline
+from partita.jobs.workload import carried_file, cluster_ref
 from partita.plans import CarriedFile, Origin, Plan, Prediction
 from partita.problems.placement import (
     PlacementProblem,

@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from partita.cluster import Cluster
 from partita.engine import run
 from partita.errors import FileError
-from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.run_trace import RankTrace, TaskTime, check_plan_of
-from partita.jobs.workload import Workload
+from partita.jobs.workload import Workload, load_cluster, load_model
 from partita.lower import Lowered, lower_plan
 from partita.meaning import COMMUNICATION, Purpose, Work
 from partita.plans import Plan

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from partita.cluster import Cluster
 from partita.cluster.presets import changed
-from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.moving import Moves, moves
-from partita.jobs.plan_result import Planned
+from partita.jobs.plan_simulator import Planned
+from partita.jobs.workload import load_cluster, load_model
 from partita.plans import Plan
 
 

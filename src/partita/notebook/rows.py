@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partita.jobs.kineto import KinetoComparison
     from partita.jobs.partition import Partitioned
     from partita.jobs.place_result import Placed
-    from partita.jobs.plan_result import Planned
+    from partita.jobs.plan_simulator import Planned
     from partita.jobs.rtasks import FusedPlan
     from partita.jobs.schedule import ScheduleResult
     from partita.jobs.shard import Sharding

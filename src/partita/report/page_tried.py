@@ -7,8 +7,7 @@ from partita import units
 from partita.costs.physics import around
 from partita.jobs.other_orders import OtherOrder
 from partita.jobs.pareto import pareto_front
-from partita.jobs.simulate import Simulation
-from partita.jobs.tried import sketch
+from partita.jobs.simulate import Simulation, sketch
 from partita.plans import Plan
 from partita.report.figures import Mark, interval_bars, linear_axes, scatter
 from partita.report.html_parts import folded

@@ -20,7 +20,7 @@ from partita.jobs.forecast import forecast_model
 from partita.jobs.forecast_timeline import forecast_timeline
 from partita.jobs.memory_parts import PARTS, MemoryCurves, memory_parts
 from partita.jobs.plan import plan
-from partita.jobs.plan_result import Planned
+from partita.jobs.plan_simulator import Planned
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.jobs.simulate import Simulation, data_parallel, simulate_stage
 from partita.jobs.workload import Workload, load

@@ -25,7 +25,7 @@ from partita.errors import PartitaError, PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
 from partita.graph.rebatch import batch_dims, rebatch
 from partita.graph.record import multiplied_in
-from partita.jobs.carried import load_cluster
+from partita.jobs.workload import load_cluster
 from partita.lower import lower_plan
 from partita.lower.pipeline import Lowered
 from partita.plans import Plan, read_plan
