@@ -10,8 +10,7 @@ from partita.engine import run
 from partita.graph import GraphBuilder, training_graph
 from partita.jobs.simulate import data_splits
 from partita.lower import Memo, blocks, pipeline
-from partita.lower.alike import structure
-from partita.lower.known import microbatch_graph
+from partita.lower.known import microbatch_graph, structure
 from partita.lower.pieces import homes, piece
 from partita.lower.pipeline import lower_pipeline
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage

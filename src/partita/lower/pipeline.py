@@ -28,10 +28,16 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
-from partita.lower.alike import structure, with_names
 from partita.lower.blocks import Blocks, Run, StageBodies, stage_bodies
 from partita.lower.context import MAX_DRAWN, first_of_kinds
-from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
+from partita.lower.known import (
+    Memo,
+    known_blocks,
+    microbatch_graph,
+    structure,
+    with_backward,
+    with_names,
+)
 from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
 from partita.lower.sends import Sends, StageSend, Tied, sends_of
