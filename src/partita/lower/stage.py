@@ -7,11 +7,10 @@ from partita.costs.collectives import Collectives
 from partita.costs.roofline import OpCost, Split
 from partita.graph.record import Graph
 from partita.lower.context import MAX_DRAWN, context_of, drawn_devices
-from partita.lower.network import NetworkOrder, Recorded
 from partita.lower.ops import run_ops, settle_outputs
 from partita.lower.parameters import flush_all, resident_bytes, update_all
 from partita.lower.pieces import homes, piece
-from partita.lower.writer import Writer
+from partita.lower.writer import NetworkOrder, Recorded, Writer
 from partita.meaning import Phase
 from partita.plans import Stage
 from partita.program import Program
