@@ -7,7 +7,7 @@ from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.engine import run
 from partita.graph import GraphBuilder, training_graph
-from partita.lower.stage import lower_stage
+from partita.lower.ops import lower_stage
 from partita.meaning import Purpose
 from partita.plans import PREFETCH, Axis, Mesh, OpSplit, Stage
 from partita.program import Kind

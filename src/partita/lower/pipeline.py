@@ -38,10 +38,10 @@ from partita.lower.known import (
     with_backward,
     with_names,
 )
+from partita.lower.ops import lower_stage
 from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
 from partita.lower.sends import Sends, StageSend, Tied, sends_of
-from partita.lower.stage import lower_stage
 from partita.meaning import Phase, Purpose, Value, Work
 from partita.plans import Overlap, Schedule, Stage, device_groups, group_devices, runs_once
 from partita.program import Body, Kind, Program, ProgramBuilder
