@@ -17,8 +17,8 @@ from partita.problems import sharding
 from partita.problems.sharding import Floats, ShardingProblem, evaluate
 from partita.search.base import Status, Stop
 from partita.search.sharding import branch, exact, restrict
-from partita.search.sharding.ascent import Keeper, View
 from partita.search.sharding.brute import BruteSharding
+from partita.search.sharding.dual import Keeper, View
 from partita.search.sharding.exact import ExactSharding
 from tests.quickness import least_cpu_s
 

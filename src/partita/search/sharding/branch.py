@@ -12,8 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from partita.search.sharding.ascent import Ascent, Choices, Keeper, View
-from partita.search.sharding.dual import Dual, resumed
+from partita.search.sharding.dual import Ascent, Choices, Dual, Keeper, View, resumed
 from partita.search.sharding.eliminate import Elimination
 from partita.search.sharding.network import Flags, ShardingNetwork
 from partita.search.sharding.order import Order, quick_order
