@@ -51,8 +51,8 @@ from partita.search.sharding.network import (
     add_costs,
     copy_costs,
     lists,
+    restricted,
 )
-from partita.search.sharding.restrict import restricted
 
 ROUNDING = 1e-12  # by how much a sum may be off, relative to what was added up
 

@@ -19,10 +19,9 @@ from partita.errors import ProblemError
 from partita.problems.sharding import ShardingProblem, ShardingSolution, own_costs
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
 from partita.search.sharding.branch import Branching, eliminate_all
-from partita.search.sharding.build import network_of
 from partita.search.sharding.dual import Ascent, Choices, Dual, Keeper, View
 from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Pairwise, SearchStopped
+from partita.search.sharding.network import Pairwise, SearchStopped, network_of
 from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
 
 MOST_CELLS = 2**40
