@@ -14,7 +14,13 @@ from test_sharding_search import clique, path, tiny_problems
 from partita.problems.sharding import Floats, Ints, ShardingProblem, ShardingSolution, evaluate
 from partita.search.sharding import eliminate
 from partita.search.sharding.dual import dual_of, improve, resumed, sweep
-from partita.search.sharding.eliminate import Elimination
+from partita.search.sharding.eliminate import (
+    Elimination,
+    Order,
+    best_order,
+    narrow_order,
+    quick_order,
+)
 from partita.search.sharding.network import (
     Pairwise,
     SearchStopped,
@@ -22,7 +28,6 @@ from partita.search.sharding.network import (
     network_of,
     restricted,
 )
-from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
 
 PLENTY = 10**9
 seeds = st.integers(0, 2**32)

@@ -20,9 +20,14 @@ from partita.problems.sharding import ShardingProblem, ShardingSolution, own_cos
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
 from partita.search.sharding.branch import Branching, eliminate_all
 from partita.search.sharding.dual import Ascent, Choices, Dual, Keeper, View
-from partita.search.sharding.eliminate import Elimination
+from partita.search.sharding.eliminate import (
+    Elimination,
+    Order,
+    best_order,
+    narrow_order,
+    quick_order,
+)
 from partita.search.sharding.network import Pairwise, SearchStopped, network_of
-from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
 
 MOST_CELLS = 2**40
 QUICK_CELLS = 100_000_000  # to join in an elimination without further thought, about 0.1 s
