@@ -11,7 +11,7 @@ from partita.costs.sharding import dims_of
 from partita.graph import GraphBuilder
 from partita.graph.splits import routed_pairs
 from partita.plans import Axis, Mesh, OpSplit, Stage
-from partita.verify.routing import unlike_routings
+from partita.verify.pipelines import unlike_routings
 
 torch = pytest.importorskip("torch")
 from partita.run.local.compute import routing_groups  # noqa: E402
