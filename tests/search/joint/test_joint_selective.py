@@ -16,7 +16,7 @@ from partita.problems.joint import Cell, stage_cost, strategy_of
 from partita.search.joint.bound_selective import Freed
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.model import JointModel
-from partita.search.joint.selective import Again, Selective
+from partita.search.joint.strategies import Again, Selective
 
 CLUSTER = resolve("8xA100")
 MESH = Mesh((Axis("x", 8),), tuple(range(8)))
