@@ -13,7 +13,7 @@ from partita.jobs.workload import load
 from partita.lower import lower_plan
 from partita.plans import Axis, Mesh
 from partita.problems.joint import Cell, stage_cost, strategy_of
-from partita.search.joint.bound_selective import Freed
+from partita.search.joint.bound_segments import Freed
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.model import JointModel
 from partita.search.joint.strategies import Again, Selective

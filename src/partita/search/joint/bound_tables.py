@@ -24,9 +24,16 @@ from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_
 from partita.graph.chain import Folded
 from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import communication, placements, shares_between
-from partita.search.joint.bound_backward import BACKWARD, Backward, Near
-from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
-from partita.search.joint.bound_selective import Cheap, Freed
+from partita.search.joint.bound_segments import (
+    BACKWARD,
+    Backward,
+    BoundSegments,
+    Cheap,
+    Floats,
+    Freed,
+    Near,
+    Solve,
+)
 
 
 def bound_segments(
