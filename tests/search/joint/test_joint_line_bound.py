@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.schedules.named import NAMED
-from partita.search.joint.line_bound import (
+from partita.search.joint.order_bounds import (
+    VirtualOrders,
     least_cuts_s,
     paths_of,
     range_costs,
     range_sums,
+    refused,
 )
-from partita.search.joint.orders import refused
-from partita.search.joint.virtual_bound import VirtualOrders
 from tests.search.joint.order_runs import chain, seconds_of, simulated
 
 SECONDS = st.sampled_from([0.0, 1.0, 2.0, 5.0]) | st.floats(0, 6)

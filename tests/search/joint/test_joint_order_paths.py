@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partita.schedules.named import NAMED
-from partita.search.joint.order_paths import (
+from partita.search.joint.order_bounds import (
     USUAL_PATHS,
     _longest,
     order_blocks,

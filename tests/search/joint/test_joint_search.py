@@ -21,7 +21,7 @@ from partita.search.joint.brute import Brute, num_solutions, solutions
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.interleaved import InterleavedSettings
 from partita.search.joint.likely_cells import LikelyCells
-from partita.search.joint.orders import in_flight
+from partita.search.joint.order_bounds import in_flight
 from partita.search.joint.space_bound import SpaceBound
 from tests.search.contract import SearchContract
 from tests.search.joint.joint_problems import chain, tiny_problems

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.schedules.named import NAMED
-from partita.search.joint.shared_out import Rounds, least_cap, loads_of
+from partita.search.joint.order_bounds import Rounds, least_cap, loads_of
 
 WORK = st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.5]), min_size=2, max_size=7)
 

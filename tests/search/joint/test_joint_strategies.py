@@ -16,7 +16,7 @@ from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.groupings import mesh_of
 from partita.search.joint.model import JointModel
-from partita.search.joint.orders import in_flight
+from partita.search.joint.order_bounds import in_flight
 from partita.search.joint.ranges import tied_ranges
 
 

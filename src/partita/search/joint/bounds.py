@@ -32,9 +32,15 @@ import numpy.typing as npt
 
 from partita.schedules.named import NAMED
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
-from partita.search.joint.line_bound import Paths, SegmentSeconds, least_cuts_s, range_sums
+from partita.search.joint.order_bounds import (
+    Paths,
+    SegmentSeconds,
+    VirtualOrders,
+    first_waits,
+    least_cuts_s,
+    range_sums,
+)
 from partita.search.joint.strategies import MeshStrategies
-from partita.search.joint.virtual_bound import VirtualOrders, first_waits
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[float, float], float]

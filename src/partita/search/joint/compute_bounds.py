@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partita.problems.joint import Cell
-from partita.search.joint.line_bound import (
+from partita.search.joint.model import JointModel
+from partita.search.joint.order_bounds import (
     Floats,
     Paths,
     SegmentSeconds,
     Sources,
+    VirtualOrders,
     least_cuts_s,
     paths_of,
     range_costs,
+    refused,
 )
-from partita.search.joint.model import JointModel
-from partita.search.joint.orders import refused
 from partita.search.joint.strategies import MeshStrategies
-from partita.search.joint.virtual_bound import VirtualOrders
 
 
 @dataclass
