@@ -25,11 +25,10 @@ from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.bound_segments import Multipliers
-from partita.search.joint.bounds import fewest_in_flight
+from partita.search.joint.bounds import PlanBounds, fewest_in_flight
 from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
 from partita.search.joint.order_bounds import refused
-from partita.search.joint.plan_bounds import PlanBounds
 
 QUICK = Stop(gap=0.0)
 ROUNDING = 1e-9
