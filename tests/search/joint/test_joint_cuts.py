@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.collectives import Patterns
-from partita.search.joint.cuts import best_cuts
+from partita.search.joint.cuts import LayerRanges, best_cuts, joined, range_peaks, range_sums
 from partita.search.joint.groupings import (
     device_groupings,
     divisors,
@@ -19,7 +19,6 @@ from partita.search.joint.groupings import (
 )
 from partita.search.joint.interleaved import Interleaved
 from partita.search.joint.looped_rounds import round_ends
-from partita.search.joint.ranges import LayerRanges, joined, range_peaks, range_sums
 
 
 def table(seconds, held, saved):

@@ -14,10 +14,10 @@ from partita.lower import lower_plan
 from partita.problems.joint import Cell, TiedBytes, stage_cost, strategy_of
 from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.candidates import Candidates
+from partita.search.joint.cuts import tied_ranges
 from partita.search.joint.groupings import mesh_of
 from partita.search.joint.model import JointModel
 from partita.search.joint.order_bounds import in_flight
-from partita.search.joint.ranges import tied_ranges
 
 
 def candidate_of(model, batch, cluster, count, allow=lambda *_: True, **options):

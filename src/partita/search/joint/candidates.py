@@ -21,9 +21,8 @@ from partita.problems.joint import (
     pace_s,
     stage_cost,
 )
-from partita.search.joint.cuts import SLACKS, best_cuts
+from partita.search.joint.cuts import SLACKS, Option, Table, best_cuts, table_of
 from partita.search.joint.interleaved import USUAL, Interleaved, InterleavedSettings
-from partita.search.joint.ranges import Option, Table, table_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partita.search.joint.cuts import SLACKS, Cuts, cuts_with_slack
+from partita.search.joint.cuts import SLACKS, Cuts, Floats, Ints, LayerRanges, cuts_with_slack
 from partita.search.joint.looped_rounds import round_ends
-from partita.search.joint.ranges import Floats, Ints, LayerRanges
 
 NOTHING = 1e-9  # differences by rounding
 Tables = list[tuple[Floats, Ints]]
