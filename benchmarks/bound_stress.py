@@ -23,9 +23,9 @@ from partita.jobs.workload import load
 from partita.lower import Memo
 from partita.problems.joint import Cell, JointSolution
 from partita.search.joint.bounds import PlanBounds
+from partita.search.joint.candidates import USUAL_INTERLEAVED as USUAL
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.cuts import SLACKS
-from partita.search.joint.interleaved import USUAL
 from partita.search.joint.model import JointModel
 
 CASES = (

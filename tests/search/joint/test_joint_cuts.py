@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.collectives import Patterns
+from partita.search.joint.candidates import Interleaved, round_ends
 from partita.search.joint.cuts import LayerRanges, best_cuts, joined, range_peaks, range_sums
 from partita.search.joint.groupings import (
     device_groupings,
@@ -17,8 +18,6 @@ from partita.search.joint.groupings import (
     mesh_shapes,
     weighted_meshes,
 )
-from partita.search.joint.interleaved import Interleaved
-from partita.search.joint.looped_rounds import round_ends
 
 
 def table(seconds, held, saved):

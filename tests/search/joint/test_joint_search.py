@@ -18,8 +18,7 @@ from partita.search.base import Status
 from partita.search.joint import SEARCHES
 from partita.search.joint.auto import Auto
 from partita.search.joint.brute import Brute, num_solutions, solutions
-from partita.search.joint.candidates import Candidates
-from partita.search.joint.interleaved import InterleavedSettings
+from partita.search.joint.candidates import Candidates, InterleavedSettings
 from partita.search.joint.likely_cells import LikelyCells
 from partita.search.joint.order_bounds import in_flight
 from partita.search.joint.space_bound import SpaceBound
