@@ -26,7 +26,7 @@ from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.bounds import PlanBounds, fewest_in_flight
-from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
 from partita.search.joint.order_bounds import refused
 

@@ -15,7 +15,7 @@ from partita.problems.joint import Cell
 from partita.search.base import Status, Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.candidates import Candidates
-from partita.search.joint.likely_cells import LikelyCells
+from partita.search.joint.cells import LikelyCells
 from partita.search.joint.model import JointModel
 
 

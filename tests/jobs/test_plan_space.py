@@ -23,7 +23,7 @@ from partita.lower import Memo
 from partita.lower.orders import refusal
 from partita.plans import OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
-from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.order_bounds import refused
 
 BATCH = 4

@@ -22,7 +22,7 @@ from partita.jobs.plan_settings import USUAL, AdviceSettings
 from partita.lower import Memo, lower_plan
 from partita.problems.joint import Cell, JointSolution
 from partita.search.joint.candidates import Candidates
-from partita.search.joint.groupings import divisors
+from partita.search.joint.cells import divisors
 from partita.search.joint.model import JointModel
 
 NO_ADVICE = "use many more or larger devices, or a smaller batch"

@@ -47,7 +47,7 @@ from partita.errors import InputError
 from partita.graph.record import FLOATS, Call, Graph
 from partita.plans import CHECKPOINTING, EXECUTIONS, ZERO_STAGES, Axis, Stage
 from partita.schedules.named import NAMED
-from partita.search.joint.groupings import (
+from partita.search.joint.cells import (
     device_groupings,
     divisors,
     mesh_shapes,

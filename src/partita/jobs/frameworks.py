@@ -57,7 +57,7 @@ from partita.graph.record import Graph, Op
 from partita.jobs.simulate import data_splits
 from partita.jobs.strategies import SEQUENCE, feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
-from partita.search.joint.groupings import divisors
+from partita.search.joint.cells import divisors
 
 
 @dataclass(frozen=True)

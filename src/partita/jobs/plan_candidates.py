@@ -38,7 +38,7 @@ from partita.jobs.shard import shard
 from partita.jobs.strategies import PIPELINES, STRATEGIES, by_kind, kinds_of, unequal
 from partita.plans import Plan, Schedule, Stage, device_groups
 from partita.search.base import Result, Status
-from partita.search.joint.groupings import divisors
+from partita.search.joint.cells import divisors
 
 log = logging.getLogger("partita")
 

@@ -55,7 +55,7 @@ from partita.graph.splits import REPLICATE, TensorPlacement, output_placement, r
 from partita.graph.work import flops
 from partita.jobs.simulate import data_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
-from partita.search.joint.groupings import divisors
+from partita.search.joint.cells import divisors
 
 MATRICES = frozenset({"linear", "expert_linear"})
 MOST_INNER = 64

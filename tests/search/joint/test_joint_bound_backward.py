@@ -21,7 +21,7 @@ from partita.lower.blocks import stage_blocks
 from partita.lower.pieces import homes, piece
 from partita.plans import OpSplit, Stage
 from partita.search.joint.bound_tables import bound_segments
-from partita.search.joint.groupings import mesh_of
+from partita.search.joint.cells import mesh_of
 
 ROUNDING = 1e-9
 

@@ -14,8 +14,8 @@ from partita.lower import lower_plan
 from partita.problems.joint import Cell, TiedBytes, stage_cost, strategy_of
 from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.candidates import Candidates
+from partita.search.joint.cells import mesh_of
 from partita.search.joint.cuts import tied_ranges
-from partita.search.joint.groupings import mesh_of
 from partita.search.joint.model import JointModel
 from partita.search.joint.order_bounds import in_flight
 

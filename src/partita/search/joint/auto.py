@@ -33,10 +33,9 @@ from partita.search.base import (
 from partita.search.joint.brute import num_solutions, solutions
 from partita.search.joint.candidates import USUAL_INTERLEAVED as USUAL
 from partita.search.joint.candidates import Candidates, InterleavedSettings, JointCandidate
+from partita.search.joint.cells import USUAL_CELLS, LikelyCells, SpaceBound, likely_groupings
 from partita.search.joint.cuts import SLACKS
 from partita.search.joint.evaluator import Evaluation, Evaluator, Formula
-from partita.search.joint.likely_cells import USUAL_CELLS, LikelyCells, likely_groupings
-from partita.search.joint.space_bound import SpaceBound
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from partita.problems.joint import Cell, JointProblem, JointSolution, cell_bound, check, objective_s
-from partita.search.joint.space_bound import CellBounds
+from partita.search.joint.cells import CellBounds
 
 
 @dataclass(frozen=True, slots=True)

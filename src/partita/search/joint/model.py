@@ -40,7 +40,7 @@ from partita.problems.joint import (
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
-from partita.search.joint.groupings import (
+from partita.search.joint.cells import (
     USUAL_GROUPS,
     GroupingSettings,
     device_groupings,
