@@ -41,8 +41,8 @@ from partita.plans import (
 )
 from partita.problems.joint import Cell, JointProblem, JointSolution
 from partita.search.base import PROVEN_GAP, Improvement, Result, Status, Stop, relative_gap
+from partita.search.joint.auto import Evaluation
 from partita.search.joint.bounds import PlanBounds
-from partita.search.joint.evaluator import Evaluation
 from partita.search.joint.model import JointModel
 from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import Timeline
