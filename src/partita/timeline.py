@@ -34,6 +34,8 @@ from partita.showing import plot_of, repr_html, table_of
 I64 = npt.NDArray[np.int64]
 
 TOUCH = 1e-9  # of the makespan: two moments this close are the same one
+WHOLE = 1000  # the parts of a step
+_SPAN = re.compile(r"(?:-|([FBDWUCSRX])([0-9]{0,9})):([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -273,10 +275,6 @@ def _steps(times: F64, changes: F64) -> tuple[F64, F64]:
     moments, inverse = np.unique(np.concatenate(([0.0], times)), return_inverse=True)
     net = np.bincount(inverse[1:], weights=changes, minlength=len(moments))
     return moments, np.cumsum(net)
-
-
-WHOLE = 1000  # the parts of a step
-_SPAN = re.compile(r"(?:-|([FBDWUCSRX])([0-9]{0,9})):([0-9]{1,4})")
 
 
 class Span(NamedTuple):

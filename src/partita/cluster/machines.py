@@ -38,6 +38,17 @@ from partita.errors import ClusterError
 from partita.suggest import suggest
 
 SHAPES = ("switch", "host", "all-to-all", "ring", "torus", "pairs")
+T = TypeVar("T")
+_MEMORY = {"memory_bytes": "1", "memory_GiB": str(2**30), "memory_GB": "1e9"}
+_MEMORY_RATE = {"memory_bytes_per_s": "1", "memory_GB_per_s": "1e9"}
+_CACHE = {"cache_bytes": "1", "cache_MiB": str(2**20), "cache_KiB": "1024"}
+_CACHE_RATE = {"cache_bytes_per_s": "1", "cache_GB_per_s": "1e9"}
+_LAUNCH = {"launch_s": "1", "launch_us": "1e-6"}
+_SHARED = {"shared_bytes_per_unit": "1", "shared_KiB_per_unit": "1024"}
+MAX_PER_LINE = 100_000
+_BANDWIDTH = {"bytes_per_s": "1", "GB_per_s": "1e9", "Gb_per_s": "0.125e9"}
+_LATENCY = {"latency_s": "1", "latency_us": "1e-6"}
+_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?(.*\S)\s*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +250,6 @@ def _add_shared_cards(parts: Parts, node: str, names: list[str], cards: Cards, u
         parts.cable(name, card, Wire(0.0, cards.wire.bytes_per_s))
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Interconnect:
     """A sort of cable, and the shape in which it usually joins the devices of a node."""
@@ -316,14 +324,6 @@ class Catalogue:
 def plain(name: str) -> str:
     """The name in small letters and digits alone."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-_MEMORY = {"memory_bytes": "1", "memory_GiB": str(2**30), "memory_GB": "1e9"}
-_MEMORY_RATE = {"memory_bytes_per_s": "1", "memory_GB_per_s": "1e9"}
-_CACHE = {"cache_bytes": "1", "cache_MiB": str(2**20), "cache_KiB": "1024"}
-_CACHE_RATE = {"cache_bytes_per_s": "1", "cache_GB_per_s": "1e9"}
-_LAUNCH = {"launch_s": "1", "launch_us": "1e-6"}
-_SHARED = {"shared_bytes_per_unit": "1", "shared_KiB_per_unit": "1024"}
 
 
 @dataclass(slots=True)
@@ -440,13 +440,6 @@ def _whole(
     if value is None:
         return int(_real(table, units, default, positive))
     return max(round(value), 1) if positive else round(value)
-
-
-MAX_PER_LINE = 100_000
-
-_BANDWIDTH = {"bytes_per_s": "1", "GB_per_s": "1e9", "Gb_per_s": "0.125e9"}
-_LATENCY = {"latency_s": "1", "latency_us": "1e-6"}
-_COUNTED = re.compile(r"\s*(?:([0-9]{1,9})\s*[xX×]\s*)?(.*\S)\s*\Z", re.DOTALL)
 
 
 def read_wire(

@@ -53,6 +53,9 @@ from partita.suggest import suggest
 from partita.units import size_bytes
 
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3
+Read = Callable[[str], bytes]
+DATA = Path(__file__).with_name("presets.toml")
+_GROUP = re.compile(r"(?:([+-]?[0-9]+)[x×*])?(?:([+-]?[0-9]+)[x×*])?(\S.*)", re.IGNORECASE)
 
 
 def split_changes(spec: str) -> tuple[str, str]:
@@ -116,13 +119,6 @@ CHANGES: dict[str, Callable[[Cluster, str], Cluster]] = {
     "links": _links,
     "without": _without,
 }
-
-
-Read = Callable[[str], bytes]
-
-DATA = Path(__file__).with_name("presets.toml")
-
-_GROUP = re.compile(r"(?:([+-]?[0-9]+)[x×*])?(?:([+-]?[0-9]+)[x×*])?(\S.*)", re.IGNORECASE)
 
 
 def resolve(spec: str | PathLike[str], read: Read = read_bytes) -> Cluster:

@@ -28,6 +28,9 @@ from partita.showing import plot_of, repr_html, table_of
 
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16", "f8", "i8")  # what a kind may list a rate for
 MAX_BYTES = 2**62
+ROUTE_BYTES = 1_000_000
+MAX_DEVICES = 100_000
+MAX_LINKS = 4_000_000
 
 
 def check_name(name: object, field: str, what: str) -> None:
@@ -124,10 +127,6 @@ def shown(value: object) -> str:
         return "a number far too large"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
-
-ROUTE_BYTES = 1_000_000
-MAX_DEVICES = 100_000
-MAX_LINKS = 4_000_000
 
 # dtype -> where to look for its rate, and the part of that rate it runs at
 _RATES: dict[str, tuple[tuple[str, float], ...]] = {

@@ -24,6 +24,7 @@ _TEXT = re.compile(
     r"\"\"\"(?:[^\\]|\\.)*?\"\"\"+|" r"'''.*?'''+|" r'"(?:[^"\\\n]|\\.)*"|' r"'[^'\n]*'", re.DOTALL
 )
 _PLAIN = re.compile(r"[^,\]}\n#]*")
+MAX_CHARACTERS = 64 * 2**20
 
 
 def lines_of(text: str) -> dict[Path, int]:
@@ -160,9 +161,6 @@ class _LineWalk:
         self.at = match.end()
         self.line += match.group().count("\n")
         return match.group()
-
-
-MAX_CHARACTERS = 64 * 2**20
 
 
 class Document:

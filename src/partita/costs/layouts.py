@@ -54,6 +54,9 @@ from partita.plans import Axis, Mesh, Stage
 
 Floats = npt.NDArray[np.float64]
 Layout = tuple[TensorPlacement, ...]
+PROBE_BYTES = 25 * 1024 * 1024  # a gather by which starts are told from bandwidth
+MEMORY_SHARE = 1 / 32  # of a device, for one bundle
+Extent = tuple[tuple[float, float], ...]  # of each dim that is cut, from where to where
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +291,6 @@ def token_groups(call: Call, dims: tuple[str, ...], axes: tuple[Axis, ...]) -> t
     return tuple(ends)
 
 
-PROBE_BYTES = 25 * 1024 * 1024  # a gather by which starts are told from bandwidth
-MEMORY_SHARE = 1 / 32  # of a device, for one bundle
-
-
 def gather_start(
     collectives: Collectives, mesh: Mesh, axes: tuple[int, ...]
 ) -> tuple[float, float]:  # fmt: skip
@@ -377,9 +376,6 @@ def _layers(stage: Stage, graph: Graph) -> dict[str, int]:
         graph.memo[key] = layers
     known: dict[str, int] = graph.memo[key]
     return known
-
-
-Extent = tuple[tuple[float, float], ...]  # of each dim that is cut, from where to where
 
 
 def transfer_seconds(

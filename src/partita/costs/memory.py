@@ -49,6 +49,8 @@ GPU_WORKSPACE_BYTES = 1024**3  # context, library workspaces, communication buff
 # The part of the workspace that libraries take from PyTorch's allocator (32 MiB for cuBLAS in each
 # thread, of which training has two): what `torch.cuda.max_memory_allocated` counts beside tensors.
 LIBRARY_BYTES = 64 * 1024**2
+Floats = npt.NDArray[np.float64]
+Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,6 @@ def _totals(training: Graph) -> ModelMemory:
         states=sum(training.tensor(n).size_bytes for op in updates for n in op.inputs[2:]),
         saved_activations=sum(training.tensor(n).size_bytes for n in saved),
     )
-
-
-Floats = npt.NDArray[np.float64]
-Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,11 @@ from functools import cache
 from pathlib import Path
 
 DATA = Path(__file__).with_name("physics.toml")
+QUANTILE = 1.2816  # of the normal distribution: 80 % lie within it on both sides
+EXPOSED_SPREAD = 0.45  # spread per share of exposed communication
+BEYOND_SPREAD = 0.03  # spread per doubling of devices beyond those compared
+MEMORY_SPREAD = 0.045  # of bytes: 4.1 % mean error over the 74 published peaks
+UNMEASURED_SPREAD = 0.2  # of kinds without any parameter set, such as a user's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +129,15 @@ def physics_of(kind: str) -> PhysicsSet:
     return PhysicsSet(kind, chosen.physics, chosen.parameters, own=False)
 
 
-QUANTILE = 1.2816  # of the normal distribution: 80 % lie within it on both sides
-EXPOSED = 0.45  # spread per share of exposed communication
-BEYOND = 0.03  # spread per doubling of devices beyond those compared
-MEMORY = 0.045  # of bytes: 4.1 % mean error over the 74 published peaks
-UNMEASURED = 0.2  # of kinds without any parameter set, such as a user's own
-
-
 def spread_of(sets: Iterable[PhysicsSet], num_devices: int, exposed: float) -> float:
     """The standard deviation of log(measured / predicted) for a step on devices of some kinds."""
     widest = 0.0
     for record in sets:
         beyond = max(0.0, math.log2(num_devices / max(1.0, record.physics.most_devices)))
-        widest = max(widest, math.hypot(record.spread, EXPOSED * exposed, BEYOND * beyond))
-    return widest or UNMEASURED
+        widest = max(
+            widest, math.hypot(record.spread, EXPOSED_SPREAD * exposed, BEYOND_SPREAD * beyond)
+        )
+    return widest or UNMEASURED_SPREAD
 
 
 def sets_of(kinds: Iterable[str]) -> list[PhysicsSet]:

@@ -46,6 +46,9 @@ from partita.showing import plot_of, repr_html, table_of
 OWN_LEAST = 0.5  # of independent errors, between steps that are composed alike
 OWN_SLOPE = 6.0
 COMMUNICATION = 1.4  # more than links alone: who communicates more is also otherwise unlike
+NEAR = 8  # strategies near the one asked for, the fastest that fit
+UNSURE = 0.5  # of a parameter whose set says nothing about it
+MOST_WAYS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,6 @@ SHIFTS: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
     ("memory", "elementwise work moves its bytes more slowly", ("eager_traffic",), ("memory",)),
 )  # fmt: skip
-NEAR = 8  # strategies near the one asked for, the fastest that fit
-UNSURE = 0.5  # of a parameter whose set says nothing about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,6 @@ def worse(
             factors.append(max(after / before, before / after))
     moved = replace(machine.physics_set, physics=replace(machine.physics, **values))
     return replace(machine, physics_set=moved), max(factors)
-
-
-MOST_WAYS = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,14 @@ from partita.costs.physics import Physics, PhysicsSet, physics_of
 from partita.errors import ClusterError, PlanError
 from partita.plans import EXECUTIONS
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
+RECOMPUTE = ("none", "selective", "full")
+# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with softmax as
+# one kernel between them; every op a kernel of its own, softmax in f32.
+ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
+DTYPES = ("f32", "bf16", "f16")
+MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
@@ -211,15 +219,6 @@ class Transformer:
         wide = self.vocab + (self.hidden if self.transform else 0)
         per_token += 2.0 * self.hidden * wide * self.output_share
         return per_token + 2.0 * self.hidden * self.patch_features
-
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
-RECOMPUTE = ("none", "selective", "full")
-# One kernel as tuned for its devices; the one of 2023 on whatever devices; products with softmax as
-# one kernel between them; every op a kernel of its own, softmax in f32.
-ATTENTION = ("flash", "flash-2", "fused-softmax", "eager")
-DTYPES = ("f32", "bf16", "f16")
-MATMUL_DTYPES = ("f32", "tf32", "bf16", "f16", "f8", "f4")
 
 
 @dataclass(frozen=True, slots=True)

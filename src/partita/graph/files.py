@@ -57,6 +57,20 @@ from partita.graph.record import PHASES, Attr, Call, Graph, Op, Shape, Tensor, t
 from partita.graph.shapes import SHAPES, output_shapes, unknown_kinds
 
 log = logging.getLogger("partita")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DTYPE = re.compile(r"[a-z][a-z0-9]*")
+_WHOLE = re.compile(r"-?[0-9]{1,40}(?![0-9])")
+_NUMBER = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,9})?(?![0-9.])")
+_SPACE = re.compile(r"[ \t]*")
+_AS = re.compile(r"as(?![A-Za-z0-9_])")
+_CAPTURED = re.compile(r"captured(?![A-Za-z0-9_])")
+_OF = re.compile(r"of(?![A-Za-z0-9_])")
+_PHASE = re.compile(r"\.(?:forward|dgrad|wgrad|update)\b")
+_SUFFIXES = tuple(f".{phase}" for phase in PHASES)
+JSON_VERSION = 1
+_Scalar = bool | int | float | str
 
 
 def assemble(
@@ -131,20 +145,9 @@ def _check_outputs(
             raise GraphError(f"gives {name!r} of {list(shape)}", fix=f"{reason} {list(right)}")
 
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DTYPE = re.compile(r"[a-z][a-z0-9]*")
-_WHOLE = re.compile(r"-?[0-9]{1,40}(?![0-9])")
-_NUMBER = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,9})?(?![0-9.])")
-_SPACE = re.compile(r"[ \t]*")
 _FIRST = re.compile(
     r'(?:graph|input|param|state|activation|gradient|output)[ \t]+(?=[A-Za-z0-9_"])'
 )
-_AS = re.compile(r"as(?![A-Za-z0-9_])")
-_CAPTURED = re.compile(r"captured(?![A-Za-z0-9_])")
-_OF = re.compile(r"of(?![A-Za-z0-9_])")
-_PHASE = re.compile(r"\.(?:forward|dgrad|wgrad|update)\b")
 
 _WORDS = {
     "input": "input",
@@ -155,7 +158,6 @@ _WORDS = {
 }
 _WORD_OF = {role: word for word, role in _WORDS.items()}
 _RESERVED = frozenset({*_WORDS, "graph", "output"})
-_SUFFIXES = tuple(f".{phase}" for phase in PHASES)
 
 
 def to_text(graph: Graph) -> str:
@@ -499,10 +501,6 @@ def _at(line: _Line) -> Iterator[None]:
     except GraphError as error:
         where = f"line {line.number}: {error.field}"
         raise GraphError(error.found, fix=error.fix, field=where) from None
-
-
-JSON_VERSION = 1
-_Scalar = bool | int | float | str
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -41,6 +41,16 @@ BYTES: dict[str, int] = {
     "bool": 1,
 }
 FLOATS = ("f64", "f32", "f16", "bf16", "f8")
+Item = TypeVar("Item", bound=Hashable)
+Shape = tuple[int, ...]
+Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+N = TypeVar("N", "Tensor", "Op")
+ROLES = ("input", "parameter", "state", "activation", "gradient")
+PHASES = ("forward", "dgrad", "wgrad", "update")
+MAX_ELEMENTS = 2**62
+MAX_NUMBER = 2**63 - 1  # of a whole-number attribute: what other readers of the files can hold
+PRODUCT_DTYPE = "math"  # of an op: the type that its products are in
+NARROWED = frozenset({"linear", "expert_linear", "grouped_mm"})
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -51,9 +61,6 @@ def dtype_bytes(dtype: str) -> int:
         raise GraphError(
             f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(BYTES)}", field="dtype"
         ) from None
-
-
-Item = TypeVar("Item", bound=Hashable)
 
 
 class CycleError(Exception):
@@ -89,17 +96,6 @@ def dependencies_first(
                 stack.append((needed, iter(needs(needed))))
                 waiting[needed] = None
     return list(done)
-
-
-Shape = tuple[int, ...]
-Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-
-N = TypeVar("N", "Tensor", "Op")
-
-ROLES = ("input", "parameter", "state", "activation", "gradient")
-PHASES = ("forward", "dgrad", "wgrad", "update")
-MAX_ELEMENTS = 2**62
-MAX_NUMBER = 2**63 - 1  # of a whole-number attribute: what other readers of the files can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,10 +626,6 @@ def _plain(item: object) -> object:
         item.phase,
         item.forward,
     )
-
-
-PRODUCT_DTYPE = "math"  # of an op: the type that its products are in
-NARROWED = frozenset({"linear", "expert_linear", "grouped_mm"})
 
 
 def multiplied_in(graph: Graph, dtype: str) -> Graph:

@@ -41,6 +41,7 @@ OPTIMIZER_FLOPS = {
     "adamw": 16,
     "lion": 9,
 }
+VIEWS = frozenset({"reshape", "split", "slice", "expand"})
 
 
 @functools.lru_cache(maxsize=65536)
@@ -232,9 +233,6 @@ FLOPS: dict[str, Callable[[Call], float]] = {
     "mse_loss": _per_element(3, 2),
     "optimizer": _optimizer_flops,
 }
-
-
-VIEWS = frozenset({"reshape", "split", "slice", "expand"})
 
 
 @dataclass(frozen=True, slots=True)

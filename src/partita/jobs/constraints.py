@@ -94,6 +94,14 @@ EARLIER_RECOMPUTE = {
     "no": "none", "off": "none", "false": "none", "light": "selective", "yes": "full",
     "on": "full", "true": "full",
 }  # fmt: skip
+OTHER = "other"
+OUTER_FIRST = ("dp", "cp", "ep", OTHER, "tp")  # tensor parallelism talks most: innermost
+SPLITS = {"dp": ("batch",), "cp": ("sequence",), "ep": ("experts", "batch"), "tp": ("features",)}
+STANDS_FOR = {"dp": "batch", "cp": "sequence", "ep": "experts", "tp": "features"}
+EVERYTHING = ("batch", "sequence", "experts", "features", "space")
+NORMS = ("layer_norm", "rms_norm")
+Keep = Callable[[Call, tuple[str, ...]], bool]
+MOST_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -332,12 +340,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-OTHER = "other"
-OUTER_FIRST = ("dp", "cp", "ep", OTHER, "tp")  # tensor parallelism talks most: innermost
-SPLITS = {"dp": ("batch",), "cp": ("sequence",), "ep": ("experts", "batch"), "tp": ("features",)}
-STANDS_FOR = {"dp": "batch", "cp": "sequence", "ep": "experts", "tp": "features"}
-EVERYTHING = ("batch", "sequence", "experts", "features", "space")
-NORMS = ("layer_norm", "rms_norm")
 # What the ops that a name is about must split along an axis of that name.
 MUST = {
     ("dp", "linear"): "batch",
@@ -345,8 +347,6 @@ MUST = {
     ("cp", "attention"): "sequence",
     ("ep", "expert_linear"): "experts",
 }
-
-Keep = Callable[[Call, tuple[str, ...]], bool]
 
 
 def pinned_degrees(constraints: Constraints) -> dict[str, int]:
@@ -476,9 +476,6 @@ def keeps_shard_groups(constraints: Constraints, graph: Graph, stages: Sequence[
         if wanted is not None and (group or degrees["dp"] * degrees["cp"]) != int(wanted):
             return False
     return True
-
-
-MOST_SHOWN = 6
 
 
 def check_constraints(

@@ -59,6 +59,16 @@ from partita.jobs.strategies import SEQUENCE, feature_splits
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage
 from partita.search.joint.cells import divisors
 
+RECOMPUTE = ("none", "norms", "attention", "selective", "full")
+V_SHAPED = ("zb-v",)  # the second half of the stages goes back over the groups
+SEVERAL = ("interleaved", *V_SHAPED)  # schedules of several virtual stages
+NORMS = frozenset({"layer_norm", "rms_norm"})
+PRODUCTS = frozenset({"linear", "expert_linear"})
+ALIKE = 0.4  # of the layers: experts in every other one, and a first one of its own, are a stack
+INSIDE = 0.75  # of the ops: what has more around its layers is no stack of them
+NUMBERED = re.compile(r"(?P<stack>(?:[^.0-9][^.]*\.)*?)(?P<number>[0-9]+)\.")
+FrameworkPlan = tuple[tuple[Stage, ...], Schedule]
+
 
 @dataclass(frozen=True)
 class StackSizes:
@@ -159,18 +169,6 @@ def _is_gated(graph: Graph, layer: list[Op]) -> bool:
         if op.kind == "elementwise" and len(makers) == len(products) == 2:
             return True
     return False
-
-
-RECOMPUTE = ("none", "norms", "attention", "selective", "full")
-V_SHAPED = ("zb-v",)  # the second half of the stages goes back over the groups
-SEVERAL = ("interleaved", *V_SHAPED)  # schedules of several virtual stages
-NORMS = frozenset({"layer_norm", "rms_norm"})
-PRODUCTS = frozenset({"linear", "expert_linear"})
-ALIKE = 0.4  # of the layers: experts in every other one, and a first one of its own, are a stack
-INSIDE = 0.75  # of the ops: what has more around its layers is no stack of them
-NUMBERED = re.compile(r"(?P<stack>(?:[^.0-9][^.]*\.)*?)(?P<number>[0-9]+)\.")
-
-FrameworkPlan = tuple[tuple[Stage, ...], Schedule]
 
 
 @dataclass(frozen=True, slots=True)

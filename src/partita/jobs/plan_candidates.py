@@ -41,6 +41,8 @@ from partita.search.base import Result, Status
 from partita.search.joint.cells import divisors
 
 log = logging.getLogger("partita")
+TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none of
+PINS = ("pp", "vpp", "dp", "tp", "cp", "ep", "sp", "mesh")  # what a pipeline was asked for with
 
 
 def start_from(simulator: Simulator, plan: Plan) -> None:
@@ -72,9 +74,6 @@ def start_from(simulator: Simulator, plan: Plan) -> None:
         )  # fmt: skip
     anew = tuple(stage.undecided() for stage in plan.stages)
     simulator.add("start", anew, plan.schedule)
-
-
-TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none of
 
 
 def something_at_once(simulator: Simulator) -> None:
@@ -219,7 +218,6 @@ def splits_alone(simulator: Simulator) -> None:
         simulator.add("sharding", (sharding.best.simulation.stage,), Schedule())
 
 
-PINS = ("pp", "vpp", "dp", "tp", "cp", "ep", "sp", "mesh")  # what a pipeline was asked for with
 IN_WORDS = {
     "m": "of the arithmetic on all devices, then a stage on each",
     "nn": "of the arithmetic on all devices, half of it before and half of it halfway through a "

@@ -65,6 +65,9 @@ from partita.suggest import suggest
 
 LEAST = 0.1  # of the model's arithmetic, in each branch
 NOTHING = 0.01  # of it, with all that comes before: an op that both may read
+LARGEST_ORDER = 10**4  # blocks in all
+Part = tuple[int | None, Sequence[str]]  # the device of a stage (None: all of them), and its ops
+BLOCKS = 3  # of a stage and micro-batch: forward, data gradients, weight gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +164,6 @@ def _settle(ops: list[Op], place: dict[str, int | None], maker: Mapping[str, str
         for tensor in op.inputs:
             if tensor in maker:
                 reading[maker[tensor]] |= sides
-
-
-LARGEST_ORDER = 10**4  # blocks in all
-
-Part = tuple[int | None, Sequence[str]]  # the device of a stage (None: all of them), and its ops
 
 
 def m_shape(workload: Workload, num_devices: int, shared: float) -> tuple[Stage, ...]:
@@ -324,9 +322,6 @@ def _searched(usual: Simulation, stages: tuple[Stage, ...], stop: Stop, seed: in
         return usual
     reordered = simulate_stages(usual.workload, usual.cluster, stages, order)
     return reordered if reordered.fits and reordered.step_s < usual.step_s else usual
-
-
-BLOCKS = 3  # of a stage and micro-batch: forward, data gradients, weight gradients
 
 
 def searched_schedule(

@@ -20,7 +20,7 @@ from partita.cluster import Cluster, resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
-from partita.costs.physics import MEMORY, PhysicsSet, around, sets_of, spread_of
+from partita.costs.physics import MEMORY_SPREAD, PhysicsSet, around, sets_of, spread_of
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
 from partita.degrees import axis_names, summary
@@ -54,6 +54,10 @@ from partita.timeline import WHOLE, LaneSketch, Span, Timeline
 from partita.verify import check_meaning, check_timeline
 
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
+MOST_TASKS = 120  # of a lane that a sketch tells one by one; of more, columns of time
+COLUMNS = 200
+MOST_DEVICES = 4  # lanes of devices that differ, from first to last
+MOST_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ class Simulation:
     @property
     def likely_peak_bytes(self) -> tuple[float, float]:
         """And the peak memory of the fullest device in here."""
-        return around(self.fullest[0], MEMORY)
+        return around(self.fullest[0], MEMORY_SPREAD)
 
     @property
     def interval_s(self) -> float:
@@ -585,12 +589,6 @@ def uncalibrated(plan: Plan, cluster: Cluster) -> Cluster:
 
 def _machine(cluster: str | Cluster) -> Cluster:
     return resolve(cluster) if isinstance(cluster, str) else cluster
-
-
-MOST_TASKS = 120  # of a lane that a sketch tells one by one; of more, columns of time
-COLUMNS = 200
-MOST_DEVICES = 4  # lanes of devices that differ, from first to last
-MOST_LOOKED_AT = 64
 
 
 def alternatives(

@@ -61,6 +61,8 @@ MATRICES = frozenset({"linear", "expert_linear"})
 MOST_INNER = 64
 SEQUENCE = "s"  # the loop over positions
 OPENS = {"moe_dispatch": "e", "embedding": "v"}  # ops that may start a split of their own
+Planned = tuple[tuple[Stage, ...], Schedule]
+MixedPlan = tuple[tuple[Stage, ...], Schedule]
 
 
 @dataclass(frozen=True)
@@ -228,9 +230,6 @@ def _with_batch(legal: tuple[tuple[str, ...], ...], inner: str) -> tuple[str, ..
     return max(legal, key=score)
 
 
-Planned = tuple[tuple[Stage, ...], Schedule]
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
     """Which pipelines are built by hand."""
@@ -389,9 +388,6 @@ def equal_work(chain: Chain, count: int) -> tuple[int, ...]:
             cuts.append(i)
         done += own
     return tuple(cuts)
-
-
-MixedPlan = tuple[tuple[Stage, ...], Schedule]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from partita.plans import EXECUTIONS, CarriedFile, ClusterRef, ModelRef, Plan
 from partita.zoo.spec import names_file
 
 log = logging.getLogger("partita")
+MACHINE = "machine.json"  # what a machine is called that no spec describes
+AGAIN = "plan again with this version, which carries it"
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,6 @@ def _batch_of(graph: Graph) -> int:
 
 def _dtype_of(graph: Graph) -> str:
     return graph.parameters[0].dtype if graph.parameters else "f32"
-
-
-MACHINE = "machine.json"  # what a machine is called that no spec describes
-AGAIN = "plan again with this version, which carries it"
 
 
 def load_model(plan: Plan) -> Workload:

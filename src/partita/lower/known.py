@@ -31,6 +31,9 @@ from partita.plans import Mesh, Stage
 from partita.program import Body, Program
 
 Names = dict[str, str]
+RUNS_TIMED = (2, 3)  # a deep stage with so many runs of its pattern: a line has two points
+# Collectives that tell meshes apart: one is all latency, one all bandwidth.
+PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
 
 
 def structure(part: StageGraph, stage: Stage) -> tuple[object, ...]:
@@ -108,11 +111,6 @@ def _renamed(
     blocks = [names.setdefault(label(work, values, stages), len(names)) for work in works]
     block = np.array(blocks, np.int32)[program.work]
     return replace(program, works=works, values=values, blocks=tuple(names), block=block)
-
-
-RUNS_TIMED = (2, 3)  # a deep stage with so many runs of its pattern: a line has two points
-# Collectives that tell meshes apart: one is all latency, one all bandwidth.
-PROBES = (("all_reduce", 1e3), ("all_reduce", 1e8), ("all_gather", 1e7), ("all_to_all", 1e7))
 
 
 @dataclass

@@ -28,6 +28,8 @@ from partita.schedules.named import NAMED
 from partita.suggest import suggest
 
 Groups = tuple[tuple[int, ...], ...]  # stages of each group of devices
+UNITS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+Key = tuple[str, int, int]  # F, B or W of a stage and micro-batch
 
 
 def order_of(schedule: Schedule, groups: Groups, *, training: bool) -> Order:
@@ -140,10 +142,6 @@ def _check(order: Order, groups: Groups, count: int, training: bool) -> None:
 
 def _refuse(action: Action, why: str = "is missing") -> None:
     raise PlanError(f"{action} {why}", fix="run every block once", field="schedule order")
-
-
-UNITS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-Key = tuple[str, int, int]  # F, B or W of a stage and micro-batch
 
 
 def with_shared(

@@ -1,6 +1,6 @@
 """Plans as programs: one function lowers any plan.
 
-One stage that runs one micro-batch is a program of all its ops (`stage.py`). With several stages or
+One stage that runs one micro-batch is a program of all its ops (`ops.py`). With several stages or
 micro-batches each group of devices has one lane for its blocks and one for the collectives that end
 a step; each direction between two groups has a lane for what they send. Devices of a group do the
 same, so one lane stands for all of them, with a memory for each kind among them. A block of a stage

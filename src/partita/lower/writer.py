@@ -21,7 +21,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from partita.costs.roofline import OpCost, Split, issue_s
 from partita.errors import PlanError
@@ -31,11 +31,9 @@ from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.program import Kind, Program, ProgramBuilder
 from partita.search.overlap import Deferred, Ready
 
-if TYPE_CHECKING:
-    from partita.lower.writer import Writer
-
 LONGEST = 7  # digits of a number, so that no file can ask for more than there is memory
 _TOKEN = re.compile(r"[1-9][0-9]*|g([1-9][0-9]*)?|r(0|[1-9][0-9]*)")
+Made = dict[int, int]  # per device the task that makes something
 
 
 class NetworkOrder(Protocol):
@@ -142,9 +140,6 @@ class Recorded:
         raise PlanError(
             f"the order of collectives {what}", fix=fix, field=f"stage {self.stage!r} overlap"
         )
-
-
-Made = dict[int, int]  # per device the task that makes something
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from partita import units
-from partita.costs.physics import MEMORY, around
+from partita.costs.physics import MEMORY_SPREAD, around
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
 from partita.forecast.compare import (
@@ -121,7 +121,7 @@ def _memory(forecast: Forecast) -> tuple[str, ...]:
     capacity = units.size(forecast.capacity_bytes)
     return (
         f"memory of one rank, of {capacity} (e: with the embedding, o: with the output layer); "
-        f"{CONFIDENCE:.0%} of peaks lie within {around(1.0, MEMORY)[1] - 1:.0%} of the total",
+        f"{CONFIDENCE:.0%} of peaks lie within {around(1.0, MEMORY_SPREAD)[1] - 1:.0%} of the total",
         *table.split("\n"),
     )
 
@@ -229,7 +229,9 @@ def forecast_json(
         "fits": forecast.fits,
         "capacity_bytes": forecast.capacity_bytes,
         "memory_bytes": [_memory_json(parts) for parts in forecast.memory_of_stages],
-        "memory_interval_bytes": list(around(forecast.memory.total, MEMORY)),  # the fullest rank
+        "memory_interval_bytes": list(
+            around(forecast.memory.total, MEMORY_SPREAD)
+        ),  # the fullest rank
         "shortages": [asdict(one) for one in shortages(forecast)],
         "would_fit": [
             {

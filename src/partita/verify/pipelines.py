@@ -36,6 +36,9 @@ from partita.timeline import Timeline
 from partita.verify.layouts import Fact, ModelFacts, StageCheck, model_facts
 from partita.verify.timelines import verify_timeline
 
+TOLERANCE = 1e-9
+FEW = 20
+
 
 def unlike_routings(graph: Graph, stages: Sequence[Stage]) -> list[str]:
     """A sentence for every dispatch and combine that a plan splits unlike."""
@@ -79,8 +82,6 @@ def _words(shares: tuple[int, ...]) -> str:
     return f"groups of {':'.join(map(str, shares))}"
 
 
-TOLERANCE = 1e-9
-FEW = 20
 INSIDE = {  # the phases of a body that a block of a kind stands for
     Kind.FORWARD: (Phase.FORWARD,),
     Kind.BACKWARD: (Phase.BACKWARD, Phase.WEIGHT),

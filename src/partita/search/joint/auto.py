@@ -12,10 +12,9 @@
    numbers of micro-batches: an order without bubbles pays with fewer of them than 1F1B, or, where
    sends are slow, with more, and estimates of 1F1B chose the cells.
 
-What evaluates is handed in: a simulator, or (`Formula`) the record's own objective, so that a saved
-problem is solved by the same steps. The bound is that of the whole space (`SpaceBound`).
-
-An `Evaluator` has the last word on a plan.
+What evaluates, and has the last word on a plan, is handed in (`Evaluator`): a simulator, or
+(`Formula`) the record's own objective, so that a saved problem is solved by the same steps. The
+bound is that of the whole space (`SpaceBound`).
 """
 
 import math

@@ -65,6 +65,10 @@ from partita.problems.sharding import ShardingProblem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]  # None where nothing is proven
+Near = tuple[bool, ...]  # see Backward.take
+BACKWARD = ("dgrad", "wgrad")
+ALL = -1  # the witness of partial sums: every reader
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +133,6 @@ class Cheap:
         if maker is None or maker.kind in CHEAP_KINDS or name in self.saved:
             return 0.0
         return self.graph.tensor(name).size_bytes / len(self.model.mesh.devices)
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]  # None where nothing is proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +286,8 @@ class BoundSegments:
         return sums
 
 
-Floats = npt.NDArray[np.float64]
 Exchanged = Callable[[Op, bool], Floats]  # per choice: halos of an op, or its statistics
-Near = tuple[bool, ...]  # see Backward.take
 Convert = Callable[[float, list[Layout], list[Layout]], Floats]
-
-BACKWARD = ("dgrad", "wgrad")
-ALL = -1  # the witness of partial sums: every reader
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,6 @@
 """The tables of `bound_segments`: costs of every choice of an op, and of pairs in a segment.
 
-Read off a mesh's sharding model, the roofline and the order of the ops; the backward's part is by
-`bound_backward`, that of selective checkpointing by `bound_selective`. Ops that share a table of
+Read off a mesh's sharding model, the roofline and the order of the ops. Ops that share a table of
 the model share their rows here, and edges between equal ops their matrices.
 """
 

@@ -48,7 +48,6 @@ from partita.schedules.named import NAMED
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
 from partita.search.joint.model import JointModel
 from partita.search.joint.order_bounds import (
-    Floats,
     Paths,
     SegmentSeconds,
     Sources,
@@ -61,6 +60,11 @@ from partita.search.joint.order_bounds import (
     refused,
 )
 from partita.search.joint.strategies import MeshStrategies
+
+Floats = npt.NDArray[np.float64]
+Family = Callable[[float, float], float]
+INTERLEAVED = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two virtual stages hold least
+ROUNDING = 1 - 1e-9  # sums in another order round differently
 
 
 @dataclass
@@ -374,11 +378,6 @@ def _even(works: Floats) -> Floats:
     return weights
 
 
-Floats = npt.NDArray[np.float64]
-Family = Callable[[float, float], float]
-INTERLEAVED = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two virtual stages hold least
-
-
 @dataclass(frozen=True, slots=True)
 class AscentSettings:
     """How far multipliers are looked for; any of them give a valid bound."""
@@ -652,9 +651,6 @@ def fewest_in_flight(p: int, m: int) -> list[float]:
                     most = max(most, min(held.values()))
             best[rank] = min(best[rank], float(most))
     return [1.0 if math.isinf(flight) else flight for flight in best]
-
-
-ROUNDING = 1 - 1e-9  # sums in another order round differently
 
 
 @dataclass

@@ -56,8 +56,6 @@ from partita.problems.joint import (
 from partita.search.joint.cuts import (
     SLACKS,
     Cuts,
-    Floats,
-    Ints,
     LayerRanges,
     Option,
     Table,
@@ -68,6 +66,8 @@ from partita.search.joint.cuts import (
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+NOTHING = 1e-9  # differences by rounding
+Tables = list[tuple[Floats, Ints]]
 
 
 def round_ends(
@@ -152,10 +152,6 @@ def _inside(tables: Sequence[Floats], a: int, b: int, limit: float) -> list[int]
         end = int(source[end])
         ends.append(a + end)
     return ends[::-1]
-
-
-NOTHING = 1e-9  # differences by rounding
-Tables = list[tuple[Floats, Ints]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from partita.problems.joint import Cell, JointProblem
 
 AXIS_NAMES = ("x", "y", "z")
 Groups = tuple[tuple[int, ...], ...]
+CountsOf = Mapping[int, Sequence[int]]  # of every grouping, the numbers of micro-batches there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,6 @@ def weighted_meshes(
         )
         for of in chosen
     ]
-
-
-CountsOf = Mapping[int, Sequence[int]]  # of every grouping, the numbers of micro-batches there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from partita.problems.joint import EXPOSED, JointProblem, JointStrategy, TiedByt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 SMALL = 500_000  # numbers in the tables of one option: chains of 250 segments
+SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)  # times the least bottleneck: what is tried
 
 
 class Option(NamedTuple):
@@ -259,9 +260,6 @@ def tied_ranges(tied: Sequence[TiedBytes], num_segments: int) -> Floats:
     for one in tied:
         tied_ranges[one.owner + 1 : one.user + 1, one.user + 1 :] += one.size_bytes
     return tied_ranges
-
-
-SLACKS = (1.0, 1.02, 1.06, 1.15, 1.4)  # times the least bottleneck: what is tried
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ from partita.search.joint.order_bounds import SINGLE, in_flight, joint_schedule,
 from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
 
+log = logging.getLogger("partita")
+K = TypeVar("K")
+V = TypeVar("V")
+Allow = Callable[[str, object], bool]
+REPLICATED = (0,)  # parameters are not sharded in any way
+
 
 @dataclass
 class StageBound:
@@ -177,13 +183,6 @@ class StageBound:
                     ops_of[op.forward].append(op)
             self._phase_ops[m] = ops_of
         return self._phase_ops[m]
-
-
-log = logging.getLogger("partita")
-K = TypeVar("K")
-V = TypeVar("V")
-Allow = Callable[[str, object], bool]
-REPLICATED = (0,)  # parameters are not sharded in any way
 
 
 class Made(Mapping[K, V], Generic[K, V]):

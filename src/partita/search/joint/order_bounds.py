@@ -1,4 +1,4 @@
-"""What an order of blocks takes at the very least, wherever the chain is cut: lines, paths, bubbles.
+"""What an order of blocks takes at the least wherever the chain is cut: lines, paths, bubbles.
 
 A line of stages. With one stage on each group of devices, stage r runs the layer range [i, j) and
 no other group has it. Whatever the order, and with weight gradients at any time after their data
@@ -88,6 +88,14 @@ from partita.problems.joint import JointSchedule
 from partita.schedules.named import NAMED
 
 SINGLE = "1f1b"  # the name of the order of a single stage, which has nothing to order
+Floats = npt.NDArray[np.float64]
+Sources = tuple[tuple[int, ...], ...]  # of every segment, those that made what it reads
+Ints = npt.NDArray[np.int64]
+Shares = tuple[tuple[float, float, float], ...]  # of all seconds: forward, data, weight gradients
+COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
+PERCENT = 100  # shares are rounded to these, so that cells have weights in common
+SHARES_OF_SENDS = 2_000
+ALIKE = 1e-9  # of all work: segments that differ by less are of one kind
 
 
 def joint_schedule(name: str, virtual_stages: int = 1) -> JointSchedule:
@@ -134,10 +142,6 @@ def in_flight(
             peak = max(peak, level)
         peaks.append(peak / virtual_stages)
     return tuple(peaks)
-
-
-Floats = npt.NDArray[np.float64]
-Sources = tuple[tuple[int, ...], ...]  # of every segment, those that made what it reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,13 +236,6 @@ def least_cuts_s(costs: Sequence[Floats]) -> float:
     for cost in costs[1:]:
         least = np.maximum(least[:, None], masked[id(cost)]).min(axis=0)
     return float(least[num_segments])
-
-
-Ints = npt.NDArray[np.int64]
-Shares = tuple[tuple[float, float, float], ...]  # of all seconds: forward, data, weight gradients
-COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
-PERCENT = 100  # shares are rounded to these, so that cells have weights in common
-SHARES_OF_SENDS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,10 +484,6 @@ def order_bound_s(
         costs += np.outer(times[:, 2] - often - both, seconds.weights)
         bounds.append(float(costs.min(axis=0).sum() + most @ send_s[: len(most)]))
     return min(bounds, default=0.0)
-
-
-Floats = npt.NDArray[np.float64]
-ALIKE = 1e-9  # of all work: segments that differ by less are of one kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,9 @@ from partita.search.joint.bound_tables import bound_segments
 from partita.search.joint.order_bounds import SegmentSeconds
 
 Held = tuple[str, Layout]
+Floats = npt.NDArray[np.float64]
+Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
+PhaseSeconds = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,6 @@ class Selective:
 
     def _bytes(self, name: str, layout: Layout) -> float:
         return self.saved.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-
-
-Floats = npt.NDArray[np.float64]
-Solve = Callable[[ShardingProblem], "tuple[int, ...] | None"]
-PhaseSeconds = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)

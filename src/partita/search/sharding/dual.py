@@ -55,6 +55,11 @@ from partita.search.sharding.network import (
 )
 
 ROUNDING = 1e-12  # by how much a sum may be off, relative to what was added up
+CHUNK_CELLS = 30_000_000  # read between two looks at the clock, about 10 ms
+SHRINK = 0.7  # make the network smaller once less than this share of its choices lives
+ENOUGH = 0.02  # of the gap: what four sweeps must close to be worth four more
+MOST_ROUNDS = 20  # of op by op improvement of an answer
+Choices = tuple[int, ...]  # of a problem, op by op
 
 
 class Dual(NamedTuple):
@@ -292,14 +297,6 @@ def improve(network: ShardingNetwork, labels: Ints, rounds: int, value: Floats) 
                 add_costs(network, end, labels[network.op_at[end ^ 1]], costs)
         total += costs[labels[op]]
     return total
-
-
-CHUNK_CELLS = 30_000_000  # read between two looks at the clock, about 10 ms
-SHRINK = 0.7  # make the network smaller once less than this share of its choices lives
-ENOUGH = 0.02  # of the gap: what four sweeps must close to be worth four more
-MOST_ROUNDS = 20  # of op by op improvement of an answer
-
-Choices = tuple[int, ...]  # of a problem, op by op
 
 
 class Keeper:

@@ -41,6 +41,10 @@ Step = tuple[int, Scope]  # an op, and the ops that depend on its choice in the 
 Graph = dict[int, set[int]]
 
 MOST_DIMS = 62  # of a table, besides the op itself; numpy's limit is 64
+Rule = Callable[[int, Graph, list[int]], float]
+SUMMED_CELLS = 10_000_000  # of A and of B in memory at a time: 80 MB each
+BLOCK_CELLS = 20_000_000  # contracted between two looks at the clock, about 10 ms
+TILE = 1024  # columns of B worked on at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,6 @@ def quick_order(network: ShardingNetwork, max_joined: int, max_stored: int, stop
 def narrow_order(network: ShardingNetwork, max_joined: int, max_stored: int, stopped: Ask) -> Order:
     """Only ops with at most two neighbours, so that what is left has edges, not larger tables."""
     return _greedy(network, _weight, max_joined, max_stored, stopped, most_neighbours=2)
-
-
-Rule = Callable[[int, Graph, list[int]], float]
 
 
 def _weight(op: int, near: Graph, counts: list[int]) -> float:
@@ -167,11 +168,6 @@ def _in_turn(steps: list[tuple[int, set[int]]]) -> tuple[Step, ...]:
         (op, tuple(sorted(scope, key=lambda other: (turn.get(other, last), other))))
         for op, scope in steps
     )
-
-
-SUMMED_CELLS = 10_000_000  # of A and of B in memory at a time: 80 MB each
-BLOCK_CELLS = 20_000_000  # contracted between two looks at the clock, about 10 ms
-TILE = 1024  # columns of B worked on at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,9 @@
 """The exact best split of every op: bound, rule out, eliminate, and branch where all that fails.
 
-    1  network    flat arrays without what is repeated                        build.py, network.py
-    2  sweeps     message passing: a rising lower bound, answers, and         dual.py, ascent.py
+    1  network    flat arrays without what is repeated                        network.py
+    2  sweeps     message passing: a rising lower bound, answers, and         dual.py
                   reduced costs that rule out choices
-    3  eliminate  what is left, op by op, if the tables stay small            order.py, eliminate.py
+    3  eliminate  what is left, op by op, if the tables stay small            eliminate.py
     4  fold       ops with up to two neighbours into edges, and sweep again
     5  branch     on the choices of one op after another                      branch.py
 

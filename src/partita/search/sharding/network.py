@@ -42,6 +42,11 @@ Flags = npt.NDArray[np.bool_]
 Ask = Callable[[], bool]  # should we stop?
 
 SMALL = 100_000  # numbers in a problem that is soon solved without compiling
+Hashes = npt.NDArray[np.uint64]
+SPREAD = 0x9E3779B97F4A7C15  # an odd number of 64 bits, half of them ones
+COPIED_CELLS = 20_000_000  # of new tables; rather than more, old ones are kept with unused rows
+GROUP_CELLS, GROUP_TABLES = 20_000_000, 2000  # worked on between two looks at the clock
+Key = tuple[tuple[int, bool], ...]  # matrices of a problem that are added, each turned over or not
 
 
 class SearchStopped(Exception):  # noqa: N818  nothing is wrong: the caller asked for it
@@ -184,11 +189,6 @@ def add_costs(network: ShardingNetwork, end: int, label: int, costs: Floats) -> 
     begin = tables.cells_at[edge] + tables.class_of[tables.class_at[other] + label] * other_step
     for x in range(len(costs)):
         costs[x] += tables.cells[begin + tables.class_of[tables.class_at[end] + x] * step]
-
-
-Hashes = npt.NDArray[np.uint64]
-
-SPREAD = 0x9E3779B97F4A7C15  # an odd number of 64 bits, half of them ones
 
 
 def compact(cells: Floats, sides: Ints, class_of: Ints, num_classes: Ints) -> int:
@@ -357,9 +357,6 @@ def rule_out_equal_choices(network: ShardingNetwork, alive: Flags) -> None:
                 lives[x] = False
 
 
-COPIED_CELLS = 20_000_000  # of new tables; rather than more, old ones are kept with unused rows
-
-
 def alive_choices(network: ShardingNetwork, alive: Flags) -> Ints:
     """How many choices of each op live."""
     counts: Ints = np.add.reduceat(alive, network.first[:-1], dtype=np.int64)
@@ -489,11 +486,6 @@ def _copied(
                 copied[end] = cells[begin + column]
                 end += 1
     return copied
-
-
-GROUP_CELLS, GROUP_TABLES = 20_000_000, 2000  # worked on between two looks at the clock
-
-Key = tuple[tuple[int, bool], ...]  # matrices of a problem that are added, each turned over or not
 
 
 def network_of(problem: Pairwise, stopped: Ask) -> ShardingNetwork | None:
