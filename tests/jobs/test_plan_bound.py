@@ -14,7 +14,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.roofline import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph import GraphBuilder
-from partita.graph.backward import KINDS
+from partita.graph.backward import CHEAP_KINDS
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
@@ -111,7 +111,7 @@ class Maker:
             kept = tuple(segment.ops[0] for segment in segments[1:]) if again else ()
             part = 0.0 if again else rng.choice([0.0, 0.5, 1.0])
             kinds = {op.name: op.kind for op in self.work.graph.ops}
-            light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
+            light = tuple(op for op in ops if kinds[op] in CHEAP_KINDS and rng.random() < part)
             mesh = Mesh(mesh.axes, tuple(group))
             stages.append(
                 Stage(

@@ -119,9 +119,10 @@ def _memory(forecast: Forecast) -> tuple[str, ...]:
         rows = [*rows[: MOST_ROWS - 3], between, *rows[-3:]]
     table = units.table(MEMORY_HEADER, rows, numbers=range(2, 10))
     capacity = units.size(forecast.capacity_bytes)
+    wide = around(1.0, MEMORY_SPREAD)[1] - 1
     return (
         f"memory of one rank, of {capacity} (e: with the embedding, o: with the output layer); "
-        f"{CONFIDENCE:.0%} of peaks lie within {around(1.0, MEMORY_SPREAD)[1] - 1:.0%} of the total",
+        f"{CONFIDENCE:.0%} of peaks lie within {wide:.0%} of the total",
         *table.split("\n"),
     )
 

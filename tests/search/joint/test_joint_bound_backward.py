@@ -13,7 +13,7 @@ from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.engine import run
-from partita.graph.backward import KINDS, forward_part, training_graph
+from partita.graph.backward import CHEAP_KINDS, forward_part, training_graph
 from partita.graph.chain import Folded, chain_of, folded
 from partita.graph.rebatch import batch_of, rebatch
 from partita.jobs.workload import load
@@ -93,7 +93,7 @@ class Case:
             again = rng.random() < 0.3
             kept = tuple(segment[0] for segment in self.segments[a + 1 : b]) if again else ()
             part = 0.0 if again else rng.choice([0.0, 0.0, 0.5, 1.0])
-            light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
+            light = tuple(op for op in ops if kinds[op] in CHEAP_KINDS and rng.random() < part)
             splits = tuple(split_of[op] for op in ops)
             stages.append(
                 Stage(
@@ -189,9 +189,9 @@ def check_alone(case, seed):
         stage = replace(
             stage,
             checkpointing="selective"
-            if tuple(op for op in case.model.ops if kinds[op] in KINDS)
+            if tuple(op for op in case.model.ops if kinds[op] in CHEAP_KINDS)
             else "none",
-            recomputed=tuple(op for op in case.model.ops if kinds[op] in KINDS),
+            recomputed=tuple(op for op in case.model.ops if kinds[op] in CHEAP_KINDS),
         )
     own = piece(case.graph, stage, 0, homes(case.graph, [stage]))
     blocks = stage_blocks(own, stage, case.cluster, run, case.collectives)
