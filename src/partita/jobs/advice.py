@@ -16,9 +16,9 @@ from partita.cluster.presets import several
 from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.engine import run
-from partita.errors import Attempts
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan_settings import USUAL, AdviceSettings
+from partita.jobs.simulate import Attempts
 from partita.lower import Memo, lower_plan
 from partita.problems.joint import Cell, JointSolution
 from partita.search.joint.candidates import Candidates

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives, Reached, reached
 from partita.costs.physics import alike
-from partita.errors import Attempts, PartitaError
+from partita.errors import PartitaError
 from partita.jobs.compare import named_plans
 from partita.jobs.explain_whatif import again
-from partita.jobs.simulate import Simulation, simulate_stages
+from partita.jobs.simulate import Attempts, Simulation, simulate_stages
 from partita.lower import Memo
 from partita.plans import Schedule, Stage
 

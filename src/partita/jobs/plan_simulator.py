@@ -19,13 +19,12 @@ from partita.cluster import Cluster
 from partita.compiled import work_clock
 from partita.costs.roofline import work_bound_s
 from partita.degrees import axis_names, copied_bytes, stage_degrees, zero_words
-from partita.errors import Attempts
 from partita.jobs.advice import what_would_fit
 from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints, keeps_degrees
 from partita.jobs.frameworks import RankedStrategy
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.shapes import searched_schedule, shape_name
-from partita.jobs.simulate import Simulation, alternatives, simulate_stages
+from partita.jobs.simulate import Attempts, Simulation, alternatives, simulate_stages
 from partita.jobs.workload import Workload, cluster_ref
 from partita.lower import MAX_DRAWN, Memo
 from partita.plans import (

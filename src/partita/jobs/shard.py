@@ -21,10 +21,10 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
 from partita.costs.sharding import ShardingModel, Weights, sharding_model
-from partita.errors import Attempts, InputError
+from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
-from partita.jobs.simulate import Simulation, alternatives, simulate_stage
+from partita.jobs.simulate import Attempts, Simulation, alternatives, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, cluster_ref, load
 from partita.plans import Axis, Mesh, Origin, Plan, Progress, Stage

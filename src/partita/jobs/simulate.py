@@ -4,14 +4,18 @@ Without a plan a model is run data parallel over all devices of the cluster: eve
 batch where it can. The answer is simulated on the program that would run.
 
 What was tried beside the plan that is answered is told by what stood against it, and a sketch of
-how it would run (`alternatives`).
+how it would run (`alternatives`). One candidate, piece of advice or picture that fails is one line:
+the answer does not hang on it (`Attempts`). What goes wrong in one is a mistake of ours, or of a
+model nobody thought of; it is logged, and the rest is shown. Where everything has failed there is
+no rest: then the first error is the answer.
 """
 
+import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -25,7 +29,7 @@ from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
-from partita.errors import GraphError, PlanError
+from partita.errors import GraphError, PartitaError, PlanError
 from partita.forecast import Forecast, Strategy, Transformer
 from partita.graph.loops import loop_nest
 from partita.graph.rebatch import batch_dims
@@ -52,6 +56,9 @@ from partita.program import Kind, Memory, Program
 from partita.showing import plot_of, repr_html, table_of
 from partita.timeline import WHOLE, LaneSketch, Span, Timeline
 from partita.verify import check_meaning, check_timeline
+
+log = logging.getLogger("partita")
+T = TypeVar("T")
 
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
 MOST_TASKS = 120  # of a lane that a sketch tells one by one; of more, columns of time
@@ -589,6 +596,33 @@ def uncalibrated(plan: Plan, cluster: Cluster) -> Cluster:
 
 def _machine(cluster: str | Cluster) -> Cluster:
     return resolve(cluster) if isinstance(cluster, str) else cluster
+
+
+@dataclass
+class Attempts:
+    """What failed so far."""
+
+    errors: list[Exception] = field(default_factory=list)
+
+    def __call__(self, what: str, make: Callable[[], T]) -> T | None:
+        """What `make` gives; None, and a line, where it fails."""
+        try:
+            return make()
+        except Exception as error:
+            self.errors.append(error)
+            log.warning("%s is left out: %s", what, in_words(error), extra={"failure": error})
+            return None
+
+    def refuse_if_all_failed(self, anything: object) -> None:
+        """Raise the first error where nothing else is left to show."""
+        if not anything and self.errors:
+            raise self.errors[0]
+
+
+def in_words(error: Exception) -> str:
+    """An error in one line, with its class where the text alone says little."""
+    text = str(error).split("\n", 1)[0]
+    return text if isinstance(error, PartitaError) else f"{type(error).__name__}: {text}"
 
 
 def alternatives(

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from partita.errors import Attempts
 from partita.jobs import compare as compare_job
 from partita.jobs import plan_simulator
 from partita.jobs import shard as shard_job
 from partita.jobs.plan import plan
+from partita.jobs.simulate import Attempts
 from partita.jobs.strategies import STRATEGIES, NamedStrategy
 from partita.search.base import Status, Stop
 
