@@ -7,7 +7,7 @@ from typing import Any
 from partita.costs.physics import around, sets_of, spread_of
 from partita.costs.placement import PlacementModel
 from partita.jobs.place_file import SavedPlacement
-from partita.jobs.place_inputs import Subject
+from partita.jobs.place_subject import Subject
 from partita.plans import Plan
 from partita.problems.placement import PlacementProblem
 from partita.search.base import Improvement, Status, relative_gap
