@@ -20,9 +20,8 @@ from partita.costs.placement import SEMANTICS, placement_model
 from partita.errors import InputError, PlanError
 from partita.files import decode_json
 from partita.graph.record import Graph
-from partita.jobs.place_file import SavedPlacement, layer_devices
 from partita.jobs.place_job import PlacementJob
-from partita.jobs.place_result import Placed
+from partita.jobs.place_result import Placed, SavedPlacement, layer_devices
 from partita.jobs.place_subject import Constraint, Subject, load_subject, read_constraints
 from partita.jobs.workload import load_cluster, load_model
 from partita.problems.placement import (

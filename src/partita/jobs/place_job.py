@@ -13,7 +13,6 @@ from partita import __version__
 from partita.compiled import work_clock
 from partita.costs.placement import PlacementModel
 from partita.errors import VerificationError
-from partita.jobs.place_file import SavedPlacement, stages_of
 from partita.jobs.place_moves import changes, cuts
 from partita.jobs.place_program import (
     DISPATCHES,
@@ -21,7 +20,7 @@ from partita.jobs.place_program import (
     lower_placement,
     simulate_placement,
 )
-from partita.jobs.place_result import Placed, SimulatedPlacement
+from partita.jobs.place_result import Placed, SavedPlacement, SimulatedPlacement, stages_of
 from partita.jobs.place_subject import Subject
 from partita.jobs.place_trace import exprimo_timeline
 from partita.jobs.workload import carried_file, cluster_ref
