@@ -11,6 +11,7 @@ from partita.errors import PlanError
 from partita.graph.chain import chain_of
 from partita.graph.rebatch import rebatch
 from partita.graph.splits import REPLICATE
+from partita.jobs.explain import memory_account
 from partita.jobs.explain_account import (
     BLOCK_PHASES,
     UPDATE,
@@ -19,7 +20,6 @@ from partita.jobs.explain_account import (
     phases_of,
 )
 from partita.jobs.explain_links import Links
-from partita.jobs.explain_memory import memory_account
 from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
 from partita.jobs.explain_rows import unaligned_rows
 from partita.jobs.explain_time import TimeItem, TimelineWalk, parts_of

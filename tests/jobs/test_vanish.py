@@ -13,7 +13,7 @@ from partita.cluster import resolve
 from partita.errors import ClusterError
 from partita.graph import GraphBuilder
 from partita.graph.files import to_text
-from partita.jobs.explain_memory import lying_parameters
+from partita.jobs.explain import lying_parameters
 from partita.jobs.plan import plan
 from partita.jobs.vanish import machine_without, moves, vanished
 from partita.run.local.shards import places, shard_index

@@ -17,8 +17,8 @@ from partita.export.read_off import read_off
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import REPLICATE, TensorPlacement
 from partita.jobs.check_plan import check_plan
+from partita.jobs.explain import memory_account
 from partita.jobs.explain_account import account_of
-from partita.jobs.explain_memory import memory_account
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.shapes import m_shape, searched_schedule, shape_plan
 from partita.jobs.simulate import simulate, simulate_stages

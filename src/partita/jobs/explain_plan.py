@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.cluster import Cluster
+from partita.jobs.explain import MemoryAccount, memory_account
 from partita.jobs.explain_account import Account, GroupAccount, account_of
-from partita.jobs.explain_memory import MemoryAccount, memory_account
 from partita.jobs.explain_rows import Rows, unaligned_rows
 from partita.jobs.explain_shifts import PlanSensitivity, sensitivity
 from partita.jobs.explain_time import TimePart, parts_of

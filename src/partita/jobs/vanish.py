@@ -31,7 +31,7 @@ from partita.cluster import Cluster
 from partita.cluster.presets import changed
 from partita.costs.layouts import Layout, copied_axes
 from partita.graph.record import Graph
-from partita.jobs.explain_memory import lying_parameters
+from partita.jobs.explain import lying_parameters
 from partita.jobs.plan_simulator import Planned
 from partita.jobs.workload import load_cluster, load_model
 from partita.plans import Mesh, Plan, Stage
