@@ -15,14 +15,16 @@ from partita.jobs.explain import memory_account
 from partita.jobs.explain_account import (
     BLOCK_PHASES,
     UPDATE,
+    Links,
     OpMeaning,
+    TimeItem,
+    TimelineWalk,
     account,
+    parts_of,
     phases_of,
 )
-from partita.jobs.explain_links import Links
 from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
 from partita.jobs.explain_rows import unaligned_rows
-from partita.jobs.explain_time import TimeItem, TimelineWalk, parts_of
 from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
 from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel, simulate_stages

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from partita.cluster import Cluster
 from partita.jobs.explain import MemoryAccount, memory_account
-from partita.jobs.explain_account import Account, GroupAccount, account_of
+from partita.jobs.explain_account import Account, GroupAccount, TimePart, account_of, parts_of
 from partita.jobs.explain_rows import Rows, unaligned_rows
 from partita.jobs.explain_shifts import PlanSensitivity, sensitivity
-from partita.jobs.explain_time import TimePart, parts_of
 from partita.jobs.explain_whatif import CLEAR, Untried, WhatIf, what_ifs
 from partita.jobs.simulate import Simulation, simulate_plan
 from partita.jobs.workload import load_cluster

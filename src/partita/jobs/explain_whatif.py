@@ -14,7 +14,7 @@ from partita.cluster import Cluster, DeviceKind
 from partita.compiled import work_clock
 from partita.costs.collectives import Collectives, Reached
 from partita.errors import PartitaError, PlanError
-from partita.jobs.explain_links import Links
+from partita.jobs.explain_account import Links
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.lower import Memo
 from partita.plans import Plan
