@@ -23,9 +23,17 @@ from partita.jobs.explain_account import (
     parts_of,
     phases_of,
 )
-from partita.jobs.explain_plan import ODD, bounds_of, explain_plan
-from partita.jobs.explain_rows import unaligned_rows
-from partita.jobs.explain_whatif import again, changes, more_memory, what_if, what_ifs
+from partita.jobs.explain_plan import (
+    ODD,
+    again,
+    bounds_of,
+    changes,
+    explain_plan,
+    more_memory,
+    unaligned_rows,
+    what_if,
+    what_ifs,
+)
 from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel, simulate_stages
 from partita.jobs.strategies import PIPELINES, STRATEGIES

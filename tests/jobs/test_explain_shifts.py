@@ -6,7 +6,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives, reached
-from partita.jobs.explain_shifts import assumptions, rivals, sensitivity
+from partita.jobs.explain_plan import assumptions, rivals, sensitivity
 from partita.jobs.simulate import simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import load
