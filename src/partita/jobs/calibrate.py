@@ -77,6 +77,8 @@ INSIDE = {
     Kind.DGRAD: (Phase.BACKWARD,),
     Kind.WGRAD: (Phase.WEIGHT,),
 }  # the phases of a body that a block runs
+LinkRow = tuple[tuple[float, float, float], float]  # latency, fixed, bandwidth part; measured
+Took = dict[int | None, dict[int, float]]  # None: by task; else by work of this body
 
 
 @dataclass(frozen=True)
@@ -380,9 +382,6 @@ def link_fit(matched: MatchedRun, base: Lowered, cluster: Cluster) -> LinkFit | 
     return LinkFit(latency, per_byte, len(rows), fixed)
 
 
-LinkRow = tuple[tuple[float, float, float], float]  # latency, fixed, bandwidth part; measured
-
-
 def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[LinkRow]:
     """Messages and collectives of the run that somebody waited for."""
     links = tuple(replace(k, bytes_per_s=k.bytes_per_s * NO_TIME) for k in cluster.links)
@@ -447,9 +446,6 @@ def _figures(link: Link) -> tuple[float, float]:
     return link.latency_s, link.bytes_per_s
 
 
-F64 = npt.NDArray[np.float64]
-
-
 def with_replay(matched: MatchedRun) -> MatchedRun:
     """The same run with its replayed step, where it needs one."""
     return replace(matched, replayed_s=replayed_s(matched)) if matched.is_shared else matched
@@ -472,9 +468,6 @@ def replayed_s(matched: MatchedRun) -> float:
     for task, seconds in inner.items():
         duration[task] = seconds + _sent_inside(program, task)
     return run(replace(program, duration=duration)).makespan
-
-
-Took = dict[int | None, dict[int, float]]  # None: by task; else by work of this body
 
 
 def _took(matched: MatchedRun) -> tuple[Took, dict[int, float]]:

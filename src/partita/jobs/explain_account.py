@@ -39,6 +39,8 @@ from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
 Shares = dict["TimeItem", float]
+BUBBLE = "bubble"
+DUST = 1e-12  # of a step
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -223,10 +225,8 @@ class Links:
         return f"{known[0] if known else 'links'} {where} ({rate})"
 
 
-BUBBLE = "bubble"
 RECOMPUTE = TimeItem("compute", "recompute")
 UPDATE = TimeItem("update", "optimizer update")
-DUST = 1e-12  # of a step
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,28 @@ from partita.lower import Memo
 from partita.plans import Alternative, Plan, Schedule, Stage
 from partita.showing import plot_of, repr_html, table_of
 
-TOGETHER = 8  # elements of 2 bytes
+Change = Callable[[Simulation], Simulation]
+Worse = Callable[[Simulation], Simulation]
+
+TOGETHER = 8  # elements of 2 bytes: what matrix units read at a time
+ODD = "rows off 16 bytes"
+ROOFLINE = {"compute": "arithmetic", "memory": "memory bandwidth", "launch": "launching kernels"}
+
+# What would help, and what it changes.
+TIMES = 2
 FASTER = 1024.0
+CLEAR = 5e-4  # of a step: smaller changes are none
+
+# What the choice hangs on: against whom, and how much worse each assumption is.
+RIVALS = 4  # the fastest named strategies that fit
+PLANS = 4  # of each: meshes and depths, evenly
+INTERFERENCE = 1.5  # times as much, and a tenth of the computing beside it at least
+FIXED = 2.0
+FIXED_S = 1e-5  # where nothing is known of a kind
+LINKS = 0.75  # of the bandwidth that is assumed
+HOST = 2.0
+PRODUCTS = 0.85
+BUDGET_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +120,6 @@ def _odd_size(graph: Graph, op: Op) -> int:
     return max((size for size in rows if size % TOGETHER), default=max(rows))
 
 
-TIMES = 2
-CLEAR = 5e-4  # of a step: smaller changes are none
-
-
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """A change, and what a step would take with it."""
@@ -122,9 +138,6 @@ class Untried:
 
     change: str
     why: str
-
-
-Change = Callable[[Simulation], Simulation]
 
 
 def what_if(simulation: Simulation, name: str, change: Change) -> WhatIf:
@@ -275,18 +288,6 @@ def more_memory(simulation: Simulation, plan: Plan) -> list[WhatIf]:
             )
         )
     return rows
-
-
-RIVALS = 4  # the fastest named strategies that fit
-PLANS = 4  # of each: meshes and depths, evenly
-INTERFERENCE = 1.5  # times as much, and a tenth of the computing beside it at least
-FIXED = 2.0
-FIXED_S = 1e-5  # where nothing is known of a kind
-LINKS = 0.75  # of the bandwidth that is assumed
-HOST = 2.0
-PRODUCTS = 0.85
-
-Worse = Callable[[Simulation], Simulation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,11 +444,6 @@ def _with_slower_products(simulation: Simulation) -> Simulation:
         for kind in simulation.cluster.kinds
     )
     return again(simulation, cluster=replace(simulation.cluster, kinds=kinds), quick=True)
-
-
-BUDGET_S = 15.0
-ODD = "rows off 16 bytes"
-ROOFLINE = {"compute": "arithmetic", "memory": "memory bandwidth", "launch": "launching kernels"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ here.
 By our own rules (`partita`): the search works on a record that a compiled simulation scores a
 hundred thousand times a second; it knows gradients, updates and latency as sums per layer. What it
 finds under several weights of communication, every single device, cuts in a row and neighbours of
-the best (`place_moves.py`) are then simulated op by op (`place_program.py`), and the fastest that
+the best (`place_job.py`) are then simulated op by op (`place_program.py`), and the fastest that
 fits wins. By Exprimo's rules (`exprimo`) the record is the whole truth and the search's answer is
 the answer.
 """

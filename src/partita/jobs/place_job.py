@@ -46,6 +46,14 @@ from partita.units import size
 
 RUNS = (1, 2, 4, 8, 16)  # layers that change sides together
 PARTS = (0.25, 0.5, 0.75)  # of the work before a cut in two
+# Weights of communication in the record, and the part of the time each search may take.
+# A large program takes long to simulate: little time is left for changing placements then.
+ROUNDS = {"small": ((1.0, 0.3), (0.5, 0.1)), "large": ((1.0, 0.65), (0.5, 0.15))}
+LARGE = 2500  # ops of all batches of a step
+REFINED = 4  # of the best placements are changed
+REFINEMENTS = 400  # changed placements that are simulated op by op, at most
+REFINED_OPS = 2_000_000  # simulated for that, where no limit is set
+EASE = 1e-9
 
 
 def cuts(model: PlacementModel) -> Iterator[tuple[int, ...]]:
@@ -79,16 +87,6 @@ def changes(model: PlacementModel, placement: tuple[int, ...]) -> Iterator[tuple
             if here != there:
                 yield (*placement[:layer], here, *placement[layer + 1 :])
                 yield (*placement[:parent], there, *placement[parent + 1 :])
-
-
-# Weights of communication in the record, and the part of the time each search may take.
-# A large program takes long to simulate: little time is left for changing placements then.
-ROUNDS = {"small": ((1.0, 0.3), (0.5, 0.1)), "large": ((1.0, 0.65), (0.5, 0.15))}
-LARGE = 2500  # ops of all batches of a step
-REFINED = 4  # of the best placements are changed
-REFINEMENTS = 400  # changed placements that are simulated op by op, at most
-REFINED_OPS = 2_000_000  # simulated for that, where no limit is set
-EASE = 1e-9
 
 
 def _in_seconds(step: Improvement) -> Improvement:

@@ -34,6 +34,8 @@ from partita.jobs.workload import Workload, load
 from partita.problems.placement import PlacementProblem, RecordConstraints
 from partita.suggest import suggest
 
+Constraint = tuple[str, int | str]  # (pattern of op names, device)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -95,9 +97,6 @@ def _exprimo_file(given: object, is_one: Callable[[dict[str, Any]], bool]) -> di
         return None  # who reads it next says so
     value = decode_json(read_bytes(given), given)
     return value if is_one(value) else None
-
-
-Constraint = tuple[str, int | str]  # (pattern of op names, device)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,9 @@ VOCAB = 51200  # of GPT-2 as Megatron pads it, where a source gives none
 MOST = 10**9  # of any count in a row
 MOST_LAYERS = 100_000
 MOST_IN_NODE = 256
+FORMAT = "partita/measured-runs@1"
+MOST_BYTES = 200_000_000  # of a row file
+NO_GROUP = "(no group)"
 
 
 class NotModelledError(Exception):
@@ -448,11 +451,6 @@ def _sequence_parallel(
     if "sequence" in text and "no sp" not in text:
         return True
     return framework in ("bridge", "megatron-core")
-
-
-FORMAT = "partita/measured-runs@1"
-MOST_BYTES = 200_000_000  # of a row file
-NO_GROUP = "(no group)"
 
 
 @dataclass(frozen=True, slots=True)

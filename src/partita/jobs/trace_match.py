@@ -11,7 +11,7 @@ parts still add up to the whole.
 
 Where ranks had less than most of their cores (`had`), the clock tells of the machine's other work:
 waits and the step are longer by what others did. Then computing is told by processor time, what was
-waited for is not known, and the step is replayed (`replay.py`).
+waited for is not known, and the step is replayed (`calibrate.py`).
 """
 
 import statistics

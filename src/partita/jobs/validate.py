@@ -32,6 +32,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 NEAR = 1.25  # machines and batches that differ by less are compared per device and sequence
+UNSAID = {"recompute": "what is recomputed", "micro-batch": "the micro-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,37 @@ class Duel:
     def regret(self) -> float:
         """In per cent."""
         return 100 * (self.picked.device_seconds[1] / self.better.device_seconds[1] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryErrors:
+    """Predicted over measured bytes, minus 1, of one group: mean size and mean, in per cent."""
+
+    name: str
+    n: int
+    mape: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCheck:
+    """Errors in bytes by group, and whether what ran fits."""
+
+    total: MemoryErrors | None
+    groups: tuple[MemoryErrors, ...]
+    points: tuple[tuple[PublishedRun, float], ...]  # rows with published bytes, predicted bytes
+    ran: int  # verdicts on runs that ran
+    ran_right: int
+    out_of_memory: int  # and on those that ended out of memory
+    out_of_memory_right: int
+    wrong: tuple[str, ...]  # ids
+    open: tuple[tuple[str, int], ...]  # why a row is not judged, how many
+
+    @property
+    def share_right(self) -> float | None:
+        """Of the verdicts, in per cent."""
+        judged = self.ran + self.out_of_memory
+        return 100 * (self.ran_right + self.out_of_memory_right) / judged if judged else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,40 +366,6 @@ def _coverage(name: str, steps: Sequence[Checked]) -> Coverage:
     fitted = [bool(one.covered) for one in steps if not one.left_out]
     apart = [bool(one.covered) for one in steps if one.left_out]
     return Coverage(name, sum(fitted), len(fitted), sum(apart), len(apart))
-
-
-UNSAID = {"recompute": "what is recomputed", "micro-batch": "the micro-batch"}
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryErrors:
-    """Predicted over measured bytes, minus 1, of one group: mean size and mean, in per cent."""
-
-    name: str
-    n: int
-    mape: float
-    bias: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCheck:
-    """Errors in bytes by group, and whether what ran fits."""
-
-    total: MemoryErrors | None
-    groups: tuple[MemoryErrors, ...]
-    points: tuple[tuple[PublishedRun, float], ...]  # rows with published bytes, predicted bytes
-    ran: int  # verdicts on runs that ran
-    ran_right: int
-    out_of_memory: int  # and on those that ended out of memory
-    out_of_memory_right: int
-    wrong: tuple[str, ...]  # ids
-    open: tuple[tuple[str, int], ...]  # why a row is not judged, how many
-
-    @property
-    def share_right(self) -> float | None:
-        """Of the verdicts, in per cent."""
-        judged = self.ran + self.out_of_memory
-        return 100 * (self.ran_right + self.out_of_memory_right) / judged if judged else None
 
 
 def check_memory(rows: Sequence[tuple[PublishedRun, MemoryParts]]) -> MemoryCheck:
