@@ -6,9 +6,9 @@
     @common_options
     def command(problem: str, output: OutputFile | None, out: Output) -> int:
         with out.stop(time_s=10) as stop:
-            found = search(problem, stop, out.seed)
+            result = search(problem, stop, out.seed)
         if output is not None:
-            output.write(files.encode_json(found))
+            output.write(files.encode_json(result))
         out.show(...)           # for people
         out.result({...})       # for --json
         return 0 if found.solution else 1
