@@ -11,7 +11,7 @@
             output.write(files.encode_json(result))
         out.show(...)           # for people
         out.result({...})       # for --json
-        return 0 if found.solution else 1
+        return 0 if result.solution else 1
 
 What a command returns is its exit code (None is 0); after Ctrl-C it is 130 instead.
 """

@@ -658,7 +658,7 @@ class PlanBounds:
     """Bounds of the cells of one model's space, for simulated plans, from cheap to strong.
 
     On equal devices: all work over all devices; computing alone, with every op at its quickest
-    split (both `compute_bounds`); `CellBound` without multipliers, of one mesh with its tables and
+    split (both `ComputeBounds`); `CellBound` without multipliers, of one mesh with its tables and
     then of all; the same after dual ascent. On heterogeneous devices: computing alone; the same
     over all cuts.
     """

@@ -541,7 +541,7 @@ def least_cap(loads: Loads, waits: Floats, start: float, rounds: "Rounds | None"
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Interleaved 1F1B with so many rounds: what its groups wait for on average (`virtual_bound`).
+    """Interleaved 1F1B with so many rounds: what its groups wait for on average.
 
     With L_r the work of group r in a step, in which m micro-batches go through p v stages,
 
