@@ -1,12 +1,8 @@
 """What a partition problem's fields must hold; each refusal names the field."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from partita.errors import ProblemError
-
-if TYPE_CHECKING:
-    from partita.problems.partition import PartitionNode, PartitionProblem
 
 LARGEST = 1e100  # beyond it sums overflow
 MAX_DEVICES = 1_000_000
