@@ -40,6 +40,9 @@ from partita.units import size
 
 LARGEST = 1e100  # beyond it sums overflow
 MAX_DEVICES = 1_000_000
+FORMAT = "partition-problem"
+INPUT = "IN"
+BANDWIDTH_BYTES_PER_S = 12e9
 
 
 def check_machine(problem: "PartitionProblem") -> None:
@@ -231,11 +234,6 @@ def cut_up(groups: list[list[int]], count: int) -> list[list[int]]:
             break
         pieces[longest : longest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
     return pieces
-
-
-FORMAT = "partition-problem"
-INPUT = "IN"
-BANDWIDTH_BYTES_PER_S = 12e9
 
 
 @dataclass(frozen=True, slots=True)

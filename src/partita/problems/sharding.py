@@ -58,6 +58,12 @@ _UNREADABLE = (
     NotImplementedError,  # a compression that this Python does not have
     RuntimeError,  # an encrypted member
 )
+FORMAT = "sharding-problem"
+LARGEST = 1e100
+AGREEMENT = 1e-6  # relative; how well a recorded optimum must match its own assignment
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+_SINGLE = ("K", "voff", "vcost", "edges", "emat", "opt_cost", "opt_cfg", "opt_source", "meta")
 
 
 def read_arrays(data: bytes, file: str = "") -> dict[str, npt.NDArray[Any]]:
@@ -144,14 +150,6 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], in
         }[version]
         shape, by_columns, dtype = read(stream)
     return shape, by_columns, dtype, stream.tell()
-
-
-FORMAT = "sharding-problem"
-LARGEST = 1e100
-AGREEMENT = 1e-6  # relative; how well a recorded optimum must match its own assignment
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +414,6 @@ def _array_field(field: str) -> str:
         return field
     whole, entry = _ARRAY_OF[name]
     return entry.format(index) if index else whole
-
-
-_SINGLE = ("K", "voff", "vcost", "edges", "emat", "opt_cost", "opt_cfg", "opt_source", "meta")
 
 
 def _refuse_unknown_keys(arrays: dict[str, npt.NDArray[Any]]) -> None:

@@ -21,7 +21,7 @@ w = u * busy of work. An op has the sums of its kernels as `t_us` and `w_us`.
     objective         the sum over all stages of all parts
 
 Another form of answer knows no stages and no parts: all ops on some streams, kept apart by their
-dependencies alone (`Fluid`, below). It is scored by its own clock: a shortest schedule of stages
+dependencies alone (`run_streams`). It is scored by its own clock: a shortest schedule of stages
 may be longer than one without barriers, and the two are not compared in proofs.
 
 Without barriers what runs together shares the GPU. Each stream runs its ops one after the other; an
@@ -48,6 +48,12 @@ from partita import files
 from partita.errors import FileError, InputError, ProblemError
 
 ROUNDING = 1e-12
+FORMAT = "streams-problem"
+INPUT = "input"
+LARGEST = 1e30  # of any one figure; products of several must not overflow
+MAX_SIZE = 2**40
+BYTES_PER_VALUE = 4
+Term = tuple[tuple[int, int, int], ...]  # values to be summed: (source op, channel begin, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +139,6 @@ class _FluidState:
         for op in self.left:
             self.left[op] = max(0.0, self.left[op] - solo_us)
         return gone
-
-
-FORMAT = "streams-problem"
-INPUT = "input"
-LARGEST = 1e30  # of any one figure; products of several must not overflow
-MAX_SIZE = 2**40
-BYTES_PER_VALUE = 4
-
-Term = tuple[tuple[int, int, int], ...]  # values to be summed: (source op, channel begin, end)
 
 
 @dataclass(frozen=True, slots=True)

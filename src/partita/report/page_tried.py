@@ -32,6 +32,8 @@ LANE, LEFT, RIGHT = 13, 166, 66
 LONGEST = 2.5  # times the chosen plan: what takes longer is cut
 LETTERS = 140  # of a title
 SPACE = 7.0  # between two lines of a pattern
+LONGEST_S = 1e12  # of what is drawn: plan files may say anything
+MOST_ROWS = 24
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,6 @@ def _legend(plans: Sequence[TriedTimeline]) -> str:
         for kind in kinds
     ]
     return legend([*entries, ("idle", "var(--line)", 0)])
-
-
-LONGEST_S = 1e12  # of what is drawn: plan files may say anything
-MOST_ROWS = 24
 
 
 def tried_section(plan: Plan, simulation: Simulation, orders: Sequence[OtherOrder]) -> str:

@@ -40,6 +40,10 @@ from partita.problems.placement import lower_bound as simple_bound
 from partita.search.placement.feasible import joined
 from partita.search.placement.tables import F64, I64, PlacementArrays
 
+_ROUNDS = 60
+# The simulation adds the same numbers in another order: leave room for its rounding.
+ROUNDING = 1 - 1e-10
+
 
 @dataclass(frozen=True, slots=True)
 class Symmetry:
@@ -100,9 +104,6 @@ def _exchanged(net: PlacementArrays, one: int, other: int) -> I64 | None:
     return channels
 
 
-_ROUNDS = 60
-
-
 def load_weights(net: PlacementArrays, first_alike: I64) -> F64:
     """The weights for which the bound is best, among those tried; alike devices weigh alike."""
     num_layers, num_devices = len(net.output_bytes), len(net.limit_bytes)
@@ -141,10 +142,6 @@ def both_ways(net: PlacementArrays) -> F64:
     num_layers = len(net.output_bytes)
     both = net.job_ms[:num_layers] + net.job_ms[num_layers:]
     return np.where(net.may[net.gene_of], both, np.inf)
-
-
-# The simulation adds the same numbers in another order: leave room for its rounding.
-ROUNDING = 1 - 1e-10
 
 
 def lower_bound(problem: PlacementProblem, net: PlacementArrays) -> float:

@@ -54,6 +54,8 @@ from partita.problems.schedule import (
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop
 from partita.search.schedule.lightest import lightest_order, why_infeasible
 
+_ROUNDING = Fraction(1, 10**9)  # of a bound that is not a whole number
+
 
 def search_period(
     problem: ScheduleProblem, copies: int, run: Run[ScheduleSolution]
@@ -88,9 +90,6 @@ def search_period(
         several = f"{copies} micro-batches" if copies > 1 else "one micro-batch"
         return run.result(why=f"no shorter repetition of {several} works; more might be faster")
     return run.result()
-
-
-_ROUNDING = Fraction(1, 10**9)  # of a bound that is not a whole number
 
 
 def _is_usual(problem: ScheduleProblem) -> bool:

@@ -40,6 +40,12 @@ from partita.search.schedule.solver import Allowance, SolverAnswer, SolverOutcom
 
 _MOST_MEMORY = 1000  # units of a cap
 MOST_SUM = 2**15 - 1
+_Key = tuple[bool, tuple[int, ...]]  # (are the devices placed, their weights)
+PER_EFFORT = 1e8  # steps that are a unit of effort
+PER_DEVICE = 30_000  # steps that preparing a device is worth
+_AT_ONCE = 2**22  # steps between looks at the stop rules
+_MOST_CHOICES = 20_000  # of the blocks on a device
+_MOST_WEIGHTS = 10**6  # looked at to find what devices share
 
 
 class ChainEdge(NamedTuple):
@@ -155,9 +161,6 @@ class _CutGroup:
         return Number(tuple(self.sources), tuple(self.ahead), self.low, self.high, kept)
 
 
-_Key = tuple[bool, tuple[int, ...]]  # (are the devices placed, their weights)
-
-
 def cuts_of(
     needs: Sequence[Need | None], edges: Sequence[ChainEdge]
 ) -> tuple[tuple[Number, ...], ...] | None:
@@ -235,11 +238,6 @@ def _key(need: Need, edges: Sequence[ChainEdge], place: int, cut: int) -> _Key:
         for weight, edge in zip(need.weights, edges, strict=True)
     )
     return done, weights
-
-
-PER_EFFORT = 1e8  # steps that are a unit of effort
-PER_DEVICE = 30_000  # steps that preparing a device is worth
-_AT_ONCE = 2**22  # steps between looks at the stop rules
 
 
 def placed(
@@ -435,10 +433,6 @@ class Pass:
             residues.update(zip(self.line.places[place], map(int, row), strict=True))
             state = int(states[state][3])
         return residues
-
-
-_MOST_CHOICES = 20_000  # of the blocks on a device
-_MOST_WEIGHTS = 10**6  # looked at to find what devices share
 
 
 @dataclass(frozen=True, slots=True)

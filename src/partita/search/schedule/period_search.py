@@ -36,6 +36,10 @@ from partita.search.schedule.solver import LARGE, Allowance, SolverAnswer, Solve
 COUNT = 64  # micro-batches that are scheduled
 MOST_COPIES = 12
 _WINDOWS = (COUNT, 12, 8, 6, 4, 3, 2)  # how many may be under way
+FIRST_EFFORT = 0.25
+_ROUNDING = Fraction(1, 10**9)
+_WORTH = 64  # times the effort, for a way that is sure to answer and mostly does so earlier
+_LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole
 
 
 def steady_states(problem: ScheduleProblem, grid: Grid, run: Run[Any]) -> Iterator[Pattern]:
@@ -77,9 +81,6 @@ def repetition(
             first = min(map(min, rows))
             return tuple(tuple(start - first for start in row) for row in rows), length
     return None
-
-
-FIRST_EFFORT = 0.25
 
 
 class PeriodSearch:
@@ -228,8 +229,3 @@ class PeriodSearch:
         # Memory given back before it is taken, or rounding: the steady state fits, not the start.
         self.spent[asked.copies, asked.length] = math.inf
         return SolverOutcome.UNKNOWN
-
-
-_ROUNDING = Fraction(1, 10**9)
-_WORTH = 64  # times the effort, for a way that is sure to answer and mostly does so earlier
-_LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole
