@@ -1,4 +1,4 @@
-"""Plans that were simulated: the best, how it went, and when to stop.
+"""Plans that were simulated: the best, how it went, when to stop, and the answer made of them.
 
 The evaluator of the joint search (`search.joint.auto`): a solution is lowered and simulated, once,
 and not at all where what must lie on a device does not fit or, once there are some to show, where

@@ -1,5 +1,4 @@
-"""Tessel's shapes as plans (a stage on each device beside stages of all), and orders searched for
-them.
+"""Tessel's shapes as plans: a stage on each device beside stages of all; orders searched for them.
 
 Branches of a model that meet (two towers, an image and a text encoder) are found by `branches`.
 What comes before all else and costs next to nothing (a mask, positions, a cast of the input) may be

@@ -1,5 +1,4 @@
-"""What people do by hand, by name: splits, pipelines, plans for mixed machines; a search must not
-lose to it.
+"""What people do by hand, by name, and no search may lose to: splits, pipelines, unequal stages.
 
 Splits, on one stage:
 
