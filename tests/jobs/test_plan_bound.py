@@ -28,7 +28,7 @@ from partita.search.joint.bound_segments import Multipliers
 from partita.search.joint.bounds import PlanBounds, fewest_in_flight
 from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
-from partita.search.joint.order_bounds import refused
+from partita.search.joint.orders import refused
 
 QUICK = Stop(gap=0.0)
 ROUNDING = 1e-9

@@ -24,7 +24,7 @@ from partita.lower.orders import refusal
 from partita.plans import OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
 from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
-from partita.search.joint.order_bounds import refused
+from partita.search.joint.orders import refused
 
 BATCH = 4
 ORDERS = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2))

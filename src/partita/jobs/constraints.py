@@ -53,7 +53,7 @@ from partita.search.joint.cells import (
     mesh_shapes,
     shard_group_shapes,
 )
-from partita.search.joint.order_bounds import refused
+from partita.search.joint.orders import refused
 from partita.suggest import suggest
 
 DEGREES = ("dp", "tp", "cp", "ep")  # of the axes of a mesh

@@ -16,7 +16,7 @@ from partita.problems.joint import (
     TiedBytes,
     rounded_in_flight,
 )
-from partita.search.joint.order_bounds import in_flight, refused
+from partita.search.joint.orders import in_flight, refused
 
 SCHEDULES = (
     JointSchedule("1f1b"),

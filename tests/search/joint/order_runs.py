@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from partita.search.joint.order_bounds import SegmentSeconds
+from partita.search.joint.orders import SegmentSeconds
 
 
 def seconds_of(forward, backward, weights):

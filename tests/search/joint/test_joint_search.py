@@ -20,7 +20,7 @@ from partita.search.joint.auto import Auto
 from partita.search.joint.brute import Brute, num_solutions, solutions
 from partita.search.joint.candidates import Candidates, InterleavedSettings
 from partita.search.joint.cells import LikelyCells, SpaceBound
-from partita.search.joint.order_bounds import in_flight
+from partita.search.joint.orders import in_flight
 from tests.search.contract import SearchContract
 from tests.search.joint.joint_problems import chain, tiny_problems
 

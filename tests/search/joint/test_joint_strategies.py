@@ -23,7 +23,7 @@ from partita.search.joint.candidates import Candidates
 from partita.search.joint.cells import mesh_of
 from partita.search.joint.cuts import tied_ranges
 from partita.search.joint.model import JointModel
-from partita.search.joint.order_bounds import in_flight
+from partita.search.joint.orders import in_flight
 from partita.search.joint.strategies import Again, Selective
 
 CLUSTER = resolve("8xA100")

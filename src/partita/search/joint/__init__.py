@@ -13,7 +13,7 @@ From a model to the record, and bounds for plans that are simulated:
 model            a model on a cluster as a problem; solutions as stages
 strategies       splits, ZeRO stages and ops to run again, for a few Lagrange multipliers on bytes
 bounds           what no plan of a cell is below: at three levels, the last by multipliers
-order_bounds     what orders take at the least: lines of stages, longest paths, bubbles
+orders           what orders hold, and take at the least: lines of stages, longest paths, bubbles
 bound_segments   the least of a segment over all splits; `bound_tables` makes its tables
 """
 

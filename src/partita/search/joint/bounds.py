@@ -47,7 +47,7 @@ from partita.problems.joint import Cell
 from partita.schedules.named import NAMED
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
 from partita.search.joint.model import JointModel
-from partita.search.joint.order_bounds import (
+from partita.search.joint.orders import (
     Paths,
     SegmentSeconds,
     Sources,

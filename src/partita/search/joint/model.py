@@ -57,7 +57,7 @@ from partita.search.joint.cells import (
     shard_group_shapes,
     weighted_meshes,
 )
-from partita.search.joint.order_bounds import SINGLE, in_flight, joint_schedule, refused
+from partita.search.joint.orders import SINGLE, in_flight, joint_schedule, refused
 from partita.search.joint.strategies import DistinctOps, MeshStrategies, SplitStrategy
 from partita.search.sharding import SEARCHES
 

@@ -63,7 +63,7 @@ from partita.problems.joint import JointStrategy, TiedBytes
 from partita.problems.sharding import ShardingProblem
 from partita.search.joint.bound_segments import BoundSegments
 from partita.search.joint.bound_tables import bound_segments
-from partita.search.joint.order_bounds import SegmentSeconds
+from partita.search.joint.orders import SegmentSeconds
 
 Held = tuple[str, Layout]
 Floats = npt.NDArray[np.float64]

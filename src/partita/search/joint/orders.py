@@ -1,4 +1,4 @@
-"""What an order of blocks takes at the least wherever the chain is cut: lines, paths, bubbles.
+"""Orders of blocks: what published ones hold, and what they take at the least for any cuts.
 
 A line of stages. With one stage on each group of devices, stage r runs the layer range [i, j) and
 no other group has it. Whatever the order, and with weight gradients at any time after their data

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.schedules.named import NAMED
-from partita.search.joint.order_bounds import (
+from partita.search.joint.orders import (
     USUAL_PATHS,
     Rounds,
     VirtualOrders,
