@@ -147,10 +147,6 @@ def most_wrong(compared: KinetoComparison) -> str:
     return max(CATEGORIES, key=lambda c: abs(compared.measured[c] - compared.predicted[c]))
 
 
-def _times(measured_s: float, predicted_s: float) -> str:
-    return f"{measured_s / predicted_s:.3g}x" if predicted_s > 0 else "-"
-
-
 def kineto_json(compared: KinetoComparison) -> dict[str, Any]:
     """The same for programs."""
     return {
