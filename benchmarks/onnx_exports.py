@@ -48,8 +48,8 @@ from partita.capture import capture
 from partita.capture.onnx_file import onnx_graph
 from partita.errors import PartitaError
 from partita.graph import Graph
-from partita.graph.flops import flops
 from partita.graph.shapes import unknown_kinds
+from partita.graph.work import flops
 
 MODELS = (
     "timm:resnet18", "timm:mobilenetv3_small_100", "timm:vit_tiny_patch16_224",

@@ -7,7 +7,7 @@ Each plan of a GPT-2 of moderate size (for as many A100s, run on gloo ranks of o
 traced, compared and calibrated from its own trace; then it is predicted again. The last column but
 one is what a calibration from the first plan's run (1F1B) says of the others: what is learned from
 one plan and used for another. Where ranks had less than 95 % of their cores, a step is replayed
-with the processor time of its tasks (`jobs/replay.py`), and the clock's is told beside it;
+with the processor time of its tasks (`jobs/calibrate.py`), and the clock's is told beside it;
 `--repeat 3` runs all plans several times in turns and tells medians too. The speed-up of the first
 plan over one process is told, too. `--order FILE` keeps the searched order there, or takes it from
 there where it is known: a machine without the search's solver can then run it.
@@ -31,9 +31,9 @@ from partita.cluster import resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.jobs.compare_trace import TraceComparison, compare_trace
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces, trace_path
+from partita.jobs.shapes import searched_schedule
 from partita.jobs.simulate import Simulation, simulate, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load

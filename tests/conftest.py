@@ -107,7 +107,7 @@ def is_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 
 @pytest.fixture(autouse=True)
 def left_out(request: pytest.FixtureRequest) -> Iterator[list[Exception]]:
-    """What jobs left out because it failed (`partita.jobs.attempts`).
+    """What jobs left out because it failed (`partita.errors`).
 
     An answer goes on without it, so a test would not notice; one that does not ask for this fixture
     fails.

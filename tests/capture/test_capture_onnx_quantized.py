@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from partita.capture.onnx_file import onnx_graph  # noqa: E402
 from partita.capture.onnx_kinds import RULES  # noqa: E402
 from partita.capture.onnx_quantized import QUANTIZED_CONTRIB  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
-from partita.graph.dtypes import FLOATS  # noqa: E402
-from partita.graph.flops import flops  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
+from partita.graph.record import FLOATS  # noqa: E402
 from partita.graph.shapes import unknown_kinds  # noqa: E402
+from partita.graph.work import flops  # noqa: E402
 
 MICROSOFT = "com.microsoft"
 CHANCE = np.random.default_rng(0)

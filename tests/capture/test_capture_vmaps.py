@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402
 import partita  # noqa: E402
 from partita.capture import export_module  # noqa: E402
 from partita.errors import CaptureError  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita.forecast.inputs import SCHEDULES, Strategy
 from partita.forecast.memory import in_flight
 from partita.forecast.predict import Times, _pipeline
-from partita.forecast.strategy import SCHEDULES, Strategy
 from partita.schedules.named import NAMED
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v")

@@ -90,27 +90,9 @@ def kept_attributes(
     def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
         if lines.is_called_by_user(sys._getframe(1)):
             old = before.get(self, {}).get(name, getattr(type(self), name, None))
-            lost, fix = "", ""
-            if isinstance(value, torch.Tensor) and (self, name) in read and is_of_call(value):
-                lost = "keeps a tensor for the next call, which would be lost"
-                fix = f"make {name} a buffer (register_buffer) and change that in place"
-            elif _is_other_shape(self, name, value):
-                if not is_of_call(value) and (node := node_of(value)) is not None:
-                    anew = BufferMadeAnew(self, name, node, lines.of_stack())
-                    refused.append(anew)
-                    raise anew
-                lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
-                fix = "let it be made before: call the model once with such arguments, then capture"
-            elif (
-                isinstance(value, torch.nn.Module)
-                and self in before  # not a module that is being made
-                and value is not self._modules.get(name)
-            ):
-                lost = f"puts another module in the place of {name!r} while the model runs"
-                fix = "put it there before: call the model once, then capture it"
             line = lines.of_stack()
-            if lost:
-                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
+            error = _refusal(self, name, value, line, (self, name) in read, self in before)
+            if error is not None:
                 refused.append(error)
                 raise error
             if self in before and _is_changed(self, name, value):
@@ -139,6 +121,27 @@ def kept_attributes(
         for child, known in before.items():
             _put_back(child, known)
         contents.put_back()
+
+
+def _refusal(
+    owner: torch.nn.Module, name: str, value: Any, line: lines.SourceLine,
+    is_read: bool, is_known: bool,
+) -> CaptureError | None:  # fmt: skip
+    """Why an attribute may not be set to this; `is_read` before, `is_known`: of the model's own."""
+    if isinstance(value, torch.Tensor) and is_read and is_of_call(value):
+        lost = "keeps a tensor for the next call, which would be lost"
+        fix = f"make {name} a buffer (register_buffer) and change that in place"
+    elif _is_other_shape(owner, name, value):
+        if not is_of_call(value) and (node := node_of(value)) is not None:
+            return BufferMadeAnew(owner, name, node, line)
+        lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
+        fix = "let it be made before: call the model once with such arguments, then capture"
+    elif isinstance(value, torch.nn.Module) and is_known and value is not owner._modules.get(name):
+        lost = f"puts another module in the place of {name!r} while the model runs"
+        fix = "put it there before: call the model once, then capture it"
+    else:
+        return None
+    return CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
 
 
 def _is_changed(owner: torch.nn.Module, name: str, value: Any) -> bool:

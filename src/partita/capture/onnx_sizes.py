@@ -52,7 +52,7 @@ def parse_sizes(text: str, spec: str) -> GivenSizes:
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenSize:
     """A size of an input that the file leaves open."""
 
     dim: Any
@@ -87,7 +87,7 @@ def fix_sizes(model: Any, batch: int | None, given: GivenSizes) -> None:
         each.dim.dim_value = sizes.get(each.name, known) if each.name else known
 
 
-def _batch(dims: list[_Open], batch: int | None, given: GivenSizes) -> int | None:
+def _batch(dims: list[_OpenSize], batch: int | None, given: GivenSizes) -> int | None:
     """The batch, which the number after the @ is where nothing else is open."""
     asked = {
         given.by_name[each.name] for each in dims if each.is_batch and each.name in given.by_name
@@ -149,13 +149,14 @@ def _value(node: ast.expr, known: Mapping[str, int | None]) -> Any:
     return known[node.id] if isinstance(node, ast.Name) else getattr(node, "value", 0)
 
 
-def _left_open(dims: list[_Open]) -> FileError:
+def _left_open(dims: list[_OpenSize]) -> FileError:
     first = dims[0]
     if len(dims) == 1:
         fix = "write it after the name: model.onnx@128"
-        found = f"leaves the size {first.name or first.place!r} open"
-        found = f"leaves the size {first.name!r} open" if first.name else found
-        return FileError(found, fix=fix, field=f"input {first.input!r}")
+        open_size = repr(first.name or first.place)
+        return FileError(
+            f"leaves the size {open_size} open", fix=fix, field=f"input {first.input!r}"
+        )
     names = [each.name for each in dims if each.name]
     words = ", ".join(map(repr, names))
     each = ",".join(f"{name}=128" for name in names if _parts(name) == {name})
@@ -165,7 +166,7 @@ def _left_open(dims: list[_Open]) -> FileError:
     )
 
 
-def _open_dims(model: Any) -> list[_Open]:
+def _open_dims(model: Any) -> list[_OpenSize]:
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in given]
     batches = {
@@ -180,5 +181,5 @@ def _open_dims(model: Any) -> list[_Open]:
         for place, dim in enumerate(value.type.tensor_type.shape.dim):
             if not (dim.HasField("dim_value") and dim.dim_value > 0):
                 is_batch = place == 0 or dim.dim_param in batches
-                dims.append(_Open(dim, value.name, place, is_batch))
+                dims.append(_OpenSize(dim, value.name, place, is_batch))
     return dims

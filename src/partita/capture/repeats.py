@@ -156,7 +156,7 @@ def _refusal(line: lines.SourceLine, kept: list[str]) -> CaptureError:
 def _two_calls(
     module: torch.nn.Module, args: Any, kwargs: dict[str, Any],
     around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> tuple["_Steps", "_Steps"]:  # fmt: skip
+) -> tuple["_CallSteps", "_CallSteps"]:  # fmt: skip
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     held: dict[int, Any] = {
         id(p): torch.nn.Parameter(mode.from_tensor(p.detach()), p.requires_grad)
@@ -168,12 +168,12 @@ def _two_calls(
     names = {id(p): name for name, p in copied.named_parameters()}
     names |= {id(b): name for name, b in copied.named_buffers()}
     given = {id(t): f"argument {i}" for i, t in enumerate(tree_leaves((args, kwargs)))}
-    calls: list[_Steps] = []
+    calls: list[_CallSteps] = []
     state = torch.get_rng_state()
     try:
         with mode, torch.enable_grad():
             for _ in range(2):
-                steps = _Steps({**names, **given}, calls[0].made if calls else {})
+                steps = _CallSteps({**names, **given}, calls[0].made if calls else {})
                 with around(), steps:
                     copied(*args, **kwargs)
                 calls.append(steps)
@@ -182,7 +182,7 @@ def _two_calls(
     return calls[0], calls[1]
 
 
-class _Steps(TorchDispatchMode):
+class _CallSteps(TorchDispatchMode):
     """What a call does on what it is given: operations, and by which tensors and numbers."""
 
     def __init__(self, given: Mapping[int, str], before: Mapping[int, Any]) -> None:

@@ -8,13 +8,16 @@ step         pipeline + exposed gradient reduction + optimizer
 import math
 from dataclasses import dataclass
 
-from partita.costs.uncertainty import around, spread_of
+from partita.costs.physics import around, spread_of
+from partita.forecast.inputs import Machine, Strategy, Transformer
 from partita.forecast.layer import BYTES, GRAPH_GAP, EndWork, LayerWork, Tally, end_work, layer_work
-from partita.forecast.machine import Machine
-from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
-from partita.forecast.stages import StageLayers, stage_layers
-from partita.forecast.strategy import Strategy
-from partita.forecast.transformer import Transformer
+from partita.forecast.memory import (
+    MemoryParts,
+    StageLayers,
+    every_stage,
+    fullest_rank,
+    stage_layers,
+)
 from partita.showing import plot_of, repr_html, table_of
 
 HIDDEN = "behind the host"  # communication that runs while the device waits for the host
