@@ -118,7 +118,7 @@ def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
     pins = ["pp=2", f"schedule={name}", *(["micro-batches=2"] if name == "hanayo" else [])]
 
     def planned():
-        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(time_s=10.0, gap=0.5))
+        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(gap=0.5))
 
     if NAMED[name].layout == "two-way":
         with pytest.raises(InputError, match="holds the model twice, which a plan does not"):
@@ -138,7 +138,7 @@ def test_an_order_is_of_several_stages():
     graph = g.finish(x)
 
     def planned(pin=(), forbid=(), devices=2):
-        stop = Stop(time_s=10.0, gap=0.9)
+        stop = Stop(gap=0.9)
         answer = plan(graph, f"{devices}xA100", pin=pin, forbid=forbid, stop=stop).plan
         return len({stage.mesh.devices for stage in answer.stages}), answer.schedule.name
 
@@ -159,7 +159,7 @@ def test_stages_hold_whole_blocks_where_that_is_asked_for(asked):
             x = g.linear(g.relu(g.linear(x, 16, "up")), 16, "down")
     graph = g.finish(x)
     pins = ["pp=2", *asked.pop("pin", ())]
-    answer = plan(graph, "2xA100", pin=pins, stop=Stop(10.0, gap=0.9), **asked).plan
+    answer = plan(graph, "2xA100", pin=pins, stop=Stop(gap=0.9), **asked).plan
     firsts = [stage.splits[0].op for stage in answer.stages]
     assert len(firsts) > 1
     assert all(name.endswith(".up") for name in firsts)
@@ -198,7 +198,7 @@ def test_a_pinned_zero_stage_is_that_of_all_that_has_copies():
     x = g.linear(g.lookup(g.input("ids", (8, 4), "i64"), table, "words"), 16, "between")
     graph = g.finish(g.one("linear", x, table, name="head"))
     for pins, bans in ((["zero=3"], []), (["zero=1"], []), ([], ["zero=1"]), ([], ["zero=3"])):
-        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(10.0, gap=0.9))
+        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(gap=0.9))
         levels = {
             split.zero for stage in answer.plan.stages for split in stage.splits
             if copied_bytes(graph, stage, split)
