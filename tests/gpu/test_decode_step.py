@@ -143,6 +143,21 @@ compiled(
     dict(SCALE=0.125, HEADS=32, GROUP=4, GP=16, GJ=4, D=64, LENGTH=512, SPLITS=8, SB=8, CHUNK=64,
          PDL=True),
 )
+from partita.gpu.decode.spec import StepOptions
+
+options = StepOptions()
+for kind, block in options.batched.items():  # what is loaded ahead has room on a unit
+    gated = kind == "gate"
+    for dtype, size in (("*bf16", 2), ("*fp32", 4)):
+        made = compiled(
+            transformer.rows_of_batch,
+            dict(x=dtype, norm=dtype, w=dtype, out=dtype, copy=dtype, residual=wide, part=wide,
+                 count="*i32"),
+            dict(EPS=1e-5, N=8192, K=4096, NORM=gated, GATED=gated, RESIDUAL=not gated,
+                 COPY=not gated, PDL=True, BN=block.rows, BK=block.cols * 2 // size, BATCH=8,
+                 BB=16, SPLIT=block.split, STAGES=options.stages),
+        )
+        assert made.metadata.shared <= 227 * 1024, (kind, dtype, made.metadata.shared)
 several = compiled(
     transformer.rows_of_batch,
     dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide, part=wide,
