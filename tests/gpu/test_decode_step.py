@@ -31,10 +31,10 @@ from partita.gpu.decode import step as steps
 steps.JOINED = 64  # chunks are added up in several rounds
 torch.manual_seed(0)
 for spec, block, chunk in (
-    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(4, 32), 16),
-    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 16),
-    (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(4, 16, 4, 1), 16),
-    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(2, 32, 4, 2), 64),
+    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(16, 64), 16),
+    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(16, 32), 16),
+    (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(8, 64, 4, 1), 16),
+    (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40), ProductBlock(8, 32, 4, 2), 64),
     (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40, batch=3), ProductBlock(16, 16, split=2), 16),
 ):
     model = PlainDecoder(spec)
@@ -143,6 +143,21 @@ compiled(
     dict(SCALE=0.125, HEADS=32, GROUP=4, GP=16, GJ=4, D=64, LENGTH=512, SPLITS=8, SB=8, CHUNK=64,
          PDL=True),
 )
+from partita.gpu.decode.spec import StepOptions
+
+options = StepOptions()
+for kind in ("gate", "head"):  # the largest: what is loaded ahead has room on a unit
+    block, gated = options.batched[kind], kind == "gate"
+    for dtype, size in (("*bf16", 2), ("*fp32", 4)):
+        made = compiled(
+            transformer.rows_of_batch,
+            dict(x=dtype, norm=dtype, w=dtype, out=dtype, copy=dtype, residual=wide, part=wide,
+                 count="*i32"),
+            dict(EPS=1e-5, N=8192, K=4096, NORM=gated, GATED=gated, RESIDUAL=not gated,
+                 COPY=not gated, PDL=True, BN=block.rows, BK=block.cols * 2 // size, BATCH=8,
+                 BB=16, SPLIT=block.split, STAGES=options.stages),
+        )
+        assert made.metadata.shared <= 227 * 1024, (kind, dtype, made.metadata.shared)
 several = compiled(
     transformer.rows_of_batch,
     dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide, part=wide,

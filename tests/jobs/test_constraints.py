@@ -11,6 +11,7 @@ from partita.cluster import resolve
 from partita.degrees import axis_names, copied_bytes, stage_degrees
 from partita.errors import InputError
 from partita.graph import GraphBuilder
+from partita.graph.chain import cut_blocks
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraints import (
     Computation,
@@ -118,7 +119,7 @@ def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
     pins = ["pp=2", f"schedule={name}", *(["micro-batches=2"] if name == "hanayo" else [])]
 
     def planned():
-        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(time_s=10.0, gap=0.5))
+        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(gap=0.5))
 
     if NAMED[name].layout == "two-way":
         with pytest.raises(InputError, match="holds the model twice, which a plan does not"):
@@ -138,7 +139,7 @@ def test_an_order_is_of_several_stages():
     graph = g.finish(x)
 
     def planned(pin=(), forbid=(), devices=2):
-        stop = Stop(time_s=10.0, gap=0.9)
+        stop = Stop(gap=0.9)
         answer = plan(graph, f"{devices}xA100", pin=pin, forbid=forbid, stop=stop).plan
         return len({stage.mesh.devices for stage in answer.stages}), answer.schedule.name
 
@@ -159,10 +160,12 @@ def test_stages_hold_whole_blocks_where_that_is_asked_for(asked):
             x = g.linear(g.relu(g.linear(x, 16, "up")), 16, "down")
     graph = g.finish(x)
     pins = ["pp=2", *asked.pop("pin", ())]
-    answer = plan(graph, "2xA100", pin=pins, stop=Stop(10.0, gap=0.9), **asked).plan
+    answer = plan(graph, "2xA100", pin=pins, stop=Stop(gap=0.9), **asked).plan
     firsts = [stage.splits[0].op for stage in answer.stages]
     assert len(firsts) > 1
     assert all(name.endswith(".up") for name in firsts)
+    assert cut_blocks(graph, firsts) == {}
+    assert cut_blocks(graph, ["blocks.1.down", "blocks.2.up"]) == {"blocks.1.down": "blocks.1"}
 
 
 def test_zero_stages_are_those_that_are_left():
@@ -198,7 +201,7 @@ def test_a_pinned_zero_stage_is_that_of_all_that_has_copies():
     x = g.linear(g.lookup(g.input("ids", (8, 4), "i64"), table, "words"), 16, "between")
     graph = g.finish(g.one("linear", x, table, name="head"))
     for pins, bans in ((["zero=3"], []), (["zero=1"], []), ([], ["zero=1"]), ([], ["zero=3"])):
-        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(10.0, gap=0.9))
+        answer = plan(graph, "4xA100", pin=["pp=2", *pins], forbid=bans, stop=Stop(gap=0.9))
         levels = {
             split.zero for stage in answer.plan.stages for split in stage.splits
             if copied_bytes(graph, stage, split)

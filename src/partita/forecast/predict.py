@@ -338,7 +338,7 @@ def _fill(s: Strategy, times: list[Times], send: float) -> list[float]:
         zb-v                        max(F, B) - W            within 0.1 F
         dualpipe-v                  (F + B - W) / 2          within a tenth, B and W near F
 
-    Stages that differ by 30 % move the step by at most 10 % from this (tests/forecast), fewer
+    Stages that differ by 30 % move the step by at most 10 % from this (13 % interleaved), fewer
     where there are many micro-batches. Zero-bubble ranks do not wait for each other at the end of a
     step: their optimizers run when their own gradients are there.
     """

@@ -75,8 +75,14 @@ class ProductBlock:
 
 # the best of short runs of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
 BLOCKS = {
-    "qkv": ProductBlock(4, 1024), "out": ProductBlock(2, 1024), "gate": ProductBlock(8, 1024, 4, 2),
-    "down": ProductBlock(4, 2048), "head": ProductBlock(8, 1024, 4, 4),
+    "qkv": ProductBlock(2, 2048, 4, 8), "out": ProductBlock(1, 2048, 4, 8),
+    "gate": ProductBlock(8, 1024, 4, 2), "down": ProductBlock(2, 2048, 4),
+    "head": ProductBlock(4, 1024, 4),
+}  # fmt: skip
+BATCHED = {  # of the same model with four samples
+    "qkv": ProductBlock(32, 256, split=2), "out": ProductBlock(16, 256, split=4),
+    "gate": ProductBlock(32, 256), "down": ProductBlock(64, 128, split=4),
+    "head": ProductBlock(64, 128),
 }  # fmt: skip
 
 
@@ -85,13 +91,8 @@ class StepOptions:
     """How the kernels of a step are launched; `batched` is for the products of several samples."""
 
     blocks: dict[str, ProductBlock] = field(default_factory=lambda: dict(BLOCKS))
-    batched: dict[str, ProductBlock] = field(
-        default_factory=lambda: {
-            kind: ProductBlock(16, 256, split=1 if kind in ("gate", "head") else 4)
-            for kind in KINDS
-        }
-    )
-    stages: int = 3  # of loading ahead, for several samples
+    batched: dict[str, ProductBlock] = field(default_factory=lambda: dict(BATCHED))
+    stages: int = 4  # of loading ahead, for several samples
     chunk: int = 128  # rows of the cache that a program reads
     attend_warps: int = 4  # of a program that does
     overlap: bool = True  # programmatic dependent launch: the next kernel starts early

@@ -134,7 +134,8 @@ class DecodeStep:
         rows, length = self.spec.sizes(kind)
         several = self.spec.batch > 1
         block = (self.options.batched if several else self.options.blocks)[kind]
-        columns = min(block.cols, 1 << max(length - 1, 0).bit_length())
+        cols = block.cols * 2 // w.element_size() if several else block.cols  # as many bytes ahead
+        columns = min(cols, 1 << max(length - 1, 0).bit_length())
         tiles = -(-rows // block.rows)
         grid: tuple[int, ...] = (
             min(tiles, block.per_unit * self.units) if block.per_unit else tiles,
