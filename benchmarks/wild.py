@@ -172,7 +172,7 @@ def make_torchvision(name: str) -> Made:
         model = models.get_model(name, weights=None, **extra)
     if "video" in kind:
         frames = 14 if name == "s3d" else 16 if name.startswith("mvit") else 8
-        size = 224 if name.startswith("mvit") else 64
+        size = 224 if name.startswith(("mvit", "s3d")) else 64
         return model, (torch.randn(BATCH, 3, frames, size, size),), {}
     if "optical_flow" in kind:
         return model, (torch.randn(BATCH, 3, 128, 128), torch.randn(BATCH, 3, 128, 128)), {}
