@@ -41,6 +41,7 @@ class TrainSettings:
     timeout_s: float = 300.0
     seed: int = 0
     matmul_dtype: str | None = None  # that products are computed in, where the plan has another
+    backend: str | None = None  # of torch.distributed: gloo or nccl
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def train(
         plan, module, optimizer=lambda ps: OPTIMIZERS[rule](ps, lr=settings.lr),
         device=settings.device, example=example, seed=settings.seed,
         timeout_s=settings.timeout_s, recorder=recorder, matmul_dtype=settings.matmul_dtype,
+        backend=settings.backend,
     )  # fmt: skip
     with engine:
         start = 0
