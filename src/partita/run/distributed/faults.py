@@ -122,6 +122,21 @@ class FaultBoard:
             self.is_busy = False
             self.note("between steps")
 
+    @contextmanager
+    def own(self, task: str) -> Iterator[None]:
+        """What this rank does by itself between steps, the user's part: all hear if it fails."""
+        self.note(task)
+        try:
+            yield
+        except PartitaError:
+            raise
+        except Exception as error:
+            fault = self.explain(error)
+            self.close()
+            raise fault from (error if os.environ.get("PARTITA_TRACEBACK") else None)
+        finally:
+            self.note("between steps")
+
     # Posting and reading.
 
     def post(self, rank: int, task: str, cause: str) -> str:

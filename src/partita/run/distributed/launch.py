@@ -1,5 +1,6 @@
 """The world of a run: one process per device of the plan, brought together by torchrun."""
 
+import contextlib
 import datetime
 import logging
 import os
@@ -176,15 +177,29 @@ def _store(rank: int, num_ranks: int, timeout_s: float) -> Any:
             host, port, num_ranks, is_master, timeout, wait_for_workers=False, multi_tenant=True
         )
 
-    try:
-        store = made(patience_s)
-    except dist.DistError:
-        if is_master or timeout_s <= patience_s:
-            raise
+    if not is_master and not _answers(host, port, patience_s):
         log.warning("waiting for rank 0 at %s:%d", host, port)
-        store = made(timeout_s - patience_s)
+        if not _answers(host, port, timeout_s - patience_s):
+            raise InputError(
+                f"rank 0 did not open {host}:{port} within {timeout_s:g} s",
+                fix="start all ranks, with the same --master-addr and --master-port",
+                field="launch",
+            )
+    store = made(patience_s)
     store.set_timeout(datetime.timedelta(seconds=timeout_s))
     return store
+
+
+def _answers(host: str, port: int, seconds: float) -> bool:
+    """Does somebody listen there, now or soon? PyTorch's store would ask with a stack of frames."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, port), timeout=max(0.1, min(seconds, 5.0))).close()
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
 
 
 def _wait_for_all(store: Any, rank: int, num_ranks: int, timeout_s: float) -> None:

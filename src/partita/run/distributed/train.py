@@ -83,7 +83,9 @@ def train(
             start = engine.load(last)
         for number in range(start, settings.steps):
             began = time.perf_counter()
-            loss = engine.step(*(example if batches is None else batches(number)))
+            with engine.board.own(f"the data of step {number + 1}"):
+                args = example if batches is None else batches(number)
+            loss = engine.step(*args)
             yield StepDone(number, loss, time.perf_counter() - began, start)
             is_due = settings.every and (number + 1) % settings.every == 0
             if settings.folder is not None and is_due:
