@@ -4,8 +4,9 @@
     python benchmarks/run_free_cores.py --out results --ranks 2 --small      # tries the script
 
 Parts are scripts of their own, each with cores of its own (one for a rank, and one more), a limit
-of time, and a process group that is ended with it: what fails or hangs ends nothing else. Parts of
-one line of `WAVES` run beside each other, if there are cores for all. By the clock, one thread a
+of time, and a process group that is ended with it: what fails or hangs ends nothing else. Small
+parts run beside each other first, on as many cores as there are ranks, then those that need all.
+Where two cores turn out to be threads of one, every second is taken. By the clock, one thread a
 rank:
 
 * prediction: 1F1B, ZB-H1, a searched order, ZeRO 3 and a tensor-parallel plan, twice, predicted by
@@ -24,6 +25,7 @@ plans of the predictions and their traces, so that what is off can be looked int
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -33,12 +35,15 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LEFT_S = 15.0  # a part with less than this is not begun
+PACE_S = 0.5
+SHARED = 1.2  # times as long as alone: two cores are one
 
 
 @dataclass(frozen=True)
@@ -75,41 +80,46 @@ def sizes(ranks: int, small: bool) -> tuple[str, ...]:
     return tuple(map(str, (*words, "--microbatches", count)))
 
 
-def waves(ranks: int, small: bool, folder: Path) -> list[list[Part]]:
-    """What runs after what, and what beside what: the most asked for comes first."""
-    own, pair = sizes(ranks, small), sizes(2, small)
-    steps = "3" if small else "10"
-    predicted = (
-        "run_prediction.py", *own, "--steps", steps, "--repeat", "2", "--json",
-        "--order", str(folder / "order.json"), "--keep", str(folder / "traces"),
-    )  # fmt: skip
-    rounds = ("--rounds", "2" if small else "9")
-    torch = ("run_against_torch.py", *rounds, "--width", "64" if small else "256")
-    shapes = ("run_shapes.py", "--json", "--steps", "5" if small else "40")
+def phases(ranks: int, small: bool, folder: Path) -> list[list[Part]]:
+    """What runs beside each other, and then what needs most cores, each in order of interest."""
+    steps, rounds, moments = ("3", "2", "5") if small else ("6", "9", "20")
+    predicted = [
+        ("run_prediction.py", "--steps", steps, "--json", "--order", str(folder / f"{name}.json"),
+         "--keep", str(folder / "traces" / name))
+        for name in ("half", "all")
+    ]  # fmt: skip
+    half, width = max(2, ranks // 2), ("--width", "64" if small else "256")
+    torch = ("run_against_torch.py", "--rounds", rounds, *width)
+    plain = ("--schedules", "1f1b")
+    shapes = ("run_shapes.py", "--json", "--steps", moments, "--search", "15")
     wide = () if small else ("--width", "384")
-    chain = ("--schedules", "1f1b", "zb-v")
-    looped = ("--schedules", "interleaved", "--no-fsdp", "--no-overhead")
     two = ("--ranks", "2", "--layers", "6", "--batch", "16")
     four = ("--ranks", "4", "--layers", "8", "--batch", "32", "--microbatches", "8")
-    parts = [
-        [Part("prediction", predicted, ranks, 270)],
-        [Part("torch", (*torch, *own, *chain, "--no-overhead"), ranks, 110)],
-        [
-            Part("shapes, 2 ranks", (*shapes, *two, *wide, "--microbatches", "4"), 2, 100, 0),
-            Part("torch, 2 ranks", (*torch, *chain), 2, 100, 0),
-            Part("shapes, 4 ranks", (*shapes, *four), 4, 100, 0),
-            Part("gpu", ("../tests/run/distributed/distributed_gpu.py",), 1, 130, 1),
-        ],
-        [Part("shapes", (*shapes, *own, "--shared", "0.15"), ranks, 80)],
-        [Part("random", random_words(ranks, small), ranks, 70)],
-        [Part("torch, interleaved", (*torch, *own, *looped), ranks, 60)],
-        [
-            Part("shapes of short blocks", (*shapes, *two, "--microbatches", "8"), 2, 60),
-            Part("torch, interleaved, 2 ranks", (*torch, *looped), 2, 60),
-            Part("prediction, 2 ranks", ("run_prediction.py", *pair, "--json"), 2, 90),
-        ],
+    most = ("--ranks", ranks, "--layers", 2 * ranks, "--batch", 8 * ranks, "--microbatches", ranks)
+    own, others = sizes(ranks, small), sizes(half, small)
+    beside = [
+        Part("prediction, half the ranks", (*predicted[0], *others), half, 160, 0),
+        Part("shapes, 2 ranks", (*shapes, *two, *wide, "--microbatches", "4"), 2, 110, 0),
+        Part("torch, 2 ranks", (*torch, *plain), 2, 110, 0),
+        Part("gpu", ("../tests/run/distributed/distributed_gpu.py",), 1, 130, 0),
+        Part("torch, ZBV, 2 ranks", (*torch, *_alone("zb-v")), 2, 60, 0),
+        Part("torch, interleaved, 2 ranks", (*torch, *_alone("interleaved")), 2, 60, 0),
+        Part("shapes of short blocks", (*shapes, *two, "--microbatches", "8"), 2, 80, 0),
+        Part("shapes, 4 ranks", (*shapes, *four), 4, 100, 0),
+    ]  # fmt: skip
+    alone = [
+        Part("torch", (*torch, *own, *plain, "--no-overhead"), ranks, 80),
+        Part("prediction", (*predicted[1], *own, "--repeat", "2"), ranks, 240),
+        Part("shapes", (*shapes, *map(str, most), "--shared", "0.15"), ranks, 80),
+        Part("torch, ZBV", (*torch, *own, *_alone("zb-v")), ranks, 45),
+        Part("torch, interleaved", (*torch, *own, *_alone("interleaved")), ranks, 45),
+        Part("random", random_words(ranks, small), ranks, 70),
     ]
-    return [[part for part in wave if part.ranks <= ranks] for wave in parts]
+    return [[part for part in phase if part.ranks <= ranks] for phase in (beside, alone)]
+
+
+def _alone(schedule: str) -> tuple[str, ...]:
+    return ("--schedules", schedule, "--no-fsdp", "--no-overhead")
 
 
 def random_words(ranks: int, small: bool) -> tuple[str, ...]:
@@ -125,11 +135,12 @@ def begin(part: Part, cores: list[int], folder: Path, limit_s: float) -> Running
     script, *words = part.words
     if script == "run_random.py":  # which stops by itself
         words += ["--seconds", str(limit_s - 10)]
+    hidden = {"PARTITA_TRACEBACK": "1"} if part.name == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
     with output.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-u", str((HERE / script).resolve()), *words],
             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **hidden},
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )  # fmt: skip
     return Running(part, cores, process, output)
@@ -212,32 +223,68 @@ def write(out: Path, about: dict[str, Any], results: list[dict[str, Any]]) -> No
     )
 
 
-def run_wave(
-    wave: list[Part], cores: list[int], folder: Path, deadline: float
-) -> list[dict[str, Any]]:
-    """Parts beside each other while there are cores, else one after the other."""
-    waiting, done = list(wave), []
-    while waiting:
-        free, running = list(cores), []
+def run_phase(
+    parts: list[Part], cores: list[int], folder: Path, deadline: float
+) -> Iterator[dict[str, Any]]:
+    """Parts in their order, each as soon as there are cores for it; what each said as it ends."""
+    waiting, running, free = list(parts), list[Running](), list(cores)
+    while waiting or running:
+        left = deadline - time.monotonic()
+        for part in [each for each in waiting if left < LEFT_S]:
+            print(f"{part.name}: no time is left", flush=True)
+            waiting.remove(part)
         for part in list(waiting):
-            left = deadline - time.monotonic()
-            if left < LEFT_S:
-                print(f"{part.name}: no time is left", flush=True)
-                waiting.remove(part)
-            elif len(free) >= part.num_cores or not running:
+            if len(free) >= part.num_cores or not running:
                 own, free = free[: part.num_cores], free[part.num_cores :]
                 running.append(begin(part, own, folder, min(part.limit_s, left)))
                 waiting.remove(part)
-        while running:
-            time.sleep(0.1)
-            for each in list(running):
-                result = has_ended(each, deadline)
-                if result is not None:
-                    running.remove(each)
-                    done.append(result)
-                    told = {k: result[k] for k in ("name", "seconds", "timed_out", "exit_code")}
-                    print(told, result["text"][-1500:], flush=True)
-    return done
+        time.sleep(0.1)
+        for each in list(running):
+            result = has_ended(each, deadline)
+            if result is not None:
+                running.remove(each)
+                free = [core for core in cores if core in {*free, *each.cores}]
+                told = {k: result[k] for k in ("name", "seconds", "timed_out", "exit_code")}
+                print(told, result["text"][-1500:], flush=True)
+                yield result
+
+
+def pace(core: int, beside: int | None) -> float:
+    """Products of small matrices in a second on a core, while another one is as busy."""
+    import numpy as np
+
+    def work(own: int, counts: Any) -> None:
+        os.sched_setaffinity(0, [own])
+        x, count, end = np.ones((96, 96), np.float32), 0, time.monotonic() + PACE_S
+        while time.monotonic() < end:
+            x = x @ x * np.float32(1 / 96)
+            count += 1
+        counts.put((own, count))
+
+    context = multiprocessing.get_context("fork")
+    counts = context.Queue()
+    busy = [core] if beside is None else [core, beside]
+    ranks = [context.Process(target=work, args=(own, counts)) for own in busy]
+    for rank in ranks:
+        rank.start()
+    done = dict(counts.get() for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    return float(done[core]) / PACE_S
+
+
+def apart(cores: list[int]) -> tuple[list[int], dict[str, float]]:
+    """Cores in an order in which those that share one (two threads) are not neighbours.
+
+    A virtual machine may not know which of its cores do: so two are kept busy at once.
+    """
+    if len(cores) < 4:
+        return cores, {}
+    alone = pace(cores[0], None)
+    steps = {"neighbour": 1, "half": len(cores) // 2}
+    slower = {name: alone / pace(cores[0], cores[step]) for name, step in steps.items()}
+    order = [*cores[::2], *cores[1::2]] if slower["neighbour"] > SHARED else cores
+    return order, slower
 
 
 def main() -> None:
@@ -251,23 +298,24 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + options.seconds
-    cores = sorted(os.sched_getaffinity(0))
     if options.small:
         os.environ["RUN_PREDICTION_WIDTH"] = "64"
-    about = machine()
-    print(about["lscpu"], about["cpus"], flush=True)
+    cores, slower = apart(sorted(os.sched_getaffinity(0)))
+    about = {**machine(), "order": cores, "slower_beside": slower}
+    print(about["lscpu"], about["order"], slower, flush=True)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "traces").mkdir()
-        for wave in waves(options.ranks, options.small, folder):
-            wanted = [p for p in wave if options.only is None or p.name in options.only.split(";")]
-            if not _has_gpu():
-                wanted = [part for part in wanted if part.name != "gpu"]
-            results += run_wave(wanted, cores, folder, deadline)
-            write(options.out, about, results)
-            with tarfile.open(options.out / "traces.tar.gz", "w:gz") as archive:
-                archive.add(folder / "traces", "traces")
+        for parts in phases(options.ranks, options.small, folder):
+            wanted = [p for p in parts if options.only is None or p.name in options.only.split(";")]
+            wanted = [p for p in wanted if p.name != "gpu" or _has_gpu()]
+            own = cores[: max(options.ranks, 2)] if parts[0].spare == 0 else cores
+            for result in run_phase(wanted, own, folder, deadline):
+                results.append(result)
+                write(options.out, about, results)
+                with tarfile.open(options.out / "traces.tar.gz", "w:gz") as archive:
+                    archive.add(folder / "traces", "traces")
 
 
 def _has_gpu() -> bool:

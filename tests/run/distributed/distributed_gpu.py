@@ -143,14 +143,20 @@ def by_command(folder, *words):
     return ended.returncode, ended.stdout + ended.stderr
 
 
+def tell(errors, before=""):
+    for (model, name), error in errors.items():
+        sys.stdout.write(f"{before}{model:12} {name:22} {error:.2g}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
     sys.stdout.write(f"torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
-    for (model, name), error in run_on_gpu().items():
-        sys.stdout.write(f"{model:12} {name:22} {error:.2g}\n")
+    for each in ("mlp", "gpt", "gpt-dropout", "resnet", "t5"):
+        tell(run_on_gpu((each,)))
     with tempfile.TemporaryDirectory() as place:
         for words in (("--device", "cuda"), ("--device", "cuda", "--backend", "gloo")):
             code, said = by_command(place, *words)
             sys.stdout.write(f"two ranks, {' '.join(words)}: exit code {code}\n{said}\n")
-    sys.stdout.flush()
-    for (model, name), error in run_shared().items():
-        sys.stdout.write(f"two ranks: {model:12} {name:22} {error:.2g}\n")
+    for each in ("mlp", "gpt", "resnet", "t5"):
+        tell(run_shared((each,)), "two ranks: ")
+    tell(run_on_gpu(("lstm",)))
