@@ -39,17 +39,18 @@ SHARED = {
 RANDOM = (1, 2, 3, 4)  # seeds of random plans, with splits of ops
 
 
-def run_on_gpu(models=("mlp", "gpt", "gpt-dropout", "resnet", "lstm", "t5")):
+def run_on_gpu(models=("mlp", "gpt", "gpt-dropout", "resnet", "t5", "lstm")):
     """The largest error of losses, gradients and parameters after two steps, by model and plan."""
     from partita.run.distributed.engine import execute
 
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), RANK="0", LOCAL_RANK="0",
         WORLD_SIZE="1", TORCHELASTIC_USE_AGENT_STORE="True",
     )  # fmt: skip
     torch.backends.cudnn.allow_tf32 = False
-    errors = {}
     for model in models:
         graph = graph_of(*make(model))
         for name, settings in PLANS.items():
@@ -64,17 +65,19 @@ def run_on_gpu(models=("mlp", "gpt", "gpt-dropout", "resnet", "lstm", "t5")):
             state, gradients = engine.full_state_dict(), engine.full_gradients()
             engine.board.close()
             if "dropout" in model:  # other random numbers than one process draws
-                errors[model, name] = 0.0 if losses[1] < losses[0] else float("inf")
+                yield (model, name), 0.0 if losses[1] < losses[0] else float("inf")
                 continue
             count = plan.schedule.num_microbatches
             alone = make(model)[0].cuda()
             wanted, grads, after = in_one_process(alone, args, count, 2, sgd)
-            errors[model, name] = max(
-                apart(state, {key: value.cpu() for key, value in after.items()}),
-                apart(gradients, {key: value.cpu() for key, value in grads.items()}),
-                *(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
+            yield (
+                (model, name),
+                max(
+                    apart(state, {key: value.cpu() for key, value in after.items()}),
+                    apart(gradients, {key: value.cpu() for key, value in grads.items()}),
+                    *(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
+                ),
             )
-    return errors
 
 
 def run_shared(models=("mlp", "gpt", "resnet", "t5"), device="cuda"):
@@ -144,19 +147,17 @@ def by_command(folder, *words):
 
 
 def tell(errors, before=""):
-    for (model, name), error in errors.items():
+    for (model, name), error in errors:
         sys.stdout.write(f"{before}{model:12} {name:22} {error:.2g}\n")
-    sys.stdout.flush()
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
     sys.stdout.write(f"torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
-    for each in ("mlp", "gpt", "gpt-dropout", "resnet", "t5"):
-        tell(run_on_gpu((each,)))
+    tell(run_on_gpu(("mlp", "gpt", "gpt-dropout", "resnet", "t5")))
     with tempfile.TemporaryDirectory() as place:
         for words in (("--device", "cuda"), ("--device", "cuda", "--backend", "gloo")):
             code, said = by_command(place, *words)
             sys.stdout.write(f"two ranks, {' '.join(words)}: exit code {code}\n{said}\n")
-    for each in ("mlp", "gpt", "resnet", "t5"):
-        tell(run_shared((each,)), "two ranks: ")
-    tell(run_on_gpu(("lstm",)))
+    tell(run_shared().items(), "two ranks: ")
+    tell(run_on_gpu(("lstm",)))  # on a store of its own, as the process group of before is gone

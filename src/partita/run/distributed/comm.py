@@ -98,6 +98,7 @@ class Communicator:
         for overlapped, each in ((False, lines.blocking), (True, lines.overlapped)):
             for line in sorted({tuple(sorted(line)) for line in each}):
                 self.groups[line, overlapped] = dist.new_group(list(line), timeout=timeout)
+        self.spare: dict[tuple[int, torch.dtype], list[T]] = {}  # flat memory that nothing uses
         self.links: dict[tuple[int, int], Any] = {}
         if self.is_nccl:
             for link in sorted(set(lines.links)):
@@ -152,14 +153,19 @@ class Communicator:
         """The sum over a line of what this rank keeps; per member the flat pieces of its part."""
         sizes = [sum(piece.numel() for piece in pieces) for pieces in parts]
         most, own = max(sizes), sizes[line.index(self.rank)]
-        whole = parts[0][0].new_empty(most * len(line))
+        whole = self._flat(most * len(line), parts[0][0])
         for k, pieces, size in zip(_among_sorted(line), parts, sizes, strict=True):
             torch.cat(list(pieces), out=whole[k * most : k * most + size])
             whole[k * most + size : (k + 1) * most] = 0
-        whole = whole.to(self.home)
-        total = whole.new_empty(most)
-        handle = scatter(total, whole, group=self._group(line, overlapped), async_op=True)
-        return Pending(handle, lambda: total[:own].to(self.device), whole, self.waiting)
+        sent = whole.to(self.home)
+        total = sent.new_empty(most)
+        handle = scatter(total, sent, group=self._group(line, overlapped), async_op=True)
+
+        def finish() -> T:
+            self._give_back(whole)
+            return total[:own].to(self.device)
+
+        return Pending(handle, finish, sent, self.waiting)
 
     def all_to_all(
         self, parts: Sequence[T], sizes: Sequence[int], line: Line, overlapped: bool = False
@@ -179,6 +185,16 @@ class Communicator:
             return [pieces[k] for k in range(len(line))]
 
         return Pending(handle, finish, given, self.waiting)
+
+    def _flat(self, size: int, like: T) -> T:
+        """Flat memory to send from. A CPU takes seven times as long to write what is new to it."""
+        known = self.spare.get((size, like.dtype))
+        return known.pop() if known else like.new_empty(size)
+
+    def _give_back(self, tensor: T) -> None:
+        """All of it was sent; GPUs have an allocator that keeps what is given back."""
+        if self.device.type == "cpu":
+            self.spare.setdefault((tensor.numel(), tensor.dtype), []).append(tensor)
 
     def _group(self, line: Line, overlapped: bool) -> Any:
         return self.groups[tuple(sorted(line)), overlapped]
