@@ -382,7 +382,7 @@ def link_fit(matched: MatchedRun, base: Lowered, cluster: Cluster) -> LinkFit | 
     fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(5), pull)
     latency, *rest = (max(float(x) * ratio, 1e-9) for x in fit)
     fixed, message, per_byte, collective = rest
-    are_known = parts.any(0)
+    are_known = (parts > 0).sum(0).tolist()
     if not are_known[1]:
         fixed = latency  # nothing is known of collectives
     if not are_known[2]:
@@ -410,9 +410,10 @@ def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[Li
     fast = replace(cluster, links=links)
     without = lower_plan(base.stages, plan.schedule, graph, fast, run)
     rows: list[LinkRow] = []
-    pair = matched.devices[:2]
-    empty_s = times.send(0.0, *pair) if len(pair) == 2 else 0.0
-    one = times.message_s(pair) / empty_s if empty_s > 0 else 0.0  # of a message's latency
+    one = 0.0  # the part of a message's latency that it costs at once
+    if len(matched.devices) > 1:
+        a, b = matched.devices[:2]
+        one = times.message_s((a, b)) / max(times.send(0.0, a, b), 1e-12)
     for match in matched.tasks:
         if match.is_communication and match.measured_s is not None:
             whole = _duration(base.program, match)
