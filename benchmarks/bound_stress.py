@@ -22,11 +22,11 @@ from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import load
 from partita.lower import Memo
 from partita.problems.joint import Cell, JointSolution
+from partita.search.joint.bounds import PlanBounds
+from partita.search.joint.candidates import USUAL_INTERLEAVED as USUAL
 from partita.search.joint.candidates import Candidates
 from partita.search.joint.cuts import SLACKS
-from partita.search.joint.interleaved import USUAL
 from partita.search.joint.model import JointModel
-from partita.search.joint.plan_bounds import PlanBounds
 
 CASES = (
     ("gpt2", "2x4xA100", 32),

@@ -14,7 +14,7 @@ import time
 from partita.capture import capture
 from partita.capture.reference_module import example_inputs, reference_module
 from partita.graph import Graph, training_graph
-from partita.graph.flops import flops
+from partita.graph.work import flops
 from partita.zoo import build
 
 MODELS = ("resnet50", "gpt2", "inception_v3", "nasnet_large", "t5-3b", "gpt2-xl", "llama-7b")

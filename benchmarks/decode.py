@@ -5,7 +5,8 @@
     python benchmarks/decode.py --warm                   compile the peers into PyTorch's caches
 
 Times are replays of CUDA graphs with the cache full, in turns, medians. `weights` is what reading
-all weights once takes at 4.8 TB/s, and a sum over as many bytes measured here. Before anything is
+all weights once (and the cache, where it is larger than 512 rows) takes at 4.8 TB/s, and a sum over
+as many bytes measured here. Before anything is
 timed every way is compared with the model in float64, over some tokens with the cache they make.
 """
 
@@ -40,7 +41,7 @@ class Peer:
     def __init__(self, model, keys, values, compile=None):
         self.model = model if compile is None else torch.compile(model, mode=compile, dynamic=False)
         self.keys, self.values = keys.clone(), values.clone()
-        self.token = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.token = torch.zeros(keys.shape[1], dtype=torch.int64, device="cuda")
         self.position = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.graph = capture(self.launch, warm_up=3)
         self.keys.copy_(keys)  # the first row was written meanwhile
@@ -52,7 +53,7 @@ class Peer:
 
     def __call__(self, token, position):
         """The logits of a token."""
-        self.token.fill_(token)
+        self.token.copy_(token)
         self.position.fill_(position)
         self.graph.replay()
         return self.logits
@@ -65,7 +66,7 @@ def exact_logits(model, keys, values, tokens, first):
     logits = []
     for number, token in enumerate(tokens):
         at = torch.tensor([first + number], device="cuda")
-        logits.append(wide(torch.tensor([token], device="cuda"), at, keys, values).clone())
+        logits.append(wide(token, at, keys, values).clone())
     return logits
 
 
@@ -86,7 +87,9 @@ def sum_us(count):
 def main(arguments):
     """Build, check, time, print."""
     began = time.perf_counter()
-    spec = DecoderSpec(*SHAPES[arguments.shape], arguments.length, theta=500000.0)
+    spec = DecoderSpec(
+        *SHAPES[arguments.shape], arguments.length, theta=500000.0, batch=arguments.batch
+    )
     dtype = getattr(torch, arguments.dtype)
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -94,15 +97,15 @@ def main(arguments):
         for weight in model.parameters():
             if weight.dim() == 2:
                 torch.nn.init.normal_(weight, std=0.02)
-        shape = (spec.layers, spec.kv_heads, spec.length, spec.head_size)
+        shape = (spec.layers, spec.batch, spec.kv_heads, spec.length, spec.head_size)
         keys, values = (torch.randn(shape, dtype=dtype) for _ in range(2))
-    tokens = torch.randint(spec.vocab, (TOKENS,)).tolist()
+    tokens = torch.randint(spec.vocab, (TOKENS, spec.batch), device="cuda")
     first = spec.length - TOKENS
     with torch.no_grad():
         if arguments.warm:
             Peer(model, keys, values, "default")
             return
-        weights = decoder_weights(model, spec.length)
+        weights = decoder_weights(model, spec.length, spec.batch)
         options, _ = tuned(weights, time_s=arguments.tune) if arguments.tune else (StepOptions(), 0)
         step = DecodeStep(weights, options)
         step.keys.copy_(keys)
@@ -110,8 +113,10 @@ def main(arguments):
         exact = exact_logits(model, keys, values, tokens, first)
         runs = {"partita": step, "sequential CUDA graph": Peer(model, keys, values)}
         nbytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        nbytes += 2 * keys.numel() * keys.element_size() if spec.batch * spec.length > 512 else 0
         result = {
-            "shape": arguments.shape, "length": spec.length, "dtype": arguments.dtype,
+            "shape": arguments.shape, "length": spec.length, "batch": spec.batch,
+            "dtype": arguments.dtype,
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "bytes": nbytes,
             "weights_us": nbytes / BANDWIDTH * 1e6, "sum_us": sum_us(nbytes),
             "options": str(options),
@@ -148,6 +153,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tune", type=float, default=20.0, help="seconds")
     parser.add_argument("--no-compile", action="store_true")

@@ -18,7 +18,7 @@ from pathlib import Path
 from partita.cluster import resolve
 from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
-from partita.jobs.framework_plan import FrameworkStrategy, even_layers
+from partita.jobs.frameworks import FrameworkStrategy, even_layers
 from partita.jobs.workload import load
 
 MODEL, MACHINE, DEVICES = "llama-3-8b", "8x8xH100", 64

@@ -2,11 +2,11 @@
 
     python benchmarks/fair_field.py [--plans 6] [--plan] [--regret 60] [CASE ...]
 
-For each case: the fastest that fits of every family in `jobs/field.py`, simulated op by op, with
-its 80 % interval and the CPU seconds of ranking and simulating. Published steps are scaled to the
-devices and batch of the case by model FLOPs. `--plan` adds the joint search (60 s); `--regret N`
-simulates N of each family, and says how far the best of the first few is behind the best of them.
-"""
+For each case: the fastest that fits of every family in `jobs/frameworks.py`, simulated op by op,
+with its 80 % interval and the CPU seconds of ranking and simulating. Published steps are scaled to
+the devices and batch of the case by model FLOPs. `--plan` adds the joint search (60 s); `--regret
+N` simulates N of each family, and says how far the best of the first few is behind the best of
+them."""
 
 import argparse
 import json
@@ -19,8 +19,7 @@ from partita import units
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
 from partita.errors import PartitaError
-from partita.jobs.field import FIELD, FieldSettings, ranked_field
-from partita.jobs.framework_plan import framework_plan
+from partita.jobs.frameworks import FIELD, FieldSettings, framework_plan, ranked_field
 from partita.jobs.plan import plan
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload, load

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from partita import simulate
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
-from partita.jobs.framework_plan import (
+from partita.jobs.frameworks import (
     FrameworkStrategy,
     even_layers,
     framework_plan,

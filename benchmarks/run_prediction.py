@@ -9,11 +9,11 @@ what a calibration from the first plan's run (1F1B) says of the others: what is 
 plan and used for another. `--repeat 3` runs all plans several times in turns and tells medians too;
 then `from its kind` is what a calibration from the first run of the same plan says of the later
 ones. Where ranks had less than 95 % of their cores, a step is replayed with the processor time of
-its tasks (`jobs/replay.py`), and the clock's is told beside it. The speed-up over the module in one
-process (with the micro-batches of the pipelines) is by the clock where ranks had their cores, else
-in processor time, and told beside the one that the first calibration predicts. `--order FILE` keeps
-the searched order there, or takes it from there where it is known: a machine without the search's
-solver can then run it. `--json` prints a line of JSON for each run as it ends.
+its tasks (`jobs/calibrate.py`), and the clock's is told beside it. The speed-up over the module in
+one process (with the micro-batches of the pipelines) is by the clock where ranks had their cores,
+else in processor time, and told beside the one that the first calibration predicts. `--order FILE`
+keeps the searched order there, or takes it from there where it is known: a machine without the
+search's solver can then run it. `--json` prints a line of JSON for each run as it ends.
 """
 
 import argparse
@@ -35,9 +35,9 @@ from partita.cluster import resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.jobs.compare_trace import TraceComparison, compare_trace
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces, trace_path
+from partita.jobs.shapes import searched_schedule
 from partita.jobs.simulate import Simulation, simulate, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import Workload, load

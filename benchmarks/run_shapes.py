@@ -38,10 +38,9 @@ from partita.cluster import resolve
 from partita.cluster.calibration import calibrated
 from partita.costs.collectives import Collectives
 from partita.jobs.compare_trace import compare_trace
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
 from partita.jobs.run_trace import read_traces
-from partita.jobs.shared_stages import m_shape
+from partita.jobs.shapes import m_shape, searched_schedule
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo

@@ -120,7 +120,7 @@ def vars_of(check: wild.Check) -> dict[str, Any]:
 def _write_graph(plan: Path, graph: Path) -> None:
     from partita.graph.backward import forward_part
     from partita.graph.files import write_graph
-    from partita.jobs.carried import load_model
+    from partita.jobs.workload import load_model
     from partita.plans import read_plan
 
     write_graph(graph, forward_part(load_model(read_plan(plan)).graph))

@@ -10,6 +10,7 @@ Golden files hold what output is meant to look like. They are written anew with
 and what has changed in them is read before it is committed.
 """
 
+import functools
 import gc
 import inspect
 import logging
@@ -57,8 +58,12 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    @functools.cache
+    def folder_of(path: Path) -> str:
+        return path.relative_to(HERE).parts[0]
+
     def folder(item: pytest.Item) -> str:
-        return item.path.relative_to(HERE).parts[0]
+        return folder_of(item.path)
 
     first = [item for item in items if folder(item) in COMPILED]
     second = [item for item in items if folder(item) in NEVER_COMPILED]
@@ -82,9 +87,25 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 10, 10)
+        silence_traces()  # before pytest hangs its handlers on loggers for all tests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol() -> None:
+    """PyTorch may have been imported, and have put its loggers back, by the test before."""
+    silence_traces()
+
+
+def silence_traces() -> None:
+    """Keep pytest away from the logger through which PyTorch writes its traces.
+
+    It does not propagate, so pytest hangs handlers of its own on it; and as soon as it has one,
+    PyTorch writes every graph and many stacks of an export into it, pages in front of what a
+    failing test has to say.
+    """
+    logging.getLogger("torch.__trace").propagate = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,7 +128,7 @@ def is_golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 
 @pytest.fixture(autouse=True)
 def left_out(request: pytest.FixtureRequest) -> Iterator[list[Exception]]:
-    """What jobs left out because it failed (`partita.jobs.attempts`).
+    """What jobs left out because it failed (`partita.errors`).
 
     An answer goes on without it, so a test would not notice; one that does not ask for this fixture
     fails.

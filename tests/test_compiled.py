@@ -22,7 +22,7 @@ from partita.plans import Axis, Mesh
 from partita.problems import load
 from partita.search import searches
 from partita.search.base import Stop
-from partita.search.joint.ranges import LayerRanges
+from partita.search.joint.cuts import LayerRanges
 from partita.zoo import build
 
 SOURCE = Path(partita.__file__).parent

@@ -27,7 +27,6 @@ ORDER = [
     "program",
     "timeline",
     "degrees",
-    "sketch",
     "plans",
     "problems",
     "schedules",

@@ -1,5 +1,9 @@
-"""Timelines: what follows from starts and ends."""
+"""Timelines: what follows from starts and ends.
 
+A lane in thousandths of a step, as text that goes both ways.
+"""
+
+import itertools
 import json
 
 import numpy as np
@@ -7,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.errors import InputError, ProgramError
+from partita.errors import InputError, PlanError, ProgramError
 from partita.program import Kind, Program, ProgramBuilder
-from partita.timeline import Timeline, read_timeline
+from partita.timeline import WHOLE, LaneSketch, Span, Timeline, read_timeline
 
 
 def two_lanes() -> Timeline:
@@ -210,3 +214,33 @@ def test_any_value_in_any_field_is_read_or_refused(field, value):
         assert str(refusal).startswith("t.json: ")
     else:
         assert isinstance(timeline.program, Program)
+
+
+@st.composite
+def spans(draw):
+    cuts = sorted(draw(st.sets(st.integers(1, WHOLE - 1), max_size=12)))
+    borders = [0, *cuts, WHOLE]
+    kinds = st.tuples(st.sampled_from("FBDWUCSRX"), st.integers(-1, 10**9 - 1))
+    return [
+        Span(begin, end, *draw(st.one_of(st.just(("", -1)), kinds)))
+        for begin, end in itertools.pairwise(borders)
+    ]
+
+
+@given(spans())
+def test_spans_are_read_as_they_were_written(lane):
+    assert list(LaneSketch("gpu", " ".join(map(str, lane))).parts()) == lane
+
+
+@pytest.mark.parametrize("text", [
+    "", "F0:999", "F0:1001", "F0:500 B0:501", "Q0:1000", "F0", "-3:1000", "F-1:1000", "F0:10000",
+    "<b>:1000", "F0:1000,", "F٣:1000",
+])  # fmt: skip
+def test_what_tells_no_lane_is_refused_with_how_to_write_it(text):
+    with pytest.raises(PlanError, match=r"write spans like F0:12 -:3 that add up to 1000"):
+        LaneSketch("gpu", text)
+
+
+def test_a_sketch_of_no_lane_is_refused():
+    with pytest.raises(PlanError, match="does not tell"):
+        LaneSketch("gpu", "-:1000", 0)

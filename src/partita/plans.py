@@ -7,7 +7,7 @@ was predicted and how it was found stand beside the decisions, so that a plan ex
 
 A plan carries what it was made from where that was a file: the model's graph and the description of
 the machine, both as text, line by line. So opening a plan runs no code and opens no other file. A
-model of the zoo and a preset are named, and built again. `jobs/carried.py` reads both.
+model of the zoo and a preset are named, and built again. `jobs/workload.py` reads both.
 
 Stages have all their devices in common (several stages are interleaved on one mesh), none, or some:
 a stage on all devices beside stages on single ones (Tessel's M, NN and K shapes) is *shared*. Files
@@ -28,10 +28,10 @@ from typing import Any
 from partita.degrees import summary
 from partita.errors import PlanError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
-from partita.graph.dtypes import FLOATS
+from partita.graph.record import FLOATS
 from partita.showing import plot_of, repr_html, table_of
-from partita.sketch import LaneSketch
 from partita.suggest import suggest
+from partita.timeline import LaneSketch
 
 VERSION = 6
 FORMAT = f"partita/plan@{VERSION}"

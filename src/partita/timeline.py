@@ -5,18 +5,28 @@ checks that it has one start and one end per task, and `verify` judges the rest.
 
 Memory is netted per instant: all that is taken and given back at one instant, at starts and at
 ends alike, is applied together. So a task may use what another gives back at that very moment.
+
+A sketch is a timeline told coarsely, small enough to stand in a plan file: what a lane does, in
+thousandths.
+
+    F0:12 F1:12 -:30 B0:24 ...
+
+A letter is the kind of a task (`program.Kind`), with its micro-batch where it has one, and `-` is
+idle; the numbers add up to 1000, which is the step. A plan remembers those it was chosen from this
+way: their stages and splits would be as large as the plan itself, once for each.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import InputError, ProgramError
+from partita.errors import InputError, PlanError, ProgramError
 from partita.files import check_format, convert, decode_json, encode_json, read_bytes
 from partita.program import F64, Kind, Program
 from partita.showing import plot_of, repr_html, table_of
@@ -24,6 +34,8 @@ from partita.showing import plot_of, repr_html, table_of
 I64 = npt.NDArray[np.int64]
 
 TOUCH = 1e-9  # of the makespan: two moments this close are the same one
+WHOLE = 1000  # the parts of a step
+_SPAN = re.compile(r"(?:-|([FBDWUCSRX])([0-9]{0,9})):([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -263,3 +275,44 @@ def _steps(times: F64, changes: F64) -> tuple[F64, F64]:
     moments, inverse = np.unique(np.concatenate(([0.0], times)), return_inverse=True)
     net = np.bincount(inverse[1:], weights=changes, minlength=len(moments))
     return moments, np.cumsum(net)
+
+
+class Span(NamedTuple):
+    """What a lane does from `begin` to `end`, in thousandths of the step; no letter is idle."""
+
+    begin: int
+    end: int
+    letter: str = ""
+    microbatch: int = -1
+
+    def __str__(self) -> str:
+        number = "" if self.microbatch < 0 else str(self.microbatch)
+        return f"{self.letter + number if self.letter else '-'}:{self.end - self.begin}"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSketch:
+    """One lane, and how many do the same; `spans` as text."""
+
+    name: str
+    spans: str
+    num_lanes: int = 1
+
+    def __post_init__(self) -> None:
+        matches = [_SPAN.fullmatch(part) for part in self.spans.split()]
+        whole = sum(int(match[3]) for match in matches if match is not None)
+        if None in matches or whole != WHOLE or self.num_lanes < 1:
+            raise PlanError(
+                "a sketch that does not tell what its lane does",
+                fix=f"write spans like F0:12 -:3 that add up to {WHOLE}, or leave the sketch out",
+                field="spans",
+            )
+
+    def parts(self) -> tuple[Span, ...]:
+        """The spans in their order."""
+        spans, begin = [], 0
+        for letter, number, size in _SPAN.findall(self.spans):
+            end = begin + int(size)
+            spans.append(Span(begin, end, letter, int(number) if number else -1))
+            begin = end
+        return tuple(spans)

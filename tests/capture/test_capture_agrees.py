@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: E402, N812
 from partita.capture import capture, export_module  # noqa: E402
 from partita.capture.reference_module import example_inputs, reference_module  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
-from partita.graph.flops import flops  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
+from partita.graph.work import flops  # noqa: E402
 from partita.zoo import build  # noqa: E402
 
 # One of each family, small enough to be captured in a moment.

@@ -16,9 +16,9 @@ from partita.cluster import resolve  # noqa: E402
 from partita.costs.roofline import op_cost  # noqa: E402
 from partita.errors import CaptureError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
-from partita.graph.flops import flops  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
 from partita.graph.shapes import unknown_kinds  # noqa: E402
+from partita.graph.work import flops  # noqa: E402
 from tests.capture import features  # noqa: E402
 from tests.capture.compare import differences, ran  # noqa: E402
 from tests.capture.features import FEATURES  # noqa: E402

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper  # noqa: E402
 from partita.capture.onnx_file import onnx_graph  # noqa: E402
 from partita.errors import FileError, InputError, ModelError  # noqa: E402
 from partita.graph import training_graph  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
-from partita.graph.flops import flops  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
 from partita.graph.shapes import unknown_kinds  # noqa: E402
+from partita.graph.work import flops  # noqa: E402
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 

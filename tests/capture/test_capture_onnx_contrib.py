@@ -13,9 +13,9 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 from partita.capture.eager import RULES  # noqa: E402
 from partita.capture.onnx_file import onnx_graph  # noqa: E402
 from partita.errors import FileError  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
-from partita.graph.flops import flops  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
 from partita.graph.shapes import unknown_kinds  # noqa: E402
+from partita.graph.work import flops  # noqa: E402
 
 MICROSOFT = "com.microsoft"
 TYPES = {

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from partita.capture import capture, export_module  # noqa: E402
 from partita.errors import CaptureError  # noqa: E402
-from partita.graph.check import check_graph  # noqa: E402
+from partita.graph.files import check_graph  # noqa: E402
 from tests.capture.compare import differences, ran  # noqa: E402
 
 

@@ -7,8 +7,7 @@ import pytest
 from partita.capture.python_file import is_python_spec, python_graph, read_module
 from partita.errors import CaptureError, FileError, MissingExtraError, ModelError
 from partita.graph.files import write_graph
-from partita.jobs.carried import load_ref
-from partita.jobs.workload import load
+from partita.jobs.workload import load, load_ref
 from partita.zoo import build
 
 pytest.importorskip("torch")

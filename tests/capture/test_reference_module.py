@@ -4,10 +4,9 @@ import pytest
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.json import from_json, to_json
+from partita.graph.files import from_json, from_text, to_json, to_text
 from partita.graph.packed import PackedPart, read_source
 from partita.graph.record import Tensor
-from partita.graph.text import from_text, to_text
 from partita.zoo import build
 from partita.zoo.t5 import T5Sizes, encoder_decoder
 

@@ -1,5 +1,6 @@
 """The record of an exported program: what is given, what is done, what is given back."""
 
+import logging
 import operator
 import warnings
 
@@ -165,3 +166,9 @@ def test_lists_stay_the_kind_of_list_they_are():
         pass
 
     assert type(replaced((Some([Ref("a")]),), Ref, lambda ref: ref.name)[0]) is Some
+
+
+def test_pytorch_writes_no_traces_into_the_logs_of_tests():
+    """With a handler of pytest's it would, pages for every export (`tests/conftest.py`)."""
+    handlers = logging.getLogger("torch.__trace").handlers
+    assert not [each for each in handlers if type(each).__module__ == "_pytest.logging"]

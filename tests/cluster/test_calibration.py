@@ -23,8 +23,7 @@ from partita.cluster.calibration import (
     read_calibration,
 )
 from partita.costs.collectives import Collectives
-from partita.costs.op_bounds import op_lower_bound_s
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import op_cost, op_lower_bound_s
 from partita.engine import run
 from partita.errors import ClusterError, FileError
 from partita.graph import GraphBuilder, training_graph

@@ -52,7 +52,7 @@ class TestPeak:
             KIND.peak("float32")
 
     def test_every_dtype_of_graphs_has_a_rate(self):
-        from partita.graph.dtypes import BYTES
+        from partita.graph.record import BYTES
 
         assert all(KIND.peak(dtype) > 0 for dtype in BYTES)
 

@@ -4,9 +4,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.fusion import fused_elements, is_written, starts_kernel
-from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.kernels import KERNELS, kernels
-from partita.costs.memory import workspace_bytes
+from partita.costs.memory import kept_bytes, temporary_bytes, workspace_bytes
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph import GraphBuilder, training_graph
 from partita.plans import EXECUTIONS

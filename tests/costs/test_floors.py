@@ -3,8 +3,7 @@
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.op_bounds import op_lower_bound_s, work_bound_s
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import op_cost, op_lower_bound_s, work_bound_s
 from partita.costs.sharding import dims_of, ways_of
 from partita.graph import training_graph
 from partita.jobs.simulate import simulate

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import SplitChoice, Weights, dims_of, sharding_model
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import check_split
-from partita.lower.stage import lower_stage
+from partita.lower.ops import lower_stage
 from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.problems.sharding import evaluate

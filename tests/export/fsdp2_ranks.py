@@ -14,6 +14,9 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
+import torch.distributed.algorithms._checkpoint.checkpoint_wrapper
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel  # what the exports import, once for all ranks
 
 from tests.export.tiny_decoder import make
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from partita.cluster import resolve
 from partita.export.job import Export, export
-from partita.jobs.carried import cluster_ref
-from partita.jobs.framework_plan import FrameworkStrategy, framework_plan
+from partita.jobs.frameworks import FrameworkStrategy, framework_plan
 from partita.jobs.simulate import simulate_stages
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, cluster_ref, load
 from partita.plans import Origin, Plan
 
 MACHINE = "2x4xA100"

@@ -16,7 +16,7 @@ from partita.export.job import export, fitting_targets, read_export
 from partita.export.read_off import read_off
 from partita.export.scope import ExportScope
 from partita.export.targets import TARGETS
-from partita.jobs.framework_plan import FrameworkStrategy, even_layers, framework_plan, layer_stack
+from partita.jobs.frameworks import FrameworkStrategy, even_layers, framework_plan, layer_stack
 from partita.plans import Schedule
 from tests.export.planned import DECODER, LLAMA, exported, plan_of, workload
 

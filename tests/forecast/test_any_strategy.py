@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import PartitaError
-from partita.forecast.fitting import shortages, ways_to_fit
-from partita.forecast.sensitivity import sensitivity
-from partita.forecast.strategy import ATTENTION, RECOMPUTE, SCHEDULES
+from partita.forecast.compare import sensitivity, shortages, ways_to_fit
+from partita.forecast.inputs import ATTENTION, RECOMPUTE, SCHEDULES
 from partita.jobs.forecast import forecast_model
 from partita.plans import EXECUTIONS
 from partita.report.forecast import (

@@ -6,11 +6,17 @@ import pytest
 
 from partita.cluster import resolve
 from partita.forecast import Strategy, check_strategy, equal, forecast, machine_of, ranked
-from partita.forecast.compare import composition_difference, difference_spread
-from partita.forecast.fitting import shortages, ways_to_fit
+from partita.forecast.compare import (
+    SHIFTS,
+    composition_difference,
+    difference_spread,
+    neighbours,
+    sensitivity,
+    shortages,
+    ways_to_fit,
+    worse,
+)
 from partita.forecast.models import transformer_of
-from partita.forecast.neighbours import neighbours
-from partita.forecast.sensitivity import SHIFTS, sensitivity, worse
 
 GPT3 = transformer_of("gpt3")
 MACHINE = machine_of(resolve("128x8xA100"))

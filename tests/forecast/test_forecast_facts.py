@@ -7,8 +7,8 @@ import pytest
 
 from partita.cluster import resolve
 from partita.forecast import ExpertLayers, Strategy, Transformer, forecast, machine_of
+from partita.forecast.memory import stage_layers
 from partita.forecast.models import transformer_of
-from partita.forecast.stages import stage_layers
 from tests.quickness import least_cpu_s
 
 GPT3 = transformer_of("gpt3")

@@ -6,25 +6,27 @@ schedules count it; for the others that of the first rank is the whole.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from partita.forecast.inputs import SCHEDULES, Strategy
 from partita.forecast.memory import in_flight
 from partita.forecast.predict import Times, _pipeline
-from partita.forecast.strategy import SCHEDULES, Strategy
 from partita.schedules.named import NAMED
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v")
-# How far a closed form may be off, of equal stages and of stages that differ by up to 30 %.
 EXACT = dict.fromkeys(SCHEDULES, 1e-9) | {"zb-v": 0.005, "dualpipe-v": 0.02}
+# How far a closed form may be off where stages differ by up to 30 %: a hill climb over all times
+# (tens of CPU seconds a schedule, the worst have the slowest stages first) found what stands
+# beside it.
 UNEVEN = {
     "gpipe": (-1e-9, 1e-9),
-    "1f1b": (-0.001, 0.05),
-    "interleaved": (-0.03, 0.09),
-    "zb-h1": (-0.02, 0.08),
-    "zb-h2": (-0.04, 0.10),
-    "zb-v": (-0.04, 0.10),
-    "dualpipe-v": (-0.04, 0.10),
+    "1f1b": (-0.001, 0.10),  # 0 to 7.9 %
+    "interleaved": (-0.03, 0.15),  # -1.9 to 12.9 %
+    "zb-h1": (-0.04, 0.08),  # -2.8 to 4.6 %
+    "zb-h2": (-0.09, 0.10),  # -6.6 to 5.9 %
+    "zb-v": (-0.10, 0.10),  # -7.4 to 4.1 %
+    "dualpipe-v": (-0.06, 0.10),  # -4.2 to 8.4 %
 }
 
 
@@ -93,15 +95,19 @@ def test_equal_stages_take_what_the_formula_says(name, ranks, rounds, vpp, data,
     assert memory == pytest.approx(peaks)
 
 
+longer = st.floats(1.0, 1.3)
+different_stages = st.lists(st.tuples(longer, longer, longer), min_size=2, max_size=6)
+SLOW_FIRST = [(1.3, 1.3, 1.3), *[(1.0, 1.3, 1.3)] * 2, *[(1.0, 1.0, 1.3)] * 2, (1.0, 1.0, 1.0)]
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
-@given(draw=st.data(), ranks=st.integers(2, 6), rounds=st.integers(2, 5))
-def test_stages_that_differ_move_the_formula_by_little(name, draw, ranks, rounds):
-    longer = st.floats(1.0, 1.3)
-    times = [
-        Times(draw.draw(longer), 1.1 * draw.draw(longer), draw.draw(longer)) for _ in range(ranks)
-    ]
+@example(stages=[(1.25, 1.25, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0)], rounds=2)
+@example(stages=SLOW_FIRST, rounds=2)
+@given(stages=different_stages, rounds=st.integers(2, 5))
+def test_stages_that_differ_move_the_formula_by_little(name, stages, rounds):
+    times = [Times(forward, 1.1 * data, weights) for forward, data, weights in stages]
     vpp = 2 if name == "interleaved" else 1
-    error, _, _ = compared(name, ranks, vpp, rounds * ranks, times)
+    error, _, _ = compared(name, len(times), vpp, rounds * len(times), times)
     least, most = UNEVEN[name]
     assert least <= error <= most
 

@@ -67,6 +67,7 @@ def test_streams_are_kept_saved_and_built_again(on_cpu, monkeypatch, tmp_path):
         search.AccelerateSearch, "tried", _streams_only(search.AccelerateSearch.tried)
     )
     monkeypatch.setattr("partita.gpu.streams.choose.fastest", _ours_first)
+    monkeypatch.setattr(search.AccelerateSearch, "left_s", lambda self: 1.0)  # however slow
     fastest_is(monkeypatch, "streams")
     fast = quick(module, inputs)
     assert fast.report().form == "streams"

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from partita.errors import VerificationError  # noqa: E402
 from partita.gpu import choose  # noqa: E402
-from partita.gpu.reference_output import ReferenceOutput  # noqa: E402
+from partita.gpu.reference_output import ReferenceOutput, reference_output  # noqa: E402
 
 REFERENCE = ReferenceOutput((torch.tensor([1.0, 2.0], dtype=torch.float64),), (1e-7,), 1e-6)
 RIGHT = (torch.tensor([1.0, 2.0]),)
@@ -73,3 +73,22 @@ def test_the_fastest_is_kept_and_of_equals_the_first(monkeypatch):
     best, measured = choose.fastest(tuple(times), lambda name: lambda: times[name])
     assert best == "fast"
     assert measured == [3.0, 1.0, 1.0]
+
+
+def test_where_float64_cannot_be_had_rounding_over_the_depth_is_what_is_allowed():
+    class Narrow(torch.nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise RuntimeError("no kernel for it")
+            return x * 3
+
+    x = torch.linspace(1, 2, 64).half()
+    reference = reference_output(Narrow(), (x,), depth=100)
+    assert not reference.exact
+    assert reference.errors == (0.0,)
+    beside = reference.beside(
+        (x * 3,)
+    )  # the same numbers again say nothing of how far both are off
+    rounded = (x.float() * 3 * (1 + 3 * 2**-11)).half()
+    assert beside.holds((rounded,))
+    assert not beside.holds((rounded * 1.05,))

@@ -26,29 +26,46 @@ from partita.gpu.decode.spec import ProductBlock, DecoderSpec, KINDS, StepOption
 from partita.gpu.decode.step import DecodeStep
 from partita.gpu.decode.weights import decoder_weights
 
+from partita.gpu.decode import step as steps
+
+steps.JOINED = 64  # chunks are added up in several rounds
 torch.manual_seed(0)
 for spec, block, chunk in (
     (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(4, 32), 16),
-    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 8),
+    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 16),
+    (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(4, 16, 4, 1), 16),
+    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(2, 32, 4, 2), 64),
+    (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40, batch=3), ProductBlock(16, 16, split=2), 16),
 ):
     model = PlainDecoder(spec)
-    options = StepOptions(dict.fromkeys(KINDS, block), chunk)
-    step = DecodeStep(decoder_weights(model, spec.length), options)
+    blocks = dict.fromkeys(KINDS, block)
+    options = StepOptions(blocks, {**blocks, "gate": ProductBlock(16, 32)}, chunk=chunk)
+    step = DecodeStep(decoder_weights(model, spec.length, spec.batch), options)
     shape = step.keys.shape
     keys, values = torch.randn(shape), torch.randn(shape)
     step.keys.copy_(keys)
     step.values.copy_(values)
     with torch.no_grad():
-        for position in (0, 1, chunk - 1, chunk, chunk + 1, spec.length - 1):
-            token = torch.randint(spec.vocab, (1,))
+        edges = (0, 1, chunk - 1, chunk, chunk + 1, spec.length - 1)
+        for position in sorted({min(edge, spec.length - 1) for edge in edges}):
+            token = torch.randint(spec.vocab, (spec.batch,))
             step.logits.fill_(float("nan"))
-            found = step(int(token), position)
+            found = step(token if spec.batch > 1 else int(token), position)
             wanted = model(token, torch.tensor([position]), keys, values)
             error = (found - wanted).norm() / wanted.norm()
             assert error < 1e-5, (spec, position, error)
             assert torch.allclose(step.keys, keys, atol=1e-5), (spec, position)
             assert torch.allclose(step.values, values, atol=1e-5)
-            assert not step.count.any()
+            assert not step.count.any() and not step.shares_done.any()
+        if spec.batch > 1:  # every sample at a place of its own
+            places = torch.tensor([5, 0, spec.length - 1])
+            found = step(token, places).clone()
+            for sample, place in enumerate(places):
+                alone = [each[:, sample : sample + 1] for each in (keys, values)]
+                wanted = model(token[sample : sample + 1], place[None], *alone)
+                assert (found[sample] - wanted[0]).norm() < 1e-5 * wanted.norm(), place
+            assert torch.allclose(step.keys, keys, atol=1e-5)
+            assert torch.allclose(step.values, values, atol=1e-5)
 print("all right")
 """
 
@@ -112,8 +129,10 @@ def compiled(kernel, pointers, constants):
 
 wide, narrow = "*fp32", "*bf16"
 made = compiled(
-    transformer.rows, dict(x=wide, norm=narrow, w=narrow, out=wide, residual=wide),
-    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, PDL=True, BN=4, BK=1024),
+    transformer.rows,
+    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=True, RESIDUAL=False, COPY=False, PDL=True, BN=4,
+         BK=1024, EACH=8),
 )
 assert "griddepcontrol.wait" in made.asm["ptx"]
 assert "v4.b32" in made.asm["ptx"]  # loads of 16 bytes
@@ -121,8 +140,32 @@ compiled(
     transformer.attend,
     dict(qkv=wide, keys=narrow, values=narrow, position="*i64", cosines=wide, sines=wide, part=wide,
          stats=wide, count="*i32", out=wide),
-    dict(SCALE=0.125, HEADS=32, GROUP=4, D=64, LENGTH=512, SPLITS=8, CHUNK=64, PDL=True),
+    dict(SCALE=0.125, HEADS=32, GROUP=4, GP=16, GJ=4, D=64, LENGTH=512, SPLITS=8, SB=8, CHUNK=64,
+         PDL=True),
 )
+from partita.gpu.decode.spec import StepOptions
+
+options = StepOptions()
+for kind, block in options.batched.items():  # what is loaded ahead has room on a unit
+    gated = kind == "gate"
+    for dtype, size in (("*bf16", 2), ("*fp32", 4)):
+        made = compiled(
+            transformer.rows_of_batch,
+            dict(x=dtype, norm=dtype, w=dtype, out=dtype, copy=dtype, residual=wide, part=wide,
+                 count="*i32"),
+            dict(EPS=1e-5, N=8192, K=4096, NORM=gated, GATED=gated, RESIDUAL=not gated,
+                 COPY=not gated, PDL=True, BN=block.rows, BK=block.cols * 2 // size, BATCH=8,
+                 BB=16, SPLIT=block.split, STAGES=options.stages),
+        )
+        assert made.metadata.shared <= 227 * 1024, (kind, dtype, made.metadata.shared)
+several = compiled(
+    transformer.rows_of_batch,
+    dict(x=narrow, norm=narrow, w=narrow, out=narrow, copy=narrow, residual=wide, part=wide,
+         count="*i32"),
+    dict(EPS=1e-5, N=64, K=2048, NORM=True, GATED=False, RESIDUAL=True, COPY=True, PDL=True, BN=16,
+         BK=256, BATCH=5, BB=16, SPLIT=4, STAGES=3),
+)
+assert "mma.sync" in several.asm["ptx"] and "cp.async" in several.asm["ptx"]
 print("all right")
 """
 

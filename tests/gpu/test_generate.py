@@ -21,11 +21,12 @@ from partita.gpu.decode.step import DecodeStep
 from partita.gpu.decode.weights import decoder_weights
 
 transformers.logging.set_verbosity_error()
-options = StepOptions(dict.fromkeys(KINDS, ProductBlock(16, 64)), 32)
+blocks = dict.fromkeys(KINDS, ProductBlock(16, 64))
+options = StepOptions(blocks, blocks, chunk=32)
 
 
-def step(model, length):
-    return DecodeStep(decoder_weights(model, length), options)
+def step(model, length, batch):
+    return DecodeStep(decoder_weights(model, length, batch), options)
 
 
 llama3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -38,11 +39,12 @@ for rope in (llama3,):  # the default is that of the steps' own tests
         initializer_range=0.5,
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    tokens = torch.randint(61, (1, 5))
-    for choice in (
-        {},
-        {"do_sample": True, "top_k": 7, "top_p": 0.8, "temperature": 0.9},
+    for samples, choice in (
+        (1, {}),
+        (1, {"do_sample": True, "top_k": 7, "top_p": 0.8, "temperature": 0.9}),
+        (3, {"do_sample": True, "top_k": 7, "top_p": 0.8, "temperature": 0.9}),
     ):
+        tokens = torch.randint(61, (samples, 5))
         torch.manual_seed(3)
         mine = generate(model, tokens, max_new_tokens=4, make_step=step, **choice)
         after = torch.rand(1)
@@ -54,11 +56,17 @@ for rope in (llama3,):  # the default is that of the steps' own tests
         )
         assert torch.equal(mine, theirs), (choice, mine, theirs)
         assert torch.equal(after, torch.rand(1)), "as many numbers were drawn"
-    end = int(mine[0, 6])
-    torch.manual_seed(3)
-    ended = generate(model, tokens, max_new_tokens=4, make_step=step, eos_token_id=end, **choice)
-    first = mine[0, 5:].tolist().index(end) + 6
-    assert torch.equal(ended, mine[:, :first])
+        for end in (int(mine[0, 6]), int(mine[-1, 5])):
+            torch.manual_seed(3)
+            ended = generate(
+                model, tokens, max_new_tokens=4, make_step=step, eos_token_id=end, **choice
+            )
+            torch.manual_seed(3)
+            wanted = model.generate(
+                tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4,
+                eos_token_id=end, pad_token_id=end, **given,
+            )
+            assert torch.equal(ended, wanted), (end, ended, wanted)
 print("all right")
 """
 
@@ -76,8 +84,8 @@ def tiny(**changes):
 
 
 def test_a_model_without_a_step_is_left_to_its_own_generate():
-    model, tokens = tiny(), torch.randint(61, (2, 4))
-    with pytest.warns(UserWarning, match=r"a batch of 2; .*; model.generate runs instead"):
+    model, tokens = tiny(), torch.randint(61, (17, 4))
+    with pytest.warns(UserWarning, match=r"a batch of 17; .*; model.generate runs instead"):
         mine = generate(model, tokens, max_new_tokens=3)
     wanted = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=3,
@@ -133,7 +141,7 @@ def test_bad_choices_are_refused(choice, said):
 
 @pytest.mark.parametrize("tokens", [torch.ones(3), torch.ones(1, 0), torch.ones(1, 3)])
 def test_tokens_are_rows_of_integers(tokens):
-    with pytest.raises(InputError, match=r"tokens are .*; give integers, \(1, length\)"):
+    with pytest.raises(InputError, match=r"tokens are .*; give integers, \(samples, length\)"):
         generate(tiny(), tokens)
 
 
@@ -159,7 +167,7 @@ def test_scores_are_cut_as_transformers_cuts_them():
 def test_a_step_made_before_must_have_room():
     class Short:
         class spec:  # noqa: N801
-            length = 4
+            length, batch = 4, 1
 
     with (
         warnings.catch_warnings(),
@@ -167,5 +175,5 @@ def test_a_step_made_before_must_have_room():
     ):
         generate(
             tiny(), torch.ones(1, 3, dtype=torch.int64), max_new_tokens=4,
-            make_step=lambda model, length: Short,
+            make_step=lambda model, length, batch: Short,
         )  # fmt: skip

@@ -5,8 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from partita.graph import Graph, GraphBuilder, Op, Tensor, training_graph
-from partita.graph.dtypes import BYTES
-from partita.graph.record import Attr
+from partita.graph.record import BYTES, Attr
 from partita.graph.shapes import SHAPES
 
 Draw = Any  # Hypothesis' draw function

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, Op, Tensor, training_graph
 from partita.graph.backward import OPTIMIZER_STATES, forward_part, saved_by
-from partita.graph.check import check_graph
-from partita.graph.flops import flops
+from partita.graph.files import check_graph
 from partita.graph.record import Graph
+from partita.graph.work import flops
 from partita.zoo import build
 from tests.graph.strategies import graphs
 

@@ -4,8 +4,8 @@ import pytest
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder
-from partita.graph.check import check_graph
-from partita.graph.flops import flops
+from partita.graph.files import check_graph
+from partita.graph.work import flops
 
 
 def total(graph, kinds):

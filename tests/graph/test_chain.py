@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.chain import chain_of, folded, longest_repeat, runs
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.zoo import build
 from partita.zoo.llama import DecoderSizes, Experts, decoder
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from partita.graph.backward import saved_by
-from partita.graph.flops import FLOPS, flops
 from partita.graph.loops import LOOPS, loop_nest
 from partita.graph.record import Call, Op
 from partita.graph.shapes import SHAPES
 from partita.graph.splits import splittable
+from partita.graph.work import FLOPS, flops
 from tests.graph.calls import make_call
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds.md"

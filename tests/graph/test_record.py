@@ -1,4 +1,7 @@
-"""A graph is refused, in words, for everything that would make it none."""
+"""A graph is refused, in words, for everything that would make it none.
+
+A topological order: everything after what it needs, as near to the order given as can be.
+"""
 
 import dataclasses
 
@@ -8,8 +11,7 @@ from hypothesis import strategies as st
 
 from partita.errors import GraphError
 from partita.graph import Call, Graph, GraphBuilder, Op, Tensor
-from partita.graph.dtypes import BYTES, dtype_bytes
-from partita.graph.record import topological
+from partita.graph.record import BYTES, CycleError, dependencies_first, dtype_bytes, topological
 from tests.graph.strategies import graphs
 
 X = Tensor("x", (2, 3), role="input")
@@ -243,3 +245,52 @@ def test_attributes_have_defaults():
 def test_bytes_are_elements_times_their_size(dtype):
     assert Tensor("x", (3, 5), dtype).size_bytes == 15 * dtype_bytes(dtype)
     assert Tensor("x", (), dtype).num_elements == 1
+
+
+@st.composite
+def graphs(draw):
+    """What each of some numbers needs, without a cycle, in any order."""
+    count = draw(st.integers(0, 8))
+    rank = draw(st.permutations(range(count)))
+    needs = {
+        item: [o for o in range(count) if rank[o] < rank[item] and draw(st.booleans())]
+        for item in range(count)
+    }
+    return draw(st.permutations(range(count))), needs
+
+
+@given(graphs())
+def test_each_comes_once_and_after_all_that_it_needs(graph):
+    items, needs = graph
+    order = dependencies_first(items, needs.__getitem__)
+    assert sorted(order) == sorted(items)
+    place = {item: at for at, item in enumerate(order)}
+    assert all(place[need] < place[item] for item in items for need in needs[item])
+
+
+@given(graphs())
+def test_an_order_that_is_one_already_stays_as_it_is(graph):
+    items, needs = graph
+    order = dependencies_first(items, needs.__getitem__)
+    assert dependencies_first(order, needs.__getitem__) == order
+
+
+def test_what_is_needed_but_not_listed_comes_too():
+    assert dependencies_first(["c"], {"a": "", "b": "a", "c": "b"}.__getitem__) == ["a", "b", "c"]
+
+
+def test_a_cycle_is_named_from_one_item_to_itself():
+    needs = {"a": "b", "b": "c", "c": "b"}
+    with pytest.raises(CycleError, match="b -> c -> b") as error:
+        dependencies_first("a", needs.__getitem__)
+    assert error.value.path == ["b", "c", "b"]
+
+
+def test_an_item_that_needs_itself_is_a_cycle():
+    with pytest.raises(CycleError, match="a -> a"):
+        dependencies_first("a", lambda item: item)
+
+
+def test_a_long_chain_needs_no_deep_stack():
+    order = dependencies_first([5000], lambda item: [item - 1] if item else [])
+    assert order == list(range(5001))

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.errors import GraphError
-from partita.graph.flops import FLOPS, flops
 from partita.graph.loops import LOOPS, loop_nest
 from partita.graph.record import Call
 from partita.graph.shapes import CARRIED, SHAPES, broadcast, output_shapes
 from partita.graph.splits import communication, splittable
+from partita.graph.work import FLOPS, flops
 from tests.graph.calls import KINDS, calls, make_call
 from tests.graph.strategies import ATTRS
 

@@ -1,4 +1,7 @@
-"""Splits are legal: split over devices, every op gives what it gives on one."""
+"""Splits are legal: split over devices, every op gives what it gives on one.
+
+Dispatches to experts and their combines are found by the tokens that pass between them.
+"""
 
 import math
 
@@ -8,7 +11,6 @@ from hypothesis import strategies as st
 
 from partita.errors import GraphError
 from partita.graph import GraphBuilder, training_graph
-from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.record import Call
 from partita.graph.splits import (
@@ -20,13 +22,16 @@ from partita.graph.splits import (
     communication,
     input_placement,
     output_placement,
+    routed_pairs,
     splittable,
 )
+from partita.graph.work import flops
+from partita.zoo import build
+from tests.graph import reference
 from tests.graph.calls import KINDS, calls, make_call
+from tests.graph.executor import SPACE, run_gradient, run_split
 
 torch = pytest.importorskip("torch")
-from tests.graph import reference  # noqa: E402
-from tests.graph.executor import SPACE, run_gradient, run_split  # noqa: E402
 
 tried = settings(max_examples=20, deadline=None)
 
@@ -381,3 +386,53 @@ def test_one_of_the_gradients_of_a_recurrent_layer_exchanges_its_states():
 def test_a_weight_gradient_that_goes_back_through_the_steps_itself_computes_more():
     both, alone = lstm_gradients(reads_data=True), lstm_gradients(reads_data=False)
     assert flops(alone["wgrad"]) - flops(both["wgrad"]) == 4 * 3 * 2 * 32 * 8
+
+
+def names(graph):
+    return [(dispatch.name, combine.name) for dispatch, combine in routed_pairs(graph)]
+
+
+def routed(g, x, gates, name):
+    return g.one("moe_dispatch", x, gates, name=f"{name}.dispatch", top_k=1)
+
+
+def given_back(g, y, gates, name):
+    return g.one("moe_combine", y, gates, name=f"{name}.combine", top_k=1)
+
+
+def gated(g):
+    x = g.input("x", (4, 6))
+    return x, g.one("moe_router", x, g.parameter("gate.weight", (2, 6)), name="gate", top_k=1)
+
+
+def test_every_layer_of_experts_is_a_pair():
+    pairs = names(training_graph(build("moe@32", batch=4)))
+    assert len(pairs) == 12
+    assert all(d.removesuffix("dispatch") == c.removesuffix("combine") for d, c in pairs)
+
+
+def test_a_model_without_experts_has_none():
+    assert names(build("gpt2@32", batch=2)) == []
+
+
+def test_layers_that_share_their_gates_are_told_apart_by_their_tokens():
+    g = GraphBuilder("shared")
+    x, gates = gated(g)
+    first = given_back(g, g.relu(routed(g, x, gates, "a")), gates, "a")
+    second = given_back(g, g.relu(routed(g, first, gates, "b"), name="r"), gates, "b")
+    assert names(g.finish(second)) == [("a.dispatch", "a.combine"), ("b.dispatch", "b.combine")]
+
+
+def test_a_combine_of_what_two_dispatches_sent_belongs_to_both():
+    g = GraphBuilder("two")
+    x, gates = gated(g)
+    y = g.add(routed(g, x, gates, "a"), routed(g, x, gates, "b"))
+    graph = g.finish(given_back(g, y, gates, "both"))
+    assert names(graph) == [("a.dispatch", "both.combine"), ("b.dispatch", "both.combine")]
+
+
+def test_places_that_the_model_is_given_belong_to_no_dispatch():
+    g = GraphBuilder("given")
+    _, gates = gated(g)
+    graph = g.finish(given_back(g, g.input("y", (2, 2, 6)), gates, "one"))
+    assert names(graph) == []

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.op_bounds import work_bound_s
-from partita.costs.roofline import op_cost
+from partita.costs.roofline import op_cost, work_bound_s
 from partita.emit.plans import emit_plan, emit_plan_rank
 from partita.engine import run
 from partita.errors import InputError

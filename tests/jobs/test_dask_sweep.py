@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from partita.cli import partita
 from partita.errors import InputError
 from partita.graph import GraphBuilder
-from partita.graph.text import to_text
+from partita.graph.files import to_text
 from partita.jobs.dask_sweep import DaskPool, checked
 from partita.jobs.sweep import Sweeper
 from tests.jobs.sweep_work import Square, square

@@ -13,7 +13,7 @@ import pytest
 from partita.errors import ClusterError, FileError, InputError
 from partita.jobs.experiment import changed_machine, run_experiment
 from partita.jobs.experiment_file import experiment_from, read_experiment
-from partita.jobs.place_inputs import load_subject
+from partita.jobs.place_subject import load_subject
 from partita.report.charts import ChartLine, bar_chart, diagonal_chart, heat_map, line_chart
 from partita.report.experiment import write_report
 

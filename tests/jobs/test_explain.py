@@ -7,13 +7,12 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import PlanError
-from partita.graph.routing import routed_pairs
-from partita.jobs.carried import load_ref
+from partita.graph.splits import routed_pairs
 from partita.jobs.check_plan import check_plan
 from partita.jobs.explain import describe, explain, op_layouts, parameter_placements
 from partita.jobs.shard import shard
 from partita.jobs.simulate import data_parallel
-from partita.jobs.workload import load
+from partita.jobs.workload import load, load_ref
 from partita.plans import (
     Axis,
     ClusterRef,

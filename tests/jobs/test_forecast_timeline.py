@@ -2,7 +2,7 @@
 
 import pytest
 
-from partita.forecast.strategy import SCHEDULES
+from partita.forecast.inputs import SCHEDULES
 from partita.jobs.forecast import forecast_model
 from partita.jobs.forecast_timeline import forecast_timeline
 from partita.verify import check_timeline

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from partita.engine import run
-from partita.jobs.explain_memory import memory_account
+from partita.jobs.explain import memory_account
 from partita.jobs.memory_parts import (
     PARTS,
     few_steps,

@@ -6,7 +6,7 @@ from partita.cluster import resolve
 from partita.costs.sharding import dims_of
 from partita.graph.chain import chain_of
 from partita.graph.rebatch import rebatch
-from partita.jobs.pipelines import PIPELINES
+from partita.jobs.strategies import PIPELINES
 from partita.jobs.workload import load
 
 

@@ -16,9 +16,8 @@ from partita.errors import ClusterError, InputError, PlanError, VerificationErro
 from partita.graph import GraphBuilder
 from partita.jobs.experiment_file import experiment_from
 from partita.jobs.place import place, place_again
-from partita.jobs.place_file import placement_from_json, read_placement
 from partita.jobs.place_program import simulate_placement
-from partita.jobs.place_result import front
+from partita.jobs.place_result import front, placement_from_json, read_placement
 from partita.jobs.place_trace import exprimo_timeline
 from partita.plans import read_plan
 from partita.problems.placement import read, simulate_exprimo

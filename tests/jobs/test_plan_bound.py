@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
-from partita.costs.op_bounds import work_bound_s
+from partita.costs.roofline import work_bound_s
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.graph import GraphBuilder
+from partita.graph.backward import CHEAP_KINDS
 from partita.graph.rebatch import rebatch
 from partita.jobs.plan import plan
 from partita.jobs.simulate import simulate_stages
@@ -25,11 +25,10 @@ from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 from partita.problems.joint import Cell
 from partita.search.base import Stop
 from partita.search.joint.bound_segments import Multipliers
-from partita.search.joint.bounds import fewest_in_flight
-from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.bounds import PlanBounds, fewest_in_flight
+from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import refused
-from partita.search.joint.plan_bounds import PlanBounds
 
 QUICK = Stop(gap=0.0)
 ROUNDING = 1e-9
@@ -112,7 +111,7 @@ class Maker:
             kept = tuple(segment.ops[0] for segment in segments[1:]) if again else ()
             part = 0.0 if again else rng.choice([0.0, 0.5, 1.0])
             kinds = {op.name: op.kind for op in self.work.graph.ops}
-            light = tuple(op for op in ops if kinds[op] in KINDS and rng.random() < part)
+            light = tuple(op for op in ops if kinds[op] in CHEAP_KINDS and rng.random() < part)
             mesh = Mesh(mesh.axes, tuple(group))
             stages.append(
                 Stage(

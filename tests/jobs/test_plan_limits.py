@@ -9,14 +9,13 @@ from partita.compiled import work_clock
 from partita.costs.collectives import Collectives
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import plan
-from partita.jobs.plan_result import _ending
-from partita.jobs.plan_simulator import Clock
+from partita.jobs.plan_simulator import Clock, _ending
 from partita.jobs.workload import load
 from partita.problems.joint import Cell
 from partita.search.base import Status, Stop
 from partita.search.joint.auto import Auto
 from partita.search.joint.candidates import Candidates
-from partita.search.joint.likely_cells import LikelyCells
+from partita.search.joint.cells import LikelyCells
 from partita.search.joint.model import JointModel
 
 

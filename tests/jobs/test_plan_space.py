@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.cheap import KINDS
 from partita.costs.collectives import Collectives
 from partita.costs.sharding import LEVELS, sharding_model
 from partita.errors import InputError
 from partita.graph import GraphBuilder
+from partita.graph.backward import CHEAP_KINDS
 from partita.graph.rebatch import rebatch
 from partita.jobs.constraints import parse_constraints
 from partita.jobs.plan import joint_model, plan
@@ -23,7 +23,7 @@ from partita.lower import Memo
 from partita.lower.orders import refusal
 from partita.plans import OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
-from partita.search.joint.groupings import divisors, mesh_of, mesh_shapes
+from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.orders import refused
 
 BATCH = 4
@@ -149,7 +149,7 @@ class Everything:
     def _stage(self, number, group, segments, m):
         ops = [op for segment in segments for op in segment.ops]
         kinds = {op.name: op.kind for op in self.work.graph.ops}
-        cheap = tuple(op for op in ops if kinds[op] in KINDS)
+        cheap = tuple(op for op in ops if kinds[op] in CHEAP_KINDS)
         kept = tuple(segment.ops[0] for segment in segments[1:])
         again = [(False, (), ()), (True, kept, ()), *([(False, (), cheap)] if cheap else [])]
         for shape in mesh_shapes(len(group), self.joint.patterns.inner_size):

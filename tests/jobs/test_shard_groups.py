@@ -13,7 +13,7 @@ from partita.engine import run
 from partita.graph import training_graph
 from partita.jobs.constraints import parse_constraints, settled
 from partita.jobs.explain import parameter_placements
-from partita.jobs.framework_plan import FrameworkStrategy, framework_plan
+from partita.jobs.frameworks import FrameworkStrategy, framework_plan
 from partita.jobs.plan import joint_model, plan
 from partita.jobs.simulate import data_splits, simulate_plan, simulate_stages
 from partita.jobs.workload import load

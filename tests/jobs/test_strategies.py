@@ -9,7 +9,7 @@ from partita.jobs.simulate import simulate_stage
 from partita.jobs.strategies import STRATEGIES
 from partita.jobs.workload import load
 from partita.program import Kind
-from partita.verify.routing import unlike_routings
+from partita.verify.pipelines import unlike_routings
 
 CLUSTER = resolve("4xA100")
 

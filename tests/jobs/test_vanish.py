@@ -12,11 +12,10 @@ from partita.cli import partita
 from partita.cluster import resolve
 from partita.errors import ClusterError
 from partita.graph import GraphBuilder
-from partita.graph.text import to_text
-from partita.jobs.explain_memory import lying_parameters
-from partita.jobs.moving import moves
+from partita.graph.files import to_text
+from partita.jobs.explain import lying_parameters
 from partita.jobs.plan import plan
-from partita.jobs.vanish import machine_without, vanished
+from partita.jobs.vanish import machine_without, moves, vanished
 from partita.run.local.shards import places, shard_index
 from partita.search.base import Stop
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from partita.cluster import resolve
-from partita.costs.routing import token_groups
+from partita.costs.layouts import token_groups
 from partita.costs.sharding import dims_of
 from partita.graph.rebatch import batch_of, rebatch
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.lower.orders import refusal
 from partita.plans import ZERO_STAGES, Axis, Mesh, OpSplit, Schedule, Stage, device_groups
 

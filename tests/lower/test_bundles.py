@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from partita.cluster import resolve
-from partita.costs.bundles import stage_bundles
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import stage_bundles
 from partita.engine import run
 from partita.errors import PlanError
 from partita.jobs.simulate import data_splits

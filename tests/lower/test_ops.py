@@ -13,7 +13,7 @@ from partita.engine import run
 from partita.errors import GraphError, PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.lower import drawn_devices
-from partita.lower.stage import lower_stage
+from partita.lower.ops import lower_stage
 from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.verify import verify_program, verify_timeline

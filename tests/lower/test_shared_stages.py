@@ -9,6 +9,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import moved_parts, transfer_seconds
 from partita.engine import run
 from partita.errors import PlanError
 from partita.export.job import fitting_targets
@@ -16,17 +17,15 @@ from partita.export.read_off import read_off
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.splits import REPLICATE, TensorPlacement
 from partita.jobs.check_plan import check_plan
+from partita.jobs.explain import memory_account
 from partita.jobs.explain_account import account_of
-from partita.jobs.explain_memory import memory_account
-from partita.jobs.plan_order import searched_schedule
 from partita.jobs.plan_settings import USUAL
-from partita.jobs.shared_stages import m_shape, shape_plan
+from partita.jobs.shapes import m_shape, searched_schedule, shape_plan
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.jobs.torch_schedule import schedule_of_plan
 from partita.jobs.workload import load
 from partita.lower import Memo, lower_plan
 from partita.lower.orders import order_of, refusal
-from partita.lower.transfer import moved_parts, transfer_seconds
 from partita.meaning import Purpose
 from partita.plans import (
     Axis,

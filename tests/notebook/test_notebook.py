@@ -13,7 +13,7 @@ import torch
 
 import partita
 from partita.errors import MissingExtraError
-from partita.forecast.sensitivity import sensitivity
+from partita.forecast.compare import sensitivity
 from partita.gpu.accelerate.api import Accelerated
 from partita.gpu.accelerate.report import AcceleratedReport
 from partita.gpu.rtasks.fused import FusedModel

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.errors import ProblemError
-from partita.problems.fluid import Load, run_streams
 from partita.problems.streams import (
+    Load,
     StreamsConstants,
     StreamsOp,
     StreamsProblem,
@@ -14,6 +14,7 @@ from partita.problems.streams import (
     check,
     evaluate,
     free_bound,
+    run_streams,
 )
 from partita.search.streams.barrier_free import BarrierFree
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from json_mutations import attempt
 
 from partita.errors import FileError, InputError
-from partita.problems import arrays, sharding
+from partita.problems import sharding
 from partita.problems.sharding import ShardingProblem, ShardingSolution
 
 DATA = Path(__file__).parent.parent / "data" / "sharding"
@@ -151,7 +151,7 @@ def test_pickles_are_refused_unopened() -> None:
 def test_a_small_file_that_would_unpack_to_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = packed({"vcost": np.zeros(2_000_000)})
     assert len(bomb) < 100_000
-    monkeypatch.setattr(arrays, "MAX_ARRAY_BYTES", 1_000_000)
+    monkeypatch.setattr(sharding, "MAX_ARRAY_BYTES", 1_000_000)
     with pytest.raises(FileError, match="would unpack to 16,000,128 bytes; at most 1,000,000"):
         sharding.from_npz(bomb, "f.npz")
 
@@ -184,7 +184,7 @@ def test_garbage_is_refused(data: bytes, looks_like_zip: bool) -> None:
         sharding.from_npz(b"PK\x03\x04" + data if looks_like_zip else data, "f.npz")
 
 
-STORED = arrays.write_arrays(valid())
+STORED = sharding.write_arrays(valid())
 
 
 @settings(max_examples=300, deadline=None)
@@ -237,7 +237,7 @@ ARRAYS = st.sampled_from(
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*valid(), "mat_1", "cfg_2"]), ARRAYS, max_size=2))
 def test_any_arrays_are_read_or_refused(replaced: dict[str, Any]) -> None:
-    problem = attempt(sharding.from_npz, arrays.write_arrays(valid() | replaced), "f.npz")
+    problem = attempt(sharding.from_npz, sharding.write_arrays(valid() | replaced), "f.npz")
     if isinstance(problem, InputError):
         assert problem.file == "f.npz"
         return

@@ -1,9 +1,8 @@
 """Plans small enough to look at, made without a search."""
 
 from partita.cluster import resolve
-from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, data_parallel, simulate_stages
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, cluster_ref, load
 from partita.plans import (
     Alternative,
     Axis,
@@ -16,7 +15,7 @@ from partita.plans import (
     Schedule,
     Stage,
 )
-from partita.sketch import LaneSketch
+from partita.timeline import LaneSketch
 from partita.zoo.gpt import GptSizes, gpt
 
 

@@ -15,7 +15,7 @@ from partita.jobs.traffic import hidden_share
 from partita.meaning import Purpose
 from partita.plans import Alternative, Schedule
 from partita.report.page import plan_page
-from partita.sketch import LaneSketch
+from partita.timeline import LaneSketch
 from tests.report.browser import needs_chromium, quiet
 from tests.report.plans import fully_sharded, line, plan_of, simulated, tiny_gpt
 

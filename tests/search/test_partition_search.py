@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -31,25 +32,59 @@ DATA = Path(__file__).parent.parent / "data" / "partition"
 RECORDED = json.loads((DATA / "recorded.json").read_bytes())
 
 
+times = st.sampled_from([0.0, 1.0, 2.0, 5.0]) | st.floats(0, 10)
+sizes = st.sampled_from([0, 1000, 3000, 10**7])
+bandwidths = st.sampled_from([1e6, 12e9])
+few_times = st.sampled_from([0.5, 1.0, 3.0])
+param_bytes, activation_bytes = st.integers(0, 8), st.integers(0, 4)
+rates = st.sampled_from([st.just(1e5), st.sampled_from([1e3, 1e5, 1e9])])
+waits = st.sampled_from([st.just(0.0), st.just(1e-3), st.sampled_from([0.0, 1e-3])])
+caps = st.sampled_from([4.0, 12.0, 30.0, 1e9])
+num_stages = st.none() | st.integers(1, 4)
+
+
+# Made anew in every example, a strategy is looked over anew: a third of the time of a draw.
+up_to = functools.cache(lambda most: st.integers(1, most))
+orders = functools.cache(lambda count: st.permutations(range(count)))
+per_device = functools.cache(lambda each, count: st.just(()) | st.tuples(*[each] * count))
+tables = functools.cache(lambda each, count: st.tuples(*[st.tuples(*[each] * count)] * count))
+
+
+@functools.cache
+def some_pairs(count: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    """At most seven edges between so many nodes, the same one several times or not."""
+    pairs = list(itertools.combinations(range(count), 2))
+    return st.lists(st.sampled_from(pairs), max_size=7) if pairs else st.just([])
+
+
+@functools.cache
+def capacities(count: int) -> st.SearchStrategy[tuple[float, ...]]:
+    """None, one for each device, or one for all."""
+    return per_device(caps, count) | caps.map(lambda cap: (cap,) * count)
+
+
+def in_any_order(draw: st.DrawFn, items: list[Any]) -> tuple[Any, ...]:
+    return tuple(items[index] for index in draw(orders(len(items))))
+
+
 @st.composite
 def tiny_problems(draw: st.DrawFn, most: int = 5) -> PartitionProblem:
     """Up to five nodes and three devices, ids and edges in any order."""
-    count = draw(st.integers(1, most))
-    ids = draw(st.permutations(range(10)))[:count]
-    times = st.sampled_from([0.0, 1.0, 2.0, 5.0]) | st.floats(0, 10)
+    count = draw(up_to(most))
+    ids = draw(orders(10))[:count]
     nodes = [PartitionNode(id, "OP", draw(times), draw(times)) for id in ids]
-    sizes = st.sampled_from([0, 1000, 3000, 10**7])
-    pairs = list(itertools.combinations(ids, 2))
-    chosen = draw(st.lists(st.sampled_from(pairs), max_size=7)) if pairs else []
-    edges = [PartitionEdge(src, dst, draw(sizes), draw(sizes)) for src, dst in chosen]
+    edges = [
+        PartitionEdge(ids[source], ids[target], draw(sizes), draw(sizes))
+        for source, target in draw(some_pairs(count))
+    ]
     if draw(st.booleans()):
         nodes.append(PartitionNode(99, "IN", 50.0, 50.0))
         edges.append(PartitionEdge(99, ids[0], 10**9, 10**9))
     return PartitionProblem(
-        tuple(draw(st.permutations(nodes))),
-        tuple(draw(st.permutations(edges))),
-        num_devices=draw(st.integers(1, 3)),
-        bandwidth_bytes_per_s=draw(st.sampled_from([1e6, 12e9])),
+        in_any_order(draw, nodes),
+        in_any_order(draw, edges),
+        num_devices=draw(up_to(3)),
+        bandwidth_bytes_per_s=draw(bandwidths),
     )
 
 
@@ -58,39 +93,30 @@ def rich_problems(draw: st.DrawFn, most: int = 4) -> PartitionProblem:
     """The same with caps, heterogeneous devices, links, recompute and stages to be kept to."""
     plain = draw(tiny_problems(most))
     count = plain.num_devices
-    times = st.sampled_from([0.5, 1.0, 3.0])
     by_device = draw(st.booleans())
     nodes = tuple(
         replace(
             node,
-            param_bytes=draw(st.integers(0, 8)),
-            activation_bytes=draw(st.integers(0, 4)),
-            times_ms=tuple((draw(times), draw(times)) for _ in range(count)) if by_device else (),
+            param_bytes=draw(param_bytes),
+            activation_bytes=draw(activation_bytes),
+            times_ms=tuple((draw(few_times), draw(few_times)) for _ in range(count))
+            if by_device
+            else (),
         )
         for node in plain.nodes
     )
     edges = tuple(replace(edge, fwd_bytes=edge.fwd_bytes // 1000) for edge in plain.edges)
-    rates = draw(st.sampled_from([(1e5,), (1e3, 1e5, 1e9)]))
-    waits = draw(st.sampled_from([(0.0,), (1e-3,), (0.0, 1e-3)]))
-    links = PartitionLinks(
-        *(
-            tuple(tuple(draw(st.sampled_from(each)) for _ in range(count)) for _ in range(count))
-            for each in (rates, waits)
-        )
-    )
-    caps = st.sampled_from([4.0, 12.0, 30.0, 1e9])
+    links = PartitionLinks(*(draw(tables(draw(each), count)) for each in (rates, waits)))
     return replace(
         plain,
         nodes=nodes,
         edges=edges,
-        memory_bytes=draw(
-            st.just(()) | st.tuples(*[caps] * count) | caps.map(lambda cap: (cap,) * count)
-        ),
-        speeds=() if by_device else draw(st.just(()) | st.tuples(*[times] * count)),
-        links=draw(st.none() | st.just(links)),
+        memory_bytes=draw(capacities(count)),
+        speeds=() if by_device else draw(per_device(few_times, count)),
+        links=links if draw(st.booleans()) else None,
         recompute=draw(st.booleans()),
-        in_flight=draw(st.integers(1, 3)),
-        num_stages=draw(st.none() | st.integers(1, 4)),
+        in_flight=draw(up_to(3)),
+        num_stages=draw(num_stages),
         straight=draw(st.booleans()),
     )
 

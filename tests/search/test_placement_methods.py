@@ -25,14 +25,13 @@ from partita.search.base import Status, Stop
 from partita.search.placement import SEARCHES
 from partita.search.placement.attempt import Attempt
 from partita.search.placement.auto import AutoPlacement
-from partita.search.placement.bounds import latency_bound, lower_bound, surely_over
+from partita.search.placement.bounds import latency_bound, lower_bound, surely_over, symmetry_of
 from partita.search.placement.cp_sat import CpSat
 from partita.search.placement.episodes import make_episodes
 from partita.search.placement.fastsim import PlacementSimulator, Pool, workspace
 from partita.search.placement.feasible import valid_placement
 from partita.search.placement.map_elites import Archive, MapElites
 from partita.search.placement.moves import ALL_MOVES, line_of
-from partita.search.placement.symmetry import symmetry_of
 from partita.search.placement.tables import tables
 from partita.search.placement.walk import begin_episode, walker
 

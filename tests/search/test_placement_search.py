@@ -1,3 +1,4 @@
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,37 @@ DATA = Path(__file__).parent.parent / "data" / "placement"
 amounts = st.integers(0, 8).map(float)
 
 
-@st.composite
-def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
-    """At most four layers on at most three devices, not all of them joined."""
-    num_layers, num_devices = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    num_channels = draw(st.integers(1, 2))
-    parents = [
-        tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=2)))) if index else ()
-        for index in range(num_layers)
-    ]
-    layers = tuple(
-        PlacementLayer(
-            name=f"l{index}",
-            parents=parents[index],
-            children=tuple(child for child in range(num_layers) if index in parents[child]),
-            output_bytes=draw(amounts),
-            weight_bytes=draw(amounts),
-            fwd_ms=draw(st.tuples(*[amounts] * num_devices)),
-            bwd_ms=draw(st.tuples(*[amounts] * num_devices)),
-            transfer_ms=draw(st.tuples(*[amounts] * num_channels)),
-        )
-        for index in range(num_layers)
+@functools.cache  # made anew, a strategy is looked over anew: a third of the time of a draw
+def layer_amounts(num_devices: int, num_channels: int) -> st.SearchStrategy[dict[str, Any]]:
+    """What a layer takes, without where it stands."""
+    times = st.tuples(*[amounts] * num_devices)
+    return st.fixed_dictionaries(
+        {
+            "output_bytes": amounts,
+            "weight_bytes": amounts,
+            "fwd_ms": times,
+            "bwd_ms": times,
+            "transfer_ms": st.tuples(*[amounts] * num_channels),
+        }
     )
+
+
+@functools.cache
+def some_parents(index: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """At most two of the layers before."""
+    return st.sets(st.integers(0, index - 1), max_size=2).map(lambda layers: tuple(sorted(layers)))
+
+
+@functools.cache
+def routes(num_devices: int, num_channels: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """The channel from every device to every other, or none."""
     channel = st.integers(-1, num_channels - 1)
+    return st.tuples(*[st.tuples(*[channel] * num_devices)] * num_devices)
+
+
+@functools.cache
+def constraints(num_layers: int, num_devices: int) -> st.SearchStrategy[RecordConstraints]:
+    """None, or some of every kind."""
     layer, device = st.integers(0, num_layers - 1), st.integers(0, num_devices - 1)
     pairs = st.lists(st.tuples(layer, device), max_size=2).map(tuple)
     groups = st.sets(layer, min_size=2, max_size=3).map(lambda group: (tuple(sorted(group)),))
@@ -56,15 +65,36 @@ def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
         forbidden=pairs,
         max_devices=st.none() | st.integers(1, 2),
     )
+    return st.just(RecordConstraints()) | constrained
+
+
+up_to = functools.cache(lambda most: st.integers(1, most))
+capacities = st.integers(0, 40)
+
+
+@st.composite
+def tiny_problems(draw: st.DrawFn) -> PlacementProblem:
+    """At most four layers on at most three devices, not all of them joined."""
+    num_layers, num_devices, num_channels = draw(up_to(4)), draw(up_to(3)), draw(up_to(2))
+    parents = [draw(some_parents(index)) if index else () for index in range(num_layers)]
+    layers = tuple(
+        PlacementLayer(
+            name=f"l{index}",
+            parents=parents[index],
+            children=tuple(child for child in range(num_layers) if index in parents[child]),
+            **draw(layer_amounts(num_devices, num_channels)),
+        )
+        for index in range(num_layers)
+    )
     return PlacementProblem(
         name="tiny",
-        devices=tuple(PlacementDevice(draw(st.integers(0, 40))) for _ in range(num_devices)),
+        devices=tuple(PlacementDevice(draw(capacities)) for _ in range(num_devices)),
         channels=(Channel(1.0),) * num_channels,
-        route=draw(st.tuples(*[st.tuples(*[channel] * num_devices)] * num_devices)),
+        route=draw(routes(num_devices, num_channels)),
         layers=layers,
-        batches=draw(st.integers(1, 3)),
-        pipeline_batches=draw(st.integers(1, 2)),
-        constraints=draw(st.just(RecordConstraints()) | constrained),
+        batches=draw(up_to(3)),
+        pipeline_batches=draw(up_to(2)),
+        constraints=draw(constraints(num_layers, num_devices)),
     )
 
 

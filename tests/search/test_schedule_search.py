@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 from dataclasses import replace
@@ -32,6 +33,13 @@ greedy, brute = SEARCHES["greedy"], SEARCHES["brute"]
 slow = settings(max_examples=40, deadline=None)
 
 
+# Made anew in every example, a strategy is looked over anew: a third of the time of a draw.
+integers = functools.cache(st.integers)
+several = functools.cache(lambda each, count: st.tuples(*[each] * count))
+some_devices = st.sampled_from([(0,), (1,), (0, 1)])
+caps = st.none() | several(integers(0, 4), 2)
+
+
 @st.composite
 def problems(
     draw: st.DrawFn,
@@ -44,17 +52,16 @@ def problems(
 
     `usual`: what the first block takes the last one gives back, as in training.
     """
-    size = draw(st.integers(2 if usual else 1, most_blocks))
-    memory = draw(st.tuples(*[st.integers(-2, 2)] * size))
-    devices = draw(st.tuples(*[st.sampled_from([(0,), (1,), (0, 1)])] * size))
+    size = draw(integers(2 if usual else 1, most_blocks))
+    memory = draw(several(integers(-2, 2), size))
+    devices = draw(several(some_devices, size))
     pairs = list(itertools.combinations(range(size), 2))
     deps = tuple(pair for pair in pairs if draw(st.booleans()))
     if usual:
-        amount = draw(st.integers(1, 2))
+        amount = draw(integers(1, 2))
         memory = (amount, *(0,) * (size - 2), -amount)
         devices = (*devices[:-1], devices[0])
         deps = tuple(sorted({*deps, (0, size - 1)}))
-    caps = st.none() | st.tuples(*[st.integers(0, 4)] * 2)
     return ScheduleProblem(
         num_devices=2,
         blocks=tuple(
@@ -62,7 +69,7 @@ def problems(
             for index in range(size)
         ),
         deps=deps,
-        delays=tuple(draw(st.integers(0, 2)) for _ in deps) if draw(st.booleans()) else (),
+        delays=draw(several(integers(0, 2), len(deps))) if draw(st.booleans()) else (),
         memory_capacity=draw(caps),
         num_microbatches=draw(counts),
     )

@@ -16,9 +16,9 @@ from partita.errors import ProblemError
 from partita.problems import sharding
 from partita.problems.sharding import Floats, ShardingProblem, evaluate
 from partita.search.base import Status, Stop
-from partita.search.sharding import branch, exact, restrict
-from partita.search.sharding.ascent import Keeper, View
+from partita.search.sharding import branch, exact, network
 from partita.search.sharding.brute import BruteSharding
+from partita.search.sharding.dual import Keeper, View
 from partita.search.sharding.exact import ExactSharding
 from tests.quickness import least_cpu_s
 
@@ -171,7 +171,7 @@ def test_tables_that_may_not_be_copied_change_nothing(
     problem: ShardingProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = timeless(ExactSharding()(problem))
-    monkeypatch.setattr(restrict, "COPIED_CELLS", -(10**9))
+    monkeypatch.setattr(network, "COPIED_CELLS", -(10**9))
     assert timeless(ExactSharding()(problem)) == before
 
 

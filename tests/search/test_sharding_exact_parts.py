@@ -13,12 +13,21 @@ from test_sharding_search import clique, path, tiny_problems
 
 from partita.problems.sharding import Floats, Ints, ShardingProblem, ShardingSolution, evaluate
 from partita.search.sharding import eliminate
-from partita.search.sharding.build import network_of
 from partita.search.sharding.dual import dual_of, improve, resumed, sweep
-from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Pairwise, SearchStopped, ShardingNetwork
-from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
-from partita.search.sharding.restrict import restricted
+from partita.search.sharding.eliminate import (
+    Elimination,
+    Order,
+    best_order,
+    narrow_order,
+    quick_order,
+)
+from partita.search.sharding.network import (
+    Pairwise,
+    SearchStopped,
+    ShardingNetwork,
+    network_of,
+    restricted,
+)
 
 PLENTY = 10**9
 seeds = st.integers(0, 2**32)
@@ -119,7 +128,7 @@ class TestNetwork:
     def test_tables_made_in_groups_are_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         problem = random_problem(0, num_ops=7, most_choices=4, density=1.0)
         whole = network(problem)
-        monkeypatch.setattr("partita.search.sharding.build.GROUP_TABLES", 2)
+        monkeypatch.setattr("partita.search.sharding.network.GROUP_TABLES", 2)
         for one, other in zip(whole.tables, network(problem).tables, strict=True):
             assert one.tolist() == other.tolist()
 

@@ -8,7 +8,7 @@ import pytest
 
 from partita.cluster import resolve
 from partita.errors import ModelError
-from partita.graph.traffic import cached_inputs, elements, traffic
+from partita.graph.work import cached_inputs, elements, traffic
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.jobs.workload import load
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage

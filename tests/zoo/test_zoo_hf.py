@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partita.errors import InputError, ModelError
 from partita.graph import training_graph
-from partita.graph.check import check_graph
+from partita.graph.files import check_graph
 from partita.zoo import build
 from partita.zoo.figures import contraction_flops
 from partita.zoo.hf import FAMILIES, build_config

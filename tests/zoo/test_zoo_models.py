@@ -9,7 +9,7 @@ import pytest
 from zoo_graphs import SMALL_BATCH, graph_of, training_of
 
 from partita.graph import training_graph
-from partita.graph.check import check_graph
+from partita.graph.files import check_graph
 from partita.graph.shapes import unknown_kinds
 from partita.zoo import ALIASES, MODELS, build
 from partita.zoo.figures import contraction_flops, forward_flops

@@ -3,7 +3,7 @@
 import pytest
 from zoo_graphs import graph_of
 
-from partita.graph.flops import flops
+from partita.graph.work import flops
 from partita.zoo import build
 from partita.zoo.figures import contraction_flops
 

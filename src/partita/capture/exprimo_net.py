@@ -17,7 +17,7 @@ from typing import Any
 
 from partita.errors import ModelError
 from partita.files import decode_json, read_bytes
-from partita.graph.order import CycleError, dependencies_first
+from partita.graph.record import CycleError, dependencies_first
 from partita.suggest import suggest
 
 BATCH = 128  # what Exprimo puts in place of the batch that the file says

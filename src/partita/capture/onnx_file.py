@@ -15,8 +15,7 @@ from typing import Any
 
 from partita.capture.installed import need_onnx
 from partita.errors import FileError, InputError, ModelError
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph, Op, Tensor
+from partita.graph.record import FLOATS, Graph, Op, Tensor
 
 MAX_FOLDED = 4096  # elements of a tensor that may be part of a computation of shapes
 DTYPES = {

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partita.errors import FileError, GraphError
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Call, Op, Tensor
+from partita.graph.record import FLOATS, Call, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
 LOOPS = ("Loop", "Scan")

@@ -6,12 +6,12 @@
     @common_options
     def command(problem: str, output: OutputFile | None, out: Output) -> int:
         with out.stop(time_s=10) as stop:
-            found = search(problem, stop, out.seed)
+            result = search(problem, stop, out.seed)
         if output is not None:
-            output.write(files.encode_json(found))
+            output.write(files.encode_json(result))
         out.show(...)           # for people
         out.result({...})       # for --json
-        return 0 if found.solution else 1
+        return 0 if result.solution else 1
 
 What a command returns is its exit code (None is 0); after Ctrl-C it is 130 instead.
 """

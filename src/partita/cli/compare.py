@@ -8,7 +8,7 @@ from partita import units
 from partita.cli.base import Output, common_options
 from partita.cli.curve_options import CurveOptions, sweep_options
 from partita.cli.model_options import ModelOptions, model_options, objective_option
-from partita.costs.uncertainty import alike
+from partita.costs.physics import alike
 from partita.jobs.compare import ComparedStrategy, Comparison
 from partita.report.summary import INTERVAL, MEMORY_HEADER, likely_range
 

@@ -68,7 +68,7 @@ def command(
 
 def _kineto(record: Plan, trace: Path, files: list[OutputFile | None], out: Output) -> int:
     from partita.jobs.kineto import compare_kineto, read_kineto
-    from partita.report.compared_kineto import kineto_json, kineto_text
+    from partita.report.compared_trace import kineto_json, kineto_text
 
     if any(file is not None for file in files):
         raise InputError(

@@ -16,7 +16,7 @@ from partita.errors import InputError
 
 if TYPE_CHECKING:
     from partita.jobs.curve import Curve, CurveTask
-    from partita.jobs.plan_result import Planned
+    from partita.jobs.plan_simulator import Planned
     from partita.jobs.prices import Prices
     from partita.jobs.sweep import Sweeper
 

@@ -30,8 +30,7 @@ def command(file: str, folder: str | None, workers: int, dask: str, out: Output)
 
     from partita.jobs.experiment import num_runs, run_experiment
     from partita.jobs.experiment_file import read_experiment
-    from partita.report.experiment import write_report
-    from partita.report.experiment_tables import summary_text
+    from partita.report.experiment import summary_text, write_report
 
     experiment = read_experiment(file)
     if out.seed:

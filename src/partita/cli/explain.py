@@ -35,7 +35,7 @@ def command(plan: str, op: str | None, time_limit: float, out: Output) -> int:
     micro-batch), both with all other ops left as they are and with all others free to follow.
     """
     from partita.cli.explain_text import plan_json, plan_text
-    from partita.jobs.carried import load_cluster, load_model
+    from partita.jobs.workload import load_cluster, load_model
     from partita.plans import read_plan
 
     record = read_plan(plan)

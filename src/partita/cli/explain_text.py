@@ -6,12 +6,9 @@ from shlex import quote
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import alike, around
-from partita.jobs.explain_account import GroupAccount
-from partita.jobs.explain_plan import Explained
-from partita.jobs.explain_shifts import WorseAssumption
-from partita.jobs.explain_time import TimeItem, TimePart
-from partita.jobs.explain_whatif import CLEAR, WhatIf
+from partita.costs.physics import alike, around
+from partita.jobs.explain_account import GroupAccount, TimeItem, TimePart
+from partita.jobs.explain_plan import CLEAR, Explained, WhatIf, WorseAssumption
 from partita.plans import Plan
 from partita.report.summary import (
     INTERVAL,

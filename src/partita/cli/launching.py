@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from partita.jobs.plan_result import Planned
+    from partita.jobs.plan_simulator import Planned
 
 
 def launch_of(planned: "Planned") -> dict[str, str]:

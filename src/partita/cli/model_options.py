@@ -13,8 +13,7 @@ from partita.capture.python_file import is_python_spec
 from partita.cli.base import OutputFile
 from partita.errors import InputError
 from partita.graph.backward import OPTIMIZER_STATES
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph
+from partita.graph.record import FLOATS, Graph
 from partita.units import counted
 from partita.zoo.catalogue import MODELS
 from partita.zoo.spec import assumed_lengths, find, names_file

@@ -8,8 +8,7 @@ import click
 
 from partita.cli.base import Output, common_options
 from partita.cli.model_options import dump_graph_option, says_cache, write_dump
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph
+from partita.graph.record import FLOATS, Graph
 from partita.graph.shapes import unknown_kinds
 from partita.units import count, flops, size, table
 from partita.zoo import ALIASES, MODELS, ZooModel, build

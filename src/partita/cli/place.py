@@ -85,7 +85,7 @@ def command(
     drawn = None if page is None else OutputFile(Path(page), force)
     filled = None if net is None else OutputFile(Path(net), force)
     if _is_placement(model):
-        from partita.jobs.place_file import read_placement
+        from partita.jobs.place_result import read_placement
 
         placed = place_again(read_placement(model))
     elif cluster is None:

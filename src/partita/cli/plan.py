@@ -19,7 +19,7 @@ from partita.cli.sizes import size_bytes
 from partita.jobs.constraints import DECISIONS
 
 if TYPE_CHECKING:
-    from partita.jobs.plan_result import Planned
+    from partita.jobs.plan_simulator import Planned
     from partita.jobs.vanish import Vanished
 
 

@@ -138,7 +138,7 @@ def _run(
 
     need_torch("running a plan")
     from partita.capture.onnx_file import is_onnx_spec
-    from partita.jobs.carried import code_of
+    from partita.jobs.workload import code_of
     from partita.run.distributed.train import TrainSettings, train
     from partita.run.load import load_module
 

@@ -153,7 +153,7 @@ def _forecast(
     out: Output,
 ) -> int:  # fmt: skip
     """The answer of a strategy by name."""
-    from partita.forecast.sensitivity import sensitivity as examine
+    from partita.forecast.compare import sensitivity as examine
     from partita.jobs.forecast import forecast_model
     from partita.report import forecast as report
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from partita.errors import InputError
-from partita.forecast.strategy import ATTENTION, RECOMPUTE, SCHEDULES
+from partita.forecast.inputs import ATTENTION, RECOMPUTE, SCHEDULES
 from partita.plans import EXECUTIONS
 from partita.suggest import suggest
 

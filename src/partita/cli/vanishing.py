@@ -49,9 +49,9 @@ def answer_for_plan(
     out: Output,
 ) -> int:  # fmt: skip
     """The same for a plan that is there already; `-o` names the other plan's file."""
-    from partita.jobs.carried import load_cluster, load_model
     from partita.jobs.plan import plan
     from partita.jobs.vanish import machine_without, vanished
+    from partita.jobs.workload import load_cluster, load_model
     from partita.plans import read_plan
 
     before = read_plan(name)

@@ -11,13 +11,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from partita.cluster.catalogue import Catalogue
-from partita.cluster.checks import shown
-from partita.cluster.kinds import KindTable
-from partita.cluster.nodes import read_network, read_nodes, read_wire
-from partita.cluster.record import Cluster, Device, DeviceKind, Link
+from partita.cluster.machines import (
+    Catalogue,
+    KindTable,
+    Parts,
+    read_network,
+    read_nodes,
+    read_wire,
+    wire_nodes,
+)
+from partita.cluster.record import Cluster, Device, DeviceKind, Link, shown
 from partita.cluster.tables import Document, TomlTable
-from partita.cluster.wiring import Parts, wire_nodes
 from partita.errors import ClusterError
 
 FORMAT = "partita/cluster@1"

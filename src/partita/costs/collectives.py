@@ -14,11 +14,17 @@ The fastest algorithm is taken, as communication libraries do. Whatever it is, a
 fixed cost and reaches a part of the bandwidth, both by the kind of the devices and by whether it
 leaves a node (`costs/physics.py`); across nodes every rank that it passes adds a little. A kind
 that nobody compared with real runs has no fixed cost and reaches 85 % of its links.
+
+Groups of devices that lie alike in a cluster's hierarchy cost alike (`Patterns`). A pattern is the
+kinds of the devices and, level by level, which of them are together, in the order the groups are
+met. On large clusters it stands for the links themselves, which would be slow to compare; small
+ones are compared by what collectives take.
 """
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -322,3 +328,46 @@ def _pairs(shape: str, groups: Groups) -> Iterable[tuple[int, int]]:
             yield from ((group[i], group[(i - 1) // 2]) for i in range(1, p))
         elif shape == "all":
             yield from ((a, b) for a in group for b in group if a != b)
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Where devices lie in the hierarchy, for comparing groups of them."""
+
+    cluster: Cluster
+    homes: tuple[tuple[int, ...], ...]  # per level, the group of each device
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "Patterns":
+        """Look up every level once."""
+        homes = []
+        for level in cluster.levels():
+            home = [0] * cluster.num_devices
+            for number, members in enumerate(level.groups):
+                for device in members:
+                    home[device] = number
+            homes.append(tuple(home))
+        return cls(cluster, tuple(homes))
+
+    @property
+    def inner_size(self) -> int:
+        """Devices in the largest group of the innermost level."""
+        return max(len(group) for group in self.cluster.levels()[0].groups)
+
+    def pattern(self, devices: Sequence[int]) -> tuple[object, ...]:
+        """Equal for groups of like devices that lie alike."""
+        kinds = tuple(self.cluster.devices[device].kind for device in devices)
+        return (
+            len(devices),
+            kinds[0] if len(set(kinds)) == 1 else kinds,
+            tuple(_relabelled(home, devices) for home in self.homes),
+        )
+
+
+def _relabelled(home: Sequence[int], devices: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of groups in the order they are met, as run lengths."""
+    names: dict[int, int] = {}
+    relabelled: list[int] = []
+    for key, run in itertools.groupby(home[device] for device in devices):
+        relabelled += [names.setdefault(key, len(names)), sum(1 for _ in run)]
+    return tuple(relabelled)

@@ -11,7 +11,7 @@ of one tensor is not kept for the backward but made again there.
 from dataclasses import replace
 
 from partita.graph.record import Graph, Op
-from partita.graph.traffic import VIEWS, Elements, elements
+from partita.graph.work import VIEWS, Elements, elements
 
 FUSED = VIEWS | {
     "elementwise", "layer_norm", "rms_norm", "group_norm", "batch_norm", "softmax", "transpose",

@@ -14,11 +14,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import ADDED_FROM
-from partita.graph.record import Call
+from partita.graph.record import Call, dtype_bytes
 from partita.graph.shapes import attention_heads, per_space
-from partita.graph.traffic import VIEWS, passes_through
+from partita.graph.work import VIEWS, passes_through
 
 HOST_S = 40e-6  # per kernel, on the host that the table was measured on
 HALF = frozenset({"f16", "bf16"})

@@ -18,9 +18,8 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.placement import PlacementModel, placement_model, segments
 from partita.costs.profiles import ModelProfile
 from partita.errors import ClusterError, InputError
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph
-from partita.graph.traffic import traffic_bytes
+from partita.graph.record import FLOATS, Graph
+from partita.graph.work import traffic_bytes
 from partita.problems.dag import sorted_or_cycle
 from partita.problems.partition import (
     PartitionEdge,

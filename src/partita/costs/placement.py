@@ -32,9 +32,8 @@ import numpy.typing as npt
 from partita.cluster import Cluster
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost
-from partita.graph.flops import flops
 from partita.graph.record import Graph, Op
-from partita.graph.traffic import traffic_bytes
+from partita.graph.work import flops, traffic_bytes
 from partita.problems.placement import (
     Channel,
     PlacementDevice,

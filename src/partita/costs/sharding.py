@@ -40,26 +40,24 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.bundles import best_bundle, gather_start
-from partita.costs.cheap import recomputable
 from partita.costs.collectives import Collectives, Groups
 from partita.costs.layouts import (
     Conversions,
     Layout,
-    Reduction,
+    Reductions,
+    best_bundle,
     common_layout,
     conversion_seconds,
-    gradient_reductions,
+    gather_start,
     gradient_target,
     num_shards,
+    token_groups,
     zero_axes,
 )
 from partita.costs.roofline import Split, op_cost
-from partita.costs.routing import token_groups
-from partita.graph.dtypes import dtype_bytes
+from partita.graph.backward import recomputable
 from partita.graph.loops import Access, Nest, loop_nest
-from partita.graph.record import Call, Graph, Op, Tensor
-from partita.graph.routing import routed_pairs
+from partita.graph.record import Call, Graph, Op, Tensor, dtype_bytes
 from partita.graph.splits import (
     PARTIAL,
     REPEAT,
@@ -67,10 +65,11 @@ from partita.graph.splits import (
     communication,
     input_placement,
     output_placement,
+    routed_pairs,
     shares_between,
     splittable,
 )
-from partita.graph.traffic import cached_inputs
+from partita.graph.work import cached_inputs
 from partita.plans import BUCKET_BYTES, Axis, Mesh, OpSplit
 from partita.problems.sharding import ShardingProblem
 
@@ -425,7 +424,7 @@ class _ShardingBuilder:
         self.tied: set[int] = set()
         self.copied: dict[Layout, tuple[int, ...]] = {}
         self.shards: dict[Layout, float] = {}
-        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
+        self.reductions = Reductions(self.axes)
         self.conversions = Conversions(self.ways, self.groups, collectives)
         self.starting: dict[tuple[str, int], float] = {}  # of a bucket, beside its bandwidth
 
@@ -637,13 +636,6 @@ class _ShardingBuilder:
         self._gradient_sums(op, choice, sent)
         return sent
 
-    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
-        key = (layout, level)
-        steps = self.reductions.get(key)
-        if steps is None:
-            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
-        return steps
-
     def _gradient_sums(self, op: Op, choice: SplitChoice, sent: "_Sent") -> None:
         """Reductions of gradients; those of a tied parameter are added up and reduced once."""
         share = 1.0 if choice.zero == 3 else self.once
@@ -657,7 +649,7 @@ class _ShardingBuilder:
                     continue
                 have = self._makes(nest, access, choice.dims)
                 size = self.graph.tensor(name).size_bytes / self._shards(have)
-                for step in self._reductions(have, choice.zero):
+                for step in self.reductions(have, choice.zero):
                     own = self._in_bucket(step.collective, step.part * size, step.axis)
                     if step.across and choice.zero == 3:
                         sent.ends += self.once * own[0]

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from partita.cluster import DeviceKind
 from partita.costs.blocks import blocks
-from partita.graph.flops import flops
 from partita.graph.record import Graph, Op
-from partita.graph.traffic import traffic_bytes
+from partita.graph.work import flops, traffic_bytes
 from partita.problems.streams import (
     BYTES_PER_VALUE,
     INPUT,

@@ -32,8 +32,8 @@ from partita.errors import InputError, ModelError, PlanError
 from partita.graph.backward import forward_part
 from partita.graph.rebatch import batch_of, rebatch
 from partita.graph.record import Graph, Op
-from partita.jobs.carried import beside, code_of, load_cluster, load_model
 from partita.jobs.launch_command import narrow_products
+from partita.jobs.workload import beside, code_of, load_cluster, load_model
 from partita.lower import lower_plan
 from partita.plans import Plan, runs_once
 from partita.zoo import build

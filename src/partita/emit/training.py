@@ -19,8 +19,8 @@ from partita.emit.text import docstring, literal, quoted, statement
 from partita.errors import PlanError
 from partita.graph.backward import forward_part
 from partita.graph.record import Graph
-from partita.jobs.carried import code_of, load_model
 from partita.jobs.launch_command import launch_lines, num_ranks, run_refusal
+from partita.jobs.workload import code_of, load_model
 from partita.plans import Plan
 
 OPTIMIZERS = {

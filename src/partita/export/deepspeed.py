@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.errors import FileError
 from partita.export.scope import ExportScope
-from partita.jobs.framework_plan import FrameworkStrategy, even_layers
+from partita.jobs.frameworks import FrameworkStrategy, even_layers
 
 VERSION = "DeepSpeed 0.19"
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}

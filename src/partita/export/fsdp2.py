@@ -16,8 +16,8 @@ from typing import Any
 from partita.errors import FileError
 from partita.export.scope import ExportScope
 from partita.graph.record import Op
-from partita.graph.traffic import VIEWS
-from partita.jobs.framework_plan import (
+from partita.graph.work import VIEWS
+from partita.jobs.frameworks import (
     NORMS,
     FrameworkStrategy,
     LayerStack,

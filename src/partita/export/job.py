@@ -16,12 +16,11 @@ from partita.errors import InputError, PartitaError, PlanError
 from partita.export.read_off import differences, read_off
 from partita.export.scope import ExportScope
 from partita.export.targets import NAMES, TARGETS, TORCH_SCHEDULE, ExportTarget
-from partita.jobs.carried import load_cluster, load_model
-from partita.jobs.framework_plan import RECOMPUTE, SEVERAL, FrameworkStrategy, even_layers
-from partita.jobs.framework_plan import framework_plan as plan_of
+from partita.jobs.frameworks import RECOMPUTE, SEVERAL, FrameworkStrategy, even_layers
+from partita.jobs.frameworks import framework_plan as plan_of
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.torch_schedule import plan_with_schedule, schedule_of_plan
-from partita.jobs.workload import Workload
+from partita.jobs.workload import Workload, load_cluster, load_model
 from partita.lower import Memo
 from partita.plans import Plan, device_groups, shared_stages
 from partita.schedules.torch_csv import parse_torch_csv

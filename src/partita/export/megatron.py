@@ -13,8 +13,7 @@ from itertools import groupby
 
 from partita.errors import FileError
 from partita.export.scope import ExportScope
-from partita.jobs.framework_plan import FrameworkStrategy, even_layers
-from partita.jobs.stack_sizes import StackSizes
+from partita.jobs.frameworks import FrameworkStrategy, StackSizes, even_layers
 
 VERSION = "Megatron-LM with megatron-core 0.16"
 MODULES = {"norms": "layernorm", "attention": "core_attn"}

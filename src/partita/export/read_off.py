@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from partita.degrees import TITLES, axis_names, copied_bytes, shard_group, stage_degrees
 from partita.errors import PlanError
 from partita.graph.record import Graph
-from partita.jobs.framework_plan import (
+from partita.jobs.frameworks import (
     FrameworkPlan,
     FrameworkStrategy,
     even_layers,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from partita.graph.record import Graph
-from partita.jobs.framework_plan import LayerStack, layer_stack
-from partita.jobs.stack_sizes import StackSizes, stack_sizes
+from partita.jobs.frameworks import LayerStack, StackSizes, layer_stack, stack_sizes
 
 
 @dataclass(frozen=True)

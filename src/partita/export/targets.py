@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from partita.export import deepspeed, fsdp2, megatron, torchtitan
 from partita.export.scope import ExportScope
-from partita.jobs.framework_plan import FrameworkStrategy
+from partita.jobs.frameworks import FrameworkStrategy
 
 TORCH_SCHEDULE = "torch-schedule"  # an order of micro-batches, without splits: see `job.py`
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from partita.errors import FileError
 from partita.export.scope import ExportScope
-from partita.jobs.framework_plan import SEVERAL, FrameworkStrategy
-from partita.jobs.stack_sizes import StackSizes
+from partita.jobs.frameworks import SEVERAL, FrameworkStrategy, StackSizes
 
 VERSION = "torchtitan 0.2.2"
 SCHEDULES = {

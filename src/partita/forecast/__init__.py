@@ -6,11 +6,19 @@ the host, how overlapped communication slows computing) are those of `costs/phys
 """
 
 from partita.forecast.compare import equal, ranked
-from partita.forecast.machine import Machine, machine_of
+from partita.forecast.inputs import (
+    SCHEDULES,
+    ExpertLayers,
+    Latent,
+    Machine,
+    Strategy,
+    Transformer,
+    check_divisions,
+    check_strategy,
+    machine_of,
+)
 from partita.forecast.memory import MemoryParts
 from partita.forecast.predict import Forecast, forecast
-from partita.forecast.strategy import SCHEDULES, Strategy, check_divisions, check_strategy
-from partita.forecast.transformer import ExpertLayers, Latent, Transformer
 
 __all__ = [
     "SCHEDULES",

@@ -8,9 +8,7 @@ products for each forward one.
 
 from dataclasses import dataclass, field, replace
 
-from partita.forecast.machine import Machine
-from partita.forecast.strategy import Strategy
-from partita.forecast.transformer import Transformer
+from partita.forecast.inputs import Machine, Strategy, Transformer
 
 BYTES = {"f32": 4, "tf32": 4, "bf16": 2, "f16": 2, "f8": 1, "f4": 0.5}
 

@@ -10,7 +10,7 @@ from typing import Any
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec
 from partita.errors import InputError, ModelError
-from partita.forecast.transformer import ExpertLayers, Latent, Transformer
+from partita.forecast.inputs import ExpertLayers, Latent, Transformer
 from partita.suggest import suggest
 from partita.zoo.bert import BERT, BertSizes
 from partita.zoo.catalogue import MODELS

@@ -8,13 +8,16 @@ step         pipeline + exposed gradient reduction + optimizer
 import math
 from dataclasses import dataclass
 
-from partita.costs.uncertainty import around, spread_of
+from partita.costs.physics import around, spread_of
+from partita.forecast.inputs import Machine, Strategy, Transformer
 from partita.forecast.layer import BYTES, GRAPH_GAP, EndWork, LayerWork, Tally, end_work, layer_work
-from partita.forecast.machine import Machine
-from partita.forecast.memory import MemoryParts, every_stage, fullest_rank
-from partita.forecast.stages import StageLayers, stage_layers
-from partita.forecast.strategy import Strategy
-from partita.forecast.transformer import Transformer
+from partita.forecast.memory import (
+    MemoryParts,
+    StageLayers,
+    every_stage,
+    fullest_rank,
+    stage_layers,
+)
 from partita.showing import plot_of, repr_html, table_of
 
 HIDDEN = "behind the host"  # communication that runs while the device waits for the host
@@ -335,7 +338,7 @@ def _fill(s: Strategy, times: list[Times], send: float) -> list[float]:
         zb-v                        max(F, B) - W            within 0.1 F
         dualpipe-v                  (F + B - W) / 2          within a tenth, B and W near F
 
-    Stages that differ by 30 % move the step by at most 10 % from this (tests/forecast), fewer
+    Stages that differ by 30 % move the step by at most 10 % from this (13 % interleaved), fewer
     where there are many micro-batches. Zero-bubble ranks do not wait for each other at the end of a
     step: their optimizers run when their own gradients are there.
     """

@@ -1,8 +1,8 @@
 """Graph: a model as operators over named tensors, with one table per concern.
 
-`shapes` output shapes, `loops` loop nests, `flops` operations, `traffic` bytes moved, `backward`
-training graphs, `splits` legal splits and their communication, `text` and `json` forms both ways,
-`draw` pictures. A new concern is a new table keyed by kind, not an edit to the record.
+`shapes` output shapes, `loops` loop nests, `work` operations and bytes moved, `backward` training
+graphs, `splits` legal splits and their communication, `files` text and JSON forms both ways, `draw`
+pictures. A new concern is a new table keyed by kind, not an edit to the record.
 """
 
 from partita.graph.backward import training_graph

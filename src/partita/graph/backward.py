@@ -4,14 +4,19 @@ Each forward op gets at most one `dgrad` op (gradients of its activations) and o
 (gradients of its parameters), so that a schedule may put them apart. `SAVED[kind]` says which
 inputs and outputs of the forward each of the two reads; that is what must stay in memory between
 forward and backward. Where several consumers give a gradient for one tensor they are added.
+
+What cheap ops make need not be kept from forward to backward (`recomputable`). They have no product
+loop, so that their time is that of reading and writing. What such an op makes can be made again
+where all it reads is kept anyway, or can be made again itself.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from partita.errors import GraphError
-from partita.graph.dtypes import FLOATS
 from partita.graph.loops import loop_nest
-from partita.graph.record import Attr, Graph, Op, Tensor
+from partita.graph.record import FLOATS, Attr, Graph, Op, Tensor
+from partita.graph.work import VIEWS
 
 OPTIMIZER_STATES = {
     "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2,
@@ -344,3 +349,23 @@ def _tensors_with_gradient(graph: Graph) -> set[str]:
         if any(name in wanted for name in op.inputs) and not op.attr("detach"):
             wanted.update(name for name in op.outputs if graph.tensor(name).dtype in FLOATS)
     return wanted
+
+
+CHEAP_KINDS = VIEWS | {
+    "elementwise", "layer_norm", "rms_norm", "group_norm", "batch_norm", "softmax", "transpose",
+    "pool", "pad", "concat", "resize", "reduce",
+}  # fmt: skip
+
+
+def recomputable(graph: Graph, saved: Set[str]) -> frozenset[str]:
+    """The forward ops whose outputs can be made again from `saved`, what gradients read."""
+    maker: dict[str, str] = {}
+    names: set[str] = set()
+    for op in graph.ops:
+        if op.phase != "forward":
+            continue
+        there = all(name in saved or maker[name] in names for name in op.inputs if name in maker)
+        if op.kind in CHEAP_KINDS and there and set(graph.outputs).isdisjoint(op.outputs):
+            names.add(op.name)
+        maker.update(dict.fromkeys(op.outputs, op.name))
+    return frozenset(names)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from partita.errors import GraphError
-from partita.graph.dtypes import FLOATS
 from partita.graph.packed import PackedPart
-from partita.graph.record import Attr, Call, Graph, Op, Tensor
+from partita.graph.record import FLOATS, Attr, Call, Graph, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
 EPSILON = 1e-5  # of norms, unless they say otherwise

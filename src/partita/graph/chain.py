@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from partita.graph.flops import flops
 from partita.graph.record import Graph, Op, Tensor
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
+from partita.graph.work import flops
 
 MOST_SEGMENTS = 128
 UNIT_BEYOND = 64  # with more segments than this, a repeated pattern becomes one segment

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.graph.flops import flops
 from partita.graph.layout import DrawnLayout, layered
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph, Op, Tensor
+from partita.graph.work import flops
 
 Groups = Mapping[str, object]
 Labels = Mapping[str, str]

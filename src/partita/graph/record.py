@@ -4,31 +4,98 @@ Parameters are tensors like any other (role `parameter`), so a tied weight is si
 with two consumers. A training graph holds the backward as ops of their own: phase `dgrad` makes
 gradients of activations, `wgrad` gradients of parameters, `update` the optimizer step; a backward
 op names the forward op it belongs to, whose shapes and attributes its costs are computed from.
+
+Ops are kept in a topological order as close to the order given as can be: depth first, what is
+needed before. Problems, which are numbered, take the smallest number first instead
+(`problems/dag.py`).
+
+Linear layers may multiply in a narrower type than the model is in, as libraries for fp8 training do
+it: the operands of a linear layer (of experts too) are cast right before each of its three
+products, sums and results stay in the model's type. Attention, routers, norms and everything else
+stay as they are.
 """
 
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from partita.errors import GraphError
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.order import CycleError, dependencies_first
 from partita.graph.packed import read_source
 from partita.showing import plot_of, repr_html, table_of
 
+BYTES: dict[str, int] = {
+    "f64": 8,
+    "f32": 4,
+    "f16": 2,
+    "bf16": 2,
+    "f8": 1,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}
+FLOATS = ("f64", "f32", "f16", "bf16", "f8")
+Item = TypeVar("Item", bound=Hashable)
 Shape = tuple[int, ...]
 Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-
 N = TypeVar("N", "Tensor", "Op")
-
 ROLES = ("input", "parameter", "state", "activation", "gradient")
 PHASES = ("forward", "dgrad", "wgrad", "update")
 MAX_ELEMENTS = 2**62
 MAX_NUMBER = 2**63 - 1  # of a whole-number attribute: what other readers of the files can hold
+PRODUCT_DTYPE = "math"  # of an op: the type that its products are in
+NARROWED = frozenset({"linear", "expert_linear", "grouped_mm"})
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element."""
+    try:
+        return BYTES[dtype]
+    except KeyError:
+        raise GraphError(
+            f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(BYTES)}", field="dtype"
+        ) from None
+
+
+class CycleError(Exception):
+    """Items that need each other; `path` begins and ends with the same one."""
+
+    def __init__(self, path: list[Hashable]) -> None:
+        self.path = path
+        super().__init__(" -> ".join(map(str, path)))
+
+
+def dependencies_first(
+    items: Iterable[Item], needs: Callable[[Item], Iterable[Item]]
+) -> list[Item]:
+    """The items and whatever they need, each once, after all that it needs."""
+    done: dict[Item, None] = {}
+    for root in items:
+        stack: list[tuple[Item, Iterator[Item]]] = []
+        waiting: dict[Item, None] = {}
+        if root not in done:
+            stack.append((root, iter(needs(root))))
+            waiting[root] = None
+        while stack:
+            item, pending = stack[-1]
+            needed = next((each for each in pending if each not in done), None)
+            if needed is None:
+                done[item] = None
+                stack.pop()
+                del waiting[item]
+            elif needed in waiting:
+                path = list(waiting)
+                raise CycleError([*path[path.index(needed) :], needed])
+            else:
+                stack.append((needed, iter(needs(needed))))
+                waiting[needed] = None
+    return list(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,3 +626,20 @@ def _plain(item: object) -> object:
         item.phase,
         item.forward,
     )
+
+
+def multiplied_in(graph: Graph, dtype: str) -> Graph:
+    """The forward graph with all linear layers multiplying in a type."""
+    ops = tuple(_narrowed(op, dtype) if op.kind in NARROWED else op for op in graph.ops)
+    return replace(graph, ops=ops)
+
+
+def product_dtype(call: Call, dtype: str) -> str:
+    """The type that an op computing in `dtype` multiplies in."""
+    narrowed = call.attr(PRODUCT_DTYPE)
+    return narrowed if isinstance(narrowed, str) else dtype
+
+
+def _narrowed(op: Op, dtype: str) -> Op:
+    attrs = [pair for pair in op.attrs if pair[0] != PRODUCT_DTYPE]
+    return replace(op, attrs=tuple(sorted((*attrs, (PRODUCT_DTYPE, dtype)))))

@@ -499,7 +499,7 @@ def _shown(shapes: Shapes) -> str:
     return ", ".join(str(list(shape)) for shape in shapes) or "nothing"
 
 
-# Kinds that are carried as they are, never split, but whose work is known (`flops.py`).
+# Kinds that are carried as they are, never split, but whose work is known (`work.py`).
 CARRIED = frozenset({"grouped_mm"})
 
 SHAPES: dict[str, Callable[[Call], Shapes]] = {

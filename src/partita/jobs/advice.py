@@ -17,12 +17,12 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.engine import run
 from partita.graph.rebatch import rebatch
-from partita.jobs.attempts import Attempts
 from partita.jobs.plan_settings import USUAL, AdviceSettings
+from partita.jobs.simulate import Attempts
 from partita.lower import Memo, lower_plan
 from partita.problems.joint import Cell, JointSolution
 from partita.search.joint.candidates import Candidates
-from partita.search.joint.groupings import divisors
+from partita.search.joint.cells import divisors
 from partita.search.joint.model import JointModel
 
 NO_ADVICE = "use many more or larger devices, or a smaller batch"

@@ -16,7 +16,7 @@ from partita.engine import run
 from partita.errors import InputError, PlanError
 from partita.graph.loops import loop_nest
 from partita.graph.record import Graph
-from partita.jobs.carried import load_cluster, load_model
+from partita.jobs.workload import load_cluster, load_model
 from partita.lower import lower_plan
 from partita.plans import Axis, OpSplit, Plan, Stage
 from partita.verify import verify_meaning, verify_program, verify_timeline

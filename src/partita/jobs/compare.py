@@ -15,16 +15,12 @@ from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.graph.chain import chain_of
 from partita.graph.record import Graph
-from partita.jobs.attempts import Attempts, in_words
-from partita.jobs.field import FIELD, field_plans
-from partita.jobs.framework_plan import layer_stack
-from partita.jobs.mixed import by_kind, kinds_of, unequal
-from partita.jobs.pipelines import PIPELINES
+from partita.jobs.frameworks import FIELD, field_plans, layer_stack
 from partita.jobs.plan import DEFAULT_STOP, plan
 from partita.jobs.plan_settings import PlanSettings
 from partita.jobs.shard import shard
-from partita.jobs.simulate import Simulation, simulate_stages
-from partita.jobs.strategies import STRATEGIES, NamedStrategy
+from partita.jobs.simulate import Attempts, Simulation, in_words, simulate_stages
+from partita.jobs.strategies import PIPELINES, STRATEGIES, NamedStrategy, by_kind, kinds_of, unequal
 from partita.jobs.workload import Workload, load
 from partita.lower import Memo
 from partita.plans import Schedule, Stage

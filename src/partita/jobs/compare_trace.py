@@ -17,8 +17,7 @@ from partita.costs.collectives import reached
 from partita.costs.roofline import op_class
 from partita.engine import run
 from partita.graph.record import Graph
-from partita.jobs.calibrate import LinkFit, base_cluster, calibration_of, link_fit
-from partita.jobs.replay import with_replay
+from partita.jobs.calibrate import LinkFit, base_cluster, calibration_of, link_fit, with_replay
 from partita.jobs.run_trace import RankTrace, TaskTime
 from partita.jobs.trace_match import COMPUTE, MatchedRun, TaskMatch, containers, match_run
 from partita.lower import lower_plan

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.errors import PlanError
-from partita.jobs.explain_account import Account, account_of
-from partita.jobs.explain_time import Shares
+from partita.jobs.explain_account import Account, Shares, account_of
 from partita.jobs.simulate import simulate
 from partita.plans import OpSplit, Plan, Stage
 from partita.showing import plot_of, repr_html, table_of

@@ -24,7 +24,7 @@ from partita.errors import FileError, InputError
 from partita.files import decode_json, encode_json, read_bytes, read_record, write_atomically
 from partita.jobs.experiment_file import ClusterSpec, Experiment, NetworkSpec, OptimiserSpec
 from partita.jobs.place import Settings, place_subject
-from partita.jobs.place_inputs import Subject, load_subject
+from partita.jobs.place_subject import Subject, load_subject
 from partita.jobs.sweep import Sweeper, SweepOutcome
 from partita.problems.placement import PlacementProblem, read
 from partita.search import searches

@@ -4,30 +4,229 @@ What a task is stands in its work, so all of this are queries on programs: one s
 is simulated op by op, and its busiest device is read off the timeline. In a pipeline a block is one
 task; what is inside it is read off its body, a program with a run of its own, phase by phase and in
 every micro-batch the same. While a group waits for another one's block it is idle: the bubble.
+
+A lane's time goes to what it does, and to what it waits for. Between two tasks of a lane lies a
+wait. Its end is the end of the task that let the later one start; walking back from there over what
+each task waited for (the latest of its waits and of the tasks before it on its lanes), the wait is
+covered without gaps by tasks of other lanes. So every second of a window belongs to one task, and
+the sum over all tasks is the window. O(tasks).
+
+Links have names that people know (`Links`). The hierarchy of a cluster is in its levels: groups of
+devices that reach each other over links of at least some bandwidth. A collective crosses the
+innermost level that has all members of each of its groups together. A link belongs to the widest
+level that is no wider than the link; what is narrower than all levels belongs to the last. Names
+are those of the presets whose bandwidth and latency a level's links have: `nvlink3`,
+`infiniband-200`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from partita.cluster import Cluster
-from partita.costs.collectives import Groups
-from partita.jobs.explain_links import Links
-from partita.jobs.explain_time import Shares, TimeItem, TimelineWalk, add, scaled
+from partita import units
+from partita.cluster import Cluster, Link
+from partita.cluster.presets import list_interconnects
+from partita.costs.collectives import Groups, Patterns
+from partita.costs.layouts import paired
 from partita.jobs.idle import BLOCK_PHASES
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.workload import Workload
-from partita.lower.transfer import paired
 from partita.meaning import COMMUNICATION, Phase, Purpose, Work
 from partita.plans import Schedule, Stage, device_groups, runs_once
 from partita.program import Body, Kind, Program
 from partita.timeline import Timeline
 
+Shares = dict["TimeItem", float]
 BUBBLE = "bubble"
+DUST = 1e-12  # of a step
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TimeItem:
+    """Something that takes time; `where` is the link it crosses, or whom it waits for."""
+
+    kind: str  # compute, communication, update or idle
+    what: str
+    where: str = ""
+
+
+NOBODY = TimeItem("idle", "latency and gaps")
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """So many seconds of something, and what part of the whole that is."""
+
+    item: TimeItem
+    seconds: float
+    share: float
+
+
+def parts_of(shares: Shares) -> tuple[TimePart, ...]:
+    """Largest first, without what takes nothing."""
+    total = sum(shares.values())
+    parts = [TimePart(item, s, s / total if total else 0.0) for item, s in shares.items() if s > 0]
+    return tuple(sorted(parts, key=lambda part: (-part.seconds, part.item)))
+
+
+def add(shares: Shares, more: Shares, times: float = 1.0) -> None:
+    """Add one account to another, as often as given."""
+    for item, seconds in more.items():
+        shares[item] = shares.get(item, 0.0) + seconds * times
+
+
+def scaled(shares: Shares, seconds: float) -> Shares:
+    """The same proportions with another sum; empty where there is nothing to go by."""
+    total = sum(shares.values())
+    return {item: s * seconds / total for item, s in shares.items()} if total > 0 else {}
+
+
+@dataclass(frozen=True)
+class TimelineWalk:
+    """Reads one timeline. `meaning` says what seconds of a task are; own ones or waited for."""
+
+    timeline: Timeline
+    meaning: Callable[[int, float, bool], Shares]
+    _latest: dict[int, int | None] = field(default_factory=dict, repr=False)
+
+    def lane(
+        self, lane: int, begin: float = 0.0, end: float | None = None, last: int | None = None
+    ) -> Shares:
+        """The account of a lane from `begin` to `end`; `last` is the task that ends the window."""
+        start, finish = self.timeline.start, self.timeline.end
+        until = self.timeline.makespan if end is None else end
+        shares: Shares = {}
+        at = begin
+        for task in self.timeline.lane_tasks(lane).tolist():
+            first, after = max(float(start[task]), begin), min(float(finish[task]), until)
+            if after <= at:
+                continue
+            if first > at:
+                self._blame(self._cause(task), at, first, shares)
+                at = first
+            add(shares, self.meaning(task, after - at, True))
+            at = after
+        if at < until:
+            ends = int(finish.argmax()) if last is None else self._cause(last)
+            self._blame(ends, at, until, shares)
+        return shares
+
+    def _blame(self, task: int | None, begin: float, end: float, into: Shares) -> None:
+        """Cover [begin, end) backwards by `task` and what it waited for."""
+        start, finish = self.timeline.start, self.timeline.end
+        seen: set[int] = set()
+        while end > begin:
+            if task is None or task in seen:
+                add(into, {NOBODY: end - begin})
+                return
+            seen.add(task)
+            after, first = min(float(finish[task]), end), max(float(start[task]), begin)
+            if after < end:
+                add(into, {NOBODY: end - max(after, begin)})
+                end = max(after, begin)
+            if after > first:
+                add(into, self.meaning(task, after - first, False))
+                end = first
+            task = self._cause(task)
+
+    def _cause(self, task: int) -> int | None:
+        """What let a task start: the latest of its waits and of those before it on its lanes."""
+        if task not in self._latest:
+            program, finish = self.timeline.program, self.timeline.end
+            ways = [(float(finish[o]) + delay, o) for o, delay in program.waits_of(task)]
+            before = self._before.get(task, ())
+            ways += [(float(finish[o]), o) for o in before]
+            self._latest[task] = max(ways, key=lambda way: way[0])[1] if ways else None
+        return self._latest[task]
+
+    @cached_property
+    def _before(self) -> dict[int, list[int]]:
+        program = self.timeline.program
+        before: dict[int, list[int]] = {}
+        last: dict[int, int] = {}
+        start, end = self.timeline.start.tolist(), self.timeline.end.tolist()
+        for task in sorted(range(program.num_tasks), key=lambda i: (start[i], end[i], i)):
+            for lane in program.lanes_of(task):
+                if lane in last:
+                    before.setdefault(task, []).append(last[lane])
+                last[lane] = task
+        return before
+
+
+@dataclass(frozen=True)
+class Links:
+    """The levels of a cluster by name, and which of them communication crosses."""
+
+    cluster: Cluster
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """A name for each level, innermost first; none for a single device."""
+        if self.cluster.num_devices == 1:
+            return ()
+        return tuple(self._name(place) for place in range(len(self.cluster.levels())))
+
+    def crossed(self, groups: Groups) -> str:
+        """The name of the level that a collective in these groups crosses; none on one device."""
+        if not self.names:
+            return ""
+        return self.names[self._level(groups)]
+
+    def level_of(self, link: Link) -> int:
+        """The level that a link belongs to."""
+        levels = self.cluster.levels()
+        for place, level in enumerate(levels):
+            if link.bytes_per_s >= level.bytes_per_s:
+                return place
+        return len(levels) - 1
+
+    def faster(self, level: int, times: float) -> Cluster:
+        """The cluster with all links of one level so many times as fast, latency included."""
+        return replace(
+            self.cluster,
+            links=tuple(
+                replace(
+                    link, bytes_per_s=link.bytes_per_s * times, latency_s=link.latency_s / times
+                )
+                if self.level_of(link) == level
+                else link
+                for link in self.cluster.links
+            ),
+        )
+
+    @cached_property
+    def _patterns(self) -> Patterns:
+        return Patterns.of(self.cluster)
+
+    def _level(self, groups: Groups) -> int:
+        for place, home in enumerate(self._patterns.homes):
+            if all(home[device] == home[group[0]] for group in groups for device in group):
+                return place
+        return len(self._patterns.homes) - 1
+
+    def _name(self, place: int) -> str:
+        level = self.cluster.levels()[place]
+        rate = units.rate(level.bytes_per_s, "B")
+        node = [device.node for device in self.cluster.devices]
+        inside = all(node[device] == node[group[0]] for group in level.groups for device in group)
+        where = "inside nodes" if inside else "between nodes"
+        wires = {
+            (link.latency_s, link.bytes_per_s)
+            for link in self.cluster.links
+            if link.bytes_per_s == level.bytes_per_s
+        }
+        known = [
+            cable.name
+            for cable in list_interconnects()
+            if (cable.wire.latency_s, cable.wire.bytes_per_s) in wires
+        ]
+        return f"{known[0] if known else 'links'} {where} ({rate})"
+
+
 RECOMPUTE = TimeItem("compute", "recompute")
 UPDATE = TimeItem("update", "optimizer update")
-DUST = 1e-12  # of a step
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ This is no search: it says that planning for fewer is worth it.
 from dataclasses import dataclass
 
 from partita.errors import PartitaError
-from partita.jobs.field import FIELD, FieldSettings, field_plans
-from partita.jobs.framework_plan import FrameworkPlan
-from partita.jobs.plan_result import Planned
+from partita.jobs.frameworks import FIELD, FieldSettings, FrameworkPlan, field_plans
+from partita.jobs.plan_simulator import Planned
 from partita.jobs.simulate import Simulation, simulate_stages
 from partita.jobs.strategies import STRATEGIES
 from partita.plans import Schedule

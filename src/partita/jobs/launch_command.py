@@ -6,7 +6,7 @@ from pathlib import Path
 from partita.capture.onnx_file import is_onnx_spec
 from partita.errors import PartitaError
 from partita.graph.record import Graph
-from partita.jobs.carried import load_cluster
+from partita.jobs.workload import load_cluster
 from partita.plans import Plan
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw")

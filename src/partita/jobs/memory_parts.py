@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from partita.costs.memory import workspace_bytes
-from partita.jobs.explain_memory import kept_bytes, memory_places
+from partita.jobs.explain import kept_bytes, memory_places
 from partita.jobs.simulate import Simulation
 from partita.meaning import Purpose, Work
 from partita.program import F64, Kind, Program

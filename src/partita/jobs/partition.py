@@ -25,9 +25,8 @@ from partita.costs.profiles import ModelProfile
 from partita.errors import InputError
 from partita.graph.rebatch import rebatch
 from partita.graph.record import Graph
-from partita.jobs.carried import cluster_ref
 from partita.jobs.simulate import Simulation, simulate_stages
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, cluster_ref, load
 from partita.lower.orders import order_text, refusal
 from partita.plans import (
     Mesh,

@@ -4,7 +4,7 @@ here.
 By our own rules (`partita`): the search works on a record that a compiled simulation scores a
 hundred thousand times a second; it knows gradients, updates and latency as sums per layer. What it
 finds under several weights of communication, every single device, cuts in a row and neighbours of
-the best (`place_moves.py`) are then simulated op by op (`place_program.py`), and the fastest that
+the best (`place_job.py`) are then simulated op by op (`place_program.py`), and the fastest that
 fits wins. By Exprimo's rules (`exprimo`) the record is the whole truth and the search's answer is
 the answer.
 """
@@ -20,12 +20,10 @@ from partita.costs.placement import SEMANTICS, placement_model
 from partita.errors import InputError, PlanError
 from partita.files import decode_json
 from partita.graph.record import Graph
-from partita.jobs.carried import load_cluster, load_model
-from partita.jobs.place_constraints import Constraint, read_constraints
-from partita.jobs.place_file import SavedPlacement, layer_devices
-from partita.jobs.place_inputs import Subject, load_subject
 from partita.jobs.place_job import PlacementJob
-from partita.jobs.place_result import Placed
+from partita.jobs.place_result import Placed, SavedPlacement, layer_devices
+from partita.jobs.place_subject import Constraint, Subject, load_subject, read_constraints
+from partita.jobs.workload import load_cluster, load_model
 from partita.problems.placement import (
     PlacementProblem,
     PlacementSolution,

@@ -2,29 +2,34 @@
 
 `place.py` says what it is for. A job is made for one workload on one machine and run once, by our
 own rules (`own`), by Exprimo's (`exprimo`), or for a placement that is given (`again`).
+
+Cuts of the network in a row, and changes of one, are worth a simulation of their own. Weight
+gradients wait for nobody, so a device can make up for them while another goes on with the backward:
+what our own simulation likes are stages whose neighbours overlap, and these are found by moving
+whole runs of layers, not one layer at a time.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from partita import __version__
 from partita.compiled import work_clock
 from partita.costs.placement import PlacementModel
 from partita.errors import VerificationError
-from partita.jobs.carried import carried_file, cluster_ref
-from partita.jobs.place_file import SavedPlacement, stages_of
-from partita.jobs.place_inputs import Subject
-from partita.jobs.place_moves import changes, cuts
 from partita.jobs.place_program import (
     DISPATCHES,
     excess_bytes,
     lower_placement,
     simulate_placement,
 )
-from partita.jobs.place_result import Placed, SimulatedPlacement
+from partita.jobs.place_result import Placed, SavedPlacement, SimulatedPlacement, stages_of
+from partita.jobs.place_subject import Subject
 from partita.jobs.place_trace import exprimo_timeline
+from partita.jobs.workload import carried_file, cluster_ref
 from partita.plans import CarriedFile, Origin, Plan, Prediction
 from partita.problems.placement import (
     PlacementProblem,
@@ -39,6 +44,8 @@ from partita.search.placement.front import sweep
 from partita.timeline import Timeline
 from partita.units import size
 
+RUNS = (1, 2, 4, 8, 16)  # layers that change sides together
+PARTS = (0.25, 0.5, 0.75)  # of the work before a cut in two
 # Weights of communication in the record, and the part of the time each search may take.
 # A large program takes long to simulate: little time is left for changing placements then.
 ROUNDS = {"small": ((1.0, 0.3), (0.5, 0.1)), "large": ((1.0, 0.65), (0.5, 0.15))}
@@ -47,6 +54,39 @@ REFINED = 4  # of the best placements are changed
 REFINEMENTS = 400  # changed placements that are simulated op by op, at most
 REFINED_OPS = 2_000_000  # simulated for that, where no limit is set
 EASE = 1e-9
+
+
+def cuts(model: PlacementModel) -> Iterator[tuple[int, ...]]:
+    """Stages in a row: equal work on all devices and fewer, halves and quarters on two."""
+    total = model.phase_total(1)
+    order = np.argsort(total.sum(axis=0), kind="stable").tolist()  # fastest devices first
+    done = np.cumsum(total.min(axis=1))
+    share = done / done[-1] if done[-1] > 0 else np.arange(1, len(done) + 1) / len(done)
+    for count in range(len(order), 2, -1):
+        stage = np.minimum((share * count).astype(np.int64), count - 1)
+        yield tuple(np.array(order)[stage].tolist())
+    for other in order[1:3]:
+        for first, second in ((order[0], other), (other, order[0])):
+            for part in PARTS:
+                yield tuple(np.where(share <= part, first, second).tolist())
+
+
+def changes(model: PlacementModel, placement: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Runs of layers beside a cut put on its other side, longest runs first; then single layers."""
+    last = len(placement)
+    sides = [at for at in range(1, last) if placement[at - 1] != placement[at]]
+    for length in reversed(RUNS):
+        for at in sides:
+            before, after = placement[at - 1], placement[at]
+            start, end = max(0, at - length), min(last, at + length)
+            yield (*placement[:start], *((after,) * (at - start)), *placement[at:])
+            yield (*placement[:at], *((before,) * (end - at)), *placement[end:])
+    for layer, parents in enumerate(model.parents):
+        for parent in parents:
+            here, there = placement[parent], placement[layer]
+            if here != there:
+                yield (*placement[:layer], here, *placement[layer + 1 :])
+                yield (*placement[:parent], there, *placement[parent + 1 :])
 
 
 def _in_seconds(step: Improvement) -> Improvement:

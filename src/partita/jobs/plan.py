@@ -4,12 +4,12 @@
 
 1. The model on the cluster is a joint problem (`search.joint.model`): its record states the space,
    and makes tables of strategies when they are asked for.
-2. A plan to start from is simulated first (`plan_start`), then named strategies on one stage:
-   something to show at once (`plan_named`).
+2. A plan to start from is simulated first, then named strategies on one stage: something to show at
+   once (`plan_candidates`).
 3. The joint search (`search.joint.auto`) chooses candidates of the space; the simulator has the
    last word on each (`plan_simulator`).
 4. The other named strategies are candidates too: those that could still win are simulated.
-5. Where a pipeline has won, stages that all devices share are tried beside it (`plan_shapes`).
+5. Where a pipeline has won, stages that all devices share are tried beside it (`shapes`).
 
 The fastest that fits wins; it is never slower than a named strategy. The lower bound is the larger
 of all work over all devices, and of the bound of the whole space that the problem states.
@@ -23,24 +23,31 @@ from partita.cluster import Cluster, resolve
 from partita.costs.collectives import Collectives
 from partita.errors import InputError
 from partita.graph.record import Graph
-from partita.jobs.constraint_check import check_constraints
 from partita.jobs.constraints import (
     ANYWHERE,
     LINE_SHAPE,
     Constraints,
+    check_constraints,
     computation,
     counted,
+    keep_splits,
+    keeps_degrees,
     parse_constraints,
+    roles,
     settled,
     zero_levels,
 )
-from partita.jobs.degree_pins import keep_splits, keeps_degrees, roles
-from partita.jobs.plan_named import all_named, something_at_once, splits_alone
-from partita.jobs.plan_result import Planned, planned
+from partita.jobs.plan_candidates import (
+    all_named,
+    also_shapes,
+    only_shapes,
+    shape_space,
+    something_at_once,
+    splits_alone,
+    start_from,
+)
 from partita.jobs.plan_settings import USUAL, PlanSettings
-from partita.jobs.plan_shapes import also_shapes, only_shapes, shape_space
-from partita.jobs.plan_simulator import Clock, SimulatedPlan, Simulator
-from partita.jobs.plan_start import start_from
+from partita.jobs.plan_simulator import Clock, Planned, SimulatedPlan, Simulator, planned
 from partita.jobs.workload import Workload, computed_as, load
 from partita.lower import Memo
 from partita.plans import Plan, Stage, read_plan

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from partita.jobs.field import USUAL as FIELD
-from partita.jobs.field import FieldSettings
-from partita.jobs.pipelines import USUAL as PIPELINES
-from partita.jobs.pipelines import PipelineSettings
+from partita.jobs.frameworks import USUAL_FIELD, FieldSettings
+from partita.jobs.strategies import USUAL_PIPELINES, PipelineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,7 @@ class AdviceSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShapeSettings:
-    """How plans in an M shape are tried (`plan_shapes.py`)."""
+    """How plans in an M shape are tried (`plan_candidates.py`)."""
 
     shared: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5)  # of the arithmetic, on all devices
     microbatches: int = 4  # for each device, about
@@ -43,8 +41,8 @@ class PlanSettings:
     first: tuple[str, ...] = ("data", "zero1", "fsdp")  # of a large one, until one of these fits
     small_devices: int = 64  # a small model on so many: the sharding search is asked as well
 
-    pipelines: PipelineSettings = PIPELINES  # those that people build by hand
-    field: FieldSettings = FIELD  # families of frameworks, tuned over their degrees
+    pipelines: PipelineSettings = USUAL_PIPELINES  # those that people build by hand
+    field: FieldSettings = USUAL_FIELD  # families of frameworks, tuned over their degrees
     field_plans: int = 3  # of all of them, those with the shortest forecasts are simulated
     field_tried: int = 40  # that are looked at until so many keep to the constraints
 

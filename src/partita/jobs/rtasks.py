@@ -10,8 +10,7 @@ from partita.cluster import resolve
 from partita.costs.rtasks import RtasksModel, rtasks_model, side_by_side
 from partita.errors import InputError, VerificationError
 from partita.graph.record import Graph
-from partita.jobs.carried import is_saved_graph
-from partita.jobs.workload import load
+from partita.jobs.workload import is_saved_graph, load
 from partita.problems.rprogram import RProgram, check_rprogram, rprogram
 from partita.problems.rtasks import RtasksProblem, RtasksSolution, needed_tiles, simulate
 from partita.program import Kind, Program, ProgramBuilder

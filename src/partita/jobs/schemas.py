@@ -13,7 +13,7 @@ import msgspec
 from partita.cluster import Cluster
 from partita.cluster.calibration import Calibration
 from partita.errors import InputError
-from partita.graph.json import schema_record
+from partita.graph.files import schema_record
 from partita.plans import VERSION, Plan
 from partita.suggest import suggest
 

@@ -24,12 +24,9 @@ from partita.costs.sharding import ShardingModel, Weights, sharding_model
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
-from partita.jobs.attempts import Attempts
-from partita.jobs.carried import cluster_ref
-from partita.jobs.simulate import Simulation, simulate_stage
+from partita.jobs.simulate import Attempts, Simulation, alternatives, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
-from partita.jobs.tried import alternatives
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, cluster_ref, load
 from partita.plans import Axis, Mesh, Origin, Plan, Progress, Stage
 from partita.problems.sharding import ShardingSolution
 from partita.search import searches

@@ -2,37 +2,46 @@
 
 Without a plan a model is run data parallel over all devices of the cluster: every op splits its
 batch where it can. The answer is simulated on the program that would run.
+
+What was tried beside the plan that is answered is told by what stood against it, and a sketch of
+how it would run (`alternatives`). One candidate, piece of advice or picture that fails is one line:
+the answer does not hang on it (`Attempts`). What goes wrong in one is a mistake of ours, or of a
+model nobody thought of; it is logged, and the rest is shown. Where everything has failed there is
+no rest: then the first error is the answer.
 """
 
+import logging
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, overload
 
+import numpy as np
+
+from partita import units
 from partita.cluster import Cluster, resolve
 from partita.cluster.calibration import Calibration, calibrated
 from partita.costs.collectives import Collectives
 from partita.costs.memory import ModelMemory, model_memory, workspace_bytes
-from partita.costs.physics import PhysicsSet
+from partita.costs.physics import MEMORY_SPREAD, PhysicsSet, around, sets_of, spread_of
 from partita.costs.roofline import OpCost, Split, op_cost
 from partita.costs.sharding import Dims, dims_of, ways_of
-from partita.costs.uncertainty import MEMORY, around, sets_of, spread_of
 from partita.degrees import axis_names, summary
 from partita.engine import run
-from partita.errors import GraphError, PlanError
+from partita.errors import GraphError, PartitaError, PlanError
 from partita.forecast import Forecast, Strategy, Transformer
-from partita.graph.flops import flops
 from partita.graph.loops import loop_nest
 from partita.graph.rebatch import batch_dims
 from partita.graph.record import Graph, Op
-from partita.jobs.carried import load_cluster, load_model
+from partita.graph.work import flops
 from partita.jobs.check_plan import refuse_wrong_decisions
 from partita.jobs.forecast import forecast_model
 from partita.jobs.idle import idle_account
-from partita.jobs.workload import Workload, load
+from partita.jobs.workload import Workload, load, load_cluster, load_model
 from partita.lower import MAX_DRAWN, Lowered, Memo, lower_plan
 from partita.plans import (
+    Alternative,
     Axis,
     Mesh,
     OpSplit,
@@ -43,12 +52,19 @@ from partita.plans import (
     device_groups,
     runs_once,
 )
-from partita.program import Memory, Program
+from partita.program import Kind, Memory, Program
 from partita.showing import plot_of, repr_html, table_of
-from partita.timeline import Timeline
+from partita.timeline import WHOLE, LaneSketch, Span, Timeline
 from partita.verify import check_meaning, check_timeline
 
+log = logging.getLogger("partita")
+T = TypeVar("T")
+
 NUMBERS = re.compile(r"(?<![0-9a-zA-Z])[0-9]+(?![0-9a-zA-Z_])")  # h.3, layer_3: ends of parts
+MOST_TASKS = 120  # of a lane that a sketch tells one by one; of more, columns of time
+COLUMNS = 200
+MOST_DEVICES = 4  # lanes of devices that differ, from first to last
+MOST_LOOKED_AT = 64
 
 
 @dataclass(frozen=True)
@@ -205,7 +221,7 @@ class Simulation:
     @property
     def likely_peak_bytes(self) -> tuple[float, float]:
         """And the peak memory of the fullest device in here."""
-        return around(self.fullest[0], MEMORY)
+        return around(self.fullest[0], MEMORY_SPREAD)
 
     @property
     def interval_s(self) -> float:
@@ -580,3 +596,131 @@ def uncalibrated(plan: Plan, cluster: Cluster) -> Cluster:
 
 def _machine(cluster: str | Cluster) -> Cluster:
     return resolve(cluster) if isinstance(cluster, str) else cluster
+
+
+@dataclass
+class Attempts:
+    """What failed so far."""
+
+    errors: list[Exception] = field(default_factory=list)
+
+    def __call__(self, what: str, make: Callable[[], T]) -> T | None:
+        """What `make` gives; None, and a line, where it fails."""
+        try:
+            return make()
+        except Exception as error:
+            self.errors.append(error)
+            log.warning("%s is left out: %s", what, in_words(error), extra={"failure": error})
+            return None
+
+    def refuse_if_all_failed(self, anything: object) -> None:
+        """Raise the first error where nothing else is left to show."""
+        if not anything and self.errors:
+            raise self.errors[0]
+
+
+def in_words(error: Exception) -> str:
+    """An error in one line, with its class where the text alone says little."""
+    text = str(error).split("\n", 1)[0]
+    return text if isinstance(error, PartitaError) else f"{type(error).__name__}: {text}"
+
+
+def alternatives(
+    others: Iterable[tuple[str, Simulation, bool, float | None]], best: Simulation, most: int
+) -> tuple[Alternative, ...]:
+    """The first of (name, simulation, does it fit, steady state) that are not the best itself."""
+    listed: dict[Alternative, Timeline] = {}
+    for name, other, fits, interval_s in others:
+        if other.stages == best.stages and other.schedule == best.schedule:
+            continue
+        told = Alternative(
+            name, other.arrangement, other.step_s, other.fullest[0], rejection(other, fits, best),
+            interval_s,
+        )  # fmt: skip
+        listed.setdefault(told, other.timeline)
+    first = list(listed.items())[:most]
+    return tuple(
+        Alternative(
+            one.name, one.arrangement, one.step_s, one.peak_memory_bytes, one.why, one.interval_s,
+            sketch(timeline),
+        )
+        for one, timeline in first
+    )  # fmt: skip
+
+
+def rejection(other: Simulation, fits: bool, best: Simulation) -> str:
+    """What stands against a plan: memory, or what it loses most by."""
+    if not fits:
+        peak, capacity = other.fullest
+        return f"needs {units.size(peak)} of {units.size(capacity)} per device"
+    lost = {
+        "longer in computing": other.compute_s - best.compute_s,
+        "longer idle": other.bubble * other.step_s - best.bubble * best.step_s,
+    }
+    if not other.is_pipelined and not best.is_pipelined:  # else stages wait for each other, too
+        lost["longer in waiting for communication"] = other.exposed_s - best.exposed_s
+    what, seconds = max(lost.items(), key=lambda item: item[1])
+    if other.step_s <= best.step_s * (1 + 1e-6) or seconds <= 0:
+        return "no faster"
+    return f"{units.seconds(seconds)} {what}"
+
+
+def sketch(timeline: Timeline) -> tuple[LaneSketch, ...]:
+    """Lanes of devices that differ, a few of them, and the link that is used most."""
+    lanes = timeline.program.lanes
+    if not timeline.makespan > 0:
+        return ()
+    alike: dict[str, list[int]] = {}
+    for lane in [n for n, each in enumerate(lanes) if each.kind == "device"][:MOST_LOOKED_AT]:
+        alike.setdefault(_spans(timeline, lane), []).append(lane)
+    rows = [LaneSketch(lanes[some[0]].name, text, len(some)) for text, some in alike.items()]
+    busy = timeline.busy()
+    links = [n for n, each in enumerate(lanes) if each.kind == "link" and busy[n] > 0]
+    most = max(links, key=lambda lane: busy[lane], default=None)
+    used = [] if most is None else [LaneSketch(lanes[most].name, _spans(timeline, most))]
+    return (*_some(rows), *used)
+
+
+def _some(rows: Sequence[LaneSketch]) -> Sequence[LaneSketch]:
+    """As many as are drawn, the first and the last among them."""
+    if len(rows) <= MOST_DEVICES:
+        return rows
+    return [rows[i * (len(rows) - 1) // (MOST_DEVICES - 1)] for i in range(MOST_DEVICES)]
+
+
+def _spans(timeline: Timeline, lane: int) -> str:
+    tasks = timeline.lane_tasks(lane).tolist()
+    few = len(tasks) <= MOST_TASKS
+    return " ".join(map(str, _exact(timeline, tasks) if few else _columns(timeline, lane)))
+
+
+def _exact(timeline: Timeline, tasks: Sequence[int]) -> list[Span]:
+    """Task by task; what is shorter than half a thousandth is not seen."""
+    program, scale = timeline.program, WHOLE / timeline.makespan
+    spans: list[Span] = []
+    now = 0
+    for task in tasks:
+        begin = max(now, round(float(timeline.start[task]) * scale))
+        end = min(WHOLE, round(float(timeline.end[task]) * scale))
+        if end <= begin:
+            continue
+        if begin > now:
+            spans.append(Span(now, begin))
+        letter = Kind(int(program.kind[task])).letter
+        spans.append(Span(begin, end, letter, int(program.microbatch[task])))
+        now = end
+    return [*spans, Span(now, WHOLE)] if now < WHOLE else spans
+
+
+def _columns(timeline: Timeline, lane: int) -> list[Span]:
+    """Column by column, what the lane does most of each."""
+    shares = timeline.shares(COLUMNS, [lane])[0]
+    most = np.where(shares.sum(axis=1) < 0.5, -1, shares.argmax(axis=1)).tolist()
+    spans: list[Span] = []
+    for column, number in enumerate(most):
+        letter = "" if number < 0 else Kind(number).letter
+        begin, end = column * WHOLE // COLUMNS, (column + 1) * WHOLE // COLUMNS
+        if spans and spans[-1].letter == letter:
+            begin = spans.pop().begin
+        spans.append(Span(begin, end, letter))
+    return spans

@@ -11,7 +11,7 @@ parts still add up to the whole.
 
 Where ranks had less than most of their cores (`had`), the clock tells of the machine's other work:
 waits and the step are longer by what others did. Then computing is told by processor time, what was
-waited for is not known, and the step is replayed (`replay.py`).
+waited for is not known, and the step is replayed (`calibrate.py`).
 """
 
 import statistics
@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from partita.cluster import Cluster
 from partita.engine import run
 from partita.errors import FileError
-from partita.jobs.carried import load_cluster, load_model
 from partita.jobs.run_trace import RankTrace, TaskTime, check_plan_of
-from partita.jobs.workload import Workload
+from partita.jobs.workload import Workload, load_cluster, load_model
 from partita.lower import Lowered, lower_plan
 from partita.meaning import COMMUNICATION, Purpose, Work
 from partita.plans import Plan

@@ -1,18 +1,15 @@
 """From a plan to the program that runs it: `lower_plan` lowers any plan and decides nothing.
 
 context    what is known of a stage and never changes
-writer     tasks while they are written: lanes, waits, values, memory from first use to last
-network    the order of a stage's collectives, as the plan lists it
-ops        every op on every representative rank, collectives between
+writer     tasks while they are written: lanes, waits, values, memory from first use to last; the
+           order of a stage's collectives, as the plan lists it
+ops        every op on every representative rank, collectives between; a stage that runs once
 parameters how a stage's parameters are gathered, their gradients reduced and updated
-stage      one stage that runs once: every op of the model
 pieces     the part of a graph that a stage runs, with what enters and leaves it
 blocks     what a stage's forward and backward of one micro-batch take and hold
 known      the same in short for many plans: equal stages once, deep ones by two shorter ones
-transfer   from one stage's devices to another's
 sends      all that passes between stages
-orders     which block a group of devices runs next
-shared_orders where blocks that several groups run together stand in such an order
+orders     which block a group of devices runs next, also where several groups run some together
 pipeline   any plan; with many stages and micro-batches a task per block and micro-batch
 """
 

@@ -19,7 +19,7 @@ from partita.costs.collectives import Collectives
 from partita.costs.memory import workspace_bytes
 from partita.graph.record import Op
 from partita.lower.context import Context, context_of, drawn_devices
-from partita.lower.ops import Collect, Received, run_ops, settle, settle_outputs
+from partita.lower.ops import Collect, Received, network_order, run_ops, settle, settle_outputs
 from partita.lower.parameters import (
     SHARDED_GRADIENTS,
     cache_bytes,
@@ -30,7 +30,6 @@ from partita.lower.parameters import (
     update_all,
 )
 from partita.lower.pieces import StageGraph
-from partita.lower.stage import network_order
 from partita.lower.writer import Buffer, Writer
 from partita.meaning import Layout, Phase
 from partita.plans import Overlap, Stage

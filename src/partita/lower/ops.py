@@ -4,27 +4,43 @@ An op becomes one task per representative rank; where a tensor does not lie as t
 collective per line of a mesh axis moves it: partial sums are added (all-reduce, reduce-scatter),
 shards gathered or exchanged. Borders are fetched before an op, statistics exchanged after it.
 What the model returns is settled: partial sums of outputs are added up, too.
+
+A stage that runs once is lowered here in whole (`lower_stage`): the model, op by op, as one step.
 """
 
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from partita.cluster import Cluster
+from partita.costs.collectives import Collectives
 from partita.costs.fusion import is_written
-from partita.costs.held import kept_bytes, temporary_bytes
 from partita.costs.layouts import ConversionStep, common_layout, conversion, gradient_target
-from partita.costs.roofline import op_by_op_s, op_cost
+from partita.costs.memory import kept_bytes, temporary_bytes
+from partita.costs.roofline import OpCost, Split, op_by_op_s, op_cost
 from partita.costs.sharding import ways_of
-from partita.graph.dtypes import dtype_bytes
 from partita.graph.loops import loop_nest
-from partita.graph.record import Call, Op
+from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import PARTIAL, REPLICATE, communication, placements
-from partita.graph.traffic import VIEWS, passes_through
-from partita.lower.parameters import ask_for, bundles, collect, gathered, owe_reductions
-from partita.lower.writer import Buffer, Made, Writer, after, last_of
-from partita.meaning import Layout, Purpose, Work
-from partita.program import Kind
-from partita.search.overlap import Deferred, Ready
+from partita.graph.work import VIEWS, passes_through
+from partita.lower.context import MAX_DRAWN, context_of, drawn_devices
+from partita.lower.parameters import (
+    ask_for,
+    bundles,
+    collect,
+    flush_all,
+    gathered,
+    owe_reductions,
+    resident_bytes,
+    update_all,
+)
+from partita.lower.pieces import homes, piece
+from partita.lower.writer import Buffer, Made, NetworkOrder, Recorded, Writer, after, last_of
+from partita.meaning import Layout, Phase, Purpose, Work
+from partita.plans import Stage
+from partita.program import Kind, Program
+from partita.search.overlap import Deferred, FillGaps, Ready
 
 STAT_BYTES = 4
 PHASE_KINDS = {
@@ -379,3 +395,62 @@ def _is_view(call: Call) -> bool:
     if call.kind == "concat":
         return call.flag("appended") and call.phase == "forward"
     return call.kind in VIEWS and call.phase == "forward"
+
+
+@dataclass(frozen=True)
+class LoweredStage:
+    """A stage's program, and what each op costs on the first device under its split.
+
+    The graph is the one that was lowered: with recompute, some ops stand there twice. `order` is
+    that of the collectives, in the words of a plan.
+    """
+
+    graph: Graph
+    program: Program
+    splits: dict[str, Split]
+    costs: dict[str, OpCost]
+    order: str
+
+
+def network_order(stage: Stage, recorded: str | None, num_devices: int) -> NetworkOrder:
+    """The order of collectives that a plan lists; where it lists none, one is decided."""
+    if recorded is None:
+        return FillGaps(num_devices)
+    return Recorded(recorded, stage.name)
+
+
+def lower_stage(
+    stage: Stage,
+    graph: Graph,
+    cluster: Cluster,
+    most_devices: int = MAX_DRAWN,
+    collectives: Collectives | None = None,
+    execution: str = "graph",
+) -> LoweredStage:
+    """The program of a stage that holds the whole model and runs it once."""
+    devices = drawn_devices(stage, cluster, most_devices)
+    times = collectives or Collectives(cluster)
+    part = None
+    local, num_forward = stage, sum(op.phase == "forward" for op in graph.ops)
+    if stage.checkpointing != "none" and graph.is_training:
+        part = piece(graph, stage, 0, homes(graph, [stage]))
+        local, graph = part.local(stage), part.graph
+    context = context_of(local, graph, cluster, devices, times, 0, part, execution)
+    recorded = None if stage.overlap is None else stage.overlap.order
+    writer = Writer(context, network_order(stage, recorded, len(devices)))
+    _write_step(writer, num_forward)
+    program = writer.build({d: resident_bytes(writer, d) for d in devices})
+    return LoweredStage(graph, program, writer.splits, writer.costs, writer.order.ended())
+
+
+def _write_step(w: Writer, num_forward: int) -> None:
+    """All ops in the graph's order, then the updates."""
+    graph = w.context.graph
+    ops = [op for op in graph.ops if op.phase != "update"]
+    run_ops(w, ops[:num_forward], {})
+    settle_outputs(w, graph.outputs)
+    w.gathered.clear()  # what is gathered for the forward is not kept for the backward
+    w.phase, w.reduces_now = Phase.BACKWARD, True
+    run_ops(w, ops[num_forward:], {})
+    flush_all(w)
+    update_all(w)

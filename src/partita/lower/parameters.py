@@ -24,7 +24,7 @@ from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import op_cost, rates_of
 from partita.graph.record import Op
 from partita.graph.splits import PARTIAL, REPLICATE
-from partita.graph.traffic import cached_inputs
+from partita.graph.work import cached_inputs
 from partita.lower.context import Context
 from partita.lower.writer import Buffer, Made, Writer, after
 from partita.meaning import Layout, Phase, Purpose, Work

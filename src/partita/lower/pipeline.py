@@ -1,6 +1,6 @@
 """Plans as programs: one function lowers any plan.
 
-One stage that runs one micro-batch is a program of all its ops (`stage.py`). With several stages or
+One stage that runs one micro-batch is a program of all its ops (`ops.py`). With several stages or
 micro-batches each group of devices has one lane for its blocks and one for the collectives that end
 a step; each direction between two groups has a lane for what they send. Devices of a group do the
 same, so one lane stands for all of them, with a memory for each kind among them. A block of a stage
@@ -22,21 +22,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.cluster import Cluster, DeviceKind
-from partita.costs.bundles import stage_bundles
 from partita.costs.collectives import Collectives
+from partita.costs.layouts import paired, sent_pairs, stage_bundles
 from partita.costs.memory import workspace_bytes
 from partita.costs.roofline import OpCost, Split
 from partita.errors import PlanError
 from partita.graph.record import Graph
-from partita.lower.alike import structure, with_names
 from partita.lower.blocks import Blocks, Run, StageBodies, stage_bodies
 from partita.lower.context import MAX_DRAWN, first_of_kinds
-from partita.lower.known import Memo, known_blocks, microbatch_graph, with_backward
+from partita.lower.known import (
+    Memo,
+    known_blocks,
+    microbatch_graph,
+    structure,
+    with_backward,
+    with_names,
+)
+from partita.lower.ops import lower_stage
 from partita.lower.orders import order_of
 from partita.lower.pieces import Homes, homes, piece
 from partita.lower.sends import Sends, StageSend, Tied, sends_of
-from partita.lower.stage import lower_stage
-from partita.lower.transfer import paired, sent_pairs
 from partita.meaning import Phase, Purpose, Value, Work
 from partita.plans import Overlap, Schedule, Stage, device_groups, group_devices, runs_once
 from partita.program import Body, Kind, Program, ProgramBuilder

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from partita.costs.layouts import Layout, num_shards
-from partita.costs.tied import gradient_bytes
+from partita.costs.memory import gradient_bytes
 from partita.errors import PlanError
 from partita.graph.record import Graph
 from partita.lower.blocks import Blocks

@@ -8,7 +8,7 @@ from partita.notebook.table import ResultTable, Value
 if TYPE_CHECKING:
     from partita.cluster import Cluster
     from partita.forecast import Forecast
-    from partita.forecast.sensitivity import Sensitivity
+    from partita.forecast.compare import Sensitivity
     from partita.gpu.accelerate.report import AcceleratedReport
     from partita.gpu.rtasks.outcome import Outcome
     from partita.gpu.streams.api import Streamed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partita.jobs.kineto import KinetoComparison
     from partita.jobs.partition import Partitioned
     from partita.jobs.place_result import Placed
-    from partita.jobs.plan_result import Planned
+    from partita.jobs.plan_simulator import Planned
     from partita.jobs.rtasks import FusedPlan
     from partita.jobs.schedule import ScheduleResult
     from partita.jobs.shard import Sharding
@@ -317,8 +317,7 @@ def _kineto(result: "KinetoComparison") -> ResultTable:
 
 def _graph(result: "Graph") -> ResultTable:
     """Every op, what it makes and what it costs."""
-    from partita.graph.flops import flops
-    from partita.graph.traffic import traffic_bytes
+    from partita.graph.work import flops, traffic_bytes
 
     return _table(
         "op kind phase makes shape parameters flops bytes",

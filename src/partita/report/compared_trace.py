@@ -1,11 +1,13 @@
-"""A traced run beside its prediction: as text, for programs, and as a trace for Perfetto."""
+"""A traced run, ours or Kineto's, beside its prediction: as text, for programs, for Perfetto."""
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from partita import units
 from partita.jobs.compare_trace import Row, TraceComparison
+from partita.jobs.kineto import CATEGORIES, KinetoComparison
 from partita.report.trace import chrome_trace
 
 HEADER = ("purpose", "phase", "stage", "tasks", "predicted", "measured", "ratio")
@@ -113,3 +115,40 @@ def comparison_trace(compared: TraceComparison) -> bytes:
                          "microbatch": each.microbatch, "wait_us": each.wait_s * 1e6},
             })  # fmt: skip
     return msgspec.json.encode(content) + b"\n"
+
+
+def kineto_text(compared: KinetoComparison) -> str:
+    """A table of categories, and the one that differs most."""
+    where = "kernels of the device" if compared.on_device else "ops of the CPU"
+    rows = [
+        (
+            name, units.seconds(compared.predicted[name]), units.seconds(compared.measured[name]),
+            _times(compared.measured[name], compared.predicted[name]),
+        )
+        for name in CATEGORIES
+    ]  # fmt: skip
+    rows.append((
+        "step", units.seconds(compared.predicted_step_s), units.seconds(compared.measured_step_s),
+        _times(compared.measured_step_s, compared.predicted_step_s),
+    ))  # fmt: skip
+    worst = most_wrong(compared)
+    return "\n".join((
+        f"{compared.file}: {where} in {compared.num_steps} steps, per step",
+        "",
+        units.table(("category", "predicted", "measured", "ratio"), rows, (1, 2, 3)),
+        "",
+        f"the largest difference: {worst}, {units.seconds(compared.measured[worst])} measured "
+        f"for {units.seconds(compared.predicted[worst])} predicted",
+    ))  # fmt: skip
+
+
+def most_wrong(compared: KinetoComparison) -> str:
+    """The category whose seconds differ most."""
+    return max(CATEGORIES, key=lambda c: abs(compared.measured[c] - compared.predicted[c]))
+
+
+def kineto_json(compared: KinetoComparison) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "format": "partita/kineto-comparison@1", **asdict(compared), "wrong": most_wrong(compared),
+    }  # fmt: skip

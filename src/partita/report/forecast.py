@@ -5,14 +5,19 @@ from dataclasses import asdict
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import MEMORY, around
+from partita.costs.physics import MEMORY_SPREAD, around
 from partita.degrees import TITLES
 from partita.forecast import Forecast, equal
-from partita.forecast.fitting import FittingChange, Shortage, shortages, ways_to_fit
-from partita.forecast.memory import MemoryParts
-from partita.forecast.sensitivity import Sensitivity, Shift
-from partita.forecast.stages import StageLayers, stage_layers
-from partita.forecast.strategy import Strategy
+from partita.forecast.compare import (
+    FittingChange,
+    Sensitivity,
+    Shift,
+    Shortage,
+    shortages,
+    ways_to_fit,
+)
+from partita.forecast.inputs import Strategy
+from partita.forecast.memory import MemoryParts, StageLayers, stage_layers
 from partita.report.summary import MEMORY_ERROR
 
 FORMAT = "partita/forecast@1"
@@ -114,9 +119,10 @@ def _memory(forecast: Forecast) -> tuple[str, ...]:
         rows = [*rows[: MOST_ROWS - 3], between, *rows[-3:]]
     table = units.table(MEMORY_HEADER, rows, numbers=range(2, 10))
     capacity = units.size(forecast.capacity_bytes)
+    wide = around(1.0, MEMORY_SPREAD)[1] - 1
     return (
         f"memory of one rank, of {capacity} (e: with the embedding, o: with the output layer); "
-        f"{CONFIDENCE:.0%} of peaks lie within {around(1.0, MEMORY)[1] - 1:.0%} of the total",
+        f"{CONFIDENCE:.0%} of peaks lie within {wide:.0%} of the total",
         *table.split("\n"),
     )
 
@@ -224,7 +230,9 @@ def forecast_json(
         "fits": forecast.fits,
         "capacity_bytes": forecast.capacity_bytes,
         "memory_bytes": [_memory_json(parts) for parts in forecast.memory_of_stages],
-        "memory_interval_bytes": list(around(forecast.memory.total, MEMORY)),  # the fullest rank
+        "memory_interval_bytes": list(
+            around(forecast.memory.total, MEMORY_SPREAD)
+        ),  # the fullest rank
         "shortages": [asdict(one) for one in shortages(forecast)],
         "would_fit": [
             {

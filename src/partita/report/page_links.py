@@ -5,7 +5,7 @@ from html import escape
 
 from partita import units
 from partita.cluster import Cluster
-from partita.jobs.explain_links import Links
+from partita.jobs.explain_account import Links
 from partita.jobs.traffic import HiddenShare, Sent
 from partita.report.figures import matrix
 from partita.report.html_parts import folded, table

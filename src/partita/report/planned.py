@@ -3,7 +3,7 @@
 from typing import Any
 
 from partita import units
-from partita.costs.uncertainty import alike, around
+from partita.costs.physics import alike, around
 from partita.degrees import copied_bytes
 from partita.graph.record import Graph
 from partita.jobs.fewer import FewerDevices

@@ -6,7 +6,7 @@ from typing import Any
 
 from partita import units
 from partita.graph.record import Graph
-from partita.graph.traffic import appended_positions, cached_inputs, positions_read_before
+from partita.graph.work import appended_positions, cached_inputs, positions_read_before
 from partita.jobs.shard import Sharding, SimulatedSharding
 from partita.jobs.simulate import OpGroup, OpReport, Simulation, slowest_groups
 from partita.jobs.strategies import STRATEGIES
@@ -15,7 +15,7 @@ from partita.jobs.workload import Workload
 SLOWEST = 10
 MOST_CANDIDATES = 8
 INTERVAL = "80 % interval"  # over the column of `likely_range`
-MEMORY_ERROR = "±6 %"  # every figure of it: `costs/uncertainty.py`
+MEMORY_ERROR = "±6 %"  # every figure of it: `costs/physics.py`
 MEMORY_HEADER = f"memory {MEMORY_ERROR}"
 KEPT = {
     0: "replicated",

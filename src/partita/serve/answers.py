@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from partita import units
 from partita.cluster import resolve
-from partita.costs.uncertainty import MEMORY, around
+from partita.costs.physics import MEMORY_SPREAD, around
 from partita.errors import InputError
 from partita.forecast import Forecast
 from partita.jobs.baselines import order_result
@@ -20,7 +20,7 @@ from partita.jobs.forecast import forecast_model
 from partita.jobs.forecast_timeline import forecast_timeline
 from partita.jobs.memory_parts import PARTS, MemoryCurves, memory_parts
 from partita.jobs.plan import plan
-from partita.jobs.plan_result import Planned
+from partita.jobs.plan_simulator import Planned
 from partita.jobs.schedule import ScheduleResult, schedule
 from partita.jobs.simulate import Simulation, data_parallel, simulate_stage
 from partita.jobs.workload import Workload, load
@@ -111,7 +111,7 @@ def _mfu_range(told: Simulation | Forecast) -> str:
 
 def _memory_card(peak: float, capacity: float, fits: bool) -> Card:
     verdict = "" if fits else "; DOES NOT FIT"
-    low, high = map(units.size, around(peak, MEMORY))
+    low, high = map(units.size, around(peak, MEMORY_SPREAD))
     told = f"{low} to {high} of {units.size(capacity)} per device{verdict}"
     return "memory", units.size(peak), told
 

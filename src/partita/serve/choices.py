@@ -4,9 +4,9 @@ from collections.abc import Collection
 from typing import Any
 
 from partita.cluster import list_kinds, list_presets
+from partita.forecast.inputs import RECOMPUTE
+from partita.forecast.inputs import SCHEDULES as PIPELINES
 from partita.forecast.models import KNOWN, STACKS
-from partita.forecast.strategy import RECOMPUTE
-from partita.forecast.strategy import SCHEDULES as PIPELINES
 from partita.schedules.named import NAMED
 from partita.schedules.shapes import SHAPES
 from partita.zoo.catalogue import MODELS

@@ -10,8 +10,14 @@ looked into, at any depth:
   the stage that makes the tensor, settled, and waits for it; blocks wait for what they receive;
 - gradients of a parameter that several stages hold are added up, each once, before each of them
   updates its own; updates come after the reductions of their stage, and after all its backwards.
+
+Dispatches to experts and their combines must route the same groups of tokens (`unlike_routings`). A
+device that has a share of the tokens routes it by itself, and fills its share of every expert's
+places. What a combine gives back is right only if its shares of the tokens are those of the
+dispatch; else places are read as other tokens' than those that were put there.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,19 +25,63 @@ from itertools import pairwise
 import numpy as np
 
 from partita.errors import VerificationError
+from partita.graph.loops import loop_nest
 from partita.graph.rebatch import batch_of, rebatch
-from partita.graph.record import Graph
-from partita.graph.splits import PARTIAL
+from partita.graph.record import Graph, Op
+from partita.graph.splits import PARTIAL, routed_pairs
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Schedule, Stage
 from partita.program import Body, Kind, Memory, Program
 from partita.timeline import Timeline
 from partita.verify.layouts import Fact, ModelFacts, StageCheck, model_facts
-from partita.verify.routing import unlike_routings
 from partita.verify.timelines import verify_timeline
 
 TOLERANCE = 1e-9
 FEW = 20
+
+
+def unlike_routings(graph: Graph, stages: Sequence[Stage]) -> list[str]:
+    """A sentence for every dispatch and combine that a plan splits unlike."""
+    where = {split.op: (stage, split.dims) for stage in stages for split in stage.splits}
+    sentences = []
+    for dispatch, combine in routed_pairs(graph):
+        if dispatch.name not in where or combine.name not in where:
+            continue
+        sent, back = (_shares(graph, op, *where[op.name]) for op in (dispatch, combine))
+        if sent != back:
+            dim = _token_dims(graph, combine)[0]
+            sentences.append(
+                f"{dispatch.name} routes tokens in {_words(sent)} and {combine.name} gives them "
+                f"back in {_words(back)}; split both along {dim!r} into the same shares"
+            )
+    return sentences
+
+
+def _shares(graph: Graph, op: Op, stage: Stage, dims: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes of an op's groups of tokens, in whole numbers without a common divisor."""
+    shares: tuple[int, ...] = (1,)
+    for axis, dim in zip(stage.mesh.axes, dims, strict=True):
+        if dim in _token_dims(graph, op):
+            weights = axis.weights or (1,) * axis.size
+            shares = tuple(share * weight for share in shares for weight in weights)
+    divisor = math.gcd(*shares)
+    return tuple(share // divisor for share in shares)
+
+
+def _token_dims(graph: Graph, op: Op) -> list[str]:
+    """The dims of a dispatch or combine that run over tokens: those of its gates but the last."""
+    gates = loop_nest(graph.call(op)).inputs[1]
+    return [name for names in gates.dims[:-1] for name in names]
+
+
+def _words(shares: tuple[int, ...]) -> str:
+    if len(shares) == 1:
+        return "one group"
+    if len(set(shares)) == 1:
+        return f"{len(shares)} groups"
+    return f"groups of {':'.join(map(str, shares))}"
+
+
 INSIDE = {  # the phases of a body that a block of a kind stands for
     Kind.FORWARD: (Phase.FORWARD,),
     Kind.BACKWARD: (Phase.BACKWARD, Phase.WEIGHT),

@@ -1,15 +1,15 @@
 """Counting a forward graph the way papers do: multiply-adds of contractions, two operations each.
 
-Papers and model cards leave out norms, activations, softmax and pooling; `flops` in `graph/` counts
-them. Comparing with a published figure needs this count; planning needs the other.
+Papers and model cards leave out norms, activations, softmax and pooling; `flops` (`graph/work.py`)
+counts them. Comparing with a published figure needs this count; planning needs the other.
 """
 
 import math
 from collections.abc import Callable
 
-from partita.graph.flops import attended_pairs, flops
 from partita.graph.record import Call, Graph
 from partita.graph.shapes import attention_heads
+from partita.graph.work import attended_pairs, flops
 
 
 def forward_flops(graph: Graph) -> float:

@@ -13,8 +13,7 @@ from typing import Any
 
 from partita.errors import GraphError, InputError, ModelError
 from partita.files import decode_json, read_bytes
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph
+from partita.graph.record import FLOATS, Graph
 from partita.suggest import suggest
 from partita.zoo.catalogue import ALIASES, MODELS
 from partita.zoo.model import ZooModel

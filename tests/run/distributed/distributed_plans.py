@@ -111,7 +111,7 @@ def shaped(graph, devices, name, count, *, zero=0, batch=8, **settings):
 
 def planned_shape(graph, shape, count, *, world, batch=8):
     """One of Tessel's shapes as it is planned, in a searched order."""
-    from partita.jobs.shared_stages import shape_plan
+    from partita.jobs.shapes import shape_plan
 
     workload = load(graph, optimizer="sgd", spec="model.py:make")
     plan = shape_plan(shape, workload, resolve(f"{world}xA100"), count, shared=0.2)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.graph.backward import training_graph
-from partita.graph.routing import routed_pairs
-from partita.graph.splits import placements
+from partita.graph.splits import placements, routed_pairs
 from partita.plans import Axis
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from partita.cluster import resolve
 from partita.errors import PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.rebatch import rebatch
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage, device_groups, shared_stages
 from partita.schedules.named import NAMED

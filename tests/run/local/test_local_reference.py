@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from partita.errors import GraphError
 from partita.graph.backward import OPTIMIZER_STATES, training_graph
 from partita.graph.build import GraphBuilder
-from partita.graph.dtypes import FLOATS
-from partita.graph.record import Graph, Op, Tensor
+from partita.graph.record import FLOATS, Graph, Op, Tensor
 
 torch = pytest.importorskip("torch")
 from partita.capture.reference_module import reference_module  # noqa: E402

@@ -7,9 +7,8 @@ import torch
 
 from partita.capture.eager import RULES
 from partita.graph.backward import training_graph
-from partita.graph.dtypes import FLOATS
 from partita.graph.loops import loop_nest
-from partita.graph.record import Call, Graph, Op, Tensor
+from partita.graph.record import FLOATS, Call, Graph, Op, Tensor
 from partita.graph.splits import placements
 from partita.plans import Axis
 from partita.run.local.ops import backward, forward

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from partita.search.joint.line_bound import SegmentSeconds
+from partita.search.joint.orders import SegmentSeconds
 
 
 def seconds_of(forward, backward, weights):

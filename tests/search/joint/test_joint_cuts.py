@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
-from partita.costs.patterns import Patterns
-from partita.search.joint.cuts import best_cuts
-from partita.search.joint.groupings import (
+from partita.costs.collectives import Patterns
+from partita.search.joint.candidates import Interleaved, round_ends
+from partita.search.joint.cells import (
     device_groupings,
     divisors,
     mesh_of,
     mesh_shapes,
     weighted_meshes,
 )
-from partita.search.joint.interleaved import Interleaved
-from partita.search.joint.looped_rounds import round_ends
-from partita.search.joint.ranges import LayerRanges, joined, range_peaks, range_sums
+from partita.search.joint.cuts import LayerRanges, best_cuts, joined, range_peaks, range_sums
 
 
 def table(seconds, held, saved):

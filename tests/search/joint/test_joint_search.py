@@ -18,11 +18,9 @@ from partita.search.base import Status
 from partita.search.joint import SEARCHES
 from partita.search.joint.auto import Auto
 from partita.search.joint.brute import Brute, num_solutions, solutions
-from partita.search.joint.candidates import Candidates
-from partita.search.joint.interleaved import InterleavedSettings
-from partita.search.joint.likely_cells import LikelyCells
+from partita.search.joint.candidates import Candidates, InterleavedSettings
+from partita.search.joint.cells import LikelyCells, SpaceBound
 from partita.search.joint.orders import in_flight
-from partita.search.joint.space_bound import SpaceBound
 from tests.search.contract import SearchContract
 from tests.search.joint.joint_problems import chain, tiny_problems
 

@@ -8,7 +8,9 @@ divided by the temperature, cut to the `top_k` largest, then to the fewest that 
 probability, and one `torch.multinomial`. In float32 the tokens are the same as its tokens; in
 narrower types two scores that are nearly equal may come in another order.
 
-A model that `partita.decode_step` cannot run is left to `model.generate`, with a warning.
+Rows of tokens (several samples) are prompts of one length; a row that has come to its end is filled
+up with `eos_token_id` until all have. A model that `partita.decode_step` cannot run is left to
+`model.generate`, with a warning.
 """
 
 import warnings
@@ -23,7 +25,11 @@ from partita.errors import InputError
 from partita.gpu.decode.step import DecodeStep, decode_step
 
 T = torch.Tensor
-MakeStep = Callable[[nn.Module, int], DecodeStep]
+MakeStep = Callable[[nn.Module, int, int], DecodeStep]
+
+
+def _step_of(model: nn.Module, length: int, batch: int) -> DecodeStep:
+    return decode_step(model, length, batch=batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +82,31 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     eos_token_id: int | None = None,
-    make_step: MakeStep = decode_step,
+    make_step: MakeStep = _step_of,
 ) -> T:
-    """The tokens (1, n) and those that follow, until `max_new_tokens` or `eos_token_id`.
+    """The tokens (samples, n) and those that follow, until `max_new_tokens` or `eos_token_id`.
 
     A captured step is made for prompt and answer at each call; `make_step` may hand out one that
-    was made before (`lambda model, length: step`) if its cache has enough rows.
+    was made before (`lambda model, length, batch: step`) if its cache has enough rows.
     """
     sampling = Sampling(do_sample, temperature, top_k, top_p)
     if max_new_tokens < 1:
         raise InputError(f"found {max_new_tokens}", fix="give 1 or more", field="max_new_tokens")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.is_floating_point():
         raise InputError(
-            f"tokens are {list(tokens.shape)} of {tokens.dtype}", fix="give integers, (1, length)"
+            f"tokens are {list(tokens.shape)} of {tokens.dtype}",
+            fix="give integers, (samples, length)",
         )
     length = tokens.shape[1] + max_new_tokens
     try:
-        if tokens.shape[0] > 1:
-            raise InputError(f"a batch of {tokens.shape[0]}", fix="one row of tokens can be run")
-        step = make_step(model, length)
+        step = make_step(model, length, tokens.shape[0])
     except InputError as error:
         return _by_transformers(model, tokens, sampling, max_new_tokens, eos_token_id, error)
+    if step.spec.batch != tokens.shape[0]:
+        raise InputError(
+            f"the step is for {step.spec.batch} samples, the tokens have {tokens.shape[0]}",
+            fix=f"make one for them: partita.decode_step(model, {length}, batch={len(tokens)})",
+        )
     if step.spec.length < length - 1:  # the last token is never fed
         raise InputError(
             f"the cache of the step has {step.spec.length} rows",
@@ -113,16 +123,20 @@ def _by_steps(
         outputs = model(tokens, use_cache=True, logits_to_keep=1)
         rows = tokens.shape[1]
         for number, (keys, values) in enumerate(_cached(outputs.past_key_values)):
-            step.keys[number, :, :rows] = keys[0]
-            step.values[number, :, :rows] = values[0]
+            step.keys[number, :, :, :rows] = keys
+            step.values[number, :, :, :rows] = values
         scores = outputs.logits[:, -1]
-        made = []
+        made: list[T] = []
+        ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for position in range(rows, rows + count):
-            made.append(sampling.token(scores))
-            last = position + 1 == rows + count
-            if last or (end is not None and int(made[-1]) == end):
+            chosen = sampling.token(scores)
+            if end is not None:
+                chosen = chosen.masked_fill(ended, end)
+                ended = ended | (chosen == end)
+            made.append(chosen)
+            if position + 1 == rows + count or (end is not None and bool(ended.all())):
                 break
-            scores = step(made[-1], position)
+            scores = step(chosen, position)
     return torch.cat([tokens, torch.stack(made, 1).to(tokens.dtype)], 1)
 
 

@@ -38,7 +38,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """One token over its cache; heads share keys."""
+    """One token of every sample over its cache; heads share keys."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -50,18 +50,17 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(spec.heads * size, spec.width, bias=False)
 
     def forward(self, x: T, keys: T, values: T, position: T, mask: T, turn: tuple[T, T]) -> T:
-        """`keys` and `values` (key heads, rows, size) get the new row."""
-        spec = self.spec
-        q = self.q_proj(x).view(spec.heads, 1, spec.head_size)
-        k = self.k_proj(x).view(spec.kv_heads, 1, spec.head_size)
-        v = self.v_proj(x).view(spec.kv_heads, 1, spec.head_size)
-        keys.index_copy_(1, position, _turned(k, turn))
-        values.index_copy_(1, position, v)
+        """`keys` and `values` (sample, key head, row, size) get the new row."""
+        spec, batch = self.spec, len(x)
+        q = self.q_proj(x).view(batch, spec.heads, 1, spec.head_size)
+        k = self.k_proj(x).view(batch, spec.kv_heads, 1, spec.head_size)
+        v = self.v_proj(x).view(batch, spec.kv_heads, 1, spec.head_size)
+        keys.index_copy_(2, position, _turned(k, turn))
+        values.index_copy_(2, position, v)
         y = nnf.scaled_dot_product_attention(
-            _turned(q, turn).unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0),
-            attn_mask=mask, enable_gqa=spec.group > 1,
-        )  # fmt: skip
-        result: T = self.o_proj(y.reshape(1, -1))
+            _turned(q, turn), keys, values, attn_mask=mask, enable_gqa=spec.group > 1
+        )
+        result: T = self.o_proj(y.reshape(batch, -1))
         return result
 
 
@@ -113,7 +112,7 @@ class Layers(nn.Module):
 
 
 class PlainDecoder(nn.Module):
-    """The logits of one token; caches are changed in place."""
+    """The logits of one token of every sample; caches are changed in place."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -129,7 +128,7 @@ class PlainDecoder(nn.Module):
         return self
 
     def forward(self, token: T, position: T, keys: T, values: T) -> T:
-        """`token` and `position` are tensors of one number; caches (layer, key head, row, size)."""
+        """A token of every sample, all at one position; caches (layer, sample, head, row, size)."""
         x = self.model.embed_tokens(token)
         mask = (torch.arange(self.spec.length, device=token.device) <= position).view(1, -1)
         turn = (self.cosines[position], self.sines[position])

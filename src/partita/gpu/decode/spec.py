@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from partita.errors import InputError
 
+MOST_SAMPLES = 16  # columns of one matrix instruction
+LEAST_CHUNK = 16  # rows of a matrix instruction
 KINDS = ("qkv", "out", "gate", "down", "head")
 
 
@@ -21,6 +23,7 @@ class DecoderSpec:
     length: int  # rows of the cache
     eps: float = 1e-5
     theta: float = 10000.0  # of the rotary embedding
+    batch: int = 1  # samples, each with a token at a place of its own
 
     def __post_init__(self) -> None:
         power = self.head_size & (self.head_size - 1) == 0
@@ -33,6 +36,10 @@ class DecoderSpec:
             )
         if self.length < 1:
             raise InputError(f"a cache of {self.length} rows", fix="give 1 or more", field="length")
+        if not 1 <= self.batch <= MOST_SAMPLES:
+            raise InputError(
+                f"a batch of {self.batch}", fix=f"1 to {MOST_SAMPLES} can be run", field="batch"
+            )
 
     @property
     def group(self) -> int:
@@ -53,24 +60,50 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProductBlock:
-    """Rows and columns that a program reads at a time, and its warps."""
+    """Rows and columns that a program reads at a time, and its warps.
+
+    With `per_unit` so many programs on each execution unit go through all rows; 0: one program for
+    each tile of rows. For several samples `split` programs share the columns of a tile.
+    """
 
     rows: int
     cols: int
     warps: int = 4
+    per_unit: int = 0
+    split: int = 1
 
 
-# the best of a short run of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
+# the best of short runs of `tune.py` on an H200 for Llama-3.2-1B; others may be better for others
 BLOCKS = {
-    "qkv": ProductBlock(4, 1024), "out": ProductBlock(4, 1024), "gate": ProductBlock(4, 512, 2),
-    "down": ProductBlock(4, 2048), "head": ProductBlock(8, 1024),
+    "qkv": ProductBlock(2, 2048, 4, 8), "out": ProductBlock(1, 2048, 4, 8),
+    "gate": ProductBlock(8, 1024, 4, 2), "down": ProductBlock(2, 2048, 4),
+    "head": ProductBlock(4, 1024, 4),
+}  # fmt: skip
+BATCHED = {  # of the same model with four samples
+    "qkv": ProductBlock(32, 256, split=2), "out": ProductBlock(16, 256, split=4),
+    "gate": ProductBlock(32, 256), "down": ProductBlock(64, 128, split=4),
+    "head": ProductBlock(64, 128),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How the kernels of a step are launched."""
+    """How the kernels of a step are launched; `batched` is for the products of several samples."""
 
     blocks: dict[str, ProductBlock] = field(default_factory=lambda: dict(BLOCKS))
-    chunk: int = 64  # rows of the cache that a program reads
-    overlap: bool = False  # programmatic dependent launch: the next kernel starts early
+    batched: dict[str, ProductBlock] = field(default_factory=lambda: dict(BATCHED))
+    stages: int = 4  # of loading ahead, for several samples
+    chunk: int = 128  # rows of the cache that a program reads
+    attend_warps: int = 4  # of a program that does
+    overlap: bool = True  # programmatic dependent launch: the next kernel starts early
+
+    def __post_init__(self) -> None:
+        if self.batched["gate"].split > 1:
+            raise InputError(
+                "the columns of gate are shared out", fix="a gate needs whole sums: give split=1",
+                field="batched",
+            )  # fmt: skip
+        if self.chunk < LEAST_CHUNK or self.chunk & (self.chunk - 1):
+            raise InputError(
+                f"{self.chunk} rows of the cache at a time", fix="give 16, 32, 64...", field="chunk"
+            )

@@ -1,6 +1,6 @@
 """The weights of a Llama-like model, packed as the kernels read them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,11 +46,11 @@ class DecoderWeights:
     sines: T
 
 
-def decoder_weights(model: nn.Module, length: int) -> DecoderWeights:
-    """Packed weights of a model built like `LlamaForCausalLM`, for a cache of `length` rows."""
+def decoder_weights(model: nn.Module, length: int, batch: int = 1) -> DecoderWeights:
+    """Packed weights of a model built like `LlamaForCausalLM`, for caches of `length` rows."""
     try:
         inner: Any = model.model
-        spec = _spec(model, inner, length)
+        spec = replace(_spec(model, inner, length), batch=batch)
         layers = tuple(map(_layer, inner.layers))
         outer: Any = model
         head: T = outer.lm_head.weight.detach()

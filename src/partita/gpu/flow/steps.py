@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from partita.capture.torch_program import Ref
-from partita.graph.order import dependencies_first
+from partita.graph.record import dependencies_first
 
 T = torch.Tensor
 Pair = tuple[int, int]

@@ -65,6 +65,7 @@ class Job:
             tuple(each for reference in references for each in reference.outputs),
             tuple(each for reference in references for each in reference.errors),
             max(reference.floor for reference in references),
+            all(reference.exact for reference in references),
         )
         self.lower_s = time.perf_counter() - began
 

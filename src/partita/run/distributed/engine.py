@@ -23,9 +23,9 @@ from partita.cluster import Cluster
 from partita.engine import run as simulate
 from partita.errors import PartitaError, PlanError, RunError, VerificationError
 from partita.graph import Graph, training_graph
-from partita.graph.products import multiplied_in
 from partita.graph.rebatch import batch_dims, rebatch
-from partita.jobs.carried import load_cluster
+from partita.graph.record import multiplied_in
+from partita.jobs.workload import load_cluster
 from partita.lower import lower_plan
 from partita.lower.pipeline import Lowered
 from partita.plans import Plan, read_plan

@@ -15,9 +15,8 @@ import torch
 
 from partita.capture.eager import DROPOUT, RULES, constant_ids
 from partita.errors import GraphError
-from partita.graph.dtypes import FLOATS
 from partita.graph.loops import loop_nest
-from partita.graph.record import Call, Graph, Op
+from partita.graph.record import FLOATS, Call, Graph, Op
 from partita.plans import Axis
 from partita.run.draws import place_seed
 from partita.run.local.shards import interval, places

@@ -14,7 +14,7 @@ import torch
 
 from partita.errors import ProgramError
 from partita.graph.record import Graph, Op
-from partita.graph.routing import routed_pairs
+from partita.graph.splits import routed_pairs
 from partita.meaning import Layout, Phase, Purpose, Value, Work
 from partita.plans import Axis, Stage
 from partita.program import Kind, Program

@@ -14,9 +14,8 @@ import torch
 
 from partita.errors import GraphError
 from partita.graph.backward import OPTIMIZER_STATES
-from partita.graph.dtypes import FLOATS
 from partita.graph.rebatch import batch_of, rebatch
-from partita.graph.record import Graph, Tensor
+from partita.graph.record import FLOATS, Graph, Tensor
 from partita.run.local.compute import Groups, Site, compute, constant, id_limits
 from partita.run.local.updates import (
     BETAS,

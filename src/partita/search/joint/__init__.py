@@ -4,25 +4,17 @@ On the record (`problems.joint`) alone:
 
 auto             candidates of likely cells, the best evaluated, bounds for all cells
 brute            everything; the oracle
-space_bound      the bound of a whole space, from bounds of its cells
-candidates       the best cuts of a cell for one schedule
-ranges           what every strategy costs on every layer range
-cuts             dynamic programming over cuts: the least bottleneck and fill, within budgets
-interleaved      the same where groups of devices have several virtual stages
-rounds           for looped orders: rounds of stages of equal length
+cells            groupings of devices, likely cells, the bound of all cells
+candidates       the best cuts of a cell for one schedule, also with virtual stages
+cuts             costs of layer ranges; the least bottleneck and fill, within budgets
 
 From a model to the record, and bounds for plans that are simulated:
 
 model            a model on a cluster as a problem; solutions as stages
-groupings        which devices form groups, and their meshes
-orders           what published orders hold
-strategies       splits and ZeRO stages of a mesh for a few Lagrange multipliers on bytes
-selective        which ops selective checkpointing runs again
-plan_bounds      bounds of cells at three levels
-bounds           what no plan of a cell is below, by multipliers
-bound_segments   the least of a segment over all splits; `bound_tables`, `bound_backward` and
-                 `bound_selective` make its tables
-stage_bound      what given stages take at least, before they are simulated
+strategies       splits, ZeRO stages and ops to run again, for a few Lagrange multipliers on bytes
+bounds           what no plan of a cell is below: at three levels, the last by multipliers
+orders           what orders hold, and take at the least: lines of stages, longest paths, bubbles
+bound_segments   the least of a segment over all splits; `bound_tables` makes its tables
 """
 
 from partita.search.joint.auto import Auto

@@ -1,7 +1,6 @@
 """The tables of `bound_segments`: costs of every choice of an op, and of pairs in a segment.
 
-Read off a mesh's sharding model, the roofline and the order of the ops; the backward's part is by
-`bound_backward`, that of selective checkpointing by `bound_selective`. Ops that share a table of
+Read off a mesh's sharding model, the roofline and the order of the ops. Ops that share a table of
 the model share their rows here, and edges between equal ops their matrices.
 """
 
@@ -14,22 +13,26 @@ import numpy as np
 from partita.cluster import Cluster
 from partita.costs.collectives import Collectives
 from partita.costs.layouts import (
-    Layout,
-    Reduction,
-    gradient_reductions,
+    Reductions,
     num_shards,
     zero_axes,
 )
+from partita.costs.memory import is_view
 from partita.costs.roofline import Split, op_cost
-from partita.costs.saved import is_view
 from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
 from partita.graph.chain import Folded
-from partita.graph.dtypes import dtype_bytes
-from partita.graph.record import Call, Graph, Op
+from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import communication, placements, shares_between
-from partita.search.joint.bound_backward import BACKWARD, Backward, Near
-from partita.search.joint.bound_segments import BoundSegments, Floats, Solve
-from partita.search.joint.bound_selective import Cheap, Freed
+from partita.search.joint.bound_segments import (
+    BACKWARD,
+    Backward,
+    BoundSegments,
+    Cheap,
+    Floats,
+    Freed,
+    Near,
+    Solve,
+)
 
 
 def bound_segments(
@@ -84,7 +87,7 @@ class _BoundBuilder:
         self.owner, self.tied = self._owners()
         self.kept = self._kept()
         self.known: dict[tuple[object, ...], list[tuple[float, ...]]] = {}
-        self.reductions: dict[tuple[Layout, int], tuple[Reduction, ...]] = {}
+        self.reductions = Reductions(self.axes)
         self.exchanges: dict[tuple[object, ...], Floats] = {}
         self.number = {name: i for i, name in enumerate(model.ops)}
         self.back = Backward(
@@ -246,19 +249,12 @@ class _BoundBuilder:
                     if tied and self.owner[parameter] != op.name:
                         continue
                     size = self.graph.tensor(name).size_bytes / num_shards(layout, self.sizes)
-                    for step in self._reductions(layout, choice.zero):
+                    for step in self.reductions(layout, choice.zero):
                         own = self._bandwidth(step.collective, step.part * size, step.axis)
                         across += own if step.across else 0.0
                         within += 0.0 if step.across else own
                         untied += 0.0 if step.across or tied else own
         return _Sums(within, untied, across)
-
-    def _reductions(self, layout: Layout, level: int) -> tuple[Reduction, ...]:
-        key = (layout, level)
-        steps = self.reductions.get(key)
-        if steps is None:
-            steps = self.reductions[key] = gradient_reductions(layout, self.axes, level)
-        return steps
 
     def _bandwidth(self, collective: str, size: float, axis: int) -> float:
         return self.collectives.by_bandwidth(collective, size, self.groups[axis])

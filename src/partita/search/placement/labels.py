@@ -20,10 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.search.placement.bounds import ROUNDING
-from partita.search.placement.loads import load_weights
+from partita.search.placement.bounds import ROUNDING, load_weights, symmetry_of
 from partita.search.placement.segments import PlacedRanges, chain_of, undominated
-from partita.search.placement.symmetry import symmetry_of
 from partita.search.placement.tables import F64, PlacementArrays
 
 _MOST_WORK = 6000  # layers times pairs of devices; more would take longer than it is worth

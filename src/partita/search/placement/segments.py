@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.compiled import compiled
+from partita.search.placement.bounds import Symmetry
 from partita.search.placement.feasible import joined
-from partita.search.placement.symmetry import Symmetry
 from partita.search.placement.tables import B1, F64, I64, PlacementArrays
 
 _MOST_CONFIGURATIONS = 5000  # of one branch; a longer branch is left out, as if it cost nothing

@@ -3,33 +3,84 @@
 For each number K of micro-batches in a repetition there is a smallest length; every longer one
 works too (see `cyclic`), so an interval (ruled out, found] is halved until it is short, and then
 ruled out as a whole. The order of what is found is run at its best pace (see `pattern`), which may
-be faster than asked for.
-K + 1 is only asked whether it beats the best so far. A question that takes too long is put aside
-and asked again, with more effort, once the others had their turn.
+be faster than asked for. K + 1 is only asked whether it beats the best so far. A question that
+takes too long is put aside and asked again, with more effort, once the others had their turn.
 
 The lower bound holds for any K. Where it is not met the repetitions up to `most_copies` may all be
 ruled out, which proves the least period among them.
+
+List scheduling falls into repetitions by itself. Under a cap a list schedule of many micro-batches
+soon repeats: after a while every K micro-batches start as the K before them, some time later. The K
+that it picks is often one that tight memory asks for, and more than a solver would try.
+O(micro-batches * blocks * most copies).
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from partita.problems.schedule import ScheduleProblem, check, heads, topological_order
+from partita.problems.schedule import ScheduleProblem, check, heads, tails, topological_order
 from partita.search.base import Run
 from partita.search.schedule.bounds import period_bound
 from partita.search.schedule.cyclic import Repetition
-from partita.search.schedule.grid import as_fraction, balanced, memory_on_grid, on_grid
+from partita.search.schedule.greedy import Listing
+from partita.search.schedule.grid import Grid, as_fraction, balanced, memory_on_grid, on_grid
 from partita.search.schedule.line import LineProblem, line_of
 from partita.search.schedule.modulo import fit
 from partita.search.schedule.pattern import Pattern, fastest
 from partita.search.schedule.solver import LARGE, Allowance, SolverAnswer, SolverOutcome
-from partita.search.schedule.steady import steady_states
 
+COUNT = 64  # micro-batches that are scheduled
+MOST_COPIES = 12
+_WINDOWS = (COUNT, 12, 8, 6, 4, 3, 2)  # how many may be under way
 FIRST_EFFORT = 0.25
+_ROUNDING = Fraction(1, 10**9)
+_WORTH = 64  # times the effort, for a way that is sure to answer and mostly does so earlier
+_LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole
+
+
+def steady_states(problem: ScheduleProblem, grid: Grid, run: Run[Any]) -> Iterator[Pattern]:
+    """The repetitions of a few list schedules, each at its best pace."""
+    forever = replace(problem, num_microbatches=None)
+    after = tails(problem)
+    seen = set()
+    for priority in (after, [-tail for tail in after]):
+        for window in _WINDOWS:
+            if run.done():
+                return
+            run.evaluations += 1
+            listing = Listing(problem, COUNT, window, priority)
+            if not listing.finish(run):
+                continue
+            steps = [[round(grid.steps(start)) for start in row] for row in listing.table()]
+            repeated = repetition(steps)
+            if repeated is None or repeated in seen:
+                continue
+            seen.add(repeated)
+            pattern = fastest(forever, repeated[0], repeated[1])
+            if pattern is not None:
+                yield pattern
+
+
+def repetition(
+    table: Sequence[Sequence[int]],
+) -> tuple[tuple[tuple[int, ...], ...], int] | None:
+    """(starts, length) of what the middle of the table repeats; None if it does not."""
+    begin, end = len(table) // 3, 2 * len(table) // 3
+    for copies in range(1, min(MOST_COPIES, (end - begin) // 2) + 1):
+        length = table[begin + copies][0] - table[begin][0]
+        if all(
+            after - before == length
+            for m in range(begin, end - copies)
+            for before, after in zip(table[m], table[m + copies], strict=True)
+        ):
+            rows = table[begin : begin + copies]
+            first = min(map(min, rows))
+            return tuple(tuple(start - first for start in row) for row in rows), length
+    return None
 
 
 class PeriodSearch:
@@ -178,8 +229,3 @@ class PeriodSearch:
         # Memory given back before it is taken, or rounding: the steady state fits, not the start.
         self.spent[asked.copies, asked.length] = math.inf
         return SolverOutcome.UNKNOWN
-
-
-_ROUNDING = Fraction(1, 10**9)
-_WORTH = 64  # times the effort, for a way that is sure to answer and mostly does so earlier
-_LITTLE = 64  # an interval shorter than 1/64 of the length is asked for as a whole

@@ -12,12 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from partita.search.sharding.ascent import Ascent, Choices, Keeper, View
-from partita.search.sharding.dual import Dual, resumed
-from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Flags, ShardingNetwork
-from partita.search.sharding.order import Order, quick_order
-from partita.search.sharding.restrict import restricted
+from partita.search.sharding.dual import Ascent, Choices, Dual, Keeper, View, resumed
+from partita.search.sharding.eliminate import Elimination, Order, quick_order
+from partita.search.sharding.network import Flags, ShardingNetwork, restricted
 
 SWEEPS = 24  # of a branch at most
 QUICK_CELLS = 3_000_000  # to join in the elimination of a branch: a few ms

@@ -1,9 +1,9 @@
 """The exact best split of every op: bound, rule out, eliminate, and branch where all that fails.
 
-    1  network    flat arrays without what is repeated                        build.py, network.py
-    2  sweeps     message passing: a rising lower bound, answers, and         dual.py, ascent.py
+    1  network    flat arrays without what is repeated                        network.py
+    2  sweeps     message passing: a rising lower bound, answers, and         dual.py
                   reduced costs that rule out choices
-    3  eliminate  what is left, op by op, if the tables stay small            order.py, eliminate.py
+    3  eliminate  what is left, op by op, if the tables stay small            eliminate.py
     4  fold       ops with up to two neighbours into edges, and sweep again
     5  branch     on the choices of one op after another                      branch.py
 
@@ -18,13 +18,16 @@ from dataclasses import dataclass
 from partita.errors import ProblemError
 from partita.problems.sharding import ShardingProblem, ShardingSolution, own_costs
 from partita.search.base import UNTIL_DONE, Result, Run, Status, Stop, relative_gap
-from partita.search.sharding.ascent import Ascent, Choices, Keeper, View
 from partita.search.sharding.branch import Branching, eliminate_all
-from partita.search.sharding.build import network_of
-from partita.search.sharding.dual import Dual
-from partita.search.sharding.eliminate import Elimination
-from partita.search.sharding.network import Pairwise, SearchStopped
-from partita.search.sharding.order import Order, best_order, narrow_order, quick_order
+from partita.search.sharding.dual import Ascent, Choices, Dual, Keeper, View
+from partita.search.sharding.eliminate import (
+    Elimination,
+    Order,
+    best_order,
+    narrow_order,
+    quick_order,
+)
+from partita.search.sharding.network import Pairwise, SearchStopped, network_of
 
 MOST_CELLS = 2**40
 QUICK_CELLS = 100_000_000  # to join in an elimination without further thought, about 0.1 s

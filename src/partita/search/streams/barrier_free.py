@@ -3,7 +3,7 @@
 List scheduling (Graham 1966): of the ops that are ready, the one with the longest way to the end
 goes to the stream where it can start first, its producer's if there is a choice. Done for every
 number of streams, then again and again with priorities shifted at random around the best ones;
-each result is run in the fluid model (`problems/fluid.py`), and the shortest is kept.
+each result is run in the fluid model (`problems/streams.py`), and the shortest is kept.
 
     bound        the longest path, all of the work, or what merging convs leaves of them: holds for
                  both forms of answer; no proof is claimed, as stages are scored otherwise
