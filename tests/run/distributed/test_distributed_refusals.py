@@ -106,6 +106,7 @@ def refusals(rank):
     other.layers[0].bias = None
     refuse("fingerprint", plan, other, args)
     refuse("dtype", plan, make("mlp")[0].double(), (args[0].double(), args[1]))
+    refuse("argument", plan, make("mlp")[0], (args[0].double(), args[1]))
     refuse("batch", plan, make("mlp")[0], (args[0][:6], args[1][:6]))
     rows = ("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1")
     stuck = plan_of(graph, plan.stages, Schedule("mine", 2, rows))
@@ -133,6 +134,7 @@ WORDS = {
     "model": "returns a tensor of [8, 4] first, and no loss; return the loss from the module",
     "fingerprint": "the plan is for another model (fingerprint",
     "dtype": "parameters are f64, and the plan is for f32; cast the module with .to(torch.float32)",
+    "argument": "argument x is f64, and the plan is for f32; cast it with .to(torch.float32)",
     "batch": "a batch of 6, and the plan one of 8; give batches of 8 samples",
     "circle": "waits for",
     "optimizer": "the optimizer Muon is not elementwise as far as is known",
