@@ -182,6 +182,15 @@ def test_a_plan_ends_with_the_command_that_runs_it(run, run_json, pipeline, tmp_
     assert answer["run"] == words.removeprefix("run it with: ") + str(path)
 
 
+def test_stages_that_begin_inside_of_a_block_are_said_with_the_pin_that_keeps_it_whole(
+    run, run_json
+):
+    asked = ("plan", "gpt2@64", "-c", "2xA100", "-b", "4", "--pin", "pp=2", "--quiet")
+    inside = run_json(*asked)["blocks_cut"]
+    assert ("whole with --pin cut=modules" in run(*asked).stdout) == bool(inside)
+    assert run_json(*asked, "--pin", "cut=modules")["blocks_cut"] == {}
+
+
 def test_a_plan_that_cannot_be_run_has_no_command(run_json, run):
     assert run_json("plan", *SMALL, "--quiet", "--infer", "--time-limit", "1")["run"] is None
 

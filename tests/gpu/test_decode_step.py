@@ -31,10 +31,10 @@ from partita.gpu.decode import step as steps
 steps.JOINED = 64  # chunks are added up in several rounds
 torch.manual_seed(0)
 for spec, block, chunk in (
-    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(4, 32), 16),
-    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(8, 64), 16),
-    (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(4, 16, 4, 1), 16),
-    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(2, 32, 4, 2), 64),
+    (DecoderSpec(2, 48, 4, 2, 16, 72, 50, 40), ProductBlock(16, 64), 16),
+    (DecoderSpec(1, 64, 3, 3, 32, 64, 33, 20), ProductBlock(16, 32), 16),
+    (DecoderSpec(1, 64, 6, 2, 32, 64, 33, 20), ProductBlock(8, 64, 4, 1), 16),
+    (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40), ProductBlock(8, 32, 4, 2), 64),
     (DecoderSpec(1, 48, 4, 2, 16, 72, 50, 40, batch=3), ProductBlock(16, 16, split=2), 16),
 ):
     model = PlainDecoder(spec)
@@ -146,8 +146,8 @@ compiled(
 from partita.gpu.decode.spec import StepOptions
 
 options = StepOptions()
-for kind, block in options.batched.items():  # what is loaded ahead has room on a unit
-    gated = kind == "gate"
+for kind in ("gate", "head"):  # the largest: what is loaded ahead has room on a unit
+    block, gated = options.batched[kind], kind == "gate"
     for dtype, size in (("*bf16", 2), ("*fp32", 4)):
         made = compiled(
             transformer.rows_of_batch,

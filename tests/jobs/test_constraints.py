@@ -11,6 +11,7 @@ from partita.cluster import resolve
 from partita.degrees import axis_names, copied_bytes, stage_degrees
 from partita.errors import InputError
 from partita.graph import GraphBuilder
+from partita.graph.chain import cut_blocks
 from partita.jobs.check_plan import check_plan
 from partita.jobs.constraints import (
     Computation,
@@ -163,6 +164,8 @@ def test_stages_hold_whole_blocks_where_that_is_asked_for(asked):
     firsts = [stage.splits[0].op for stage in answer.stages]
     assert len(firsts) > 1
     assert all(name.endswith(".up") for name in firsts)
+    assert cut_blocks(graph, firsts) == {}
+    assert cut_blocks(graph, ["blocks.1.down", "blocks.2.up"]) == {"blocks.1.down": "blocks.1"}
 
 
 def test_zero_stages_are_those_that_are_left():

@@ -164,6 +164,13 @@ def _shown(
     lines, prices = priced(planned, what_if)
     for line in lines:
         out.show(line)
+    inside = _blocks_cut(planned)
+    if inside:
+        out.show(
+            f"{units.counted(len(inside), 'stage')} "
+            f"{'begins' if len(inside) == 1 else 'begin'} inside of a block "
+            f"({next(iter(inside.values()))}); blocks stay whole with --pin cut=modules"
+        )
     out.show(f"space: {planned.space}")
     if problem is not None:
         out.show(f"problem in {problem.path}; solve it with: partita solve {problem.path}")
@@ -178,10 +185,26 @@ def _shown(
         "space": planned.space,
         "run": run if written is not None else None,
         "to_launch": launch,
+        "blocks_cut": inside,
         "what_if": prices,
         "without": vanishing,
         "fewer_devices": None if fewer is None else asdict(fewer),
     }
+
+
+def _blocks_cut(planned: "Planned") -> dict[str, str]:
+    """The first ops of stages that begin inside of a block of the model, and the blocks."""
+    from partita.graph.chain import cut_blocks
+
+    if planned.plan is None or planned.best is None:
+        return {}
+    graph = planned.best.simulation.workload.graph
+    forward = {op.name for op in graph.ops if op.phase == "forward"}
+    firsts = [
+        next((split.op for split in stage.splits if split.op in forward), "")
+        for stage in planned.plan.stages
+    ]
+    return cut_blocks(graph, firsts)
 
 
 def _run_command(planned: "Planned", written: Path | None) -> str | None:

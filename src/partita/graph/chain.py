@@ -12,7 +12,7 @@ deep model, in which every segment of the model has its like. O(ops) but for the
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.graph.record import Graph, Op, Tensor
@@ -84,6 +84,18 @@ def chain_of(
         for a, b, kind in zip(cuts, ends, kinds, strict=True)
     )
     return Chain(graph, segments, tuple(sizes[a] for a in cuts))
+
+
+def cut_blocks(graph: Graph, firsts: Iterable[str]) -> dict[str, str]:
+    """Which of these forward ops lie inside of a block, not at its begin: the block of each."""
+    ops = [op for op in graph.ops if op.phase == "forward"]
+    blocks = list(map(_block_of(ops), ops))
+    wanted = set(firsts)
+    return {
+        op.name: blocks[i]
+        for i, op in enumerate(ops)
+        if op.name in wanted and i and blocks[i] and blocks[i] == blocks[i - 1]
+    }
 
 
 def _block_of(ops: Sequence[Op]) -> Callable[[Op], str]:
