@@ -156,6 +156,18 @@ def test_every_op_by_its_sequence_is_written_for_models_of_the_zoo(name):
     assert error_of(plan, graph) < 1e-5  # angles are single precision in the reference
 
 
+def test_angles_start_at_the_first_position_of_a_rank():
+    g = GraphBuilder("turned")
+    q = g.linear(g.input("x", (2, 8, 16)), 16, "q")
+    turned = g.one("elementwise", q, name="turn", fn="rope", heads=4, start=3)
+    graph = training_graph(g.finish(g.linear(turned, 8, "out")))
+    plan = lowered(graph, (Axis("cp", 2),), lambda op: ("s",))
+    assert error_of(plan, graph) < 1e-6  # angles are single precision in the reference
+    first, second = (each.source for each in emitted_ranks(plan, graph))
+    assert "rope(q, 4, first=3)" in first
+    assert "rope(q, 4, first=7)" in second
+
+
 def test_gradients_are_reduced_where_the_batch_is_split():
     graph = perceptron()
     source = emitted_ranks(megatron(graph, 2, 2), graph)[3].source
