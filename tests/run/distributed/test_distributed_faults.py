@@ -119,6 +119,23 @@ def test_a_rank_that_is_lost_while_others_save_is_named(plan, tmp_path):
     assert not (tmp_path / "checkpoint").exists()
 
 
+def run_lost_after_saving(rank, plan, folder):
+    """Rank 1 goes as soon as it has saved."""
+    module, args = make("mlp")
+    engine = execute(plan, module, optimizer=sgd, device="cpu", timeout_s=TIMEOUT_S)
+    engine.step(*args)
+    engine.save(folder / "checkpoint")
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.step(*args)
+
+
+def test_a_rank_that_is_lost_after_saving_is_not_named_with_it(plan, tmp_path):
+    ends = run_on_ranks(WORLD, run_lost_after_saving, plan, tmp_path, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, -signal.SIGKILL]
+    assert ends[0].stderr.startswith("rank 1 failed in between steps: its process is gone")
+
+
 def run_without_data(rank, plan):
     """The data of rank 1 end at its third step."""
     module, args = make("mlp")

@@ -321,6 +321,7 @@ class Engine:
         """Write a checkpoint that loads into the plain module and into any plan of the model."""
         with self.board.guard("saving a checkpoint"):
             checkpoints.save(self.walk, self.names, self.steps, Path(path))
+        self.board.tell("between steps")
 
     def load(self, path: str | Path) -> int:
         """Go on from a checkpoint; the number of steps that were taken before it."""
