@@ -1,8 +1,11 @@
 """Every feature is captured exactly, or refused with the line that is to blame."""
 
+import builtins
+import contextlib
 import copy
 import functools
 import random
+import socket
 
 import pytest
 
@@ -661,26 +664,132 @@ def test_what_every_call_would_make_the_same_is_captured(what):
 
 
 class Resizes(nn.Module):
-    """Makes a buffer anew for the sizes at hand, as ConViT does."""
+    """Makes a buffer for the sizes at hand, as ConViT does: of constants, or of its argument."""
 
-    def __init__(self):
+    def __init__(self, given=False):
         super().__init__()
-        self.register_buffer("index", torch.zeros(1, dtype=torch.long), persistent=False)
+        self.given = given
+        self.register_buffer("index", torch.zeros(1, 2), persistent=False)
 
     def forward(self, x):
         if self.index.shape[0] != x.shape[0]:
-            self.index = torch.arange(x.shape[0]).flip(0)
-        return x[self.index]
+            table = torch.zeros(x.shape[0], 2)
+            table[:, 0] = torch.arange(x.shape[0])
+            table[:, 1] = x[:, 0] if self.given else table[:, 0] * 2
+            self.index = table
+        return x + self.index.sum(1, keepdim=True)
 
 
-def test_a_buffer_made_for_other_sizes_is_refused_until_it_is_there():
-    module = Resizes()
+@pytest.mark.parametrize("sizes", [(4,), (4, 3, 4)])
+def test_a_buffer_made_of_constants_for_the_sizes_at_hand_is_made_before(sizes):
+    model, plain = Resizes(), Resizes()
+    piped = partita.pipe(model, (torch.randn(4, 6),), devices=2)
+    for size in sizes:
+        given = torch.randn(size, 6)
+        assert torch.equal(piped(given), plain(given))
+        assert torch.equal(model.index, plain.index) or len(sizes) > 1
+
+
+def test_a_buffer_made_of_what_a_call_is_given_is_refused_until_it_is_there():
+    module = Resizes(given=True)
     with pytest.raises(CaptureError, match="another shape in the place of the buffer 'index'") as e:
         capture(module, (X,))
+    assert e.value.file.startswith(f"{__file__}:")
     assert "call the model once" in e.value.fix
     module(X)
     given = torch.randn(4, 6)
     assert torch.equal(export_module(module, (X,)).program.module()(given), module(given))
+
+
+class Table(nn.Module):
+    """Keeps what it was given in a tensor that began as a constant."""
+
+    seen = None
+
+    def forward(self, x):
+        if self.seen is None:
+            self.seen = torch.zeros_like(torch.ones(4, 6))
+        y = x + self.seen
+        seen = torch.zeros(4, 6)
+        seen.copy_(x)
+        self.seen = seen
+        return y
+
+
+def test_what_is_written_into_a_constant_is_of_the_call():
+    module = Table()
+    module.seen = torch.zeros(4, 6)
+    with pytest.raises(CaptureError, match="keeps a tensor for the next call"):
+        capture(module, (X,))
+
+
+def test_a_file_or_a_connection_opened_in_forward_is_said(tmp_path, caplog):
+    path = tmp_path / "factor.txt"
+    path.write_text("3")
+
+    def opens(m, x):
+        with open(path) as file:
+            return m[0](x) * float(file.read())
+
+    def asks(m, x):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("localhost", 1), timeout=1)
+        return m[0](x)
+
+    for function, says in ((opens, "opens a file"), (asks, "opens a connection")):
+        caplog.clear()
+        program = export_module(wrapped(function), (X,)).program
+        assert says in caplog.text
+        assert f"{__file__}:" in caplog.text
+        assert program.module()(X).shape == (4, 6)
+    caplog.clear()
+    capture(wrapped(lambda m, x: m[0](x)), (X,))
+    assert "opens" not in caplog.text
+    assert builtins.open is open
+
+
+class Masks(nn.Module):
+    """Asks for the values of a mask, which it makes of ones where none is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x, mask=None):
+        if mask is None:
+            mask = torch.ones(x.shape[0])
+            mask[1] = 0
+        hidden = 1 - mask
+        if (hidden > 0).any():
+            x = x * 2
+        return self.a(x) * int(mask.sum()) * (2 if hidden.flatten().bool().any().item() else 3)
+
+
+def test_what_constants_decide_is_decided():
+    model = Masks()
+    program = export_module(model, (X,)).program.module()
+    given = torch.randn(4, 6)
+    assert torch.equal(program(given), model(given))
+
+
+def test_what_an_argument_or_chance_decides_is_refused():
+    with pytest.raises(CaptureError, match=r"hidden > 0\).any.* depends on the values of a tensor"):
+        capture(Masks(), (X, torch.ones(4)))
+
+    def by_chance(m, x):
+        return m[0](x) if torch.rand(3).sum() > 1 else x
+
+    def by_what_is_written(m, x):
+        mask = torch.zeros(4)
+        mask[:2] = x[:2, 0]
+        return m[0](x) if mask.any() else x
+
+    def by_a_weight(m, x):
+        return m[0](x) if m[0].bias.sum() > 0 else x
+
+    for function in (by_chance, by_what_is_written, by_a_weight):
+        with pytest.raises(CaptureError, match="depends on the values of a tensor"):
+            capture(wrapped(function), (X,))
 
 
 def test_numbers_that_only_checks_compare_are_left_out():

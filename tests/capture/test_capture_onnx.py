@@ -34,7 +34,8 @@ def saved(tmp_path, nodes, inputs, outputs=("y",), weights=(), opset=17, name="m
     given = [helper.make_tensor_value_info(n, kind, shape) for n, (shape, kind) in inputs.items()]
     wanted = [helper.make_tensor_value_info(n, FLOAT, None) for n in outputs]
     graph = helper.make_graph(nodes, "g", given, wanted, list(weights))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=domains)
     path = tmp_path / name
     path.write_bytes(model.SerializeToString())
     return str(path)
@@ -251,6 +252,73 @@ def test_where_only_the_batch_is_open_the_number_after_an_at_is_the_batch(tmp_pa
     fixed = saved(tmp_path, RELU, {"x": ((4, 8), FLOAT)}, name="fixed.onnx")
     with pytest.raises(FileError, match="leaves no size open, and 32 is given after the @"):
         onnx_graph(f"{fixed}@32")
+
+
+DECODER = {
+    "x": (("batch", "seq", 8), FLOAT),
+    "past": (("batch", "past", 8), FLOAT),
+    "mask": (("batch", "past + seq"), INT),
+}
+GROWN = [
+    helper.make_node("Concat", ["past", "x"], ["grown"], axis=1),
+    helper.make_node("Relu", ["grown"], ["y"]),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shapes"), [
+    ("seq=3,past=5", [(2, 3, 8), (2, 5, 8), (2, 8)]),
+    ("past=5,3", [(2, 3, 8), (2, 5, 8), (2, 8)]),
+    ("4", [(2, 4, 8), (2, 4, 8), (2, 8)]),
+    ("seq=3,past=0", [(2, 3, 8), (2, 3)]),
+])  # fmt: skip
+def test_open_sizes_are_given_by_their_names_and_sums_follow(tmp_path, sizes, shapes):
+    path = saved(tmp_path, GROWN, DECODER)
+    graph = onnx_graph(f"{path}@{sizes}", batch=2)
+    check_graph(graph)
+    assert [tensor.shape for tensor in graph.inputs] == shapes
+    assert shape_of(graph) == (2, shapes[-1][1], 8)
+    assert [op.kind for op in graph.ops] == ["concat"] * (len(shapes) - 2) + ["elementwise"]
+
+
+@pytest.mark.parametrize(("sizes", "says"), [
+    ("", r"leaves the sizes 'seq', 'past', 'past \+ seq' open; .*@seq=128,past=128"),
+    ("@seq=3", r"leaves the size 'past' open|leaves the sizes 'past', 'past \+ seq' open"),
+    ("@seq=3,pasd=4", "leaves no size 'pasd' open; did you mean past"),
+    ("@seq=3,seq=4", "'seq=4' after the @ is said twice"),
+    ("@3,4", "'4' after the @ is said twice"),
+    ("@seq=-3", "'seq=-3' after the @; a whole number is needed, or NAME=NUMBER"),
+    ("@0", "'0' after the @; a whole number is needed"),
+    ("@seq=3,past=1,batch=5", "is given two batches: 5 after the @, and 2"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_the_file_are_refused(tmp_path, sizes, says):
+    path = saved(tmp_path, GROWN, DECODER)
+    with pytest.raises(InputError, match=says):
+        onnx_graph(f"{path}{sizes}", batch=2)
+
+
+def test_one_number_for_channels_and_pixels_is_refused(tmp_path):
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], "conv")]
+    image = {"x": (("batch", "channels", "height", "width"), FLOAT)}
+    path = saved(tmp_path, nodes, image, weights=[floats("w", 8, 3, 3, 3)])
+    with pytest.raises(FileError, match=r"\(Conv\): reads 32 channels, and .* for 3; .* names"):
+        onnx_graph(f"{path}@32")
+    assert shape_of(onnx_graph(f"{path}@32,channels=3", batch=2)) == (2, 8, 30, 30)
+
+
+def test_what_is_scattered_into_keeps_its_shape(tmp_path):
+    """Also where ONNX does not know the shape of what it is given: here behind a fused operator."""
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "w"], ["product"], "op", domain="com.microsoft"),
+        helper.make_node("ScatterND", ["product", "places", "rows"], ["y"], "scatter"),
+    ]
+    given = {"x": ((4, 6), FLOAT), "places": ((2, 1), INT), "rows": ((2, 6), FLOAT)}
+    graph = read(tmp_path, nodes, given, weights=[floats("w", 6, 6)])
+    assert (graph.ops[-1].kind, shape_of(graph)) == ("scatternd", (4, 6))
+
+
+def test_the_batch_has_a_name_too(tmp_path):
+    path = saved(tmp_path, GROWN, DECODER)
+    assert onnx_graph(f"{path}@1,batch=5").inputs[0].shape == (5, 1, 8)
 
 
 def test_what_is_wrong_is_named_with_file_and_node(tmp_path):

@@ -10,32 +10,58 @@ in every call.
 
 import contextlib
 import logging
-import operator
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from partita.capture import lines
+from partita.capture.of_call import constant_of, is_of_call, node_of
+from partita.capture.repeats import HELD, PLAIN, Contents, differences, picture_of
 from partita.errors import CaptureError
 
 log = logging.getLogger("partita")
-HELD = ("_parameters", "_buffers", "_modules")
+
+
+class BufferMadeAnew(CaptureError):  # noqa: N818
+    """A buffer is replaced by one of another shape, made of constants: it can be there before."""
+
+    def __init__(
+        self, owner: torch.nn.Module, name: str, node: Node, line: lines.SourceLine
+    ) -> None:
+        super().__init__(
+            f"`{line.code}` puts a tensor of another shape in the place of the buffer {name!r}",
+            fix="let it be made before: call the model once with such arguments, then capture",
+            file=line.place,
+        )
+        mode = get_proxy_mode()
+        self.owner, self.name, self.node = owner, name, node
+        self.root = getattr(mode.tracer, "root", None) if mode is not None else None
+
+    def make(self) -> None:
+        """Put the buffer where the model's own first call would."""
+        made = constant_of(self.node, self.root)
+        self.owner._buffers[self.name] = made
+        log.info("the buffer %s is made for the sizes at hand, as a call would", self.name)
 
 
 @contextlib.contextmanager
 def kept_attributes(
-    module: torch.nn.Module, refused: list[CaptureError], reads: bool = True
-) -> Iterator[None]:
+    module: torch.nn.Module, refused: list[CaptureError], reads: bool = True,
+    changed: list[str] | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Refuse what would be kept; what is new or another in attributes goes again.
 
-    Without `reads` nobody sees what is read, and nothing is refused for it.
+    Without `reads` nobody sees what is read, and nothing is refused for it. What is no tensor and
+    is another after the call is named in `changed` (`repeats.py`).
     """
+    paths = {child: path for path, child in module.named_modules()}
     before = {child: dict(vars(child)) for child in module.modules()}
-    contents = {child: _contents(known) for child, known in before.items()}
+    picture = picture_of({paths[child]: known for child, known in before.items()})
+    contents = Contents(before.values())
     names = {  # attributes that may be kept: plain ones, not parameters or buffers
         name
         for known in before.values()
@@ -44,6 +70,7 @@ def kept_attributes(
     }
     read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
     written: set[tuple[torch.nn.Module, str]] = set()
+    own_changed: list[str] = []  # also what the export has put back when the call has ended
     get, put = torch.nn.Module.__getattribute__, torch.nn.Module.__setattr__
 
     def note_read(owner: torch.nn.Module, name: str) -> None:
@@ -62,26 +89,14 @@ def kept_attributes(
 
     def on_set(self: torch.nn.Module, name: str, value: Any) -> None:
         if lines.is_called_by_user(sys._getframe(1)):
-            old = before.get(self, {}).get(name)
-            lost, fix = "", ""
-            if isinstance(value, torch.Tensor) and (self, name) in read and _is_of_call(value):
-                lost = "keeps a tensor for the next call, which would be lost"
-                fix = f"make {name} a buffer (register_buffer) and change that in place"
-            elif _is_other_shape(self, name, value):
-                lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
-                fix = "let it be made before: call the model once with such arguments, then capture"
-            elif (
-                isinstance(value, torch.nn.Module)
-                and self in before  # not a module that is being made
-                and value is not self._modules.get(name)
-            ):
-                lost = f"puts another module in the place of {name!r} while the model runs"
-                fix = "put it there before: call the model once, then capture it"
+            old = before.get(self, {}).get(name, getattr(type(self), name, None))
             line = lines.of_stack()
-            if lost:
-                error = CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
+            error = _refusal(self, name, value, line, (self, name) in read, self in before)
+            if error is not None:
                 refused.append(error)
                 raise error
+            if self in before and _is_changed(self, name, value):
+                own_changed.append(f"{paths[self]}.{name}".lstrip("."))
             if isinstance(old, int | float) and value is not old:
                 log.warning(
                     "%s: `%s` changes %s from call to call; captured, it stays as it is now",
@@ -100,21 +115,45 @@ def kept_attributes(
         if reads:
             del cls.__getattribute__
         cls.__setattr__ = put
+        if changed is not None:
+            now = {paths[child]: vars(child) | known for child, known in before.items()}
+            changed += sorted({*own_changed, *differences(picture, picture_of(now))})
         for child, known in before.items():
-            _put_back(child, known, contents[child])
+            _put_back(child, known)
+        contents.put_back()
 
 
-def _contents(known: dict[str, Any]) -> dict[str, Any]:
-    """What collections among attributes hold: hooks, tables that the model keeps."""
-    return {
-        name: value.copy()
-        for name, value in known.items()
-        if isinstance(value, dict | list | set) and name not in HELD
-    }
+def _refusal(
+    owner: torch.nn.Module, name: str, value: Any, line: lines.SourceLine,
+    is_read: bool, is_known: bool,
+) -> CaptureError | None:  # fmt: skip
+    """Why an attribute may not be set to this; `is_read` before, `is_known`: of the model's own."""
+    if isinstance(value, torch.Tensor) and is_read and is_of_call(value):
+        lost = "keeps a tensor for the next call, which would be lost"
+        fix = f"make {name} a buffer (register_buffer) and change that in place"
+    elif _is_other_shape(owner, name, value):
+        if not is_of_call(value) and (node := node_of(value)) is not None:
+            return BufferMadeAnew(owner, name, node, line)
+        lost = f"puts a tensor of another shape in the place of the buffer {name!r}"
+        fix = "let it be made before: call the model once with such arguments, then capture"
+    elif isinstance(value, torch.nn.Module) and is_known and value is not owner._modules.get(name):
+        lost = f"puts another module in the place of {name!r} while the model runs"
+        fix = "put it there before: call the model once, then capture it"
+    else:
+        return None
+    return CaptureError(f"`{line.code}` {lost}", fix=fix, file=line.place)
 
 
-def _put_back(child: torch.nn.Module, known: dict[str, Any], contents: dict[str, Any]) -> None:
-    """A module as it was: a call of it that has no data must leave nothing in it.
+def _is_changed(owner: torch.nn.Module, name: str, value: Any) -> bool:
+    """Is what is no tensor and no module set to something else?"""
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return False
+    old = getattr(owner, name, None)
+    return not (isinstance(value, PLAIN) and type(old) is type(value) and old == value)
+
+
+def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
+    """A module's attributes as they were: a call of it that has no data must leave nothing in it.
 
     Flags go with what they stand for: a model that puts hooks on its modules in its first call, and
     notes that it has, would else put them there twice, or never.
@@ -124,21 +163,6 @@ def _put_back(child: torch.nn.Module, known: dict[str, Any], contents: dict[str,
     for name, value in known.items():
         if vars(child).get(name) is not value:
             vars(child)[name] = value
-        if name in contents and not _holds_same(value, contents[name]):
-            value.clear()
-            if isinstance(value, list):
-                value.extend(contents[name])
-            else:
-                value.update(contents[name])
-
-
-def _holds_same(one: Any, other: Any) -> bool:
-    """Do two collections hold the very same things?"""
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(one[key] is other[key] for key in one)
-    if isinstance(one, set):
-        return {id(each) for each in one} == {id(each) for each in other}
-    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:
@@ -146,25 +170,3 @@ def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:
     old = vars(owner).get("_buffers", {}).get(name)
     tensors = isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor)
     return tensors and (old.shape, old.dtype) != (value.shape, value.dtype)
-
-
-def _is_of_call(value: torch.Tensor) -> bool:
-    """Does a tensor depend on anything that may be another in the next call?"""
-    mode = get_proxy_mode()
-    if mode is None:
-        return True  # nobody follows the model: it cannot be told
-    slot: Any = get_proxy_slot(value, mode.tracer, None)
-    if slot is None:
-        return False  # a constant
-    waiting, seen = [slot.proxy.node], set[Node]()
-    while waiting:
-        node = waiting.pop()
-        if node.op == "placeholder" or _draws(node):
-            return True
-        seen.add(node)
-        waiting += [source for source in node.all_input_nodes if source not in seen]
-    return False
-
-
-def _draws(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -11,6 +11,7 @@
 4. `translate.py` gives every node its kind of op.
 """
 
+import ast
 import contextlib
 import copy
 import inspect
@@ -28,14 +29,17 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from partita.capture import lines
+from partita.capture.attributes import BufferMadeAnew
 from partita.capture.functional import make_functional
 from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.records import know_arguments, know_result, unknown_type
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
+from partita.capture.repeats import refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
-from partita.capture.watch import REGION, watching
+from partita.capture.vmaps import inline_vmaps
+from partita.capture.watch import REGION, deciding, watching
 from partita.errors import CaptureError, GraphError
 from partita.graph.record import Graph, Op
 
@@ -91,6 +95,7 @@ def export(
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
     program, is_usual = _exported(module, args, kwargs, checkpointing)
+    inline_vmaps(program.graph_module)
     _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
     make_functional(program)
@@ -167,7 +172,7 @@ def _exported(
     """The program, and whether the first way to export it was the one that worked."""
     know_arguments((args, kwargs))
     try:
-        return _export(module, args, kwargs, checkpointing, strict=False), True
+        return _export_made(module, args, kwargs, checkpointing), True
     except CaptureError:
         raise
     except Exception as first:
@@ -182,6 +187,18 @@ def _exported(
                 except Exception:
                     log.debug("another way to export failed as well", exc_info=True)
         raise _refusal(module, first) from first
+
+
+def _export_made(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
+) -> ExportedProgram:
+    """Exported after buffers that the model makes for the sizes at hand were made."""
+    for _ in module.buffers():
+        try:
+            return _export(module, args, kwargs, checkpointing, strict=False)
+        except BufferMadeAnew as anew:
+            anew.make()
+    return _export(module, args, kwargs, checkpointing, strict=False)
 
 
 def _plainly(
@@ -221,9 +238,14 @@ def _export(
     plainly: bool = False,
     shapes: dict[str, Any] | None = None,
 ) -> ExportedProgram:
-    watched = watching(module, checkpointing, not strict, plainly, bytecode=strict)
+    changed: list[str] = []
+    watched = watching(module, checkpointing, not strict, plainly, strict, changed)
     with _silent(), torch.enable_grad(), watched:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
+    if changed and shapes is None:
+        with _silent():
+            refuse_other_calls(module, args, kwargs, changed, deciding)
+    return program
 
 
 @contextlib.contextmanager
@@ -260,12 +282,14 @@ def _is_hopeless(module: torch.nn.Module, error: Exception) -> bool:
 
 
 def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
-    line = lines.of_traceback(error.__traceback__)
+    line = lines.of_error(error)
     scripted = _scripted(module)
     if _is_data_dependent(error):
         refusal = "depends on the values of a tensor, which are not known when a model is captured"
         fix = (
-            "choose with torch.where or torch.cond, "
+            TEXTS
+            if _writes_text(line)
+            else "choose with torch.where, "
             "or decide outside the model and pass the decision as an argument"
         )
     elif scripted is not None:
@@ -277,6 +301,7 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
             "taken apart into tensors",
             fix="use tensors, tuples, lists, dicts (a Hugging Face model: pass use_cache=False), "
             "or make the type known with torch.utils._pytree.register_pytree_node",
+            file=lines.of_function(type(module).forward).place,
         )
     else:
         said = (str(error).strip().splitlines() or [""])[0]
@@ -285,9 +310,33 @@ def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     return CaptureError(f"`{line.code}` {refusal}", fix=fix, file=line.place)
 
 
+TEXTS = (
+    "leave texts about values out of forward: return the tensor and write it where it is called, "
+    "or write its shape"
+)
+
+
+def _writes_text(line: lines.SourceLine) -> bool:
+    """Does a line put values into a text: a format, an f-string, something that is printed?"""
+    try:
+        tree = ast.parse(line.code)
+    except SyntaxError:
+        return False
+    return any(
+        isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "format")
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print")
+        or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
+            and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str))
+        for node in ast.walk(tree)
+    )  # fmt: skip
+
+
 def _change(error: Exception) -> str:
     """What to do about a line that fails where tensors have no numbers."""
     said = str(error)
+    if hasattr(error, "line_of_model"):
+        return "take gradients outside the module that is captured: its stages give their own"
     if isinstance(error, OSError):
         return (
             "read it before: in __init__, kept as a buffer, or as an argument; "
@@ -296,10 +345,7 @@ def _change(error: Exception) -> str:
     if "numpy()" in said:
         return "compute it with torch: numbers that leave PyTorch would be kept as they are now"
     if "__format__" in said:
-        return (
-            "leave texts about values out of forward: return the tensor and write it where it is "
-            "called, or write its shape"
-        )
+        return TEXTS
     return "change this line, or keep this part outside the module that is captured"
 
 

@@ -41,6 +41,23 @@ def of_traceback(trace: TracebackType | None) -> SourceLine:
     return _innermost(reversed(places))
 
 
+def blame(error: BaseException, line: SourceLine) -> None:
+    """Leave on an error, which has passed through no line of the model, the line that led to it."""
+    error.line_of_model = line  # type: ignore[attr-defined]
+
+
+def of_error(error: BaseException) -> SourceLine:
+    """The innermost line of the model that an error has passed through, or that is to blame."""
+    line = of_traceback(error.__traceback__)
+    return line if line.file else getattr(error, "line_of_model", line)
+
+
+def of_function(function: object) -> SourceLine:
+    """Where a function begins; unknown if it is none of Python's."""
+    code = getattr(function, "__code__", None)
+    return SourceLine(code.co_filename, code.co_firstlineno) if code is not None else SourceLine()
+
+
 def of_stack(frame: FrameType | None = None) -> SourceLine:
     """The innermost line of the model among the calls under way."""
     frames = traceback.walk_stack(frame or sys._getframe(1))
@@ -54,6 +71,17 @@ def is_called_by_user(frame: FrameType | None) -> bool:
     ):
         frame = frame.f_back
     return frame is not None and _is_users(frame.f_code.co_filename)
+
+
+def behind_library(frame: FrameType | None) -> SourceLine:
+    """The line of the model that called into Python's own library; unknown if somebody else did."""
+    while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+        if "site-packages" in frame.f_code.co_filename:
+            break
+        frame = frame.f_back
+    if frame is None or not _is_users(frame.f_code.co_filename):
+        return SourceLine()
+    return SourceLine(frame.f_code.co_filename, frame.f_lineno)
 
 
 def of_node(stack_trace: str | None) -> SourceLine:

@@ -94,13 +94,13 @@ def _key_mask(site: OnnxSite, position: int, batch: int, keys: int) -> list[Tens
     return [site.opaque("mask", "length_mask", (mask,), (batch, 1, 1, keys))]
 
 
-def packed_attention(site: OnnxSite) -> None:
+def packed_attention(site: OnnxSite, dtype: str | None = None) -> None:
     """input [b, s, i], weights [i, q + k + v], bias, mask, past, attention bias."""
     x, weights = site.tensor(0), site.tensor(1)
-    if site.has(4):
+    if site.holds(4):
         raise OnnxUnfit
     bias = [site.tensor(2)] if site.has(2) else []
-    made = _summed(site, "sum", site.part("product", "matmul", x, weights), *bias)
+    made = _summed(site, "sum", site.part("product", "matmul", x, weights, dtype=dtype), *bias)
     width = weights.shape[1]
     sizes = tuple(site.attr("qkv_hidden_sizes", (width // 3,) * 3))
     q, k, v = _cut(site, made, sizes)
@@ -127,7 +127,7 @@ def multi_head_attention(site: OnnxSite) -> None:
         ]
     mask = _key_mask(site, 4, given[1].shape[0], given[1].shape[1])
     mask = [_summed(site, "bias", site.tensor(5), *mask)] if site.has(5) else mask
-    past = [site.tensor(i) for i in (6, 7) if site.has(i)]
+    past = [site.tensor(i) for i in (6, 7) if site.holds(i)]
     _attend(site, given, heads, heads, past, mask, bool(site.attr("unidirectional", 0)))
 
 
@@ -145,7 +145,7 @@ def group_query_attention(site: OnnxSite) -> None:
             turned = _turned(site, given[i], count)
             given[i] = site.part(f"{'qk'[i]}.rope", "elementwise", given[i], fn="rope", **turned)
     window = site.attr("local_window_size", -1)
-    past = [site.tensor(i) for i in (3, 4) if site.has(i)]
+    past = [site.tensor(i) for i in (3, 4) if site.holds(i)]
     more = {"window": window} if window > 0 else {}
     if site.attr("softcap", 0.0):
         more["softcap"] = site.attr("softcap")

@@ -1,11 +1,10 @@
 """An ONNX file as a Graph: `model.onnx`, or `model.onnx@128` with 128 for free sizes.
 
 Shapes are worked out node by node, and what only computes shapes is computed here and leaves no
-op; weights are never read, so data kept in other files need not be there. A size that the file
-leaves open is the batch where it stands first in an input (`--batch`, else 1), and otherwise the
-number after the `@`; where only the batch is open, that number is the batch. Layers become ops by
-`onnx_kinds.py`; what has no kind is carried as it is, with the shapes that ONNX's own inference
-gives.
+op; weights are never read, so data kept in other files need not be there. What a MODEL says of
+sizes that the file leaves open is in `onnx_sizes.py`. Layers become ops by `onnx_kinds.py`; what
+has no kind is carried as it is, with the shapes that ONNX's own inference gives. An input without
+elements (keys and values before the first call) is known, so that what only moves it leaves no op.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.capture.installed import need_onnx
-from partita.errors import FileError, InputError, ModelError
+from partita.capture.onnx_sizes import fix_sizes, parse_sizes
+from partita.errors import FileError, InputError
 from partita.graph.record import FLOATS, Graph, Op, Tensor
 
 MAX_FOLDED = 4096  # elements of a tensor that may be part of a computation of shapes
@@ -35,11 +35,10 @@ def onnx_graph(spec: str, batch: int | None = None, dtype: str | None = None) ->
     need_onnx(f"the model {spec}")
     name, at, size = spec.rpartition("@")
     path = Path(name if at else spec)
-    if at and not (size.isascii() and size.isdecimal() and 0 < int(size) < 2**31):
-        raise ModelError(f"{size!r} after the @", fix="a whole number is needed", field=spec)
+    given = parse_sizes(size if at else "", spec)
     with _named(path):
         model = _loaded(path)
-        _fix_sizes(model, batch, int(size) if at else None)
+        fix_sizes(model, batch, given)
         return _OnnxReader(_inferred(model), path.stem, dtype).graph()
 
 
@@ -74,60 +73,6 @@ def _loaded(path: Path) -> Any:
     if not model.graph.node:
         raise FileError("holds no nodes", fix="export the model again", field="graph")
     return model
-
-
-def _fix_sizes(model: Any, batch: int | None, free: int | None) -> None:
-    """Give every open size of the inputs a number.
-
-    The number after the @ is for sizes that are not the batch; where there is none of these, it is
-    the batch.
-    """
-    batch_dims, other_dims = _open_dims(model)
-    if free is not None and not other_dims:
-        if not batch_dims:
-            raise FileError(
-                f"leaves no size open, and {free} is given after the @", fix="leave out the @"
-            )
-        if batch not in (None, free):
-            raise FileError(
-                f"leaves only the batch open, and is given two: {free} after the @, and {batch}",
-                fix="leave one out",
-            )
-        batch = free
-    for dim in batch_dims:
-        dim.dim_value = batch or 1
-    for name, place, dim in other_dims:
-        if free is None:
-            raise FileError(
-                f"leaves the size {dim.dim_param or place!r} open",
-                fix="write it after the name: model.onnx@128",
-                field=f"input {name!r}",
-            )
-        dim.dim_value = free
-
-
-def _open_dims(model: Any) -> tuple[list[Any], list[tuple[str, int, Any]]]:
-    """Dims of inputs without a size: those of the batch, and the others with name and place."""
-    given = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in given]
-    batches = {
-        value.type.tensor_type.shape.dim[0].dim_param
-        for value in inputs
-        if value.type.tensor_type.shape.dim
-    }
-    batch_dims: list[Any] = []
-    other_dims: list[tuple[str, int, Any]] = []
-    for value in inputs:
-        if not value.type.HasField("tensor_type"):
-            raise FileError("is no tensor", fix="export without it", field=f"input {value.name!r}")
-        for place, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                continue
-            if place == 0 or (dim.dim_param and dim.dim_param in batches):
-                batch_dims.append(dim)
-            else:
-                other_dims.append((value.name, place, dim))
-    return batch_dims, other_dims
 
 
 def _inferred(model: Any) -> Any:
@@ -189,6 +134,9 @@ class _OnnxReader:
                 kind = value.type.tensor_type
                 shape = [dim.dim_value for dim in kind.shape.dim]
                 dtype = self.element_type(kind.elem_type, value.name)
+                if 0 in shape:
+                    self.values[value.name] = _empty(shape, kind.elem_type)
+                    continue
                 self._declare(value.name, Tensor(value.name, tuple(shape), dtype, "input"))
         for number, node in enumerate(self.model.graph.node):
             label = node.name or f"{node.op_type}_{number}"
@@ -306,7 +254,7 @@ class _OnnxReader:
             self.values[node.output[0]] = np.array(shape[part], dtype=np.int64)
             return True
         values = [self.value(name) for name in node.input if name]
-        if any(value is None for value in values) or node.op_type in RANDOM:
+        if any(value is None for value in values) or node.op_type in NOT_FOLDED:
             return False
         if node.op_type == "ConstantOfShape" and int(np.prod(values[0])) > MAX_FOLDED:
             return False
@@ -317,9 +265,9 @@ class _OnnxReader:
         return True
 
 
-RANDOM = frozenset({
+NOT_FOLDED = frozenset({
     "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial",
-    "Bernoulli", "If", "Loop", "Scan",
+    "Bernoulli", "If", "Loop", "Scan", "DequantizeLinear",  # of weights, which are held as they are
 })  # fmt: skip
 
 
@@ -354,6 +302,13 @@ def _constant_value(node: Any) -> list[Any] | None:
             one = item.name == "value_float"
             return [np.array(item.f if one else list(item.floats), np.float32)]
     return None
+
+
+def _empty(shape: list[int], elem_type: int) -> Any:
+    import numpy as np
+    import onnx
+
+    return np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(elem_type))
 
 
 def _numpy_dtype(array: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from partita.capture.onnx_contrib import QUANTIZED, rotary
 from partita.capture.onnx_site import OnnxSite, OnnxUnfit
+from partita.errors import FileError
 from partita.graph.build import EPSILON
 from partita.graph.record import Tensor
 
@@ -35,7 +36,7 @@ def _cast(site: OnnxSite) -> None:
 
 
 def _dropout(site: OnnxSite) -> None:
-    training = site.has(2) and bool(site.reader.value(site.node.input[2]))
+    training = site.has(2) and bool(site.reader.value(site.inputs[2]))
     site.give("elementwise", site.tensor(0), fn="dropout" if training else "identity")
 
 
@@ -67,6 +68,13 @@ def _pads(
 def _conv(site: OnnxSite) -> None:
     x, w = site.tensor(0), site.tensor(1)
     kernel = w.shape[2:]
+    if x.shape[1] != w.shape[1] * site.attr("group", 1):
+        raise FileError(
+            f"reads {x.shape[1]} channels, and its weights are for "
+            f"{w.shape[1] * site.attr('group', 1)}",
+            fix="give the sizes that the file leaves open by their names: "
+            "model.onnx@num_channels=3,height=224,width=224",
+        )
     stride = list(site.attr("strides", [1] * len(kernel)))
     dilation = list(site.attr("dilations", [1] * len(kernel)))
     x, padding = _pads(site, x, kernel, stride, dilation)
@@ -182,7 +190,10 @@ def _softmax(site: OnnxSite) -> None:
 
 
 def _concat(site: OnnxSite) -> None:
-    parts = [site.tensor(i) for i in range(len(site.node.input))]
+    parts = [site.tensor(i) for i in range(len(site.inputs)) if site.holds(i)]
+    if len(parts) == 1:
+        site.same(parts[0])
+        return
     site.give("concat", *parts, axis=site.attr("axis"))
 
 
@@ -223,7 +234,7 @@ def _gather(site: OnnxSite) -> None:
     """Rows of a table are a lookup; one known index is a slice."""
     x = site.tensor(0)
     axis = site.attr("axis", 0) % len(x.shape)
-    known = site.reader.value(site.node.input[1])
+    known = site.reader.value(site.inputs[1])
     if known is not None and known.size == 1:
         index = int(known.reshape(-1)[0]) % x.shape[axis]
         row = site.part("row", "slice", x, axis=axis, start=index, stop=index + 1)
@@ -347,7 +358,7 @@ def _attention(site: OnnxSite) -> None:
     for name in ("scale", "softcap"):
         if site.attr(name, 0.0):
             settings[name] = site.attr(name)
-    if site.has(4):  # keys and values of earlier calls
+    if site.holds(4):  # keys and values of earlier calls
         if len(q.shape) == 3:
             raise OnnxUnfit
         k = site.part("k.all", "concat", site.tensor(4), k, axis=2)
@@ -361,15 +372,17 @@ def _attention(site: OnnxSite) -> None:
 
 
 def _recurrent(site: OnnxSite) -> None:
-    """X [t, b, i], W [directions, gates * h, i], R, B [directions, 2 * gates * h]."""
-    x, w, r = (site.tensor(i) for i in range(3))
-    kind = site.kind.lower()
+    recurrent_layer(site, site.kind.lower(), *(site.tensor(i) for i in range(3)))
+
+
+def recurrent_layer(site: OnnxSite, kind: str, x: Tensor, w: Tensor, r: Tensor) -> None:
+    """x [t, b, i], w [directions, gates * h, i], r; input 3 is b [directions, 2 * gates * h]."""
     if site.attr("layout", 0):
         raise OnnxUnfit
     directions, rows, _ = w.shape
     both = directions == 2
     given = [i for i in (5, 6) if site.has(i)]
-    states = [site.tensor(i) for i in given if site.reader.value(site.node.input[i]) is None]
+    states = [site.tensor(i) for i in given if site.reader.value(site.inputs[i]) is None]
     if states:
         x = site.opaque("start", f"{kind}_start", (x, *states), x.shape)
     x = site.part("first", "transpose", x, perm=(1, 0, 2))

@@ -12,6 +12,7 @@ from partita.graph.record import FLOATS, Call, Op, Tensor
 from partita.graph.shapes import SHAPES, output_shapes
 
 LOOPS = ("Loop", "Scan")
+LIKE_FIRST = ("ScatterND", "ScatterElements", "Scatter", "CumSum", "ReverseSequence")  # in shape
 
 
 class OnnxUnfit(Exception):  # noqa: N818
@@ -28,6 +29,7 @@ class OnnxSite:
         self.scope = scope
         self.kind: str = node.op_type
         self.opset: int = reader.opset
+        self.inputs: list[str] = list(node.input)  # a rule may choose among them for another
         self.attributes = {item.name: _attribute(item) for item in node.attribute}
         self._ops: list[tuple[Op, tuple[Tensor, ...]]] = []
         self._given: dict[str, Tensor] = {}
@@ -37,9 +39,11 @@ class OnnxSite:
         names = [name for name in self.node.output if name]
         from partita.capture.onnx_contrib import CONTRIB
         from partita.capture.onnx_kinds import RULES
+        from partita.capture.onnx_quantized import QUANTIZED_CONTRIB
 
         self._refuse_loops()
-        rules = {"": RULES, "ai.onnx": RULES, "com.microsoft": {**RULES, **CONTRIB}}
+        microsoft = {**RULES, **CONTRIB, **QUANTIZED_CONTRIB}
+        rules = {"": RULES, "ai.onnx": RULES, "com.microsoft": microsoft}
         rule = rules.get(self.node.domain, {}).get(self.kind)
         if rule is not None:
             try:
@@ -71,19 +75,26 @@ class OnnxSite:
 
     def has(self, position: int) -> bool:
         """Is there an input at this position?"""
-        return position < len(self.node.input) and bool(self.node.input[position])
+        return position < len(self.inputs) and bool(self.inputs[position])
+
+    def holds(self, position: int) -> bool:
+        """Is there an input at this position that has elements?"""
+        if not self.has(position):
+            return False
+        value = self.reader.value(self.inputs[position])
+        return value is None or value.size > 0
 
     def tensor(self, position: int) -> Tensor:
         """The input at this position."""
         if not self.has(position):
             raise OnnxUnfit
-        tensor: Tensor = self.reader.tensor(self.node.input[position])
+        tensor: Tensor = self.reader.tensor(self.inputs[position])
         return tensor
 
     def tensors(self) -> list[Tensor]:
         """All inputs; numbers that are known and single are left out, as Python's would be."""
         tensors = []
-        for name in self.node.input:
+        for name in self.inputs:
             value = self.reader.value(name) if name else None
             if name and (value is None or value.size > 1):
                 tensors.append(self.reader.tensor(name))
@@ -96,7 +107,7 @@ class OnnxSite:
             return [value] if isinstance(value, int) else list(value)
         if not self.has(position):
             return None
-        value = self.reader.value(self.node.input[position])
+        value = self.reader.value(self.inputs[position])
         if value is None:
             raise OnnxUnfit
         return [int(item) for item in value.reshape(-1)]
@@ -115,6 +126,10 @@ class OnnxSite:
             if known is not None and known != tensor.shape:
                 raise OnnxUnfit
             self._given[name] = tensor
+
+    def main(self) -> Tensor:
+        """What the main op gives."""
+        return self._given[self.node.output[0]]
 
     def also(self, position: int, tensor: Tensor) -> None:
         """One of the node's further outputs, if it is asked for."""
@@ -165,6 +180,8 @@ class OnnxSite:
 
     def _carry(self, names: list[str]) -> None:
         shapes = [self.reader.shape(name) for name in names]
+        if self.kind in LIKE_FIRST:
+            shapes[0] = self.reader.tensor(self.node.input[0]).shape
         if any(shape is None for shape in shapes):
             lost = names[shapes.index(None)]
             raise FileError(

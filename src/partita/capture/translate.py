@@ -311,8 +311,10 @@ def _shape(owner: TorchInput | TorchNode, shape: Any) -> tuple[int, ...]:
 def _dtype(owner: TorchInput | TorchNode, dtype: torch.dtype) -> str:
     name = DTYPES.get(dtype)
     if name is None:
+        line = owner.line if isinstance(owner, TorchNode) else lines.SourceLine()
         raise CaptureError(
-            f"has the element type {dtype}", fix=f"use one of {', '.join(map(str, DTYPES))}",
-            field=owner.name,
+            f"`{line.code}` has the element type {dtype}" if line.file else
+            f"has the element type {dtype}",
+            fix=f"use one of {', '.join(map(str, DTYPES))}", file=line.place, field=owner.name,
         )  # fmt: skip
     return name

@@ -10,18 +10,21 @@
   round);
 - tensors that a module keeps in attributes from call to call: export would forget them;
 - modules put into a module while it runs: the next call would be another program;
-- packed sequences: export fails on them, but somewhere else;
-- Python's and numpy's random numbers: the value drawn now would be used for ever.
+- packed sequences, gradients taken within `forward`: export fails on them, but somewhere else;
+- Python's and numpy's random numbers: the value drawn now would be used for ever;
+- files and connections that are opened: what they give now would be used for ever. That is said.
 
 Most raise `CaptureError` from where they happen, so that the line is known. What a bound method has
 been taken of before (`apply = MyFunction.apply`) is seen as well, because the names replaced here
 are those that PyTorch's own code looks up when it is called.
 """
 
+import builtins
 import contextlib
 import itertools
 import logging
 import random
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +36,7 @@ from partita.capture import lines
 from partita.capture.attributes import kept_attributes
 from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
+from partita.capture.of_call import decided_constants
 from partita.errors import CaptureError
 
 CHECKPOINTING = "refuse", "inline", "keep"
@@ -45,13 +49,14 @@ log = logging.getLogger("partita")
 @contextlib.contextmanager
 def watching(
     module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
-    bytecode: bool = False,
+    bytecode: bool = False, changed: list[str] | None = None,
 ) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
     `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
     being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
     That knows less of what is put in the place of PyTorch's own, and the model has been run before.
+    `changed` gets the names of what the call has changed in the module, tensors aside.
     """
     if checkpointing not in CHECKPOINTING:
         raise CaptureError(
@@ -62,13 +67,16 @@ def watching(
     refused: list[CaptureError] = []
     drawn: list[lines.SourceLine] = []
     with (
+        _blamed_gradients(),
         _noted_draws(drawn),
+        _said_reads(),
         _replaced(refused),
         _checkpoints(refused, checkpointing),
         _functions(refused, carries),
-        kept_attributes(module, refused, reads=not bytecode),
+        kept_attributes(module, refused, reads=not bytecode, changed=changed),
         _decided_draws(refused),
         contextlib.nullcontext() if bytecode else _bounded_counts(),
+        contextlib.nullcontext() if bytecode else decided_constants(),
         contextlib.nullcontext() if bytecode else passing_checks(),
         _plain_run() if plainly else contextlib.nullcontext(),
     ):
@@ -84,6 +92,14 @@ def watching(
             fix="draw them with torch, or pass what depends on them as an argument",
             file=line.place,
         )
+
+
+@contextlib.contextmanager
+def deciding() -> Iterator[None]:
+    """What is decided about values while a module is followed, for a call that is not followed."""
+    refused: list[CaptureError] = []
+    with _decided_draws(refused), _bounded_counts(), passing_checks():
+        yield
 
 
 @contextlib.contextmanager
@@ -282,6 +298,65 @@ def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
                 if hasattr(home, name):
                     put(home, name, noting(getattr(home, name)))
         yield
+
+
+@contextlib.contextmanager
+def _said_reads() -> Iterator[None]:
+    """Say which lines of the model open a file or a connection."""
+    said: set[str] = set()
+
+    def saying(what: str, opens: Callable[..., Any]) -> Callable[..., Any]:
+        def on_open(*args: Any, **kwargs: Any) -> Any:
+            line = lines.behind_library(sys._getframe(1))
+            if line.file and line.place not in said:
+                said.add(line.place)
+                log.warning(
+                    "%s: `%s` opens %s; captured, what it gives stays as it is now, and nothing is "
+                    "written later", line.place, line.code, what,
+                )  # fmt: skip
+            return opens(*args, **kwargs)
+
+        return on_open
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        put(builtins, "open", saying("a file", builtins.open))
+        put(socket, "create_connection", saying("a connection", socket.create_connection))
+        yield
+
+
+GRADIENTS = (
+    (torch.autograd, "grad"), (torch.autograd, "backward"), (torch.func, "grad"),
+    (torch.func, "grad_and_value"), (torch.func, "vjp"), (torch.func, "jvp"),
+    (torch.func, "jacrev"), (torch.func, "jacfwd"), (torch.func, "hessian"),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _blamed_gradients() -> Iterator[None]:
+    """Where following a model fails somewhere else, the line that took a gradient is to blame."""
+    taken: list[lines.SourceLine] = []
+
+    def noting(take: Callable[..., Any]) -> Callable[..., Any]:
+        def on_take(*args: Any, **kwargs: Any) -> Any:
+            if lines.is_called_by_user(sys._getframe(1)):
+                taken.append(lines.of_stack())
+            return take(*args, **kwargs)
+
+        return on_take
+
+    with contextlib.ExitStack() as stack:
+        put = _putting(stack)
+        for home, name in GRADIENTS:
+            put(home, name, noting(getattr(home, name)))
+        try:
+            yield
+        except CaptureError:
+            raise
+        except Exception as error:
+            if taken and not lines.of_traceback(error.__traceback__).file:
+                lines.blame(error, taken[-1])
+            raise
 
 
 @contextlib.contextmanager

@@ -203,9 +203,11 @@ class _StepReader:
             self.known[node.name] = value
         elif not node.is_operator:
             raise CaptureError(
-                f"node {node.name!r} calls {getattr(node.target, '__name__', node.target)}, "
-                "which has no Python source of its own",
-                fix="write this part of the model with plain operators",
+                f"`{node.line.code}` calls {getattr(node.target, '__name__', node.target)}, "
+                "which cannot be written into a stage",
+                fix="compute with operations on tensors (x.sum(), torch.where), not with numbers "
+                "that are read off them, and without torch.cond",
+                file=node.line.place,
             )
         elif node.target.overloadpacket.__name__ in _SAME:
             self.known[node.name] = self._known(node.args[0])
