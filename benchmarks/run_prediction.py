@@ -4,25 +4,29 @@
     python benchmarks/run_prediction.py --ranks 8 --layers 16 --batch 32 --microbatches 16
 
 Each plan of a GPT-2 of moderate size (for as many A100s, run on gloo ranks of one thread) is
-traced, compared and calibrated from its own trace; then it is predicted again. The last column but
-one is what a calibration from the first plan's run (1F1B) says of the others: what is learned from
-one plan and used for another. Where ranks had less than 95 % of their cores, a step is replayed
-with the processor time of its tasks (`jobs/calibrate.py`), and the clock's is told beside it;
-`--repeat 3` runs all plans several times in turns and tells medians too. The speed-up of the first
-plan over one process is told, too. `--order FILE` keeps the searched order there, or takes it from
-there where it is known: a machine without the search's solver can then run it.
+traced, compared and calibrated from its own trace; then it is predicted again. `from the first` is
+what a calibration from the first plan's run (1F1B) says of the others: what is learned from one
+plan and used for another. `--repeat 3` runs all plans several times in turns and tells medians too;
+then `from its kind` is what a calibration from the first run of the same plan says of the later
+ones. Where ranks had less than 95 % of their cores, a step is replayed with the processor time of
+its tasks (`jobs/calibrate.py`), and the clock's is told beside it. The speed-up over the module in
+one process (with the micro-batches of the pipelines) is by the clock where ranks had their cores,
+else in processor time, and told beside the one that the first calibration predicts. `--order FILE`
+keeps the searched order there, or takes it from there where it is known: a machine without the
+search's solver can then run it. `--json` prints a line of JSON for each run as it ends.
 """
 
 import argparse
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,7 @@ from partita.search.base import Stop
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = 8
 SPEC = f"{Path(__file__).resolve()}:make"
+ALONE_S = 6.0  # for steps in one process, once there are a few
 KINDS = ("1f1b", "zb-h1", "searched", "zero3", "tensor")
 
 
@@ -76,6 +81,9 @@ class Figures:
     worst: str
     clock_s: float  # the measured step by the clock; measured_s is replayed where cores were shared
     had: float  # of their cores, while ranks computed
+    from_kind_s: float | None  # by a calibration from the first run of this plan
+    speed_up: float  # over one process
+    predicted_speed_up: float  # with the calibration of the first
 
 
 def _equal(workload: Workload, ranks: int) -> tuple[Stage, ...]:
@@ -148,56 +156,73 @@ def measure(options: argparse.Namespace) -> list[Figures]:
     """Plan, run, calibrate and predict again, one kind after the other."""
     rows: list[Figures] = []
     first: Calibration | None = None
+    of_kind: dict[str, Calibration] = {}
     workload = load(SPEC, batch=options.batch)
+    alone = one_process(workload.batch, options.microbatches)
     for kind in options.only.split(",") * options.repeat:
         plan = _plan(kind, workload, options)
         with tempfile.TemporaryDirectory() as folder:
             traces = _traced(plan, Path(folder), options.ranks, options.steps)
             compared = compare_trace(plan, read_traces(traces))
-        own = compared.calibration
-        if first is None and len(plan.stages) > 1:
-            print(speed_up(workload, plan, compared), flush=True)
-        first = first or own
-        uncapped = replace(plan, prediction=replace(plan.prediction, capacity_bytes=(0.0,)))
-        worst = compared.worst
-        rows.append(
-            Figures(
-                kind, compared.predicted_s, compared.measured_s,
-                simulate(uncapped, calibration=own).step_s,
-                simulate(uncapped, calibration=first).step_s,
-                "none" if worst is None else worst.name,
-                compared.matched.clock_s, compared.matched.had,
-            )
-        )  # fmt: skip
+            if options.keep is not None:
+                shutil.copytree(folder, options.keep / f"{len(rows)}-{kind}")
+        first = first or compared.calibration
+        rows.append(_figures(kind, plan, compared, first, of_kind.get(kind), alone, options))
+        of_kind.setdefault(kind, compared.calibration)
         print(_line(rows[-1]), file=sys.stderr, flush=True)
+        if options.json:
+            print(json.dumps(asdict(rows[-1])), flush=True)
     return rows
 
 
-def speed_up(workload: Workload, plan: Plan, compared: TraceComparison) -> str:
-    """What a plan gains over the module in one process: predicted, and measured alike."""
+def _figures(
+    kind: str, plan: Plan, compared: TraceComparison, first: Calibration,
+    earlier: Calibration | None, alone: tuple[float, float], options: argparse.Namespace,
+) -> Figures:  # fmt: skip
+    """What was predicted for a run, in three ways, and measured."""
+    uncapped = replace(plan, prediction=replace(plan.prediction, capacity_bytes=(0.0,)))
+    predicted = [
+        None if each is None else simulate(uncapped, calibration=each).step_s
+        for each in (compared.calibration, first, earlier)
+    ]
+    own_s, first_s, kind_s = predicted
+    assert own_s is not None, "a trace gives a calibration"
+    assert first_s is not None, "so does the first"
+    worst, matched = compared.worst, compared.matched
+    return Figures(
+        kind, compared.predicted_s, compared.measured_s, own_s, first_s,
+        "none" if worst is None else worst.name, matched.clock_s, matched.had, kind_s,
+        alone[matched.is_shared] / compared.measured_s,
+        predicted_alone(plan, first, options.microbatches) / first_s,
+    )  # fmt: skip
+
+
+def predicted_alone(plan: Plan, calibration: Calibration, count: int) -> float:
+    """Seconds of a step of the module in one process, as a calibration has it."""
+    workload, here = load(plan.model.spec, batch=plan.model.batch), resolve(plan.cluster.spec)
+    ops = (op for op in workload.graph.ops if op.phase == "forward")
+    whole = Stage("model", Mesh((), (0,)), tuple(OpSplit(op.name, ()) for op in ops))
+    there = calibrated(here, calibration)
+    return simulate_stages(workload, there, (whole,), Schedule("1f1b", count)).step_s
+
+
+def one_process(batch: int, count: int) -> tuple[float, float]:
+    """Seconds of a step of the module in one process: by the clock, and of the processor."""
     import torch
 
     torch.set_num_threads(1)
-    here = calibrated(resolve(plan.cluster.spec), compared.calibration)
-    ops = (op for op in workload.graph.ops if op.phase == "forward")
-    whole = Stage("model", Mesh((), (0,)), tuple(OpSplit(op.name, ()) for op in ops))
-    alone = simulate_stages(workload, here, (whole,), plan.schedule).step_s
-    step = simulate_stages(workload, here, plan.stages, plan.schedule).step_s
-    module, args = make(workload.batch)
+    module, args = make(batch)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
-    count, took = plan.schedule.num_microbatches, []
-    for _ in range(14):
-        began = time.thread_time()
+    took: list[tuple[float, float]] = []
+    while len(took) < 4 or (len(took) < 10 and sum(own for own, _ in took) < ALONE_S):
+        began, busy = time.perf_counter(), time.thread_time()
         optimizer.zero_grad()
         for part in zip(*(arg.chunk(count) for arg in args), strict=True):
             (module(*part) / count).backward()
         optimizer.step()
-        took.append(time.thread_time() - began)
-    measured = statistics.median(took[3:]) / compared.measured_s
-    return (
-        f"speed-up over one process (processor time): predicted {alone / step:.2f}, measured "
-        f"{measured:.2f} ({measured * step / alone:.0%} of it)"
-    )
+        took.append((time.perf_counter() - began, time.thread_time() - busy))
+    by_clock, of_processor = (statistics.median(each) for each in zip(*took[1:], strict=True))
+    return by_clock, of_processor
 
 
 def _line(row: Figures) -> str:
@@ -208,7 +233,10 @@ def _line(row: Figures) -> str:
         f"{row.kind:10} planned for A100s {row.planned_s * 1e3:7.2f} ms   "
         f"measured {row.measured_s * 1e3:8.1f} ms   calibrated {off(row.calibrated_s)}   "
         f"from the first {off(row.from_first_s)}   most wrong: {row.worst}   "
-        f"by the clock {row.clock_s * 1e3:.1f} ms with {row.had:.0%} of the cores"
+        f"by the clock {row.clock_s * 1e3:.1f} ms with {row.had:.0%} of the cores   "
+        f"from its kind {'not known' if row.from_kind_s is None else off(row.from_kind_s)}   "
+        f"speed-up {row.speed_up:.2f} ({row.speed_up / row.predicted_speed_up:.0%} of "
+        f"{row.predicted_speed_up:.2f})"
     )
 
 
@@ -223,18 +251,17 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--order", type=Path)
+    parser.add_argument("--keep", type=Path, help="a folder for the plans and their traces")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["RUN_PREDICTION_LAYERS"] = str(options.layers)
     os.environ["RUN_PREDICTION_HEADS"] = str(max(4, options.ranks))  # each rank has some of them
     rows = measure(options)
-    for kind in options.only.split(",") if options.repeat > 1 else ():
+    for kind in options.only.split(",") if options.repeat > 1 and not options.json else ():
         own = [row for row in rows if row.kind == kind]
         off = statistics.median(row.from_first_s / row.measured_s - 1 for row in own)
         measured = statistics.median(row.measured_s for row in own)
         print(f"{kind:10} median of {len(own)}: {measured * 1e3:.1f} ms, from the first {off:+.0%}")
-    if options.json:
-        print(json.dumps([vars(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":

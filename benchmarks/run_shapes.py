@@ -72,12 +72,14 @@ def plans(options: argparse.Namespace, folder: Path) -> dict[str, Simulation]:
     stages = m_shape(workload, options.ranks, options.shared)
     first = simulate_stages(workload, machine, stages, Schedule("1f1b", options.microbatches))
     plan = _plan(workload, first, options.ranks)
-    traces = _traced(plan, folder, options.ranks, 20)
+    traces = _traced(plan, folder, options.ranks, min(20, options.steps))
     calibration = compare_trace(plan, read_traces(traces)).calibration
     here = calibrated(machine, calibration)
     usual = simulate_stages(workload, here, stages, first.schedule)
     settings = replace(USUAL, largest_order=10**4)
-    order = searched_schedule(usual, Memo(Collectives(here)), Stop(time_s=30.0), 0, settings)
+    order = searched_schedule(
+        usual, Memo(Collectives(here)), Stop(time_s=options.search), 0, settings
+    )
     assert order is not None, "an M shape has an order"
     searched = simulate_stages(workload, here, stages, order)
     for name, simulation in zip(NAMES, (usual, searched), strict=True):
@@ -255,6 +257,7 @@ def main() -> None:
     parser.add_argument("--shared", type=float, default=0.3, help="part of the work in all ranks")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--search", type=float, default=30.0, help="seconds to look for an order")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before every step")
     parser.add_argument("--folder", type=Path, help="of a rank that this script started")
     parser.add_argument("--json", action="store_true")

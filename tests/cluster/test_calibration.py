@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from partita.cluster import Cluster, resolve
 from partita.cluster.calibration import (
+    FIXED_ACROSS,
+    FIXED_INSIDE,
     ISSUE,
+    MESSAGE,
     OP_BY_OP,
     PER_BYTE,
     PER_FLOP,
@@ -51,6 +54,23 @@ def test_a_factor_and_a_launch_replace_those_of_the_op():
             assert after.launch_s == 1e-3
         else:
             assert after == before
+
+
+def test_messages_and_collectives_have_costs_and_bandwidths_of_their_own():
+    plain, size, pair = resolve("2xA100"), 1e9, ((0, 1),)
+    fixed = (OpScale(FIXED_INSIDE, 0.25, 1e-3), OpScale(FIXED_ACROSS, 1.0, 2e-3))
+    shared = Collectives(calibrated(plain, of_a100(*fixed)))
+    apart = Collectives(calibrated(plain, of_a100(*fixed, OpScale(MESSAGE, 1.0, 1e-5))))
+    free = Collectives(calibrated(plain, of_a100(*fixed, OpScale(MESSAGE, 1.0, 0.0))))
+    for name in ("all_reduce", "all_gather"):
+        moving = Collectives(plain).by_bandwidth(name, size, pair)
+        assert apart.by_bandwidth(name, size, pair) == pytest.approx(4 * moving, rel=1e-3)
+        assert apart.fixed_s(pair) == 1e-3
+        assert apart.seconds(name, size, pair) == shared.seconds(name, size, pair)
+    # A message goes at the whole bandwidth; without a cost of its own it has that of a collective.
+    assert apart.send(size, 0, 1) - free.send(size, 0, 1) == pytest.approx(1e-5)
+    assert shared.send(size, 0, 1) - free.send(size, 0, 1) == pytest.approx(1e-3)
+    assert apart.exchange(size, ((0, 1), (1, 0))) < apart.by_bandwidth("all_gather", size, pair)
 
 
 def test_flops_bytes_and_starts_cost_what_was_measured():

@@ -36,6 +36,20 @@ def block():
     return training_graph(g.finish(g.cross_entropy(logits, g.input("targets", (4, 8), "i64"))))
 
 
+def attended(keys=8, **attrs):
+    """Attention of 8 positions over some keys, with what it takes and its loss."""
+    g = GraphBuilder("attended")
+    x = g.linear(g.input("x", (4, 8, 16)), 16, "in")
+    memory = x if keys == 8 else g.linear(g.input("memory", (4, keys, 16)), 16, "memory_in")
+    mask = [g.parameter("bias", (4, 8, keys))] if attrs.pop("mask", False) else []
+    width = 16 // 4 * attrs.get("kv_heads", 4)
+    q = g.linear(x, 16, "q", bias=False)
+    k, v = (g.linear(memory, width, name, bias=False) for name in ("k", "v"))
+    a = g.one("attention", q, k, v, *mask, name="attention", heads=4, **attrs)
+    loss = g.one("mse_loss", g.linear(a, 16, "proj"), g.input("y", (4, 8, 16)), name="loss")
+    return training_graph(g.finish(loss))
+
+
 MEGATRON = {
     "q": "n", "k": "n", "v": "n", "attention": "h", "proj": "k", "up": "n", "down": "k",
     "elementwise": "c", "relu": "c", "gelu": "c",

@@ -8,16 +8,19 @@ import pytest
 from click.testing import CliRunner
 
 from partita.cli import partita
+from partita.costs.sharding import dims_of as legal_dims
 from partita.emit.ranks import emit_rank
 from partita.errors import PlanError
 from partita.graph import GraphBuilder, training_graph
 from partita.graph.files import write_graph
+from partita.graph.loops import loop_nest
 from partita.jobs.workload import load
 from partita.plans import Axis
 from partita.run.local.reference import example, reference
 from tests.emit.plans import plan_in_parts
 from tests.emit.rank_models import (
     at_random,
+    attended,
     block,
     constants,
     lowered,
@@ -116,6 +119,55 @@ def test_heads_are_turned_by_the_positions_of_the_whole_sequence():
     assert "turn = rope(q, 2)" in emitted_ranks(plan, graph)[1].source
 
 
+KINDS_OF_ATTENTION = {
+    "all": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 3},
+    "chunks": {"causal": True, "chunk": 4}, "few heads": {"causal": True, "kv_heads": 2},
+    "scaled": {"scale": 0.3}, "mask": {"mask": True},
+    "causal, mask": {"causal": True, "mask": True}, "other keys": {"keys": 12},
+    "earlier keys": {"keys": 12, "causal": True, "scale": 0.2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ATTENTION)
+@pytest.mark.parametrize("dims", [("s",), ("s", "h"), ("b", "s"), ("s", "s"), ("", "")])
+def test_a_rank_attends_from_its_part_of_the_sequence(kind, dims):
+    graph = attended(**KINDS_OF_ATTENTION[kind])
+    axes = tuple(Axis(name, 2) for name in ("cp", "tp")[: len(dims)])
+
+    def dims_of(op):
+        names = {dim.name for dim in loop_nest(graph.call(op)).dims}
+        known = dims if op.name == "attention" else ("s", "")[: len(dims)]
+        return tuple(dim if dim in names else "" for dim in known)
+
+    assert error_of(lowered(graph, axes, dims_of), graph) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "t5", "bert", "transformer"])
+def test_every_op_by_its_sequence_is_written_for_models_of_the_zoo(name):
+    graph = training_graph(MODELS[name]())
+
+    def dims_of(op):
+        legal = legal_dims(graph.call(op), (Axis("cp", 2),))
+        return ("s",) if ("s",) in legal else ("",)
+
+    plan = lowered(graph, (Axis("cp", 2),), dims_of)
+    source = emitted_ranks(plan, graph)[1].source
+    assert ("attention_from(" in source) == (name != "bert")  # which sees all from everywhere
+    assert error_of(plan, graph) < 1e-5  # angles are single precision in the reference
+
+
+def test_angles_start_at_the_first_position_of_a_rank():
+    g = GraphBuilder("turned")
+    q = g.linear(g.input("x", (2, 8, 16)), 16, "q")
+    turned = g.one("elementwise", q, name="turn", fn="rope", heads=4, start=3)
+    graph = training_graph(g.finish(g.linear(turned, 8, "out")))
+    plan = lowered(graph, (Axis("cp", 2),), lambda op: ("s",))
+    assert error_of(plan, graph) < 1e-6  # angles are single precision in the reference
+    first, second = (each.source for each in emitted_ranks(plan, graph))
+    assert "rope(q, 4, first=3)" in first
+    assert "rope(q, 4, first=7)" in second
+
+
 def test_gradients_are_reduced_where_the_batch_is_split():
     graph = perceptron()
     source = emitted_ranks(megatron(graph, 2, 2), graph)[3].source
@@ -138,13 +190,16 @@ class TestRefusals:
         message = self.of(block(), (Axis("tp", 2),), dims)
         assert "'norm_1' (layer_norm) exchanges statistics where c is split" in message
 
-    def test_a_split_sequence_of_attention(self):
+    def test_keys_of_attention_in_parts(self):
         def dims(op):
-            return ("s" if op.name == "attention" else "",)
+            return ("t" if op.name == "attention" else "",)
 
-        assert "'attention' (attention) is split along s" in self.of(
-            block(), (Axis("cp", 2),), dims
-        )
+        message = self.of(block(), (Axis("cp", 2),), dims)
+        assert "'attention' (attention) exchanges statistics where t is split" in message
+
+    def test_scores_that_are_capped(self):
+        message = self.of(attended(softcap=20.0), (Axis("tp", 2),), lambda op: ("",))
+        assert "'attention' (attention) caps its scores" in message
 
     def test_masks_that_are_drawn(self):
         g = GraphBuilder("dropped")

@@ -70,7 +70,9 @@ def test_what_the_verifier_refuses_is_wrong_when_torch_runs_it(outcomes):
     assert max(outcome["deferred"]["worst"] for outcome in outcomes[:2]) > 0.1
 
 
-@pytest.mark.parametrize("name", ["tensor and data parallel", "any split"])
+@pytest.mark.parametrize(
+    "name", ["tensor and data parallel", "any split", "context and tensor parallel"]
+)
 def test_steps_written_for_single_ranks_give_the_numbers_of_the_model(outcomes, name):
     assert max(outcome["emitted"][name] for outcome in outcomes) < 1e-9
 

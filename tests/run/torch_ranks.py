@@ -157,16 +157,21 @@ def run_plan(file: Path, rank: int, group: dist.ProcessGroup) -> dict[str, objec
 @functools.cache
 def rank_sources() -> dict[str, object]:
     """Steps written for single ranks of a mesh of four: by name, graph, axes, sources."""
-    graph = rank_models.block()
+    graph, attended = rank_models.block(), rank_models.attended(causal=True, chunk=4)
     axes = (Axis("a", 2), Axis("b", 2))
+    sequence = {"attention": ("s", "h"), **dict.fromkeys(("q", "k", "v"), ("s", "n"))}
     plans = {
-        "tensor and data parallel": rank_models.megatron(graph, 2, 2, zero=2),
-        "any split": rank_models.at_random(graph, axes, random.Random(RANDOM_SPLIT)),
+        "tensor and data parallel": (graph, rank_models.megatron(graph, 2, 2, zero=2)),
+        "any split": (graph, rank_models.at_random(graph, axes, random.Random(RANDOM_SPLIT))),
+        "context and tensor parallel": (
+            attended,
+            rank_models.lowered(attended, axes, lambda op: sequence.get(op.name, ("s", ""))),
+        ),
     }
     return {
         name: (graph, plan.stages[0].mesh.axes,
                [emit_rank(plan.program, graph, plan.stages[0], rank) for rank in range(4)])
-        for name, plan in plans.items()
+        for name, (graph, plan) in plans.items()
     }  # fmt: skip
 
 

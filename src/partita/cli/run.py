@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True)
 @click.option("--device", metavar="DEVICE", help="cpu or cuda; this rank's GPU where there is one.")
+@click.option(
+    "--backend", type=click.Choice(["gloo", "nccl"]),
+    help="What messages take: nccl for GPUs, else gloo; ranks that share a GPU need gloo.",
+)  # fmt: skip
 @click.option("--checkpoint", metavar="FOLDER", help="Where checkpoints are, and go on from there.")
 @click.option("--checkpoint-every", type=click.IntRange(1), metavar="K", help="Save every K steps.")
 @click.option(
@@ -58,6 +62,7 @@ def command(
     steps: int,
     lr: float,
     device: str | None,
+    backend: str | None,
     checkpoint: str | None,
     checkpoint_every: int | None,
     matmul_dtype: str | None,
@@ -85,7 +90,7 @@ def command(
         with _said_once(rank):
             return _run(
                 plan, model, data, steps, lr, device, checkpoint, checkpoint_every, timeout, rank,
-                out, (trace, trace_steps, trace_warmup), matmul_dtype,
+                out, (trace, trace_steps, trace_warmup), matmul_dtype, backend,
             )  # fmt: skip
     except InputError as error:  # all ranks refuse alike: one says it
         if rank and error.field != "launch" and "rank" not in error.found:
@@ -126,6 +131,7 @@ def _run(
     plan: str, model: str | None, data: str | None, steps: int, lr: float, device: str | None,
     checkpoint: str | None, every: int | None, timeout: float, rank: int, out: Output,
     tracing: tuple[str | None, int, int] = (None, 0, 0), matmul_dtype: str | None = None,
+    backend: str | None = None,
 ) -> int:  # fmt: skip
     from partita.capture.installed import need_torch
     from partita.plans import read_plan
@@ -157,7 +163,7 @@ def _run(
         )
     settings = TrainSettings(
         steps, lr, device, None if checkpoint is None else Path(checkpoint), every or 0, timeout,
-        out.seed, matmul_dtype,
+        out.seed, matmul_dtype, backend,
     )  # fmt: skip
     losses, seconds, start = [], 0.0, 0
     batches = _batches(data, record.model.batch)

@@ -7,7 +7,8 @@ devices and by links of equal figures, so that what two devices showed holds for
     op         roofline seconds x factor + launch_s, by phase and class of op ("forward product"),
                and seconds per FLOP and per byte besides, where ops were measured one by one: a CPU
                has no fast tiles, and what it takes does not follow the curve of a GPU
-    collective what each costs before a byte is moved, inside a node and across nodes
+    collective what each costs before a byte is moved, inside a node and across nodes, and the part
+               of the bandwidth of messages that collectives reach; what a message by itself costs
     link       latency and bytes per second, for links of the figures that they had before
 
 All else of the machine stays as it is. A calibrated machine has another fingerprint: plans say
@@ -23,6 +24,9 @@ from partita.errors import ClusterError
 KIND = "calibration"
 FIXED_INSIDE = "collective inside a node"  # entries whose launch_s is a collective's fixed cost
 FIXED_ACROSS = "collective across nodes"
+# Their factor is the part of a message's bandwidth that collectives reach. A message by itself has
+# a fixed cost of its own where a calibration tells one.
+MESSAGE = "message"
 PER_FLOP = "per FLOP"  # after a class: entries whose launch_s is what each costs besides
 PER_BYTE = "per byte"
 ISSUE = "start of a collective"  # its launch_s is what the host takes for it, on any link

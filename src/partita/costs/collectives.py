@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from partita.cluster import Cluster, DeviceKind
-from partita.cluster.calibration import FIXED_ACROSS, FIXED_INSIDE
+from partita.cluster.calibration import FIXED_ACROSS, FIXED_INSIDE, MESSAGE
 from partita.costs.physics import physics_sets
 
 Groups = tuple[tuple[int, ...], ...]
@@ -50,6 +50,9 @@ class Reached:
     across_s: float = 0.0
     hop_s: float = 0.0
     interference: float = 0.0
+    message_s: float | None = None  # fixed cost of a message; None: that of a collective of two
+    share_inside: float = 1.0  # of a message's bandwidth that collectives reach
+    share_across: float = 1.0
 
 
 def reached(cluster: Cluster) -> Reached:
@@ -66,6 +69,9 @@ def reached(cluster: Cluster) -> Reached:
         max(own.across_s for own in known),
         max(own.hop_s for own in known),
         max(own.interference for own in known),
+        max((own.message_s for own in known if own.message_s is not None), default=None),
+        min(own.share_inside for own in known),
+        min(own.share_across for own in known),
     )
 
 
@@ -78,10 +84,13 @@ def _reached_by(kind: DeviceKind) -> Reached | None:
     if record is None:
         return None
     known = record.physics
-    fixed = {name: seconds for name, _, seconds in kind.measured}
+    fixed = {name: (factor, seconds) for name, factor, seconds in kind.measured}
     if FIXED_INSIDE in fixed:
-        inside_s, across_s = fixed[FIXED_INSIDE], fixed[FIXED_ACROSS]
-        return Reached(known.inside, known.across, inside_s, across_s)
+        (inside, inside_s), (across, across_s) = fixed[FIXED_INSIDE], fixed[FIXED_ACROSS]
+        message_s = fixed[MESSAGE][1] if MESSAGE in fixed else None
+        return Reached(
+            known.inside, known.across, inside_s, across_s, 0.0, 0.0, message_s, inside, across
+        )
     return Reached(
         known.inside, known.across, known.inside_s, known.across_s, known.hop_s,
         0.0 if kind.measured else known.interference,
@@ -148,6 +157,11 @@ class Collectives:
             return self.reached.inside_s
         return self.reached.across_s + (p - 1) * self.reached.hop_s
 
+    def message_s(self, pair: tuple[int, int]) -> float:
+        """What a message costs before a byte is moved."""
+        known = self.reached.message_s
+        return self.fixed_s((pair,)) if known is None else known
+
     @cached_property
     def reached(self) -> Reached:
         """What the devices of the cluster reach."""
@@ -166,16 +180,17 @@ class Collectives:
         """Time of one message between two devices."""
         if source == target:
             return 0.0
-        path = self._measure([(source, target)])
-        fixed = self.fixed_s(((source, target),))
+        path = self._measure([(source, target)], message=True)
+        fixed = self.message_s((source, target))
         return fixed + path.latency_s + size_bytes * path.s_per_byte
 
     def exchange(self, size_bytes: float, pairs: tuple[tuple[int, int], ...]) -> float:
         """Time of a message of `size_bytes` from each source to its target, all at once."""
         if pairs not in self._pairs:
-            self._pairs[pairs] = self._measure((a, b) for a, b in pairs if a != b)
+            apart = ((a, b) for a, b in pairs if a != b)
+            self._pairs[pairs] = self._measure(apart, message=True)
         path = self._pairs[pairs]
-        fixed = max((self.fixed_s((pair,)) for pair in pairs if pair[0] != pair[1]), default=0.0)
+        fixed = max((self.message_s(pair) for pair in pairs if pair[0] != pair[1]), default=0.0)
         return fixed + path.latency_s + size_bytes * path.s_per_byte
 
     def algorithm(self, size_bytes: float, groups: Groups) -> str:
@@ -258,7 +273,7 @@ class Collectives:
         self._kept[id(groups)] = groups
         return id(groups)
 
-    def _measure(self, pairs: Iterable[tuple[int, int]]) -> Path:
+    def _measure(self, pairs: Iterable[tuple[int, int]], message: bool = False) -> Path:
         loads: Counter[tuple[str, int]] = Counter()
         latency, far = 0.0, False
         links, devices = self.cluster.links, self.cluster.devices
@@ -269,7 +284,11 @@ class Collectives:
             for i in route:
                 loads[(links[i].lane, -1) if links[i].lane else ("", i)] += 1
         worst = max((count / self._rates[key] for key, count in loads.items()), default=0.0)
-        return Path(latency, worst / (self.reached.across if far else self.reached.inside))
+        known = self.reached
+        part = known.across if far else known.inside
+        if not message:
+            part *= known.share_across if far else known.share_inside
+        return Path(latency, worst / part)
 
     @cached_property
     def _rates(self) -> dict[tuple[str, int], float]:

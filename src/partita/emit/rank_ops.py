@@ -50,16 +50,37 @@ HELPERS = {
     )
     return out.transpose(1, 2).flatten(2)
 ''',
+    "attention_from": '''def attention_from(
+    first, q, k, v, heads, kv_heads, causal, scale=None, window=0, chunk=0, mask=None
+):
+    """Attention of a part of the queries, those from place `first` of the keys on."""
+    query = torch.arange(first, first + q.shape[1], device=q.device)[:, None]
+    key = torch.arange(k.shape[1], device=q.device)
+    q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k, v = (x.unflatten(-1, (kv_heads, -1)).transpose(1, 2) for x in (k, v))
+    if causal:
+        seen = key <= query
+        if window:
+            seen = seen & (key > query - window)
+        if chunk:
+            seen = seen & (key // chunk == query // chunk)
+        hidden = torch.zeros((), dtype=q.dtype, device=q.device).where(seen, -torch.inf)
+        mask = hidden if mask is None else hidden + mask
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads, scale=scale
+    )
+    return out.transpose(1, 2).flatten(2)
+''',
     "vocab_embedding": '''def vocab_embedding(ids, table, first):
     """The rows that this rank has, from row `first` on; zeros for the others."""
     own = (ids >= first) & (ids < first + table.shape[0])
     return F.embedding((ids - first) * own, table) * own[..., None]
 ''',
-    "rope": '''def rope(x, heads, theta=10000.0):
+    "rope": '''def rope(x, heads, theta=10000.0, first=0):
     """Pairs of values of each head turned by angles that grow with the position."""
     size, length = x.shape[-1] // heads, x.shape[-2]
     speed = theta ** (-2 * torch.arange(size // 2, device=x.device) / size)
-    angle = torch.arange(length, device=x.device)[:, None] * speed
+    angle = torch.arange(first, first + length, device=x.device)[:, None] * speed
     cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
     a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
@@ -97,6 +118,16 @@ class RankOp:
         """Into how many parts a loop dim is split."""
         return math.prod(size for name, size, _ in self.ways if name == dim)
 
+    def first(self, dim: str) -> int:
+        """Where this rank's share of a loop dim begins."""
+        call = Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs)
+        start, extent = 0, loop_nest(call).extent(dim)
+        for name, size, place in self.ways:
+            if name == dim:
+                extent //= size
+                start += extent * place
+        return start
+
     def check(self) -> None:
         """Refuse splits under which a share is not the same op on shards."""
         nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
@@ -104,7 +135,7 @@ class RankOp:
         for dim, _, _ in self.ways:
             if dim in stats:
                 raise self.refused(f"exchanges statistics where {dim} is split")
-            if self.call.kind == "attention" and dim not in ("b", "h"):
+            if self.call.kind == "attention" and dim not in ("b", "h", "s"):
                 raise self.refused(f"is split along {dim}")
 
 
@@ -206,29 +237,29 @@ def _elementwise(op: RankOp, names: list[str]) -> str:
 
 
 def _rope(op: RankOp, names: list[str]) -> str:
-    """Positions are those of the whole sequence; heads may be shared out."""
+    """Heads may be shared out, and positions: a rank's begin where its share does."""
     whole, local = op.call.inputs[0], op.inputs[0]
     heads = op.call.whole("heads", 1)
     share = whole[-1] // local[-1]
-    if whole[-2] != local[-2] or heads % share:
-        raise op.refused("turns by positions or heads that are split")
+    if heads % share:
+        raise op.refused("turns heads that are split")
     if op.call.flag("interleaved") or any(
         op.call.attr(name) is not None for name in ("frequencies", "factor", "size")
     ):
         raise op.refused("turns by stretched positions, neighbours or a part of a head")
-    theta = op.call.attr("theta")
-    return f"rope({names[0]}, {heads // share}" + (f", {theta!r})" if theta is not None else ")")
+    given = [names[0], str(heads // share)]
+    nest = loop_nest(Call("elementwise", op.call.attrs, op.call.inputs, op.call.outputs))
+    (places,) = nest.inputs[0].dims[len(whole) - 2]
+    theta, first = op.call.attr("theta"), op.call.whole("start", 0) + op.first(places)
+    given += [repr(theta)] if theta is not None else []
+    given += [f"first={first}"] if first else []
+    return f"rope({', '.join(given)})"
 
 
 def _embedding(op: RankOp, names: list[str]) -> str:
     if op.inputs[1][0] == op.call.inputs[1][0]:
         return f"F.embedding({', '.join(names)})"
-    nest = loop_nest(Call("embedding", op.call.attrs, op.call.inputs, op.call.outputs))
-    first, rows = 0, op.call.inputs[1][0]
-    for dim, size, place in op.ways:
-        if nest.is_reduction(dim):
-            rows //= size
-            first += rows * place
+    first = op.first("v")
     return f"vocab_embedding({', '.join(names)}, {first})"
 
 
@@ -251,20 +282,30 @@ def _rms_norm(op: RankOp, names: list[str]) -> str:
     return f"F.rms_norm({names[0]}, {shape}, {weight}, {op.call.number('eps', EPSILON)!r})"
 
 
-def _attention(op: RankOp, names: list[str]) -> str:
-    q, k = op.call.inputs[0], op.call.inputs[1]
-    if len(names) != 3 or len(q) != 3 or op.call.whole("window", 0) or q[1] != k[1]:
-        raise op.refused("has a mask, a window, or keys of another length")
-    if op.call.number("softcap", 0) or op.call.whole("chunk", 0):
-        raise op.refused("caps its scores or attends within chunks")
-    heads = op.call.whole("heads", 1)
-    groups = op.call.whole("kv_heads", heads)
+def _attention(op: RankOp, names: list[str]) -> Expr:
+    """By heads as a whole; of a part of the queries, or where not all is seen, by places."""
+    call = op.call
+    q, k = call.inputs[0], call.inputs[1]
+    if len(q) != 3 or call.flag("sinks") or call.number("softcap", 0):
+        raise op.refused("caps its scores, has sinks, or takes heads as a dim of their own")
+    heads = call.whole("heads", 1)
+    groups = call.whole("kv_heads", heads)
     share = op.share("h")
     if heads % share or groups % share:
         raise op.refused(f"has {groups} heads for {share} ranks")
-    causal, scale = op.call.flag("causal"), op.call.attr("scale")
-    more = f", {scale!r}" if scale is not None else ""
-    return f"attention({', '.join(names)}, {heads // share}, {groups // share}, {causal}{more})"
+    causal, scale = call.flag("causal"), call.attr("scale")
+    given = [*names[:3], str(heads // share), str(groups // share), str(causal)]
+    if scale is not None:
+        given.append(repr(scale))
+    window, chunk = call.whole("window", 0), call.whole("chunk", 0)
+    is_part = op.share("s") > 1 or q[1] != k[1]
+    sees_all = not causal or not (is_part or window or chunk)
+    if sees_all and len(names) == 3:
+        return f"attention({', '.join(given)})"
+    first = k[1] - q[1] if causal else 0  # whole queries are the last of the keys
+    given += [f"{what}={size}" for what, size in (("window", window), ("chunk", chunk)) if size]
+    given += [f"mask={names[3]}"] if len(names) > 3 else []
+    return Bracket("attention_from(", (str(first + op.first("s")), *given))
 
 
 def _cross_entropy(op: RankOp, names: list[str]) -> str:

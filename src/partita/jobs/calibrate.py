@@ -17,9 +17,11 @@ that factor is on messages as well: tasks that went in one message were each mea
 of it. So the step that results is that of the run; it is told apart into causes only as far as
 blocks differ.
 
-Links. A message is a * latency part + b * bandwidth part of what was predicted, a collective has a
-fixed part besides; the parts come from lowering the plan once more on links of no size-dependent
-time. Collectives that were tried before the run (`RankTrace.probes`) count like those of the plan.
+Links. A message is a * latency part + b * bandwidth part of what was predicted and a fixed part; a
+collective has a fixed and a bandwidth part of its own, since all ranks of a machine send at once
+there, and go in steps. The parts come from lowering the plan once more on links of no
+size-dependent time. Collectives that were tried before the run (`RankTrace.probes`) count like
+those of the plan.
 
 Replay is a traced step on cores of their own: the program of the plan with what its tasks took.
 Where ranks had to share their cores, the clock says little. The processor time of a task is what it
@@ -42,6 +44,7 @@ from partita.cluster.calibration import (
     FIXED_ACROSS,
     FIXED_INSIDE,
     ISSUE,
+    MESSAGE,
     OP_BY_OP,
     PER_BYTE,
     PER_FLOP,
@@ -77,7 +80,8 @@ INSIDE = {
     Kind.DGRAD: (Phase.BACKWARD,),
     Kind.WGRAD: (Phase.WEIGHT,),
 }  # the phases of a body that a block runs
-LinkRow = tuple[tuple[float, float, float], float]  # latency, fixed, bandwidth part; measured
+# Latency, what collectives and what messages cost at once, bandwidth of either; and what it took.
+LinkRow = tuple[tuple[float, float, float, float, float], float]
 Took = dict[int | None, dict[int, float]]  # None: by task; else by work of this body
 
 
@@ -89,6 +93,15 @@ class LinkFit:
     per_byte: float
     num_measured: int
     fixed: float = 1.0  # of collectives
+    collective: float = 1.0  # on their seconds per byte
+    message_s: float = 0.0  # what a message costs besides
+
+    def scaled(self, ratio: float) -> "LinkFit":
+        """All of it so many times as long."""
+        return LinkFit(
+            self.latency * ratio, self.per_byte * ratio, self.num_measured, self.fixed * ratio,
+            self.collective * ratio, self.message_s * ratio,
+        )  # fmt: skip
 
 
 def base_cluster(matched: MatchedRun) -> Cluster:
@@ -117,10 +130,7 @@ def calibration_of(matched: MatchedRun) -> Calibration:
         ratio = min(max(ratio, 1 / MOST), MOST)
         ops = tuple(OpScale(o.ops, o.factor * ratio, o.launch_s * ratio) for o in ops)
         if ratio < 1 and link is not None:
-            link = replace(
-                link, latency=link.latency * ratio, per_byte=link.per_byte * ratio,
-                fixed=link.fixed * ratio,
-            )  # fmt: skip
+            link = link.scaled(ratio)
     return own
 
 
@@ -132,12 +142,13 @@ def link_calibration(matched: MatchedRun, cluster: Cluster, link: LinkFit) -> Ca
     return Calibration("", own, _links(matched, cluster, link))
 
 
-def _fixed(cluster: Cluster, link: LinkFit) -> tuple[OpScale, OpScale]:
-    """What it takes to start a collective, inside a node and across."""
-    known = reached(cluster)
+def _fixed(cluster: Cluster, link: LinkFit) -> tuple[OpScale, ...]:
+    """What it takes to start a collective or a message, and what collectives reach."""
+    known, share = reached(cluster), link.per_byte / link.collective
     return (
-        OpScale(FIXED_INSIDE, 1.0, known.inside_s * link.fixed),
-        OpScale(FIXED_ACROSS, 1.0, (known.across_s + known.hop_s) * link.fixed),
+        OpScale(FIXED_INSIDE, share, known.inside_s * link.fixed),
+        OpScale(FIXED_ACROSS, share, (known.across_s + known.hop_s) * link.fixed),
+        OpScale(MESSAGE, 1.0, link.message_s),
     )
 
 
@@ -367,19 +378,34 @@ def nonnegative(columns: F64, target: F64, prior: F64, pull: float) -> F64:
 
 def link_fit(matched: MatchedRun, base: Lowered, cluster: Cluster) -> LinkFit | None:
     """How latency and bandwidth of the links must change; None where nothing is known of them."""
-    rows = [*_waited_for(matched, base, cluster), *_probed(matched, cluster)]
+    waited, probed = _waited_for(matched, base, cluster), _probed(matched, cluster)
+    rows = [*waited, *probed]
     if not rows:
         return None
     parts, seconds = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     ratio = max(float(seconds.sum() / parts.sum()), 1e-6)
     weight = 1 / np.maximum(seconds, max(float(np.median(seconds)), 1e-9))
-    fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(3), PULL)
-    fitted = parts @ (fit * ratio)
-    norm = float(seconds.sum() / fitted.sum()) if fitted.sum() > 0 else 1.0
-    latency, fixed, per_byte = (max(float(x) * ratio * norm, 1e-9) for x in fit)
-    if not parts[:, 1].any():
+    if waited and probed:  # those that were tried, of all sizes, count as much as all of the run
+        weight[len(waited) :] *= (len(waited) / len(probed)) ** 0.5
+    pull = LIGHT_PULL if probed else PULL
+    fit = nonnegative(parts * ratio * weight[:, None], seconds * weight, np.ones(5), pull)
+    latency, *rest = (max(float(x) * ratio, 1e-9) for x in fit)
+    fixed, message, per_byte, collective = rest
+    are_known = (parts > 0).sum(0).tolist()
+    if not are_known[1]:
         fixed = latency  # nothing is known of collectives
-    return LinkFit(latency, per_byte, len(rows), fixed)
+    if not are_known[2]:
+        message = fixed
+    if not are_known[3] or not are_known[4]:  # of one of the two nothing is known
+        per_byte = collective = collective if are_known[4] else per_byte
+    message_s = message * reached(cluster).inside_s
+    return LinkFit(latency, per_byte, len(rows), fixed, collective, message_s)
+
+
+def _link_row(fixed: float, rest: float, moving: float, took: float, is_message: bool) -> LinkRow:
+    if is_message:
+        return (rest, 0.0, fixed, moving, 0.0), took
+    return (rest, fixed, 0.0, 0.0, moving), took
 
 
 def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[LinkRow]:
@@ -389,15 +415,24 @@ def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[Li
     fast = replace(cluster, links=links)
     without = lower_plan(base.stages, plan.schedule, graph, fast, run)
     rows: list[LinkRow] = []
+    one = 0.0  # the part of a message's latency that it costs at once
+    if len(matched.devices) > 1:
+        a, b = matched.devices[:2]
+        one = times.message_s((a, b)) / max(times.send(0.0, a, b), 1e-12)
     for match in matched.tasks:
         if match.is_communication and match.measured_s is not None:
             whole = _duration(base.program, match)
             latency = min(_duration(without.program, match), whole)
             if whole > 0:
                 within = inside(base.program, match.key[1])
-                groups = within.groups[match.work.group] if match.work.group >= 0 else ()
-                fixed = min(times.fixed_s(groups), latency)
-                rows.append(((latency - fixed, fixed, whole - latency), match.measured_s))
+                is_message = match.work.purpose is Purpose.SEND or match.work.peer >= 0
+                if is_message:  # several tensors are as many messages
+                    fixed = latency * one
+                else:
+                    groups = within.groups[match.work.group] if match.work.group >= 0 else ()
+                    fixed = min(times.fixed_s(groups), latency)
+                rest, moving = latency - fixed, whole - latency
+                rows.append(_link_row(fixed, rest, moving, match.measured_s, is_message))
     return rows
 
 
@@ -411,14 +446,16 @@ def _probed(matched: MatchedRun, cluster: Cluster) -> list[LinkRow]:
     rows: list[LinkRow] = []
     for (name, size), seconds in tried.items():
         if name == SEND:
-            fixed, one = 0.0, (devices[0], devices[1])
+            one = (devices[0], devices[1])
+            fixed = times.fixed_s((one,))
             whole, huge = times.send(size, *one), times.send(HUGE_BYTES, *one)
         else:
             fixed = times.fixed_s((devices,))
             whole = times.seconds(name, size, (devices,))
             huge = times.seconds(name, HUGE_BYTES, (devices,))
         moving = min(huge * size / HUGE_BYTES, whole - fixed)
-        rows.append(((whole - fixed - moving, fixed, moving), statistics.fmean(seconds)))
+        took = statistics.fmean(seconds)
+        rows.append(_link_row(fixed, whole - fixed - moving, moving, took, name == SEND))
     return rows
 
 

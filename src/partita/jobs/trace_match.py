@@ -298,8 +298,9 @@ def _collective_s(ranks: Ranks, lines: Sequence[Sequence[int]], *, is_tie: bool)
         own = [ranks[rank] for rank in line if rank in ranks]
         for step in range(len(own[0]) if own else 0):
             both = [each for steps in own for each in steps[step]]
-            if is_tie:  # it is over when its task is
-                lengths.append(max((each.wait_s for each in both), default=0.0))
+            if is_tie:  # over when its task is; who was early waited for others' computing
+                began = max((each.start for each in both), default=0.0)
+                lengths.append(max((each.end - began for each in both), default=0.0))
                 continue
             began = max((each.end for each in both), default=0.0)
             ends = [

@@ -81,8 +81,22 @@ def with_dropout(rank):
     return losses
 
 
+def with_shards(rank):
+    """Where gradients are laid together in each of two steps of ZeRO 2."""
+    module, args = make("mlp")
+    plan = pipeline(graph_by_name("mlp"), 1, "1f1b", 2, data_parallel=2, zero=2)
+    engine = execute(plan, module, optimizer=sgd, device="cpu")
+    spots = []
+    for _ in range(2):
+        engine.step(*args)
+        kept = engine.walk.run.comm.spare.values()
+        spots.append(sorted(tensor.data_ptr() for each in kept for tensor in each))
+    engine.board.close()
+    return spots
+
+
 def everything(rank):
-    return on_parts(rank), with_a_loss(rank), with_dropout(rank)
+    return on_parts(rank), with_a_loss(rank), with_dropout(rank), with_shards(rank)
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +136,10 @@ def test_a_recorder_is_told_of_every_task(ends):
 def test_dropout_is_the_same_under_every_plan(ends):
     pipelined, parallel = ends[0].result[2]
     assert parallel == pytest.approx(pipelined, rel=1e-5)
+
+
+def test_gradients_are_laid_together_in_the_same_memory_in_every_step(ends):
+    for end in ends:
+        first, second = end.result[3]
+        assert first
+        assert first == second

@@ -20,6 +20,7 @@ from partita.run.distributed import alive  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.faults import FaultBoard, cause_of, is_lost  # noqa: E402
 from partita.run.distributed.termination import Termination  # noqa: E402
+from partita.run.distributed.train import TrainSettings, train  # noqa: E402
 
 TIMEOUT_S = 3.0
 WORLD = 2
@@ -116,6 +117,45 @@ def test_a_rank_that_is_lost_while_others_save_is_named(plan, tmp_path):
     assert "its process is gone" in said
     assert "rank 0 is in saving a checkpoint" in said
     assert not (tmp_path / "checkpoint").exists()
+
+
+def run_lost_after_saving(rank, plan, folder):
+    """Rank 1 goes as soon as it has saved."""
+    module, args = make("mlp")
+    engine = execute(plan, module, optimizer=sgd, device="cpu", timeout_s=TIMEOUT_S)
+    engine.step(*args)
+    engine.save(folder / "checkpoint")
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.step(*args)
+
+
+def test_a_rank_that_is_lost_after_saving_is_not_named_with_it(plan, tmp_path):
+    ends = run_on_ranks(WORLD, run_lost_after_saving, plan, tmp_path, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, -signal.SIGKILL]
+    assert ends[0].stderr.startswith("rank 1 failed in between steps: its process is gone")
+
+
+def run_without_data(rank, plan):
+    """The data of rank 1 end at its third step."""
+    module, args = make("mlp")
+
+    def batches(step):
+        if rank and step == 2:
+            raise ValueError("a file is missing")
+        return args
+
+    settings = TrainSettings(steps=5, device="cpu", timeout_s=TIMEOUT_S)
+    for _ in train(plan, module, args, batches, settings):
+        pass
+
+
+def test_a_rank_whose_data_fail_is_named_with_the_step(plan, tmp_path):
+    ends = run_on_ranks(WORLD, run_without_data, plan, folder=tmp_path, limit_s=60)
+    assert [end.code for end in ends] == [1, 1]
+    for end in ends:
+        (said,) = end.stderr.strip().splitlines()
+        assert said == "rank 1 failed in the data of step 3: ValueError: a file is missing"
 
 
 def lost_before_the_first_step(rank, plan, how):

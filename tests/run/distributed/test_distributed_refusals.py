@@ -54,7 +54,7 @@ def _free_port():
         return free.getsockname()[1]
 
 
-def test_a_missing_rank_is_named(monkeypatch, caplog):
+def test_a_missing_rank_is_named(monkeypatch, caplog, capfd):
     port = str(_free_port())
     names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in names.items():
@@ -67,9 +67,25 @@ def test_a_missing_rank_is_named(monkeypatch, caplog):
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(_free_port()))
-    with pytest.raises(InputError, match=r"the other ranks cannot be reached at 127\.0\.0\.1"):
+    with pytest.raises(InputError, match=r"rank 0 did not open 127\.0\.0\.1:\d+ within 0\.4 s"):
         meet(2, 0.4)
+    assert "frame #0" not in capfd.readouterr().err  # of PyTorch's own asking
     assert [text.partition(" at ")[0] for text in caplog.messages] == ["waiting for rank 0"]
+
+
+def test_nccl_takes_one_process_on_a_gpu():
+    launch.check_own_gpus(["a 1", "a 2", "b 1"])
+    with pytest.raises(PlanError, match=r"processes 0, 2 share a GPU of a, .*--backend gloo"):
+        launch.check_own_gpus(["a 1", "b 1", "a 1"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [("nccl", "NCCL sends between GPUs"), ("mpi", "'mpi' is no backend that plans run on")],
+)
+def test_a_backend_that_cannot_serve_is_refused(backend, message):
+    with pytest.raises(PartitaError, match=message):
+        launch.check_backend(backend, torch.device("cpu"))
 
 
 def refusals(rank):
@@ -90,6 +106,7 @@ def refusals(rank):
     other.layers[0].bias = None
     refuse("fingerprint", plan, other, args)
     refuse("dtype", plan, make("mlp")[0].double(), (args[0].double(), args[1]))
+    refuse("argument", plan, make("mlp")[0], (args[0].double(), args[1]))
     refuse("batch", plan, make("mlp")[0], (args[0][:6], args[1][:6]))
     rows = ("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1")
     stuck = plan_of(graph, plan.stages, Schedule("mine", 2, rows))
@@ -117,6 +134,7 @@ WORDS = {
     "model": "returns a tensor of [8, 4] first, and no loss; return the loss from the module",
     "fingerprint": "the plan is for another model (fingerprint",
     "dtype": "parameters are f64, and the plan is for f32; cast the module with .to(torch.float32)",
+    "argument": "argument x is f64, and the plan is for f32; cast it with .to(torch.float32)",
     "batch": "a batch of 6, and the plan one of 8; give batches of 8 samples",
     "circle": "waits for",
     "optimizer": "the optimizer Muon is not elementwise as far as is known",

@@ -14,10 +14,12 @@ from distributed_ranks import run_on_ranks  # noqa: E402
 from partita.cluster import resolve  # noqa: E402
 from partita.cluster.calibration import calibrated, read_calibration  # noqa: E402
 from partita.errors import ClusterError, FileError, PlanError  # noqa: E402
+from partita.jobs import calibrate  # noqa: E402
 from partita.jobs.calibrate import Observation, OpSum, fit_scales, nonnegative  # noqa: E402
 from partita.jobs.compare_trace import compare_trace, interference  # noqa: E402
-from partita.jobs.run_trace import read_traces, trace_path  # noqa: E402
+from partita.jobs.run_trace import TaskTime, read_traces, trace_path  # noqa: E402
 from partita.jobs.simulate import simulate  # noqa: E402
+from partita.jobs.trace_match import _collective_s  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.record import TraceRecorder  # noqa: E402
 
@@ -299,6 +301,37 @@ def test_the_command_writes_a_calibration_that_plan_and_simulate_take(traced, tm
 def test_a_calibration_of_another_kind_is_refused(compared):
     with pytest.raises(ClusterError, match="calibrate on a device of this kind"):
         calibrated(resolve("2xH100"), compared["pipeline"].calibration)
+
+
+def test_what_links_take_is_found_again(monkeypatch):
+    """Messages of the run, one of them late, and everything that was tried, of known figures."""
+    known = (20.0, 9.0, 0.5, 28.0, 130.0)  # latency, collectives, messages, bandwidth of both
+    shapes = [(1.2e-6, 0.0, 1e-4, 2e-6, 0.0)] * 100
+    tried = [(8e-6 * k, 1e-4, 0.0, 0.0, 1e-8 * size) for k in (1, 2) for size in (1, 30, 1000)]
+    tried += [(1.2e-6, 0.0, 1e-4, 2e-9 * size, 0.0) for size in (1, 30, 1000)]
+
+    def rows(parts):
+        return [(own, sum(a * b for a, b in zip(own, known, strict=True))) for own in parts]
+
+    late = [(shapes[0], 0.1)]
+    monkeypatch.setattr(calibrate, "_waited_for", lambda *given: [*rows(shapes), *late])
+    monkeypatch.setattr(calibrate, "_probed", lambda *given: rows(tried))
+    cluster = resolve("2xA100")
+    fit = calibrate.link_fit(None, None, cluster)
+    message = fit.message_s / calibrate.reached(cluster).inside_s
+    found = (fit.latency, fit.fixed, message, fit.per_byte, fit.collective)
+    assert found == pytest.approx(known, rel=0.1)
+    inside, across, own = calibrate._fixed(cluster, fit)
+    assert inside.factor == across.factor == pytest.approx(28 / 130, rel=0.1)
+    assert own.launch_s == fit.message_s
+
+
+def test_who_is_early_for_a_tied_gradient_does_not_make_it_long():
+    def task(start, end, wait_s):
+        return TaskTime(7, -1, -1, 0, start, end, wait_s, purpose="gradient reduction")
+
+    early, late = task(0.0, 0.101, 0.1), task(0.1, 0.101, 0.0005)
+    assert _collective_s({0: [[early]], 1: [[late]]}, [], is_tie=True) == [pytest.approx(0.001)]
 
 
 def test_factors_and_launches_are_found_again():

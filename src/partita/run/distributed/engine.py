@@ -61,6 +61,7 @@ def execute(
     recorder: Recorder | None = None,
     keep_gradients: bool = False,
     matmul_dtype: str | None = None,
+    backend: str | None = None,
 ) -> "Engine":
     """A plan that runs: called by every rank of torchrun, with the same plan and module.
 
@@ -68,7 +69,8 @@ def execute(
     optimizer is made of this rank's parameters. `recorder` is told when each task starts and ends.
     With `example`, the arguments of one whole batch, everything is checked at once, else in the
     first step. A run multiplies in the type of its module: a plan with products in fp8 is refused
-    unless `matmul_dtype` says that this is wanted.
+    unless `matmul_dtype` says that this is wanted. `backend` is torch.distributed's: gloo on CPUs
+    and NCCL on GPUs, unless several ranks share a GPU, which only gloo does.
     """
     known = plan if isinstance(plan, Plan) else read_plan(plan)
     if known.model.matmul_dtype and matmul_dtype != known.model.dtype:
@@ -83,7 +85,7 @@ def execute(
     engine = Engine(
         known, module if loss is None else WithLoss(module, loss), optimizer, own,
         cluster=cluster, seed=seed, timeout_s=timeout_s, recorder=recorder,
-        keep_gradients=keep_gradients,
+        keep_gradients=keep_gradients, backend=backend,
     )  # fmt: skip
     if example is not None:
         engine.prepare(*example)
@@ -107,7 +109,7 @@ class Engine:
         self, plan: Plan, module: torch.nn.Module, optimizer: MakeOptimizer | None,
         device: torch.device, *, cluster: Cluster | None = None, seed: int = 0,
         timeout_s: float = TIMEOUT_S, recorder: Recorder | None = None,
-        keep_gradients: bool = False,
+        keep_gradients: bool = False, backend: str | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.module, self.optimizer, self.device = plan, module, optimizer, device
         self.cluster = cluster
@@ -123,7 +125,7 @@ class Engine:
         _one_line_errors()
         self.board.start()
         with self.board.guard("meeting the others"):
-            open_world(world, len(self.devices), device, timeout_s)
+            open_world(world, len(self.devices), device, timeout_s, backend)
 
     # Before the first step.
 
@@ -237,7 +239,7 @@ class Engine:
 
     def _shared_loss(self, losses: list[T]) -> float:
         """The mean over the micro-batches, from the first rank that knows it to all."""
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        total = torch.zeros(1, dtype=torch.float64, device=self.walk.run.comm.home)
         if self.rank == self.speaker:
             total += sum(float(loss) for loss in losses) / len(losses)
         self.board.note("sharing the loss")
@@ -319,6 +321,7 @@ class Engine:
         """Write a checkpoint that loads into the plain module and into any plan of the model."""
         with self.board.guard("saving a checkpoint"):
             checkpoints.save(self.walk, self.names, self.steps, Path(path))
+        self.board.tell("between steps")
 
     def load(self, path: str | Path) -> int:
         """Go on from a checkpoint; the number of steps that were taken before it."""

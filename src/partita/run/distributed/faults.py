@@ -106,10 +106,7 @@ class FaultBoard:
     def guard(self, task: str) -> Iterator[None]:
         """What all ranks do together between steps: who is lost meanwhile is named by the rest."""
         self.is_busy = True
-        self.note(task)
-        if not self.closed.is_set():
-            with suppress(Exception):  # a store that is lost is the watcher's to tell
-                self._beat()  # or who is killed at once would be named with what it did before
+        self.tell(task)
         try:
             yield
         except PartitaError:
@@ -120,6 +117,28 @@ class FaultBoard:
             raise fault from (error if os.environ.get("PARTITA_TRACEBACK") else None)
         finally:
             self.is_busy = False
+            self.note("between steps")
+
+    def tell(self, task: str) -> None:
+        """A task that all hear of at once: who is killed in it is not named with an earlier one."""
+        self.note(task)
+        if not self.closed.is_set():
+            with suppress(Exception):  # a store that is lost is the watcher's to tell
+                self._beat()
+
+    @contextmanager
+    def own(self, task: str) -> Iterator[None]:
+        """What this rank does by itself between steps, the user's part: all hear if it fails."""
+        self.note(task)
+        try:
+            yield
+        except PartitaError:
+            raise
+        except Exception as error:
+            fault = self.explain(error)
+            self.close()
+            raise fault from (error if os.environ.get("PARTITA_TRACEBACK") else None)
+        finally:
             self.note("between steps")
 
     # Posting and reading.

@@ -1,9 +1,12 @@
 """The world of a run: one process per device of the plan, brought together by torchrun."""
 
+import contextlib
 import datetime
 import logging
 import os
+import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from partita.errors import InputError, PlanError, RunError
 
 MEET_S = 300.0  # a machine that starts many processes takes its time
+BACKENDS = ("gloo", "nccl")
 PATIENCE_S = 15.0  # after so long it is said who is missing
 
 log = logging.getLogger("partita")
@@ -47,17 +51,73 @@ def meet(num_ranks: int, meet_s: float = MEET_S) -> World:
     return World(store, rank, False)
 
 
-def open_world(world: World, num_ranks: int, device: torch.device, timeout_s: float) -> None:
+def open_world(
+    world: World, num_ranks: int, device: torch.device, timeout_s: float,
+    backend: str | None = None,
+) -> None:  # fmt: skip
     """Make the process group of all ranks, unless there is one."""
-    if world.is_open:
-        return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    if world.is_open:
+        return
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    check_backend(backend, device)
+    if backend == "nccl":
+        check_gpus(world, num_ranks, device, timeout_s)
     timeout = datetime.timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend, store=world.store, rank=world.rank, world_size=num_ranks, timeout=timeout
     )
+
+
+def check_backend(backend: str, device: torch.device) -> None:
+    """NCCL is for GPUs, and not in every build of torch."""
+    if backend not in BACKENDS:
+        raise InputError(
+            f"{backend!r} is no backend that plans run on", fix=f"choose one of {BACKENDS}",
+            field="backend",
+        )  # fmt: skip
+    if backend == "nccl" and device.type != "cuda":
+        raise PlanError(
+            f"NCCL sends between GPUs, and the plan is run on the {device.type}",
+            fix="leave --backend away, or run on GPUs with --device cuda",
+            field="backend",
+        )
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise PlanError(
+            f"torch {torch.__version__} was built without NCCL",
+            fix="install a torch with it, or let messages go through the host with --backend gloo",
+            field="backend",
+        )
+
+
+def check_gpus(world: World, num_ranks: int, device: torch.device, timeout_s: float) -> None:
+    """NCCL takes no two ranks on one GPU; all tell each other theirs and refuse alike."""
+    gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
+    world.store.set(f"gpu/{world.rank}", f"{socket.gethostname()} {gpu}")
+    keys = [f"gpu/{rank}" for rank in range(num_ranks)]
+    world.store.wait(keys, datetime.timedelta(seconds=timeout_s))
+    check_own_gpus([world.store.get(key).decode() for key in keys])
+
+
+def check_own_gpus(gpus: Sequence[str]) -> None:
+    """Every rank has a GPU that no other has; `gpus` are the machine and GPU of each."""
+    for gpu, ranks in _by_gpu(gpus).items():
+        if len(ranks) > 1:
+            raise PlanError(
+                f"processes {', '.join(map(str, ranks))} share a GPU of {gpu.split()[0]}, and NCCL "
+                "takes one process on each",
+                fix="start no more processes on a machine than it has GPUs, or let messages go "
+                "through the host with --backend gloo",
+                field="device",
+            )
+
+
+def _by_gpu(gpus: Sequence[str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu, []).append(rank)
+    return ranks
 
 
 def check_world(num_ranks: int, world: int) -> None:
@@ -117,15 +177,29 @@ def _store(rank: int, num_ranks: int, timeout_s: float) -> Any:
             host, port, num_ranks, is_master, timeout, wait_for_workers=False, multi_tenant=True
         )
 
-    try:
-        store = made(patience_s)
-    except dist.DistError:
-        if is_master or timeout_s <= patience_s:
-            raise
+    if not is_master and not _answers(host, port, patience_s):
         log.warning("waiting for rank 0 at %s:%d", host, port)
-        store = made(timeout_s - patience_s)
+        if not _answers(host, port, timeout_s - patience_s):
+            raise InputError(
+                f"rank 0 did not open {host}:{port} within {timeout_s:g} s",
+                fix="start all ranks, with the same --master-addr and --master-port",
+                field="launch",
+            )
+    store = made(patience_s)
     store.set_timeout(datetime.timedelta(seconds=timeout_s))
     return store
+
+
+def _answers(host: str, port: int, seconds: float) -> bool:
+    """Does somebody listen there, now or soon? PyTorch's store would ask with a stack of frames."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, port), timeout=max(0.1, min(seconds, 5.0))).close()
+            return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
 
 
 def _wait_for_all(store: Any, rank: int, num_ranks: int, timeout_s: float) -> None:

@@ -6,7 +6,8 @@ the samples. The module itself makes the same draws in the same order, but may h
 front while it does (a recurrent layer turns its batch around inside).
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +41,7 @@ def module_draws(
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             args, kwargs = tree_map_only(torch.Tensor, fake.from_tensor, (args, kwargs))
-            with _Noting() as noted:
+            with _Noting() as noted, _without_cudnn():
                 torch.func.functional_call(module, buffers, args, kwargs)
         seen.append(noted)
     own, other = (noted.shapes for noted in seen)
@@ -51,6 +52,17 @@ def module_draws(
         draw = _draw(shape, batches[0], theirs, batches[1])
         draws.append(draw if draw.dim is None else replace(draw, depth=lies[draw.dim]))
     return draws
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Its recurrent layers look at the memory of their weights, and draw inside."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def draw_table(
@@ -111,6 +123,7 @@ def _shapes(captured: Captured) -> dict[str, list[Shape]]:
 
 
 def _drawn(captured: Captured, node: TorchNode) -> list[Shape]:
+    """What a node draws, seen on a CPU: kernels of a GPU may draw inside, or look at memory."""
     values = captured.record.values
 
     def empty(ref: Ref) -> Any:
@@ -120,6 +133,7 @@ def _drawn(captured: Captured, node: TorchNode) -> list[Shape]:
         return replaced(values[ref.name], TensorSpec, _empty)
 
     args, kwargs = replaced((node.args, dict(node.kwargs)), Ref, empty)
+    args, kwargs = replaced((args, kwargs), torch.device, lambda _: torch.device("cpu"))
     noted = _Noting()
     with noted, torch.no_grad():
         node.target(*args, **kwargs)
@@ -128,5 +142,5 @@ def _drawn(captured: Captured, node: TorchNode) -> list[Shape]:
 
 def _empty(spec: TensorSpec) -> torch.Tensor:
     if len(spec.stride) != len(spec.shape):  # not known: of reference modules
-        return torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+        return torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="cpu")

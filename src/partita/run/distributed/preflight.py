@@ -17,6 +17,7 @@ from partita.capture.translate import DTYPES
 from partita.errors import PartitaError, PlanError
 from partita.graph.rebatch import batch_of
 from partita.graph.record import Graph
+from partita.jobs.workload import load_model
 from partita.plans import Plan
 from partita.run.distributed.comm import Waiting
 
@@ -83,6 +84,7 @@ def check_model(plan: Plan, graph: Graph) -> None:
             field="batch",
         )
     if graph.fingerprint() != plan.model.fingerprint:
+        _check_arguments(plan, graph)
         raise PlanError(
             f"the plan is for another model (fingerprint {plan.model.fingerprint}, this one has "
             f"{graph.fingerprint()})",
@@ -90,6 +92,30 @@ def check_model(plan: Plan, graph: Graph) -> None:
             "planned with one, or plan this one",
             field="model",
         )
+
+
+def _check_arguments(plan: Plan, graph: Graph) -> None:
+    """A model that differs may be the same one with other arguments: say which."""
+    try:
+        planned = {tensor.name: tensor for tensor in load_model(plan).graph.inputs}
+    except PartitaError:  # the plan names a model that cannot be had here
+        return
+    for tensor in graph.inputs:
+        wanted = planned.get(tensor.name, tensor)
+        if tensor.dtype != wanted.dtype:
+            name = next((str(key) for key, own in DTYPES.items() if own == wanted.dtype), "")
+            raise PlanError(
+                f"argument {tensor.name} is {tensor.dtype}, and the plan is for {wanted.dtype}",
+                fix=f"cast it with .to({name}), or plan with what the step gives",
+                field="dtype",
+            )
+        if tensor.shape != wanted.shape:
+            raise PlanError(
+                f"argument {tensor.name} is {list(tensor.shape)}, and the plan is for "
+                f"{list(wanted.shape)}",
+                fix="give arguments of the planned size, or plan for these",
+                field="shape",
+            )
 
 
 def check_training(plan: Plan, graph: Graph) -> None:

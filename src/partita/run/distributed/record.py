@@ -180,8 +180,8 @@ class TraceRecorder:
         if not self.is_on:
             return
         if not self.steps and not self.by_op:
-            self.offset_s = clock_offset_s(self.rank, self.device)
-            self.probes = probed(self.rank, self.world, self.device)
+            self.offset_s = clock_offset_s(self.rank, self.walk.run.comm.home)
+            self.probes = probed(self.rank, self.world, self.walk.run.comm.home)
         dist.barrier()
         self.clock.begin()
         self.recorded, self.open, self.between = [], [], []

@@ -41,6 +41,7 @@ class TrainSettings:
     timeout_s: float = 300.0
     seed: int = 0
     matmul_dtype: str | None = None  # that products are computed in, where the plan has another
+    backend: str | None = None  # of torch.distributed: gloo or nccl
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def train(
         plan, module, optimizer=lambda ps: OPTIMIZERS[rule](ps, lr=settings.lr),
         device=settings.device, example=example, seed=settings.seed,
         timeout_s=settings.timeout_s, recorder=recorder, matmul_dtype=settings.matmul_dtype,
+        backend=settings.backend,
     )  # fmt: skip
     with engine:
         start = 0
@@ -81,7 +83,9 @@ def train(
             start = engine.load(last)
         for number in range(start, settings.steps):
             began = time.perf_counter()
-            loss = engine.step(*(example if batches is None else batches(number)))
+            with engine.board.own(f"the data of step {number + 1}"):
+                args = example if batches is None else batches(number)
+            loss = engine.step(*args)
             yield StepDone(number, loss, time.perf_counter() - began, start)
             is_due = settings.every and (number + 1) % settings.every == 0
             if settings.folder is not None and is_due:
