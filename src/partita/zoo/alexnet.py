@@ -4,7 +4,7 @@ networks", 2014 (arXiv:1404.5997), with the layer numbers of torchvision's `alex
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 # Channels, kernel, stride, padding of a convolution (a ReLU follows), or a 3x3 maximum.
 FEATURES: tuple[tuple[int, int, int, int] | str, ...] = (

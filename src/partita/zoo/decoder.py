@@ -16,7 +16,7 @@ from partita.errors import ModelError
 from partita.graph.build import AttrIn, GraphBuilder
 from partita.graph.packed import PackedPart
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ negligible part of the work.
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 FREQUENCIES = 161
 CHANNELS = 32

@@ -7,7 +7,7 @@ Every layer reads all feature maps of its block so far: norm, ReLU, 1x1 to 4 k c
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 GROWTH = 32
 BOTTLENECK = 4

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
 from partita.zoo.decoder import check_cache, position_ids, remembered
-from partita.zoo.model import finish, sizes_of
+from partita.zoo.parts import finish, sizes_of
 
 
 @dataclass(frozen=True, slots=True)

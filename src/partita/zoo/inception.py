@@ -6,7 +6,7 @@ The auxiliary classifier (`aux=True`) hangs on Mixed_6e and adds 0.4 times its l
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 Kernel = int | tuple[int, int]
 

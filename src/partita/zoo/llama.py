@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from partita.graph.record import Graph
 from partita.zoo.decoder import DecoderSizes, Experts, Norm, Rope, decoder
-from partita.zoo.model import sizes_of
+from partita.zoo.parts import sizes_of
 
 _LLAMA_1 = DecoderSizes(32, 4096, 11008, 32, norm=Norm(eps=1e-6))
 _LLAMA_3 = DecoderSizes(32, 4096, 14336, 32, 8, vocab=128256, rope=Rope(500000.0))

@@ -1,18 +1,13 @@
-"""What every model of the zoo has: its entry with published figures, its sizes, how it ends.
-
-An entry has the published figures that its graph is tested against; a graph ends with its logits,
-or with the loss that training starts from.
-"""
+"""Model: an entry of the zoo, and the published figures that its graph is tested against."""
 
 import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from partita.errors import ModelError
-from partita.graph.build import GraphBuilder
-from partita.graph.record import Graph, Tensor
+if TYPE_CHECKING:  # entries are listed without loading what builds them
+    from partita.graph.record import Graph
 
 COMMON = ("batch", "dtype", "loss")  # what every model can be asked for
 
@@ -47,7 +42,7 @@ class ZooModel:
         return self.builder.partition(":")[0]
 
     @property
-    def function(self) -> Callable[..., Graph]:
+    def function(self) -> Callable[..., "Graph"]:
         """The plain function that builds it; loads its module."""
         module, _, name = self.builder.partition(":")
         builder: Callable[..., Graph] = getattr(
@@ -68,31 +63,3 @@ class ZooModel:
         """Its graph, with what was chosen in place of the defaults (`spec.py` checks it first)."""
         defaults = {"batch": self.batch, self.option: self.default}
         return self.function(**{**defaults, **dict(self.preset), **chosen})
-
-
-def finish(g: GraphBuilder, logits: Tensor, loss: bool) -> Graph:
-    """The finished graph; with `loss` the mean cross-entropy against an input `targets`."""
-    if not loss:
-        return g.finish(logits)
-    targets = g.input("targets", logits.shape[:-1], "i64")
-    return g.finish(g.cross_entropy(logits, targets))
-
-
-def finish_regression(g: GraphBuilder, values: Tensor, loss: bool) -> Graph:
-    """The finished graph; with `loss` the mean squared distance to an input `targets`."""
-    if not loss:
-        return g.finish(values)
-    targets = g.input("targets", values.shape)
-    return g.finish(g.one("mse_loss", values, targets, name="loss"))
-
-
-T = TypeVar("T")
-
-
-def sizes_of(family: str, variant: str, table: dict[str, T]) -> T:
-    """The sizes of a variant; an unknown one is refused with those there are."""
-    if variant not in table:
-        raise ModelError(
-            f"has no variant {variant!r}", fix=f"use one of {', '.join(table)}", field=family
-        )
-    return table[variant]

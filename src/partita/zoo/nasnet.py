@@ -9,7 +9,7 @@ here and one-sided in TensorFlow: sizes and counts are the same.
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 STEM = 96
 FILTERS = 168

@@ -21,7 +21,7 @@ import random
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 NEIGHBOURS = 4
 REWIRING = 0.75

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish, finish_regression
+from partita.zoo.parts import finish, finish_regression
 
 MAX_CELLS = 100_000  # every step of an unrolled model is an op per layer
 

@@ -8,7 +8,7 @@ w' = w * (width of a group / 64) * g.
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 EXPANSION = 4
 

@@ -6,7 +6,7 @@ A fire module squeezes to s channels with a 1x1 and expands to e + e with a 1x1 
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 Fire = tuple[int, int]  # squeeze, expand (of each kind)
 FIRES: tuple[Fire, ...] = (

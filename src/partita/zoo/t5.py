@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from partita.graph.build import AttrIn, GraphBuilder
 from partita.graph.record import Graph, Tensor
 from partita.zoo.decoder import ReadBefore, check_cache, check_fused, remembered
-from partita.zoo.model import finish, sizes_of
+from partita.zoo.parts import finish, sizes_of
 
 
 @dataclass(frozen=True, slots=True)

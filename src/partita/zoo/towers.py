@@ -9,7 +9,7 @@ from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
 from partita.zoo.decoder import DecoderSizes, ReadBefore, Stack, check_cache, check_fused
-from partita.zoo.model import finish, finish_regression
+from partita.zoo.parts import finish, finish_regression
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish, sizes_of
+from partita.zoo.parts import finish, sizes_of
 
 
 @dataclass(frozen=True, slots=True)

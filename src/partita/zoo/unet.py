@@ -8,7 +8,7 @@ across are cropped. Four halvings without a remainder need a size of 16 n + 12, 
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 WIDTHS = (64, 128, 256, 512, 1024)
 

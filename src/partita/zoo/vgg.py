@@ -4,7 +4,7 @@ large-scale image recognition", 2014 (arXiv:1409.1556), layer numbers as in torc
 
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph
-from partita.zoo.model import finish
+from partita.zoo.parts import finish
 
 BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolutions
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from partita.errors import ModelError
 from partita.graph.build import GraphBuilder
 from partita.graph.record import Graph, Tensor
-from partita.zoo.model import finish, sizes_of
+from partita.zoo.parts import finish, sizes_of
 
 
 @dataclass(frozen=True, slots=True)
