@@ -182,13 +182,25 @@ def test_a_plan_ends_with_the_command_that_runs_it(run, run_json, pipeline, tmp_
     assert answer["run"] == words.removeprefix("run it with: ") + str(path)
 
 
-def test_stages_that_begin_inside_of_a_block_are_said_with_the_pin_that_keeps_it_whole(
-    run, run_json
-):
-    asked = ("plan", "gpt2@64", "-c", "2xA100", "-b", "4", "--pin", "pp=2", "--quiet")
-    inside = run_json(*asked)["blocks_cut"]
-    assert ("whole with --pin cut=modules" in run(*asked).stdout) == bool(inside)
-    assert run_json(*asked, "--pin", "cut=modules")["blocks_cut"] == {}
+def test_where_stages_begin_is_said_with_what_another_cut_would_cost(run, run_json):
+    pins = ("--pin", "pp=3", "--pin", "schedule=1f1b", "--quiet")
+    asked = ("plan", "gpt2@128", "-c", "3xA100", "-b", "6", *pins)
+    anywhere = run_json(*asked, "--cut", "anywhere")
+    assert anywhere["blocks_cut"]
+    assert anywhere["cut_otherwise"] is None  # that was asked for, so nothing else was tried
+    usual, text = run_json(*asked), run(*asked).stdout
+    if usual["blocks_cut"]:
+        assert usual["cut_otherwise"] > usual["objective"] * 1.005
+        assert "blocks stay whole with --cut modules (these stages moved there are " in text
+    else:
+        assert usual["objective"] * 0.99 < usual["cut_otherwise"] <= usual["objective"]
+        assert "faster, with --cut anywhere" in text
+
+
+def test_two_cuts_contradict_each_other(run):
+    result = run("plan", *SMALL, "--cut", "modules", "--pin", "cut=anywhere")
+    assert result.exit_code == 2
+    assert "cut=anywhere and cut=modules contradict each other" in result.stderr
 
 
 def test_a_plan_that_cannot_be_run_has_no_command(run_json, run):

@@ -27,6 +27,7 @@ from partita.jobs.constraints import (
     zero_levels,
 )
 from partita.jobs.plan import plan
+from partita.jobs.plan_settings import PlanSettings
 from partita.jobs.plan_simulator import Simulator
 from partita.jobs.simulate import data_parallel
 from partita.plans import Axis
@@ -149,6 +150,44 @@ def test_an_order_is_of_several_stages():
     groups, name = planned(pin=["pp=2"], forbid=["schedule=1f1b"])
     assert groups == 2
     assert name != "1f1b"
+
+
+def eight_blocks(last=16):
+    """Eight blocks of two layers each; the last may be larger."""
+    g = GraphBuilder("eight")
+    x = g.input("x", (64, 512))
+    for number in range(8):
+        with g.scope(f"blocks.{number}"):
+            x = g.linear(g.relu(g.linear(x, 512, "up")), 512, "down")
+    return g.finish(g.linear(x, last, "head"))
+
+
+def test_equal_blocks_stay_whole_unless_they_are_to_be_cut_anywhere():
+    graph, stop = eight_blocks(), Stop(gap=0.0)
+    pins = ["pp=4", "schedule=1f1b", "micro-batches=8"]
+    answer = plan(graph, "4xA100", pin=pins, stop=stop)
+    firsts = [stage.splits[0].op for stage in answer.plan.stages]
+    assert firsts == [f"blocks.{number}.up" for number in (0, 2, 4, 6)]
+    free = plan(graph, "4xA100", pin=[*pins, "cut=anywhere"], stop=stop)
+    assert answer.best.objective_s <= free.best.objective_s * 1.005
+
+
+def test_blocks_are_cut_where_whole_ones_cost_more_than_next_to_nothing():
+    graph, stop = eight_blocks(last=4096), Stop(gap=0.0)
+    pins = ["pp=2", "schedule=1f1b", "micro-batches=8"]
+    answer = plan(graph, "2xA100", pin=pins, stop=stop)
+    other = answer.cut_otherwise
+    firsts = [stage.splits[0].op for stage in answer.plan.stages]
+    if cut_blocks(graph, firsts):
+        assert other.objective_s > answer.best.objective_s * 1.005
+    never = PlanSettings(whole_blocks=-1.0)
+    free = plan(graph, "2xA100", pin=pins, stop=stop, settings=never)
+    asked = plan(graph, "2xA100", pin=[*pins, "cut=anywhere"], stop=stop)
+    assert free.best.objective_s == asked.best.objective_s
+    always = PlanSettings(whole_blocks=10.0)
+    whole = plan(graph, "2xA100", pin=pins, stop=stop, settings=always)
+    assert cut_blocks(graph, [stage.splits[0].op for stage in whole.plan.stages]) == {}
+    assert free.best.objective_s <= answer.best.objective_s <= whole.best.objective_s
 
 
 @pytest.mark.parametrize("asked", [{"pin": ["cut=modules"]}, {"forbid": ["cut=anywhere"]}])

@@ -88,13 +88,18 @@ def chain_of(
 
 def cut_blocks(graph: Graph, firsts: Iterable[str]) -> dict[str, str]:
     """Which of these forward ops lie inside of a block, not at its begin: the block of each."""
+    inside = inside_blocks(graph)
+    return {first: inside[first] for first in sorted(set(firsts)) if first in inside}
+
+
+def inside_blocks(graph: Graph) -> dict[str, str]:
+    """All forward ops that do not begin the block they are in, and that block."""
     ops = [op for op in graph.ops if op.phase == "forward"]
     blocks = list(map(_block_of(ops), ops))
-    wanted = set(firsts)
     return {
-        op.name: blocks[i]
-        for i, op in enumerate(ops)
-        if op.name in wanted and i and blocks[i] and blocks[i] == blocks[i - 1]
+        op.name: block
+        for op, block, before in zip(ops[1:], blocks[1:], blocks, strict=False)
+        if block and block == before
     }
 
 

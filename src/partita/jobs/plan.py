@@ -10,6 +10,8 @@
    last word on each (`plan_simulator`).
 4. The other named strategies are candidates too: those that could still win are simulated.
 5. Where a pipeline has won, stages that all devices share are tried beside it (`shapes`).
+6. Stages that begin inside of a block of the model are moved to its borders, where that costs
+   next to nothing (`PlanSettings.whole_blocks`).
 
 The fastest that fits wins; it is never slower than a named strategy. The lower bound is the larger
 of all work over all devices, and of the bound of the whole space that the problem states.
@@ -45,6 +47,7 @@ from partita.jobs.plan_candidates import (
     something_at_once,
     splits_alone,
     start_from,
+    whole_blocks,
 )
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.plan_simulator import Clock, Planned, SimulatedPlan, Simulator, planned
@@ -137,6 +140,7 @@ def plan(
         all_named(simulator)
         splits_alone(simulator)
         also_shapes(simulator)
+    whole_blocks(simulator)
     return planned(simulator, result, spec)
 
 

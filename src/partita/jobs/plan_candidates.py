@@ -22,9 +22,9 @@ from functools import partial
 
 from partita import units
 from partita.errors import InputError, PlanError
-from partita.graph.chain import chain_of
+from partita.graph.chain import chain_of, inside_blocks
 from partita.jobs.check_plan import refuse_wrong_decisions
-from partita.jobs.constraints import SEARCHED
+from partita.jobs.constraints import SEARCHED, WHOLE_BLOCKS
 from partita.jobs.frameworks import (
     FIELD,
     FrameworkStrategy,
@@ -39,6 +39,7 @@ from partita.jobs.strategies import PIPELINES, STRATEGIES, by_kind, kinds_of, un
 from partita.plans import Plan, Schedule, Stage, device_groups
 from partita.search.base import Result, Status
 from partita.search.joint.cells import divisors
+from partita.search.joint.cuts import cuts_at
 
 log = logging.getLogger("partita")
 TRAINING_ONLY = ("zero1", "fsdp")  # they keep states, which inference has none of
@@ -216,6 +217,27 @@ def splits_alone(simulator: Simulator) -> None:
     )  # fmt: skip
     if sharding is not None and sharding.best is not None:
         simulator.add("sharding", (sharding.best.simulation.stage,), Schedule())
+
+
+def whole_blocks(simulator: Simulator) -> None:
+    """The best plan with its stages moved to the borders of blocks, unless a cut was asked for.
+
+    Code of whole layers is what people merge; it is taken where it costs next to nothing.
+    """
+    best, constraints = simulator.best(), simulator.constraints
+    if best is None or best.solution is None or simulator.cut():
+        return
+    if constraints.pinned_to("cut") or not constraints.allow("cut", WHOLE_BLOCKS):
+        return
+    inside = inside_blocks(simulator.workload.graph)
+    if all(stage.splits[0].op not in inside for stage in best.simulation.stages):
+        return
+    model = simulator.model
+    borders = [k for k, own in enumerate(model.chain.segments) if own.ops[0] not in inside]
+    moved = cuts_at(model.problem, best.solution, borders)
+    if moved is not None:
+        schedule = best.simulation.schedule
+        simulator.add("search", model.stages(moved), schedule, solution=moved, moved=True)
 
 
 IN_WORDS = {

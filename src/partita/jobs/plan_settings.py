@@ -54,6 +54,9 @@ class PlanSettings:
 
     shapes: ShapeSettings = ShapeSettings()
 
+    # Stages that begin inside of a block of the model must be faster by more than this.
+    whole_blocks: float = 0.005
+
     # What is told.
     next_best: int = 10  # other plans that are listed
     advice: AdviceSettings = AdviceSettings()

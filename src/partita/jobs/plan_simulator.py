@@ -56,6 +56,8 @@ class SimulatedPlan:
     objective_s: float
     seconds: float  # when it was found
     fits: bool
+    solution: JointSolution | None = None  # whose stages they are, where the search chose them
+    moved: bool = False  # were they moved to the borders of the model's blocks?
 
     @property
     def step_s(self) -> float:
@@ -151,7 +153,7 @@ class Simulator:
         stages, schedule = self.model.stages(solution), self.model.schedule(solution)
         if not self._keeps(stages):
             return None
-        candidate = self.add("search", stages, schedule)
+        candidate = self.add("search", stages, schedule, solution=solution)
         if candidate is None:
             return None
         simulation = candidate.simulation
@@ -181,14 +183,15 @@ class Simulator:
                     ),
                 )
                 if order is not None:
-                    self.add("search", stages, order)
+                    self.add("search", stages, order, solution=solution)
                 return
 
     # Plans.
 
     def add(
-        self, name: str, stages: tuple[Stage, ...], schedule: Schedule, *, quick: bool = True
-    ) -> SimulatedPlan | None:
+        self, name: str, stages: tuple[Stage, ...], schedule: Schedule, *, quick: bool = True,
+        solution: JointSolution | None = None, moved: bool = False,
+    ) -> SimulatedPlan | None:  # fmt: skip
         """Simulate a plan unless it is known, cannot fit, or cannot be the best."""
         looks = tuple(
             (s.mesh, s.splits, s.checkpointing == "full", s.recomputed, s.overlap, s.bundles)
@@ -224,7 +227,9 @@ class Simulator:
         if simulation is None:
             return None
         value = simulation.interval_s if self.steady_state else simulation.step_s
-        candidate = SimulatedPlan(name, simulation, value, self.clock.seconds(), simulation.fits)
+        candidate = SimulatedPlan(
+            name, simulation, value, self.clock.seconds(), simulation.fits, solution, moved
+        )
         self.candidates.append(candidate)
         if candidate.fits and (best is None or candidate.objective_s < best.objective_s):
             self._record(candidate.objective_s)
@@ -236,9 +241,16 @@ class Simulator:
         return not self.workload.training and self.objective == "throughput"
 
     def best(self) -> SimulatedPlan | None:
-        """The fastest that fits, if there is one."""
+        """The fastest that fits; stages moved to the borders of blocks may cost a little."""
         fitting = [candidate for candidate in self.candidates if candidate.fits]
-        return min(fitting, key=rank, default=None)
+        fastest = min(fitting, key=rank, default=None)
+        moved = [candidate for candidate in fitting if candidate.moved]
+        if fastest is None or fastest.solution is None or not moved:
+            return fastest
+        named = (candidate.objective_s for candidate in fitting if candidate.solution is None)
+        most = min([fastest.objective_s * (1 + self.settings.whole_blocks), *named])
+        near = (candidate for candidate in moved if candidate.objective_s <= most)
+        return min(near, key=rank, default=fastest)
 
     def allowed(self, stages: tuple[Stage, ...], schedule: Schedule) -> bool:
         """Does a plan keep to the constraints?"""
@@ -367,6 +379,7 @@ class Planned:
     objective: str
     space: str = ""  # the plans that the lower bound speaks of, in words
     problem: JointProblem | None = None  # the joint problem, with the tables that were made
+    cut_otherwise: SimulatedPlan | None = None  # at the borders of blocks if it is not, or anywhere
 
     _repr_html_, table, plot = repr_html, table_of, plot_of  # in a notebook
 
@@ -396,7 +409,20 @@ def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "
         status, why, plan, best, tuple(ranked[1 : simulator.settings.next_best + 1]), bound,
         simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
         len(simulator.candidates), result.evaluations, simulator.objective, space, problem,
+        _cut_otherwise(simulator, best),
     )  # fmt: skip
+
+
+def _cut_otherwise(simulator: Simulator, best: SimulatedPlan | None) -> SimulatedPlan | None:
+    """The fastest whose stages begin where those of the best may not, or need not."""
+    fitting = [candidate for candidate in simulator.candidates if candidate.fits]
+    moved = [candidate for candidate in fitting if candidate.moved]
+    if best is None or not moved:
+        return None
+    if not best.moved:
+        return min(moved, key=rank)
+    fastest = min(fitting, key=rank)
+    return None if fastest.moved else fastest
 
 
 def differing(candidates: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:

@@ -1,14 +1,17 @@
 """Cuts meet brute force; meshes and groupings hold every device once."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partita.cluster import resolve
 from partita.costs.collectives import Patterns
+from partita.problems.joint import stage_costs
+from partita.search.joint.brute import solutions
 from partita.search.joint.candidates import Interleaved, round_ends
 from partita.search.joint.cells import (
     device_groupings,
@@ -17,7 +20,15 @@ from partita.search.joint.cells import (
     mesh_shapes,
     weighted_meshes,
 )
-from partita.search.joint.cuts import LayerRanges, best_cuts, joined, range_peaks, range_sums
+from partita.search.joint.cuts import (
+    LayerRanges,
+    best_cuts,
+    cuts_at,
+    joined,
+    range_peaks,
+    range_sums,
+)
+from tests.search.joint.joint_problems import tiny_problems
 
 
 def table(seconds, held, saved):
@@ -223,3 +234,39 @@ def test_weights_follow_speed_and_divide_the_batch():
         assert 96 % mesh.axes[0].parts == 0
     assert weighted_meshes(resolve("4xA100"), {}, 96) == []
     assert weighted_meshes(cluster, speed, 7) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(tiny_problems(most_segments=5), st.data())
+def test_stages_moved_to_some_borders_keep_what_they_are_and_the_least_bottleneck(problem, data):
+    solution = data.draw(st.sampled_from(list(itertools.islice(solutions(problem), 200)) or [None]))
+    assume(solution is not None)
+    n = problem.num_segments
+    borders = data.draw(st.sets(st.integers(1, n - 1))) if n > 1 else set()
+    moved = cuts_at(problem, solution, borders)
+    inner = [stage.first for stage in moved.stages[1:]] if moved else []
+    if len(solution.stages) - 1 > len(borders):
+        assert moved is None  # too few borders for so many stages
+        return
+    assert moved is not None
+    assert set(inner) <= borders
+    kept = [(s.mesh, s.strategy, s.checkpointing) for s in moved.stages]
+    assert kept == [(s.mesh, s.strategy, s.checkpointing) for s in solution.stages]
+    chosen = itertools.combinations(sorted(borders), len(solution.stages) - 1)
+    assert bottleneck(problem, moved) <= 1.4 * (1 + 1e-9) * min(
+        bottleneck(problem, with_cuts(solution, (0, *cuts, n))) for cuts in chosen
+    )
+
+
+def with_cuts(solution, ends):
+    """The same stages between other ends."""
+    pairs = zip(solution.stages, itertools.pairwise(ends), strict=True)
+    stages = tuple(stage._replace(first=a, end=b) for stage, (a, b) in pairs)
+    return dataclasses.replace(solution, stages=stages)
+
+
+def bottleneck(problem, solution):
+    """The longest stage, with its part of what is done once."""
+    schedule = problem.schedules[solution.schedule]
+    times = solution.cell.num_microbatches * schedule.virtual_stages
+    return max(cost.seconds + cost.tail / times for cost in stage_costs(problem, solution))

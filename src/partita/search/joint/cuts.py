@@ -20,15 +20,24 @@ each option an array of starts x ends. An option is a strategy with one kind of 
 
 import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.compiled import compiled
-from partita.problems.joint import EXPOSED, JointProblem, JointStrategy, TiedBytes
+from partita.problems.joint import (
+    EXPOSED,
+    JointProblem,
+    JointSolution,
+    JointStrategy,
+    TiedBytes,
+    check,
+    objective_s,
+    strategy_of,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -353,3 +362,55 @@ def _smallest_sum(
         end = start
     step = (num_microbatches - 1) * bottleneck + float(before[-1])
     return Cuts(tuple(reversed(stages)), step, bottleneck)
+
+
+def cuts_at(
+    problem: JointProblem, solution: JointSolution, borders: Collection[int]
+) -> JointSolution | None:
+    """The same stages, meshes and strategies with cuts before some segments only, about as even.
+
+    What fits the budgets comes first, then the least objective; None where there are too few.
+    """
+    size = problem.num_segments + 1
+    off = np.ones(size, dtype=bool)
+    off[[0, size - 1, *borders]] = False
+    cell, schedule = solution.cell, problem.schedules[solution.schedule]
+    share = 1 / (cell.num_microbatches * schedule.virtual_stages)
+    num_groups = problem.groupings[cell.grouping].num_groups
+    known: dict[object, Floats] = {}
+    tables: list[tuple[Floats, Ints]] = []
+    for k, stage in enumerate(solution.stages):
+        group = schedule.group_of(k, num_groups)
+        mesh = problem.meshes_of(cell, group)[stage.mesh]
+        key = (problem.key(cell, group, mesh), stage.strategy, stage.checkpointing)
+        if key not in known:
+            own = _seconds(problem, strategy_of(problem, solution, k), stage.checkpointing, share)
+            own[off, :], own[:, off] = np.inf, np.inf
+            known[key] = own
+        tables.append((known[key], np.zeros((size, size), np.int64)))
+    moved = [
+        replace(
+            solution,
+            stages=tuple(
+                stage._replace(first=first, end=end)
+                for stage, (first, end, _) in zip(solution.stages, cuts.stages, strict=True)
+            ),
+        )
+        for cuts in cuts_with_slack(tables, problem.send_s(cell), cell.num_microbatches)
+    ]
+    return min(
+        moved,
+        key=lambda one: (bool(check(problem, one)), objective_s(problem, one)),
+        default=None,
+    )
+
+
+def _seconds(
+    problem: JointProblem, strategy: JointStrategy, checkpointing: str, tail_share: float
+) -> Floats:
+    """Of every layer range with one option of a strategy."""
+    table = table_of(problem, [(0, [strategy])])
+    assert table is not None  # a stage has this option
+    place = [option.checkpointing for option in table.options].index(checkpointing)
+    ranges = table.ranges
+    return ranges.seconds[place] + tail_share * ranges.tail[place]
