@@ -157,6 +157,8 @@ def stretched(traces, times):
                 replace(
                     t, start=t.start * times, end=t.end * times, wait_s=t.wait_s * times,
                     done=None if t.done is None else t.done * times, exposed_s=t.exposed_s * times,
+                    # The two clocks tick apart: the shortest tasks show more of the processor's.
+                    cpu_s=None if t.cpu_s is None else min(t.cpu_s, t.clock_s),
                 )
                 for t in step.tasks
             )  # fmt: skip
