@@ -65,7 +65,7 @@ def test_column_order_and_foreign_byte_order_mean_the_same() -> None:
 
 def test_a_file_goes_both_ways_and_its_bytes_are_always_the_same(tmp_path: Path) -> None:
     for number, file in enumerate(sorted(DATA.glob("*_p4.npz"))):
-        problem = sharding.read_npz(file)
+        problem = sharding.read(file)
         written = sharding.write_npz(problem, tmp_path / f"{number}.npz")
         assert sharding.read(written) == problem
         again = sharding.write_npz(problem, tmp_path / f"{number}b.npz")

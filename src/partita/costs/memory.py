@@ -39,7 +39,6 @@ from partita.costs.kernels import attention_scores, is_unfused
 from partita.costs.layouts import Layout, conversion, num_shards
 from partita.costs.physics import physics_of
 from partita.costs.sharding import LEVELS, SplitChoice
-from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import REPLICATE, placements
 from partita.graph.work import VIEWS, passes_through
@@ -76,12 +75,6 @@ def workspace_bytes(kind: DeviceKind) -> float:
     known = record.own and "workspace_bytes" in dict(record.parameters)
     size = record.physics.workspace_bytes if known else GPU_WORKSPACE_BYTES
     return float(min(size, kind.memory_bytes // 8))
-
-
-def state_bytes(num_parameters: int, dtype: str, optimizer: str, state_dtype: str = "f32") -> int:
-    """Bytes of optimizer state for parameters of one dtype."""
-    copies = OPTIMIZER_STATES[optimizer] + (dtype != state_dtype)
-    return num_parameters * copies * dtype_bytes(state_dtype)
 
 
 def model_memory(training: Graph) -> ModelMemory:

@@ -286,11 +286,6 @@ def read(path: str | Path) -> ShardingProblem:
     return from_json(files.decode_json(data, str(path)), str(path))
 
 
-def read_npz(path: str | Path) -> ShardingProblem:
-    """Read a problem from .npz; nothing in the file is executed."""
-    return from_npz(files.read_bytes(path), str(path))
-
-
 def write_npz(problem: ShardingProblem, path: str | Path, *, overwrite: bool = False) -> Path:
     """Write a problem as .npz; the same problem gives the same bytes."""
     offsets = np.cumsum((0, *problem.num_choices), dtype=np.int64)
