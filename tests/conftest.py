@@ -88,7 +88,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
-        gc.set_threshold(10_000, 10, 10)
+        gc.set_threshold(100_000, 20, 20)
         silence_traces()  # before pytest hangs its handlers on loggers for all tests
 
 

@@ -100,6 +100,16 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The nodes of its syntax tree that a test here asks for."""
+    kinds = (
+        ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Name,
+        ast.arg, ast.keyword,
+    )  # fmt: skip
+    return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, kinds))
+
+
+@functools.cache
 def imported(path: Path) -> tuple[str, ...]:
     """Every name that a file imports, wherever in it the import stands: `partita.files.convert`."""
     return tuple(_imported(path))
@@ -107,7 +117,7 @@ def imported(path: Path) -> tuple[str, ...]:
 
 def _imported(path: Path) -> Iterator[str]:
     package = ["partita", *path.parts[:-1]]
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -152,7 +162,7 @@ def test_a_module_imports_only_from_its_left():
 def test_a_class_name_has_one_meaning():
     homes: dict[str, list[str]] = {}
     for path in INSIDE:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path))
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
@@ -162,7 +172,7 @@ def test_a_name_says_what_it_holds():
     # `found` said nothing in 2,500 places; of an error it is what was found (errors.py).
     wrong = []
     for path in INSIDE:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             name = getattr(node, "id", None) or getattr(node, "arg", None)
             if name == "found" and path != Path("errors.py"):
                 wrong.append(f"{path}:{node.lineno}: `found`")
@@ -178,7 +188,7 @@ def is_kernel(function: ast.FunctionDef) -> bool:
 def test_a_function_outside_kernels_has_at_most_80_lines():
     wrong = []
     for path in MODULES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > 80 and not is_kernel(node):

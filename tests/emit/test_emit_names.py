@@ -13,6 +13,7 @@ from partita.emit.text import call, statement, without_parentheses
 from tests.emit.plans import plan_in_parts
 from tests.emit.test_emit_source import assert_only_expected_names
 from tests.emit.transparency import assert_ruff_has_nothing_to_say
+from tests.shallow import GPT2, T5
 
 
 class Norm(nn.Module):
@@ -183,7 +184,9 @@ def test_expressions_mean_what_they_meant():
     piped(Precedence().eval(), torch.randn(3, 3))
 
 
-@pytest.mark.parametrize("model", ["gpt2@16", "t5-small@16", "resnet50@32"])
+@pytest.mark.parametrize(
+    "model", [f"{GPT2}@16", f"{T5}@16", "resnet50@32"], ids=["gpt2", "t5", "resnet50"]
+)
 def test_code_of_the_zoo_has_no_letters_with_numbers(model):
     source = emit_plan(plan_in_parts(model, 2)).source
     names = re.findall(r"^ +(\w+(?:, \w+)*) = ", source, re.MULTILINE)

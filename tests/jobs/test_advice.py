@@ -7,6 +7,7 @@ import pytest
 from partita.jobs.plan import plan
 from partita.jobs.plan_settings import AdviceSettings, PlanSettings
 from partita.search.base import Status, Stop
+from tests.shallow import GPT2
 
 GIB = 2.0**30
 SHORT = Stop(time_s=20.0, gap=0.5)
@@ -16,8 +17,8 @@ SHORT = Stop(time_s=20.0, gap=0.5)
     ("model", "cluster", "batch", "room"),
     [
         ("alexnet", "1xA100", 4, 1.75),
-        ("gpt2@64", "2xA100", 8, 1.2),  # next to nothing beside the workspace of 1 GiB
-        ("gpt2@64", "2xA100", 8, 0.5),  # less than nothing
+        (f"{GPT2}@64", "2xA100", 8, 1.2),  # next to nothing beside the workspace of 1 GiB
+        (f"{GPT2}@64", "2xA100", 8, 0.5),  # less than nothing
     ],
 )
 def test_the_memory_that_is_said_to_be_enough_is(model, cluster, batch, room):
@@ -40,6 +41,8 @@ def test_the_number_of_devices_that_is_said_to_be_enough_is():
 
 def test_advice_that_takes_too_long_is_left_out():
     hurried = PlanSettings(advice=AdviceSettings(seconds=-1.0))
-    planned = plan("gpt2@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT, settings=hurried)
+    planned = plan(
+        f"{GPT2}@64", "2xA100", batch=8, max_memory=1.2 * GIB, stop=SHORT, settings=hurried
+    )
     assert planned.status is Status.INFEASIBLE
     assert planned.why.endswith("use many more or larger devices, or a smaller batch")

@@ -36,6 +36,7 @@ from partita.search.base import Stop
 from partita.search.joint.model import ModelSettings
 from partita.zoo.gpt import GptSizes, gpt
 from partita.zoo.llama import DecoderSizes, Experts, decoder
+from tests.shallow import GPT2
 
 QUICK = Stop(gap=0.01)
 
@@ -120,7 +121,7 @@ def test_a_pinned_schedule_is_that_of_the_plan_or_refused(name):
     pins = ["pp=2", f"schedule={name}", *(["micro-batches=2"] if name == "hanayo" else [])]
 
     def planned():
-        return plan("gpt2@32", "2xA100", batch=8, pin=pins, stop=Stop(gap=0.5))
+        return plan(f"{GPT2}@32", "2xA100", batch=8, pin=pins, stop=Stop(gap=0.5))
 
     if NAMED[name].layout == "two-way":
         with pytest.raises(InputError, match="holds the model twice, which a plan does not"):
@@ -252,7 +253,9 @@ def test_a_pinned_zero_stage_is_that_of_all_that_has_copies():
 
 def test_a_searched_order_is_ruled_out_but_never_asked_for():
     def planned(*forbid):
-        return plan("gpt2@32", "2xA100", batch=4, pin=["pp=2"], forbid=forbid, stop=Stop(gap=0.0))
+        return plan(
+            f"{GPT2}@32", "2xA100", batch=4, pin=["pp=2"], forbid=forbid, stop=Stop(gap=0.0)
+        )
 
     for forbid in ((), ("schedule=searched",)):
         answer = planned(*forbid)

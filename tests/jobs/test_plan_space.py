@@ -25,6 +25,7 @@ from partita.plans import OpSplit, Schedule, Stage, device_groups
 from partita.search.base import Stop
 from partita.search.joint.cells import divisors, mesh_of, mesh_shapes
 from partita.search.joint.orders import refused
+from tests.shallow import GPT2, T5
 
 BATCH = 4
 ORDERS = (("1f1b", 1), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("interleaved", 2))
@@ -235,8 +236,9 @@ def test_the_answer_says_which_space_its_bound_is_for():
 
 
 @pytest.mark.parametrize(
-    ("model", "batch"), [("t5-small@32", 16), ("alexnet", 32), ("gpt2@64", 16)]
-)
+    ("model", "batch"), [(f"{T5}@32", 16), ("alexnet", 32), (f"{GPT2}@64", 16)],
+    ids=["t5", "alexnet", "gpt2"],
+)  # fmt: skip
 def test_no_other_number_of_micro_batches_is_below_the_bound_of_a_pinned_pipeline(model, batch):
     planned = plan(model, "4xA100", batch=batch, pin=["pp=4"], stop=Stop(gap=0.01))
     simulation = planned.best.simulation

@@ -18,6 +18,7 @@ from partita.meaning import Purpose
 from partita.plans import Axis, Mesh, OpSplit, Stage
 from partita.verify import verify_program, verify_timeline
 from partita.zoo import build
+from tests.shallow import T5
 
 CLUSTER = resolve("4xA100")
 GIB = 1024**3
@@ -236,7 +237,7 @@ class TestRefusals:
 
 @functools.cache
 def transformer():
-    return training_graph(build("t5-small@16", batch=4))
+    return training_graph(build(f"{T5}@16", batch=4))
 
 
 @settings(max_examples=25, deadline=None)
