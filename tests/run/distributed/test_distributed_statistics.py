@@ -19,8 +19,8 @@ from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed.comm import Communicator  # noqa: E402
 from partita.run.distributed.opwise import Frame  # noqa: E402
 from partita.run.distributed.statistics import (  # noqa: E402
-    Exchange,
-    Norm,
+    NormRule,
+    StatisticExchange,
     StatisticRule,
     StatisticSite,
     forward,
@@ -220,8 +220,8 @@ def test_statistics_cross_ranks_and_rows_do_not(world, folder):
 
 def test_a_row_far_from_zero_has_the_variance_that_pytorch_gives_it():
     x = 3e3 + torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
-    rule = StatisticRule(Norm("last", 1, 1e-5), (("x", 0),))
-    got, _ = forward(rule, StatisticSite(32, 0, 32, 1.0), [x], Exchange(None, ()))
+    rule = StatisticRule(NormRule("last", 1, 1e-5), (("x", 0),))
+    got, _ = forward(rule, StatisticSite(32, 0, 32, 1.0), [x], StatisticExchange(None, ()))
     exact = F.layer_norm(x.double(), (32,))
     usual = float((F.layer_norm(x, (32,)) - exact).abs().max())
     assert float((got - exact).abs().max()) <= 2 * usual

@@ -38,7 +38,7 @@ from partita.run.distributed.shares import (
     run_forward,
     share_plan,
 )
-from partita.run.distributed.statistics import Exchange, StatisticRule, rule_of
+from partita.run.distributed.statistics import StatisticExchange, StatisticRule, rule_of
 
 T = torch.Tensor
 TORCH_DTYPES = {name: dtype for dtype, name in reversed(DTYPES.items())}
@@ -528,9 +528,9 @@ class Frame:
         names = [model.captured.places.get(read) for read in reads]
         return [n for n in names if n not in op.inputs and n in self.state.stored]
 
-    def _meeting(self, axes: frozenset[int]) -> Exchange:
+    def _meeting(self, axes: frozenset[int]) -> StatisticExchange:
         """The ranks that exchange statistics with this one."""
-        return Exchange(self.run.comm, [self.at.line(axis) for axis in sorted(axes)])
+        return StatisticExchange(self.run.comm, [self.at.line(axis) for axis in sorted(axes)])
 
     def _gathered(
         self, own: T, shape: tuple[int, ...], have: Layout, need: Layout, gates: int

@@ -31,14 +31,14 @@ from partita.run.distributed import statistics
 from partita.run.distributed.autograd import differentiate
 from partita.run.distributed.boxes import Box, box, inside, local_shape, shape_of
 from partita.run.distributed.model import OpsFunction
-from partita.run.distributed.statistics import Exchange, StatisticRule, StatisticSite
+from partita.run.distributed.statistics import StatisticExchange, StatisticRule, StatisticSite
 from partita.run.local.ops import _joined, _only_drifts, _work, needs_exchange
 from partita.run.local.shards import Place, Shape, input_gates, places, shard_index
 
 T = torch.Tensor
 Axes = tuple[Axis, ...]
 Gather = Callable[[T, Shape, Layout, Layout, int], T]  # along a joined axis, among a line's ranks
-Meet = Callable[[frozenset[int]], Exchange]  # with the ranks of the lines along some axes
+Meet = Callable[[frozenset[int]], StatisticExchange]  # with the ranks of the lines along some axes
 
 MEANS = frozenset({"cross_entropy", "mse_loss"})
 ANY_DIM = frozenset({
@@ -170,7 +170,7 @@ def _site(
     shape = call.inputs[0]
     seen = local_shape(shape, _without(layout, met), axes, place)
     norm = rule.settings
-    count = norm.count(seen) if isinstance(norm, statistics.Norm) else 0
+    count = norm.count(seen) if isinstance(norm, statistics.NormRule) else 0
     return StatisticSite(count, box(shape, layout, axes, place)[-1][0], shape[-1], scale)
 
 
@@ -312,10 +312,10 @@ def run_backward(
     if plan.rule is not None and plan.site is not None:
         wanted = {i for back in backs for i in back.call.wrt}
         met = meet(frozenset().union(*(back.joins for back in backs)))
-        found = statistics.backward(
+        by_input = statistics.backward(
             plan.rule, plan.site, record.leaves, record.saved, given[0], wanted, met
         )
-        return [tuple(found[i] for i in back.call.wrt) for back in backs]
+        return [tuple(by_input[i] for i in back.call.wrt) for back in backs]
     outputs, gradients = [], []
     for position, own in given.items():
         out = record.outputs[position]

@@ -37,7 +37,7 @@ NO_CLASS = -100  # the target that PyTorch's losses leave out, unless they say o
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormRule:
     """A norm: over which dims (those at the end, of all of a channel, of groups), and how."""
 
     over: str  # "last", "batch" or "groups"
@@ -87,7 +87,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxRule:
     """A softmax or its logarithm along a dim, in the type that it asks for."""
 
     axis: int
@@ -96,13 +96,13 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class ClassLoss:
+class ClassLossRule:
     """The mean of the cross entropies of rows, without those that have no class."""
 
     ignored: int = NO_CLASS
 
 
-Settings = Norm | Softmax | ClassLoss
+Settings = NormRule | SoftmaxRule | ClassLossRule
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class StatisticSite:
     scale: float  # of a mean over a part of the rows
 
 
-class Exchange:
+class StatisticExchange:
     """Numbers that cross ranks, along one line of ranks after the other."""
 
     def __init__(self, comm: Communicator, lines: Sequence[Line]) -> None:
@@ -175,16 +175,16 @@ def rule_of(
         settings, roles = known(call), ROLES[call.kind]
         return StatisticRule(settings, tuple(zip(roles, range(len(call.inputs)), strict=False)))
     reader = OF_NODE.get(node.operation)
-    found = None if reader is None else reader(call, node.arguments)
-    if found is None:
+    read = None if reader is None else reader(call, node.arguments)
+    if read is None:
         return None
-    own, tensors = found
+    own, tensors = read
     places = []
     for role, value in tensors.items():
         if value is None:
             continue
         name = name_of(value.name) if isinstance(value, Ref) else None
-        if name not in names:
+        if name is None or name not in names:
             return None
         places.append((role, list(names).index(name)))
     if len(places) < len(names):
@@ -192,7 +192,7 @@ def rule_of(
     return StatisticRule(own, tuple(places))
 
 
-Found = tuple[Settings, dict[str, Any]] | None
+RuleTensors = tuple[Settings, dict[str, Any]] | None
 Arguments = Mapping[str, Any]
 ROLES = {
     "layer_norm": ("x", "weight", "bias"),
@@ -208,55 +208,55 @@ def _norm_tensors(arguments: Arguments) -> dict[str, Any]:
     return {"x": arguments["input"], "weight": arguments["weight"], "bias": arguments.get("bias")}
 
 
-def _layer_norm(call: Call, arguments: Arguments) -> Found:
+def _layer_norm(call: Call, arguments: Arguments) -> RuleTensors:
     dims = len(arguments["normalized_shape"])
-    return Norm("last", dims, float(arguments["eps"])), _norm_tensors(arguments)
+    return NormRule("last", dims, float(arguments["eps"])), _norm_tensors(arguments)
 
 
-def _rms_norm(call: Call, arguments: Arguments) -> Found:
+def _rms_norm(call: Call, arguments: Arguments) -> RuleTensors:
     eps = call.number("eps", EPSILON) if arguments["eps"] is None else arguments["eps"]
     dims = len(arguments["normalized_shape"])
-    return Norm("last", dims, float(eps), is_centred=False), _norm_tensors(arguments)
+    return NormRule("last", dims, float(eps), is_centred=False), _norm_tensors(arguments)
 
 
-def _batch_norm(call: Call, arguments: Arguments) -> Found:
+def _batch_norm(call: Call, arguments: Arguments) -> RuleTensors:
     if not arguments["training"]:
         return None
     running = {name: arguments[name] for name in ("running_mean", "running_var")}
-    settings = Norm("batch", 0, float(arguments["eps"]), momentum=float(arguments["momentum"]))
+    settings = NormRule("batch", 0, float(arguments["eps"]), momentum=float(arguments["momentum"]))
     return settings, _norm_tensors(arguments) | running
 
 
-def _group_norm(call: Call, arguments: Arguments) -> Found:
-    settings = Norm("groups", int(arguments["num_groups"]), float(arguments["eps"]))
+def _group_norm(call: Call, arguments: Arguments) -> RuleTensors:
+    settings = NormRule("groups", int(arguments["num_groups"]), float(arguments["eps"]))
     return settings, _norm_tensors(arguments)
 
 
-def _instance_norm(call: Call, arguments: Arguments) -> Found:
+def _instance_norm(call: Call, arguments: Arguments) -> RuleTensors:
     if not arguments["use_input_stats"] or arguments["running_mean"] is not None:
         return None
-    return Norm("groups", 0, float(arguments["eps"])), _norm_tensors(arguments)
+    return NormRule("groups", 0, float(arguments["eps"])), _norm_tensors(arguments)
 
 
-def _softmax(is_log: bool) -> Callable[[Call, Arguments], Found]:
-    def rule(call: Call, arguments: Arguments) -> Found:
+def _softmax(is_log: bool) -> Callable[[Call, Arguments], RuleTensors]:
+    def rule(call: Call, arguments: Arguments) -> RuleTensors:
         axis = int(arguments["dim"]) % len(call.inputs[0])
-        return Softmax(axis, is_log, arguments["dtype"]), {"x": arguments["self"]}
+        return SoftmaxRule(axis, is_log, arguments["dtype"]), {"x": arguments["self"]}
 
     return rule
 
 
-def _class_loss(call: Call, arguments: Arguments) -> Found:
+def _class_loss(call: Call, arguments: Arguments) -> RuleTensors:
     is_plain = arguments["weight"] is None and not arguments["label_smoothing"]
     if not is_plain or arguments["reduction"] != MEAN_OF_LOSSES or len(call.inputs[0]) > 2:
         return None
     if call.inputs[1] != call.inputs[0][:-1]:
         return None  # targets that are probabilities
     tensors = {"x": arguments["self"], "targets": arguments["target"]}
-    return ClassLoss(int(arguments["ignore_index"])), tensors
+    return ClassLossRule(int(arguments["ignore_index"])), tensors
 
 
-OF_NODE: dict[str, Callable[[Call, Arguments], Found]] = {
+OF_NODE: dict[str, Callable[[Call, Arguments], RuleTensors]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
@@ -267,14 +267,14 @@ OF_NODE: dict[str, Callable[[Call, Arguments], Found]] = {
     "cross_entropy_loss": _class_loss,
 }  # by what the node calls
 OF_CALL: dict[str, Callable[[Call], Settings]] = {
-    "layer_norm": lambda call: Norm("last", call.whole("dims", 1), call.number("eps", EPSILON)),
-    "rms_norm": lambda call: Norm(
+    "layer_norm": lambda call: NormRule("last", call.whole("dims", 1), call.number("eps", EPSILON)),
+    "rms_norm": lambda call: NormRule(
         "last", call.whole("dims", 1), call.number("eps", EPSILON), False, call.number("shift", 0)
     ),
-    "batch_norm": lambda call: Norm("batch", 0, EPSILON),
-    "group_norm": lambda call: Norm("groups", call.whole("groups", 1), EPSILON),
-    "softmax": lambda call: Softmax(call.whole("axis", -1) % len(call.inputs[0])),
-    "cross_entropy": lambda call: ClassLoss(),
+    "batch_norm": lambda call: NormRule("batch", 0, EPSILON),
+    "group_norm": lambda call: NormRule("groups", call.whole("groups", 1), EPSILON),
+    "softmax": lambda call: SoftmaxRule(call.whole("axis", -1) % len(call.inputs[0])),
+    "cross_entropy": lambda call: ClassLossRule(),
 }  # by kind, as `capture/eager.py` computes it
 
 
@@ -282,7 +282,7 @@ OF_CALL: dict[str, Callable[[Call], Settings]] = {
 
 
 def forward(
-    rule: StatisticRule, site: StatisticSite, values: Sequence[T], exchange: Exchange
+    rule: StatisticRule, site: StatisticSite, values: Sequence[T], exchange: StatisticExchange
 ) -> tuple[T, tuple[T, ...]]:
     """A rank's share of the result, and what the backward needs of it."""
     given = {role: values[place] for role, place in rule.places}
@@ -292,16 +292,16 @@ def forward(
 
 def backward(
     rule: StatisticRule, site: StatisticSite, values: Sequence[T], saved: tuple[T, ...],
-    gradient: T, wanted: Collection[int], exchange: Exchange,
+    gradient: T, wanted: Collection[int], exchange: StatisticExchange,
 ) -> dict[int, T]:  # fmt: skip
     """The gradients of some arguments, by their places."""
     given = {role: values[place] for role, place in rule.places if place < len(values)}
     roles = {role: place for role, place in rule.places if place in wanted}
     with torch.no_grad():
-        found = BACKWARD[type(rule.settings)](
+        results = BACKWARD[type(rule.settings)](
             rule.settings, site, given, saved, gradient, roles, exchange
         )
-    return {roles[role]: own.to(given[role].dtype) for role, own in found.items()}
+    return {roles[role]: own.to(given[role].dtype) for role, own in results.items()}
 
 
 def _wide(x: T) -> T:
@@ -309,7 +309,7 @@ def _wide(x: T) -> T:
 
 
 def _norm_forward(
-    norm: Norm, site: StatisticSite, given: Given, exchange: Exchange
+    norm: NormRule, site: StatisticSite, given: Given, exchange: StatisticExchange
 ) -> tuple[T, tuple[T, ...]]:
     x = given["x"]
     seen = _wide(norm.seen(x))
@@ -340,7 +340,9 @@ def _normal(seen: T, saved: tuple[T, ...]) -> T:
     return (seen - mean[0]).mul_(scale) if mean else seen * scale
 
 
-def _moments(seen: T, dims: tuple[int, ...], count: int, exchange: Exchange) -> tuple[T, T]:
+def _moments(
+    seen: T, dims: tuple[int, ...], count: int, exchange: StatisticExchange
+) -> tuple[T, T]:
     """Mean and variance of all ranks' numbers, from those of each."""
     own = math.prod(seen.shape[dim] for dim in dims)
     if own:
@@ -356,11 +358,12 @@ def _moments(seen: T, dims: tuple[int, ...], count: int, exchange: Exchange) -> 
 
 
 def _norm_backward(
-    norm: Norm, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
-    wanted: Collection[str], exchange: Exchange,
+    norm: NormRule, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
+    wanted: Collection[str], exchange: StatisticExchange,
 ) -> dict[str, T]:  # fmt: skip
     x, weight = given["x"], given.get("weight")
-    grad, found = _wide(norm.seen(gradient)), {}
+    grad = _wide(norm.seen(gradient))
+    results: dict[str, T] = {}
     seen = _wide(norm.seen(x))
     normal, dims, rows = _normal(seen, saved), norm.dims(grad.ndim), norm.rows(grad.ndim)
     sums, own = None, grad
@@ -372,15 +375,15 @@ def _norm_backward(
             parts.append(own.sum(dims, keepdim=True))
         sums = exchange.begin_sum(torch.stack(parts))
     if weight is not None and "weight" in wanted:  # while the sums are on their way
-        found["weight"] = _summed(grad * normal, rows).reshape(weight.shape)
+        results["weight"] = _summed(grad * normal, rows).reshape(weight.shape)
     if "bias" in wanted:
-        found["bias"] = _summed(grad, rows).reshape(given["bias"].shape)
+        results["bias"] = _summed(grad, rows).reshape(given["bias"].shape)
     if sums is not None:
         along, *middle = sums().div_(-site.count)
         moved = torch.addcmul(own, normal, along)
         moved = moved.add_(middle[0]) if middle else moved
-        found["x"] = moved.mul_(saved[0]).reshape(x.shape)
-    return found
+        results["x"] = moved.mul_(saved[0]).reshape(x.shape)
+    return results
 
 
 def _summed(x: T, dims: tuple[int, ...]) -> T:
@@ -402,7 +405,7 @@ def _exponentials(x: T, axis: int) -> tuple[T, T]:
 
 
 def _softmax_forward(
-    softmax: Softmax, site: StatisticSite, given: Given, exchange: Exchange
+    softmax: SoftmaxRule, site: StatisticSite, given: Given, exchange: StatisticExchange
 ) -> tuple[T, tuple[T, ...]]:
     x = given["x"] if softmax.dtype is None else given["x"].to(softmax.dtype)
     seen, axis = _wide(x), softmax.axis
@@ -418,8 +421,8 @@ def _softmax_forward(
 
 
 def _softmax_backward(
-    softmax: Softmax, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
-    wanted: Collection[str], exchange: Exchange,
+    softmax: SoftmaxRule, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
+    wanted: Collection[str], exchange: StatisticExchange,
 ) -> dict[str, T]:  # fmt: skip
     if "x" not in wanted:
         return {}
@@ -433,7 +436,7 @@ def _softmax_backward(
 
 
 def _loss_forward(
-    loss: ClassLoss, site: StatisticSite, given: Given, exchange: Exchange
+    loss: ClassLossRule, site: StatisticSite, given: Given, exchange: StatisticExchange
 ) -> tuple[T, tuple[T, ...]]:
     logits, targets = given["x"], given["targets"].reshape(-1)
     rows = _wide(logits.reshape(-1, logits.shape[-1]))
@@ -457,8 +460,8 @@ def _loss_forward(
 
 
 def _loss_backward(
-    loss: ClassLoss, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
-    wanted: Collection[str], exchange: Exchange,
+    loss: ClassLossRule, site: StatisticSite, given: Given, saved: tuple[T, ...], gradient: T,
+    wanted: Collection[str], exchange: StatisticExchange,
 ) -> dict[str, T]:  # fmt: skip
     if "x" not in wanted:
         return {}
@@ -472,12 +475,12 @@ def _loss_backward(
 
 
 FORWARD: dict[type, Callable[..., tuple[T, tuple[T, ...]]]] = {
-    Norm: _norm_forward,
-    Softmax: _softmax_forward,
-    ClassLoss: _loss_forward,
+    NormRule: _norm_forward,
+    SoftmaxRule: _softmax_forward,
+    ClassLossRule: _loss_forward,
 }
 BACKWARD: dict[type, Callable[..., dict[str, T]]] = {
-    Norm: _norm_backward,
-    Softmax: _softmax_backward,
-    ClassLoss: _loss_backward,
+    NormRule: _norm_backward,
+    SoftmaxRule: _softmax_backward,
+    ClassLossRule: _loss_backward,
 }
