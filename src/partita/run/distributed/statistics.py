@@ -329,9 +329,9 @@ def _norm_forward(
     out = _normal(seen, saved)
     weight, bias = given.get("weight"), given.get("bias")
     if weight is not None:
-        out = out.mul_(norm.scale(weight, out))
+        out.mul_(norm.scale(weight, out))
     if bias is not None:
-        out = out.add_(norm.beside(bias, out))
+        out.add_(norm.beside(bias, out))
     return out.reshape(x.shape).to(x.dtype), saved
 
 
@@ -345,16 +345,15 @@ def _moments(
 ) -> tuple[T, T]:
     """Mean and variance of all ranks' numbers, from those of each."""
     own = math.prod(seen.shape[dim] for dim in dims)
-    if own:
-        mean = seen.mean(dims, keepdim=True)
-        apart = seen - mean
-        spread = apart.mul_(apart).sum(dims, keepdim=True)
-    else:
-        mean = spread = seen.sum(dims, keepdim=True)
-    exact = mean.double()
-    both = torch.stack([exact * own, spread + exact * exact * own])
-    first, second = exchange.begin_sum(both)().div_(count)
-    return first.to(seen.dtype), (second - first * first).clamp_(min=0).to(seen.dtype)
+    total = seen.sum(dims, keepdim=True)
+    apart = seen - total / max(own, 1)
+    spread = apart.mul_(apart).sum(dims, keepdim=True)
+    both = torch.stack((total, spread)).double()
+    both[1].addcmul_(both[0], both[0], value=1 / max(own, 1))
+    both = exchange.begin_sum(both)().div_(count)
+    both[1].addcmul_(both[0], both[0], value=-1).clamp_(min=0)
+    mean, var = both.to(seen.dtype)
+    return mean, var
 
 
 def _norm_backward(
