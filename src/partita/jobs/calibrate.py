@@ -223,10 +223,10 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
     if issued and any(issued):
         entries.append(OpScale(ISSUE, 1.0, statistics.median(issued)))
     if spent > 0 and assumed > 0:
-        each = [probe.seconds for probe in probes if probe.collective == UPDATE_PROBE]
+        tried = [probe.seconds for probe in probes if probe.collective == UPDATE_PROBE]
         count = sum(_num_updated(m, base.program) * len(m.by_rank) for m in updates)
         part_s = (
-            min(statistics.median(each), MOST_FOR_PARTS * spent / max(count, 1)) if each else 0.0
+            min(statistics.median(tried), MOST_FOR_PARTS * spent / max(count, 1)) if tried else 0.0
         )
         entries.append(OpScale(UPDATE, (spent - part_s * count) / assumed, 0.0))
         entries += [OpScale(PART, 1.0, part_s)] if part_s > 0 else []
