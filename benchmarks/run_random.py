@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # ranks are forked here, and compute on CPUs
+
 import torch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"

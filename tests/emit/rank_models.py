@@ -36,6 +36,17 @@ def block():
     return training_graph(g.finish(g.cross_entropy(logits, g.input("targets", (4, 8), "i64"))))
 
 
+def normal():
+    """Norms and softmaxes of rows and of what stands in a dim before."""
+    g = GraphBuilder("normal")
+    x = g.linear(g.input("x", (4, 8, 16)), 16, "in")
+    x = g.add(x, g.norm(x, "layer_norm", "first", eps=1e-3))
+    x = g.norm(x, "rms_norm", "second")
+    for axis, name in ((-1, "third"), (1, "fourth")):
+        x = g.add(x, g.one("softmax", x, name=name, axis=axis), name=f"{name}_sum")
+    return training_graph(g.finish(g.one("mse_loss", x, g.input("y", (4, 8, 16)), name="loss")))
+
+
 def attended(keys=8, **attrs):
     """Attention of 8 positions over some keys, with what it takes and its loss."""
     g = GraphBuilder("attended")
@@ -130,8 +141,11 @@ class _RankView:
     def get_world_size(self, group):
         return len(group)
 
-    def all_reduce(self, x, group):
-        x.copy_(sum(self.ranks.exchange(group, self.rank, x.clone())))
+    ReduceOp = torch.distributed.ReduceOp
+
+    def all_reduce(self, x, op=ReduceOp.SUM, group=None):
+        parts = torch.stack(self.ranks.exchange(group, self.rank, x.clone()))
+        x.copy_(parts.sum(0) if op == self.ReduceOp.SUM else parts.amax(0))
 
     def all_gather(self, parts, x, group):
         for part, value in zip(parts, self.ranks.exchange(group, self.rank, x), strict=True):

@@ -25,6 +25,7 @@ from tests.emit.rank_models import (
     constants,
     lowered,
     megatron,
+    normal,
     perceptron,
     run_threads,
     worst_error,
@@ -83,6 +84,22 @@ def test_any_split_that_can_be_written_gives_the_numbers_of_the_model():
         assert error_of(plan, graph) < 1e-9, trial
         right += 1
     assert right >= 8, refused
+
+
+@pytest.mark.parametrize(
+    "axes", [(Axis("tp", 2),), (Axis("tp", 4),), (Axis("tp", 2), Axis("dp", 2))]
+)
+def test_norms_and_softmaxes_in_parts_exchange_sums_of_their_rows(axes, tmp_path):
+    graph = normal()
+    along = {"first": "c", "second": "c", "third": "c", "fourth": "s"}
+    plan = lowered(graph, axes, lambda op: (along.get(op.name, ""), "b")[: len(axes)])
+    assert error_of(plan, graph) < 1e-9
+    source = emitted_ranks(plan, graph)[1].source
+    forward = source.partition("    # forward")[2].partition("    # backward")[0]
+    assert "scaled(centred(" in forward
+    assert "shared_softmax(" in forward
+    (tmp_path / "rank.py").write_text(source)
+    assert_ruff_has_nothing_to_say(tmp_path)
 
 
 def test_a_rank_is_written_line_by_line(is_golden):
@@ -185,10 +202,17 @@ class TestRefusals:
 
     def test_statistics_of_other_ranks(self):
         def dims(op):
-            return ("c" if op.name == "norm_1" else "",)
+            return ("v" if op.kind == "cross_entropy" else "",)
 
         message = self.of(block(), (Axis("tp", 2),), dims)
-        assert "'norm_1' (layer_norm) exchanges statistics where c is split" in message
+        assert "(cross_entropy) exchanges statistics where v is split" in message
+
+    def test_statistics_along_two_axes(self):
+        def dims(op):
+            return ("c", "c") if op.name == "first" else ("", "")
+
+        message = self.of(normal(), (Axis("tp", 2), Axis("cp", 2)), dims)
+        assert "'first' (layer_norm) exchanges statistics where c is split" in message
 
     def test_keys_of_attention_in_parts(self):
         def dims(op):

@@ -7,6 +7,7 @@ devices and by links of equal figures, so that what two devices showed holds for
     op         roofline seconds x factor + launch_s, by phase and class of op ("forward product"),
                and seconds per FLOP and per byte besides, where ops were measured one by one: a CPU
                has no fast tiles, and what it takes does not follow the curve of a GPU
+    update     seconds for each tensor that the optimizer updates, beside those for its bytes
     collective what each costs before a byte is moved, inside a node and across nodes, and the part
                of the bandwidth of messages that collectives reach; what a message by itself costs
     link       latency and bytes per second, for links of the figures that they had before
@@ -30,6 +31,7 @@ MESSAGE = "message"
 PER_FLOP = "per FLOP"  # after a class: entries whose launch_s is what each costs besides
 PER_BYTE = "per byte"
 ISSUE = "start of a collective"  # its launch_s is what the host takes for it, on any link
+PART = "part of an update"  # its launch_s is what the optimizer takes for each tensor
 OP_BY_OP = "op by op"  # after a phase: what each op costs besides in a stage that runs op by op
 
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from partita.cluster import Cluster, DeviceKind
-from partita.cluster.calibration import ISSUE, OP_BY_OP, PER_BYTE, PER_FLOP
+from partita.cluster.calibration import ISSUE, OP_BY_OP, PART, PER_BYTE, PER_FLOP
 from partita.costs.fusion import FUSED, fused_elements, starts_kernel
 from partita.costs.kernels import HOST_S, Kernels, kernels
 from partita.costs.physics import Physics, physics_of
@@ -309,6 +309,11 @@ def op_by_op_s(device: DeviceKind, phase: str) -> float:
 def issue_s(device: DeviceKind) -> float:
     """What computing waits for until a collective is started, as far as measured."""
     return _measured_s(device, ISSUE)
+
+
+def part_s(device: DeviceKind) -> float:
+    """What the optimizer takes for each tensor besides, as far as measured."""
+    return _measured_s(device, PART)
 
 
 def _measured_s(device: DeviceKind, name: str) -> float:

@@ -1,9 +1,10 @@
 """One op on one rank's shards as a line of PyTorch: its forward, and its gradients.
 
-Written are ops whose share is the same op on shards: a split dim that needs neither statistics of
-other ranks, nor borders, nor the place of the shard in the whole. Everything else is refused with
-the op. A term that is only added (a bias) is added by the first rank of a split reduction, and
-means divide by the number of elements of the whole: partial sums add up to the op's result.
+Written are ops whose share is the same op on shards: a split dim that needs neither borders nor
+the place of the shard in the whole. Norms over the last dim and softmaxes may have it in parts:
+their lines exchange sums and maxima of rows. Everything else is refused with the op. A term that is
+only added (a bias) is added by the first rank of a split reduction, and means divide by the number
+of elements of the whole: partial sums add up to the op's result.
 """
 
 import math
@@ -85,11 +86,48 @@ HELPERS = {
     a, b = x.unflatten(-1, (heads, size)).chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 ''',
+    "centred": '''def centred(x, size, group):
+    """Rows of so many numbers, which the group has in parts, less their means."""
+    return x - all_reduce(x.sum(-1, keepdim=True), group) / size
+''',
+    "scaled": '''def scaled(x, size, eps, group):
+    """Rows that the group has in parts with a mean square of 1, and what they were scaled by."""
+    scale = (all_reduce(x.square().sum(-1, keepdim=True), group) / size + eps).rsqrt()
+    return x * scale, scale
+''',
+    "scaled_gradient": '''def scaled_gradient(grad, x, size, eps, group):
+    """The gradient of rows, from that of the same rows scaled."""
+    x, scale = scaled(x, size, eps, group)
+    return (grad - x * all_reduce((grad * x).sum(-1, keepdim=True), group) / size) * scale
+''',
+    "weight_gradient": '''def weight_gradient(grad, x, size, eps, group):
+    """The gradient of what such rows are multiplied with."""
+    return (grad * scaled(x, size, eps, group)[0]).flatten(0, -2).sum(0)
+''',
+    "shared_softmax": '''def shared_softmax(x, dim, group):
+    """A softmax along a dim that the group has in parts."""
+    top = x.amax(dim, keepdim=True)
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    x = (x - top).exp()
+    return x / all_reduce(x.sum(dim, keepdim=True), group)
+''',
+    "softmax_gradient": '''def softmax_gradient(grad, out, dim, group):
+    """The gradient of what such a softmax was of."""
+    return out * (grad - all_reduce((grad * out).sum(dim, keepdim=True), group))
+''',
     "gradients": '''def gradients(function, inputs, grad):
     """The gradients of all inputs, from that of the output."""
     return torch.func.vjp(function, *inputs)[1](grad)
 ''',
 }  # by the name that a line calls
+CALLS = {
+    "centred": ("all_reduce",),
+    "scaled": ("all_reduce",),
+    "scaled_gradient": ("all_reduce", "scaled"),
+    "weight_gradient": ("all_reduce", "scaled"),
+    "shared_softmax": ("all_reduce",),
+    "softmax_gradient": ("all_reduce",),
+}  # what helpers call themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +143,7 @@ class RankOp:
     inputs: tuple[Shape, ...]  # of the forward op
     outputs: tuple[Shape, ...]
     training: bool = True
+    groups: tuple[str, ...] = ()  # what the group along each of the ways is called
 
     def refused(self, why: str) -> PlanError:
         """This op cannot be written."""
@@ -128,12 +167,22 @@ class RankOp:
                 start += extent * place
         return start
 
+    def group_of_rows(self) -> str | None:
+        """The one group that has rows in parts which this op can exchange sums of."""
+        if self.call.kind not in SHARED or self.call.whole("dims", 1) > 1:
+            return None
+        nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
+        stats = {stat.dim for stat in nest.stats}
+        pairs = zip(self.ways, self.groups, strict=True)
+        groups = [group for (dim, _, _), group in pairs if dim in stats]
+        return groups[0] if len(groups) == 1 else None
+
     def check(self) -> None:
         """Refuse splits under which a share is not the same op on shards."""
         nest = loop_nest(Call(self.call.kind, self.call.attrs, self.call.inputs, self.call.outputs))
         stats = {stat.dim for stat in nest.stats}
         for dim, _, _ in self.ways:
-            if dim in stats:
+            if dim in stats and self.group_of_rows() is None:
                 raise self.refused(f"exchanges statistics where {dim} is split")
             if self.call.kind == "attention" and dim not in ("b", "h", "s"):
                 raise self.refused(f"is split along {dim}")
@@ -144,6 +193,9 @@ def forward_line(op: RankOp, names: Sequence[str]) -> Expr:
     op.check()
     if op.call.kind not in _FORWARD:
         raise op.refused("has no line yet")
+    group = op.group_of_rows()
+    if group is not None:
+        return SHARED[op.call.kind](op, list(names), group)
     return _FORWARD[op.call.kind](op, list(names))
 
 
@@ -154,6 +206,9 @@ def backward_lines(op: RankOp, reads: dict[str, str]) -> list[Expr]:
     """
     op.check()
     kind, wrt = op.call.kind, op.call.wrt
+    group = op.group_of_rows()
+    if group is not None:
+        return [_shared_gradient(op, reads, i, group) for i in wrt]
     if kind == "linear":
         g, x, w = reads["g0"], reads.get("i0", ""), reads.get("i1", "")
         lines = {
@@ -321,6 +376,59 @@ def _mse(op: RankOp, names: list[str]) -> str:
     return f'F.mse_loss({names[0]}, {names[1]}, reduction="sum") / {count}'
 
 
+# Ops whose rows a group has in parts.
+
+
+def _normal(op: RankOp, x: str, group: str) -> str:
+    """Rows as they are before they are scaled, without brackets around."""
+    size = op.call.inputs[0][-1]
+    return f"centred({x}, {size}, {group})" if op.call.kind == "layer_norm" else x
+
+
+def _scaled_rows(op: RankOp, x: str, group: str) -> str:
+    size, eps = op.call.inputs[0][-1], op.call.number("eps", EPSILON)
+    return f"scaled({_normal(op, x, group)}, {size}, {eps!r}, {group})[0]"
+
+
+def _weight(op: RankOp, weight: str) -> str:
+    shift = op.call.number("shift", 0)
+    return f"({weight} + {shift!r})" if shift else weight
+
+
+def _shared_norm(op: RankOp, names: list[str], group: str) -> str:
+    line = _scaled_rows(op, names[0], group)
+    line += f" * {_weight(op, names[1])}" if len(names) > 1 else ""
+    return f"{line} + {names[2]}" if len(names) > 2 else line
+
+
+def _shared_softmax(op: RankOp, names: list[str], group: str) -> str:
+    return f"shared_softmax({names[0]}, {op.call.whole('axis', -1)}, {group})"
+
+
+def _shared_gradient(op: RankOp, reads: dict[str, str], wrt: int, group: str) -> Expr:
+    """The gradient of one input: exchanged again is what the forward has exchanged."""
+    g, x = reads["g0"], reads.get("i0", "")
+    if op.call.kind == "softmax":
+        o, axis = reads["o0"], op.call.whole("axis", -1)
+        return Bracket("softmax_gradient(", (g, o, str(axis), group))
+    if wrt == 2:
+        return f"{g}.flatten(0, -2).sum(0)"
+    size, eps = op.call.inputs[0][-1], op.call.number("eps", EPSILON)
+    if wrt == 1:
+        given = (g, _normal(op, x, group), str(size), repr(eps), group)
+        return Bracket("weight_gradient(", given)
+    scaled = f"{g} * {_weight(op, reads['i1'])}" if len(op.inputs) > 1 else g
+    line = Bracket("scaled_gradient(", (scaled, _normal(op, x, group), str(size), repr(eps), group))
+    if op.call.kind == "layer_norm":
+        return Bracket("centred(", (line, str(size), group))
+    return line
+
+
+SHARED: dict[str, Callable[[RankOp, list[str], str], Expr]] = {
+    "layer_norm": _shared_norm,
+    "rms_norm": _shared_norm,
+    "softmax": _shared_softmax,
+}
 _FORWARD: dict[str, Callable[[RankOp, list[str]], Expr]] = {
     "linear": _linear,
     "matmul": _matmul,

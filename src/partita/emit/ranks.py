@@ -10,8 +10,8 @@ down for one rank, in its order:
 `load_shards` cuts the rank's parameters out of the model's state dict, `groups` makes the process
 groups, `step` runs forward and backward and gives outputs and gradients, as shards. The optimizer
 is the user's: where ZeRO shards gradients it gets parts, and gathers what it has updated. For one
-stage that runs its batch at once; uneven shares and what exchanges statistics or borders are
-refused with the op.
+stage that runs its batch at once; uneven shares and what exchanges borders, or statistics of other
+ops than norms and softmaxes, are refused with the op.
 """
 
 import math
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from partita.emit.names import MOST, unused, variable
-from partita.emit.rank_ops import HELPERS, RankOp, backward_lines, forward_line
+from partita.emit.rank_ops import CALLS, HELPERS, SHARED, RankOp, backward_lines, forward_line
 from partita.emit.text import WIDTH, Bracket, Expr, docstring, quoted, statement
 from partita.errors import PlanError
 from partita.graph.packed import read_source
@@ -151,7 +151,10 @@ class _RankSource:
         if work.purpose in (Purpose.COMPUTE, Purpose.RECOMPUTE):
             self._compute(work)
         elif work.purpose is Purpose.EXCHANGE:
-            raise self._refused(f"op {work.op!r} exchanges statistics or borders")
+            op = self.graph.op(work.op)
+            kind = self.graph.op(op.forward).kind if op.forward else op.kind
+            if kind not in SHARED:  # those have exchanged what they need in their own lines
+                raise self._refused(f"op {work.op!r} exchanges statistics or borders")
         else:
             write = {
                 Purpose.CONVERSION: self._convert,
@@ -169,13 +172,11 @@ class _RankSource:
             return
         call = self.graph.call(op)
         forward = self.graph.op(op.forward) if op.forward else op
-        ways = tuple(
-            (dim, axis.size, place)
-            for dim, axis, place in zip(work.dims, self.axes, self.place, strict=True)
-            if dim and axis.size > 1
-        )
+        cut = [i for i, dim in enumerate(work.dims) if dim and self.axes[i].size > 1]
+        ways = tuple((work.dims[i], self.axes[i].size, self.place[i]) for i in cut)
+        groups = tuple(variable(self.axes[i].name) for i in cut)
         inputs, outputs = self._forward_shapes(call, work)
-        here = RankOp(forward.name, call, ways, inputs, outputs, self.graph.is_training)
+        here = RankOp(forward.name, call, ways, inputs, outputs, self.graph.is_training, groups)
         lines: list[Expr]
         if call.kind == "constant":  # its numbers are not in the graph: given as inputs are
             value = self.program.values[work.writes[0]]
@@ -316,8 +317,10 @@ class _RankSource:
             if value.tensor in self.graph.outputs:
                 self.outputs[value.tensor] = number
         for helper in HELPERS:
-            if f"{helper}(" in str(line):
-                self.used.add(helper)
+            if re.search(rf"\b{helper}\(", str(line)):
+                self.used.update((helper, *CALLS.get(helper, ())))
+        if "all_reduce(" in str(line):
+            self.used.add("all_reduce")
         written = statement(line, 4, before=f"{', '.join(names)} = ")
         comments = list(dict.fromkeys(comments))
         if len(written) == 1 and len(f"{written[0]}  # {'; '.join(comments)}") <= WIDTH:

@@ -21,7 +21,8 @@ Links. A message is a * latency part + b * bandwidth part of what was predicted 
 collective has a fixed and a bandwidth part of its own, since all ranks of a machine send at once
 there, and go in steps. The parts come from lowering the plan once more on links of no
 size-dependent time. Collectives that were tried before the run (`RankTrace.probes`) count like
-those of the plan.
+those of the plan, and an optimizer that was tried with tensors of nothing tells what each tensor
+takes beside its bytes.
 
 Replay is a traced step on cores of their own: the program of the plan with what its tasks took.
 Where ranks had to share their cores, the clock says little. The processor time of a task is what it
@@ -46,6 +47,7 @@ from partita.cluster.calibration import (
     ISSUE,
     MESSAGE,
     OP_BY_OP,
+    PART,
     PER_BYTE,
     PER_FLOP,
     Calibration,
@@ -59,6 +61,7 @@ from partita.costs.roofline import op_class, op_cost
 from partita.costs.sharding import ways_of
 from partita.engine import run
 from partita.jobs.run_trace import SEND
+from partita.jobs.run_trace import UPDATE as UPDATE_PROBE
 from partita.jobs.simulate import uncalibrated
 from partita.jobs.trace_match import ALL_UPDATES, COMPUTE, MatchedRun, TaskMatch, inside
 from partita.lower import Lowered, lower_plan
@@ -69,6 +72,7 @@ F64 = npt.NDArray[np.float64]
 PULL = 0.01  # of the prior, beside relative errors of 1
 LIGHT_PULL = 1e-6  # where ops were measured one by one
 ROUNDS = 2000
+MOST_FOR_PARTS = 0.9  # of an update, for the number of its tensors
 CORRECTIONS, CLOSE, MOST = 4, 0.02, 1.5  # of the step: how often, how close, by how much at once
 CLASSES = ("product", "attention", "elementwise")
 PHASES = ("forward", "dgrad", "wgrad")
@@ -214,11 +218,18 @@ def _op_scales(matched: MatchedRun, base: Lowered, cluster: Cluster) -> tuple[Op
         entries += [OpScale(f"{name} {k}", 1.0, s * norm) for k, s in each.items() if s > 0]
     apart_s = {name.split()[0]: own.apart_s for name, own in scales.items()}
     entries += [OpScale(f"{k} {OP_BY_OP}", 1.0, s * norm) for k, s in apart_s.items() if s > 0]
-    issued = [p.issue_s for trace in matched.traces for p in trace.probes if p.collective != SEND]
+    probes = [probe for trace in matched.traces for probe in trace.probes]
+    issued = [p.issue_s for p in probes if p.collective not in (SEND, UPDATE_PROBE)]
     if issued and any(issued):
         entries.append(OpScale(ISSUE, 1.0, statistics.median(issued)))
     if spent > 0 and assumed > 0:
-        entries.append(OpScale(UPDATE, spent / assumed, 0.0))
+        tried = [probe.seconds for probe in probes if probe.collective == UPDATE_PROBE]
+        count = sum(_num_updated(m, base.program) * len(m.by_rank) for m in updates)
+        part_s = (
+            min(statistics.median(tried), MOST_FOR_PARTS * spent / max(count, 1)) if tried else 0.0
+        )
+        entries.append(OpScale(UPDATE, (spent - part_s * count) / assumed, 0.0))
+        entries += [OpScale(PART, 1.0, part_s)] if part_s > 0 else []
     return tuple(entries)
 
 
@@ -258,6 +269,15 @@ def _update_s(match: TaskMatch, program: Program) -> float:
         if work >= 0 and within.works[work].purpose is Purpose.UPDATE:
             seconds[work] = max(seconds.get(work, 0.0), float(within.duration[k]))
     return sum(seconds.values())
+
+
+def _num_updated(match: TaskMatch, program: Program) -> int:
+    """How many tensors the updates of a stage are of."""
+    _, body, number = match.key
+    if number != ALL_UPDATES:
+        return len(match.work.writes)
+    works = inside(program, body).works
+    return sum(len(work.writes) for work in works if work.purpose is Purpose.UPDATE)
 
 
 def _parts(
@@ -437,11 +457,18 @@ def _waited_for(matched: MatchedRun, base: Lowered, cluster: Cluster) -> list[Li
 
 
 def _probed(matched: MatchedRun, cluster: Cluster) -> list[LinkRow]:
-    """Messages and collectives of all ranks that were tried before; the mean of the ranks."""
+    """Messages and collectives of all ranks that were tried before; the mean of the ranks.
+
+    Between computing they take longer than one after the other (memory that is new, threads that
+    must be woken). Where cores were shared that shows others' work as well, and does not count.
+    """
     tried: dict[tuple[str, float], list[float]] = {}
     for trace in matched.traces:
         for probe in trace.probes:
-            tried.setdefault((probe.collective, probe.size_bytes), []).append(probe.seconds)
+            if probe.collective != UPDATE_PROBE:
+                alone = matched.is_shared or probe.between_s is None
+                took = probe.seconds if alone else max(probe.seconds, probe.between_s or 0.0)
+                tried.setdefault((probe.collective, probe.size_bytes), []).append(took)
     times, devices = Collectives(cluster), matched.devices
     rows: list[LinkRow] = []
     for (name, size), seconds in tried.items():

@@ -8,7 +8,8 @@ op by op (`body` and `work` are its numbers there; of a program without bodies `
 `task` is -1). `wait_s` is what of it was spent waiting for others. What sends has `done`: when its
 result was there, if anybody waited for it, and `exposed_s`: how long. On a CPU with one thread a
 rank, `cpu_s` is the processor time: less than the clock's where the core was another's for a while.
-`probes` are collectives of some sizes that were tried before the first traced step, `by_op` is a
+`probes` are collectives of some sizes that were tried before the first traced step, and the
+optimizer with tensors of nothing (what it takes for each, whatever its size); `by_op` is a
 step before it in which blocks that run as a whole were run op by op: what each op takes of a block.
 """
 
@@ -23,6 +24,7 @@ from partita.plans import Plan
 
 KIND = "run-trace"
 SEND = "send"  # a probe from rank 0 to rank 1
+UPDATE = "update of a tensor"  # a probe of the optimizer, for each tensor of one element
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,16 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A collective of all ranks, or a message, that was tried: the quickest of some."""
+    """A collective of all ranks, or a message, that was tried: the quickest of some.
+
+    `between_s` is the same between computing and with new memory, from when the last rank began.
+    """
 
     collective: str
     size_bytes: float  # of the whole tensor
     seconds: float  # once it was started
     issue_s: float = 0.0  # of the host, to start it
+    between_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from partita.costs.kernels import UPDATE_S
 from partita.costs.layouts import gradient_reductions, num_shards, summed_layout
 from partita.costs.memory import workspace_bytes
-from partita.costs.roofline import op_cost, rates_of
+from partita.costs.roofline import op_cost, part_s, rates_of
 from partita.graph.record import Op
 from partita.graph.splits import PARTIAL, REPLICATE
 from partita.graph.work import cached_inputs
@@ -318,7 +318,7 @@ def _update(w: Writer, gradients: list[Buffer], ready: Ready) -> None:
     made: Made = {}
     for device in context.devices:
         kind = context.kinds[device]
-        seconds = kind.launch_s
+        seconds = kind.launch_s + part_s(kind) * len(ops)
         for op, buffer in zip(ops, stored, strict=True):
             whole = op_cost(context.graph, op, kind, (), context.execution)
             cost = whole.scaled(_share(context, op, buffer.layout))

@@ -12,7 +12,13 @@ from distributed_plans import graph_of, pipeline, sgd  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 
 from partita.cluster import resolve  # noqa: E402
-from partita.cluster.calibration import calibrated, read_calibration  # noqa: E402
+from partita.cluster.calibration import (  # noqa: E402
+    PART,
+    Calibration,
+    calibrated,
+    read_calibration,
+)
+from partita.engine import run as run_program  # noqa: E402
 from partita.errors import ClusterError, FileError, PlanError  # noqa: E402
 from partita.jobs import calibrate  # noqa: E402
 from partita.jobs.calibrate import Observation, OpSum, fit_scales, nonnegative  # noqa: E402
@@ -20,6 +26,8 @@ from partita.jobs.compare_trace import compare_trace, interference  # noqa: E402
 from partita.jobs.run_trace import TaskTime, read_traces, trace_path  # noqa: E402
 from partita.jobs.simulate import simulate  # noqa: E402
 from partita.jobs.trace_match import _collective_s  # noqa: E402
+from partita.lower import lower_plan  # noqa: E402
+from partita.meaning import Purpose  # noqa: E402
 from partita.run.distributed.engine import execute  # noqa: E402
 from partita.run.distributed.record import TraceRecorder  # noqa: E402
 
@@ -137,14 +145,51 @@ def test_parts_of_a_rank_add_up_to_its_step(compared, name):
 def test_collectives_are_tried_and_a_step_runs_op_by_op_before_the_traced_ones(traced):
     first, second = read_traces(traced["pipeline"][1])
     names = {probe.collective for probe in first.probes}
-    assert names == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert names == {"all_reduce", "all_gather", "reduce_scatter", "send", "update of a tensor"}
     assert {probe.collective for probe in second.probes} == names - {"send"}
     assert all(0 < probe.seconds < 1 for probe in first.probes)
+    between = [p.between_s for p in first.probes if p.collective in ("all_reduce", "all_gather")]
+    assert all(seconds is not None and 0 <= seconds < 1 for seconds in between)
     (step,) = first.by_op
     assert step.number == WARMUP - 1
     assert any(task.work >= 0 for task in step.tasks)
     assert not any(task.work >= 0 and task.purpose == "compute" for task in first.steps[0].tasks)
     assert read_traces(traced["zero"][1])[0].by_op == ()  # all of it runs op by op
+
+
+def updated_s(matched, calibration):
+    """Seconds of all updates as a calibration has them, and how many tensors those are of."""
+    cluster = calibrated(calibrate.base_cluster(matched), calibration)
+    stages, graph = matched.lowered.stages, matched.workload.graph
+    program = lower_plan(stages, matched.plan.schedule, graph, cluster, run_program).program
+    own = [n for n, work in enumerate(program.works) if work.purpose is Purpose.UPDATE]
+    durations = [program.duration[program.work == n].max() for n in own]
+    return sum(durations), sum(len(program.works[n].writes) for n in own)
+
+
+def test_the_number_of_tensors_that_are_updated_has_a_price_of_its_own(compared):
+    matched = compared["zero"].matched
+    (kind,) = compared["zero"].calibration.kinds
+    (each,) = [own.launch_s for own in kind.ops if own.ops == PART]
+    tried = [p.seconds for t in matched.traces for p in t.probes if "update" in p.collective]
+    assert 0 < each <= 2 * max(tried)
+    usual, count = updated_s(matched, Calibration("", (kind,)))
+    without = replace(kind, ops=tuple(own for own in kind.ops if own.ops != PART))
+    less, _ = updated_s(matched, Calibration("", (without,)))
+    assert count == 8  # weights and biases of four layers
+    assert usual - less == pytest.approx(count * each, rel=1e-6)
+
+
+def test_collectives_between_computing_count_where_ranks_had_their_cores(compared):
+    matched, cluster = compared["pipeline"].matched, resolve("2xA100")
+    longer = tuple(
+        replace(t, probes=tuple(replace(p, between_s=2 * p.seconds) for p in t.probes))
+        for t in matched.traces
+    )
+    free, shared = (
+        calibrate._probed(replace(matched, traces=longer, had=had), cluster) for had in (1.0, 0.5)
+    )
+    assert [took for _, took in free] == pytest.approx([2 * took for _, took in shared])
 
 
 def stretched(traces, times):

@@ -38,6 +38,7 @@ from partita.run.distributed.shares import (
     run_forward,
     share_plan,
 )
+from partita.run.distributed.statistics import StatisticExchange, StatisticRule, rule_of
 
 T = torch.Tensor
 TORCH_DTYPES = {name: dtype for dtype, name in reversed(DTYPES.items())}
@@ -122,7 +123,7 @@ class ForwardPlan:
     again: bool
     wanted: frozenset[int]  # inputs that the backward differentiates
     ties: tuple[int, ...]
-    function: OpsFunction
+    function: OpsFunction | None  # None where a rule computes with exchanged statistics
     order: list[int]
     hidden: list[str]
     local: Callable[..., tuple[T, ...]] | None
@@ -400,6 +401,7 @@ class Frame:
         share = share_plan(
             run.small.call(op), work.dims, self.at.axes, self.at.place, exchanged,
             is_random=run.model.is_random_op(op.name),
+            rule=self._statistic_rule(op) if exchanged else None,
         )  # fmt: skip
         for layout in share.layouts:
             check_joins(op, layout, share.joined)
@@ -409,6 +411,10 @@ class Frame:
         if again != (op.name in self.plan.recomputed):
             wanted = frozenset()  # its other run is the one that the backward reads
         ties = (i if i in wanted else op.inputs.index(name) for i, name in enumerate(op.inputs))
+        if share.rule is not None:  # the node itself does not run
+            return ForwardPlan(
+                share, again, wanted, tuple(ties), None, [], self._buffers(op), None, len(backward)
+            )
         function, order, names = self._function(op, share)
         return ForwardPlan(
             share, again, wanted, tuple(ties), function, order, names, self._local(op, share),
@@ -429,12 +435,12 @@ class Frame:
                 own.clone() if run.small.tensor(name).role == "state" else own
                 for name, own in zip(op.inputs, inputs, strict=True)
             ]
-        shares, leaves, outputs = run_forward(
+        shares, record = run_forward(
             known.share, known.function, inputs, hidden, known.ties, known.wanted, self._gathered,
-            known.order, known.local,
+            known.order, known.local, self._meeting,
         )  # fmt: skip
         if known.wanted:
-            record = Record(known.share, leaves, outputs, known.num_backward)
+            record.left = known.num_backward
             self.records[op.name] = record
             self._release(position, work, record)
         for value, own in zip(work.writes, shares, strict=True):
@@ -507,6 +513,25 @@ class Frame:
             )
         return self.state.stored[name].tensor
 
+    def _statistic_rule(self, op: Op) -> StatisticRule | None:
+        """How the op is computed with exchanged statistics, from what its node is called with."""
+        model, node = self.run.model, None
+        if model.num_parts(op) == 1:
+            node = model.captured.record.node[model.node_of(op)]
+        names = [*op.inputs, *self._buffers(op)]
+        return rule_of(self.run.small.call(op), node, names, model.captured.places.get)
+
+    def _buffers(self, op: Op) -> list[str]:
+        """What the node of an op reads beside its inputs and is held here."""
+        model = self.run.model
+        reads = model.captured.record.node[model.node_of(op)].reads
+        names = [model.captured.places.get(read) for read in reads]
+        return [n for n in names if n not in op.inputs and n in self.state.stored]
+
+    def _meeting(self, axes: frozenset[int]) -> StatisticExchange:
+        """The ranks that exchange statistics with this one."""
+        return StatisticExchange(self.run.comm, [self.at.line(axis) for axis in sorted(axes)])
+
     def _gathered(
         self, own: T, shape: tuple[int, ...], have: Layout, need: Layout, gates: int
     ) -> T:
@@ -544,7 +569,9 @@ class Frame:
                     self._restore(record, place, value, work)
         given = {place: self.read(value, work) for place, value in backs[0].gradients}
         record.left -= len(backs)
-        results = run_backward(record, backs, given, self._gathered, retain=record.left > 0)
+        results = run_backward(
+            record, backs, given, self._gathered, meet=self._meeting, retain=record.left > 0
+        )
         self.early.update(zip(numbers[1:], results[1:], strict=True))
         return results[0]
 

@@ -7,13 +7,16 @@ from rank 0's, by messages there and back, of which the quickest counts. Whoever
 message or collective says so (`Waiting`), which tells waiting from computing and when results came.
 A rank with one thread reads its processor time as well: on a machine that does other things too,
 that is what a task takes. Collectives of a few sizes are tried before the first traced step, since
-a plan that has none (a pipeline) tells nothing of them; and the last two steps of the warm-up run
-all blocks op by op, of which the second is recorded: blocks as a whole do not tell what of their
-time grows with the size of products, of other ops, or with their number.
+a plan that has none (a pipeline) tells nothing of them: one after the other, and between computing.
+So is the optimizer, with tensors of one element: what it takes for each is beside their bytes. The
+last two steps of the warm-up run all blocks op by op, of which the second is recorded: blocks as a
+whole do not tell what of their time grows with the size of products, of other ops, or their number.
 """
 
+import copy
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +27,7 @@ import torch.distributed as dist
 from partita import __version__
 from partita.jobs.run_trace import (
     SEND,
+    UPDATE,
     Probe,
     RankTrace,
     TaskTime,
@@ -43,6 +47,8 @@ ROUNDS = 8  # of messages by which clocks are compared
 PROBED = (2**10, 2**15, 2**18, 2**20)  # floats of the whole tensor
 BY_OP = 2  # steps op by op before the traced ones: the last is recorded
 PROBES = 10  # of each size: the quickest counts
+APART_S, COMPUTED = 2e-3, 128  # computing between two of them, and on squares of what size
+PARTS = 32  # tensors of an optimizer that is tried
 
 
 class TaskClock(Protocol):
@@ -181,7 +187,10 @@ class TraceRecorder:
             return
         if not self.steps and not self.by_op:
             self.offset_s = clock_offset_s(self.rank, self.walk.run.comm.home)
-            self.probes = probed(self.rank, self.world, self.walk.run.comm.home)
+            self.probes = probed(self.rank, self.world, self.walk.run.comm.home, self.offset_s)
+            if self.has_cpu:
+                optimizers = [state.optimizer for state in self.walk.states.values()]
+                self.probes += updates_tried([each for each in optimizers if each is not None])
         dist.barrier()
         self.clock.begin()
         self.recorded, self.open, self.between = [], [], []
@@ -287,22 +296,24 @@ class TraceRecorder:
         return inside.works[each.work]
 
 
-def probed(rank: int, world: int, device: torch.device) -> tuple[Probe, ...]:
+def probed(rank: int, world: int, device: torch.device, offset_s: float) -> tuple[Probe, ...]:
     """What messages and collectives of all ranks take at the quickest; all ranks call it."""
     probes = []
+    is_host = device.type == "cpu"
     for size in PROBED if world > 1 else ():
         own = torch.ones(-(-size // world), device=device)
         whole = own.new_empty(own.numel() * world)
         size_bytes = float(whole.numel() * 4)
-        calls: dict[str, Callable[[], Any]] = {
-            "all_reduce": partial(dist.all_reduce, whole, async_op=True),
-            "all_gather": partial(gather, whole, own, async_op=True),
-            "reduce_scatter": partial(scatter, own, whole, async_op=True),
+        calls: dict[str, Callable[..., Any]] = {
+            "all_reduce": lambda whole: dist.all_reduce(whole, async_op=True),
+            "all_gather": lambda whole, own=own: gather(whole, own, async_op=True),
+            "reduce_scatter": lambda whole, own=own: scatter(own, whole, async_op=True),
         }
         for name, call in calls.items():
-            tried = [_tried(call, device) for _ in range(PROBES)]
+            tried = [_tried(partial(call, whole), device) for _ in range(PROBES)]
             seconds, issue_s = (min(column) for column in zip(*tried, strict=True))
-            probes.append(Probe(name, size_bytes, seconds, issue_s))
+            between_s = _between(call, whole, offset_s, world) if is_host else None
+            probes.append(Probe(name, size_bytes, seconds, issue_s, between_s))
         sent = min(_there_and_back(rank, whole, device) for _ in range(PROBES))
         probes += [Probe(SEND, size_bytes, sent / 2)] if rank == 0 else []
     return tuple(probes)
@@ -318,6 +329,45 @@ def _tried(call: Callable[[], Any], device: torch.device) -> tuple[float, float]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started, started - began
+
+
+def _between(call: Callable[..., Any], whole: torch.Tensor, offset_s: float, world: int) -> float:
+    """Seconds of a collective between computing, from when the last rank has begun."""
+    moments, square = [], torch.ones(COMPUTED, COMPUTED)
+    for _ in range(PROBES):
+        until = time.thread_time() + APART_S
+        while time.thread_time() < until:
+            torch.mm(square, square)
+        given = whole.clone()  # memory is new in a run, too
+        began = time.perf_counter()
+        call(given).wait()
+        moments.append((began + offset_s, time.perf_counter() + offset_s))
+    own = torch.tensor(moments, dtype=torch.float64)
+    every = own.new_empty(world * PROBES, 2)
+    gather(every, own)
+    last = every.view(world, PROBES, 2)[:, :, 0].amax(0)
+    return max(0.0, float((own[:, 1] - last).min()))
+
+
+def updates_tried(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Probe, ...]:
+    """What PyTorch's own optimizers take for each tensor, whatever its size, at the quickest."""
+    probes = []
+    for optimizer in optimizers:
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            continue
+        parts = [torch.nn.Parameter(torch.zeros(1)) for _ in range(PARTS)]
+        tried = copy.copy(optimizer)  # the same settings, and none of its tensors
+        tried.param_groups = [{**optimizer.param_groups[0], "params": parts}]
+        tried.state = defaultdict(dict)
+        seconds = []
+        for _ in range(PROBES):
+            for part in parts:
+                part.grad = torch.zeros(1)
+            began = time.thread_time()
+            tried.step()
+            seconds.append((time.thread_time() - began) / PARTS)
+        probes.append(Probe(UPDATE, 4.0, min(seconds)))
+    return tuple(probes)
 
 
 def _there_and_back(rank: int, tensor: torch.Tensor, device: torch.device) -> float:

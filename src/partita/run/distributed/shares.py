@@ -1,8 +1,10 @@
 """What one rank computes of an op: its node on the rank's own shards, wherever that is the share.
 
-Along a mesh axis a split is one of three:
+Along a mesh axis a split is one of four:
 
     natural   the node on shards gives the shard of the result, or a summand of it
+    statistic the op needs statistics of others, and nothing else: the ranks of the line exchange
+              those, and each computes with its own shard (`statistics.py`)
     joined    the op needs statistics or borders of others: the shards of the line are gathered,
               and the rank computes on all of the line
     whole     masks, positions, lookups and what is drawn belong to a place in the whole op: the op
@@ -25,15 +27,18 @@ from partita.graph.record import Call, Op
 from partita.graph.splits import REPLICATE, placements
 from partita.meaning import Layout
 from partita.plans import Axis
+from partita.run.distributed import statistics
 from partita.run.distributed.autograd import differentiate
 from partita.run.distributed.boxes import Box, box, inside, local_shape, shape_of
 from partita.run.distributed.model import OpsFunction
+from partita.run.distributed.statistics import StatisticExchange, StatisticRule, StatisticSite
 from partita.run.local.ops import _joined, _only_drifts, _work, needs_exchange
 from partita.run.local.shards import Place, Shape, input_gates, places, shard_index
 
 T = torch.Tensor
 Axes = tuple[Axis, ...]
 Gather = Callable[[T, Shape, Layout, Layout, int], T]  # along a joined axis, among a line's ranks
+Meet = Callable[[frozenset[int]], StatisticExchange]  # with the ranks of the lines along some axes
 
 MEANS = frozenset({"cross_entropy", "mse_loss"})
 ANY_DIM = frozenset({
@@ -85,6 +90,9 @@ class SharePlan:
     adds: bool
     gates: tuple[int, ...]
     scale: float  # of a mean over a part
+    rule: StatisticRule | None = None  # where statistics are exchanged, and along which axes
+    site: StatisticSite | None = None
+    met: frozenset[int] = frozenset()
 
     def out_shape(self, position: int) -> Shape:
         """The shape of an output as this rank computes it."""
@@ -114,9 +122,12 @@ def _without(layout: Layout, axes: frozenset[int]) -> Layout:
 @functools.lru_cache(maxsize=65536)
 def share_plan(
     call: Call, dims: tuple[str, ...], axes: Axes, place: Place, exchanged: frozenset[int],
-    is_random: bool = False,
+    is_random: bool = False, rule: StatisticRule | None = None,
 ) -> SharePlan:  # fmt: skip
-    """How the rank at a place runs a forward call; a random one at its full size."""
+    """How the rank at a place runs a forward call; a random one at its full size.
+
+    With a rule, what is joined for statistics alone is not: they are exchanged.
+    """
     layouts, outs = placements(call, dims)
     joins = _joined(call, dims, axes, exchanged)["i"]
     work = _work(call, dims, axes, exchanged)
@@ -135,12 +146,32 @@ def share_plan(
             source = next((k for k, a in enumerate(nest.inputs) if a.position(dim) is not None), -1)
             if source >= 0:
                 scale /= axes[i].ways(place[i])
+    met: frozenset[int] = frozenset()
+    site = None
+    stats = {stat.dim for stat in nest.stats}
+    for_statistics = not is_whole and all(split[i] in stats for i in joins & split.keys())
+    if rule is not None and for_statistics and joins & split.keys():
+        site = _site(call, rule, axes, place, layouts[0], joins, scale)
+        met, joins = joins & frozenset(split), frozenset()
     return SharePlan(
         call, axes, place, joins & frozenset(split), is_whole, layouts,
         tuple(_without(layout, joins) for layout in layouts), outs,
         tuple(_without(layout, joins) for layout in outs),
         tuple(share.holds[rank] for share in work.shares), work.adds[rank], gates, scale,
+        rule if met else None, site, met,
     )  # fmt: skip
+
+
+def _site(
+    call: Call, rule: StatisticRule, axes: Axes, place: Place, layout: Layout,
+    met: frozenset[int], scale: float,
+) -> StatisticSite:  # fmt: skip
+    """What the share of a rank is to the whole op, whose first input is what it normalises."""
+    shape = call.inputs[0]
+    seen = local_shape(shape, _without(layout, met), axes, place)
+    norm = rule.settings
+    count = norm.count(seen) if isinstance(norm, statistics.NormRule) else 0
+    return StatisticSite(count, box(shape, layout, axes, place)[-1][0], shape[-1], scale)
 
 
 @dataclass(eq=False)
@@ -151,19 +182,24 @@ class Record:
     leaves: list[T]
     outputs: tuple[T, ...]
     left: int  # backward ops that still read it
+    saved: tuple[T, ...] = ()  # of an op whose statistics were exchanged
     released: set[int] = field(default_factory=set)  # parameters whose memory was given back
 
 
 def run_forward(
-    plan: SharePlan, function: OpsFunction, inputs: Sequence[T], hidden: Sequence[T],
+    plan: SharePlan, function: OpsFunction | None, inputs: Sequence[T], hidden: Sequence[T],
     ties: Sequence[int], wanted: frozenset[int], gather: Gather, order: Sequence[int],
-    local: Callable[..., tuple[T, ...]] | None,
-) -> tuple[tuple[T, ...], list[T], tuple[T, ...]]:  # fmt: skip
+    local: Callable[..., tuple[T, ...]] | None, meet: Meet,
+) -> tuple[tuple[T, ...], Record]:  # fmt: skip
     """A rank's share of the outputs; the leaves and outputs that the backward differentiates.
 
     `order` says which tensor each argument of the function is: an input, or (counted on from
     there) one that only the node reads. `local` replaces the function where sizes stand in it.
     """
+    if plan.rule is not None and plan.site is not None:
+        given = [*inputs, *hidden]
+        out, saved = statistics.forward(plan.rule, plan.site, given, meet(plan.met))
+        return (out,), Record(plan, [own.detach() for own in inputs], (out,), 0, saved)
     leaves: list[T] = []
     for i, own in enumerate(inputs):
         if ties[i] != i:
@@ -178,12 +214,14 @@ def run_forward(
     if first is not None and not plan.adds:  # only the first rank of a reduction adds the bias
         for i in range(first, len(leaves)):
             given[i] = leaves[i] - leaves[i].detach()
+    run = local or (None if function is None else function.run)
+    assert run is not None, "what no rule computes has a function"
     with torch.set_grad_enabled(bool(wanted)):
-        outputs = (local or function.run)(*(given[i] for i in order))
+        outputs = run(*(given[i] for i in order))
         if plan.scale != 1.0:
             outputs = tuple(out * plan.scale for out in outputs)
     shares = tuple(cut_output(plan, i, out.detach()) for i, out in enumerate(outputs))
-    return shares, leaves, outputs
+    return shares, Record(plan, leaves, outputs, 0)
 
 
 def _seen(plan: SharePlan, position: int, own: T, gather: Gather) -> T:
@@ -264,13 +302,20 @@ def backward_plan(
 
 def run_backward(
     record: Record, backs: Sequence[BackwardPlan], given: dict[int, T], gather: Gather, *,
-    retain: bool,
+    meet: Meet, retain: bool,
 ) -> list[tuple[T, ...]]:  # fmt: skip
     """The gradients of the inputs that some backward ops are for, all in one call of autograd.
 
     They read the same gradients of outputs, which are given by position.
     """
     plan = record.plan
+    if plan.rule is not None and plan.site is not None:
+        wanted = {i for back in backs for i in back.call.wrt}
+        met = meet(frozenset().union(*(back.joins for back in backs)))
+        by_input = statistics.backward(
+            plan.rule, plan.site, record.leaves, record.saved, given[0], wanted, met
+        )
+        return [tuple(by_input[i] for i in back.call.wrt) for back in backs]
     outputs, gradients = [], []
     for position, own in given.items():
         out = record.outputs[position]
