@@ -43,8 +43,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from partita.problems.joint import Cell
+from partita.problems.joint import Cell, JointSchedule
 from partita.schedules.named import NAMED
+from partita.search.joint.bound_mixed import Border, MixedPipeline, least_of
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import (
@@ -63,6 +64,7 @@ from partita.search.joint.strategies import MeshStrategies
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[float, float], float]
+KNOWN_WAVES = ("zb-v",)  # in others blocks pass on what is ready before they end
 INTERLEAVED = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two virtual stages hold least
 ROUNDING = 1 - 1e-9  # sums in another order round differently
 
@@ -79,6 +81,7 @@ class ComputeBounds:
     turn_parts: tuple[float, ...] = (0.25, 0.5, 0.75)
     _ideal: dict[int, tuple[SegmentSeconds, SegmentSeconds]] = field(default_factory=dict)
     _links: dict[int, tuple[float, float]] = field(default_factory=dict)  # start, per byte
+    _exchanges: dict[object, tuple[float, float]] = field(default_factory=dict)  # the same
 
     # Bounds.
 
@@ -111,14 +114,49 @@ class ComputeBounds:
         """The same over all cuts, for heterogeneous groups of one stage each."""
         if len(self._devices(cell)) == 1 or not self.is_line(cell):
             return 0.0
-        least, by_pattern = self.quickest(cell), self._by_pattern(cell)
-        paths = self._paths(least)
+        return self.mixed(cell).line_s()
+
+    def virtual_s(self, cell: Cell) -> float:
+        """The same for heterogeneous groups that may have several stages, in all their orders."""
+        if len(self._devices(cell)) == 1 or self.is_line(cell):
+            return 0.0
+        mixed = self.mixed(cell)
+        lines = any(each.virtual_stages == 1 for each in self.model.schedules)
+        least = mixed.line_s() if lines else math.inf
+        for each in self.virtual_schedules(cell):
+            if each.layout == "wave" and each.name not in KNOWN_WAVES:
+                return 0.0
+            least = min(least, mixed.order_s(each))
+        return least
+
+    def mixed(self, cell: Cell) -> MixedPipeline:
+        """What is known of a cell's groups where they differ."""
         m, training = cell.num_microbatches, self.model.training
-        costs = {
-            pattern: range_costs(paths, seconds, m, training=training)
-            for pattern, seconds in by_pattern.items()
-        }
-        return least_cuts_s([costs[pattern] for pattern in self._patterns(cell)])
+        is_chain = self._is_chain and (self._is_back_chain or not training)
+        return MixedPipeline(
+            tuple(self._rows(cell)), m, training, self._sources, self._back_sources,
+            self._sent_bytes / m, self._borders(cell), is_chain, self.busy_only,
+            self._first_trained,
+        )  # fmt: skip
+
+    def _borders(self, cell: Cell) -> tuple[Border, ...]:
+        """What every group and the next send each other; each device its share, all at once."""
+        groups = self._devices(cell)
+        return tuple(
+            Border(self._link(a, b), self._link(b, a))
+            for a, b in zip(groups, (*groups[1:], groups[0]), strict=True)
+        )
+
+    def _link(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, float]:
+        """Seconds to start, and of each byte of all that is sent from group to group."""
+        n, m = len(source), len(target)
+        pairs = tuple((source[i * n // m], device) for i, device in enumerate(target))
+        pattern = self.model.patterns.pattern((*source, *target)), n
+        if pattern not in self._exchanges:
+            exchange = self.model.collectives.exchange
+            start, some = exchange(0.0, pairs), exchange(1e9, pairs)
+            self._exchanges[pattern] = start, (some - start) / 1e9 / m
+        return self._exchanges[pattern]
 
     def line_paths(self, cell: Cell) -> tuple[Paths, Floats]:
         """Of ranges of a line of equal groups: longest paths, and the least that a step takes."""
@@ -195,26 +233,34 @@ class ComputeBounds:
         rounds: list[int] = []
         waves: dict[str, None] = {}
         depth_first = True
-        for each in self.model.schedules:
-            v = each.virtual_stages
-            if v > 1 and p * v <= self.model.chain.num_segments and not refused(each.name, p, v, m):
-                if each.layout == "looped" and not each.deferred:
-                    rounds.append(v)
-                    depth_first = depth_first and each.name == "interleaved"
-                elif each.layout == "wave" and v == 2:
-                    waves[each.name] = None
-                else:
-                    raise AssertionError(f"no bound is known for {each.name}")
+        for each in self.virtual_schedules(cell):
+            if each.layout == "looped" and not each.deferred:
+                rounds.append(each.virtual_stages)
+                depth_first = depth_first and each.name == "interleaved"
+            elif each.layout == "wave" and each.virtual_stages == 2:
+                waves[each.name] = None
+            else:
+                raise AssertionError(f"no bound is known for {each.name}")
         equal = self.model.cluster.is_homogeneous
         sends = (rounds or waves) and equal and self.counts_waits
         send_s = self._send_s(cell) if sends else ()
         turns = self.turn_parts if self._is_back_chain else ()
-        # Of other waves blocks pass on what is ready before they end.
-        known = ("zb-v",) if [*waves] == ["zb-v"] and self._is_back_chain and equal else ()
+        known = ("zb-v",) if [*waves] == [*KNOWN_WAVES] and self._is_back_chain and equal else ()
         return VirtualOrders(
             p, m, tuple(rounds), bool(waves), send_s, turns, depth_first, known,
             self._first_trained, self.counts_waits,
         )  # fmt: skip
+
+    def virtual_schedules(self, cell: Cell) -> list[JointSchedule]:
+        """The orders with several stages on each group that a cell has."""
+        p, m = len(self._devices(cell)), cell.num_microbatches
+        return [
+            each
+            for each in self.model.schedules
+            if each.virtual_stages > 1
+            and p * each.virtual_stages <= self.model.chain.num_segments
+            and not refused(each.name, p, each.virtual_stages, m)
+        ]
 
     def meshes(self, cell: Cell) -> list[MeshStrategies]:
         """The meshes of all groups; of those that lie alike once."""
@@ -222,11 +268,11 @@ class ComputeBounds:
 
     def quickest(self, cell: Cell) -> SegmentSeconds:
         """The least of every segment over all meshes of a cell."""
-        return _least([mesh.quickest for mesh in self.meshes(cell)])
+        return least_of([mesh.quickest for mesh in self.meshes(cell)])
 
     def _by_pattern(self, cell: Cell) -> dict[int, SegmentSeconds]:
         return {
-            pattern: _least([mesh.quickest for mesh in meshes])
+            pattern: least_of([mesh.quickest for mesh in meshes])
             for pattern, meshes in self._each_group(cell).items()
         }
 
@@ -359,16 +405,6 @@ class ComputeBounds:
             tuple(sorted({maker[name] for name in names if name in maker} - {number}))
             for number, names in enumerate(reads)
         )
-
-
-def _least(rows: Sequence[SegmentSeconds]) -> SegmentSeconds:
-    return SegmentSeconds(
-        np.min([row.total for row in rows], axis=0),
-        np.min([row.forward for row in rows], axis=0),
-        np.min([row.backward for row in rows], axis=0),
-        np.min([row.gradients for row in rows], axis=0),
-        np.min([row.weights for row in rows], axis=0),
-    )
 
 
 def _even(works: Floats) -> Floats:
@@ -685,6 +721,7 @@ class PlanBounds:
             return (
                 lambda cell, _: computing.computing_s(cell) * ROUNDING,
                 lambda cell, _: computing.cuts_s(cell) * ROUNDING,
+                lambda cell, _: computing.virtual_s(cell) * ROUNDING,
             )
         return (
             lambda cell, _: computing.ideal_s(cell) * ROUNDING,
