@@ -20,6 +20,7 @@ Elsewhere `ComputeBounds` has what groups compute.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ class MixedPipeline:
         """Of every border between stages, what sending there and back takes."""
         p = len(self.borders)
         ways = []
-        for one, two in zip(group_of[:-1], group_of[1:], strict=True):
+        for one, two in itertools.pairwise(group_of):
             if one == two:
                 ways.append(((0.0, 0.0), (0.0, 0.0)))
             elif (one + 1) % p == two:

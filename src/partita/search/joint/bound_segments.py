@@ -191,8 +191,27 @@ class BoundSegments:
         held = self.static - (0.0 if gradients else self.gradients)
         return self._sums(np.minimum.reduceat(held, self.first))[self.like]
 
+    def best(self, at: Multipliers) -> "BestSplits | None":
+        """The best splits of all segments together, without a multiplier on bytes."""
+        assert not at.s_per_byte, "with it, what runs again is another choice"
+        own, matrices = self._weighted(at, "busy" if at.busy_only else "waits")
+        costs = np.split(own, self.first[1:])
+        some = [k for k, matrix in enumerate(matrices) if matrix.any()]
+        chosen = self.solve(
+            _problem(costs, [self.edges[k] for k in some], [matrices[k] for k in some])
+        )
+        if chosen is None:
+            return None
+        pairs = [m[chosen[u], chosen[v]] for (u, v), m in zip(self.edges, matrices, strict=True)]
+        nodes = own[self.first + np.array(chosen)]
+        return BestSplits(nodes, np.array(pairs), np.array([float(m.max()) for m in matrices]))
+
     def _solved(self, at: Multipliers, counted: str) -> Floats:
         """Counted is that all runs again, cheap ops do, the waits of the backward, or no waits."""
+        return self._least(*self._weighted(at, counted))
+
+    def _weighted(self, at: Multipliers, counted: str) -> tuple[Floats, list[Floats]]:
+        """Seconds of every choice, and of pairs along every edge."""
         m, w, c = self.num_microbatches, at.network, at.s_per_byte
         times = {"all again": 2, "busy": 0}.get(counted, 1)
         own = m * (1 - w) * (self.compute + self.beside + times * self.waited)
@@ -219,7 +238,7 @@ class BoundSegments:
             if key not in weighted:
                 weighted[key] = m * ((1 - w) * (times * waits + back) + w * moved)
             matrices.append(weighted[key])
-        return self._least(own, matrices)
+        return own, matrices
 
     @functools.cached_property
     def freed(self) -> Freed:
@@ -240,16 +259,11 @@ class BoundSegments:
         solved = [op for op, k in enumerate(self.segment_of.tolist()) if first[k] == k]
         number = {op: i for i, op in enumerate(solved)}
         edges = [k for k in some if self.edges[k][0] in number]
-        places: dict[int, int] = {}
-        for k in edges:
-            places.setdefault(id(matrices[k]), len(places))
-        by_place = {places[id(matrices[k])]: matrices[k] for k in edges}
         chosen = self.solve(
-            ShardingProblem(
-                costs=tuple(costs[op] for op in solved),
-                edges=tuple((number[self.edges[k][0]], number[self.edges[k][1]]) for k in edges),
-                matrix_of=tuple(places[id(matrices[k])] for k in edges),
-                matrices=tuple(by_place[place] for place in range(len(places))),
+            _problem(
+                [costs[op] for op in solved],
+                [(number[self.edges[k][0]], number[self.edges[k][1]]) for k in edges],
+                [matrices[k] for k in edges],
             )
         )
         if chosen is None:
@@ -284,6 +298,31 @@ class BoundSegments:
         sums: Floats = np.zeros(int(self.like.max()) + 1)
         np.add.at(sums, self.segment_of, per_op)
         return sums
+
+
+@dataclass(frozen=True, eq=False)
+class BestSplits:
+    """What the best splits take: of every op and sum, and along every edge, and what most does."""
+
+    nodes: Floats
+    pairs: Floats
+    most: Floats
+
+
+def _problem(
+    costs: Sequence[Floats], edges: Sequence[tuple[int, int]], matrices: Sequence[Floats]
+) -> ShardingProblem:
+    """The sharding problem of some ops; edges that share a matrix share it there, too."""
+    places: dict[int, int] = {}
+    for matrix in matrices:
+        places.setdefault(id(matrix), len(places))
+    by_place = {places[id(matrix)]: matrix for matrix in matrices}
+    return ShardingProblem(
+        costs=tuple(costs),
+        edges=tuple(edges),
+        matrix_of=tuple(places[id(matrix)] for matrix in matrices),
+        matrices=tuple(by_place[place] for place in range(len(places))),
+    )
 
 
 Exchanged = Callable[[Op, bool], Floats]  # per choice: halos of an op, or its statistics

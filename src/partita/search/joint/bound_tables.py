@@ -43,9 +43,16 @@ def bound_segments(
     num_microbatches: int,
     collectives: Collectives,
     solve: Solve,
+    *,
+    across: bool = False,
 ) -> BoundSegments:
-    """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch."""
-    return _BoundBuilder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
+    """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch.
+
+    With `across`, edges between segments are there as well: those of one stage.
+    """
+    builder = _BoundBuilder(graph, fold, cluster, model, num_microbatches, collectives, solve)
+    builder.across = across
+    return builder.build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +102,7 @@ class _BoundBuilder:
         )
         self.led: set[int] = set()  # ops that read what the op right before them made, and
         self.leads: set[int] = set()  # those that made it
+        self.across = False  # are edges between segments there?
 
     def build(self) -> BoundSegments:
         trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
@@ -368,7 +376,7 @@ class _BoundBuilder:
                     if user.phase == "forward"
                 )
                 for j in dict.fromkeys(users):
-                    if self.segment_of[i] != self.segment_of[j]:
+                    if self.segment_of[i] != self.segment_of[j] and not self.across:
                         continue
                     next_to = j == users[0] and not any(busy[i + 1 : j])
                     if next_to:

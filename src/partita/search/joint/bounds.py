@@ -47,6 +47,7 @@ from partita.problems.joint import Cell, JointSchedule
 from partita.schedules.named import NAMED
 from partita.search.joint.bound_mixed import Border, MixedPipeline, least_of
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
+from partita.search.joint.bound_whole import WholeChain
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import (
     Paths,
@@ -444,6 +445,7 @@ class CellBound:
     virtual: VirtualOrders | None = None  # where there are orders with several, and
     seconds: SegmentSeconds | None = None  # what segments compute at the least
     busy_only: bool = False
+    whole: Callable[[MeshStrategies], WholeChain | None] = lambda mesh: None
     ascent: AscentSettings = AscentSettings()
     _known: dict[Multipliers, Floats] = field(default_factory=dict)
 
@@ -487,6 +489,48 @@ class CellBound:
             if family is not None and family(0.0, 0.0) < least:
                 least = min(least, self._climbed(family, min(least, enough)))
         return least
+
+    def whole_s(self, enough: float) -> float:
+        """The bound with what is converted between segments; 0 where it is not known."""
+        if self.num_ranks == 1:
+            return self._single_whole_s()
+        if self.line is None or not self._may_fit():
+            return 0.0
+        others = self._virtual_free_s()
+        if min(others, enough) <= self._one_stage(0.0, 0.0):
+            return 0.0  # no line would raise it
+        costs = [self._range_costs(mesh) for mesh in self.meshes]
+        known = [own for own in costs if own is not None]
+        if len(known) < len(costs):
+            return 0.0
+        own = np.maximum(np.min(known, axis=0), range_sums(self._free))
+        costs_s = np.maximum(self.line.costs, self.line.paths.start + own)
+        return min(others, least_cuts_s([costs_s] * self.num_ranks))
+
+    def _single_whole_s(self) -> float:
+        """Of a single stage: the least of its meshes, those that compute least first."""
+        least = math.inf
+        for mesh in self.meshes:
+            if float(mesh.compute_bound.sum()) >= least:
+                break
+            costs = self._range_costs(mesh) if self._of_mesh(mesh) else np.full((1, 1), math.inf)
+            if costs is None:
+                return 0.0
+            least = min(least, float(costs[0, -1]))
+        return least
+
+    def _range_costs(self, mesh: MeshStrategies) -> Floats | None:
+        chain = self.whole(mesh)
+        return None if chain is None else chain.range_costs
+
+    def _virtual_free_s(self) -> float:
+        """Of orders with virtual stages, without multipliers; infinite if there are none."""
+        bounds = []
+        if self.virtual is not None and self.virtual.rounds:
+            bounds.append(self._looped_free_s)
+        if self.virtual is not None and self.virtual.wave:
+            bounds.append(self._wave_free_s)
+        return min(bounds, default=math.inf)
 
     @property
     def _alone(self) -> bool:
@@ -729,6 +773,7 @@ class PlanBounds:
             self._of_first_mesh,
             self._without_multipliers,
             self._with_multipliers,
+            self._as_a_whole,
         )
 
     def _of_first_mesh(self, cell: Cell, enough: float) -> float:
@@ -742,6 +787,10 @@ class PlanBounds:
     def _with_multipliers(self, cell: Cell, enough: float) -> float:
         bound = self.cell_bound(cell)
         return math.inf if bound is None else bound.climbed_s(enough)
+
+    def _as_a_whole(self, cell: Cell, enough: float) -> float:
+        bound = self.cell_bound(cell)
+        return math.inf if bound is None else bound.whole_s(enough) * ROUNDING
 
     def cell_bound(self, cell: Cell) -> CellBound | None:
         """The bounds of a cell by multipliers; None where there is no such plan."""
@@ -771,4 +820,7 @@ class PlanBounds:
             virtual,
             seconds,
             self.busy_only,
+            functools.partial(
+                model.whole_chain, alone=grouping.num_groups == 1, busy_only=self.busy_only
+            ),
         )

@@ -353,6 +353,19 @@ class MeshStrategies:
             return self.bounds  # made already, or no larger
         return replace(self, levels=(best,)).bounds
 
+    def whole(self, graph: Graph, fold: Folded) -> BoundSegments:
+        """The same with the edges between segments, of another graph of the model.
+
+        Neither bytes nor the network have a multiplier there.
+        """
+        best = 1 if self.collectives.interference else max(self.levels)
+        levels = (best,) if best in self.levels else self.levels
+        asked = replace(self, graph=graph, fold=fold, levels=levels)
+        return bound_segments(
+            graph, fold, self.cluster, asked.model, self.num_microbatches, self.collectives,
+            self.prove, across=True,
+        )  # fmt: skip
+
     @functools.cached_property
     def quickest(self) -> SegmentSeconds:
         """The least seconds of every segment of the chain, each op at its quickest split.
