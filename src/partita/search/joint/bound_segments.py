@@ -145,6 +145,8 @@ class Multipliers:
     sync: bool = False  # do gradient all-reduces, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
     busy_only: bool = False  # is only the time counted that lanes are busy, without waits?
+    last: float = 0.0  # 0 to 1: how much the network counts beside the last backward
+    once: bool = False  # does what computing pays once a step count?
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +161,7 @@ class BoundSegments:
     waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
     sync: Floats  # once a step
+    late: Floats  # once a step, after the last micro-batch's forward: sums, and what they end with
     beside: Floats  # what computing pays for gathers and sums of every micro-batch beside it
     beside_once: Floats  # and for sums beside the backward of a stage that runs once
     static: Floats
@@ -215,8 +218,10 @@ class BoundSegments:
         m, w, c = self.num_microbatches, at.network, at.s_per_byte
         times = {"all again": 2, "busy": 0}.get(counted, 1)
         own = m * (1 - w) * (self.compute + self.beside + times * self.waited)
-        if at.sync and not at.gradients:
-            own = own + (1 - w) * self.beside_once
+        if at.once:
+            own = own + (1 - w) * (1 - at.last) * self.beside_once
+        if at.last:
+            own = own + at.last * (1 - w) * (self.late - self.compute - self.beside + self.forward)
         held = self.static if at.gradients else self.static - self.gradients
         if counted == "all again":
             own = own + m * (1 - w) * self.forward
@@ -236,7 +241,10 @@ class BoundSegments:
         for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True):
             key = (id(waits), id(back), id(moved))
             if key not in weighted:
-                weighted[key] = m * ((1 - w) * (times * waits + back) + w * moved)
+                behind = (
+                    np.where(np.isinf(back), back, 0.0) if m == at.last else (m - at.last) * back
+                )
+                weighted[key] = (1 - w) * (m * times * waits + behind) + m * w * moved
             matrices.append(weighted[key])
         return own, matrices
 
@@ -345,12 +353,13 @@ class Backward:
     """Reads waits and sums off the order of a graph's gradient ops."""
 
     def __init__(
-        self, graph: Graph, model: ShardingModel, kind: DeviceKind,
+        self, graph: Graph, model: ShardingModel, device: tuple[DeviceKind, tuple[int, ...]],
         segment_of: npt.NDArray[np.int64],
-        convert: Convert, exchanged: Exchanged,
+        convert: Convert, exchanged: Exchanged, owed: Callable[[int], Floats],
     ) -> None:  # fmt: skip
-        self.graph, self.model, self.kind, self.convert = graph, model, kind, convert
-        self.segment_of, self.exchanged = segment_of, exchanged
+        self.graph, self.model, self.convert = graph, model, convert
+        self.kind, self.spot = device
+        self.segment_of, self.exchanged, self.owed = segment_of, exchanged, owed
         self.taken: set[tuple[str, bool]] = set()  # gradient ops whose exchanges are counted
         self.axes = model.mesh.axes
         self.ops = [op for op in graph.ops if op.phase in BACKWARD]
@@ -397,18 +406,22 @@ class Backward:
         return self.ops[self.place[giver.name] + 1 : self.place[taker.name]]
 
     def _own(self, giver: Op, taker: Op, exchanges: bool) -> Floats:
-        """A giver's statistics less the seconds of its other gradients, for each choice."""
-        choices = self.model.choices[self.number[giver.forward]]
+        """A giver's statistics less the seconds of its other gradients, for each choice.
+
+        With what those pay for sums beside them, which hides a conversion as they do.
+        """
+        number = self.number[giver.forward]
+        choices = self.model.choices[number]
         total = np.zeros(len(choices))
         if exchanges:
             total += self.exchanged(giver, False)
-        for op in self._between(giver, taker):
-            if op.forward == giver.forward:
-                total -= [self._seconds(op, choice.dims) for choice in choices]
-        return total
+        others = [op for op in self._between(giver, taker) if op.forward == giver.forward]
+        for op in others:
+            total -= [self._seconds(op, choice.dims) for choice in choices]
+        return total - self.owed(number) if others else total
 
     def _seconds(self, op: Op, dims: tuple[str, ...]) -> float:
-        split = tuple(sorted(ways_of(dims, self.axes).items()))
+        split = tuple(sorted(ways_of(dims, self.axes, self.spot).items()))
         return op_cost(self.graph, op, self.kind, split).seconds
 
     # Sums.

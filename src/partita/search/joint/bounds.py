@@ -38,7 +38,7 @@ time of lanes counts (steady-state throughput), T has no waits.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,8 @@ class ComputeBounds:
     path_parts: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
     # Of the moment when a wave turns, beside its start: any give a bound.
     turn_parts: tuple[float, ...] = (0.25, 0.5, 0.75)
+    # Of what the network sends last, beside the last backward: any give a bound.
+    last_parts: tuple[float, ...] = (0.0, 0.5, 1.0)
     _ideal: dict[int, tuple[SegmentSeconds, SegmentSeconds]] = field(default_factory=dict)
     _links: dict[int, tuple[float, float]] = field(default_factory=dict)  # start, per byte
     _exchanges: dict[object, tuple[float, float]] = field(default_factory=dict)  # the same
@@ -122,12 +124,50 @@ class ComputeBounds:
         if len(self._devices(cell)) == 1 or self.is_line(cell):
             return 0.0
         mixed = self.mixed(cell)
+        return self._pipelines_s(cell, mixed, mixed)
+
+    def _pipelines_s(self, cell: Cell, line: MixedPipeline, virtual: MixedPipeline) -> float:
+        """The least of a cell's orders, with one stage on each group and with several."""
         lines = any(each.virtual_stages == 1 for each in self.model.schedules)
-        least = mixed.line_s() if lines else math.inf
+        least = line.line_s() if lines else math.inf
         for each in self.virtual_schedules(cell):
             if each.layout == "wave" and each.name not in KNOWN_WAVES:
                 return 0.0
-            least = min(least, mixed.order_s(each))
+            least = min(least, virtual.order_s(each))
+        return least
+
+    def tables_s(self, cell: Cell) -> float:
+        """The same with waits, updates and sums of gradients, by tables of splits."""
+        if len(self._devices(cell)) == 1:
+            return self._single_s(cell)
+        once, each = (self._with_tables(cell, once=once) for once in (True, False))
+        return self._pipelines_s(cell, once, each)
+
+    def _with_tables(self, cell: Cell, *, once: bool) -> MixedPipeline:
+        """A cell's groups with what tables say of every segment in all."""
+        m, mixed = cell.num_microbatches, self.mixed(cell)
+        at = Multipliers(busy_only=self.busy_only, once=once and self.model.training)
+        totals = {}
+        for pattern, meshes in self._each_group(cell).items():
+            rows = [np.max([b.least(at) for b in mesh.of_members], axis=0) for mesh in meshes]
+            totals[pattern] = np.min(rows, axis=0) / m
+        pairs = zip(mixed.seconds, self._patterns(cell), strict=True)
+        known = {pattern: replace(own, total=totals[pattern]) for own, pattern in pairs}
+        return replace(mixed, seconds=tuple(known[p] for p in self._patterns(cell)))
+
+    def _single_s(self, cell: Cell) -> float:
+        """A single stage over devices that differ: each does its part, all wait for sums."""
+        least = math.inf
+        meshes = sorted(self.meshes(cell), key=lambda mesh: float(mesh.compute_bound.sum()))
+        for mesh in meshes:
+            if float(mesh.compute_bound.sum()) >= least:
+                break
+            bounds = [
+                float(own.least(Multipliers(busy_only=self.busy_only, last=part, once=True)).sum())
+                for own in mesh.of_members
+                for part in (self.last_parts if self.model.training else (0.0,))
+            ]
+            least = min(least, max(bounds))
         return least
 
     def mixed(self, cell: Cell) -> MixedPipeline:
@@ -614,8 +654,9 @@ class CellBound:
     def _single(self, mesh: BoundSegments, network: float, multiplier: float) -> float:
         """One stage has one mesh."""
         at = Multipliers(
-            network, multiplier, 1.0, sync=True, gradients=not self._alone, busy_only=self.busy_only
-        )
+            network, multiplier, 1.0, sync=True, gradients=not self._alone,
+            busy_only=self.busy_only, once=self.training,
+        )  # fmt: skip
         return float(mesh.least(at).sum()) - multiplier * self.budget
 
     def _one_stage(self, network: float, multiplier: float) -> float:
@@ -766,6 +807,7 @@ class PlanBounds:
                 lambda cell, _: computing.computing_s(cell) * ROUNDING,
                 lambda cell, _: computing.cuts_s(cell) * ROUNDING,
                 lambda cell, _: computing.virtual_s(cell) * ROUNDING,
+                lambda cell, _: computing.tables_s(cell) * ROUNDING,
             )
         return (
             lambda cell, _: computing.ideal_s(cell) * ROUNDING,

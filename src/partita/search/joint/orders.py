@@ -398,7 +398,10 @@ def path_weights(
             (parts[:, :, None] * of_stage).sum(axis=1), send_s,
         )  # fmt: skip
         shortest = min(shortest, step)
-        least, best = program.with_path(times, sends, float(sends @ send_s))
+        solved = program.with_path(times, sends, float(sends @ send_s))
+        if solved is None:  # by rounding: the weights before are good, too
+            break
+        least, best = solved
         if shortest - least <= settings.close * shortest:
             break
         parts = (parts + best) / 2  # half way there: less far from what is known
@@ -423,11 +426,12 @@ class _LeastCuts:
             for row in self.parts:
                 whole.SetCoefficient(row[k], 1.0)
         self.rows: list[pywraplp.Constraint] = []
+        self.weights = np.zeros(0)  # of the paths, when last solved
         self.solver.Objective().SetCoefficient(self.step, 1.0)
         self.solver.Objective().SetMinimization()
 
-    def with_path(self, times: Floats, sends: Floats, sent_s: float) -> tuple[float, Floats]:
-        """The least step, and cuts, where no path so far is longer."""
+    def with_path(self, times: Floats, sends: Floats, sent_s: float) -> tuple[float, Floats] | None:
+        """The least step, and cuts, where no path so far is longer; None where none were found."""
         self.paths.append(times)
         self.sends.append(sends)
         row = self.solver.Constraint(sent_s, self.solver.infinity())
@@ -437,19 +441,19 @@ class _LeastCuts:
             for k, part in enumerate(own):
                 if costs[stage, k]:
                     row.SetCoefficient(part, -float(costs[stage, k]))
+        if self.solver.Solve() != self.solver.OPTIMAL:
+            return None
         self.rows.append(row)
-        self.solver.Solve()
+        self.weights = np.maximum(0.0, [each.dual_value() for each in self.rows])
         values = [[part.solution_value() for part in own] for own in self.parts]
         return self.step.solution_value(), np.array(values)
 
     def weighted(self) -> tuple[Floats, Floats]:
         """All paths by their multipliers: seconds, and sends there and back."""
-        weights = np.maximum(0.0, [row.dual_value() for row in self.rows])
-        if weights.sum() <= 0:
-            weights = np.ones(len(self.rows))
+        weights = self.weights if self.weights.sum() > 0 else np.ones(len(self.paths))
         weights = weights / weights.sum()
-        times = np.tensordot(weights, np.array(self.paths), axes=1)
-        return times, weights @ np.array(self.sends)
+        paths, sends = self.paths[: len(weights)], self.sends[: len(weights)]
+        return np.tensordot(weights, np.array(paths), axes=1), weights @ np.array(sends)
 
 
 def shares_of(seconds: SegmentSeconds, most: int) -> Shares:

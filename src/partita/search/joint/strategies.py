@@ -367,6 +367,17 @@ class MeshStrategies:
         )  # fmt: skip
 
     @functools.cached_property
+    def of_members(self) -> tuple[BoundSegments, ...]:
+        """What all splits take of every device that differs from the others."""
+        return tuple(
+            bound_segments(
+                self.graph, self.fold, self.cluster, self.model, self.num_microbatches,
+                self.collectives, self.prove, member=member,
+            )
+            for member, _ in enumerate(heterogeneous(self.cluster, self.mesh))
+        )  # fmt: skip
+
+    @functools.cached_property
     def quickest(self) -> SegmentSeconds:
         """The least seconds of every segment of the chain, each op at its quickest split.
 
