@@ -47,6 +47,8 @@ from partita.search.joint.orders import (
 
 Floats = npt.NDArray[np.float64]
 FINER = 4 * PERCENT  # steps of shares, where groups are told apart
+ENOUGH = 50  # steps of a micro-batch's seconds in what is enough
+MARGIN = 1.03  # segments as a whole need not take what shares of them do: so much more is enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,8 @@ class MixedPipeline:
 
     # Several stages on each group.
 
-    def order_s(self, schedule: JointSchedule) -> float:
-        """No cuts of an order with virtual stages take less."""
+    def order_s(self, schedule: JointSchedule, enough: float = math.inf) -> float:
+        """No cuts of an order with virtual stages take less; more than enough is not looked for."""
         p, v, m = len(self.seconds), schedule.virtual_stages, self.num_microbatches
         num_stages = p * v
         scale = float(np.mean([own.total.sum() for own in self.seconds]))
@@ -156,7 +158,7 @@ class MixedPipeline:
         )
         times, sends = path_weights(
             schedule.name, p, v, m, self._shares(scale), (*shares, 0.0, 0.0), self.untrained,
-            self.settings,
+            self.settings, math.inf if math.isinf(enough) else _above(enough / scale),
         )  # fmt: skip
         least = np.full(len(self.sources), math.inf)
         for group, own in enumerate(self.seconds):
@@ -209,6 +211,11 @@ def least_of(rows: Sequence[SegmentSeconds]) -> SegmentSeconds:
         np.min([row.gradients for row in rows], axis=0),
         np.min([row.weights for row in rows], axis=0),
     )
+
+
+def _above(share: float) -> float:
+    """A rounded share that is a little more, so that cells have weights in common."""
+    return math.ceil(share * MARGIN * ENOUGH) / ENOUGH
 
 
 def _least_sent(often: Floats, ways: Floats, sizes: Floats) -> float:

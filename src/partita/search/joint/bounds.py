@@ -119,29 +119,31 @@ class ComputeBounds:
             return 0.0
         return self.mixed(cell).line_s()
 
-    def virtual_s(self, cell: Cell) -> float:
+    def virtual_s(self, cell: Cell, enough: float = math.inf) -> float:
         """The same for heterogeneous groups that may have several stages, in all their orders."""
         if len(self._devices(cell)) == 1 or self.is_line(cell):
             return 0.0
         mixed = self.mixed(cell)
-        return self._pipelines_s(cell, mixed, mixed)
+        return self._pipelines_s(cell, mixed, mixed, enough)
 
-    def _pipelines_s(self, cell: Cell, line: MixedPipeline, virtual: MixedPipeline) -> float:
+    def _pipelines_s(
+        self, cell: Cell, line: MixedPipeline, virtual: MixedPipeline, enough: float
+    ) -> float:
         """The least of a cell's orders, with one stage on each group and with several."""
         lines = any(each.virtual_stages == 1 for each in self.model.schedules)
         least = line.line_s() if lines else math.inf
         for each in self.virtual_schedules(cell):
             if each.layout == "wave" and each.name not in KNOWN_WAVES:
                 return 0.0
-            least = min(least, virtual.order_s(each))
+            least = min(least, virtual.order_s(each, min(least, enough)))
         return least
 
-    def tables_s(self, cell: Cell) -> float:
+    def tables_s(self, cell: Cell, enough: float = math.inf) -> float:
         """The same with waits, updates and sums of gradients, by tables of splits."""
         if len(self._devices(cell)) == 1:
             return self._single_s(cell)
         once, each = (self._with_tables(cell, once=once) for once in (True, False))
-        return self._pipelines_s(cell, once, each)
+        return self._pipelines_s(cell, once, each, enough)
 
     def _with_tables(self, cell: Cell, *, once: bool) -> MixedPipeline:
         """A cell's groups with what tables say of every segment in all."""
@@ -806,8 +808,8 @@ class PlanBounds:
             return (
                 lambda cell, _: computing.computing_s(cell) * ROUNDING,
                 lambda cell, _: computing.cuts_s(cell) * ROUNDING,
-                lambda cell, _: computing.virtual_s(cell) * ROUNDING,
-                lambda cell, _: computing.tables_s(cell) * ROUNDING,
+                lambda cell, enough: computing.virtual_s(cell, enough) * ROUNDING,
+                lambda cell, enough: computing.tables_s(cell, enough) * ROUNDING,
             )
         return (
             lambda cell, _: computing.ideal_s(cell) * ROUNDING,

@@ -372,13 +372,13 @@ def _longest(
 def path_weights(
     name: str, num_groups: int, virtual_stages: int, count: int, shares: GroupShares,
     send_shares: tuple[float, ...] = (0.0,), untrained: int = 0,
-    settings: PathSettings = USUAL_PATHS,
+    settings: PathSettings = USUAL_PATHS, enough: float = math.inf,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """How often weighted paths have the forward, data and weight gradients of each stage.
 
     And how often they wait for what each border sends, there and back. `send_shares` is what sends
     take, of all seconds of a micro-batch, by the numbers of borders or all alike. Nothing where an
-    order is too long.
+    order is too long. Weights that show a step of `enough`, in these units, are good enough.
     """
     num_stages = num_groups * virtual_stages
     if 3 * num_stages * count > settings.most_blocks:
@@ -390,7 +390,9 @@ def path_weights(
     ])  # fmt: skip
     send_s = np.array(send_shares if len(send_shares) > 1 else send_shares * (2 * num_stages))
     program = _LeastCuts(of_stage)
-    parts = np.full(of_stage.shape[:2], 1 / num_stages)  # of each share on each stage
+    speeds = 1 / np.maximum(of_stage.sum(axis=(1, 2)), 1e-30)
+    # Of each share on each stage: as fast as the stages are.
+    parts = np.repeat((speeds / speeds.sum())[:, None], of_stage.shape[1], axis=1)
     shortest = np.inf
     for _ in range(settings.most_paths):
         step, times, sends = _longest(
@@ -402,7 +404,7 @@ def path_weights(
         if solved is None:  # by rounding: the weights before are good, too
             break
         least, best = solved
-        if shortest - least <= settings.close * shortest:
+        if shortest - least <= settings.close * shortest or least >= enough:
             break
         parts = (parts + best) / 2  # half way there: less far from what is known
     return program.weighted()
