@@ -147,6 +147,7 @@ class Multipliers:
     busy_only: bool = False  # is only the time counted that lanes are busy, without waits?
     last: float = 0.0  # 0 to 1: how much the network counts beside the last backward
     once: bool = False  # does what computing pays once a step count?
+    updates: bool = True  # do updates count, which a group does when its own blocks are done?
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +158,7 @@ class BoundSegments:
     num_microbatches: int
     first: Ints  # of each op, its first choice
     compute: Floats
+    updates: Floats  # of compute, what ends a step
     forward: Floats  # of ops that are run again with full checkpointing, else 0
     waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
@@ -209,6 +211,12 @@ class BoundSegments:
         nodes = own[self.first + np.array(chosen)]
         return BestSplits(nodes, np.array(pairs), np.array([float(m.max()) for m in matrices]))
 
+    @functools.cached_property
+    def least_updates(self) -> Floats:
+        """Per segment, the least seconds of updates at the end of a step."""
+        least = self.num_microbatches * np.minimum.reduceat(self.updates, self.first)
+        return self._sums(least)[self.like]
+
     def _solved(self, at: Multipliers, counted: str) -> Floats:
         """Counted is that all runs again, cheap ops do, the waits of the backward, or no waits."""
         return self._least(*self._weighted(at, counted))
@@ -218,6 +226,8 @@ class BoundSegments:
         m, w, c = self.num_microbatches, at.network, at.s_per_byte
         times = {"all again": 2, "busy": 0}.get(counted, 1)
         own = m * (1 - w) * (self.compute + self.beside + times * self.waited)
+        if not at.updates:
+            own = own - m * (1 - w) * self.updates
         if at.once:
             own = own + (1 - w) * (1 - at.last) * self.beside_once
         if at.last:

@@ -138,6 +138,7 @@ class _BoundBuilder:
             self.m,
             np.cumsum([0, *counts[:-1]]),
             np.concatenate([*(t.compute[:, self.member] for t in self.model.tables), *seconds]),
+            np.concatenate([*(t.updates[:, self.member] for t in self.model.tables), none]),
             np.concatenate([forward, none]),
             np.concatenate([*self._waited(), none]),
             np.concatenate([network, none]),

@@ -34,7 +34,7 @@ class WholeChain:
     def range_costs(self) -> Floats | None:
         """The least seconds of a step of every layer range, at [i, j]; None: nothing is proven."""
         n, bounds = int(self.bounds.like.max()) + 1, self.bounds
-        best = bounds.best(Multipliers(busy_only=self.busy_only))
+        best = bounds.best(Multipliers(busy_only=self.busy_only, once=True))
         if best is None:
             return None
         nodes = np.zeros(n)

@@ -142,16 +142,17 @@ class ComputeBounds:
         """The same with waits, updates and sums of gradients, by tables of splits."""
         if len(self._devices(cell)) == 1:
             return self._single_s(cell)
-        once, each = (self._with_tables(cell, once=once) for once in (True, False))
-        return self._pipelines_s(cell, once, each, enough)
+        line, virtual = (self._with_tables(cell, ends=ends) for ends in (True, False))
+        return self._pipelines_s(cell, line, virtual, enough)
 
-    def _with_tables(self, cell: Cell, *, once: bool) -> MixedPipeline:
-        """A cell's groups with what tables say of every segment in all."""
+    def _with_tables(self, cell: Cell, *, ends: bool) -> MixedPipeline:
+        """A cell's groups with what tables say of every segment in all, the step's end or not."""
         m, mixed = cell.num_microbatches, self.mixed(cell)
-        at = Multipliers(busy_only=self.busy_only, once=once and self.model.training)
+        at = Multipliers(busy_only=self.busy_only, once=ends and self.model.training, updates=ends)
         totals = {}
         for pattern, meshes in self._each_group(cell).items():
-            rows = [np.max([b.least(at) for b in mesh.of_members], axis=0) for mesh in meshes]
+            members = ([own.least(at) for own in mesh.of_members] for mesh in meshes)
+            rows = [max(own, key=lambda least: float(least.sum())) for own in members]
             totals[pattern] = np.min(rows, axis=0) / m
         pairs = zip(mixed.seconds, self._patterns(cell), strict=True)
         known = {pattern: replace(own, total=totals[pattern]) for own, pattern in pairs}
@@ -501,7 +502,8 @@ class CellBound:
         """The bound with tables of one mesh: others count by their computing alone. 0 if alone."""
         if self.num_ranks == 1:
             return 0.0
-        first = self.meshes[0].quick_bounds.least(Multipliers(busy_only=self.busy_only))
+        at = Multipliers(busy_only=self.busy_only, updates=False)
+        first = self.meshes[0].quick_bounds.least(at)
         own = np.min([first, *(mesh.compute_bound for mesh in self.meshes[1:])], axis=0)
         line_s = [] if self.line is None else [self._line_s(self.line, own)]
         virtual_s = []
@@ -545,7 +547,7 @@ class CellBound:
         known = [own for own in costs if own is not None]
         if len(known) < len(costs):
             return 0.0
-        own = np.maximum(np.min(known, axis=0), range_sums(self._free))
+        own = np.maximum(np.min(known, axis=0), range_sums(self._free + self._updates))
         costs_s = np.maximum(self.line.costs, self.line.paths.start + own)
         return min(others, least_cuts_s([costs_s] * self.num_ranks))
 
@@ -664,12 +666,10 @@ class CellBound:
     def _one_stage(self, network: float, multiplier: float) -> float:
         """Ranks in a line, each with one layer range."""
         assert self.line is not None, "families are those that there are"
-        own = self._least(
-            Multipliers(
-                network, multiplier, sync=self.training and network > 0, busy_only=self.busy_only
-            )
-        )
-        return self._line_s(self.line, own, multiplier * self.budget)
+        if not network and not multiplier:
+            return self._line_s(self.line, self._free + self._updates)
+        at = Multipliers(network, multiplier, sync=self.training, busy_only=self.busy_only)
+        return self._line_s(self.line, self._least(at), multiplier * self.budget)
 
     def _line_s(self, line: LineRanges, own: Floats, less_s: float = 0.0) -> float:
         """Over all cuts, where segments take so long in a step."""
@@ -698,8 +698,18 @@ class CellBound:
 
     @functools.cached_property
     def _free(self) -> Floats:
-        """Per segment the least without multipliers."""
-        return self._least(Multipliers(busy_only=self.busy_only))
+        """Per segment the least without multipliers, and without updates.
+
+        With several stages on each group, what a path has after a stage runs beside its updates.
+        """
+        return self._least(Multipliers(busy_only=self.busy_only, updates=False))
+
+    @functools.cached_property
+    def _updates(self) -> Floats:
+        """Per segment the least that updates take."""
+        known = [mesh.quick_bounds.least_updates for mesh in self.meshes]
+        least: Floats = np.min(known, axis=0)
+        return least
 
     @functools.cached_property
     def _looped_free_s(self) -> float:
@@ -728,10 +738,11 @@ class CellBound:
         p, m = self.num_ranks, self.num_microbatches
         flights = np.array(fewest_in_flight(p, m) if multiplier else [1.0] * p)
         low, high = float(flights.min()), float(flights.max())
-        at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
+        at = Multipliers(network, multiplier, low, busy_only=self.busy_only, updates=False)
+        at_low = self._least(at)
         at_high = at_low
         if high > low:
-            at_high = self._least(Multipliers(network, multiplier, high, busy_only=self.busy_only))
+            at_high = self._least(replace(at, in_flight=high))
         parts = (flights - low) / (high - low) if high > low else 0.0 * flights
         costs: Floats = at_low + parts[:, None] * (at_high - at_low)
         return costs
