@@ -4,8 +4,10 @@
     python benchmarks/bound_stress.py --case gpt2 2x4xA100 32 --plans 100
 
 A cell and an order are drawn, the best cuts and strategies of the search's own tables made for them
-(those lie nearest to the bound), and simulated; then some of the cuts are moved at random and each
-such plan is simulated as well. Every level of the cell's bound must be below each of them.
+(those lie nearest to the bound), and simulated; then some of the cuts are moved at random, stages
+get other meshes, splits, ZeRO stages and checkpointing, and each such plan is simulated as well.
+Every level of the bound of its cell must be below each of them. With `--few` cells with few
+micro-batches are drawn, where waits and the end of a step matter.
 """
 
 import argparse
@@ -40,6 +42,11 @@ CASES = (
     ("gpt3-13b", "8x8xA100", 256),
     ("gpt2", "2xV100+4xP100", 24),
     ("vit-b16", "2xA100+2xH100", 32),
+    ("gpt2", "2xV100+2xP100+2xA100", 24),
+    ("t5-base", "2xA100+4xV100", 16),
+    ("resnet50", "2xV100+2xP100@links=0.1", 32),
+    ("bert-large", "2xA100+2xH100+2xV100+2xP100", 32),
+    ("gpt2", "2xA100+2xH100@links=0.05", 16),
 )
 ROUNDING = 1e-9
 
@@ -56,10 +63,13 @@ class Kin:
         self.bounds = PlanBounds(self.model)
         self.candidates = Candidates(self.model.problem, SLACKS, USUAL)
 
-    def solutions(self, rng: random.Random, moved: int) -> Iterator[JointSolution]:
-        """The best of a cell in an order, at random, and what its cuts may become."""
+    def solutions(self, rng: random.Random, moved: int, few: bool) -> Iterator[JointSolution]:
+        """The best of a cell in an order, at random, and what its cuts and stages may become."""
         problem = self.model.problem
         cell = rng.choice(problem.cells)
+        groups = problem.groupings[cell.grouping].num_groups
+        if few and cell.num_microbatches > 2 * groups:
+            return
         orders = [k for k in range(len(problem.schedules)) if self.candidates.flights(cell, k)]
         if not orders or cell.num_microbatches > 64:
             return
@@ -69,6 +79,26 @@ class Kin:
         yield best.solution
         for _ in range(moved if len(best.solution.stages) > 1 else 0):
             yield moved_cuts(best.solution, rng)
+        for _ in range(moved):
+            yield self.otherwise(best.solution, rng)
+
+    def otherwise(self, solution: JointSolution, rng: random.Random) -> JointSolution:
+        """The same with other meshes, splits and checkpointing of some stages."""
+        problem, cell = self.model.problem, solution.cell
+        groups = problem.groupings[cell.grouping].num_groups
+        schedule = problem.schedules[solution.schedule]
+        stages = list(solution.stages)
+        for number, stage in enumerate(stages):
+            if rng.random() < 0.5:
+                continue
+            group = schedule.group_of(number, groups)
+            shapes = problem.meshes_of(cell, group)
+            mesh = rng.randrange(len(shapes))
+            known = problem.strategies[problem.key(cell, group, shapes[mesh])]
+            strategy = rng.randrange(len(known))
+            again = rng.choice(problem.options(known[strategy]))
+            stages[number] = stage._replace(mesh=mesh, strategy=strategy, checkpointing=again)
+        return replace(solution, stages=tuple(stages))
 
     def simulated(self, solution: JointSolution) -> Simulation | None:
         """A plan as the search simulates it; None where it cannot be."""
@@ -99,7 +129,9 @@ def moved_cuts(solution: JointSolution, rng: random.Random) -> JointSolution:
     return replace(solution, stages=tuple(stages))
 
 
-def row(model: str, cluster: str, batch: int, plans: int, seed: int) -> tuple[str, ...]:
+def row(
+    model: str, cluster: str, batch: int, plans: int, seed: int, few: bool
+) -> tuple[str, ...]:  # fmt: skip
     """One line: how many plans, how many below, how near the nearest came."""
     kin, rng, began = Kin(model, cluster, batch), random.Random(seed), time.process_time()
     tried = below = 0
@@ -108,7 +140,7 @@ def row(model: str, cluster: str, batch: int, plans: int, seed: int) -> tuple[st
     for _ in range(20 * plans):
         if tried >= plans:
             break
-        for solution in kin.solutions(rng, 4):
+        for solution in kin.solutions(rng, 4, few):
             simulation = kin.simulated(solution)
             if simulation is None or not simulation.fits:
                 continue
@@ -133,9 +165,12 @@ def main() -> None:
     parser.add_argument("--case", nargs=3, metavar=("MODEL", "CLUSTER", "BATCH"))
     parser.add_argument("--plans", type=int, default=100, help="of each case")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--few", action="store_true", help="micro-batches: 2 for each group at most"
+    )
     options = parser.parse_args()
     cases = [tuple(options.case)] if options.case else CASES
-    rows = [row(m, c, int(b), options.plans, options.seed) for m, c, b in cases]
+    rows = [row(m, c, int(b), options.plans, options.seed, options.few) for m, c, b in cases]
     header = ("model", "machine", "batch", "cells", "plans", "below", "nearest", "CPU")
     print(units.table(header, rows))
     raise SystemExit(any(int(line[5]) for line in rows))

@@ -114,6 +114,7 @@ class OpTable:
     memory: Floats
     activations: Floats  # of the memory, what each micro-batch holds
     selectively: Floats  # of that, what is held where cheap ops run again
+    updates: Floats  # of compute, what the optimizer takes
     send: Callable[[], Floats] = field(repr=False)  # rows as the properties below
 
     @functools.cached_property
@@ -463,8 +464,8 @@ class _ShardingBuilder:
             parts = [self._parts(op, choice) for choice in choices]
             compute, blocking, *held = (np.array(part) for part in zip(*parts, strict=True))
             send = functools.partial(self._sends, op, choices)
-            memory, activations, selectively = held
-            table = OpTable(compute, blocking, memory, activations, selectively, send)
+            memory, activations, selectively, updates = held
+            table = OpTable(compute, blocking, memory, activations, selectively, updates, send)
             self.known[key] = choices, table
         return self.known[key]
 
@@ -481,17 +482,20 @@ class _ShardingBuilder:
             choices.extend(SplitChoice(dims, n) for n in levels if n != 1 or self.update_of)
         return tuple(choices)
 
-    def _parts(self, op: Op, choice: SplitChoice) -> tuple[list[float], *tuple[float, ...]]:
+    def _parts(
+        self, op: Op, choice: SplitChoice
+    ) -> tuple[list[float], float, float, float, float, list[float]]:
         updates, memory = self._parameters(op, choice)
         key = (self.signature[op.name], choice.dims)
         if key not in self.by_dims:
             self.by_dims[key] = self._dims_parts(op, choice)
         seconds, blocking, _, activations, selectively = self.by_dims[key]
-        compute = [
-            own + self.once * sum(part * self._update_s(update, kind) for update, part in updates)
-            for own, (kind, _) in zip(seconds, self.devices, strict=True)
+        at_end = [
+            self.once * sum(part * self._update_s(update, kind) for update, part in updates)
+            for kind, _ in self.devices
         ]
-        return compute, blocking, memory + activations, activations, selectively
+        compute = [own + end for own, end in zip(seconds, at_end, strict=True)]
+        return compute, blocking, memory + activations, activations, selectively, at_end
 
     def _sends(self, op: Op, choices: tuple[SplitChoice, ...]) -> Floats:
         """What parameters send, choice by choice: hidden, at the end, buckets of both, slowed."""

@@ -118,6 +118,7 @@ class Auto:
     neighbours: int = 3  # times that the numbers next to the best plan's are looked at
     far_below: float = 0.9  # of the best plan: bounds from there on are no reason to look
     cheap_levels: int = 4  # of bounds: those that cells are ruled out by
+    cheap_levels_heterogeneous: int = 2
     hardly: float = 0.85  # of the best plan: from there on dearer levels will not rule a cell out
     # Which candidates are given up; factors of the best estimate.
     behind: float = 1.08  # with and without waiting: the kin of such candidates are left out
@@ -170,6 +171,7 @@ class _Search:
     promised: set[Cell] = field(default_factory=set)  # looked at with virtual stages
     evaluations: dict[JointSolution, Evaluation] = field(default_factory=dict)
     ruled_out: list[tuple[float, Cell]] = field(default_factory=list)
+    unlikely: int = 0  # candidates of cells that had been passed over: they take no other's place
 
     def __post_init__(self) -> None:
         self.run: Run[JointSolution] = Run(self.stop, "auto", self.seed)
@@ -255,19 +257,22 @@ class _Search:
         if not self.made and not self._done():
             self._smallest_microbatches()
         if self.run.solution is not None:
-            self._raise_bound(self.settings.cheap_levels)
+            self._raise_bound(self._levels)
 
     def _unlikely_cells(self) -> None:
         """Cells that were passed over, while their bounds are far below the best plan."""
-        if self.evaluator.is_cheap or not self.problem.homogeneous:
-            return  # bounds of heterogeneous devices are too weak to say where to look
+        if self.evaluator.is_cheap:
+            return
+        level = (
+            1 if self.problem.homogeneous else 2
+        )  # of bounds: paths of orders, where kinds differ
         known = {candidate.cell for candidate in self.made} | {cell for _, cell in self.ruled_out}
         best = self.evaluator.incumbent_s()
         left = [
             (bound, number)
             for number, cell in enumerate(self.problem.cells)
             if cell not in known and not self._done()
-            for bound in [self.bounds.up_to(cell, 1, self.settings.far_below * best)]
+            for bound in [self.bounds.up_to(cell, level, self.settings.far_below * best)]
             if bound < self.settings.far_below * best
         ]
         for _, number in sorted(left)[: self.settings.more_cells]:
@@ -275,7 +280,7 @@ class _Search:
             if self._done():
                 return
             if not self._cannot_win(cell):
-                self._candidate(cell)
+                self.unlikely += self._candidate(cell) is not None
 
     def _neighbours(self) -> None:
         """The next numbers of micro-batches, more and fewer, for the grouping of the best plan."""
@@ -335,12 +340,16 @@ class _Search:
         # One stage of a large model is dearer to make than to bound, and memory often rules it out.
         alone = self.problem.groupings[cell.grouping].num_groups == 1
         hardly = 0.0 if alone else self.settings.hardly
-        if not math.isfinite(best) or not self.bounds.rules_out(
-            cell, best, self.settings.cheap_levels, hardly
-        ):
+        if not math.isfinite(best) or not self.bounds.rules_out(cell, best, self._levels, hardly):
             return False
         self.ruled_out.append((self.bounds.at(cell, 0), cell))
         return True
+
+    @property
+    def _levels(self) -> int:
+        """Of bounds: those that cells are ruled out by."""
+        alike = self.problem.homogeneous
+        return self.settings.cheap_levels if alike else self.settings.cheap_levels_heterogeneous
 
     def _candidate(self, cell: Cell) -> JointCandidate | None:
         """The best of a cell, evaluated at once where it is a single stage or far ahead."""
@@ -475,7 +484,7 @@ class _Search:
             if plain and not known and len(candidate.solution.stages) > 1:
                 cells.setdefault(candidate.cell, candidate)
         settings, alike = self.settings, self.problem.homogeneous
-        few = settings.promising if alike else settings.promising_heterogeneous
+        few = settings.promising if alike else settings.promising_heterogeneous + self.unlikely
         most = None if self.evaluator.is_cheap else few
         return list(cells.values())[:most]
 

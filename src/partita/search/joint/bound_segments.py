@@ -145,6 +145,9 @@ class Multipliers:
     sync: bool = False  # do gradient all-reduces, once a step, count to the network?
     gradients: bool = True  # do gradients lie there while activations do?
     busy_only: bool = False  # is only the time counted that lanes are busy, without waits?
+    last: float = 0.0  # 0 to 1: how much the network counts beside the last backward
+    once: bool = False  # does what computing pays once a step count?
+    updates: bool = True  # do updates count, which a group does when its own blocks are done?
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +158,12 @@ class BoundSegments:
     num_microbatches: int
     first: Ints  # of each op, its first choice
     compute: Floats
+    updates: Floats  # of compute, what ends a step
     forward: Floats  # of ops that are run again with full checkpointing, else 0
     waited: Floats  # for statistics and halos of the forward
     network: Floats  # for every micro-batch
     sync: Floats  # once a step
+    late: Floats  # once a step, after the last micro-batch's forward: sums, and what they end with
     beside: Floats  # what computing pays for gathers and sums of every micro-batch beside it
     beside_once: Floats  # and for sums beside the backward of a stage that runs once
     static: Floats
@@ -191,13 +196,42 @@ class BoundSegments:
         held = self.static - (0.0 if gradients else self.gradients)
         return self._sums(np.minimum.reduceat(held, self.first))[self.like]
 
+    def best(self, at: Multipliers) -> "BestSplits | None":
+        """The best splits of all segments together, without a multiplier on bytes."""
+        assert not at.s_per_byte, "with it, what runs again is another choice"
+        own, matrices = self._weighted(at, "busy" if at.busy_only else "waits")
+        costs = np.split(own, self.first[1:])
+        some = [k for k, matrix in enumerate(matrices) if matrix.any()]
+        chosen = self.solve(
+            _problem(costs, [self.edges[k] for k in some], [matrices[k] for k in some])
+        )
+        if chosen is None:
+            return None
+        pairs = [m[chosen[u], chosen[v]] for (u, v), m in zip(self.edges, matrices, strict=True)]
+        nodes = own[self.first + np.array(chosen)]
+        return BestSplits(nodes, np.array(pairs), np.array([float(m.max()) for m in matrices]))
+
+    @functools.cached_property
+    def least_updates(self) -> Floats:
+        """Per segment, the least seconds of updates at the end of a step."""
+        least = self.num_microbatches * np.minimum.reduceat(self.updates, self.first)
+        return self._sums(least)[self.like]
+
     def _solved(self, at: Multipliers, counted: str) -> Floats:
         """Counted is that all runs again, cheap ops do, the waits of the backward, or no waits."""
+        return self._least(*self._weighted(at, counted))
+
+    def _weighted(self, at: Multipliers, counted: str) -> tuple[Floats, list[Floats]]:
+        """Seconds of every choice, and of pairs along every edge."""
         m, w, c = self.num_microbatches, at.network, at.s_per_byte
         times = {"all again": 2, "busy": 0}.get(counted, 1)
         own = m * (1 - w) * (self.compute + self.beside + times * self.waited)
-        if at.sync and not at.gradients:
-            own = own + (1 - w) * self.beside_once
+        if not at.updates:
+            own = own - m * (1 - w) * self.updates
+        if at.once:
+            own = own + (1 - w) * (1 - at.last) * self.beside_once
+        if at.last:
+            own = own + at.last * (1 - w) * (self.late - self.compute - self.beside + self.forward)
         held = self.static if at.gradients else self.static - self.gradients
         if counted == "all again":
             own = own + m * (1 - w) * self.forward
@@ -217,9 +251,12 @@ class BoundSegments:
         for waits, back, moved in zip(self.waits, back_waits, self.moved, strict=True):
             key = (id(waits), id(back), id(moved))
             if key not in weighted:
-                weighted[key] = m * ((1 - w) * (times * waits + back) + w * moved)
+                behind = (
+                    np.where(np.isinf(back), back, 0.0) if m == at.last else (m - at.last) * back
+                )
+                weighted[key] = (1 - w) * (m * times * waits + behind) + m * w * moved
             matrices.append(weighted[key])
-        return self._least(own, matrices)
+        return own, matrices
 
     @functools.cached_property
     def freed(self) -> Freed:
@@ -240,16 +277,11 @@ class BoundSegments:
         solved = [op for op, k in enumerate(self.segment_of.tolist()) if first[k] == k]
         number = {op: i for i, op in enumerate(solved)}
         edges = [k for k in some if self.edges[k][0] in number]
-        places: dict[int, int] = {}
-        for k in edges:
-            places.setdefault(id(matrices[k]), len(places))
-        by_place = {places[id(matrices[k])]: matrices[k] for k in edges}
         chosen = self.solve(
-            ShardingProblem(
-                costs=tuple(costs[op] for op in solved),
-                edges=tuple((number[self.edges[k][0]], number[self.edges[k][1]]) for k in edges),
-                matrix_of=tuple(places[id(matrices[k])] for k in edges),
-                matrices=tuple(by_place[place] for place in range(len(places))),
+            _problem(
+                [costs[op] for op in solved],
+                [(number[self.edges[k][0]], number[self.edges[k][1]]) for k in edges],
+                [matrices[k] for k in edges],
             )
         )
         if chosen is None:
@@ -286,6 +318,31 @@ class BoundSegments:
         return sums
 
 
+@dataclass(frozen=True, eq=False)
+class BestSplits:
+    """What the best splits take: of every op and sum, and along every edge, and what most does."""
+
+    nodes: Floats
+    pairs: Floats
+    most: Floats
+
+
+def _problem(
+    costs: Sequence[Floats], edges: Sequence[tuple[int, int]], matrices: Sequence[Floats]
+) -> ShardingProblem:
+    """The sharding problem of some ops; edges that share a matrix share it there, too."""
+    places: dict[int, int] = {}
+    for matrix in matrices:
+        places.setdefault(id(matrix), len(places))
+    by_place = {places[id(matrix)]: matrix for matrix in matrices}
+    return ShardingProblem(
+        costs=tuple(costs),
+        edges=tuple(edges),
+        matrix_of=tuple(places[id(matrix)] for matrix in matrices),
+        matrices=tuple(by_place[place] for place in range(len(places))),
+    )
+
+
 Exchanged = Callable[[Op, bool], Floats]  # per choice: halos of an op, or its statistics
 Convert = Callable[[float, list[Layout], list[Layout]], Floats]
 
@@ -306,12 +363,13 @@ class Backward:
     """Reads waits and sums off the order of a graph's gradient ops."""
 
     def __init__(
-        self, graph: Graph, model: ShardingModel, kind: DeviceKind,
+        self, graph: Graph, model: ShardingModel, device: tuple[DeviceKind, tuple[int, ...]],
         segment_of: npt.NDArray[np.int64],
-        convert: Convert, exchanged: Exchanged,
+        convert: Convert, exchanged: Exchanged, owed: Callable[[int], Floats],
     ) -> None:  # fmt: skip
-        self.graph, self.model, self.kind, self.convert = graph, model, kind, convert
-        self.segment_of, self.exchanged = segment_of, exchanged
+        self.graph, self.model, self.convert = graph, model, convert
+        self.kind, self.spot = device
+        self.segment_of, self.exchanged, self.owed = segment_of, exchanged, owed
         self.taken: set[tuple[str, bool]] = set()  # gradient ops whose exchanges are counted
         self.axes = model.mesh.axes
         self.ops = [op for op in graph.ops if op.phase in BACKWARD]
@@ -358,18 +416,22 @@ class Backward:
         return self.ops[self.place[giver.name] + 1 : self.place[taker.name]]
 
     def _own(self, giver: Op, taker: Op, exchanges: bool) -> Floats:
-        """A giver's statistics less the seconds of its other gradients, for each choice."""
-        choices = self.model.choices[self.number[giver.forward]]
+        """A giver's statistics less the seconds of its other gradients, for each choice.
+
+        With what those pay for sums beside them, which hides a conversion as they do.
+        """
+        number = self.number[giver.forward]
+        choices = self.model.choices[number]
         total = np.zeros(len(choices))
         if exchanges:
             total += self.exchanged(giver, False)
-        for op in self._between(giver, taker):
-            if op.forward == giver.forward:
-                total -= [self._seconds(op, choice.dims) for choice in choices]
-        return total
+        others = [op for op in self._between(giver, taker) if op.forward == giver.forward]
+        for op in others:
+            total -= [self._seconds(op, choice.dims) for choice in choices]
+        return total - self.owed(number) if others else total
 
     def _seconds(self, op: Op, dims: tuple[str, ...]) -> float:
-        split = tuple(sorted(ways_of(dims, self.axes).items()))
+        split = tuple(sorted(ways_of(dims, self.axes, self.spot).items()))
         return op_cost(self.graph, op, self.kind, split).seconds
 
     # Sums.

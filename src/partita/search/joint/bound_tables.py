@@ -19,7 +19,13 @@ from partita.costs.layouts import (
 )
 from partita.costs.memory import is_view
 from partita.costs.roofline import Split, op_cost
-from partita.costs.sharding import STAT_BYTES, ShardingModel, SplitChoice, ways_of
+from partita.costs.sharding import (
+    STAT_BYTES,
+    ShardingModel,
+    SplitChoice,
+    heterogeneous,
+    ways_of,
+)
 from partita.graph.chain import Folded
 from partita.graph.record import Call, Graph, Op, dtype_bytes
 from partita.graph.splits import communication, placements, shares_between
@@ -43,9 +49,20 @@ def bound_segments(
     num_microbatches: int,
     collectives: Collectives,
     solve: Solve,
+    *,
+    across: bool = False,
+    member: int = 0,
 ) -> BoundSegments:
-    """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch."""
-    return _BoundBuilder(graph, fold, cluster, model, num_microbatches, collectives, solve).build()
+    """The bounds of a mesh's segments; `graph` is the folded one for one micro-batch.
+
+    With `across`, edges between segments are there as well: those of one stage. Of devices that
+    differ in kind or share, the bound is what the one with this number does.
+    """
+    builder = _BoundBuilder(
+        graph, fold, cluster, model, num_microbatches, collectives, solve, member
+    )
+    builder.across = across
+    return builder.build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +86,12 @@ class _Sums(NamedTuple):
 class _BoundBuilder:
     def __init__(
         self, graph: Graph, fold: Folded, cluster: Cluster, model: ShardingModel,
-        num_microbatches: int, collectives: Collectives, solve: Solve,
+        num_microbatches: int, collectives: Collectives, solve: Solve, member: int = 0,
     ) -> None:  # fmt: skip
         self.graph, self.fold, self.model = graph, fold, model
         self.m, self.collectives, self.solve = num_microbatches, collectives, solve
-        self.kind = cluster.kind_of(model.mesh.devices[0])
+        self.member = member
+        self.kind, self.spot = heterogeneous(cluster, model.mesh)[member]
         self.axes = model.mesh.axes
         self.sizes = [axis.ways() for axis in self.axes]
         self.groups = [model.mesh.groups(i) for i in range(len(self.axes))]
@@ -91,10 +109,12 @@ class _BoundBuilder:
         self.exchanges: dict[tuple[object, ...], Floats] = {}
         self.number = {name: i for i, name in enumerate(model.ops)}
         self.back = Backward(
-            graph, model, self.kind, self.segment_of, model.conversions.table, self._exchanged
-        )
+            graph, model, (self.kind, self.spot), self.segment_of, model.conversions.table,
+            self._exchanged, self._owed,
+        )  # fmt: skip
         self.led: set[int] = set()  # ops that read what the op right before them made, and
         self.leads: set[int] = set()  # those that made it
+        self.across = False  # are edges between segments there?
 
     def build(self) -> BoundSegments:
         trained = {self.segment_of[i] for i, o in enumerate(self.model.ops) if self.gradient_ops[o]}
@@ -102,8 +122,9 @@ class _BoundBuilder:
             self._rows(i, name, int(self.segment_of[i]) in trained)
             for i, name in enumerate(self.model.ops)
         ]
+        self.rows = rows
         columns = np.array([row for own in rows for row in own])
-        forward, network, sync, gradients, saved, beside, beside_once = columns.T
+        forward, network, sync, late, gradients, saved, beside, beside_once = columns[:, :8].T
         edges = self._edges()
         sums = self.back.sums(self._look)
         for number, total in enumerate(sums, start=len(rows)):
@@ -116,11 +137,13 @@ class _BoundBuilder:
             self.solve,
             self.m,
             np.cumsum([0, *counts[:-1]]),
-            np.concatenate([*(table.compute.min(axis=1) for table in self.model.tables), *seconds]),
+            np.concatenate([*(t.compute[:, self.member] for t in self.model.tables), *seconds]),
+            np.concatenate([*(t.updates[:, self.member] for t in self.model.tables), none]),
             np.concatenate([forward, none]),
             np.concatenate([*self._waited(), none]),
             np.concatenate([network, none]),
             np.concatenate([sync, none]),
+            np.concatenate([late, none]),
             np.concatenate([beside, none]) * self.collectives.interference,
             np.concatenate([beside_once, none]) * self.collectives.interference,
             np.concatenate([*(t.memory - t.activations for t in self.model.tables), none]),
@@ -165,40 +188,50 @@ class _BoundBuilder:
             table = self.model.tables[number]
             rows: list[tuple[float, ...]] = []
             for x, choice in enumerate(choices):
-                split = tuple(sorted(ways_of(choice.dims, self.axes).items()))
+                split = tuple(sorted(ways_of(choice.dims, self.axes, self.spot).items()))
                 seconds = op_cost(self.graph, op, self.kind, split).seconds if again else 0.0
                 sums = self._sums(op, choice)
                 network, gathers, sync, gradients = self._parameters(op, choice, sums)
-                beside, once = self._beside(op, choice, split, gathers, sums)
+                beside, once, owed = self._beside(op, choice, split, gathers, sums)
+                late = sync + (sums.within if choice.zero == 3 else 0.0)
                 network += float(table.blocking[x])
                 saved = sum(self._saved_bytes(op, choice, *one) for one in kept)
-                rows.append((seconds, network, sync, gradients, saved, beside, once))
+                rows.append((seconds, network, sync, late, gradients, saved, beside, once, owed))
             self.known[key] = rows
         return self.known[key]
 
     def _beside(
         self, op: Op, choice: SplitChoice, split: Split, gathers: float, sums: "_Sums"
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float, float]:
         """What computing pays for collectives beside it, as parts of them: always, and if once.
+
+        And what of either, weight gradients pay.
 
         Every task pays for no more than its own time: the forward for a gather, the gradients for
         another one and for sums. What one cannot pay another may, which does not count here. The
         gradient of a tied parameter is reduced after its last part, and may have nobody to pay.
         """
         if not self.collectives.interference or not (gathers or sums.untied):
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
 
         def seconds(ops: Sequence[Op]) -> float:
             return sum(op_cost(self.graph, each, self.kind, split).seconds for each in ops)
 
         gradients = self.gradient_ops[op.name]
         weights = seconds([each for each in gradients if each.phase == "wgrad"])
+        owed = min(sums.untied, weights)
         if choice.zero != 3:
-            return 0.0, min(sums.untied, weights)
+            return 0.0, owed, owed
         data = [each for each in gradients if each.phase == "dgrad"]
         gather = gathers / (1 + bool(data))
-        paid = min(gather, seconds((op,))) + min(sums.untied, weights)
-        return paid + (min(gather, seconds(data)) if data else 0.0), 0.0
+        paid = min(gather, seconds((op,))) + owed
+        return paid + (min(gather, seconds(data)) if data else 0.0), 0.0, owed
+
+    def _owed(self, number: int) -> Floats:
+        """Of every choice of an op, what its weight gradients may pay for sums beside them."""
+        rows = self.rows[number]
+        owed: Floats = np.array([row[-1] for row in rows]) * self.collectives.interference
+        return owed
 
     def _parameters(
         self, op: Op, choice: SplitChoice, sums: "_Sums"
@@ -368,7 +401,7 @@ class _BoundBuilder:
                     if user.phase == "forward"
                 )
                 for j in dict.fromkeys(users):
-                    if self.segment_of[i] != self.segment_of[j]:
+                    if self.segment_of[i] != self.segment_of[j] and not self.across:
                         continue
                     next_to = j == users[0] and not any(busy[i + 1 : j])
                     if next_to:

@@ -38,14 +38,16 @@ time of lanes counts (steady-state throughput), T has no waits.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.problems.joint import Cell
+from partita.problems.joint import Cell, JointSchedule
 from partita.schedules.named import NAMED
+from partita.search.joint.bound_mixed import Border, MixedPipeline, least_of
 from partita.search.joint.bound_segments import BoundSegments, Multipliers
+from partita.search.joint.bound_whole import WholeChain
 from partita.search.joint.model import JointModel
 from partita.search.joint.orders import (
     Paths,
@@ -63,6 +65,7 @@ from partita.search.joint.strategies import MeshStrategies
 
 Floats = npt.NDArray[np.float64]
 Family = Callable[[float, float], float]
+KNOWN_WAVES = ("zb-v",)  # in others blocks pass on what is ready before they end
 INTERLEAVED = (("zb-v", 2), ("interleaved", 2))  # of interleaved, two virtual stages hold least
 ROUNDING = 1 - 1e-9  # sums in another order round differently
 
@@ -77,8 +80,11 @@ class ComputeBounds:
     path_parts: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
     # Of the moment when a wave turns, beside its start: any give a bound.
     turn_parts: tuple[float, ...] = (0.25, 0.5, 0.75)
+    # Of what the network sends last, beside the last backward: any give a bound.
+    last_parts: tuple[float, ...] = (0.0, 0.5, 1.0)
     _ideal: dict[int, tuple[SegmentSeconds, SegmentSeconds]] = field(default_factory=dict)
     _links: dict[int, tuple[float, float]] = field(default_factory=dict)  # start, per byte
+    _exchanges: dict[object, tuple[float, float]] = field(default_factory=dict)  # the same
 
     # Bounds.
 
@@ -111,14 +117,90 @@ class ComputeBounds:
         """The same over all cuts, for heterogeneous groups of one stage each."""
         if len(self._devices(cell)) == 1 or not self.is_line(cell):
             return 0.0
-        least, by_pattern = self.quickest(cell), self._by_pattern(cell)
-        paths = self._paths(least)
+        return self.mixed(cell).line_s()
+
+    def virtual_s(self, cell: Cell, enough: float = math.inf) -> float:
+        """The same for heterogeneous groups that may have several stages, in all their orders."""
+        if len(self._devices(cell)) == 1 or self.is_line(cell):
+            return 0.0
+        mixed = self.mixed(cell)
+        return self._pipelines_s(cell, mixed, mixed, enough)
+
+    def _pipelines_s(
+        self, cell: Cell, line: MixedPipeline, virtual: MixedPipeline, enough: float
+    ) -> float:
+        """The least of a cell's orders, with one stage on each group and with several."""
+        lines = any(each.virtual_stages == 1 for each in self.model.schedules)
+        least = line.line_s() if lines else math.inf
+        for each in self.virtual_schedules(cell):
+            if each.layout == "wave" and each.name not in KNOWN_WAVES:
+                return 0.0
+            least = min(least, virtual.order_s(each, min(least, enough)))
+        return least
+
+    def tables_s(self, cell: Cell, enough: float = math.inf) -> float:
+        """The same with waits, updates and sums of gradients, by tables of splits."""
+        if len(self._devices(cell)) == 1:
+            return self._single_s(cell)
+        line, virtual = (self._with_tables(cell, ends=ends) for ends in (True, False))
+        return self._pipelines_s(cell, line, virtual, enough)
+
+    def _with_tables(self, cell: Cell, *, ends: bool) -> MixedPipeline:
+        """A cell's groups with what tables say of every segment in all, the step's end or not."""
+        m, mixed = cell.num_microbatches, self.mixed(cell)
+        at = Multipliers(busy_only=self.busy_only, once=ends and self.model.training, updates=ends)
+        totals = {}
+        for pattern, meshes in self._each_group(cell).items():
+            members = ([own.least(at) for own in mesh.of_members] for mesh in meshes)
+            rows = [max(own, key=lambda least: float(least.sum())) for own in members]
+            totals[pattern] = np.min(rows, axis=0) / m
+        pairs = zip(mixed.seconds, self._patterns(cell), strict=True)
+        known = {pattern: replace(own, total=totals[pattern]) for own, pattern in pairs}
+        return replace(mixed, seconds=tuple(known[p] for p in self._patterns(cell)))
+
+    def _single_s(self, cell: Cell) -> float:
+        """A single stage over devices that differ: each does its part, all wait for sums."""
+        least = math.inf
+        meshes = sorted(self.meshes(cell), key=lambda mesh: float(mesh.compute_bound.sum()))
+        for mesh in meshes:
+            if float(mesh.compute_bound.sum()) >= least:
+                break
+            bounds = [
+                float(own.least(Multipliers(busy_only=self.busy_only, last=part, once=True)).sum())
+                for own in mesh.of_members
+                for part in (self.last_parts if self.model.training else (0.0,))
+            ]
+            least = min(least, max(bounds))
+        return least
+
+    def mixed(self, cell: Cell) -> MixedPipeline:
+        """What is known of a cell's groups where they differ."""
         m, training = cell.num_microbatches, self.model.training
-        costs = {
-            pattern: range_costs(paths, seconds, m, training=training)
-            for pattern, seconds in by_pattern.items()
-        }
-        return least_cuts_s([costs[pattern] for pattern in self._patterns(cell)])
+        is_chain = self._is_chain and (self._is_back_chain or not training)
+        return MixedPipeline(
+            tuple(self._rows(cell)), m, training, self._sources, self._back_sources,
+            self._sent_bytes / m, self._borders(cell), is_chain, self.busy_only,
+            self._first_trained,
+        )  # fmt: skip
+
+    def _borders(self, cell: Cell) -> tuple[Border, ...]:
+        """What every group and the next send each other; each device its share, all at once."""
+        groups = self._devices(cell)
+        return tuple(
+            Border(self._link(a, b), self._link(b, a))
+            for a, b in zip(groups, (*groups[1:], groups[0]), strict=True)
+        )
+
+    def _link(self, source: tuple[int, ...], target: tuple[int, ...]) -> tuple[float, float]:
+        """Seconds to start, and of each byte of all that is sent from group to group."""
+        n, m = len(source), len(target)
+        pairs = tuple((source[i * n // m], device) for i, device in enumerate(target))
+        pattern = self.model.patterns.pattern((*source, *target)), n
+        if pattern not in self._exchanges:
+            exchange = self.model.collectives.exchange
+            start, some = exchange(0.0, pairs), exchange(1e9, pairs)
+            self._exchanges[pattern] = start, (some - start) / 1e9 / m
+        return self._exchanges[pattern]
 
     def line_paths(self, cell: Cell) -> tuple[Paths, Floats]:
         """Of ranges of a line of equal groups: longest paths, and the least that a step takes."""
@@ -195,26 +277,34 @@ class ComputeBounds:
         rounds: list[int] = []
         waves: dict[str, None] = {}
         depth_first = True
-        for each in self.model.schedules:
-            v = each.virtual_stages
-            if v > 1 and p * v <= self.model.chain.num_segments and not refused(each.name, p, v, m):
-                if each.layout == "looped" and not each.deferred:
-                    rounds.append(v)
-                    depth_first = depth_first and each.name == "interleaved"
-                elif each.layout == "wave" and v == 2:
-                    waves[each.name] = None
-                else:
-                    raise AssertionError(f"no bound is known for {each.name}")
+        for each in self.virtual_schedules(cell):
+            if each.layout == "looped" and not each.deferred:
+                rounds.append(each.virtual_stages)
+                depth_first = depth_first and each.name == "interleaved"
+            elif each.layout == "wave" and each.virtual_stages == 2:
+                waves[each.name] = None
+            else:
+                raise AssertionError(f"no bound is known for {each.name}")
         equal = self.model.cluster.is_homogeneous
         sends = (rounds or waves) and equal and self.counts_waits
         send_s = self._send_s(cell) if sends else ()
         turns = self.turn_parts if self._is_back_chain else ()
-        # Of other waves blocks pass on what is ready before they end.
-        known = ("zb-v",) if [*waves] == ["zb-v"] and self._is_back_chain and equal else ()
+        known = ("zb-v",) if [*waves] == [*KNOWN_WAVES] and self._is_back_chain and equal else ()
         return VirtualOrders(
             p, m, tuple(rounds), bool(waves), send_s, turns, depth_first, known,
             self._first_trained, self.counts_waits,
         )  # fmt: skip
+
+    def virtual_schedules(self, cell: Cell) -> list[JointSchedule]:
+        """The orders with several stages on each group that a cell has."""
+        p, m = len(self._devices(cell)), cell.num_microbatches
+        return [
+            each
+            for each in self.model.schedules
+            if each.virtual_stages > 1
+            and p * each.virtual_stages <= self.model.chain.num_segments
+            and not refused(each.name, p, each.virtual_stages, m)
+        ]
 
     def meshes(self, cell: Cell) -> list[MeshStrategies]:
         """The meshes of all groups; of those that lie alike once."""
@@ -222,11 +312,11 @@ class ComputeBounds:
 
     def quickest(self, cell: Cell) -> SegmentSeconds:
         """The least of every segment over all meshes of a cell."""
-        return _least([mesh.quickest for mesh in self.meshes(cell)])
+        return least_of([mesh.quickest for mesh in self.meshes(cell)])
 
     def _by_pattern(self, cell: Cell) -> dict[int, SegmentSeconds]:
         return {
-            pattern: _least([mesh.quickest for mesh in meshes])
+            pattern: least_of([mesh.quickest for mesh in meshes])
             for pattern, meshes in self._each_group(cell).items()
         }
 
@@ -361,16 +451,6 @@ class ComputeBounds:
         )
 
 
-def _least(rows: Sequence[SegmentSeconds]) -> SegmentSeconds:
-    return SegmentSeconds(
-        np.min([row.total for row in rows], axis=0),
-        np.min([row.forward for row in rows], axis=0),
-        np.min([row.backward for row in rows], axis=0),
-        np.min([row.gradients for row in rows], axis=0),
-        np.min([row.weights for row in rows], axis=0),
-    )
-
-
 def _even(works: Floats) -> Floats:
     """Weights of the groups that make all about equally busy."""
     speeds = 1 / np.maximum(works.sum(axis=1), 1e-30)
@@ -408,6 +488,7 @@ class CellBound:
     virtual: VirtualOrders | None = None  # where there are orders with several, and
     seconds: SegmentSeconds | None = None  # what segments compute at the least
     busy_only: bool = False
+    whole: Callable[[MeshStrategies], WholeChain | None] = lambda mesh: None
     ascent: AscentSettings = AscentSettings()
     _known: dict[Multipliers, Floats] = field(default_factory=dict)
 
@@ -421,7 +502,8 @@ class CellBound:
         """The bound with tables of one mesh: others count by their computing alone. 0 if alone."""
         if self.num_ranks == 1:
             return 0.0
-        first = self.meshes[0].quick_bounds.least(Multipliers(busy_only=self.busy_only))
+        at = Multipliers(busy_only=self.busy_only, updates=False)
+        first = self.meshes[0].quick_bounds.least(at)
         own = np.min([first, *(mesh.compute_bound for mesh in self.meshes[1:])], axis=0)
         line_s = [] if self.line is None else [self._line_s(self.line, own)]
         virtual_s = []
@@ -451,6 +533,48 @@ class CellBound:
             if family is not None and family(0.0, 0.0) < least:
                 least = min(least, self._climbed(family, min(least, enough)))
         return least
+
+    def whole_s(self, enough: float) -> float:
+        """The bound with what is converted between segments; 0 where it is not known."""
+        if self.num_ranks == 1:
+            return self._single_whole_s()
+        if self.line is None or not self._may_fit():
+            return 0.0
+        others = self._virtual_free_s()
+        if min(others, enough) <= self._one_stage(0.0, 0.0):
+            return 0.0  # no line would raise it
+        costs = [self._range_costs(mesh) for mesh in self.meshes]
+        known = [own for own in costs if own is not None]
+        if len(known) < len(costs):
+            return 0.0
+        own = np.maximum(np.min(known, axis=0), range_sums(self._free + self._updates))
+        costs_s = np.maximum(self.line.costs, self.line.paths.start + own)
+        return min(others, least_cuts_s([costs_s] * self.num_ranks))
+
+    def _single_whole_s(self) -> float:
+        """Of a single stage: the least of its meshes, those that compute least first."""
+        least = math.inf
+        for mesh in self.meshes:
+            if float(mesh.compute_bound.sum()) >= least:
+                break
+            costs = self._range_costs(mesh) if self._of_mesh(mesh) else np.full((1, 1), math.inf)
+            if costs is None:
+                return 0.0
+            least = min(least, float(costs[0, -1]))
+        return least
+
+    def _range_costs(self, mesh: MeshStrategies) -> Floats | None:
+        chain = self.whole(mesh)
+        return None if chain is None else chain.range_costs
+
+    def _virtual_free_s(self) -> float:
+        """Of orders with virtual stages, without multipliers; infinite if there are none."""
+        bounds = []
+        if self.virtual is not None and self.virtual.rounds:
+            bounds.append(self._looped_free_s)
+        if self.virtual is not None and self.virtual.wave:
+            bounds.append(self._wave_free_s)
+        return min(bounds, default=math.inf)
 
     @property
     def _alone(self) -> bool:
@@ -534,19 +658,18 @@ class CellBound:
     def _single(self, mesh: BoundSegments, network: float, multiplier: float) -> float:
         """One stage has one mesh."""
         at = Multipliers(
-            network, multiplier, 1.0, sync=True, gradients=not self._alone, busy_only=self.busy_only
-        )
+            network, multiplier, 1.0, sync=True, gradients=not self._alone,
+            busy_only=self.busy_only, once=self.training,
+        )  # fmt: skip
         return float(mesh.least(at).sum()) - multiplier * self.budget
 
     def _one_stage(self, network: float, multiplier: float) -> float:
         """Ranks in a line, each with one layer range."""
         assert self.line is not None, "families are those that there are"
-        own = self._least(
-            Multipliers(
-                network, multiplier, sync=self.training and network > 0, busy_only=self.busy_only
-            )
-        )
-        return self._line_s(self.line, own, multiplier * self.budget)
+        if not network and not multiplier:
+            return self._line_s(self.line, self._free + self._updates)
+        at = Multipliers(network, multiplier, sync=self.training, busy_only=self.busy_only)
+        return self._line_s(self.line, self._least(at), multiplier * self.budget)
 
     def _line_s(self, line: LineRanges, own: Floats, less_s: float = 0.0) -> float:
         """Over all cuts, where segments take so long in a step."""
@@ -575,8 +698,18 @@ class CellBound:
 
     @functools.cached_property
     def _free(self) -> Floats:
-        """Per segment the least without multipliers."""
-        return self._least(Multipliers(busy_only=self.busy_only))
+        """Per segment the least without multipliers, and without updates.
+
+        With several stages on each group, what a path has after a stage runs beside its updates.
+        """
+        return self._least(Multipliers(busy_only=self.busy_only, updates=False))
+
+    @functools.cached_property
+    def _updates(self) -> Floats:
+        """Per segment the least that updates take."""
+        known = [mesh.quick_bounds.least_updates for mesh in self.meshes]
+        least: Floats = np.min(known, axis=0)
+        return least
 
     @functools.cached_property
     def _looped_free_s(self) -> float:
@@ -605,10 +738,11 @@ class CellBound:
         p, m = self.num_ranks, self.num_microbatches
         flights = np.array(fewest_in_flight(p, m) if multiplier else [1.0] * p)
         low, high = float(flights.min()), float(flights.max())
-        at_low = self._least(Multipliers(network, multiplier, low, busy_only=self.busy_only))
+        at = Multipliers(network, multiplier, low, busy_only=self.busy_only, updates=False)
+        at_low = self._least(at)
         at_high = at_low
         if high > low:
-            at_high = self._least(Multipliers(network, multiplier, high, busy_only=self.busy_only))
+            at_high = self._least(replace(at, in_flight=high))
         parts = (flights - low) / (high - low) if high > low else 0.0 * flights
         costs: Floats = at_low + parts[:, None] * (at_high - at_low)
         return costs
@@ -685,6 +819,8 @@ class PlanBounds:
             return (
                 lambda cell, _: computing.computing_s(cell) * ROUNDING,
                 lambda cell, _: computing.cuts_s(cell) * ROUNDING,
+                lambda cell, enough: computing.virtual_s(cell, enough) * ROUNDING,
+                lambda cell, enough: computing.tables_s(cell, enough) * ROUNDING,
             )
         return (
             lambda cell, _: computing.ideal_s(cell) * ROUNDING,
@@ -692,6 +828,7 @@ class PlanBounds:
             self._of_first_mesh,
             self._without_multipliers,
             self._with_multipliers,
+            self._as_a_whole,
         )
 
     def _of_first_mesh(self, cell: Cell, enough: float) -> float:
@@ -705,6 +842,10 @@ class PlanBounds:
     def _with_multipliers(self, cell: Cell, enough: float) -> float:
         bound = self.cell_bound(cell)
         return math.inf if bound is None else bound.climbed_s(enough)
+
+    def _as_a_whole(self, cell: Cell, enough: float) -> float:
+        bound = self.cell_bound(cell)
+        return math.inf if bound is None else bound.whole_s(enough) * ROUNDING
 
     def cell_bound(self, cell: Cell) -> CellBound | None:
         """The bounds of a cell by multipliers; None where there is no such plan."""
@@ -734,4 +875,7 @@ class PlanBounds:
             virtual,
             seconds,
             self.busy_only,
+            functools.partial(
+                model.whole_chain, alone=grouping.num_groups == 1, busy_only=self.busy_only
+            ),
         )

@@ -47,6 +47,7 @@ from partita.problems.joint import (
 from partita.problems.sharding import ShardingProblem
 from partita.schedules.named import NAMED
 from partita.search.base import Status, Stop
+from partita.search.joint.bound_whole import WholeChain
 from partita.search.joint.cells import (
     USUAL_GROUPS,
     GroupingSettings,
@@ -236,6 +237,7 @@ class ModelSettings:
     # Lagrange multipliers on bytes, each with its strategies: by the model's time per byte.
     multipliers: tuple[float, ...] = (0.0, 0.05, 0.5, 5.0)
     inference_multipliers: tuple[float, ...] = (0.0, 0.05, 0.5)  # it keeps less
+    most_whole: int = 600  # ops of a chain that is bounded with all edges between its segments
     half: float = 0.5  # of a node's memory: what parameters and states should fill
 
     def virtual_stages(self, pinned: str | None) -> dict[str, tuple[int, ...]]:
@@ -288,6 +290,7 @@ class JointModel:
         self._meshes: dict[tuple[object, ...], MeshStrategies] = {}
         self._splits: dict[TableKey, tuple[SplitStrategy, ...]] = {}
         self._distinct: dict[int, DistinctOps] = {}
+        self._whole: dict[tuple[int, bool, bool], WholeChain] = {}
         self._pattern_of: dict[tuple[object, ...], int] = {}
         self._first: list[tuple[int, ...]] = []  # of each pattern, the first group that has it
 
@@ -510,6 +513,32 @@ class JointModel:
         if num_microbatches not in self._graphs:
             self._graphs[num_microbatches] = rebatch(self.base, self.batch // num_microbatches)
         return self._graphs[num_microbatches]
+
+    def whole_chain(
+        self, mesh: MeshStrategies, *, alone: bool, busy_only: bool = False
+    ) -> WholeChain | None:
+        """The bounds of a mesh with what is converted between segments; None of a long chain.
+
+        `alone`: for a single stage, without any border.
+        """
+        if len(self.unfolded.op_like) > self.settings.most_whole:
+            return None
+        key = (id(mesh), alone, busy_only)
+        if key not in self._whole:
+            graph = rebatch(self.graph, self.batch // mesh.num_microbatches)
+            fold = self.unfolded
+            if alone:  # gradients are added up between segments as inside of them
+                ops = tuple(op for segment in fold.segments for op in segment)
+                fold = Folded(graph, (ops,), (0,), fold.op_like)
+            self._whole[key] = WholeChain(mesh.whole(graph, fold), busy_only)
+        return self._whole[key]
+
+    @functools.cached_property
+    def unfolded(self) -> Folded:
+        """The chain with every segment by itself."""
+        segments = tuple(segment.ops for segment in self.chain.segments)
+        ops = {op: op for segment in segments for op in segment}
+        return Folded(self.graph, segments, tuple(range(len(segments))), ops)
 
     def distinct_ops(self, num_microbatches: int) -> DistinctOps:
         """The ops of a micro-batch that differ."""

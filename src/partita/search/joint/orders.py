@@ -92,6 +92,7 @@ Floats = npt.NDArray[np.float64]
 Sources = tuple[tuple[int, ...], ...]  # of every segment, those that made what it reads
 Ints = npt.NDArray[np.int64]
 Shares = tuple[tuple[float, float, float], ...]  # of all seconds: forward, data, weight gradients
+GroupShares = tuple[Shares, ...]  # of every group; one where all are alike
 COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 PERCENT = 100  # shares are rounded to these, so that cells have weights in common
 SHARES_OF_SENDS = 2_000
@@ -282,6 +283,7 @@ def order_blocks(
     before: list[tuple[int, int, int]] = []
     border: list[tuple[int, int, int]] = []
     at, lane = [0] * len(rows), [-1] * len(rows)
+    turn = num_groups if NAMED[name].layout == "wave" else 0
     waiting = True
     while waiting:
         waiting = False
@@ -291,7 +293,7 @@ def order_blocks(
                 kind, stage, i = action.kind, action.stage, action.microbatch
                 needs = waited.get((kind, stage))
                 if needs is None:
-                    needs = waited[kind, stage] = _needs(kind, stage, last, untrained, num_groups)
+                    needs = waited[kind, stage] = _needs(kind, stage, last, untrained, turn)
                 first, second = (number[k][s * count + i] if k else -1 for k, s, _ in needs)
                 if (first < 0 and needs[0][0]) or (second < 0 and needs[1][0]):
                     break
@@ -308,7 +310,7 @@ def order_blocks(
 
 
 def _needs(
-    kind: str, stage: int, last: int, untrained: int, num_groups: int
+    kind: str, stage: int, last: int, untrained: int, turn: int
 ) -> tuple[tuple[str, int, int], ...]:
     """The two blocks that a block waits for (kind, stage, border); without a kind: none."""
     needs = [("F", stage - 1)] if kind == "F" and stage else []
@@ -317,21 +319,25 @@ def _needs(
     elif kind != "F":
         needs = [("F", stage)]
         needs += [(kind, stage + 1)] if untrained <= stage < last else []
-    known = [(other, s, _border(s, stage, num_groups)) for other, s in needs]
+    known = [(other, s, _border(s, stage, turn)) for other, s in needs]
     return (*known, *[("", 0, -1)] * (2 - len(known)))
 
 
-def _border(source: int, stage: int, num_groups: int) -> int:
+def _border(source: int, stage: int, turn: int) -> int:
     """What is sent from one stage to the next, by its number; a wave turns on one group."""
     first = min(source, stage)
-    return -1 if source == stage or first == num_groups - 1 else 2 * first + (source > stage)
+    turns = turn and first % turn == turn - 1
+    return -1 if source == stage or turns else 2 * first + (source > stage)
 
 
 @compiled(small=2_000)
 def _longest(
-    stage: Ints, columns: Ints, before: Ints, border: Ints, seconds: Floats, send_s: float
+    stage: Ints, columns: Ints, before: Ints, border: Ints, seconds: Floats, send_s: Floats
 ) -> tuple[float, Floats, Floats]:
-    """The longest path where stages take such seconds; how often it has each, and each send."""
+    """The longest path where stages, and sends over borders, take such seconds.
+
+    And how often it has each stage, and each send.
+    """
     count = len(stage)
     ends = np.zeros(count)
     came = np.full(count, -1)
@@ -341,7 +347,8 @@ def _longest(
         for place in range(3):
             other = before[k, place]
             if other >= 0:
-                ready = ends[other] + (send_s if border[k, place] >= 0 else 0.0)
+                sent = send_s[border[k, place]] if border[k, place] >= 0 else 0.0
+                ready = ends[other] + sent
                 if ready > ends[k] or came[k] < 0:
                     ends[k], came[k], by[k] = ready, other, border[k, place]
         for column in range(3):
@@ -361,31 +368,43 @@ def _longest(
     return ends[last], times, sends
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def path_weights(
-    name: str, num_groups: int, virtual_stages: int, count: int, shares: Shares,
-    send_share: float = 0.0, untrained: int = 0, settings: PathSettings = USUAL_PATHS,
+    name: str, num_groups: int, virtual_stages: int, count: int, shares: GroupShares,
+    send_shares: tuple[float, ...] = (0.0,), untrained: int = 0,
+    settings: PathSettings = USUAL_PATHS, enough: float = math.inf,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """How often weighted paths have the forward, data and weight gradients of each stage.
 
-    And how often they wait for what each border sends, there and back together. `send_share` is
-    what a send takes, of all seconds of a micro-batch. Nothing where an order is too long.
+    And how often they wait for what each border sends, there and back. `send_shares` is what sends
+    take, of all seconds of a micro-batch, by the numbers of borders or all alike. Nothing where an
+    order is too long. Weights that show a step of `enough`, in these units, are good enough.
     """
     num_stages = num_groups * virtual_stages
     if 3 * num_stages * count > settings.most_blocks:
-        return np.zeros((num_stages, 3)), np.zeros(num_stages)
+        return np.zeros((num_stages, 3)), np.zeros(2 * num_stages)
     blocks = order_blocks(name, num_groups, virtual_stages, count, untrained)
-    program = _LeastCuts(np.array(shares), num_stages)
-    parts = np.full((num_stages, len(shares)), 1 / num_stages)  # of each share on each stage
+    known = joint_schedule(name, virtual_stages)
+    of_stage = np.array([
+        shares[known.group_of(stage, num_groups) % len(shares)] for stage in range(num_stages)
+    ])  # fmt: skip
+    send_s = np.array(send_shares if len(send_shares) > 1 else send_shares * (2 * num_stages))
+    program = _LeastCuts(of_stage)
+    speeds = 1 / np.maximum(of_stage.sum(axis=(1, 2)), 1e-30)
+    # Of each share on each stage: as fast as the stages are.
+    parts = np.repeat((speeds / speeds.sum())[:, None], of_stage.shape[1], axis=1)
     shortest = np.inf
     for _ in range(settings.most_paths):
         step, times, sends = _longest(
-            blocks.stage, blocks.columns, blocks.before, blocks.border, parts @ np.array(shares),
-            send_share,
+            blocks.stage, blocks.columns, blocks.before, blocks.border,
+            (parts[:, :, None] * of_stage).sum(axis=1), send_s,
         )  # fmt: skip
         shortest = min(shortest, step)
-        least, best = program.with_path(times, sends, send_share * float(sends.sum()))
-        if shortest - least <= settings.close * shortest:
+        solved = program.with_path(times, sends, float(sends @ send_s))
+        if solved is None:  # by rounding: the weights before are good, too
+            break
+        least, best = solved
+        if shortest - least <= settings.close * shortest or least >= enough:
             break
         parts = (parts + best) / 2  # half way there: less far from what is known
     return program.weighted()
@@ -394,45 +413,49 @@ def path_weights(
 class _LeastCuts:
     """The linear program: parts of segments on stages such that the longest path is least."""
 
-    def __init__(self, shares: Floats, num_stages: int) -> None:
+    def __init__(self, of_stage: Floats) -> None:
         from ortools.linear_solver import pywraplp
 
-        self.shares, self.paths, self.sends = shares, list[Floats](), list[Floats]()
+        self.of_stage, self.paths, self.sends = of_stage, list[Floats](), list[Floats]()
+        num_stages, num_shares = of_stage.shape[:2]
         self.solver = pywraplp.Solver.CreateSolver("GLOP")
         self.step = self.solver.NumVar(0.0, self.solver.infinity(), "")
-        self.parts = [[self.solver.NumVar(0.0, 1.0, "") for _ in shares] for _ in range(num_stages)]
-        for k in range(len(shares)):
+        self.parts = [
+            [self.solver.NumVar(0.0, 1.0, "") for _ in range(num_shares)] for _ in range(num_stages)
+        ]
+        for k in range(num_shares):
             whole = self.solver.Constraint(1.0, 1.0)
             for row in self.parts:
                 whole.SetCoefficient(row[k], 1.0)
         self.rows: list[pywraplp.Constraint] = []
+        self.weights = np.zeros(0)  # of the paths, when last solved
         self.solver.Objective().SetCoefficient(self.step, 1.0)
         self.solver.Objective().SetMinimization()
 
-    def with_path(self, times: Floats, sends: Floats, sent_s: float) -> tuple[float, Floats]:
-        """The least step, and cuts, where no path so far is longer."""
+    def with_path(self, times: Floats, sends: Floats, sent_s: float) -> tuple[float, Floats] | None:
+        """The least step, and cuts, where no path so far is longer; None where none were found."""
         self.paths.append(times)
         self.sends.append(sends)
         row = self.solver.Constraint(sent_s, self.solver.infinity())
         row.SetCoefficient(self.step, 1.0)
-        costs = times @ self.shares.T
+        costs = (times[:, None, :] * self.of_stage).sum(axis=2)
         for stage, own in enumerate(self.parts):
             for k, part in enumerate(own):
                 if costs[stage, k]:
                     row.SetCoefficient(part, -float(costs[stage, k]))
+        if self.solver.Solve() != self.solver.OPTIMAL:
+            return None
         self.rows.append(row)
-        self.solver.Solve()
+        self.weights = np.maximum(0.0, [each.dual_value() for each in self.rows])
         values = [[part.solution_value() for part in own] for own in self.parts]
         return self.step.solution_value(), np.array(values)
 
     def weighted(self) -> tuple[Floats, Floats]:
         """All paths by their multipliers: seconds, and sends there and back."""
-        weights = np.maximum(0.0, [row.dual_value() for row in self.rows])
-        if weights.sum() <= 0:
-            weights = np.ones(len(self.rows))
+        weights = self.weights if self.weights.sum() > 0 else np.ones(len(self.paths))
         weights = weights / weights.sum()
-        sends = (weights @ np.array(self.sends)).reshape(-1, 2).min(axis=1)
-        return np.tensordot(weights, np.array(self.paths), axes=1), sends
+        paths, sends = self.paths[: len(weights)], self.sends[: len(weights)]
+        return np.tensordot(weights, np.array(paths), axes=1), weights @ np.array(sends)
 
 
 def shares_of(seconds: SegmentSeconds, most: int) -> Shares:
@@ -473,17 +496,28 @@ def order_bound_s(
     bounds = []
     for name in names:
         times, sends = path_weights(
-            name, num_groups, virtual_stages, count, shares, share, untrained, settings
+            name, num_groups, virtual_stages, count, (shares,), (share,), untrained, settings
         )
-        most = np.sort(sends)[::-1][: len(send_s)]  # those crossed most send least
-        often = times.min(axis=1)
-        both = times[:, 1:].min(axis=1) - often
-        costs = np.outer(often, work / count) + np.outer(both, seconds.gradients)
-        costs += np.outer(times[:, 0] - often, seconds.forward)
-        costs += np.outer(times[:, 1] - often - both, seconds.backward)
-        costs += np.outer(times[:, 2] - often - both, seconds.weights)
+        both_ways = sends.reshape(-1, 2).min(axis=1)
+        most = np.sort(both_ways)[::-1][: len(send_s)]  # those crossed most send least
+        costs = stage_costs(times, work / count, seconds)
         bounds.append(float(costs.min(axis=0).sum() + most @ send_s[: len(most)]))
     return min(bounds, default=0.0)
+
+
+def stage_costs(times: Floats, total: Floats, seconds: SegmentSeconds) -> Floats:
+    """What paths that have the parts of stages so often take of segments, stage by segment.
+
+    `total` is a segment's micro-batch in all, waits included. It counts as often as each part does,
+    of the rest data and weight gradients together as often as both, and what is left by itself.
+    """
+    often = times.min(axis=1)
+    both = times[:, 1:].min(axis=1) - often
+    costs = np.outer(often, total) + np.outer(both, seconds.gradients)
+    costs += np.outer(times[:, 0] - often, seconds.forward)
+    costs += np.outer(times[:, 1] - often - both, seconds.backward)
+    costs += np.outer(times[:, 2] - often - both, seconds.weights)
+    return costs
 
 
 @dataclass(frozen=True, eq=False)

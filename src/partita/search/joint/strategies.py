@@ -353,6 +353,30 @@ class MeshStrategies:
             return self.bounds  # made already, or no larger
         return replace(self, levels=(best,)).bounds
 
+    def whole(self, graph: Graph, fold: Folded) -> BoundSegments:
+        """The same with the edges between segments, of another graph of the model.
+
+        Neither bytes nor the network have a multiplier there.
+        """
+        best = 1 if self.collectives.interference else max(self.levels)
+        levels = (best,) if best in self.levels else self.levels
+        asked = replace(self, graph=graph, fold=fold, levels=levels)
+        return bound_segments(
+            graph, fold, self.cluster, asked.model, self.num_microbatches, self.collectives,
+            self.prove, across=True,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def of_members(self) -> tuple[BoundSegments, ...]:
+        """What all splits take of every device that differs from the others."""
+        return tuple(
+            bound_segments(
+                self.graph, self.fold, self.cluster, self.model, self.num_microbatches,
+                self.collectives, self.prove, member=member,
+            )
+            for member, _ in enumerate(heterogeneous(self.cluster, self.mesh))
+        )  # fmt: skip
+
     @functools.cached_property
     def quickest(self) -> SegmentSeconds:
         """The least seconds of every segment of the chain, each op at its quickest split.
