@@ -140,6 +140,15 @@ def encode_json(value: object, *, indent: int = 1) -> bytes:
     return (json.dumps(plain, indent=indent or None, allow_nan=False) + "\n").encode()
 
 
+def can_hold_files(folder: Path) -> bool:
+    """Can a file be made there? Tried, since rights alone do not say it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = False) -> Path:
     """Write beside the target, then rename: a reader never sees half a file.
 
@@ -165,8 +174,7 @@ def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = F
         if overwrite:
             os.replace(temporary, target)
         else:
-            os.link(temporary, target)  # fails if the target exists, without a race
-            os.unlink(temporary)
+            _name_as(temporary, target)
     except FileExistsError:
         os.unlink(temporary)
         raise FileError(
@@ -178,6 +186,18 @@ def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = F
             f"cannot be written ({error.strerror})", fix="choose another place", file=str(path)
         ) from None
     return target
+
+
+def _name_as(temporary: str, target: Path) -> None:
+    """Give a file its name; fails if there is such a file, without a race."""
+    try:
+        os.link(temporary, target)
+        os.unlink(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: the name is taken first
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.replace(temporary, target)
 
 
 def _umask() -> int:
