@@ -27,7 +27,7 @@ def full_disk(handle):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-DATA = Path(__file__).parents[1] / "data"
+MLP = Path(__file__).parents[1] / "data" / "partition" / "mlp.json"
 QUICK = ("-q", "--time-limit", "1")
 
 
@@ -44,7 +44,7 @@ QUICK = ("-q", "--time-limit", "1")
         (("place", "alexnet", "-c", "malvik", "--method", "heft", *QUICK, "-o"), "step "),
         ((*VSHAPE, *QUICK, "-o"), "2 micro-batches"),
         ((*VSHAPE, *QUICK, "--save"), "2 micro-batches"),
-        (("solve", str(DATA / "partition" / "mlp.json"), "--devices", "2", *QUICK, "-o"), "slowest"),
+        (("solve", str(MLP), "--devices", "2", *QUICK, "-o"), "slowest"),
         (("simulate", "alexnet", "-c", "2xA100", "-q", "--dump-graph"), "step "),
         (("models", "alexnet", "--dump-graph"), "parameters"),
     ],
