@@ -175,7 +175,7 @@ def test_equal_blocks_stay_whole_unless_they_are_to_be_cut_anywhere():
 def test_blocks_are_cut_where_whole_ones_cost_more_than_next_to_nothing():
     # 18 equal layers with the head: the even cut lies in the middle of the fifth block
     graph, stop = eight_blocks(last=8192, width=4096, samples=32768), Stop(gap=0.0)
-    pins = ["pp=2", "schedule=1f1b", "micro-batches=8"]
+    pins = ["pp=2", "schedule=zb-h1", "micro-batches=8"]  # no named strategy has it
     answer = plan(graph, "2xA100", pin=pins, stop=stop)
     firsts = [stage.splits[0].op for stage in answer.plan.stages]
     assert cut_blocks(graph, firsts) == {"blocks.4.down": "blocks.4"}
