@@ -5,6 +5,7 @@ executes code; what is malformed gets an `InputError` that names the file, the f
 """
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -59,6 +60,27 @@ def decode_json(data: bytes, file: str = "") -> dict[str, Any]:
             f"holds a JSON {_json_type(value)}", fix="a JSON object is needed", file=file
         )
     return value
+
+
+def decode_config(data: bytes, file: str = "") -> dict[str, Any]:
+    """The same for files of others, where Python's writers say infinity, which JSON cannot.
+
+    `Infinity`, as the standard library has it, and `{"__float__": "Infinity"}`, as `transformers`.
+    """
+
+    def number(name: str) -> float:
+        if name != "Infinity":
+            raise ValueError(name)
+        return math.inf
+
+    def plain(found: dict[str, Any]) -> Any:
+        return math.inf if found == {"__float__": "Infinity"} else found
+
+    try:
+        value = json.loads(data, parse_constant=number, object_hook=plain)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else decode_json(data, file)  # which says what is wrong
 
 
 def check_format(value: dict[str, Any], kind: str, version: int = 1, file: str = "") -> None:
