@@ -1,5 +1,6 @@
 """What numba has kept on disk is used again for the same sources, and never for others."""
 
+import errno
 import importlib
 import logging
 import subprocess
@@ -155,6 +156,22 @@ def test_compiling_is_said_once_and_reading_from_disk_is_not(tmp_path):
         said.append(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
     line = "compiling for this machine: some seconds, the first time only\n"
     assert said == [line + "4 6\n", "4 6\n"]
+
+
+@pytest.mark.parametrize("broken", ["load_overload", "save_overload"])
+def test_files_of_numba_that_cannot_be_used_cost_no_run(broken, monkeypatch):
+    from numba.core.caching import FunctionCache
+
+    def fails(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FunctionCache, broken, fails)
+
+    @compiled()
+    def twice(number):
+        return number + number
+
+    assert twice(21) == 42
 
 
 def test_where_nothing_can_be_kept_functions_are_compiled_all_the_same(monkeypatch, caplog):

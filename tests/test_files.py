@@ -1,5 +1,6 @@
 """Reading and writing: every refusal says the file, the field and the fix; nothing is lost."""
 
+import math
 import stat
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from partita import files
 from partita.errors import FileError, InputError
+from partita.files import decode_config
 
 
 class TestReading:
@@ -103,3 +105,19 @@ class TestWriting:
     def test_nan_is_never_written(self):
         with pytest.raises(ValueError, match="not JSON compliant"):
             files.encode_json({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"limit": [0.0, Infinity]}', '{"limit": [0.0, {"__float__": "Infinity"}]}']
+)
+def test_configurations_say_infinity_as_python_does(text):
+    assert decode_config(text.encode()) == {"limit": [0.0, math.inf]}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("[1]", "a JSON list"), ("{", "is not JSON"), ('{"a": NaN}', "is not JSON"),
+                      ("[" * 100_000, "is not JSON|too deeply")],
+)  # fmt: skip
+def test_a_configuration_that_is_none_is_refused(text, why):
+    with pytest.raises(FileError, match=why):
+        decode_config(text.encode(), "config.json")

@@ -140,10 +140,31 @@ class Compiled:
 
         _announce()
         try:
-            return numba.njit(cache=True, **self.options)(self.function)
+            made = numba.njit(cache=True, **self.options)(self.function)
+            _bear_with_files(made._cache)
+            return made
         except RuntimeError:  # numba found no folder that it may write to
             _say_that_nothing_is_kept()
             return numba.njit(**self.options)(self.function)
+
+
+def _bear_with_files(cache: Any) -> None:
+    """A full disk, or what others left behind and cannot be read, costs compiling, not the run."""
+    load, save = cache.load_overload, cache.save_overload
+
+    def loaded(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:  # an index may be cut off, and unpickling fails in any way
+            return None
+
+    def saved(*arguments: Any) -> None:
+        try:
+            save(*arguments)
+        except Exception:
+            _say_that_nothing_is_kept()
+
+    cache.load_overload, cache.save_overload = loaded, saved
 
 
 def compiled(

@@ -5,6 +5,7 @@ executes code; what is malformed gets an `InputError` that names the file, the f
 """
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -59,6 +60,27 @@ def decode_json(data: bytes, file: str = "") -> dict[str, Any]:
             f"holds a JSON {_json_type(value)}", fix="a JSON object is needed", file=file
         )
     return value
+
+
+def decode_config(data: bytes, file: str = "") -> dict[str, Any]:
+    """The same for files of others, where Python's writers say infinity, which JSON cannot.
+
+    `Infinity`, as the standard library has it, and `{"__float__": "Infinity"}`, as `transformers`.
+    """
+
+    def number(name: str) -> float:
+        if name != "Infinity":
+            raise ValueError(name)
+        return math.inf
+
+    def plain(found: dict[str, Any]) -> Any:
+        return math.inf if found == {"__float__": "Infinity"} else found
+
+    try:
+        value = json.loads(data, parse_constant=number, object_hook=plain)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else decode_json(data, file)  # which says what is wrong
 
 
 def check_format(value: dict[str, Any], kind: str, version: int = 1, file: str = "") -> None:
@@ -140,6 +162,15 @@ def encode_json(value: object, *, indent: int = 1) -> bytes:
     return (json.dumps(plain, indent=indent or None, allow_nan=False) + "\n").encode()
 
 
+def can_hold_files(folder: Path) -> bool:
+    """Can a file be made there? Tried, since rights alone do not say it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = False) -> Path:
     """Write beside the target, then rename: a reader never sees half a file.
 
@@ -165,8 +196,7 @@ def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = F
         if overwrite:
             os.replace(temporary, target)
         else:
-            os.link(temporary, target)  # fails if the target exists, without a race
-            os.unlink(temporary)
+            _name_as(temporary, target)
     except FileExistsError:
         os.unlink(temporary)
         raise FileError(
@@ -178,6 +208,18 @@ def write_atomically(path: str | Path, data: bytes | str, *, overwrite: bool = F
             f"cannot be written ({error.strerror})", fix="choose another place", file=str(path)
         ) from None
     return target
+
+
+def _name_as(temporary: str, target: Path) -> None:
+    """Give a file its name; fails if there is such a file, without a race."""
+    try:
+        os.link(temporary, target)
+        os.unlink(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: the name is taken first
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.replace(temporary, target)
 
 
 def _umask() -> int:

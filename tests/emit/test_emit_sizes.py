@@ -72,6 +72,26 @@ def test_a_table_is_made_once_in_a_stage():
     assert source.count("torch.cos(") == 2  # four blocks in two stages
 
 
+class Counts(Attends):
+    """The same, with a table that follows the batch beside those that follow the length."""
+
+    def forward(self, ids):
+        by_sample = torch.arange(ids.shape[0]).float().cos()[:, None, None]
+        return super().forward(ids) * by_sample
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (6, 6), (6, 12)])  # half of the length is 4, 3, 6
+def test_tables_of_batch_and_length_are_two_though_their_sizes_are_equal(shape):
+    module = Counts().eval()
+    source = emitted(module, (torch.randint(0, 20, shape),))
+    assert f"Planned for batch {shape[0]} and length {shape[1]}" in source
+    code = load_source(source)
+    stages = code.build_stages(module.state_dict())
+    for other in (shape, (3, 9), (8, 5)):
+        ids = torch.randint(0, 20, other)
+        assert torch.equal(code.run_stages(stages, ids), module(ids))
+
+
 class Tables(nn.Module):
     """Two blocks that make the same of a longer and longer chain of constants."""
 

@@ -153,13 +153,13 @@ def test_an_order_is_of_several_stages():
     assert name != "1f1b"
 
 
-def eight_blocks(last=16):
+def eight_blocks(last=16, width=512, samples=64):
     """Eight blocks of two layers each; the last may be larger."""
     g = GraphBuilder("eight")
-    x = g.input("x", (64, 512))
+    x = g.input("x", (samples, width))
     for number in range(8):
         with g.scope(f"blocks.{number}"):
-            x = g.linear(g.relu(g.linear(x, 512, "up")), 512, "down")
+            x = g.linear(g.relu(g.linear(x, width, "up")), width, "down")
     return g.finish(g.linear(x, last, "head"))
 
 
@@ -174,13 +174,13 @@ def test_equal_blocks_stay_whole_unless_they_are_to_be_cut_anywhere():
 
 
 def test_blocks_are_cut_where_whole_ones_cost_more_than_next_to_nothing():
-    graph, stop = eight_blocks(last=4096), Stop(gap=0.0)
-    pins = ["pp=2", "schedule=1f1b", "micro-batches=8"]
+    # 18 equal layers with the head: the even cut lies in the middle of the fifth block
+    graph, stop = eight_blocks(last=8192, width=4096, samples=32768), Stop(gap=0.0)
+    pins = ["pp=2", "schedule=zb-h1", "micro-batches=8"]  # no named strategy has it
     answer = plan(graph, "2xA100", pin=pins, stop=stop)
-    other = answer.cut_otherwise
     firsts = [stage.splits[0].op for stage in answer.plan.stages]
-    if cut_blocks(graph, firsts):
-        assert other.objective_s > answer.best.objective_s * 1.005
+    assert cut_blocks(graph, firsts) == {"blocks.4.down": "blocks.4"}
+    assert answer.cut_otherwise.objective_s > answer.best.objective_s * 1.03
     never = PlanSettings(whole_blocks=-1.0)
     free = plan(graph, "2xA100", pin=pins, stop=stop, settings=never)
     asked = plan(graph, "2xA100", pin=[*pins, "cut=anywhere"], stop=stop)
@@ -189,6 +189,12 @@ def test_blocks_are_cut_where_whole_ones_cost_more_than_next_to_nothing():
     whole = plan(graph, "2xA100", pin=pins, stop=stop, settings=always)
     assert cut_blocks(graph, [stage.splits[0].op for stage in whole.plan.stages]) == {}
     assert free.best.objective_s <= answer.best.objective_s <= whole.best.objective_s
+    assert free.best.objective_s < whole.best.objective_s  # what follows is of a slower one
+    first = whole.plan.origin.alternatives[0]
+    assert first.step_s < whole.best.step_s
+    assert first.why == "stages begin inside of blocks"
+    arrangement = whole.best.simulation.arrangement
+    assert arrangement not in [one.simulation.arrangement for one in whole.others]
 
 
 @pytest.mark.parametrize("asked", [{"pin": ["cut=modules"]}, {"forbid": ["cut=anywhere"]}])

@@ -46,17 +46,19 @@ def command(
         model, batch=batch, dtype=dtype, time_s=time_limit, compile=not no_compile,
         isolate=not in_process, seed=out.seed, note=out.note,
     )  # fmt: skip
+    written = None
     if output is not None:
-        fast.save(output.path, overwrite=output.force)
+        path, force = output.path, output.force
+        written = out.keep(path, lambda: fast.save(path, overwrite=force))
     out.show(str(fast.report()))
-    if output is not None:
-        out.show(f"written to {output.path}")
+    if written is not None:
+        out.show(f"written to {written}")
     out.result(
         {
             "format": "partita/result@1",
             "problem": model,
             "report": fast.report().to_json(),
-            "plan": None if output is None else str(output.path),
+            "plan": None if written is None else str(written),
         }
     )
     return 0

@@ -8,7 +8,7 @@
         with out.stop(time_s=10) as stop:
             result = search(problem, stop, out.seed)
         if output is not None:
-            output.write(files.encode_json(result))
+            out.save(output, lambda: files.encode_json(result))  # a full disk loses the file alone
         out.show(...)           # for people
         out.result({...})       # for --json
         return 0 if result.solution else 1
@@ -18,7 +18,6 @@ What a command returns is its exit code (None is 0); after Ctrl-C it is 130 inst
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +36,9 @@ from partita.search.base import Stop
 from partita.suggest import suggest
 from partita.units import number
 
-__all__ = ["Output", "OutputFile", "common_options", "output_option", "suggest"]
+__all__ = [
+    "Output", "OutputFile", "common_options", "output_option", "refuse_twice", "suggest",
+]  # fmt: skip
 
 NO_JSON = (
     ".svg", ".html", ".htm", ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".csv", ".txt", ".md", ".py",
@@ -66,7 +67,7 @@ class OutputFile:
             raise FileError("exists already", fix="choose another name or add --force", file=name)
         if not self.path.parent.is_dir():
             raise FileError("its folder does not exist", fix="make the folder first", file=name)
-        if not os.access(self.path.parent, os.W_OK | os.X_OK):
+        if not files.can_hold_files(self.path.parent):
             raise FileError("its folder cannot be written", fix="choose another place", file=name)
 
     def ending(self, known: Iterable[str]) -> str:
@@ -93,6 +94,16 @@ class OutputFile:
     def write(self, data: bytes | str) -> Path:
         """Write all of it or nothing."""
         return files.write_atomically(self.path, data, overwrite=self.force)
+
+
+def refuse_twice(*outputs: OutputFile | Path | None) -> None:
+    """Refuse two outputs of one name: the second would find the first, after all the work."""
+    seen: set[Path] = set()
+    for output in outputs:
+        path = output.path if isinstance(output, OutputFile) else output
+        if path is not None and path.resolve() in seen:
+            raise FileError("is named for two outputs", fix="give each its own", file=str(path))
+        seen |= set() if path is None else {path.resolve()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +135,22 @@ class Output:
         self._results.append(data)
 
     def save(self, target: OutputFile, make: Callable[[], bytes | str]) -> Path | None:
-        """Write a picture, a trace or another form of what was found; None where that fails.
+        """Write what was found, or a picture, a trace or another form of it; None where that fails.
 
         Then one line says why, all else of the answer is given, and the exit code is 2.
         """
+        return self.keep(target.path, lambda: target.write(make()))
+
+    def keep(self, path: Path, write: Callable[[], object]) -> Path | None:
+        """The same where something else than an output file writes it."""
         try:
-            return target.write(make())
+            write()
         except Exception as error:
-            self._unsaved.append(str(target.path))
-            said = str(error).removeprefix(f"{target.path}: ")
-            click.echo(f"error: {target.path} is not written: {said}", err=True)
+            self._unsaved.append(str(path))
+            said = str(error).removeprefix(f"{path}: ")
+            click.echo(f"error: {path} is not written: {said}", err=True)
             return None
+        return path
 
     def note(self, text: str) -> None:
         """Say something on the side, unless `--quiet`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from partita.cli.base import Output, OutputFile, common_options
+from partita.cli.base import Output, OutputFile, common_options, refuse_twice
 from partita.errors import InputError
 from partita.plans import Plan, read_plan
 
@@ -45,6 +45,7 @@ def command(
     """
     record = read_plan(plan)
     files = [None if f is None else OutputFile(Path(f), force) for f in (calibration, trace_out)]
+    refuse_twice(*files)
     if trace.is_file():
         return _kineto(record, trace, files, out)
     from partita.jobs.compare_trace import compare_trace
@@ -53,16 +54,20 @@ def command(
 
     compared = compare_trace(record, read_traces(trace), top)
     out.show(comparison_text(compared))
-    if files[0] is not None:
-        files[0].write(compared.calibration.to_json())
+    makes = (compared.calibration.to_json, lambda: comparison_trace(compared))
+    measured, drawn = (
+        None if file is None else out.save(file, make)
+        for file, make in zip(files, makes, strict=True)
+    )
+    if measured is not None:
         out.show(
-            f"\ncalibration in {calibration}; use it with: "
-            f"partita simulate {plan} --calibration {calibration}"
+            f"\ncalibration in {measured}; use it with: "
+            f"partita simulate {plan} --calibration {measured}"
         )
-    if files[1] is not None:
-        files[1].write(comparison_trace(compared))
-        out.show(f"trace in {trace_out}; open it at ui.perfetto.dev")
-    out.result({**comparison_json(compared), "calibration": calibration, "trace": trace_out})
+    if drawn is not None:
+        out.show(f"trace in {drawn}; open it at ui.perfetto.dev")
+    named = [None if path is None else str(path) for path in (measured, drawn)]
+    out.result({**comparison_json(compared), "calibration": named[0], "trace": named[1]})
     return 0
 
 

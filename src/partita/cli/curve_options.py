@@ -95,6 +95,8 @@ def _refuse_results(asked: CurveOptions) -> None:
     for name, given in (("--results", asked.results), ("--dask", asked.dask)):
         if given and asked.devices is None:
             raise InputError("is of several points", fix="add --devices 8..64", field=name)
+    if asked.results is not None:  # it may be there: then it goes on
+        OutputFile(Path(asked.results), force=True)
 
 
 def what_if_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -170,7 +172,8 @@ def show_curve(
     written = None
     if output is not None and choice is not None:
         whole = answer.plans[choice.cluster]
-        written = output.write(files.encode_json(whole))
+        written = out.save(output, lambda: files.encode_json(whole))
+    if written is not None and choice is not None:
         out.show(f"plan for {choice.cluster} in {written}")
     told = curve_json(answer, model, cluster, choice)
     out.result({**told, "output": None if written is None else str(written)})

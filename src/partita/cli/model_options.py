@@ -10,7 +10,7 @@ import click
 
 from partita.capture.onnx_file import is_onnx_spec
 from partita.capture.python_file import is_python_spec
-from partita.cli.base import OutputFile
+from partita.cli.base import Output, OutputFile
 from partita.errors import InputError
 from partita.graph.backward import OPTIMIZER_STATES
 from partita.graph.record import FLOATS, Graph
@@ -187,9 +187,10 @@ def dump_graph_option(command: Callable[..., int | None]) -> Callable[..., int |
     )(command)
 
 
-def write_dump(path: Path | None, graph: Graph) -> None:
-    """Write the graph if a file was named; an existing file is never overwritten."""
-    if path is not None:
-        from partita.graph.files import write_graph
+def write_dump(path: Path | None, graph: Graph, out: Output) -> Path | None:
+    """Write the graph if a file was named, and say where; an existing file is never overwritten."""
+    if path is None:
+        return None
+    from partita.graph.files import write_graph
 
-        write_graph(path, graph)
+    return out.keep(path, lambda: write_graph(path, graph))

@@ -41,14 +41,14 @@ def command(
         _list(out)
         return
     graph = build(model, batch=batch, dtype=dtype, loss=not says_cache(model))
-    write_dump(dump_graph, graph)
+    written = write_dump(dump_graph, graph, out)
     described = _described(model, graph)
     out.show(_as_text(described))
-    if dump_graph is not None:
-        out.show(f"graph in {dump_graph}")
+    if written is not None:
+        out.show(f"graph in {written}")
     for kind in unknown_kinds(graph):
         out.note(f"warning: ops of the unknown kind {kind!r} are never split, costed by bytes")
-    out.result({**described, "graph": None if dump_graph is None else str(dump_graph)})
+    out.result({**described, "graph": None if written is None else str(written)})
 
 
 def _list(out: Output) -> None:

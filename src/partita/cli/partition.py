@@ -96,7 +96,7 @@ def command(
         )
     written = None
     if output is not None and partitioned.plan is not None:
-        written = output.write(partitioned.plan.to_json())
+        written = out.save(output, partitioned.plan.to_json)
     out.show(_text(partitioned))
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")

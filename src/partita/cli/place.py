@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partita import units
-from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
 from partita.cli.model_options import ModelOptions, model_options
 from partita.errors import InputError
 
@@ -84,6 +84,7 @@ def command(
     force = bool(click.get_current_context().params.get("force"))  # -o's own, for all files
     drawn = None if page is None else OutputFile(Path(page), force)
     filled = None if net is None else OutputFile(Path(net), force)
+    refuse_twice(output, drawn, filled)
     if _is_placement(model):
         from partita.jobs.place_result import read_placement
 
@@ -99,7 +100,7 @@ def command(
             )  # fmt: skip
     written = None
     if output is not None and placed.saved is not None:
-        written = output.write(placed.saved.to_json())
+        written = out.save(output, placed.saved.to_json)
     if placed.best is not None:
         _write_more(model, placed, drawn, filled, out)
     out.show(placement_text(placed, out.width))
@@ -136,7 +137,10 @@ def _write_more(
             raise InputError(
                 f"{model} is no network of Exprimo's", fix="use -o instead", field="--net"
             )
-        filled.write(encode_json(with_devices(decode_json(read_bytes(spec)), placed.devices())))
+        out.save(
+            filled,
+            lambda: encode_json(with_devices(decode_json(read_bytes(spec)), placed.devices())),
+        )
 
 
 def _as_data(model: str, cluster: str | None, placed: Any, written: Path | None) -> dict[str, Any]:

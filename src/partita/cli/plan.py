@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partita import files, units
-from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
 from partita.cli.curve_options import CurveOptions, planned_curve, priced, what_if_options
 from partita.cli.model_options import (
     ModelOptions,
@@ -133,24 +133,38 @@ def command(
     other = None if output is None or not without else beside(output, without)
     force = bool(click.get_current_context().params["force"])
     problem = None if save is None else OutputFile(Path(save), force)
+    refuse_twice(output, other, problem)
     with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
         planned, gone = plan(model, cluster, stop=stop, start=start, **asked), None
+    written = _saved(planned, output, problem, out)
     if without and planned.plan is not None:
         with out.stop(time_s=time_limit, gap=gap, words=units.seconds) as stop:
             gone = vanished(planned.plan, without, partial(plan, model, stop=stop, **asked))
-    out.result(_shown(planned, gone, (output, problem, other), what_if, (model, cluster), out))
+    out.result(_shown(planned, gone, (*written, other), what_if, (model, cluster), out))
     return 0 if planned.best is not None else 1
+
+
+def _saved(
+    planned: "Planned", output: OutputFile | None, problem: OutputFile | None, out: Output
+) -> tuple[Path | None, Path | None]:
+    """Where the plan and the joint problem are written, if they are."""
+    plan, joint = planned.plan, planned.problem
+    return (
+        None if output is None or plan is None else out.save(output, plan.to_json),
+        None if problem is None or joint is None
+        else out.save(problem, lambda: files.encode_json(joint.to_json())),
+    )  # fmt: skip
 
 
 def _shown(
     planned: "Planned",
     gone: "Vanished | None",
-    targets: tuple[OutputFile | None, OutputFile | None, OutputFile | None],
+    targets: tuple[Path | None, Path | None, OutputFile | None],
     what_if: CurveOptions,
     names: tuple[str, str],
     out: Output,
 ) -> dict[str, Any]:
-    """Write plan, problem and the plan without a node; say all of it, and give it for programs."""
+    """Say all of it, where it was written too, and give it for programs."""
     from dataclasses import asdict
 
     from partita.cli.launching import launch_lines, launch_of
@@ -158,12 +172,7 @@ def _shown(
     from partita.jobs.fewer import fewer_devices
     from partita.report.planned import fewer_text, planned_json, planned_text
 
-    output, problem, beside = targets
-    written, other = None, planned.cut_otherwise
-    if output is not None and planned.plan is not None:
-        written = output.write(planned.plan.to_json())
-    if problem is not None and planned.problem is not None:
-        problem.write(files.encode_json(planned.problem.to_json()))
+    (written, problem, beside), other = targets, planned.cut_otherwise
     out.show(planned_text(planned))
     fewer = fewer_devices(planned)
     if fewer is not None:
@@ -177,7 +186,7 @@ def _shown(
         out.show(line)
     out.show(f"space: {planned.space}")
     if problem is not None:
-        out.show(f"problem in {problem.path}; solve it with: partita solve {problem.path}")
+        out.show(f"problem in {problem}; solve it with: partita solve {problem}")
     if written is not None:
         out.show(f"plan in {written}; look at it with: partita report {written} -o report.html")
     run = _run_command(planned, written)

@@ -86,11 +86,10 @@ def command(
             return 130
     if loaded.graph is not None:
         model_profile = model_profile.by_op(loaded.graph, op_of)
-    if output is not None:
-        output.write(model_profile.to_json())
+    written = None if output is None else out.save(output, model_profile.to_json)
     out.show(_text(model_profile, depth))
-    out.show(f"measurements in {database}" + (f", profile in {output.path}" if output else ""))
-    out.result(_json(model_profile, depth, database, output))
+    out.show(f"measurements in {database}" + (f", profile in {written}" if written else ""))
+    out.result(_json(model_profile, depth, database, written))
     return 0
 
 
@@ -139,7 +138,7 @@ def _slowest(model_profile: ModelProfile) -> str:
 
 
 def _json(
-    model_profile: ModelProfile, depth: int | None, database: str, output: OutputFile | None
+    model_profile: ModelProfile, depth: int | None, database: str, written: Path | None
 ) -> dict[str, Any]:
     return {
         "format": "partita/result@1",
@@ -151,5 +150,5 @@ def _json(
         "ops": [asdict(op) for op in model_profile.ops],
         "modules": [] if depth is None else [asdict(m) for m in model_profile.modules(depth)],
         "database": database,
-        "profile": None if output is None else str(output.path),
+        "profile": None if written is None else str(written),
     }

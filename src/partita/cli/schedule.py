@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partita import files
-from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
 from partita.cli.schedule_order import (
     GivenOrder,
     is_plan,
@@ -176,6 +176,7 @@ def command(
         "save": save, "csv": csv_file, "svg": svg_file, "trace": trace_file, "page": page_file,
     }  # fmt: skip
     targets = {n: OutputFile(Path(path), force) for n, path in wanted.items() if path is not None}
+    refuse_twice(output, *targets.values())
     given = {flag: figures[flag[2:].replace("-", "_")] for flag in FIGURES}
     given = {flag: value for flag, value in given.items() if value is not None}
     if devices is not None:
@@ -185,8 +186,9 @@ def command(
     what = _with_limits(_asked(placement, given, infer, microbatches), memory, microbatches)
     if "csv" in targets:
         csv_pipeline(what.problem)  # refused before the work begins
+    problem = None
     if "save" in targets:
-        targets["save"].write(files.encode_json(what.problem.to_json()))
+        problem = out.save(targets["save"], lambda: files.encode_json(what.problem.to_json()))
     compared = None
     with out.stop(time_s=time_limit) as stop:
         if what.given is not None:
@@ -199,12 +201,12 @@ def command(
     data = {**result.to_json(), "compare": rows}
     if what.given is not None:
         data["torch"] = what.given.to_json()
-    if output is not None:
-        output.write(files.encode_json(data))
-    written = _write(targets, result, what.given, compared, comms, out)
+    saved = None if output is None else out.save(output, lambda: files.encode_json(data))
+    drawn = _write(targets, result, what.given, compared, comms, out)
     out.show(_as_text(result, compared, what.given))
-    for path in written if output is None else [*written, output.path]:
-        out.show(f"written to {path}")
+    for path in (problem, *drawn, saved):
+        if path is not None:
+            out.show(f"written to {path}")
     out.result(data)
     return 0 if result.outcome.solution is not None else 1
 
@@ -395,11 +397,10 @@ def _baseline_row(baseline: "Baseline", problem: ScheduleProblem) -> dict[str, A
 def _write(
     targets: dict[str, OutputFile], result: ScheduleResult, given: GivenOrder | None,
     compared: ScheduleTable | None, comms: bool, out: Output,
-) -> list[Path]:  # fmt: skip
-    """Write what was asked for; without a schedule only the problem is there to be written."""
-    written = [targets["save"].path] if "save" in targets else []
+) -> list[Path | None]:  # fmt: skip
+    """Write the forms of the schedule that were asked for, if there is one."""
     if result.outcome.solution is None:
-        return written
+        return []
     from partita.report.svg_timeline import timeline_svg
     from partita.report.trace import chrome_trace
 
@@ -410,8 +411,7 @@ def _write(
         "trace": lambda: chrome_trace(result.timeline()),
         "page": lambda: _page(result, compared, title),
     }
-    saved = [out.save(targets[name], make) for name, make in forms.items() if name in targets]
-    return [*written, *(path for path in saved if path is not None)]
+    return [out.save(targets[name], make) for name, make in forms.items() if name in targets]
 
 
 def _page(result: ScheduleResult, compared: ScheduleTable | None, title: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from partita import units
-from partita.cli.base import Output, OutputFile, common_options, output_option
+from partita.cli.base import Output, OutputFile, common_options, output_option, refuse_twice
 from partita.cli.model_options import ModelOptions, dump_graph_option, model_options, write_dump
 
 PASE_GRAPHS = ("alexnet", "resnet101", "inception3", "rnnlm", "transformer")
@@ -55,6 +55,7 @@ def command(
     With --graph instead of MODEL, PaSE's own problem is solved: its graphs, its cost model, its
     options --procs, --batch, --flops, --bw, --algo, --measure, --profile.
     """
+    refuse_twice(output, dump_graph)
     if graph is not None:
         from partita.cli.shard_pase import solve_pase
 
@@ -82,9 +83,9 @@ def _shard(
         )
     written = None
     if output is not None and sharding.plan is not None:
-        written = output.write(sharding.plan.to_json())
+        written = out.save(output, sharding.plan.to_json)
     if sharding.best is not None:
-        write_dump(dump_graph, sharding.best.simulation.workload.graph)
+        write_dump(dump_graph, sharding.best.simulation.workload.graph, out)
         out.show("\n".join(headline(sharding.best.simulation)) + "\n")
     out.show(comparison_text(sharding) if compare else sharding_text(sharding))
     if written is not None:

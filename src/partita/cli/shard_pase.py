@@ -41,7 +41,7 @@ def solve_pase(
     method = _method(algo)
     problem, ops = pase_problem(graph, procs, batch or 128, flops, bw)
     if dump_graph is not None:
-        write_atomically(dump_graph, _dot(graph, problem))
+        out.keep(dump_graph, lambda: write_atomically(dump_graph, _dot(graph, problem)))
     with out.stop(time_s=time_limit) as stop:
         if profile:
             result, text = _profiled(problem, method, stop, out.seed)
@@ -69,7 +69,7 @@ def solve_pase(
     }
     out.show(_text(problem, ops, result, times))
     if output is not None:
-        output.write(encode_json(answer))
+        out.save(output, lambda: encode_json(answer))
     out.result({**answer, "plan": None})
     return 0 if result.solution is not None else 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from partita.cli.base import Output, OutputFile, common_options
+from partita.cli.base import Output, OutputFile, common_options, refuse_twice
 from partita.cli.model_options import (
     ModelOptions,
     calibration_option,
@@ -72,6 +72,7 @@ def command(
 
     Exit code 1 says that it does not fit the memory.
     """
+    refuse_twice(trace, dump_graph)
     from partita.cluster.calibration import read_calibration
     from partita.jobs.simulate import simulate
     from partita.report.summary import simulation_json, simulation_text
@@ -104,7 +105,7 @@ def command(
         calibration=measured,
         **options.as_dict(),
     )
-    write_dump(dump_graph, simulation.workload.graph)
+    write_dump(dump_graph, simulation.workload.graph, out)
     if trace is not None:
         from partita.report.trace import chrome_trace
 

@@ -108,11 +108,10 @@ def command(
     _verify(record, result)
     name = _name(record) or Path(problem).stem
     data = _as_data(name, kind, result)
-    if output is not None:
-        output.write(files.encode_json(data))
+    written = None if output is None else out.save(output, lambda: files.encode_json(data))
     out.show(_as_text(name, kind, record, result))
-    if output is not None:
-        out.show(f"written to {output.path}")
+    if written is not None:
+        out.show(f"written to {written}")
     out.result(data)
     return 0 if result.solution is not None else 1
 

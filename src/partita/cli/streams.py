@@ -9,13 +9,14 @@ from partita import files, units
 from partita.cli import INTERRUPTED
 from partita.cli.base import Output, OutputFile, common_options, output_option
 from partita.cli.progress import saying
-from partita.errors import InputError
+from partita.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from partita.timeline import Timeline
 
-ANALYTIC = (".json", ".html", ".svg", ".trace.json")
 MEASURED = (".json", ".py")
+DRAWN = (".html", ".svg", ".trace.json")
+ANALYTIC = (".json", *DRAWN)
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -175,6 +176,11 @@ def _measured(
     from partita.gpu.streams.emit import emit
 
     weights = None
+    if output is not None and output.path.name.lower().endswith(DRAWN):
+        raise FileError(
+            "draws a timeline by analytic costs, and measured streams have none",
+            fix="add --device analytic", file=str(output.path),
+        )  # fmt: skip
     if output is not None:
         output.ending(MEASURED)
     if output is not None and output.path.suffix == ".py":
@@ -188,10 +194,10 @@ def _measured(
         )  # fmt: skip
     written = None
     if output is not None and weights is not None:
-        written = output.write(emit(streamed, str(weights.path)))
+        written = out.save(output, lambda: emit(streamed, str(weights.path)))
     elif output is not None:
-        streamed.save(output.path, overwrite=output.force)
-        written = output.path
+        path, force = output.path, output.force
+        written = out.keep(path, lambda: streamed.save(path, overwrite=force))
     for schedule in streamed.schedules:
         out.show(f"{model}, inputs {[list(shape) for shape in schedule.shapes]} {schedule.dtype}:")
         for label, time_us in sorted(schedule.times_us, key=lambda pair: pair[1]):

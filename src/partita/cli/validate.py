@@ -57,14 +57,17 @@ def command(
         skipped = tuple(one for one in skipped if one.group in groups)
     validation = validate(kept, skipped)
     out.show(validation_text(validation, worst))
+    written = None
     if output is not None:
         from partita.report.validation_page import validation_page
 
-        output.write(validation_page(validation, Path(rows).name, worst))
-        out.show(f"\npage in {output.path}")
+        title = Path(rows).name
+        written = out.save(output, lambda: validation_page(validation, title, worst))
+    if written is not None:
+        out.show(f"\npage in {written}")
     seconds = time.perf_counter() - start
-    written = None if output is None else str(output.path)
-    out.result({**validation_json(validation, worst), "seconds": seconds, "page": written})
+    drawn = None if written is None else str(written)
+    out.result({**validation_json(validation, worst), "seconds": seconds, "page": drawn})
     return 0 if validation.checked else 1
 
 

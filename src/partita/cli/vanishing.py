@@ -37,7 +37,7 @@ def show_vanished(answer: "Vanished", output: OutputFile | None, out: Output) ->
 
     written = None
     if output is not None and answer.planned.plan is not None:
-        written = output.write(answer.planned.plan.to_json())
+        written = out.save(output, answer.planned.plan.to_json)
     out.show(vanished_text(answer))
     if written is not None:
         out.show(f"  in      {written}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from partita.capture.torch_program import replaced
 from partita.emit.steps import EmittedValue, OpStep, Steps, values_in
+from partita.emit.symbolic import Size
 from partita.errors import PlanError
 from partita.problems.dag import sorted_or_cycle
 
@@ -118,8 +119,9 @@ def _made_once(model: Steps, constants: set[int]) -> set[int]:
 
 
 def _numbered(nested: Any, numbers: Mapping[EmittedValue, int]) -> Any:
-    """Arguments as something to compare: values by what they hold."""
-    return replaced(nested, EmittedValue, lambda value: f"value {numbers.get(value, id(value))}")
+    """Arguments as something to compare: values by what they hold, sizes by what they follow."""
+    sized = replaced(nested, Size, lambda size: f"size {size.text}")
+    return replaced(sized, EmittedValue, lambda value: f"value {numbers.get(value, id(value))}")
 
 
 def _swapped(nested: Any, first: Mapping[EmittedValue, EmittedValue]) -> Any:

@@ -24,7 +24,13 @@ from partita.jobs.constraints import ANYWHERE, SEARCHED, Constraints, keeps_degr
 from partita.jobs.frameworks import RankedStrategy
 from partita.jobs.plan_settings import USUAL, PlanSettings
 from partita.jobs.shapes import searched_schedule, shape_name
-from partita.jobs.simulate import Attempts, Simulation, alternatives, simulate_stages
+from partita.jobs.simulate import (
+    Attempts,
+    Simulation,
+    alternatives,
+    rejection,
+    simulate_stages,
+)
 from partita.jobs.workload import Workload, cluster_ref
 from partita.lower import MAX_DRAWN, Memo
 from partita.plans import (
@@ -404,9 +410,10 @@ def planned(simulator: Simulator, result: Result[Any], spec: str, space: str = "
     space = space or problem.space()
     said = (status, f"{why}; no plan of this space is below: {space}")
     plan = None if best is None else _plan(simulator, best, said, bound, spec)
-    ranked = differing(simulator.candidates)
+    kind = None if best is None else _kind(best.simulation)
+    others = [one for one in differing(simulator.candidates) if _kind(one.simulation) != kind]
     return Planned(
-        status, why, plan, best, tuple(ranked[1 : simulator.settings.next_best + 1]), bound,
+        status, why, plan, best, tuple(others[: simulator.settings.next_best]), bound,
         simulator.clock.seconds(), simulator.seed, tuple(simulator.history),
         len(simulator.candidates), result.evaluations, simulator.objective, space, problem,
         _cut_otherwise(simulator, best),
@@ -525,12 +532,19 @@ def _alternatives(simulator: Simulator, best: SimulatedPlan) -> tuple[Alternativ
         (
             other.name,
             other.simulation,
-            other.fits,
+            _against(other, best),
             other.objective_s if simulator.steady_state else None,
         )
         for other in others
     )
     return alternatives(told, best.simulation, simulator.settings.next_best)
+
+
+def _against(other: SimulatedPlan, best: SimulatedPlan) -> str:
+    """What stands against a plan; a faster one can only be cut where the best must not be."""
+    if best.moved and other.fits and other.objective_s < best.objective_s:
+        return "stages begin inside of blocks"
+    return rejection(other.simulation, best.simulation)
 
 
 def _why_not(simulator: Simulator, early: object) -> str:

@@ -24,7 +24,7 @@ from partita.costs.sharding import ShardingModel, Weights, sharding_model
 from partita.errors import InputError
 from partita.graph.record import Graph
 from partita.jobs.advice import NO_ADVICE, what_would_fit_beyond_splits
-from partita.jobs.simulate import Attempts, Simulation, alternatives, simulate_stage
+from partita.jobs.simulate import Attempts, Simulation, alternatives, rejection, simulate_stage
 from partita.jobs.strategies import MOST_INNER, STRATEGIES
 from partita.jobs.workload import Workload, cluster_ref, load
 from partita.plans import Axis, Mesh, Origin, Plan, Progress, Stage
@@ -453,7 +453,7 @@ class _ShardJob:
         prediction = simulation.prediction(bound)
         cluster = cluster_ref(self.spec, self.cluster)
         others = [
-            (one.name, one.simulation, one.simulation.fits, None)
+            (one.name, one.simulation, rejection(one.simulation, simulation), None)
             for one in sorted(self.tried, key=lambda one: one.step_s)
         ]
         origin = Origin(

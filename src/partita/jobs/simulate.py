@@ -626,16 +626,15 @@ def in_words(error: Exception) -> str:
 
 
 def alternatives(
-    others: Iterable[tuple[str, Simulation, bool, float | None]], best: Simulation, most: int
+    others: Iterable[tuple[str, Simulation, str, float | None]], best: Simulation, most: int
 ) -> tuple[Alternative, ...]:
-    """The first of (name, simulation, does it fit, steady state) that are not the best itself."""
+    """The first of (name, simulation, what is against it, steady state) but for the best itself."""
     listed: dict[Alternative, Timeline] = {}
-    for name, other, fits, interval_s in others:
+    for name, other, why, interval_s in others:
         if other.stages == best.stages and other.schedule == best.schedule:
             continue
         told = Alternative(
-            name, other.arrangement, other.step_s, other.fullest[0], rejection(other, fits, best),
-            interval_s,
+            name, other.arrangement, other.step_s, other.fullest[0], why, interval_s,
         )  # fmt: skip
         listed.setdefault(told, other.timeline)
     first = list(listed.items())[:most]
@@ -648,9 +647,9 @@ def alternatives(
     )  # fmt: skip
 
 
-def rejection(other: Simulation, fits: bool, best: Simulation) -> str:
+def rejection(other: Simulation, best: Simulation) -> str:
     """What stands against a plan: memory, or what it loses most by."""
-    if not fits:
+    if not other.fits:
         peak, capacity = other.fullest
         return f"needs {units.size(peak)} of {units.size(capacity)} per device"
     lost = {

@@ -14,6 +14,7 @@ that was killed. With `dask` the workers of a Dask cluster take the place of pro
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import threading
@@ -27,7 +28,10 @@ from typing import Any
 
 from partita import __version__
 from partita.errors import FileError, PartitaError
+from partita.files import read_bytes
 from partita.jobs.dask_sweep import DaskPool
+
+log = logging.getLogger("partita")
 
 Answer = dict[str, Any]
 Work = Callable[[Any], Answer]
@@ -71,10 +75,17 @@ class Sweeper:
         for place, outcome in run(work, tasks, left, count):
             outcomes[place] = outcome
             if self.results is not None and outcome.answer is not None:
-                append_result(self.results, keys[place], outcome.answer)
+                self._kept(self.results, keys[place], outcome.answer)
             self.told(place, outcome)
         missing = SweepOutcome(None, "not reached")
         return [outcomes.get(place, missing) for place in range(len(tasks))]
+
+    def _kept(self, results: Path, key: str, answer: Answer) -> None:
+        """Add an answer to the file; a full disk costs what another run could go on from."""
+        try:
+            append_result(results, key, answer)
+        except OSError as error:
+            log.warning("%s: a point is not kept: %s", results, error.strerror)
 
     def _here(
         self, work: Work, tasks: Sequence[Any], left: list[int], count: int
@@ -178,7 +189,7 @@ def read_results(path: Path) -> dict[str, Answer]:
     if not path.exists():
         return {}
     answers: dict[str, Answer] = {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_bytes(path).decode(errors="replace").splitlines()
     for number, line in enumerate(lines):
         try:
             entry = json.loads(line)

@@ -26,7 +26,7 @@ from partita.capture.onnx_file import is_onnx_spec, onnx_graph
 from partita.capture.python_file import is_python_spec, python_graph, python_path
 from partita.cluster import Cluster, resolve
 from partita.errors import GraphError, InputError, ModelError, PlanError
-from partita.files import decode_json, read_bytes
+from partita.files import decode_config, read_bytes
 from partita.graph.backward import OPTIMIZER_STATES, training_graph
 from partita.graph.files import from_text, to_text
 from partita.graph.record import Graph, multiplied_in
@@ -322,5 +322,5 @@ def is_saved_graph(spec: str) -> bool:
     """Does a MODEL name a graph in a file, which has the batch and dtype it has?"""
     path = Path(spec)
     if path.suffix == ".json" and path.is_file():
-        return "model_type" not in decode_json(read_bytes(path), spec)
+        return "model_type" not in decode_config(read_bytes(path), spec)
     return path.suffix == ".txt"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import GraphError, InputError, ModelError
-from partita.files import decode_json, read_bytes
+from partita.files import decode_config, read_bytes
 from partita.graph.record import FLOATS, Graph
 from partita.suggest import suggest
 from partita.zoo.catalogue import ALIASES, MODELS
@@ -60,7 +60,7 @@ def named(spec: str) -> NamedModel:
             _check(model.name, model.options(), {model.option: number})
         return NamedModel(model.name, model, None, number)
     path, value_text = file
-    config = {} if path.suffix == ".txt" else decode_json(read_bytes(path), str(path))
+    config = {} if path.suffix == ".txt" else decode_config(read_bytes(path), str(path))
     if "model_type" not in config:
         raise ModelError(
             "is a graph, not a name or a Hugging Face config.json",
@@ -108,7 +108,7 @@ def assumed_lengths(spec: str) -> tuple[int, int] | None:
     if path is None or path[0].suffix != ".json" or not path[0].is_file():
         return None
     try:
-        config = decode_json(read_bytes(path[0]), str(path[0]))
+        config = decode_config(read_bytes(path[0]), str(path[0]))
         return hf.lengths(config) if isinstance(config, dict) and "model_type" in config else None
     except InputError:
         return None
@@ -140,7 +140,7 @@ def _from_file(
     saved = path.suffix == ".txt"
     config: dict[str, Any] = {}
     if not saved:
-        config = decode_json(read_bytes(path), str(path))
+        config = decode_config(read_bytes(path), str(path))
         saved = "model_type" not in config
         if saved and "format" not in config:
             raise ModelError(
