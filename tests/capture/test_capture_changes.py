@@ -186,6 +186,16 @@ def keeps_in_buffer(m, x):
     return m.kept + m.b(x)
 
 
+def sets_data(m, x):
+    m.kept.data = m.kept * 0.5 + m.a(x).detach()
+    return m.kept + m.b(x)
+
+
+def sets_in_place(m, x):
+    m.kept.data.copy_(m.kept * 0.5 + m.a(x).detach())
+    return m.kept + m.b(x)
+
+
 def resizes(m, x):
     if m.kept.shape[0] != 1:
         m.kept = m.a(x).detach()[:1]
@@ -297,6 +307,7 @@ CASES = [
     Case(drops_layer, "choose with torch.where(torch.rand([]", drops_result),
     Case(python_chance, "draw them with torch", torch_chance),
     Case(keeps, "a buffer (register_buffer) and change that in place", keeps_in_buffer),
+    Case(sets_data, "change it in place", sets_in_place),
     Case(resizes, "let it be made before: call the model once", resizes, is_called_before=True),
     Case(replaces, "put it there before: call the model once", replaces, is_called_before=True),
     Case(counts, "or pass it as an argument", argument, (torch.tensor(2.0),)),

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,8 +20,16 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from partita.capture import lines
-from partita.capture.of_call import constant_of, is_of_call, node_of
-from partita.capture.repeats import HELD, PLAIN, Contents, differences, picture_of
+from partita.capture.of_call import constant_of, depending, is_of_call, node_of
+from partita.capture.repeats import (
+    HELD,
+    OF_TORCH,
+    PLAIN,
+    Contents,
+    differences,
+    held_by_hooks,
+    picture_of,
+)
 from partita.errors import CaptureError
 
 log = logging.getLogger("partita")
@@ -51,17 +60,18 @@ class BufferMadeAnew(CaptureError):  # noqa: N818
 @contextlib.contextmanager
 def kept_attributes(
     module: torch.nn.Module, refused: list[CaptureError], reads: bool = True,
-    changed: list[str] | None = None,
+    changed: list[str] | None = None, asked: "AskedModule | None" = None,
 ) -> Iterator[None]:  # fmt: skip
     """Refuse what would be kept; what is new or another in attributes goes again.
 
     Without `reads` nobody sees what is read, and nothing is refused for it. What is no tensor and
-    is another after the call is named in `changed` (`repeats.py`).
+    is another after the call is named in `changed` (`repeats.py`), what was looked up in `asked`.
     """
     paths = {child: path for path, child in module.named_modules()}
     before = {child: dict(vars(child)) for child in module.modules()}
     picture = picture_of({paths[child]: known for child, known in before.items()})
     contents = Contents(before.values())
+    shown = Contents([{"hooks": held_by_hooks(module)}])
     names = {  # attributes that may be kept: plain ones, not parameters or buffers
         name
         for known in before.values()
@@ -71,6 +81,7 @@ def kept_attributes(
     read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
     written: set[tuple[torch.nn.Module, str]] = set()
     own_changed: list[str] = []  # also what the export has put back when the call has ended
+    left: dict[tuple[torch.nn.Module, str], tuple[Node, lines.SourceLine]] = {}
     get, put = torch.nn.Module.__getattribute__, torch.nn.Module.__setattr__
 
     def note_read(owner: torch.nn.Module, name: str) -> None:
@@ -78,6 +89,8 @@ def kept_attributes(
             read.add((owner, name))
 
     def on_get(self: torch.nn.Module, name: str) -> Any:
+        if asked is not None and (name not in OF_TORCH or name == "training"):
+            asked.attributes.add((self, name))
         if name in names and lines.is_called_by_user(sys._getframe(1)):
             note_read(self, name)
         try:
@@ -95,6 +108,9 @@ def kept_attributes(
             if error is not None:
                 refused.append(error)
                 raise error
+            left.pop((self, name), None)
+            if isinstance(value, torch.Tensor) and (node := node_of(value)) is not None:
+                left[self, name] = node, line
             if self in before and _is_changed(self, name, value):
                 own_changed.append(f"{paths[self]}.{name}".lstrip("."))
             if isinstance(old, int | float) and value is not old:
@@ -118,9 +134,43 @@ def kept_attributes(
         if changed is not None:
             now = {paths[child]: vars(child) | known for child, known in before.items()}
             changed += sorted({*own_changed, *differences(picture, picture_of(now))})
+        _say_left(left, shown, paths)
         for child, known in before.items():
             _put_back(child, known)
         contents.put_back()
+
+
+@dataclass
+class AskedModule:
+    """What a module was asked while it was followed: where it says something else, it may do so.
+
+    `attributes` are those that were looked up, also where there were none; `gradients`: was it
+    asked whether gradients are recorded?
+    """
+
+    attributes: set[tuple[torch.nn.Module, str]] = field(default_factory=set)
+    gradients: bool = False
+
+
+def _say_left(
+    left: dict[tuple[torch.nn.Module, str], tuple[Node, lines.SourceLine]], shown: Contents,
+    paths: dict[torch.nn.Module, str],
+) -> None:  # fmt: skip
+    """Say which lines leave a tensor in an attribute for others, as a captured call does not."""
+    if shown.put_back():
+        log.warning("what hooks of the model keep is not kept when it is captured")
+    known: dict[Any, set[Node]] = {}
+    for (owner, name), (node, line) in left.items():
+        if name in owner._buffers or owner not in paths:
+            continue
+        if node.graph not in known:
+            known[node.graph] = depending(node.graph)
+        if node in known[node.graph]:
+            path = f"{paths[owner]}.{name}".lstrip(".")
+            log.warning(
+                "%s: `%s` leaves a tensor in %s; captured, it is not put there: give it back from "
+                "forward if it is needed", line.place, line.code, path,
+            )  # fmt: skip
 
 
 def _refusal(

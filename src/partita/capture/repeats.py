@@ -88,15 +88,40 @@ class Contents:
             for _, each in zip(range(MOST), inner, strict=False):
                 self._look(each, depth - 1)
 
-    def put_back(self) -> None:
-        """Let them hold again what they have held."""
+    def put_back(self) -> bool:
+        """Let them hold again what they have held; was anything else in them?"""
+        changed = False
         for collection, held in self.known.values():
             if not _holds_same(collection, held):
+                changed = True
                 collection.clear()
                 if isinstance(collection, list | deque):
                     collection.extend(held)
                 else:
                     collection.update(held)
+        return changed
+
+
+def held_by_hooks(module: torch.nn.Module) -> list[Any]:
+    """What the hooks of a module, and of those in it, may write to: what their code has at hand."""
+    hooks = [
+        hook
+        for child in module.modules()
+        for hook in (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
+    ]
+    held: list[Any] = []
+    for hook in hooks:
+        cells = getattr(hook, "__closure__", None) or ()
+        held += [cell.cell_contents for cell in cells if _is_set(cell)]
+        held += [getattr(hook, "__self__", None), getattr(hook, "args", None)]
+    return [each for each in held if not isinstance(each, torch.nn.Module)]
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that nothing was put into yet
+        return False
 
 
 def _holds_same(one: Any, other: Any) -> bool:
@@ -129,34 +154,31 @@ def refuse_other_calls(
 ) -> None:  # fmt: skip
     """Raise `CaptureError` where a second call does something else; `kept` is what was changed."""
     try:
-        first, second = _two_calls(module, args, kwargs, around)
+        line = _first_difference(module, args, kwargs, around)
     except Exception:  # it cannot be copied, or runs only with data: nothing is known
         log.debug("whether a second call does the same is not known", exc_info=True)
         return
-    for one, other in zip(first.steps, second.steps, strict=False):
-        if one != other:
-            place = second.steps.index(other)
-            raise _refusal(second.lines[place], kept)
-    if len(first.steps) != len(second.steps):
-        longer = max(first, second, key=lambda calls: len(calls.steps))
-        raise _refusal(longer.lines[min(len(first.steps), len(second.steps))], kept)
+    if line is not None:
+        raise _refusal(line, kept)
 
 
 def _refusal(line: lines.SourceLine, kept: list[str]) -> CaptureError:
     named = ", ".join(kept[:3]) + (", ..." if len(kept) > 3 else "")
+    why = f"the module keeps {named} from call to call" if kept else "it depends on something that"
+    lost = ", which would be lost" if kept else " changes from call to call"
     return CaptureError(
-        f"`{line.code}` does something else in the second call than in the first: the module keeps "
-        f"{named} from call to call, which would be lost",
+        f"`{line.code}` does something else in the second call than in the first: {why}{lost}",
         fix="keep it in a buffer (register_buffer) that is changed in place, "
         "or pass it as an argument; if only the first call differs, call it once before",
         file=line.place,
     )
 
 
-def _two_calls(
+def _first_difference(
     module: torch.nn.Module, args: Any, kwargs: dict[str, Any],
     around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> tuple["_CallSteps", "_CallSteps"]:  # fmt: skip
+) -> lines.SourceLine | None:  # fmt: skip
+    """Where a second call of a copy of the module does something else than the first; or None."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     held: dict[int, Any] = {
         id(p): torch.nn.Parameter(mode.from_tensor(p.detach()), p.requires_grad)
@@ -168,30 +190,51 @@ def _two_calls(
     names = {id(p): name for name, p in copied.named_parameters()}
     names |= {id(b): name for name, b in copied.named_buffers()}
     given = {id(t): f"argument {i}" for i, t in enumerate(tree_leaves((args, kwargs)))}
-    calls: list[_CallSteps] = []
-    state = torch.get_rng_state()
+    first = _CallSteps({**names, **given}, {}, [])
+    state, caches = torch.get_rng_state(), torch.is_autocast_cache_enabled()
+    hooks = Contents([{"hooks": held_by_hooks(module)}])
+    torch.set_autocast_cache_enabled(False)  # else the second call casts less
     try:
         with mode, torch.enable_grad():
-            for _ in range(2):
-                steps = _CallSteps({**names, **given}, calls[0].made if calls else {})
-                with around(), steps:
-                    copied(*args, **kwargs)
-                calls.append(steps)
+            with around(), first:
+                copied(*args, **kwargs)
+            second = _CallSteps({**names, **given}, first.made, first.steps)
+            with around(), second:
+                copied(*args, **kwargs)
+    except _OtherStep as other:
+        return other.line
     finally:
         torch.set_rng_state(state)
-    return calls[0], calls[1]
+        torch.set_autocast_cache_enabled(caches)
+        hooks.put_back()
+    if len(first.steps) != len(second.steps):
+        return lines.of_function(type(module).forward)
+    return None
+
+
+class _OtherStep(BaseException):
+    """Ends the second call where it does something else; no `except Exception` catches it."""
+
+    def __init__(self, line: lines.SourceLine) -> None:
+        super().__init__()
+        self.line = line
 
 
 class _CallSteps(TorchDispatchMode):
-    """What a call does on what it is given: operations, and by which tensors and numbers."""
+    """What a call does on what it is given: operations, and by which tensors and numbers.
 
-    def __init__(self, given: Mapping[int, str], before: Mapping[int, Any]) -> None:
+    Where steps are expected, the first that is another raises `_OtherStep`.
+    """
+
+    def __init__(
+        self, given: Mapping[int, str], before: Mapping[int, Any], expected: list[Any]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels: dict[int, str] = dict(given)
         self.before = before
+        self.expected = expected
         self.made: dict[int, Any] = {}  # held, so that no id is used twice
         self.steps: list[Any] = []
-        self.lines: list[lines.SourceLine] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -203,8 +246,10 @@ class _CallSteps(TorchDispatchMode):
         labels = [self._label(leaf) for leaf in leaves]
         if draws or any(label[0] == "of the call" for label in labels):
             number = len(self.steps)
-            self.steps.append((str(func), labels))
-            self.lines.append(lines.of_stack())
+            step = (func, labels)
+            if self.expected and (number >= len(self.expected) or self.expected[number] != step):
+                raise _OtherStep(lines.of_stack())
+            self.steps.append(step)
             for place, leaf in enumerate(tree_leaves(out)):
                 if isinstance(leaf, torch.Tensor):
                     self.made[id(leaf)] = leaf

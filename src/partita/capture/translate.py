@@ -130,7 +130,9 @@ class _Translation:
             except (TorchUnfit, GraphError, TypeError, KeyError, IndexError, DataDependent):
                 site = TorchSite(self, node)
         if site.given is None:
-            site.give(node.operation, site.all_tensors(), known=False)
+            # It is not what the kind of that name is: a recurrent layer with a projection, say.
+            kind = f"own_{node.operation}" if node.operation in SHAPES else node.operation
+            site.give(kind, site.all_tensors(), known=False)
         site.commit()
 
 
