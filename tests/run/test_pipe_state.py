@@ -1,6 +1,7 @@
 """A piped module follows what its owner changes in the module, and says what it cannot follow."""
 
 import copy
+import functools
 import io
 import itertools
 import random
@@ -265,6 +266,79 @@ def test_parameters_that_nobody_registered_get_their_gradients(kind):
         (piped if each is piped.original else plain)(X).pow(2).sum().backward()
         weights.append(own.grad)
     assert torch.allclose(*weights)
+
+
+KNOWN = {}
+
+
+@functools.lru_cache
+def cosines(count):
+    return torch.arange(float(count)).cos()
+
+
+def tables(m, x):
+    if 6 not in KNOWN:
+        KNOWN[6] = torch.arange(6.0)
+    if not hasattr(m, "late"):
+        m.register_buffer("late", torch.ones(6))
+    return m.a(x) * cosines(6) + KNOWN[6] * m.late
+
+
+def test_tables_that_a_first_call_makes_are_left_to_the_module():
+    _, plain, piped = made(tables)
+    assert KNOWN == {}
+    assert cosines.cache_info().currsize == 0
+    assert not hasattr(piped.original, "late")
+    for _ in range(2):
+        assert torch.equal(piped(X), plain(X))
+        assert torch.equal(piped.original(X), plain(X))
+    KNOWN.clear()
+
+
+def test_random_numbers_are_drawn_in_the_order_in_memory_that_was_asked_for():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.drop = nn.Conv2d(3, 4, 3), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.drop(self.conv(x.to(memory_format=torch.channels_last))) + 1
+
+    torch.manual_seed(0)
+    model, x = Last(), torch.randn(2, 3, 8, 8)
+    plain = copy.deepcopy(model)
+    assert_same(partita.pipe(model, (x,), devices=2), plain, x)
+
+
+def test_a_buffer_may_be_changed_by_its_data():
+    def follows(m, x):
+        hidden = m.a(x)
+        m.kept.data.mul_(0.5).add_(hidden.mean(0))
+        return m.c(hidden - m.kept) * m.a.weight.data.abs().mean()
+
+    _, plain, piped = made(follows)
+    for _ in range(2):
+        assert_same(piped, plain)
+
+
+def test_a_buffer_that_is_set_anew_is_followed():
+    def sets(m, x):
+        hidden = m.a(x)
+        m.kept = m.kept * 0.5 + hidden.detach().mean(0)
+        return m.c(hidden - m.kept)
+
+    _, plain, piped = made(sets)
+    for _ in range(2):
+        assert_same(piped, plain)
+
+
+def test_where_padding_is_zero_without_gradients_is_said(caplog):
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    padding = torch.tensor([[False, False, True]] * 2)
+    given = {"src_key_padding_mask": padding}
+    partita.pipe(model, (torch.randn(2, 3, 6),), given, devices=2)
+    assert "gives zeros for padding where no gradients are recorded" in caplog.text
 
 
 class Steps:

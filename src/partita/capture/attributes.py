@@ -11,7 +11,7 @@ in every call.
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,15 +69,11 @@ def kept_attributes(
     """
     paths = {child: path for path, child in module.named_modules()}
     before = {child: dict(vars(child)) for child in module.modules()}
+    tables = {child: {held: dict(known[held]) for held in HELD} for child, known in before.items()}
     picture = picture_of({paths[child]: known for child, known in before.items()})
     contents = Contents(before.values())
     shown = Contents([{"hooks": held_by_hooks(module)}])
-    names = {  # attributes that may be kept: plain ones, not parameters or buffers
-        name
-        for known in before.values()
-        for name, value in known.items()
-        if value is None or isinstance(value, torch.Tensor)
-    }
+    names = _may_be_kept(before.values())
     read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
     written: set[tuple[torch.nn.Module, str]] = set()
     own_changed: list[str] = []  # also what the export has put back when the call has ended
@@ -118,6 +114,10 @@ def kept_attributes(
                     "%s: `%s` changes %s from call to call; captured, it stays as it is now",
                     line.place, line.code, name,
                 )  # fmt: skip
+        elif name == "training" and self in before and value != self.training:
+            error = _mode_refusal(paths[self])
+            refused.append(error)
+            raise error
         written.add((self, name))
         put(self, name, value)
 
@@ -136,8 +136,18 @@ def kept_attributes(
             changed += sorted({*own_changed, *differences(picture, picture_of(now))})
         _say_left(left, shown, paths)
         for child, known in before.items():
-            _put_back(child, known)
+            _put_back(child, known, tables[child])
         contents.put_back()
+
+
+def _may_be_kept(attributes: Iterable[dict[str, Any]]) -> set[str]:
+    """The names of attributes that may keep a tensor: plain ones, not parameters or buffers."""
+    return {
+        name
+        for known in attributes
+        for name, value in known.items()
+        if value is None or isinstance(value, torch.Tensor)
+    }
 
 
 @dataclass
@@ -173,6 +183,15 @@ def _say_left(
             )  # fmt: skip
 
 
+def _mode_refusal(path: str) -> CaptureError:
+    line = lines.of_stack()
+    return CaptureError(
+        f"`{line.code}` changes the mode of {path or 'the module'} while the model runs",
+        fix="set it before, in train() of the model, which both train() and eval() call",
+        file=line.place,
+    )
+
+
 def _refusal(
     owner: torch.nn.Module, name: str, value: Any, line: lines.SourceLine,
     is_read: bool, is_known: bool,
@@ -202,8 +221,12 @@ def _is_changed(owner: torch.nn.Module, name: str, value: Any) -> bool:
     return not (isinstance(value, PLAIN) and type(old) is type(value) and old == value)
 
 
-def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
+def _put_back(
+    child: torch.nn.Module, known: dict[str, Any], tables: dict[str, dict[str, Any]]
+) -> None:
     """A module's attributes as they were: a call of it that has no data must leave nothing in it.
+
+    Nor must it leave a buffer that it has registered.
 
     Flags go with what they stand for: a model that puts hooks on its modules in its first call, and
     notes that it has, would else put them there twice, or never.
@@ -213,6 +236,10 @@ def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
     for name, value in known.items():
         if vars(child).get(name) is not value:
             vars(child)[name] = value
+    for held, own in tables.items():
+        for name in vars(child)[held].keys() - own.keys():
+            del vars(child)[held][name]
+            child._non_persistent_buffers_set.discard(name)
 
 
 def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:

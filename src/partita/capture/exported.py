@@ -17,7 +17,9 @@ import copy
 import inspect
 import io
 import logging
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.records import know_arguments, know_result, unknown_type
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
-from partita.capture.repeats import OF_TORCH, refuse_other_calls
+from partita.capture.repeats import OF_TORCH, as_code_was, refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
 from partita.capture.vmaps import inline_vmaps
@@ -282,21 +284,21 @@ def _export(
     shapes: dict[str, Any] | None = None,
     asked: AskedModule | None = None,
 ) -> ExportedProgram:
-    changed: list[str] = []
-    watched = watching(module, checkpointing, not strict, plainly, strict, changed, asked)
-    with _silent(), torch.enable_grad(), watched:
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
-    if asked is not None and asked.gradients and not torch.is_grad_enabled():
-        # It asks, and without gradients it may do something else.
-        with (
-            _silent(),
-            torch.no_grad(),
-            watching(module, checkpointing, not strict, plainly, strict),
-        ):
-            program = torch.export.export(module, args, kwargs, strict=strict)
-    if shapes is None:
-        with _silent(), contextlib.redirect_stdout(io.StringIO()):
-            refuse_other_calls(module, args, kwargs, changed, deciding)
+    with as_code_was(module):
+        changed: list[str] = []
+        watched = watching(module, checkpointing, not strict, plainly, strict, changed, asked)
+        with _silent(), torch.enable_grad(), watched:
+            program = torch.export.export(
+                module, args, kwargs, dynamic_shapes=shapes, strict=strict
+            )
+        if asked is not None and asked.gradients and not torch.is_grad_enabled():
+            # It asks, and without gradients it may do something else.
+            watched = watching(module, checkpointing, not strict, plainly, strict)
+            with _silent(), torch.no_grad(), watched:
+                program = torch.export.export(module, args, kwargs, strict=strict)
+        if shapes is None:
+            with _silent(), contextlib.redirect_stdout(io.StringIO()):
+                refuse_other_calls(module, args, kwargs, changed, deciding)
     return program
 
 
@@ -335,15 +337,19 @@ def _is_hopeless(module: torch.nn.Module, error: Exception) -> bool:
 
 def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     line = lines.of_error(error)
+    if not line.file:
+        line = lines.of_function(type(module).forward)
     scripted = _scripted(module)
     if _is_data_dependent(error):
         refusal = "depends on the values of a tensor, which are not known when a model is captured"
         fix = (
-            TEXTS
-            if _writes_text(line)
-            else "choose with torch.where, "
+            "choose with torch.where, "
             "or decide outside the model and pass the decision as an argument"
         )
+        if _writes_text(line):
+            fix = TEXTS
+        elif _is_in_norm(error):
+            fix = "give the norm a momentum, a number: without one it counts its batches to average"
     elif scripted is not None:
         refusal = f"calls the module {scripted!r}, which is compiled by TorchScript"
         fix = "use the Python module that it was made from"
@@ -366,6 +372,12 @@ TEXTS = (
     "leave texts about values out of forward: return the tensor and write it where it is called, "
     "or write its shape"
 )
+
+
+def _is_in_norm(error: BaseException) -> bool:
+    """Is it the number of batches that a norm without a momentum reads?"""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(file.endswith(os.path.join("modules", "batchnorm.py")) for file in files)
 
 
 def _writes_text(line: lines.SourceLine) -> bool:

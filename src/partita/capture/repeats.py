@@ -11,10 +11,12 @@ is kept and not read is no matter.
 
 import contextlib
 import copy
+import functools
 import logging
 import operator
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,12 +68,12 @@ def _pictured(value: Any, known: dict[int, Any], depth: int) -> Any:
 class Contents:
     """What the collections and objects among attributes hold: hooks, tables, notes of calls."""
 
-    def __init__(self, attributes: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, attributes: Iterable[Mapping[str, Any]], depth: int = DEEPEST) -> None:
         self.known: dict[int, tuple[Any, Any]] = {}  # a collection and what it has held
         for own in attributes:
             for name, value in own.items():
                 if name not in HELD:
-                    self._look(value, DEEPEST)
+                    self._look(value, depth)
 
     def _look(self, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN) or id(value) in self.known:
@@ -100,6 +102,34 @@ class Contents:
                 else:
                     collection.update(held)
         return changed
+
+
+@contextlib.contextmanager
+def as_code_was(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what the files of a module's classes hold, when a call without data has ended.
+
+    Tables that functions fill (`lru_cache`, a dict beside the classes) would hold tensors without
+    data from then on.
+    """
+    names = {base.__module__ for child in module.modules() for base in type(child).__mro__}
+    files = [
+        vars(sys.modules[name])
+        for name in sorted(names)
+        if name in sys.modules and not name.startswith("torch.") and name != "builtins"
+    ]
+    values = [value for own in files for value in list(own.values())]
+    values += [value for child in module.modules() for value in vars(type(child)).values()]
+    caches = {id(each): each for each in values if isinstance(each, functools._lru_cache_wrapper)}
+    misses = {number: cache.cache_info().misses for number, cache in caches.items()}
+    tables = [{"table": value} for value in values if type(value) in (dict, list, set, deque)]
+    contents = Contents(tables, depth=0)
+    try:
+        yield
+    finally:
+        contents.put_back()
+        for number, cache in caches.items():
+            if cache.cache_info().misses != misses[number]:
+                cache.cache_clear()
 
 
 def held_by_hooks(module: torch.nn.Module) -> list[Any]:
@@ -187,10 +217,9 @@ def _first_difference(
     held |= {id(b): mode.from_tensor(b) for b in module.buffers()}
     copied = copy.deepcopy(module, held)
     args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-    names = {id(p): name for name, p in copied.named_parameters()}
-    names |= {id(b): name for name, b in copied.named_buffers()}
     given = {id(t): f"argument {i}" for i, t in enumerate(tree_leaves((args, kwargs)))}
-    first = _CallSteps({**names, **given}, {}, [])
+    named = _names(copied)
+    first = _CallSteps({**named, **given}, {}, [])
     state, caches = torch.get_rng_state(), torch.is_autocast_cache_enabled()
     hooks = Contents([{"hooks": held_by_hooks(module)}])
     torch.set_autocast_cache_enabled(False)  # else the second call casts less
@@ -198,7 +227,8 @@ def _first_difference(
         with mode, torch.enable_grad():
             with around(), first:
                 copied(*args, **kwargs)
-            second = _CallSteps({**names, **given}, first.made, first.steps)
+            now = {number: n for number, n in _names(copied).items() if n in named.values()}
+            second = _CallSteps({**now, **given}, first.made, first.steps)
             with around(), second:
                 copied(*args, **kwargs)
     except _OtherStep as other:
@@ -210,6 +240,12 @@ def _first_difference(
     if len(first.steps) != len(second.steps):
         return lines.of_function(type(module).forward)
     return None
+
+
+def _names(module: torch.nn.Module) -> dict[int, str]:
+    """Parameters and buffers by what they are; the call before may have put others there."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return names | {id(b): name for name, b in module.named_buffers()}
 
 
 class _OtherStep(BaseException):

@@ -234,7 +234,11 @@ class TorchSite:
         )
         pairs = [(name, value) for name, value in zip(names, self.values, strict=False)]
         self._pending.append(_Pending(self._op(self.node.name, kind, inputs, names, attrs), pairs))
-        rest = [i for i in range(count, len(self.values)) if self.uses(i)]
+        rest = [
+            i
+            for i in range(count, len(self.values))
+            if self.uses(i) and not _is_empty(self.values[i])
+        ]
         more = {i: self._work.free(f"{self.node.name}.more:{i}") for i in rest}
         if more:
             op = self._op(

@@ -25,6 +25,8 @@ from partita.capture.exported import Captured
 from partita.capture.repeats import DEEPEST, HELD, MOST, PLAIN
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+METHODS = ("forward",)  # that somebody may replace in one module
+SIMPLE = (int, float, str, bool, type(None))
 ABSENT = "not there"
 
 
@@ -60,11 +62,11 @@ class CapturedState:
         seen: list[Any] = []
         for module in self.root.modules():
             own = vars(module)
-            seen.append((id(module), module.training, type(module)))
+            seen += (id(module), own["training"])
             held.append(module)
             for table in ("_parameters", "_buffers"):
                 for name, tensor in own[table].items():
-                    seen.append((name, _tensor_kind(tensor)))
+                    seen += (name, _tensor_kind(tensor))
             for table in HOOKS:
                 if own[table]:
                     hooks = list(own[table].values())
@@ -73,11 +75,15 @@ class CapturedState:
         known: dict[int, Any] = {}
         for module, names in self.asked.items():
             own = vars(module)
-            seen += [
-                (name, _pictured(own[name], known, held, DEEPEST) if name in own
-                 else _of_class(module, name))
-                for name in names
-            ]  # fmt: skip
+            for name in names:
+                value = own.get(name, ABSENT)
+                if value is ABSENT and name not in METHODS:
+                    value = _of_class(module, name)
+                plain = type(value) in SIMPLE
+                seen += (
+                    type(value),
+                    value if plain else _pictured(value, known, held, DEEPEST),
+                )
         return seen
 
 
@@ -112,7 +118,7 @@ def _may_differ(module: nn.Module, name: str) -> bool:
     own = vars(module)
     if name.startswith("__") or any(name in own[table] for table in HELD):
         return False
-    return name in own or name in ("forward", "training") or _is_value(module, name)
+    return name in own or name in METHODS or _is_value(module, name)
 
 
 def _is_value(module: nn.Module, name: str) -> bool:
