@@ -379,18 +379,21 @@ def test_what_is_left_in_attributes_and_by_hooks_is_said(caplog):
     def leaves(m, x):
         hidden = m.a(x)
         m.shown = hidden
+        m.losses.append(hidden.mean())
         return m.b(hidden)
 
     seen = {}
-    model = Calls(leaves)
+    model = Calls(leaves, losses=[])
     model.a.register_forward_hook(lambda module, args, out: seen.update(a=out))
     partita.pipe(model, (X,), devices=2)
     assert f"{__file__}:" in caplog.text
     assert (
         "`m.shown = hidden` leaves a tensor in shown; captured, it is not put there" in caplog.text
     )
+    assert "what the model collects in losses" in caplog.text
     assert "what hooks of the model keep" in caplog.text
     assert seen == {}
+    assert model.losses == []
 
 
 def test_classes_may_be_given_back_before_scores():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -90,18 +90,31 @@ class Contents:
             for _, each in zip(range(MOST), inner, strict=False):
                 self._look(each, depth - 1)
 
-    def put_back(self) -> bool:
-        """Let them hold again what they have held; was anything else in them?"""
-        changed = False
+    def put_back(self, only_without_data: bool = False) -> list[torch.Tensor]:
+        """Let them hold again what they have held; gives the tensors that were put there.
+
+        `only_without_data`: those alone that hold tensors without data.
+        """
+        found: list[torch.Tensor] = []
         for collection, held in self.known.values():
-            if not _holds_same(collection, held):
-                changed = True
-                collection.clear()
-                if isinstance(collection, list | deque):
-                    collection.extend(held)
-                else:
-                    collection.update(held)
-        return changed
+            if _holds_same(collection, held):
+                continue
+            before = {id(leaf) for leaf in _tensors_in(held)}
+            new = [leaf for leaf in _tensors_in(collection) if id(leaf) not in before]
+            if only_without_data and not any(isinstance(leaf, FakeTensor) for leaf in new):
+                continue
+            found += new
+            collection.clear()
+            if isinstance(collection, list | deque):
+                collection.extend(held)
+            else:
+                collection.update(held)
+        return found
+
+
+def _tensors_in(collection: Any) -> list[torch.Tensor]:
+    values = collection.values() if isinstance(collection, dict) else collection
+    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
 
 
 @contextlib.contextmanager
@@ -126,7 +139,7 @@ def as_code_was(module: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        contents.put_back()
+        contents.put_back(only_without_data=True)
         for number, cache in caches.items():
             if cache.cache_info().misses != misses[number]:
                 cache.cache_clear()
