@@ -186,6 +186,38 @@ def keeps_in_buffer(m, x):
     return m.kept + m.b(x)
 
 
+def sets_data(m, x):
+    m.kept.data = m.kept * 0.5 + m.a(x).detach()
+    return m.kept + m.b(x)
+
+
+def sets_in_place(m, x):
+    m.kept.data.copy_(m.kept * 0.5 + m.a(x).detach())
+    return m.kept + m.b(x)
+
+
+def changes_mode(m, x):
+    m.inner.eval()
+    return m.inner(m.a(x))
+
+
+class KeepsMode(Calls):
+    def train(self, mode=True):
+        super().train(mode)
+        self.inner.eval()
+        return self
+
+
+def averages(m, x):
+    return nn.functional.relu(m.norm(m.a(x)))
+
+
+class Averages(Calls):
+    def __init__(self, function, momentum=0.1):
+        super().__init__(function)
+        self.norm = nn.BatchNorm1d(6, momentum=momentum)
+
+
 def resizes(m, x):
     if m.kept.shape[0] != 1:
         m.kept = m.a(x).detach()[:1]
@@ -278,6 +310,7 @@ class Case:
     more: tuple = ()  # further arguments of the changed model
     options: tuple = ()  # of pipe, for the changed model
     is_called_before: bool = False  # the change is to call the module once
+    model: type = Calls  # of the changed model
 
 
 CASES = [
@@ -297,6 +330,8 @@ CASES = [
     Case(drops_layer, "choose with torch.where(torch.rand([]", drops_result),
     Case(python_chance, "draw them with torch", torch_chance),
     Case(keeps, "a buffer (register_buffer) and change that in place", keeps_in_buffer),
+    Case(changes_mode, "in train() of the model", changes_mode, model=KeepsMode),
+    Case(sets_data, "change it in place", sets_in_place),
     Case(resizes, "let it be made before: call the model once", resizes, is_called_before=True),
     Case(replaces, "put it there before: call the model once", replaces, is_called_before=True),
     Case(counts, "or pass it as an argument", argument, (torch.tensor(2.0),)),
@@ -328,7 +363,7 @@ def test_a_refusal_names_its_line_and_a_change(case):
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_the_change_works(case):
-    model, plain = Calls(case.changed), Calls(case.changed)
+    model, plain = case.model(case.changed).train(), case.model(case.changed).train()
     plain.load_state_dict(model.state_dict())
     if case.is_called_before:
         for each in (model, plain):
@@ -348,6 +383,17 @@ def test_the_change_works(case):
             assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=1e-5)
 
 
+def test_a_norm_that_averages_over_all_batches_needs_a_momentum():
+    with pytest.raises(CaptureError, match="give the norm a momentum") as caught:
+        partita.pipe(Averages(averages, None), (X,), devices=2)
+    place, _, number = caught.value.file.rpartition(":")
+    assert (place, int(number)) == (__file__, lines_of(averages)[-1])
+    plain, model = Averages(averages), Averages(averages)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(partita.pipe(model, (X,), devices=2)(X), plain(X))
+    assert torch.equal(model.norm.running_mean, plain.norm.running_mean)
+
+
 def test_backward_hooks_are_refused_and_may_be_removed():
     model = Calls(set_up)
     hook = model.a.register_full_backward_hook(lambda *args: None)
@@ -364,7 +410,7 @@ OTHERS = (
     "give what the module is called with", "remove it before capturing",
     "use the Python module that it was made from", "emit what partita.capture gives",
     "keep parameters, buffers and plain tensors in it", "leave it out of the model",
-    "write what it does on the whole batch",
+    "write what it does on the whole batch", "give the norm a momentum",
 )  # fmt: skip
 SOURCE = Path(partita.capture.__file__).parent
 FILES = [

@@ -11,7 +11,8 @@ in every call.
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,8 +20,16 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from partita.capture import lines
-from partita.capture.of_call import constant_of, is_of_call, node_of
-from partita.capture.repeats import HELD, PLAIN, Contents, differences, picture_of
+from partita.capture.of_call import constant_of, depending, is_of_call, node_of
+from partita.capture.repeats import (
+    HELD,
+    OF_TORCH,
+    PLAIN,
+    Contents,
+    differences,
+    held_by_hooks,
+    picture_of,
+)
 from partita.errors import CaptureError
 
 log = logging.getLogger("partita")
@@ -51,26 +60,24 @@ class BufferMadeAnew(CaptureError):  # noqa: N818
 @contextlib.contextmanager
 def kept_attributes(
     module: torch.nn.Module, refused: list[CaptureError], reads: bool = True,
-    changed: list[str] | None = None,
+    changed: list[str] | None = None, asked: "AskedModule | None" = None,
 ) -> Iterator[None]:  # fmt: skip
     """Refuse what would be kept; what is new or another in attributes goes again.
 
     Without `reads` nobody sees what is read, and nothing is refused for it. What is no tensor and
-    is another after the call is named in `changed` (`repeats.py`).
+    is another after the call is named in `changed` (`repeats.py`), what was looked up in `asked`.
     """
     paths = {child: path for path, child in module.named_modules()}
     before = {child: dict(vars(child)) for child in module.modules()}
+    tables = {child: {held: dict(known[held]) for held in HELD} for child, known in before.items()}
     picture = picture_of({paths[child]: known for child, known in before.items()})
     contents = Contents(before.values())
-    names = {  # attributes that may be kept: plain ones, not parameters or buffers
-        name
-        for known in before.values()
-        for name, value in known.items()
-        if value is None or isinstance(value, torch.Tensor)
-    }
+    shown = Contents([{"hooks": held_by_hooks(module)}])
+    names = _may_be_kept(before.values())
     read: set[tuple[torch.nn.Module, str]] = set()  # before they were set
     written: set[tuple[torch.nn.Module, str]] = set()
     own_changed: list[str] = []  # also what the export has put back when the call has ended
+    left: dict[tuple[torch.nn.Module, str], tuple[Node, lines.SourceLine]] = {}
     get, put = torch.nn.Module.__getattribute__, torch.nn.Module.__setattr__
 
     def note_read(owner: torch.nn.Module, name: str) -> None:
@@ -78,6 +85,8 @@ def kept_attributes(
             read.add((owner, name))
 
     def on_get(self: torch.nn.Module, name: str) -> Any:
+        if asked is not None and (name not in OF_TORCH or name == "training"):
+            asked.attributes.add((self, name))
         if name in names and lines.is_called_by_user(sys._getframe(1)):
             note_read(self, name)
         try:
@@ -95,6 +104,9 @@ def kept_attributes(
             if error is not None:
                 refused.append(error)
                 raise error
+            left.pop((self, name), None)
+            if isinstance(value, torch.Tensor) and (node := node_of(value)) is not None:
+                left[self, name] = node, line
             if self in before and _is_changed(self, name, value):
                 own_changed.append(f"{paths[self]}.{name}".lstrip("."))
             if isinstance(old, int | float) and value is not old:
@@ -102,6 +114,10 @@ def kept_attributes(
                     "%s: `%s` changes %s from call to call; captured, it stays as it is now",
                     line.place, line.code, name,
                 )  # fmt: skip
+        elif name == "training" and self in before and value != self.training:
+            error = _mode_refusal(paths[self])
+            refused.append(error)
+            raise error
         written.add((self, name))
         put(self, name, value)
 
@@ -118,9 +134,66 @@ def kept_attributes(
         if changed is not None:
             now = {paths[child]: vars(child) | known for child, known in before.items()}
             changed += sorted({*own_changed, *differences(picture, picture_of(now))})
+        _say_left(left, shown, paths)
         for child, known in before.items():
-            _put_back(child, known)
-        contents.put_back()
+            _put_back(child, known, tables[child])
+        if any(each.requires_grad for each in contents.put_back()):
+            log.warning(
+                "what the model collects in %s is not collected when it is captured: give it back "
+                "from forward if it is needed", ", ".join((changed or ["a collection"])[:3]),
+            )  # fmt: skip
+
+
+def _may_be_kept(attributes: Iterable[dict[str, Any]]) -> set[str]:
+    """The names of attributes that may keep a tensor: plain ones, not parameters or buffers."""
+    return {
+        name
+        for known in attributes
+        for name, value in known.items()
+        if value is None or isinstance(value, torch.Tensor)
+    }
+
+
+@dataclass
+class AskedModule:
+    """What a module was asked while it was followed: where it says something else, it may do so.
+
+    `attributes` are those that were looked up, also where there were none; `gradients`: was it
+    asked whether gradients are recorded?
+    """
+
+    attributes: set[tuple[torch.nn.Module, str]] = field(default_factory=set)
+    gradients: bool = False
+
+
+def _say_left(
+    left: dict[tuple[torch.nn.Module, str], tuple[Node, lines.SourceLine]], shown: Contents,
+    paths: dict[torch.nn.Module, str],
+) -> None:  # fmt: skip
+    """Say which lines leave a tensor in an attribute for others, as a captured call does not."""
+    if shown.put_back():
+        log.warning("what hooks of the model keep is not kept when it is captured")
+    known: dict[Any, set[Node]] = {}
+    for (owner, name), (node, line) in left.items():
+        if name in owner._buffers or owner not in paths:
+            continue
+        if node.graph not in known:
+            known[node.graph] = depending(node.graph)
+        if node in known[node.graph]:
+            path = f"{paths[owner]}.{name}".lstrip(".")
+            log.warning(
+                "%s: `%s` leaves a tensor in %s; captured, it is not put there: give it back from "
+                "forward if it is needed", line.place, line.code, path,
+            )  # fmt: skip
+
+
+def _mode_refusal(path: str) -> CaptureError:
+    line = lines.of_stack()
+    return CaptureError(
+        f"`{line.code}` changes the mode of {path or 'the module'} while the model runs",
+        fix="set it before, in train() of the model, which both train() and eval() call",
+        file=line.place,
+    )
 
 
 def _refusal(
@@ -152,8 +225,12 @@ def _is_changed(owner: torch.nn.Module, name: str, value: Any) -> bool:
     return not (isinstance(value, PLAIN) and type(old) is type(value) and old == value)
 
 
-def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
+def _put_back(
+    child: torch.nn.Module, known: dict[str, Any], tables: dict[str, dict[str, Any]]
+) -> None:
     """A module's attributes as they were: a call of it that has no data must leave nothing in it.
+
+    Nor must it leave a buffer that it has registered.
 
     Flags go with what they stand for: a model that puts hooks on its modules in its first call, and
     notes that it has, would else put them there twice, or never.
@@ -163,6 +240,10 @@ def _put_back(child: torch.nn.Module, known: dict[str, Any]) -> None:
     for name, value in known.items():
         if vars(child).get(name) is not value:
             vars(child)[name] = value
+    for held, own in tables.items():
+        for name in vars(child)[held].keys() - own.keys():
+            del vars(child)[held][name]
+            child._non_persistent_buffers_set.discard(name)
 
 
 def _is_other_shape(owner: torch.nn.Module, name: str, value: Any) -> bool:

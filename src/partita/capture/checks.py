@@ -7,7 +7,8 @@ Values are not known when a model is captured, so that such a line cannot be fol
 it asks, it changes no result, it only ends a run that would be wrong. So a tensor's truth is
 decided there so that nothing is raised: True in an `assert`, False in an `if` that only raises, the
 other way round behind a `not`; several conditions of which one has a `not` are not decided. Each
-line that was left out is said once.
+line that was left out is said once. So it is with checks of PyTorch's own layers, losses and
+distributions.
 """
 
 import ast
@@ -17,6 +18,7 @@ import linecache
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +26,13 @@ import torch
 from partita.capture import lines
 
 log = logging.getLogger("partita")
+# PyTorch's own: what distributions and losses are given.
+CHECKING = tuple(str(Path(torch.__file__).parent / part) for part in ("distributions", "nn"))
 
 
 @contextlib.contextmanager
-def passing_checks() -> Iterator[None]:
-    """Let checks of values pass while a model is followed."""
+def passing_checks(says: bool = True) -> Iterator[None]:
+    """Let checks of values pass while a model is followed, and say which."""
     said: set[tuple[str, int]] = set()
 
     def deciding(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,13 +40,14 @@ def passing_checks() -> Iterator[None]:
             frame = sys._getframe(1)
             file, number = frame.f_code.co_filename, frame.f_lineno
             wanted = None
-            if _is_truth(self, method is item) and lines.is_called_by_user(frame):
+            own = lines.is_called_by_user(frame)
+            if _is_truth(self, method is item) and (own or file.startswith(CHECKING)):
                 wanted = _passes(file, number)
             if wanted is None:
                 return method(self)
-            if (file, number) not in said:
+            if says and (file, number) not in said:
                 said.add((file, number))
-                line = lines.SourceLine(file, number)
+                line = lines.SourceLine(file, number) if own else lines.of_stack()
                 log.warning(
                     "%s: the check `%s` is left out of what is captured", line.place, line.code
                 )

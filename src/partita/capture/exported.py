@@ -17,7 +17,9 @@ import copy
 import inspect
 import io
 import logging
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,16 +28,16 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from partita.capture import lines
-from partita.capture.attributes import BufferMadeAnew
+from partita.capture.attributes import AskedModule, BufferMadeAnew
 from partita.capture.functional import make_functional
 from partita.capture.open_sizes import OpenSizes, Place, open_sizes
 from partita.capture.records import know_arguments, know_result, unknown_type
 from partita.capture.recurrent import split_layers
 from partita.capture.regions import inline_regions
-from partita.capture.repeats import refuse_other_calls
+from partita.capture.repeats import OF_TORCH, as_code_was, refuse_other_calls
 from partita.capture.torch_program import TorchProgram, read_torch_program
 from partita.capture.translate import translate_with_places
 from partita.capture.vmaps import inline_vmaps
@@ -46,7 +48,7 @@ from partita.graph.record import Graph, Op
 log = logging.getLogger("partita")
 NOISY = (
     "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch._dynamo",
-    "torch._guards",
+    "torch._guards", "torch._subclasses.fake_tensor",
 )  # fmt: skip
 CHECKS = (
     "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
@@ -69,6 +71,7 @@ class Captured:
     graph: Graph
     places: Mapping[str, Any] = field(default_factory=dict)
     is_usual: bool = True  # was it followed by the first of the ways that there are?
+    asked: AskedModule = field(default_factory=AskedModule)  # what the module was asked on the way
 
     def node_of(self, op: Op | str) -> str:
         """The name of the node that an op comes from."""
@@ -94,7 +97,9 @@ def export(
     """The module captured; see `partita.capture`."""
     _check(module, args, kwargs)
     args, kwargs = _distinct((tuple(args), kwargs))
-    program, is_usual = _exported(module, args, kwargs, checkpointing)
+    asked = AskedModule()
+    program, is_usual = _exported(module, args, kwargs, checkpointing, asked)
+    _find_unregistered(program, asked)
     inline_vmaps(program.graph_module)
     _erase_checks(program.graph)
     inline_regions(program.graph_module, program.graph_signature.inputs_to_buffers)
@@ -107,7 +112,31 @@ def export(
         graph, places = translate_with_places(record, name or type(module).__name__)
     except GraphError as error:
         raise CaptureError(error.found, fix=error.fix, field=error.field) from None
-    return Captured(module, program, record, graph, places, is_usual)
+    return Captured(module, program, record, graph, places, is_usual, asked)
+
+
+def _find_unregistered(program: ExportedProgram, asked: AskedModule) -> None:
+    """Parameters that the module holds in lists, or in modules in lists, which nobody registers.
+
+    The export takes what they hold without gradients; the tensors themselves get theirs.
+    """
+    held: dict[Any, torch.Tensor] = {}
+    for owner, name in asked.attributes:
+        leaves = (*owner._parameters.values(), *tree_leaves(vars(owner).get(name)))
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.is_leaf and leaf.requires_grad:
+                held[_place_of(leaf)] = leaf
+    for name, constant in program.constants.items():
+        if isinstance(constant, torch.Tensor) and not constant.requires_grad:
+            program.constants[name] = held.get(_place_of(constant), constant)
+
+
+def _place_of(tensor: torch.Tensor) -> Any:
+    """Where a tensor lies; two that lie in one place are one."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    memory = tensor.untyped_storage()._cdata
+    return memory, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def export_open(
@@ -167,21 +196,22 @@ def _check(module: Any, args: Any, kwargs: Any) -> None:
 
 
 def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
-) -> tuple[ExportedProgram, bool]:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    asked: AskedModule,
+) -> tuple[ExportedProgram, bool]:  # fmt: skip
     """The program, and whether the first way to export it was the one that worked."""
     know_arguments((args, kwargs))
     try:
-        return _export_made(module, args, kwargs, checkpointing), True
+        return _export_made(module, args, kwargs, checkpointing, asked), True
     except CaptureError:
         raise
     except Exception as first:
         if know_result(first):
-            return _exported(module, args, kwargs, checkpointing)
+            return _exported(module, args, kwargs, checkpointing, asked)
         if not _is_hopeless(module, first):
             for attempt in (_plainly, _strictly):
                 try:
-                    return attempt(module, args, kwargs, checkpointing), False
+                    return attempt(module, args, kwargs, checkpointing, asked), False
                 except CaptureError:
                     raise
                 except Exception:
@@ -190,33 +220,48 @@ def _exported(
 
 
 def _export_made(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
-) -> ExportedProgram:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    asked: AskedModule,
+) -> ExportedProgram:  # fmt: skip
     """Exported after buffers that the model makes for the sizes at hand were made."""
     for _ in module.buffers():
         try:
-            return _export(module, args, kwargs, checkpointing, strict=False)
+            return _export(module, args, kwargs, checkpointing, strict=False, asked=asked)
         except BufferMadeAnew as anew:
             anew.make()
-    return _export(module, args, kwargs, checkpointing, strict=False)
+    return _export(module, args, kwargs, checkpointing, strict=False, asked=asked)
 
 
 def _plainly(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
-) -> ExportedProgram:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    asked: AskedModule,
+) -> ExportedProgram:  # fmt: skip
     """As the model runs by itself: some go other ways where they are exported, and fail there."""
-    return _export(module, args, kwargs, checkpointing, strict=False, plainly=True)
+    return _export(module, args, kwargs, checkpointing, strict=False, plainly=True, asked=asked)
 
 
 def _strictly(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str
-) -> ExportedProgram:
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
+    asked: AskedModule,
+) -> ExportedProgram:  # fmt: skip
     """By reading the bytecode, which nobody can watch; so the model is run first, without data."""
     copied = _without_data(module)
     args2, kwargs2 = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
     with _silent(), torch.enable_grad(), watching(copied, checkpointing, carries=False):
         copied(*args2, **kwargs2)
+    _ask_all(module, asked)
     return _export(module, args, kwargs, checkpointing, strict=True)
+
+
+def _ask_all(module: torch.nn.Module, asked: AskedModule) -> None:
+    """Nobody sees what is asked where bytecode is read: everything that there is may be."""
+    asked.gradients = True
+    asked.attributes |= {
+        (child, name)
+        for child in module.modules()
+        for name in vars(child)
+        if name not in OF_TORCH
+    }  # fmt: skip
 
 
 def _without_data(module: torch.nn.Module) -> torch.nn.Module:
@@ -237,14 +282,23 @@ def _export(
     strict: bool,
     plainly: bool = False,
     shapes: dict[str, Any] | None = None,
+    asked: AskedModule | None = None,
 ) -> ExportedProgram:
-    changed: list[str] = []
-    watched = watching(module, checkpointing, not strict, plainly, strict, changed)
-    with _silent(), torch.enable_grad(), watched:
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=strict)
-    if changed and shapes is None:
-        with _silent():
-            refuse_other_calls(module, args, kwargs, changed, deciding)
+    with as_code_was(module):
+        changed: list[str] = []
+        watched = watching(module, checkpointing, not strict, plainly, strict, changed, asked)
+        with _silent(), torch.enable_grad(), watched:
+            program = torch.export.export(
+                module, args, kwargs, dynamic_shapes=shapes, strict=strict
+            )
+        if asked is not None and asked.gradients and not torch.is_grad_enabled():
+            # It asks, and without gradients it may do something else.
+            watched = watching(module, checkpointing, not strict, plainly, strict)
+            with _silent(), torch.no_grad(), watched:
+                program = torch.export.export(module, args, kwargs, strict=strict)
+        if shapes is None:
+            with _silent(), contextlib.redirect_stdout(io.StringIO()):
+                refuse_other_calls(module, args, kwargs, changed, deciding)
     return program
 
 
@@ -283,15 +337,19 @@ def _is_hopeless(module: torch.nn.Module, error: Exception) -> bool:
 
 def _refusal(module: torch.nn.Module, error: Exception) -> CaptureError:
     line = lines.of_error(error)
+    if not line.file:
+        line = lines.of_function(type(module).forward)
     scripted = _scripted(module)
     if _is_data_dependent(error):
         refusal = "depends on the values of a tensor, which are not known when a model is captured"
         fix = (
-            TEXTS
-            if _writes_text(line)
-            else "choose with torch.where, "
+            "choose with torch.where, "
             "or decide outside the model and pass the decision as an argument"
         )
+        if _writes_text(line):
+            fix = TEXTS
+        elif _is_in_norm(error):
+            fix = "give the norm a momentum, a number: without one it counts its batches to average"
     elif scripted is not None:
         refusal = f"calls the module {scripted!r}, which is compiled by TorchScript"
         fix = "use the Python module that it was made from"
@@ -314,6 +372,12 @@ TEXTS = (
     "leave texts about values out of forward: return the tensor and write it where it is called, "
     "or write its shape"
 )
+
+
+def _is_in_norm(error: BaseException) -> bool:
+    """Is it the number of batches that a norm without a momentum reads?"""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(file.endswith(os.path.join("modules", "batchnorm.py")) for file in files)
 
 
 def _writes_text(line: lines.SourceLine) -> bool:

@@ -29,6 +29,9 @@ def make_functional(program: ExportedProgram) -> None:
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
     for node in list(program.graph.nodes):
+        if _base_name(node) == "detach":
+            _read_through(node, kinds)
+    for node in list(program.graph.nodes):
         if _is_inactive_dropout(node):  # it gives its input itself, which export does not see
             node.meta["val"] = node.args[0].meta["val"]
         elif _is_copy_of_itself(node):  # export assigns what a module has kept to its name again
@@ -37,6 +40,39 @@ def make_functional(program: ExportedProgram) -> None:
         elif _written(node) is not None:
             _Change(program.graph, node, kinds, names).apply()
     _rename_outputs(program)
+
+
+def _read_through(detached: Node, kinds: dict[str, InputKind]) -> None:
+    """A buffer detached is the buffer, as it has no gradient: nor has what is written to it so.
+
+    That is how `buffer.data.mul_(0.9).add_(x)` changes it.
+    """
+    (buffer,) = detached.all_input_nodes
+    if kinds.get(buffer.name) is not InputKind.BUFFER or buffer.meta["val"].requires_grad:
+        return
+    graph = detached.graph
+    writes = {node: at for node in graph.nodes if (at := _written(node)) and _root(at) is detached}
+    after = list(graph.nodes)
+    after = after[after.index(next(iter(writes))) :] if writes else []
+    if any(_reads(node, detached) and not _is_view(node) for node in after if node not in writes):
+        return  # there what was written has its gradient
+    for node, written in writes.items():
+        for source in node.all_input_nodes:
+            if source is not written and source.meta["val"].is_floating_point():
+                with graph.inserting_before(node):
+                    plain = graph.call_function(aten.detach.default, (source,))
+                plain.meta = {**source.meta, "val": source.meta["val"].detach()}
+                node.replace_input_with(source, plain)
+    detached.replace_all_uses_with(buffer)
+    graph.erase_node(detached)
+
+
+def _reads(node: Node, root: Node) -> bool:
+    return any(_root(source) is root for source in node.all_input_nodes)
+
+
+def _is_view(node: Node) -> bool:
+    return _viewed(node) is not None
 
 
 def _is_copy_of_itself(node: Node) -> bool:

@@ -31,10 +31,10 @@ def is_of_call(value: torch.Tensor) -> bool:
     if get_proxy_mode() is None:
         return True  # nobody follows the model: it cannot be told
     node = node_of(value)
-    return node is not None and node in _of_call(node.graph)
+    return node is not None and node in depending(node.graph)
 
 
-def _of_call(graph: Graph) -> set[Node]:
+def depending(graph: Graph) -> set[Node]:
     """The nodes that depend on arguments, parameters, buffers or chance, in place or not."""
     known: set[Node] = set()
     storages: set[int] = set()  # memory that such numbers were written to
@@ -58,7 +58,7 @@ def _of_call(graph: Graph) -> set[Node]:
 
 def constant_of(node: Node, root: Any) -> torch.Tensor:
     """The numbers of a tensor that is made of constants alone, computed; `root` holds tensors."""
-    of_call = _of_call(node.graph)
+    of_call = depending(node.graph)
     values: dict[Node, Any] = {}
     with torch.no_grad():
         for each in node.graph.nodes:

@@ -11,14 +11,16 @@ is kept and not read is no matter.
 
 import contextlib
 import copy
+import functools
 import logging
 import operator
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -66,12 +68,12 @@ def _pictured(value: Any, known: dict[int, Any], depth: int) -> Any:
 class Contents:
     """What the collections and objects among attributes hold: hooks, tables, notes of calls."""
 
-    def __init__(self, attributes: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, attributes: Iterable[Mapping[str, Any]], depth: int = DEEPEST) -> None:
         self.known: dict[int, tuple[Any, Any]] = {}  # a collection and what it has held
         for own in attributes:
             for name, value in own.items():
                 if name not in HELD:
-                    self._look(value, DEEPEST)
+                    self._look(value, depth)
 
     def _look(self, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN) or id(value) in self.known:
@@ -88,15 +90,81 @@ class Contents:
             for _, each in zip(range(MOST), inner, strict=False):
                 self._look(each, depth - 1)
 
-    def put_back(self) -> None:
-        """Let them hold again what they have held."""
+    def put_back(self, only_without_data: bool = False) -> list[torch.Tensor]:
+        """Let them hold again what they have held; gives the tensors that were put there.
+
+        `only_without_data`: those alone that hold tensors without data.
+        """
+        found: list[torch.Tensor] = []
         for collection, held in self.known.values():
-            if not _holds_same(collection, held):
-                collection.clear()
-                if isinstance(collection, list | deque):
-                    collection.extend(held)
-                else:
-                    collection.update(held)
+            if _holds_same(collection, held):
+                continue
+            before = {id(leaf) for leaf in _tensors_in(held)}
+            new = [leaf for leaf in _tensors_in(collection) if id(leaf) not in before]
+            if only_without_data and not any(isinstance(leaf, FakeTensor) for leaf in new):
+                continue
+            found += new
+            collection.clear()
+            if isinstance(collection, list | deque):
+                collection.extend(held)
+            else:
+                collection.update(held)
+        return found
+
+
+def _tensors_in(collection: Any) -> list[torch.Tensor]:
+    values = collection.values() if isinstance(collection, dict) else collection
+    return [leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def as_code_was(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what the files of a module's classes hold, when a call without data has ended.
+
+    Tables that functions fill (`lru_cache`, a dict beside the classes) would hold tensors without
+    data from then on.
+    """
+    names = {base.__module__ for child in module.modules() for base in type(child).__mro__}
+    files = [
+        vars(sys.modules[name])
+        for name in sorted(names)
+        if name in sys.modules and not name.startswith("torch.") and name != "builtins"
+    ]
+    values = [value for own in files for value in list(own.values())]
+    values += [value for child in module.modules() for value in vars(type(child)).values()]
+    caches = {id(each): each for each in values if isinstance(each, functools._lru_cache_wrapper)}
+    misses = {number: cache.cache_info().misses for number, cache in caches.items()}
+    tables = [{"table": value} for value in values if type(value) in (dict, list, set, deque)]
+    contents = Contents(tables, depth=0)
+    try:
+        yield
+    finally:
+        contents.put_back(only_without_data=True)
+        for number, cache in caches.items():
+            if cache.cache_info().misses != misses[number]:
+                cache.cache_clear()
+
+
+def held_by_hooks(module: torch.nn.Module) -> list[Any]:
+    """What the hooks of a module, and of those in it, may write to: what their code has at hand."""
+    hooks = [
+        hook
+        for child in module.modules()
+        for hook in (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
+    ]
+    held: list[Any] = []
+    for hook in hooks:
+        cells = getattr(hook, "__closure__", None) or ()
+        held += [cell.cell_contents for cell in cells if _is_set(cell)]
+        held += [getattr(hook, "__self__", None), getattr(hook, "args", None)]
+    return [each for each in held if not isinstance(each, torch.nn.Module)]
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that nothing was put into yet
+        return False
 
 
 def _holds_same(one: Any, other: Any) -> bool:
@@ -129,34 +197,31 @@ def refuse_other_calls(
 ) -> None:  # fmt: skip
     """Raise `CaptureError` where a second call does something else; `kept` is what was changed."""
     try:
-        first, second = _two_calls(module, args, kwargs, around)
+        line = _first_difference(module, args, kwargs, around)
     except Exception:  # it cannot be copied, or runs only with data: nothing is known
         log.debug("whether a second call does the same is not known", exc_info=True)
         return
-    for one, other in zip(first.steps, second.steps, strict=False):
-        if one != other:
-            place = second.steps.index(other)
-            raise _refusal(second.lines[place], kept)
-    if len(first.steps) != len(second.steps):
-        longer = max(first, second, key=lambda calls: len(calls.steps))
-        raise _refusal(longer.lines[min(len(first.steps), len(second.steps))], kept)
+    if line is not None:
+        raise _refusal(line, kept)
 
 
 def _refusal(line: lines.SourceLine, kept: list[str]) -> CaptureError:
     named = ", ".join(kept[:3]) + (", ..." if len(kept) > 3 else "")
+    why = f"the module keeps {named} from call to call" if kept else "it depends on something that"
+    lost = ", which would be lost" if kept else " changes from call to call"
     return CaptureError(
-        f"`{line.code}` does something else in the second call than in the first: the module keeps "
-        f"{named} from call to call, which would be lost",
+        f"`{line.code}` does something else in the second call than in the first: {why}{lost}",
         fix="keep it in a buffer (register_buffer) that is changed in place, "
         "or pass it as an argument; if only the first call differs, call it once before",
         file=line.place,
     )
 
 
-def _two_calls(
+def _first_difference(
     module: torch.nn.Module, args: Any, kwargs: dict[str, Any],
     around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> tuple["_CallSteps", "_CallSteps"]:  # fmt: skip
+) -> lines.SourceLine | None:  # fmt: skip
+    """Where a second call of a copy of the module does something else than the first; or None."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     held: dict[int, Any] = {
         id(p): torch.nn.Parameter(mode.from_tensor(p.detach()), p.requires_grad)
@@ -165,33 +230,60 @@ def _two_calls(
     held |= {id(b): mode.from_tensor(b) for b in module.buffers()}
     copied = copy.deepcopy(module, held)
     args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-    names = {id(p): name for name, p in copied.named_parameters()}
-    names |= {id(b): name for name, b in copied.named_buffers()}
     given = {id(t): f"argument {i}" for i, t in enumerate(tree_leaves((args, kwargs)))}
-    calls: list[_CallSteps] = []
-    state = torch.get_rng_state()
+    named = _names(copied)
+    first = _CallSteps({**named, **given}, {}, [])
+    state, caches = torch.get_rng_state(), torch.is_autocast_cache_enabled()
+    hooks = Contents([{"hooks": held_by_hooks(module)}])
+    torch.set_autocast_cache_enabled(False)  # else the second call casts less
     try:
         with mode, torch.enable_grad():
-            for _ in range(2):
-                steps = _CallSteps({**names, **given}, calls[0].made if calls else {})
-                with around(), steps:
-                    copied(*args, **kwargs)
-                calls.append(steps)
+            with around(), first:
+                copied(*args, **kwargs)
+            now = {number: n for number, n in _names(copied).items() if n in named.values()}
+            second = _CallSteps({**now, **given}, first.made, first.steps)
+            with around(), second:
+                copied(*args, **kwargs)
+    except _OtherStep as other:
+        return other.line
     finally:
         torch.set_rng_state(state)
-    return calls[0], calls[1]
+        torch.set_autocast_cache_enabled(caches)
+        hooks.put_back()
+    if len(first.steps) != len(second.steps):
+        return lines.of_function(type(module).forward)
+    return None
+
+
+def _names(module: torch.nn.Module) -> dict[int, str]:
+    """Parameters and buffers by what they are; the call before may have put others there."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return names | {id(b): name for name, b in module.named_buffers()}
+
+
+class _OtherStep(BaseException):
+    """Ends the second call where it does something else; no `except Exception` catches it."""
+
+    def __init__(self, line: lines.SourceLine) -> None:
+        super().__init__()
+        self.line = line
 
 
 class _CallSteps(TorchDispatchMode):
-    """What a call does on what it is given: operations, and by which tensors and numbers."""
+    """What a call does on what it is given: operations, and by which tensors and numbers.
 
-    def __init__(self, given: Mapping[int, str], before: Mapping[int, Any]) -> None:
+    Where steps are expected, the first that is another raises `_OtherStep`.
+    """
+
+    def __init__(
+        self, given: Mapping[int, str], before: Mapping[int, Any], expected: list[Any]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.labels: dict[int, str] = dict(given)
         self.before = before
+        self.expected = expected
         self.made: dict[int, Any] = {}  # held, so that no id is used twice
         self.steps: list[Any] = []
-        self.lines: list[lines.SourceLine] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -203,8 +295,10 @@ class _CallSteps(TorchDispatchMode):
         labels = [self._label(leaf) for leaf in leaves]
         if draws or any(label[0] == "of the call" for label in labels):
             number = len(self.steps)
-            self.steps.append((str(func), labels))
-            self.lines.append(lines.of_stack())
+            step = (func, labels)
+            if self.expected and (number >= len(self.expected) or self.expected[number] != step):
+                raise _OtherStep(lines.of_stack())
+            self.steps.append(step)
             for place, leaf in enumerate(tree_leaves(out)):
                 if isinstance(leaf, torch.Tensor):
                     self.made[id(leaf)] = leaf

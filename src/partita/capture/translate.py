@@ -130,7 +130,9 @@ class _Translation:
             except (TorchUnfit, GraphError, TypeError, KeyError, IndexError, DataDependent):
                 site = TorchSite(self, node)
         if site.given is None:
-            site.give(node.operation, site.all_tensors(), known=False)
+            # It is not what the kind of that name is: a recurrent layer with a projection, say.
+            kind = f"own_{node.operation}" if node.operation in SHAPES else node.operation
+            site.give(kind, site.all_tensors(), known=False)
         site.commit()
 
 
@@ -232,7 +234,11 @@ class TorchSite:
         )
         pairs = [(name, value) for name, value in zip(names, self.values, strict=False)]
         self._pending.append(_Pending(self._op(self.node.name, kind, inputs, names, attrs), pairs))
-        rest = [i for i in range(count, len(self.values)) if self.uses(i)]
+        rest = [
+            i
+            for i in range(count, len(self.values))
+            if self.uses(i) and not _is_empty(self.values[i])
+        ]
         more = {i: self._work.free(f"{self.node.name}.more:{i}") for i in rest}
         if more:
             op = self._op(

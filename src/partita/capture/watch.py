@@ -33,7 +33,7 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from partita.capture import lines
-from partita.capture.attributes import kept_attributes
+from partita.capture.attributes import AskedModule, kept_attributes
 from partita.capture.checks import passing_checks
 from partita.capture.functions import NotCarried, carried, is_own_apply
 from partita.capture.of_call import decided_constants
@@ -49,14 +49,15 @@ log = logging.getLogger("partita")
 @contextlib.contextmanager
 def watching(
     module: torch.nn.Module, checkpointing: str, carries: bool = True, plainly: bool = False,
-    bytecode: bool = False, changed: list[str] | None = None,
+    bytecode: bool = False, changed: list[str] | None = None, asked: AskedModule | None = None,
 ) -> Iterator[None]:  # fmt: skip
     """Raise `CaptureError` at the line of the model that does what would be lost.
 
     `carries`: may a custom Function become an operator? `plainly`: is the model told that it is not
     being compiled or exported, should it ask? `bytecode`: is its bytecode read (strict export)?
     That knows less of what is put in the place of PyTorch's own, and the model has been run before.
-    `changed` gets the names of what the call has changed in the module, tensors aside.
+    `changed` gets the names of what the call has changed in the module, tensors aside, `asked` what
+    the module was asked.
     """
     if checkpointing not in CHECKPOINTING:
         raise CaptureError(
@@ -73,7 +74,10 @@ def watching(
         _replaced(refused),
         _checkpoints(refused, checkpointing),
         _functions(refused, carries),
-        kept_attributes(module, refused, reads=not bytecode, changed=changed),
+        kept_attributes(module, refused, reads=not bytecode, changed=changed, asked=asked),
+        _noted_grad_mode(asked),
+        _detached_data(refused),
+        _said_padding(),
         _decided_draws(refused),
         contextlib.nullcontext() if bytecode else _bounded_counts(),
         contextlib.nullcontext() if bytecode else decided_constants(),
@@ -98,7 +102,7 @@ def watching(
 def deciding() -> Iterator[None]:
     """What is decided about values while a module is followed, for a call that is not followed."""
     refused: list[CaptureError] = []
-    with _decided_draws(refused), _bounded_counts(), passing_checks():
+    with _decided_draws(refused), _bounded_counts(), passing_checks(says=False):
         yield
 
 
@@ -297,6 +301,76 @@ def _noted_draws(drawn: list[lines.SourceLine]) -> Iterator[None]:
             for name in DRAWS:
                 if hasattr(home, name):
                     put(home, name, noting(getattr(home, name)))
+        yield
+
+
+@contextlib.contextmanager
+def _noted_grad_mode(asked: AskedModule | None) -> Iterator[None]:
+    """Note that the model asks whether gradients are recorded."""
+
+    def on_ask() -> bool:
+        if asked is not None and lines.is_called_by_user(sys._getframe(1)):
+            asked.gradients = True
+        return is_grad_enabled()
+
+    is_grad_enabled = torch.is_grad_enabled
+    with contextlib.ExitStack() as stack:
+        _putting(stack)(torch, "is_grad_enabled", on_ask)
+        yield
+
+
+@contextlib.contextmanager
+def _detached_data(refused: list[CaptureError]) -> Iterator[None]:
+    """`x.data` in the model's code is `x.detach()`, which can be followed.
+
+    Other numbers for x (`x.data = y`) cannot, and are refused.
+    """
+
+    def get(self: torch.Tensor) -> torch.Tensor:
+        if not lines.is_called_by_user(sys._getframe(1)):
+            made: torch.Tensor = plain.__get__(self)
+            return made
+        return self.detach()
+
+    def put(self: torch.Tensor, value: torch.Tensor) -> None:
+        if lines.is_called_by_user(sys._getframe(1)):
+            line = lines.of_stack()
+            error = CaptureError(
+                f"`{line.code}` gives a tensor other numbers by its .data, which would be lost",
+                fix="change it in place (buffer.copy_(y.detach())), or set the attribute",
+                file=line.place,
+            )
+            refused.append(error)
+            raise error
+        plain.__set__(self, value)
+
+    plain: Any = torch._C.TensorBase.data
+    cls: Any = torch.Tensor
+    cls.data = property(get, put)
+    try:
+        yield
+    finally:
+        del cls.data
+
+
+@contextlib.contextmanager
+def _said_padding() -> Iterator[None]:
+    """Say where PyTorch would give zeros for what is padding, if no gradients were recorded."""
+
+    def on_encode(self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
+                  is_causal: bool | None = None) -> Any:  # fmt: skip
+        if src_key_padding_mask is not None and not self.training and self.use_nested_tensor:
+            line = lines.of_stack()
+            log.warning(
+                "%s: `%s` gives zeros for padding where no gradients are recorded; captured, it "
+                "gives what it gives where they are: pass enable_nested_tensor=False to "
+                "nn.TransformerEncoder to have it always so", line.place, line.code,
+            )  # fmt: skip
+        return encode(self, src, mask, src_key_padding_mask, is_causal)
+
+    encode = torch.nn.TransformerEncoder.forward
+    with contextlib.ExitStack() as stack:
+        _putting(stack)(torch.nn.TransformerEncoder, "forward", on_encode)
         yield
 
 

@@ -217,6 +217,8 @@ def _to(it: Written) -> Expr | None:
         device, own = it.raw("device"), it.raw("self").meta.device
         if device in (None, own) and it.raw("layout") in (None, torch.strided):
             kwargs = {"copy": literal(True)} if it.raw("copy") else {}
+            if it.raw("memory_format") is not None:  # random numbers are drawn in that order
+                kwargs["memory_format"] = it("memory_format")
             return call(f"{it('self')}.to", [it("dtype")], kwargs)
     return None
 

@@ -342,6 +342,21 @@ def forward_part(graph: Graph) -> Graph:
     return replace(graph, tensors=tensors, ops=ops, outputs=outputs)
 
 
+def learned_first(graph: Graph) -> Graph:
+    """The graph with the first output that a parameter influences before all others.
+
+    A model may give classes first and scores after; who trains it differentiates the scores.
+    """
+    wanted = _tensors_with_gradient(graph)
+    outputs = sorted(graph.outputs, key=lambda name: name not in wanted)
+    return replace(graph, outputs=(*outputs[:1], *(o for o in graph.outputs if o != outputs[0])))
+
+
+def is_learned(graph: Graph) -> bool:
+    """Does a parameter influence any output, so that there is something to train?"""
+    return not _tensors_with_gradient(graph).isdisjoint(graph.outputs)
+
+
 def _tensors_with_gradient(graph: Graph) -> set[str]:
     """Parameters, and floating activations that depend on one; `detach` stops it."""
     wanted = {tensor.name for tensor in graph.parameters if tensor.dtype in FLOATS}

@@ -7,6 +7,7 @@ The stages run one after the other in this process, on whatever device the modul
 what a pipeline of the devices asked for would take.
 """
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from partita.errors import CaptureError, PlanError
@@ -72,17 +73,14 @@ def pipe(
         "stop": stop or QUICKLY, "seed": seed,
     }  # fmt: skip
 
-    def program_for(
-        args: tuple[Any, ...], kwargs: dict[str, Any], programs: "Programs | None"
-    ) -> "PipedMode":
-        return _program(module, args, kwargs, checkpointing, options, programs)
-
-    return Piped(module, program_for, args, kwargs or {})
+    module = module.original if isinstance(module, Piped) else module
+    cut_module = functools.partial(_program, checkpointing=checkpointing, options=options)
+    return Piped(module, cut_module, args, kwargs or {})
 
 
 def _program(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], checkpointing: str,
-    options: dict[str, Any], programs: "Programs | None",
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], programs: "Programs | None",
+    checkpointing: str, options: dict[str, Any],
 ) -> "PipedMode":  # fmt: skip
     """The module as it is now, captured: in the stages there are, or partitioned and emitted."""
     from partita.capture import export_module
@@ -111,11 +109,13 @@ def _program(
 
 
 def _partitioned(captured: "Captured", learns: bool, options: dict[str, Any]) -> "Partitioned":
+    from partita.graph.backward import is_learned, learned_first
     from partita.jobs.partition import partition
     from partita.search.base import Status
 
+    graph = learned_first(captured.graph) if learns else captured.graph
     partitioned = partition(
-        captured.graph, training=learns, in_order=captured.random_ops(), **options
+        graph, training=learns and is_learned(graph), in_order=captured.random_ops(), **options
     )
     if partitioned.plan is None:
         more = "use more or larger devices"

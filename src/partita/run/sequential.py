@@ -45,16 +45,32 @@ def build_stages(captured: Captured, emitted: Emitted) -> list[nn.Module]:
     return list(made)
 
 
+def used_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Every parameter and buffer, and the table and name by which it is looked up."""
+    return [
+        (table, name, tensor)
+        for child in module.modules()
+        for table in (child._parameters, child._buffers)
+        for name, tensor in table.items()
+    ]
+
+
 def link(stages: Sequence[nn.Module], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Let the stages use these tensors, by the original names."""
+    """Let the stages use these tensors, by the original names.
+
+    One of another shape is of other sizes: a buffer that the model makes anew for those at hand.
+    """
     for stage in stages:
         held = (
             *stage.named_parameters(remove_duplicate=False),
             *stage.named_buffers(remove_duplicate=False),
         )
-        for name, _ in held:
+        for name, tensor in held:
+            if tensors[name].shape != tensor.shape:
+                continue
             owner, _, leaf = name.rpartition(".")
-            setattr(stage.get_submodule(owner), leaf, tensors[name])
+            own = vars(stage.get_submodule(owner))
+            own["_parameters" if leaf in own["_parameters"] else "_buffers"][leaf] = tensors[name]
 
 
 def run_stages(stages: Sequence[nn.Module], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +91,17 @@ class SequentialStages:
     captured: Captured
     emitted: Emitted
     stages: list[nn.Module] = field(default_factory=list)
+    used: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stages = self.stages or build_stages(self.captured, self.emitted)
+        self.used = used_tensors(self.captured.module)
+
+    def follow(self) -> None:
+        """Let the stages use the tensors that are the module's now, if they are others."""
+        if any(table[name] is not tensor for table, name, tensor in self.used):
+            link(self.stages, held_tensors(self.captured))
+            self.used = used_tensors(self.captured.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, in the model's structure; sizes are not looked at."""

@@ -17,7 +17,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -82,6 +82,10 @@ class Improvement:
     evaluations: int
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """When to stop: whichever rule comes first. `None` means no such rule.
@@ -94,7 +98,7 @@ class Stop:
     gap: float = 0.0
     target: float | None = None
     evaluations: int | None = None
-    interrupted: Callable[[], bool] = field(default=lambda: False)
+    interrupted: Callable[[], bool] = _never
     progress: Callable[[Improvement], None] | None = None
 
 
