@@ -15,6 +15,7 @@ from partita.jobs.plan_simulator import order_bound_s
 from partita.jobs.simulate import simulate, simulate_stages
 from partita.plans import plan_from_json
 from partita.search.base import Status, Stop
+from tests.shallow import GPT2
 
 QUICK = Stop(gap=0.01)  # no clock: a slow machine must not change the answer
 
@@ -39,7 +40,7 @@ def test_no_named_strategy_is_faster_than_the_plan(model, cluster, batch):
 
 
 def test_a_plan_is_what_it_predicts_and_passes_the_checker(tmp_path):
-    planned = plan("gpt2", "4xA100", batch=16, pin=["pp=2"], stop=QUICK)
+    planned = plan(GPT2, "4xA100", batch=16, pin=["pp=2"], stop=QUICK)
     assert planned.plan is not None
     assert len({stage.mesh.devices for stage in planned.plan.stages}) == 2
     file = tmp_path / "plan.json"
@@ -65,7 +66,7 @@ def test_no_pin_finds_what_a_free_search_does_not(pin, free):
 
 def test_over_slow_links_a_free_search_finds_what_a_pinned_one_does():
     """Estimates add sends that ZB-V hides: by them alone it would never be simulated."""
-    slow = ("gpt2", "2xV100@links=0.01")
+    slow = (GPT2, "2xV100@links=0.01")
     free = plan(*slow, batch=8)
     pinned = plan(*slow, batch=8, pin=("pp=2",))
     assert free.best.step_s <= pinned.best.step_s * 1.001
@@ -88,9 +89,9 @@ def test_the_same_input_gives_the_same_plan():
 
 
 def test_memory_that_is_asked_for_is_kept():
-    free = plan("gpt2", "2xA100", batch=16, stop=QUICK)
+    free = plan(GPT2, "2xA100", batch=16, stop=QUICK)
     cap = max(free.best.simulation.peak_bytes) * 0.6
-    tight = plan("gpt2", "2xA100", batch=16, max_memory=cap, stop=QUICK)
+    tight = plan(GPT2, "2xA100", batch=16, max_memory=cap, stop=QUICK)
     assert tight.best is not None
     assert max(tight.best.simulation.peak_bytes) <= cap
     assert tight.best.step_s >= free.best.step_s
@@ -112,7 +113,7 @@ def test_a_cluster_without_free_memory_has_no_plan():
 
 def test_pins_are_kept_and_bans_are_not_found():
     planned = plan(
-        "gpt2", "4xA100", batch=16, stop=QUICK,
+        GPT2, "4xA100", batch=16, stop=QUICK,
         pin=["pp=4", "micro-batches=16"], forbid=["schedule=zb-h1", "schedule=zb-h2"],
     )  # fmt: skip
     for candidate in (planned.best, *planned.others):
@@ -131,13 +132,13 @@ def test_a_pinned_schedule_is_that_of_every_plan(name):
 
 
 def test_a_pinned_recompute_is_in_every_stage():
-    planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=full", "pp=2"], stop=QUICK)
+    planned = plan(GPT2, "2xA100", batch=8, pin=["recompute=full", "pp=2"], stop=QUICK)
     assert all((stage.checkpointing == "full") for stage in planned.plan.stages)
     assert check_plan(planned.plan) == ()
 
 
 def test_a_pinned_light_recompute_is_in_every_stage_with_something_cheap():
-    planned = plan("gpt2", "2xA100", batch=8, pin=["recompute=selective", "pp=2"], stop=QUICK)
+    planned = plan(GPT2, "2xA100", batch=8, pin=["recompute=selective", "pp=2"], stop=QUICK)
     kinds = {op.name: op.kind for op in planned.best.simulation.workload.graph.ops}
     for stage in planned.plan.stages:
         cheap = not {"layer_norm", "elementwise"}.isdisjoint(kinds[s.op] for s in stage.splits)
@@ -208,9 +209,9 @@ def test_a_model_of_one_op_is_planned():
 
 
 def test_inference_has_no_backward_and_latency_is_the_time_of_a_batch():
-    quick = plan("gpt2", "2xA100", batch=8, training=False, objective="latency", stop=QUICK)
+    quick = plan(GPT2, "2xA100", batch=8, training=False, objective="latency", stop=QUICK)
     assert quick.best.objective_s == quick.best.step_s
-    many = plan("gpt2", "2xA100", batch=8, training=False, stop=QUICK)
+    many = plan(GPT2, "2xA100", batch=8, training=False, stop=QUICK)
     assert many.best.objective_s <= many.best.step_s * (1 + 1e-9)
     assert many.best.objective_s <= quick.best.objective_s * (1 + 1e-9)
 
@@ -218,7 +219,7 @@ def test_inference_has_no_backward_and_latency_is_the_time_of_a_batch():
 def test_a_stopped_search_gives_the_best_so_far():
     asked = iter(range(10**6))
     planned = plan(
-        "gpt2", "4xA100", batch=16,
+        GPT2, "4xA100", batch=16,
         stop=Stop(interrupted=lambda: next(asked) > 6),
     )  # fmt: skip
     assert planned.status is Status.STOPPED
@@ -228,8 +229,8 @@ def test_a_stopped_search_gives_the_best_so_far():
 
 def test_unlike_devices_get_unlike_stages():
     cluster = resolve("1xV100+1xP100")
-    planned = plan("gpt2", cluster, batch=12, dtype="f16", stop=QUICK)
-    alike = simulate("gpt2", cluster, batch=12, dtype="f16")
+    planned = plan(GPT2, cluster, batch=12, dtype="f16", stop=QUICK)
+    alike = simulate(GPT2, cluster, batch=12, dtype="f16")
     assert planned.best.step_s < 0.85 * alike.step_s
 
 
@@ -249,7 +250,7 @@ def test_plain_pipelines_get_orders_without_bubbles_behind_others_that_are_ahead
 
 
 def test_a_searched_order_is_a_plan_like_any_other():
-    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2", "micro-batches=4"], stop=QUICK)
+    planned = plan(GPT2, "2xA100", batch=8, pin=["pp=2", "micro-batches=4"], stop=QUICK)
     orders = [
         candidate.simulation
         for candidate in (planned.best, *planned.others)
@@ -271,7 +272,7 @@ def test_a_plan_from_a_newer_version_or_for_another_model_is_refused():
 
 
 def test_a_checker_does_not_believe_a_plan():
-    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
+    planned = plan(GPT2, "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
     value = json.loads(planned.plan.to_json())
     value["stages"] = value["stages"][::-1]
     complaints = check_plan(plan_from_json(value))
@@ -284,7 +285,7 @@ def test_a_checker_does_not_believe_a_plan():
 
 
 def test_no_order_is_quicker_than_its_first_forward_and_its_work():
-    planned = plan("gpt2", "4xA100", batch=16, pin=["pp=4", "micro-batches=8"], stop=QUICK)
+    planned = plan(GPT2, "4xA100", batch=16, pin=["pp=4", "micro-batches=8"], stop=QUICK)
     plain = [c for c in (planned.best, *planned.others) if len(c.simulation.stages) == 4]
     by_stages = {}
     for candidate in plain:
@@ -298,7 +299,7 @@ def test_no_order_is_quicker_than_its_first_forward_and_its_work():
 
 
 def test_simulating_the_stages_gives_the_candidates_time():
-    planned = plan("gpt2", "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
+    planned = plan(GPT2, "2xA100", batch=8, pin=["pp=2"], stop=QUICK)
     best = planned.best.simulation
     again = simulate_stages(best.workload, best.cluster, best.stages, best.schedule)
     assert again.step_s == pytest.approx(best.step_s)
