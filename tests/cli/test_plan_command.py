@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.shallow import GPT2
 from tests.zoo.hf_tiny import tiny
 
 SMALL = ("squeezenet1_1", "--cluster", "2xA100", "--batch", "4")
@@ -80,7 +81,7 @@ def test_the_cap_of_a_plan_is_shown_by_all_that_read_it(run, tmp_path):
 
 
 def test_plans_for_batches_in_a_row_show_both_times(run):
-    words = ("gpt2@64", "--cluster", "4xA100", "--batch", "4", "--infer", "--quiet")
+    words = (f"{GPT2}@64", "--cluster", "4xA100", "--batch", "4", "--infer", "--quiet")
     steady = run("plan", *words, "--pin", "pp=2").stdout
     assert "a batch every" in steady
     assert "steady state" in steady
@@ -89,7 +90,7 @@ def test_plans_for_batches_in_a_row_show_both_times(run):
 
 
 def test_parameters_in_shares_are_called_so_though_most_ops_have_none(run_json, run):
-    words = ("gpt2@64", "--cluster", "2xA100-80GB-PCIe", "--batch", "4", "--quiet")
+    words = (f"{GPT2}@64", "--cluster", "2xA100-80GB-PCIe", "--batch", "4", "--quiet")
     limit = ("--time-limit", "10")
     text = run("plan", *words, *limit, "--pin", "pp=1", "--pin", "zero=3").stdout
     assert "sharded (ZeRO 3)" in text
@@ -105,7 +106,7 @@ def test_compare_lists_strategies_and_searches(run_json):
 
 
 def test_compare_knows_what_counts_in_inference(run_json, run):
-    words = ("compare", "gpt2@64", "--cluster", "2xA100", "--batch", "4", "--infer", "--quiet")
+    words = ("compare", f"{GPT2}@64", "--cluster", "2xA100", "--batch", "4", "--infer", "--quiet")
     rows = {row["name"]: row for row in run_json(*words)["rows"]}
     assert rows["1f1b"]["objective_s"] < rows["1f1b"]["step_s"]
     best = min(row["objective_s"] for row in rows.values() if row["fits"])

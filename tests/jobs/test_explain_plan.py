@@ -49,13 +49,14 @@ from partita.lower import Memo
 from partita.meaning import Purpose, Value, Work
 from partita.plans import Alternative, Schedule, Stage
 from partita.program import Kind, ProgramBuilder
+from tests.shallow import GPT2
 
 ARRANGED = (  # model, cluster, batch, strategy, schedule instead of the strategy's
-    ("gpt2", "4xA100", 16, "1f1b", ""),
-    ("gpt2", "4xA100", 16, "gpipe", ""),
-    ("gpt2", "4xA100", 16, "interleaved", ""),
-    ("gpt2", "2x2xA100", 16, "megatron", ""),
-    ("gpt2", "4xA100", 16, "1f1b", "zb-h1"),
+    (GPT2, "4xA100", 16, "1f1b", ""),
+    (GPT2, "4xA100", 16, "gpipe", ""),
+    (GPT2, "4xA100", 16, "interleaved", ""),
+    (GPT2, "2x2xA100", 16, "megatron", ""),
+    (GPT2, "4xA100", 16, "1f1b", "zb-h1"),
     ("alexnet", "2x2xA100", 32, "fsdp", ""),
     ("alexnet", "2xV100+2xP100", 32, "zero1", ""),
     ("alexnet", "4x1xV100", 32, "data", ""),
@@ -116,7 +117,7 @@ class TestTime:
 
     def test_computing_is_what_the_ops_of_a_lone_stage_cost(self):
         """Two micro-batches of a deep stage on one device; every block of it is in its body."""
-        workload, machine = load("gpt2", batch=8), resolve("1xA100")
+        workload, machine = load(GPT2, batch=8), resolve("1xA100")
         stage = data_parallel(workload.graph, machine)
         cost = dict.fromkeys(("forward", "dgrad", "wgrad", "update"), 0.0)
         half = rebatch(workload.graph, 4)
@@ -138,7 +139,7 @@ class TestTime:
             assert not this_account.busiest.seconds("communication")
 
     def test_what_light_recompute_runs_again_is_told_apart(self):
-        workload, machine = load("gpt2", batch=8), resolve("1xA100")
+        workload, machine = load(GPT2, batch=8), resolve("1xA100")
         stage = data_parallel(workload.graph, machine)
         light = tuple(op for op in stage.dims() if op.endswith(("gelu", "ln_2")))
         half = rebatch(workload.graph, 4)
@@ -149,7 +150,7 @@ class TestTime:
         assert again_s == pytest.approx(cost, rel=1e-6)
 
     def test_a_pipeline_waits_for_other_stages_and_says_which(self):
-        this_account = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        this_account = account(*arranged(GPT2, "4xA100", 16, "gpipe"))
         first = this_account.groups[0]
         waits = {item.where: s for item, s in first.shares.items() if item.kind == "idle"}
         assert set(waits) <= {"stage1", "stage2", "stage3", ""}
@@ -190,7 +191,7 @@ class TestTime:
         assert sum(half.values()) == pytest.approx(2.75)
 
     def test_names_of_stages_may_be_anything(self):
-        workload, machine, stages, schedule = arranged("gpt2", "4xA100", 16, "1f1b")
+        workload, machine, stages, schedule = arranged(GPT2, "4xA100", 16, "1f1b")
         odd = ("a > b", "a > b gradients", "\x1b[31m", "x update")
         renamed = tuple(replace(s, name=n) for s, n in zip(stages, odd, strict=True))
         plain, this_account = (account(workload, machine, s, schedule) for s in (stages, renamed))
@@ -246,7 +247,7 @@ class TestPurposes:
         assert {"all-gather of parameters", "reduce-scatter of gradients"} <= whats
 
     def test_stages_send_activations_forward_and_gradients_back(self):
-        this_account = account(*arranged("gpt2", "4xA100", 16, "1f1b"))
+        this_account = account(*arranged(GPT2, "4xA100", 16, "1f1b"))
         sent = {i.what for g in this_account.groups for i in g.shares if i.kind == "communication"}
         assert sent == {
             "send of activations",
@@ -266,7 +267,7 @@ class TestPurposes:
         assert exposed == pytest.approx(float(program.duration[reduction]), rel=1e-6)
 
     def test_the_phases_of_a_body_take_what_its_blocks_take(self):
-        this_account = account(*arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1"))
+        this_account = account(*arranged(GPT2, "4xA100", 16, "1f1b", "zb-h1"))
         program = this_account.simulation.timeline.program
         for task in program.tasks_of(Purpose.COMPUTE):
             work = program.work_of(task)
@@ -278,7 +279,7 @@ class TestPurposes:
 
 class TestBounds:
     def test_a_plan_bound_by_computing_says_so(self):
-        bottlenecks = bounds_of(account(*arranged("gpt2", "4xA100", 64, "data")))
+        bottlenecks = bounds_of(account(*arranged(GPT2, "4xA100", 64, "data")))
         assert bottlenecks[0].name == "arithmetic"
         assert bottlenecks[0].share > 0.5
 
@@ -298,14 +299,14 @@ class TestBounds:
         assert whats == {"all-reduce of gradients"}
 
     def test_rows_off_16_bytes_are_told_apart_with_the_size_that_helps(self):
-        simulation = account(*arranged("gpt2", "2xA100", 8, "data")).simulation
+        simulation = account(*arranged(GPT2, "2xA100", 8, "data")).simulation
         (rows,) = unaligned_rows(simulation)
         assert (rows.op, rows.size, rows.padded) == ("lm_head", 50257, 50264)
         mine = [op for op in simulation.ops if op.name.startswith("lm_head")]
         assert rows.seconds == pytest.approx(sum(op.cost.seconds for op in mine))
 
     def test_what_more_arithmetic_cannot_help_is_not_called_arithmetic(self):
-        told = account(*arranged("gpt2", "2xA100", 8, "data"))
+        told = account(*arranged(GPT2, "2xA100", 8, "data"))
         odd = unaligned_rows(told.simulation)
         before = {bound.name: bound.seconds for bound in bounds_of(told)}
         after = {bound.name: bound.seconds for bound in bounds_of(told, odd)}
@@ -386,7 +387,7 @@ class TestMemory:
         assert always == pytest.approx(taken)
 
     def test_gradients_of_a_recomputed_stage_are_those_that_are_made_by_the_peak(self):
-        workload, machine = load("gpt2@64", batch=8), resolve("1xA100")
+        workload, machine = load(f"{GPT2}@64", batch=8), resolve("1xA100")
         stage = data_parallel(workload.graph, machine)
         plain, recomputed = (
             memory_account(account(workload, machine, (one,), Schedule()).simulation)
@@ -432,7 +433,7 @@ class TestWhatIf:
         assert twice.gain == pytest.approx(0.5)
 
     def test_recompute_is_offered_to_be_dropped_with_what_it_would_hold(self):
-        this_account = account(*arranged("gpt2", "4xA100", 16, "gpipe"))
+        this_account = account(*arranged(GPT2, "4xA100", 16, "gpipe"))
         name, change = list(changes(this_account.simulation, this_account.links))[-1]
         assert name == "nothing recomputed"
         told = what_if(this_account.simulation, name, change)
@@ -440,7 +441,7 @@ class TestWhatIf:
         assert told.peak_memory_bytes > max(this_account.simulation.peak_bytes)
 
     def test_another_number_of_micro_batches_has_another_order_of_collectives(self):
-        workload, machine, stages, schedule = arranged("gpt2", "2x2xA100", 16, "megatron")
+        workload, machine, stages, schedule = arranged(GPT2, "2x2xA100", 16, "megatron")
         decided = account(workload, machine, stages, schedule).simulation.decided
         assert all(stage.overlap is not None for stage in decided)
         simulation = account(workload, machine, decided, schedule).simulation
@@ -448,7 +449,7 @@ class TestWhatIf:
             assert what_if(simulation, name, change).step_s > 0, name
 
     def test_what_does_not_fit_says_so(self):
-        simulation = account(*arranged("gpt2", "4xA100", 16, "gpipe")).simulation
+        simulation = account(*arranged(GPT2, "4xA100", 16, "gpipe")).simulation
         capped = replace(simulation, cap_bytes=max(simulation.peak_bytes))
         told = what_if(capped, "nothing recomputed", lambda s: again(s, recompute=False))
         assert not told.fits
@@ -533,7 +534,7 @@ class TestPlan:
 
 def test_stages_are_what_the_strategies_say():
     """The pipelines above are pipelines, with the schedules asked for."""
-    _, _, stages, schedule = arranged("gpt2", "4xA100", 16, "1f1b", "zb-h1")
+    _, _, stages, schedule = arranged(GPT2, "4xA100", 16, "1f1b", "zb-h1")
     assert len(stages) > 1
     assert isinstance(stages[0], Stage)
     assert schedule.name == "zb-h1"
