@@ -20,17 +20,20 @@ from distributed_plans import (  # noqa: E402
 from distributed_ranks import run_on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
+from partita.capture import export_module  # noqa: E402
 from partita.graph.loops import loop_nest  # noqa: E402
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed.comm import Communicator  # noqa: E402
 from partita.run.distributed.opwise import Frame  # noqa: E402
 from partita.run.distributed.statistics import (  # noqa: E402
+    ClassLossRule,
     NormRule,
     StatisticExchange,
     StatisticRule,
     StatisticSite,
     forward,
+    rule_of,
 )
 
 CLOSE = 1e-5
@@ -237,3 +240,25 @@ def test_a_row_far_from_zero_has_the_variance_that_pytorch_gives_it():
     exact = F.layer_norm(x.double(), (32,))
     usual = float((F.layer_norm(x, (32,)) - exact).abs().max())
     assert float((got - exact).abs().max()) <= 2 * usual
+
+
+class Losses(nn.Module):
+    """Norms and losses with settings of their own."""
+
+    def forward(self, x, y):
+        x = F.rms_norm(F.layer_norm(x, (16,), eps=0.25), (16,))
+        return F.cross_entropy(x, y) + F.cross_entropy(x, y, label_smoothing=0.1)
+
+
+def test_settings_are_those_of_the_call_and_what_has_more_of_them_has_no_rule():
+    captured = export_module(Losses(), (torch.randn(4, 16), torch.randint(16, (4,))))
+    rules = {}
+    for op in captured.graph.ops:
+        node, call = captured.record.node[captured.node_of(op)], captured.graph.call(op)
+        rule = rule_of(call, node, op.inputs, captured.places.get)
+        rules.setdefault(op.kind, []).append(rule and rule.settings)
+    eps = torch.finfo(torch.float32).eps
+    assert rules["layer_norm"] == [NormRule("last", 1, 0.25)]
+    assert rules["rms_norm"] == [NormRule("last", 1, eps, is_centred=False)]
+    assert rules["cross_entropy"] == [ClassLossRule(), None]
+    assert rules["elementwise"] == [None]
