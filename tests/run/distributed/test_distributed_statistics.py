@@ -9,21 +9,31 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
-from distributed_plans import apart, graph_of, in_one_process, plan_of, sgd  # noqa: E402
+from distributed_plans import (  # noqa: E402
+    apart,
+    exported_once,
+    graph_of,
+    in_one_process,
+    plan_of,
+    sgd,
+)
 from distributed_ranks import run_on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
+from partita.capture import export_module  # noqa: E402
 from partita.graph.loops import loop_nest  # noqa: E402
 from partita.plans import Axis, Mesh, OpSplit, Schedule, Stage  # noqa: E402
 from partita.run.distributed import engine as engines  # noqa: E402
 from partita.run.distributed.comm import Communicator  # noqa: E402
 from partita.run.distributed.opwise import Frame  # noqa: E402
 from partita.run.distributed.statistics import (  # noqa: E402
+    ClassLossRule,
     NormRule,
     StatisticExchange,
     StatisticRule,
     StatisticSite,
     forward,
+    rule_of,
 )
 
 CLOSE = 1e-5
@@ -77,6 +87,11 @@ def make(name, dtype=torch.float32):
         module, args = Images(), (torch.randn(8, 4, 4, 8), torch.randint(8, (8,)))
     args = tuple(arg.to(dtype) if arg.is_floating_point() else arg for arg in args)
     return module.to(dtype), args
+
+
+@functools.cache
+def graph_in(model, dtype):
+    return graph_of(*make(model, dtype))
 
 
 def split_of(call, axes, turn):
@@ -147,11 +162,11 @@ class Counted:
 
 def run_case(rank, model, axes, turn, dtype=torch.float32, **settings):
     module, args = make(model, dtype)
-    graph = graph_of(*make(model, dtype))
+    graph = graph_in(model, dtype)
     plan = planned(graph, axes, turn, **settings)
     counted = Counted()
     engine = engines.execute(plan, module, optimizer=sgd, device="cpu", keep_gradients=True)
-    patches = counted.watch()
+    patches = [*counted.watch(), mock.patch.object(engines, "RunModel", exported_once)]
     for patch in patches:
         patch.start()
     losses = [engine.step(*args) for _ in range(2)]
@@ -188,7 +203,7 @@ ON_FOUR = {
     for model in ("rows", "images")
     for turn in range(2)
 }
-ON_THREE = {model: ((model, (Axis("x", 3, (1, 2, 1)),), 1), {}) for model in ("rows", "images")}
+ON_THREE = {"rows": (("rows", (Axis("x", 3, (1, 2, 1)),), 1), {})}
 
 
 @functools.cache
@@ -225,3 +240,25 @@ def test_a_row_far_from_zero_has_the_variance_that_pytorch_gives_it():
     exact = F.layer_norm(x.double(), (32,))
     usual = float((F.layer_norm(x, (32,)) - exact).abs().max())
     assert float((got - exact).abs().max()) <= 2 * usual
+
+
+class Losses(nn.Module):
+    """Norms and losses with settings of their own."""
+
+    def forward(self, x, y):
+        x = F.rms_norm(F.layer_norm(x, (16,), eps=0.25), (16,))
+        return F.cross_entropy(x, y) + F.cross_entropy(x, y, label_smoothing=0.1)
+
+
+def test_settings_are_those_of_the_call_and_what_has_more_of_them_has_no_rule():
+    captured = export_module(Losses(), (torch.randn(4, 16), torch.randint(16, (4,))))
+    rules = {}
+    for op in captured.graph.ops:
+        node, call = captured.record.node[captured.node_of(op)], captured.graph.call(op)
+        rule = rule_of(call, node, op.inputs, captured.places.get)
+        rules.setdefault(op.kind, []).append(rule and rule.settings)
+    eps = torch.finfo(torch.float32).eps
+    assert rules["layer_norm"] == [NormRule("last", 1, 0.25)]
+    assert rules["rms_norm"] == [NormRule("last", 1, eps, is_centred=False)]
+    assert rules["cross_entropy"] == [ClassLossRule(), None]
+    assert rules["elementwise"] == [None]
